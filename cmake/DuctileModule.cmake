@@ -1,0 +1,131 @@
+# One module = one folder under src/ductile, one library ductile::<name>, one test program.
+#
+#   ductile_module(ckpt DEPS base LIBS PkgConfig::xxhash
+#     HEADERS manifest.h SOURCES manifest.cc TESTS manifest_test.cc)
+#
+# DEPS    modules below this one; a dependency, or an #include, on any other module is refused.
+# LIBS    outside libraries, public. PRIVATE_LIBS: not passed on to users.
+# HEADERS public headers: installed, and each compiled alone by the target
+#         all_verify_interface_header_sets. SOURCES may hold private headers (_impl.h).
+# TESTS   GoogleTest sources, linked into ductile_<name>_test; TEST_LIBS for them alone.
+# TORCH   the module is above the torch line; only such a module may include torch headers.
+
+# The layer of every module of the design; a module may use strictly lower ones.
+set(DUCTILE_LAYER_base 0)
+set(DUCTILE_LAYER_spec 1)
+foreach(m net graph data ckpt tune run)
+  set(DUCTILE_LAYER_${m} 2)
+endforeach()
+foreach(m comm plan sched)
+  set(DUCTILE_LAYER_${m} 3)
+endforeach()
+set(DUCTILE_LAYER_control 4)
+set(DUCTILE_LAYER_sim 5)
+foreach(m nn optim)
+  set(DUCTILE_LAYER_${m} 6)
+endforeach()
+set(DUCTILE_LAYER_parallel 7)
+set(DUCTILE_LAYER_train 8)
+foreach(m agent server)
+  set(DUCTILE_LAYER_${m} 9)
+endforeach()
+set(DUCTILE_LAYER_cli 10)
+set(DUCTILE_LAYER_python 10)
+
+set(DUCTILE_SOURCE_ROOT ${CMAKE_CURRENT_LIST_DIR}/../src)
+set(DUCTILE_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
+
+function(ductile_module name)
+  cmake_parse_arguments(M "TORCH" "" 
+    "DEPS;LIBS;PRIVATE_LIBS;HEADERS;SOURCES;TESTS;TEST_LIBS;TEST_ARGS" ${ARGN})
+  if(M_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "ductile_module(${name}): unknown arguments ${M_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT DEFINED DUCTILE_LAYER_${name})
+    message(FATAL_ERROR "ductile_module(${name}): not in the layer table of DuctileModule.cmake")
+  endif()
+  foreach(dep IN LISTS M_DEPS)
+    if(NOT DEFINED DUCTILE_LAYER_${dep} OR NOT DUCTILE_LAYER_${dep} LESS DUCTILE_LAYER_${name})
+      message(FATAL_ERROR "ductile_module(${name}): ${dep} is not on a lower layer "
+        "(${name} is on ${DUCTILE_LAYER_${name}}, ${dep} on ${DUCTILE_LAYER_${dep}})")
+    endif()
+  endforeach()
+
+  set(target ductile_${name})
+  add_library(${target} STATIC)
+  add_library(ductile::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
+  target_sources(${target} PRIVATE ${M_SOURCES}
+    PUBLIC FILE_SET HEADERS BASE_DIRS ${DUCTILE_SOURCE_ROOT} FILES ${M_HEADERS})
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  foreach(dep IN LISTS M_DEPS)
+    target_link_libraries(${target} PUBLIC ductile_${dep})
+  endforeach()
+  target_link_libraries(${target} PUBLIC ${M_LIBS} PRIVATE ${M_PRIVATE_LIBS}
+    $<BUILD_INTERFACE:ductile_options>)
+  if(M_TORCH)
+    target_include_directories(${target} SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
+    target_link_libraries(${target} PUBLIC ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
+    set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
+  endif()
+
+  # Includes are checked before the module compiles, whenever one of its files changed.
+  set(files ${M_HEADERS} ${M_SOURCES} ${M_TESTS})
+  list(FILTER files INCLUDE REGEX "\\.(h|cc)$")
+  set(stamp ${CMAKE_CURRENT_BINARY_DIR}/${name}_layers.stamp)
+  add_custom_command(OUTPUT ${stamp}
+    COMMAND ${CMAKE_COMMAND} -DMODULE=${name} "-DDEPS=${M_DEPS}" "-DFILES=${files}"
+      -DTORCH=${M_TORCH} -DDIR=${CMAKE_CURRENT_SOURCE_DIR} -DSTAMP=${stamp}
+      -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
+    DEPENDS ${files} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)
+  add_custom_target(${name}_layers DEPENDS ${stamp})
+  add_dependencies(${target} ${name}_layers)
+
+  install(TARGETS ${target} EXPORT ductile FILE_SET HEADERS
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+  if(DUCTILE_TESTS AND M_TESTS)
+    ductile_test(${name}_test SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
+    if(M_TORCH)
+      set_target_properties(ductile_${name}_test PROPERTIES JOB_POOL_COMPILE torch)
+    endif()
+  endif()
+endfunction()
+
+# ductile_test(NAME SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest entry.
+function(ductile_test name)
+  cmake_parse_arguments(T "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(ductile_${name} ${T_SOURCES})
+  target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
+    ductile_options)
+  target_compile_definitions(ductile_${name} PRIVATE
+    DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  add_test(NAME ${name} COMMAND ductile_${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600
+    ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0")
+endfunction()
+
+# ductile_program(NAME SOURCES ... LIBS ...): an installed executable in <build>/bin.
+function(ductile_program name)
+  cmake_parse_arguments(P "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${P_SOURCES})
+  target_link_libraries(${name} PRIVATE ${P_LIBS} ductile_options)
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  install(TARGETS ${name} DESTINATION ${CMAKE_INSTALL_BINDIR})
+endfunction()
+
+function(ductile_install)
+  install(EXPORT ductile NAMESPACE ductile:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ductile
+    FILE ductile-targets.cmake)
+  include(CMakePackageConfigHelpers)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/ductile-config-version.cmake
+    COMPATIBILITY SameMinorVersion)
+  configure_package_config_file(${DUCTILE_CMAKE_DIR}/ductile-config.cmake.in
+    ${PROJECT_BINARY_DIR}/ductile-config.cmake
+    INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ductile)
+  install(FILES ${PROJECT_BINARY_DIR}/ductile-config.cmake
+    ${PROJECT_BINARY_DIR}/ductile-config-version.cmake
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ductile)
+endfunction()

@@ -1,0 +1,121 @@
+#include "ductile/base/files.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile {
+namespace {
+
+class Fd {
+ public:
+  Fd(const fs::path& path, int flags, mode_t mode = 0644)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+    if (fd_ < 0) fail_errno(path.string(), errno);
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  ~Fd() { ::close(fd_); }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+std::string read_file(const fs::path& path) {
+  const Fd fd(path, O_RDONLY);
+  std::string text;
+  struct stat info {};
+  if (::fstat(fd.get(), &info) == 0 && info.st_size > 0) {
+    text.reserve(static_cast<size_t>(info.st_size) + 1);
+  }
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno(path.string() + ": read", errno);
+    if (n == 0) return text;
+    text.append(buffer, static_cast<size_t>(n));
+  }
+}
+
+void write_file_atomic(const fs::path& path, std::span<const std::byte> bytes) {
+  fs::path temporary = path;
+  temporary += ".tmp" + std::to_string(::getpid());
+  try {
+    const Fd fd(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t n = ::write(fd.get(), bytes.data() + done, bytes.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail_errno(path.string() + ": write", errno);
+      done += static_cast<size_t>(n);
+    }
+    if (::fsync(fd.get()) != 0) fail_errno(path.string() + ": fsync", errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) {
+      fail_errno(path.string() + ": rename", errno);
+    }
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  fsync_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
+}
+
+void write_file_atomic(const fs::path& path, std::string_view text) {
+  write_file_atomic(path, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void fsync_folder(const fs::path& folder) {
+  const Fd fd(folder, O_RDONLY | O_DIRECTORY);
+  if (::fsync(fd.get()) != 0) fail_errno(folder.string() + ": fsync", errno);
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  const Fd fd(path, O_RDONLY);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) fail_errno(path.string(), errno);
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ == 0) return;
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (mapped == MAP_FAILED) fail_errno(path.string() + ": mmap", errno);
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+TempFolder::TempFolder(std::string_view prefix) {
+  const char* root = std::getenv("TMPDIR");
+  std::string pattern = std::string(root != nullptr ? root : "/tmp") + "/" + std::string(prefix) +
+                        "-XXXXXX";
+  if (::mkdtemp(pattern.data()) == nullptr) fail_errno(pattern, errno);
+  path_ = pattern;
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace ductile

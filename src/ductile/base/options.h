@@ -1,0 +1,138 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace ductile {
+
+// The types an option may have.
+using OptionRef = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+                               std::vector<double>*, std::vector<std::string>*>;
+using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>,
+                                 std::vector<double>, std::vector<std::string>>;
+
+// Where a value came from: "default", "job.toml:12", "environment DUCTILE_TRAIN__EPOCHS", "--set".
+struct Origin {
+  std::string text = "default";
+  bool is_default() const { return text == "default"; }
+};
+
+// One option: a dotted path, its place in memory, help text and the values it allows.
+struct OptionField {
+  std::string path;
+  std::string help;
+  OptionRef ref;
+  OptionValue default_value;
+  Origin origin;
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;            // min itself is not allowed
+  std::vector<std::string> choices;  // allowed strings; empty: any
+};
+
+// Handed to describe(Describer&, Options&): names each field of an options struct once. From that
+// one function come TOML and JSON reading, --set, the environment, JSON Schema, the reference docs
+// and `ductile config`.
+//
+//   struct LoaderOptions { int64_t threads = 0; };
+//   void describe(Describer& d, LoaderOptions& o) {
+//     d.field("threads", o.threads, "decoding threads; 0 = find by measuring").range(0, 256);
+//   }
+class Describer {
+ public:
+  class FieldHandle {
+   public:
+    FieldHandle(std::vector<OptionField>& fields, size_t index) : fields_(fields), index_(index) {}
+    FieldHandle& range(double min, double max);   // both ends allowed
+    FieldHandle& at_least(double min);
+    FieldHandle& above(double min);               // min itself is not allowed
+    FieldHandle& one_of(std::initializer_list<std::string_view> choices);
+
+   private:
+    std::vector<OptionField>& fields_;
+    size_t index_;
+  };
+
+  FieldHandle field(std::string_view name, OptionRef ref, std::string_view help);
+
+  // A nested table; calls describe(*this, options).
+  template <class O>
+  void section(std::string_view name, O& options, std::string_view help) {
+    enter(name, help);
+    describe(*this, options);
+    leave();
+  }
+
+ private:
+  friend class OptionSet;
+  void enter(std::string_view name, std::string_view help);
+  void leave();
+
+  std::string prefix_;
+  std::vector<OptionField> fields_;
+  std::vector<std::pair<std::string, std::string>> sections_;  // path, help
+};
+
+// The options of one object, bound to it: reads, checks, prints. The object must outlive the set.
+// Every wrong input throws Error(invalid_argument) that names file, line and key, what would be
+// right and, for an unknown key, the nearest known one.
+class OptionSet {
+ public:
+  template <class O>
+  explicit OptionSet(O& options) {
+    Describer d;
+    describe(d, options);
+    adopt(std::move(d));
+  }
+
+  void read_toml(const std::filesystem::path& file);
+  void read_toml_text(std::string_view text, std::string_view name);
+  void read_json(const nlohmann::json& value, std::string_view name);
+  // "train.epochs=5"; strings may be bare, lists are written as in TOML ([1, 2]).
+  void set(std::string_view assignment, std::string_view origin = "--set");
+  // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable with "__" that names no option is an
+  // error; others that name none are left to their owners.
+  void read_environment(const char* const* environment, std::string_view prefix = "DUCTILE_");
+
+  const std::vector<OptionField>& fields() const { return fields_; }
+  const OptionField* find(std::string_view path) const;
+
+  // TOML of every value (or only of those that differ from the default); with help as comments.
+  std::string to_toml(bool only_changed = false, bool with_help = false) const;
+  nlohmann::json to_json() const;
+  nlohmann::json json_schema(std::string_view title) const;
+  // One Markdown table a section: key, default, allowed, help.
+  std::string markdown() const;
+
+ private:
+  void adopt(Describer&& d);
+  OptionField& require(std::string_view path, const std::string& where);
+  void assign(OptionField& field, const nlohmann::json& value, const std::string& where,
+              Origin origin);
+  void read_table(const nlohmann::json& value, const std::string& prefix,
+                  const std::function<std::string(const std::string& path)>& where);
+
+  std::vector<OptionField> fields_;
+  std::vector<std::pair<std::string, std::string>> sections_;
+};
+
+// The value as TOML writes it: 1, 0.1, "text", [1, 2].
+std::string to_toml(const OptionRef& ref);
+std::string to_toml(const OptionValue& value);
+
+// The candidate with the smallest edit distance, if near enough to be a likely typing error.
+std::optional<std::string> nearest_name(std::string_view name,
+                                        std::span<const std::string> candidates);
+
+}  // namespace ductile

@@ -1,0 +1,195 @@
+#include "ductile/spec/job.h"
+
+#include "ductile/base/error.h"
+
+namespace ductile::spec {
+
+void describe(Describer& d, DataOptions& o) {
+  d.field("format", o.format,
+          "what the path holds; digits is embedded and needs no path")
+      .one_of({"digits", "idx", "cifar10", "cifar100", "folder", "tar", "records", "tokens"});
+  d.field("path", o.path, "file or folder of the training data");
+  d.field("test_path", o.test_path,
+          "held-out data; empty: found beside the path as the format names it");
+  d.field("train_limit", o.train_limit, "use only the first n training samples; 0 = all")
+      .at_least(0);
+  d.field("test_limit", o.test_limit, "use only the first n held-out samples; 0 = all").at_least(0);
+  d.field("on_bad_sample", o.on_bad_sample,
+          "a sample that cannot be read: fail, or skip, count and report it")
+      .one_of({"fail", "skip"});
+  d.field("token_type", o.token_type, "element type of a raw token file").one_of({"u16", "u32"});
+  d.field("sequence_length", o.sequence_length, "tokens a sample (language models)")
+      .range(1, 1 << 20);
+}
+
+void describe(Describer& d, AugmentOptions& o) {
+  d.field("crop", o.crop, "side of the square crop fed to the model; 0 = the image's own size")
+      .range(0, 4096);
+  d.field("pad", o.pad, "zero padding on each side before a random crop (training)").range(0, 256);
+  d.field("flip", o.flip, "mirror left-right with probability 1/2 (training)");
+  d.field("random_resized_crop", o.random_resized_crop,
+          "crop a random area and aspect, resized to `crop` (training)");
+  d.field("min_scale", o.min_scale, "smallest area of a random-resized crop, as a share")
+      .range(0.001, 1);
+  d.field("max_ratio", o.max_ratio, "largest aspect ratio of a random-resized crop").range(1, 10);
+  d.field("resize", o.resize,
+          "short side before the centre crop (evaluation); 0 = crop * 8 / 7")
+      .range(0, 8192);
+  d.field("cutout", o.cutout, "side of a random square set to the mean (training); 0 = none")
+      .range(0, 1024);
+  d.field("normalize", o.normalize, "subtract the mean and divide by the standard deviation");
+  d.field("mean", o.mean, "mean a channel, of values in [0, 1]; empty = the data set's own");
+  d.field("std", o.std, "standard deviation a channel; empty = the data set's own");
+}
+
+void describe(Describer& d, LoaderOptions& o) {
+  d.field("threads", o.threads, "reading and decoding threads; 0 = found by measuring")
+      .range(0, 256);
+  d.field("prefetch", o.prefetch, "batches prepared ahead of the trainer").range(1, 1024);
+  d.field("cache_mb", o.cache_mb, "keep decoded samples in memory where all fit in this many MiB")
+      .at_least(0);
+  d.field("shuffle", o.shuffle, "a new order each epoch, from seed and epoch alone");
+}
+
+void describe(Describer& d, ModelOptions& o) {
+  d.field("name", o.name,
+          "mlp, cnn, resnet8|20|32|56 (CIFAR), resnet18, resnet50, gpt, or custom (see library)");
+  d.field("library", o.library, "shared library that holds a custom C++ model");
+  d.field("num_classes", o.num_classes, "outputs of a classifier; 0 = as many as the data has")
+      .range(0, 1 << 24);
+  d.field("hidden", o.hidden, "widths of the hidden layers (mlp)").range(1, 1 << 20);
+  d.field("width", o.width, "first-stage channels (cnn, resnet); 0 = the model's own")
+      .range(0, 4096);
+  d.field("layers", o.layers, "blocks (gpt)").range(1, 1000);
+  d.field("heads", o.heads, "attention heads (gpt)").range(1, 1000);
+  d.field("dim", o.dim, "embedding width (gpt)").range(1, 1 << 17);
+  d.field("vocab_size", o.vocab_size, "tokens known (gpt); 0 = from the data").range(0, 1 << 24);
+  d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
+}
+
+void describe(Describer& d, OptimizerOptions& o) {
+  d.field("name", o.name, "update rule").one_of({"sgd", "adam", "adamw", "lars", "lamb"});
+  d.field("lr", o.lr, "peak learning rate").at_least(0);
+  d.field("momentum", o.momentum, "sgd, lars").range(0, 1);
+  d.field("nesterov", o.nesterov, "Nesterov momentum (sgd)");
+  d.field("weight_decay", o.weight_decay, "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
+      .at_least(0);
+  d.field("beta1", o.beta1, "adam, adamw, lamb").range(0, 1);
+  d.field("beta2", o.beta2, "adam, adamw, lamb").range(0, 1);
+  d.field("eps", o.eps, "added to denominators").at_least(0);
+  d.field("trust_coefficient", o.trust_coefficient, "lars").above(0);
+  d.field("no_decay", o.no_decay,
+          "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
+  d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").at_least(0);
+}
+
+void describe(Describer& d, ScheduleOptions& o) {
+  d.field("name", o.name, "shape of the learning rate over the run")
+      .one_of({"constant", "step", "cosine", "linear", "one_cycle", "polynomial"});
+  d.field("warmup_epochs", o.warmup_epochs, "linear rise at the start; fractions allowed")
+      .at_least(0);
+  d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
+  d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
+  d.field("milestones", o.milestones, "epochs at which step multiplies by gamma").at_least(1);
+  d.field("gamma", o.gamma, "factor at each milestone (step)").range(0, 1);
+  d.field("power", o.power, "exponent (polynomial)").above(0);
+  d.field("peak_at", o.peak_at, "share of the run at which the peak stands (one_cycle)")
+      .range(0, 1);
+}
+
+void describe(Describer& d, TrainOptions& o) {
+  d.field("epochs", o.epochs, "passes over the training data").range(1, 1e9);
+  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit").at_least(0);
+  d.field("batch_size", o.batch_size, "samples a step, over all virtual ranks").range(1, 1 << 24);
+  d.field("virtual_ranks", o.virtual_ranks,
+          "logical world size; fixed for the job, whatever machines it runs on")
+      .range(1, 65536);
+  d.field("precision", o.precision, "arithmetic of forward and backward; master weights are fp32")
+      .one_of({"fp32", "bf16", "fp16"});
+  d.field("memory_format", o.memory_format, "layout of images in memory")
+      .one_of({"auto", "channels_last", "contiguous"});
+  d.field("label_smoothing", o.label_smoothing, "share of the target spread over all classes")
+      .range(0, 1);
+  d.field("ema_decay", o.ema_decay,
+          "evaluate an exponential moving average of the weights; 0 = off")
+      .range(0, 1);
+  d.field("loss_scale", o.loss_scale, "first loss scale (fp16); adapted as the run goes").above(0);
+  d.field("eval_every_epochs", o.eval_every_epochs, "epochs between evaluations; 0 = at the end only")
+      .at_least(0);
+  d.field("eval_batch_size", o.eval_batch_size, "samples a batch in evaluation; 0 = as in training")
+      .at_least(0);
+  d.field("log_every", o.log_every, "steps between metric lines").at_least(1);
+  d.field("threads", o.threads, "compute threads of a worker; 0 = the cores it may use")
+      .range(0, 4096);
+}
+
+void describe(Describer& d, CheckpointOptions& o) {
+  d.field("every_seconds", o.every_seconds, "seconds between checkpoints; 0 = not by time")
+      .at_least(0);
+  d.field("every_steps", o.every_steps, "steps between checkpoints; 0 = not by steps").at_least(0);
+  d.field("keep", o.keep, "checkpoints kept; older ones are deleted").at_least(1);
+  d.field("at_end", o.at_end, "write one when the run ends");
+}
+
+void describe(Describer& d, TargetOptions& o) {
+  d.field("metric", o.metric, "stop when this evaluation metric is reached; empty = run to the end")
+      .one_of({"", "accuracy", "loss", "perplexity"});
+  d.field("value", o.value, "accuracy: at least this; loss and perplexity: at most this");
+}
+
+void describe(Describer& d, JobOptions& o) {
+  d.field("name", o.name, "name of the job; begins the name of its run directory");
+  d.field("seed", o.seed, "every random choice of the run derives from it").at_least(0);
+  d.field("runs", o.runs, "folder under which run directories are made");
+  d.section("data", o.data, "What is trained on.");
+  d.section("augment", o.augment, "How an image becomes an input.");
+  d.section("loader", o.loader, "How inputs are prepared beside the training.");
+  d.section("model", o.model, "What is trained.");
+  d.section("optimizer", o.optimizer, "How weights are updated.");
+  d.section("schedule", o.schedule, "How the learning rate moves over the run.");
+  d.section("train", o.train, "The run.");
+  d.section("checkpoint", o.checkpoint, "When state is saved.");
+  d.section("target", o.target, "What ends the run early, with the cost reported.");
+}
+
+void check(const JobOptions& job) {
+  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  if (job.train.batch_size % job.train.virtual_ranks != 0) {
+    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
+                    job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.data.format != "digits" && job.data.path.empty()) {
+    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
+  }
+  if (job.augment.random_resized_crop && job.augment.crop == 0) {
+    bad("augment.random_resized_crop needs augment.crop, the side of the result");
+  }
+  if (job.augment.mean.size() != job.augment.std.size()) {
+    bad(fmt::format("augment.mean has {} values and augment.std has {}; give one a channel in both",
+                    job.augment.mean.size(), job.augment.std.size()));
+  }
+  for (double s : job.augment.std) {
+    if (!(s > 0)) bad(fmt::format("augment.std holds {}; each must be above 0", s));
+  }
+  if (job.schedule.name == "step" && job.schedule.milestones.empty()) {
+    bad("schedule.name = \"step\" needs schedule.milestones, for example [100, 150]");
+  }
+  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
+    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
+                    job.schedule.warmup_epochs, job.train.epochs));
+  }
+  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+    bad(fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+                    "the other models read images",
+                    job.model.name, job.data.format));
+  }
+  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
+                    job.model.heads));
+  }
+  if (job.model.name == "custom" && job.model.library.empty()) {
+    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+}
+
+}  // namespace ductile::spec

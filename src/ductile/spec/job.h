@@ -1,0 +1,142 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ductile/base/options.h"
+
+// A training job as its user writes it (job.toml). Plain values with defaults; describe() gives
+// each its help text and its bounds. Everything that shapes the result of a run is here, so the
+// resolved file in a run directory is enough to repeat it.
+namespace ductile::spec {
+
+struct DataOptions {
+  std::string format = "digits";  // see data/dataset.h for what each reads
+  std::string path;               // file or folder of the training data
+  std::string test_path;          // held-out data; empty: beside `path` by the format's convention
+  int64_t train_limit = 0;        // use only the first n training samples; 0 = all
+  int64_t test_limit = 0;
+  std::string on_bad_sample = "fail";
+  std::string token_type = "u16";
+  int64_t sequence_length = 128;
+};
+
+struct AugmentOptions {
+  int64_t crop = 0;
+  int64_t pad = 0;
+  bool flip = false;
+  bool random_resized_crop = false;
+  double min_scale = 0.08;
+  double max_ratio = 4.0 / 3.0;
+  int64_t resize = 0;
+  int64_t cutout = 0;
+  bool normalize = true;
+  std::vector<double> mean;
+  std::vector<double> std;
+};
+
+struct LoaderOptions {
+  int64_t threads = 0;
+  int64_t prefetch = 4;
+  int64_t cache_mb = 1024;
+  bool shuffle = true;
+};
+
+struct ModelOptions {
+  std::string name = "cnn";
+  std::string library;  // shared library of a user's model
+  int64_t num_classes = 0;
+  std::vector<int64_t> hidden = {128};  // mlp
+  int64_t width = 0;                    // 0 = the model's own
+  int64_t layers = 4;                   // gpt
+  int64_t heads = 4;
+  int64_t dim = 128;
+  int64_t vocab_size = 0;  // 0 = from the data
+  double dropout = 0;
+};
+
+struct OptimizerOptions {
+  std::string name = "sgd";
+  double lr = 0.1;
+  double momentum = 0.9;
+  bool nesterov = false;
+  double weight_decay = 5e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double trust_coefficient = 0.001;
+  std::vector<std::string> no_decay = {"bias", "norm"};
+  double clip_norm = 0;
+};
+
+struct ScheduleOptions {
+  std::string name = "cosine";
+  double warmup_epochs = 0;
+  double warmup_start = 0;
+  double final_fraction = 0;
+  std::vector<int64_t> milestones;
+  double gamma = 0.1;
+  double power = 2;
+  double peak_at = 0.3;
+};
+
+struct TrainOptions {
+  int64_t epochs = 10;
+  int64_t max_steps = 0;
+  int64_t batch_size = 128;
+  int64_t virtual_ranks = 1;
+  std::string precision = "fp32";
+  std::string memory_format = "auto";
+  double label_smoothing = 0;
+  double ema_decay = 0;
+  double loss_scale = 65536;
+  double eval_every_epochs = 1;
+  int64_t eval_batch_size = 0;
+  int64_t log_every = 10;
+  int64_t threads = 0;
+};
+
+struct CheckpointOptions {
+  double every_seconds = 60;
+  int64_t every_steps = 0;
+  int64_t keep = 2;
+  bool at_end = true;
+};
+
+struct TargetOptions {
+  std::string metric;
+  double value = 0;
+};
+
+struct JobOptions {
+  std::string name = "job";
+  int64_t seed = 1;
+  std::string runs = "runs";
+  DataOptions data;
+  AugmentOptions augment;
+  LoaderOptions loader;
+  ModelOptions model;
+  OptimizerOptions optimizer;
+  ScheduleOptions schedule;
+  TrainOptions train;
+  CheckpointOptions checkpoint;
+  TargetOptions target;
+};
+
+void describe(Describer& d, DataOptions& o);
+void describe(Describer& d, AugmentOptions& o);
+void describe(Describer& d, LoaderOptions& o);
+void describe(Describer& d, ModelOptions& o);
+void describe(Describer& d, OptimizerOptions& o);
+void describe(Describer& d, ScheduleOptions& o);
+void describe(Describer& d, TrainOptions& o);
+void describe(Describer& d, CheckpointOptions& o);
+void describe(Describer& d, TargetOptions& o);
+void describe(Describer& d, JobOptions& o);
+
+// Checks what spans several options (batch size divisible by virtual ranks, a path where the
+// format needs one ...). Throws invalid_argument naming the keys.
+void check(const JobOptions& job);
+
+}  // namespace ductile::spec
