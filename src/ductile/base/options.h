@@ -64,7 +64,11 @@ class Describer {
     size_t index_;
   };
 
-  FieldHandle field(std::string_view name, OptionRef ref, std::string_view help);
+  // T is one of the types of OptionValue.
+  template <class T>
+  FieldHandle field(std::string_view name, T& value, std::string_view help) {
+    return add(name, OptionRef(&value), help);
+  }
 
   // A nested table; calls describe(*this, options).
   template <class O>
@@ -76,6 +80,7 @@ class Describer {
 
  private:
   friend class OptionSet;
+  FieldHandle add(std::string_view name, OptionRef ref, std::string_view help);
   void enter(std::string_view name, std::string_view help);
   void leave();
 
