@@ -13,21 +13,25 @@ enum class DType : uint8_t { u8, i8, u16, i16, u32, i32, i64, f16, bf16, f32, f6
 constexpr size_t size_of(DType t) {
   switch (t) {
     case DType::u8:
-    case DType::i8: return 1;
+    case DType::i8:
+      return 1;
     case DType::u16:
     case DType::i16:
     case DType::f16:
-    case DType::bf16: return 2;
+    case DType::bf16:
+      return 2;
     case DType::u32:
     case DType::i32:
-    case DType::f32: return 4;
+    case DType::f32:
+      return 4;
     case DType::i64:
-    case DType::f64: return 8;
+    case DType::f64:
+      return 8;
   }
   return 0;
 }
 
-std::string_view to_string(DType t);           // "f32"
+std::string_view to_string(DType t);             // "f32"
 DType dtype_from_string(std::string_view name);  // either case; throws invalid_argument
 
 using Shape = std::vector<int64_t>;

@@ -7,14 +7,22 @@ namespace ductile {
 
 std::string_view to_string(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument: return "invalid_argument";
-    case ErrorCode::not_found: return "not_found";
-    case ErrorCode::conflict: return "conflict";
-    case ErrorCode::unavailable: return "unavailable";
-    case ErrorCode::deadline: return "deadline";
-    case ErrorCode::data_loss: return "data_loss";
-    case ErrorCode::peer_lost: return "peer_lost";
-    case ErrorCode::internal: return "internal";
+    case ErrorCode::invalid_argument:
+      return "invalid_argument";
+    case ErrorCode::not_found:
+      return "not_found";
+    case ErrorCode::conflict:
+      return "conflict";
+    case ErrorCode::unavailable:
+      return "unavailable";
+    case ErrorCode::deadline:
+      return "deadline";
+    case ErrorCode::data_loss:
+      return "data_loss";
+    case ErrorCode::peer_lost:
+      return "peer_lost";
+    case ErrorCode::internal:
+      return "internal";
   }
   return "internal";
 }

@@ -63,8 +63,9 @@ namespace detail {
 }  // namespace ductile
 
 // An invariant, always on: throws ErrorCode::internal with file, line and the formatted message.
-#define DUCTILE_CHECK(condition, ...)                                                           \
-  do {                                                                                          \
-    if (!(condition)) [[unlikely]]                                                              \
-      ::ductile::detail::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
+#define DUCTILE_CHECK(condition, ...)                                 \
+  do {                                                                \
+    if (!(condition)) [[unlikely]]                                    \
+      ::ductile::detail::check_failed(__FILE__, __LINE__, #condition, \
+                                      ::fmt::format("" __VA_ARGS__)); \
   } while (false)

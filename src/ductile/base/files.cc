@@ -107,8 +107,8 @@ MappedFile::~MappedFile() {
 
 TempFolder::TempFolder(std::string_view prefix) {
   const char* root = std::getenv("TMPDIR");
-  std::string pattern = std::string(root != nullptr ? root : "/tmp") + "/" + std::string(prefix) +
-                        "-XXXXXX";
+  std::string pattern =
+      std::string(root != nullptr ? root : "/tmp") + "/" + std::string(prefix) + "-XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) fail_errno(pattern, errno);
   path_ = pattern;
 }

@@ -54,9 +54,9 @@ class Describer {
   class FieldHandle {
    public:
     FieldHandle(std::vector<OptionField>& fields, size_t index) : fields_(fields), index_(index) {}
-    FieldHandle& range(double min, double max);   // both ends allowed
+    FieldHandle& range(double min, double max);  // both ends allowed
     FieldHandle& at_least(double min);
-    FieldHandle& above(double min);               // min itself is not allowed
+    FieldHandle& above(double min);  // min itself is not allowed
     FieldHandle& one_of(std::initializer_list<std::string_view> choices);
 
    private:

@@ -19,12 +19,12 @@ class Rng {
  public:
   explicit Rng(uint64_t seed, uint64_t stream = 0, uint64_t substream = 0);
 
-  uint32_t next();                      // 32 uniform bits
-  uint64_t next64();                    // 64 uniform bits
-  float uniform();                      // [0, 1), 24 bits
+  uint32_t next();                       // 32 uniform bits
+  uint64_t next64();                     // 64 uniform bits
+  float uniform();                       // [0, 1), 24 bits
   double uniform(double lo, double hi);  // [lo, hi)
-  uint32_t below(uint32_t n);           // [0, n), unbiased; n >= 1
-  float normal();                       // mean 0, variance 1 (Box-Muller)
+  uint32_t below(uint32_t n);            // [0, n), unbiased; n >= 1
+  float normal();                        // mean 0, variance 1 (Box-Muller)
 
  private:
   uint64_t key_;

@@ -5,8 +5,7 @@
 namespace ductile::spec {
 
 void describe(Describer& d, DataOptions& o) {
-  d.field("format", o.format,
-          "what the path holds; digits is embedded and needs no path")
+  d.field("format", o.format, "what the path holds; digits is embedded and needs no path")
       .one_of({"digits", "idx", "cifar10", "cifar100", "folder", "tar", "records", "tokens"});
   d.field("path", o.path, "file or folder of the training data");
   d.field("test_path", o.test_path,
@@ -32,8 +31,7 @@ void describe(Describer& d, AugmentOptions& o) {
   d.field("min_scale", o.min_scale, "smallest area of a random-resized crop, as a share")
       .range(0.001, 1);
   d.field("max_ratio", o.max_ratio, "largest aspect ratio of a random-resized crop").range(1, 10);
-  d.field("resize", o.resize,
-          "short side before the centre crop (evaluation); 0 = crop * 8 / 7")
+  d.field("resize", o.resize, "short side before the centre crop (evaluation); 0 = crop * 8 / 7")
       .range(0, 8192);
   d.field("cutout", o.cutout, "side of a random square set to the mean (training); 0 = none")
       .range(0, 1024);
@@ -72,7 +70,8 @@ void describe(Describer& d, OptimizerOptions& o) {
   d.field("lr", o.lr, "peak learning rate").at_least(0);
   d.field("momentum", o.momentum, "sgd, lars").range(0, 1);
   d.field("nesterov", o.nesterov, "Nesterov momentum (sgd)");
-  d.field("weight_decay", o.weight_decay, "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
+  d.field("weight_decay", o.weight_decay,
+          "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
       .at_least(0);
   d.field("beta1", o.beta1, "adam, adamw, lamb").range(0, 1);
   d.field("beta2", o.beta2, "adam, adamw, lamb").range(0, 1);
@@ -114,7 +113,8 @@ void describe(Describer& d, TrainOptions& o) {
           "evaluate an exponential moving average of the weights; 0 = off")
       .range(0, 1);
   d.field("loss_scale", o.loss_scale, "first loss scale (fp16); adapted as the run goes").above(0);
-  d.field("eval_every_epochs", o.eval_every_epochs, "epochs between evaluations; 0 = at the end only")
+  d.field("eval_every_epochs", o.eval_every_epochs,
+          "epochs between evaluations; 0 = at the end only")
       .at_least(0);
   d.field("eval_batch_size", o.eval_batch_size, "samples a batch in evaluation; 0 = as in training")
       .at_least(0);
@@ -179,7 +179,8 @@ void check(const JobOptions& job) {
                     job.schedule.warmup_epochs, job.train.epochs));
   }
   if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
-    bad(fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
                     "the other models read images",
                     job.model.name, job.data.format));
   }

@@ -1,0 +1,170 @@
+#include "ductile/base/options.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+
+namespace ductile {
+namespace {
+
+struct Inner {
+  int64_t count = 3;
+  double rate = 0.5;
+  std::vector<int64_t> sizes = {1, 2};
+};
+struct Outer {
+  std::string name = "a\"b";
+  bool flag = false;
+  std::string mode = "slow";
+  std::vector<std::string> tags;
+  Inner inner;
+};
+void describe(Describer& d, Inner& o) {
+  d.field("count", o.count, "how many").range(1, 10);
+  d.field("rate", o.rate, "how fast").above(0);
+  d.field("sizes", o.sizes, "how large").at_least(1);
+}
+void describe(Describer& d, Outer& o) {
+  d.field("name", o.name, "what it is called");
+  d.field("flag", o.flag, "on or off");
+  d.field("mode", o.mode, "which way").one_of({"slow", "fast"});
+  d.field("tags", o.tags, "labels");
+  d.section("inner", o.inner, "The inside.");
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Options, ReadsTomlAndRemembersWhereEachValueStood) {
+  Outer o;
+  OptionSet set(o);
+  set.read_toml_text("name = \"x\"\nflag = true\n[inner]\ncount = 7\nrate = 2\nsizes = [4, 5]\n",
+                     "job.toml");
+  EXPECT_EQ(o.name, "x");
+  EXPECT_TRUE(o.flag);
+  EXPECT_EQ(o.inner.count, 7);
+  EXPECT_EQ(o.inner.rate, 2.0);
+  EXPECT_EQ(o.inner.sizes, (std::vector<int64_t>{4, 5}));
+  EXPECT_EQ(set.find("inner.count")->origin.text, "job.toml:4");
+  EXPECT_TRUE(set.find("mode")->origin.is_default());
+}
+
+TEST(Options, TextRoundTripsThroughToml) {
+  Outer o;
+  o.name = "quote \" back \\ tab \t line \n bell \a end";
+  o.tags = {"p", "q r"};
+  o.inner.rate = 0.1 + 0.2;
+  Outer back;
+  OptionSet(back).read_toml_text(OptionSet(o).to_toml(false, true), "t");
+  EXPECT_EQ(back.name, o.name);
+  EXPECT_EQ(back.tags, o.tags);
+  EXPECT_EQ(back.inner.rate, o.inner.rate);
+  Outer json_back;
+  OptionSet(json_back).read_json(OptionSet(o).to_json(), "j");
+  EXPECT_EQ(json_back.inner.rate, o.inner.rate);
+  EXPECT_EQ(json_back.name, o.name);
+}
+
+TEST(Options, OnlyChangedValuesArePrintedOnRequest) {
+  Outer o;
+  OptionSet set(o);
+  set.set("inner.count=5");
+  EXPECT_EQ(set.to_toml(true), "[inner]\ncount = 5\n");
+}
+
+TEST(Options, UnknownKeyNamesFileLineAndNearestKey) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.read_toml_text("\n[inner]\ncuont = 7\n", "job.toml"); }),
+            "job.toml:3: unknown key inner.cuont; did you mean inner.count?");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("rate = 7\n", "job.toml"); }),
+            "job.toml:1: unknown key rate; did you mean inner.rate?");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[iner]\nx = 7\n", "job.toml"); }),
+            "job.toml:1: unknown key iner; did you mean inner?");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("zzzzzzzzzzzz = 1\n", "job.toml"); }),
+            "job.toml:1: unknown key zzzzzzzzzzzz");
+}
+
+TEST(Options, WrongTypesAndValuesOutOfRangeAreRefused) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\ncount = \"7\"\n", "f"); }),
+            "f:2: inner.count must be a whole number, not \"7\"");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\ncount = 1.5\n", "f"); }),
+            "f:2: inner.count must be a whole number, not 1.5");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\ncount = 11\n", "f"); }),
+            "f:2: inner.count = 11 is out of range; allowed: from 1 to 10");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\nrate = 0\n", "f"); }),
+            "f:2: inner.rate = 0 is out of range; allowed: above 0");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\nrate = nan\n", "f"); }),
+            "f:2: inner.rate must be a finite number");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\nsizes = [3, 0]\n", "f"); }),
+            "f:2: inner.sizes = 0 is out of range; allowed: at least 1");
+  EXPECT_EQ(
+      error_of([&] { set.read_toml_text("mode = \"fats\"\n", "f"); }),
+      "f:1: mode = \"fats\" is not known; did you mean \"fast\"? Allowed: \"slow\", \"fast\"");
+  EXPECT_EQ(error_of([&] { set.read_toml_text("inner = 3\n", "f"); }),
+            "f:1: inner is a section, not a value; write [inner]");
+  EXPECT_NE(error_of([&] { set.read_toml_text("a = = 3\n", "f"); }).find("f:1: "),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { set.read_toml_text("name = 2020-01-01\n", "f"); }).find("a string"),
+            std::string::npos);
+  EXPECT_EQ(o.inner.count, 3) << "a refused value leaves the old one";
+}
+
+TEST(Options, AssignmentsTakeBareStringsNumbersAndLists) {
+  Outer o;
+  OptionSet set(o);
+  set.set("name=hello world");
+  set.set("inner.count=1e1");
+  set.set("inner.sizes=[9]");
+  set.set("flag=true");
+  set.set("mode=\"fast\"");
+  EXPECT_EQ(o.name, "hello world");
+  EXPECT_EQ(o.inner.count, 10);
+  EXPECT_EQ(o.inner.sizes, std::vector<int64_t>{9});
+  EXPECT_EQ(o.mode, "fast");
+  EXPECT_EQ(set.find("name")->origin.text, "--set");
+  EXPECT_EQ(error_of([&] { set.set("inner.count=ten"); }),
+            "--set inner.count=ten: inner.count must be a whole number, not \"ten\"");
+  EXPECT_NE(error_of([&] { set.set("novalue"); }).find("write key=value"), std::string::npos);
+}
+
+TEST(Options, EnvironmentNamesTheVariable) {
+  Outer o;
+  OptionSet set(o);
+  const char* good[] = {"DUCTILE_INNER__COUNT=4", "DUCTILE_WORKER=/x", "HOME=/root", nullptr};
+  set.read_environment(good);
+  EXPECT_EQ(o.inner.count, 4);
+  EXPECT_EQ(set.find("inner.count")->origin.text, "environment DUCTILE_INNER__COUNT");
+  const char* wrong[] = {"DUCTILE_INNER__COUNTS=4", nullptr};
+  EXPECT_EQ(
+      error_of([&] { set.read_environment(wrong); }),
+      "environment DUCTILE_INNER__COUNTS: unknown key inner.counts; did you mean inner.count?");
+}
+
+TEST(Options, SchemaAndMarkdownShowEveryField) {
+  Outer o;
+  OptionSet set(o);
+  const auto schema = set.json_schema("outer");
+  const auto& count = schema.at("properties").at("inner").at("properties").at("count");
+  EXPECT_EQ(count.at("type"), "integer");
+  EXPECT_EQ(count.at("minimum"), 1);
+  EXPECT_EQ(count.at("default"), 3);
+  EXPECT_EQ(schema.at("properties").at("mode").at("enum").size(), 2u);
+  EXPECT_FALSE(schema.at("properties").at("inner").at("additionalProperties").get<bool>());
+  const std::string text = set.markdown();
+  for (const OptionField& f : set.fields()) EXPECT_NE(text.find(f.help), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ductile
