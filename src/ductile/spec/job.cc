@@ -77,6 +77,8 @@ void describe(Describer& d, OptimizerOptions& o) {
   d.field("beta2", o.beta2, "adam, adamw, lamb").range(0, 1);
   d.field("eps", o.eps, "added to denominators").at_least(0);
   d.field("trust_coefficient", o.trust_coefficient, "lars").above(0);
+  d.field("trust_outside", o.trust_outside,
+          "layer-wise rate and lr applied to the momentum's sum, not inside it (lars)");
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").at_least(0);

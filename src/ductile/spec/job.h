@@ -66,6 +66,7 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double trust_coefficient = 0.001;
+  bool trust_outside = false;
   std::vector<std::string> no_decay = {"bias", "norm"};
   double clip_norm = 0;
 };

@@ -1,0 +1,74 @@
+#include <cmath>
+
+#include "ductile/optim/flat_optimizer_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+// Adam (Kingma and Ba, ICLR'15, algorithm 1) with L2 in the gradient, or AdamW (Loshchilov and
+// Hutter, ICLR'19, algorithm 2) with w *= 1 - lr * weight_decay; both as torch.optim has them.
+class Adam final : public FlatOptimizer {
+ public:
+  Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
+      : FlatOptimizer(layout, 0),
+        beta1_(options.beta1),
+        beta2_(options.beta2),
+        eps_(options.eps),
+        weight_decay_(options.weight_decay),
+        decoupled_(decoupled),
+        first_(layout.total_size()),
+        second_(layout.total_size()) {}
+
+  void prepare(const StepInput&, BlockRange) override {}
+
+  void apply(const StepInput& in, BlockRange blocks) override {
+    const double t = static_cast<double>(num_steps() + 1);
+    kernels::AdamScalars plain{
+        .gradient_scale = in.gradient_scale,
+        .l2 = 0,
+        .beta1 = static_cast<float>(beta1_),
+        .one_minus_beta1 = static_cast<float>(1 - beta1_),
+        .beta2 = static_cast<float>(beta2_),
+        .one_minus_beta2 = static_cast<float>(1 - beta2_),
+        .keep = 1,
+        .rate = static_cast<float>(in.lr / (1 - std::pow(beta1_, t))),
+        .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, t))),
+        .eps = static_cast<float>(eps_)};
+    kernels::AdamScalars decayed = plain;
+    if (decoupled_) {
+      decayed.keep = static_cast<float>(1 - in.lr * weight_decay_);
+    } else {
+      decayed.l2 = static_cast<float>(weight_decay_);
+    }
+    for_pieces(blocks, [&](const Piece& piece, size_t) {
+      const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
+      update_strips(in, piece, [&](int64_t i, int64_t n) {
+        kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first_.data() + i,
+                      second_.data() + i, n, scalars);
+      });
+    });
+  }
+
+  std::vector<StateBuffer> state() override {
+    return {{"exp_avg", first_.span()}, {"exp_avg_sq", second_.span()}};
+  }
+
+ private:
+  double beta1_, beta2_, eps_, weight_decay_;
+  bool decoupled_;
+  FloatBuffer first_, second_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adam(const spec::OptimizerOptions& options,
+                                     const ParamLayout& layout) {
+  return std::make_unique<Adam>(options, layout, false);
+}
+
+std::unique_ptr<Optimizer> make_adamw(const spec::OptimizerOptions& options,
+                                      const ParamLayout& layout) {
+  return std::make_unique<Adam>(options, layout, true);
+}
+
+}  // namespace ductile::optim

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "ductile/optim/kernels_impl.h"
+#include "ductile/optim/optimizer.h"
+
+namespace ductile::optim {
+
+// Zeroed floats on a 64-byte boundary.
+class FloatBuffer {
+ public:
+  explicit FloatBuffer(int64_t size) : size_(static_cast<size_t>(size)) {
+    const size_t bytes = std::max<size_t>((size_ * sizeof(float) + 63) / 64 * 64, 64);
+    data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+    std::fill_n(data_.get(), size_, 0.0F);
+  }
+  float* data() { return data_.get(); }
+  std::span<float> span() { return {data_.get(), size_}; }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  size_t size_;
+  std::unique_ptr<float[], Free> data_;
+};
+
+// What the rules share: the walk over the flat buffers, and what follows each update.
+class FlatOptimizer : public Optimizer {
+ public:
+  std::span<double> norm_sums_of(BlockRange blocks) override;
+
+ protected:
+  // Floats updated before the half copy and the average of the same floats: they stay in L1.
+  static constexpr int64_t kStrip = 1024;
+
+  // The part of one segment that lies in one block.
+  struct Piece {
+    int64_t begin;
+    int64_t size;
+    size_t segment;
+  };
+
+  // `sums_a_piece` doubles of norm_sums() belong to each piece.
+  FlatOptimizer(const ParamLayout& layout, int sums_a_piece);
+
+  // Calls visit(piece, index) for every piece of the blocks, spread over the OpenMP team.
+  template <class Visit>
+  void for_pieces(BlockRange blocks, const Visit& visit) const {
+    const int64_t floats = (blocks.end - blocks.begin) * kBlock;
+#pragma omp parallel for schedule(dynamic, 1) if (floats > 2 * kBlock)
+    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+      for (size_t p = first_piece_[static_cast<size_t>(b)];
+           p < first_piece_[static_cast<size_t>(b) + 1]; ++p) {
+        visit(pieces_[p], p);
+      }
+    }
+  }
+
+  // Calls update(begin, size) for each strip of the piece, then writes the half copy and average.
+  template <class Update>
+  void update_strips(const StepInput& in, const Piece& piece, const Update& update) const {
+    const int64_t end = piece.begin + piece.size;
+    for (int64_t i = piece.begin; i < end; i += kStrip) {
+      const int64_t n = std::min(kStrip, end - i);
+      update(i, n);
+      if (!in.half_weights.empty()) {
+        const auto convert = in.half == DType::bf16 ? kernels_.to_bf16 : kernels_.to_f16;
+        convert(in.half_weights.data() + i, in.weights.data() + i, n);
+      }
+      if (!in.ema.empty()) {
+        kernels_.ema(in.ema.data() + i, in.weights.data() + i, n, 1.0F - in.ema_decay);
+      }
+    }
+  }
+
+  // Element `which` of norm_sums() of every segment, added up in block order; one a segment.
+  std::vector<double> segment_sums(int which) const;
+  bool decays(const Piece& piece) const { return layout_.segments()[piece.segment].decay; }
+
+  const kernels::Table& kernels_ = kernels::best();
+
+ private:
+  int sums_a_piece_;
+  std::vector<Piece> pieces_;
+  std::vector<size_t> first_piece_;  // of each block, and one more
+};
+
+std::unique_ptr<Optimizer> make_sgd(const spec::OptimizerOptions&, const ParamLayout&);
+std::unique_ptr<Optimizer> make_adam(const spec::OptimizerOptions&, const ParamLayout&);
+std::unique_ptr<Optimizer> make_adamw(const spec::OptimizerOptions&, const ParamLayout&);
+std::unique_ptr<Optimizer> make_lars(const spec::OptimizerOptions&, const ParamLayout&);
+std::unique_ptr<Optimizer> make_lamb(const spec::OptimizerOptions&, const ParamLayout&);
+
+}  // namespace ductile::optim

@@ -1,0 +1,262 @@
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "ductile/base/error.h"
+#include "ductile/optim/kernels_impl.h"
+
+// This file is compiled with -O3 and without contraction, trapping and errno (CMakeLists.txt), so
+// the plain loops below vectorise and every instruction set rounds alike.
+
+namespace ductile::optim::kernels {
+namespace {
+
+#define DUCTILE_INLINE [[gnu::always_inline]] inline
+
+namespace body {
+
+DUCTILE_INLINE void sgd(float* w, const float* g, int64_t n, const MomentumScalars& scalars) {
+  const MomentumScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.inner * (s.gradient_scale * g[i] + s.decay * w[i]);
+    w[i] -= s.outer * d;
+  }
+}
+
+DUCTILE_INLINE void momentum(float* w, const float* g, float* u, int64_t n,
+                             const MomentumScalars& scalars) {
+  const MomentumScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.inner * (s.gradient_scale * g[i] + s.decay * w[i]);
+    const float next = s.momentum * u[i] + d;
+    u[i] = next;
+    w[i] -= s.outer * next;
+  }
+}
+
+DUCTILE_INLINE void nesterov(float* w, const float* g, float* u, int64_t n,
+                             const MomentumScalars& scalars) {
+  const MomentumScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.inner * (s.gradient_scale * g[i] + s.decay * w[i]);
+    const float next = s.momentum * u[i] + d;
+    u[i] = next;
+    w[i] -= s.outer * (d + s.momentum * next);
+  }
+}
+
+DUCTILE_INLINE void adam(float* w, const float* g, float* m, float* v, int64_t n,
+                         const AdamScalars& scalars) {
+  const AdamScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.gradient_scale * g[i] + s.l2 * w[i];
+    const float first = s.beta1 * m[i] + s.one_minus_beta1 * d;
+    const float second = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
+    m[i] = first;
+    v[i] = second;
+    w[i] = s.keep * w[i] - s.rate * (first / (__builtin_sqrtf(second) * s.root_scale + s.eps));
+  }
+}
+
+DUCTILE_INLINE void moments(const float* g, float* m, float* v, int64_t n,
+                            const AdamScalars& scalars) {
+  const AdamScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.gradient_scale * g[i];
+    m[i] = s.beta1 * m[i] + s.one_minus_beta1 * d;
+    v[i] = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
+  }
+}
+
+DUCTILE_INLINE void lamb_direction(float* r, const float* w, const float* m, const float* v,
+                                   int64_t n, const LambScalars& scalars) {
+  const LambScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    r[i] = s.first_scale * m[i] / (__builtin_sqrtf(v[i]) * s.root_scale + s.eps) + s.decay * w[i];
+  }
+}
+
+DUCTILE_INLINE void ema(float* average, const float* w, int64_t n, float rate) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) average[i] += rate * (w[i] - average[i]);
+}
+
+DUCTILE_INLINE void add(float* a, const float* b, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) a[i] += b[i];
+}
+
+DUCTILE_INLINE void subtract_scaled(float* a, const float* b, int64_t n, float factor) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) a[i] -= factor * b[i];
+}
+
+DUCTILE_INLINE void scale(float* a, int64_t n, float factor) {
+  for (int64_t i = 0; i < n; ++i) a[i] *= factor;
+}
+
+// The square of a float is exact in double, so lanes and tree alone decide the rounding.
+DUCTILE_INLINE double sum_squares(const float* x, int64_t n) {
+  using Float4 [[gnu::vector_size(16)]] = float;
+  using Double4 [[gnu::vector_size(32)]] = double;
+  Double4 sums[4] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int k = 0; k < 4; ++k) {
+      Float4 narrow;
+      std::memcpy(&narrow, x + i + 4 * k, sizeof narrow);
+      const Double4 wide = __builtin_convertvector(narrow, Double4);
+      sums[k] += wide * wide;
+    }
+  }
+  for (; i < n; ++i) {
+    const double value = static_cast<double>(x[i]);
+    sums[(i % 16) / 4][i % 4] += value * value;
+  }
+  const Double4 total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
+DUCTILE_INLINE void to_bf16(uint16_t* out, const float* in, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(in[i]);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t quiet_nan = (bits >> 16) | 0x7fc0u;
+    out[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  }
+}
+
+DUCTILE_INLINE void from_bf16(float* out, const uint16_t* in, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(uint32_t{in[i]} << 16);
+}
+
+// Three ranges, all computed, one chosen: from 2^-14 the exponent is moved and the 13 lost bits
+// round into the rest; below it, adding 1/2 lines the bits up so that the addition itself rounds;
+// from 65,520 it is infinity.
+DUCTILE_INLINE void to_f16(uint16_t* out, const float* in, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(in[i]);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+    half = magnitude >= 0x477ff000u ? 0x7c00u : half;
+    half = magnitude > 0x7f800000u ? 0x7e00u : half;
+    out[i] = static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u));
+  }
+}
+
+DUCTILE_INLINE void from_f16(float* out, const uint16_t* in, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = in[i] & 0x7fffu;
+    const uint32_t normal = (magnitude << 13) + 0x38000000u;
+    // 2^-24 times the integer value of the fraction, without denormal arithmetic.
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude | 0x4b000000u) - 0x1p23f);
+    const uint32_t small = magnitude == 0 ? 0u : subnormal - (24u << 23);
+    const uint32_t special = (magnitude << 13) + 0x70000000u;
+    uint32_t bits = magnitude < 0x0400u ? small : normal;
+    bits = magnitude >= 0x7c00u ? special : bits;
+    bits = magnitude > 0x7c00u ? bits | 0x00400000u : bits;
+    out[i] = std::bit_cast<float>(bits | (uint32_t{in[i]} & 0x8000u) << 16);
+  }
+}
+
+}  // namespace body
+
+// The same body compiled for each instruction set.
+template <auto body>
+struct On;
+
+template <class R, class... A, R (*body)(A...)>
+struct On<body> {
+  static R baseline(A... a) { return body(a...); }
+#ifdef __x86_64__
+  [[gnu::target("avx2")]] static R avx2(A... a) { return body(a...); }
+  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] static R avx512(
+      A... a) {
+    return body(a...);
+  }
+#endif
+};
+
+template <Isa isa, auto body>
+constexpr auto pick() {
+#ifdef __x86_64__
+  if constexpr (isa == Isa::avx2) return &On<body>::avx2;
+  if constexpr (isa == Isa::avx512) return &On<body>::avx512;
+#endif
+  if constexpr (isa == Isa::baseline) return &On<body>::baseline;
+}
+
+template <Isa isa>
+constexpr Table make_table() {
+  return {.sgd = pick<isa, body::sgd>(),
+          .momentum = pick<isa, body::momentum>(),
+          .nesterov = pick<isa, body::nesterov>(),
+          .adam = pick<isa, body::adam>(),
+          .moments = pick<isa, body::moments>(),
+          .lamb_direction = pick<isa, body::lamb_direction>(),
+          .ema = pick<isa, body::ema>(),
+          .add = pick<isa, body::add>(),
+          .subtract_scaled = pick<isa, body::subtract_scaled>(),
+          .scale = pick<isa, body::scale>(),
+          .sum_squares = pick<isa, body::sum_squares>(),
+          .to_bf16 = pick<isa, body::to_bf16>(),
+          .from_bf16 = pick<isa, body::from_bf16>(),
+          .to_f16 = pick<isa, body::to_f16>(),
+          .from_f16 = pick<isa, body::from_f16>()};
+}
+
+constexpr Table kBaseline = make_table<Isa::baseline>();
+#ifdef __x86_64__
+constexpr Table kAvx2 = make_table<Isa::avx2>();
+constexpr Table kAvx512 = make_table<Isa::avx512>();
+#endif
+
+}  // namespace
+
+bool supported(Isa isa) {
+  if (isa == Isa::baseline) return true;
+#ifdef __x86_64__
+  if (isa == Isa::avx2) return __builtin_cpu_supports("avx2");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+Isa best_isa() {
+  for (Isa isa : {Isa::avx512, Isa::avx2}) {
+    if (supported(isa)) return isa;
+  }
+  return Isa::baseline;
+}
+
+const Table& table(Isa isa) {
+  DUCTILE_CHECK(supported(isa), "instruction set {}", static_cast<int>(isa));
+#ifdef __x86_64__
+  if (isa == Isa::avx2) return kAvx2;
+  if (isa == Isa::avx512) return kAvx512;
+#endif
+  return kBaseline;
+}
+
+const Table& best() {
+  static const Table& chosen = table(best_isa());
+  return chosen;
+}
+
+}  // namespace ductile::optim::kernels

@@ -1,0 +1,98 @@
+#include <array>
+#include <cmath>
+
+#include "ductile/optim/flat_optimizer_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+// LAMB (You et al., arXiv 1904.00962v3, algorithm 2) with bias correction and phi the identity:
+//   r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + wd * w
+//   w -= lr * |w| / |r| * r, with the ratio 1 where |w| or |r| is 0.
+// Segments that do not decay have wd 0 and ratio 1, which makes them Adam. The direction r is
+// computed in both passes, which costs less than a buffer to keep it.
+class Lamb final : public FlatOptimizer {
+ public:
+  Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
+      : FlatOptimizer(layout, 2),
+        beta1_(options.beta1),
+        beta2_(options.beta2),
+        eps_(options.eps),
+        weight_decay_(options.weight_decay),
+        first_(layout.total_size()),
+        second_(layout.total_size()) {}
+
+  void prepare(const StepInput& in, BlockRange blocks) override {
+    const kernels::AdamScalars moments{.gradient_scale = in.gradient_scale,
+                                       .l2 = 0,
+                                       .beta1 = static_cast<float>(beta1_),
+                                       .one_minus_beta1 = static_cast<float>(1 - beta1_),
+                                       .beta2 = static_cast<float>(beta2_),
+                                       .one_minus_beta2 = static_cast<float>(1 - beta2_)};
+    for_pieces(blocks, [&](const Piece& piece, size_t index) {
+      const kernels::LambScalars scalars = direction_scalars(decays(piece));
+      alignas(64) std::array<float, kStrip> direction;
+      double w_squares = 0;
+      double r_squares = 0;
+      const int64_t end = piece.begin + piece.size;
+      for (int64_t i = piece.begin; i < end; i += kStrip) {
+        const int64_t n = std::min(kStrip, end - i);
+        const float* w = in.weights.data() + i;
+        kernels_.moments(in.gradient.data() + i, first_.data() + i, second_.data() + i, n, moments);
+        if (!decays(piece)) continue;
+        kernels_.lamb_direction(direction.data(), w, first_.data() + i, second_.data() + i, n,
+                                scalars);
+        w_squares += kernels_.sum_squares(w, n);
+        r_squares += kernels_.sum_squares(direction.data(), n);
+      }
+      norm_sums_[2 * index] = w_squares;
+      norm_sums_[2 * index + 1] = r_squares;
+    });
+  }
+
+  void apply(const StepInput& in, BlockRange blocks) override {
+    const std::vector<double> w_squares = segment_sums(0);
+    const std::vector<double> r_squares = segment_sums(1);
+    std::vector<float> rates;
+    for (size_t s = 0; s < w_squares.size(); ++s) {
+      const bool scaled = w_squares[s] != 0 && r_squares[s] != 0;
+      const double ratio = scaled ? std::sqrt(w_squares[s]) / std::sqrt(r_squares[s]) : 1.0;
+      rates.push_back(static_cast<float>(in.lr * ratio));
+    }
+    for_pieces(blocks, [&](const Piece& piece, size_t) {
+      const kernels::LambScalars scalars = direction_scalars(decays(piece));
+      alignas(64) std::array<float, kStrip> direction;
+      update_strips(in, piece, [&](int64_t i, int64_t n) {
+        float* w = in.weights.data() + i;
+        kernels_.lamb_direction(direction.data(), w, first_.data() + i, second_.data() + i, n,
+                                scalars);
+        kernels_.subtract_scaled(w, direction.data(), n, rates[piece.segment]);
+      });
+    });
+  }
+
+  std::vector<StateBuffer> state() override {
+    return {{"exp_avg", first_.span()}, {"exp_avg_sq", second_.span()}};
+  }
+
+ private:
+  kernels::LambScalars direction_scalars(bool decay) const {
+    const double t = static_cast<double>(num_steps() + 1);
+    return {.first_scale = static_cast<float>(1 / (1 - std::pow(beta1_, t))),
+            .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, t))),
+            .eps = static_cast<float>(eps_),
+            .decay = decay ? static_cast<float>(weight_decay_) : 0.0F};
+  }
+
+  double beta1_, beta2_, eps_, weight_decay_;
+  FloatBuffer first_, second_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_lamb(const spec::OptimizerOptions& options,
+                                     const ParamLayout& layout) {
+  return std::make_unique<Lamb>(options, layout);
+}
+
+}  // namespace ductile::optim

@@ -1,0 +1,73 @@
+#include <cmath>
+
+#include "ductile/optim/flat_optimizer_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+// LARS (You, Gitman and Ginsburg, arXiv 1708.03888). For every segment that decays:
+//   trust = eta * |w| / (|g| + wd * |w| + eps), 1 where |w| or |g| is 0;
+//   inside:  u = momentum * u + lr * trust * (g + wd * w);  w -= u
+//   outside: u = momentum * u + g + wd * w;                 w -= lr * trust * u
+// The others take plain momentum steps: trust 1, no weight decay.
+class Lars final : public FlatOptimizer {
+ public:
+  Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
+      : FlatOptimizer(layout, 2),
+        eta_(options.trust_coefficient),
+        momentum_(options.momentum),
+        weight_decay_(options.weight_decay),
+        eps_(options.eps),
+        outside_(options.trust_outside),
+        velocity_(layout.total_size()) {}
+
+  void prepare(const StepInput& in, BlockRange blocks) override {
+    for_pieces(blocks, [&](const Piece& piece, size_t index) {
+      if (!decays(piece)) return;
+      double* sums = &norm_sums_[2 * index];
+      sums[0] = kernels_.sum_squares(in.weights.data() + piece.begin, piece.size);
+      sums[1] = kernels_.sum_squares(in.gradient.data() + piece.begin, piece.size);
+    });
+  }
+
+  void apply(const StepInput& in, BlockRange blocks) override {
+    const std::vector<double> w_squares = segment_sums(0);
+    const std::vector<double> g_squares = segment_sums(1);
+    std::vector<kernels::MomentumScalars> scalars;
+    for (size_t s = 0; s < w_squares.size(); ++s) {
+      const bool decay = layout_.segments()[s].decay;
+      const double w_norm = std::sqrt(w_squares[s]);
+      const double g_norm = std::sqrt(g_squares[s]) * in.gradient_scale;
+      const bool scaled = decay && w_norm != 0 && g_norm != 0;
+      const double trust = scaled ? eta_ * w_norm / (g_norm + weight_decay_ * w_norm + eps_) : 1.0;
+      const float rate = static_cast<float>(in.lr * trust);
+      scalars.push_back({.gradient_scale = in.gradient_scale,
+                         .decay = decay ? static_cast<float>(weight_decay_) : 0.0F,
+                         .momentum = static_cast<float>(momentum_),
+                         .inner = outside_ ? 1.0F : rate,
+                         .outer = outside_ ? rate : 1.0F});
+    }
+    for_pieces(blocks, [&](const Piece& piece, size_t) {
+      update_strips(in, piece, [&](int64_t i, int64_t n) {
+        kernels_.momentum(in.weights.data() + i, in.gradient.data() + i, velocity_.data() + i, n,
+                          scalars[piece.segment]);
+      });
+    });
+  }
+
+  std::vector<StateBuffer> state() override { return {{"momentum_buffer", velocity_.span()}}; }
+
+ private:
+  double eta_, momentum_, weight_decay_, eps_;
+  bool outside_;
+  FloatBuffer velocity_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_lars(const spec::OptimizerOptions& options,
+                                     const ParamLayout& layout) {
+  return std::make_unique<Lars>(options, layout);
+}
+
+}  // namespace ductile::optim

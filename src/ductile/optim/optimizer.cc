@@ -1,0 +1,66 @@
+#include "ductile/optim/optimizer.h"
+
+#include <array>
+
+#include "ductile/base/error.h"
+#include "ductile/optim/flat_optimizer_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+constexpr std::array<OptimizerEntry, 5> kOptimizers{{
+    {"sgd", make_sgd, "SGD with momentum or Nesterov momentum; L2 weight decay"},
+    {"adam", make_adam, "Adam; L2 weight decay"},
+    {"adamw", make_adamw, "Adam with decoupled weight decay"},
+    {"lars", make_lars, "SGD with momentum and a layer-wise rate, for large batches"},
+    {"lamb", make_lamb, "Adam with a layer-wise rate and decoupled decay, for large batches"},
+}};
+
+void check_length(std::string_view what, size_t size, int64_t expected, bool optional) {
+  if (optional && size == 0) return;
+  if (static_cast<int64_t>(size) != expected) {
+    fail(ErrorCode::invalid_argument, "the {} hold {} values; the layout has {}", what, size,
+         expected);
+  }
+}
+
+}  // namespace
+
+void Optimizer::step(const StepInput& in) {
+  const int64_t size = layout_.total_size();
+  check_length("weights", in.weights.size(), size, false);
+  check_length("gradients", in.gradient.size(), size, false);
+  check_length("half weights", in.half_weights.size(), size, true);
+  check_length("averaged weights", in.ema.size(), size, true);
+  if (in.half != DType::bf16 && in.half != DType::f16) {
+    fail(ErrorCode::invalid_argument, "half weights cannot be {}; use bf16 or f16",
+         to_string(in.half));
+  }
+  const BlockRange all{0, num_blocks()};
+  prepare(in, all);
+  apply(in, all);
+  finish();
+}
+
+int64_t Optimizer::num_blocks() const { return (layout_.total_size() + kBlock - 1) / kBlock; }
+
+void Optimizer::set_num_steps(int64_t n) {
+  if (n < 0) fail(ErrorCode::invalid_argument, "the number of steps is {}; it must be >= 0", n);
+  num_steps_ = n;
+}
+
+std::span<const OptimizerEntry> optimizers() { return kOptimizers; }
+
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimizerOptions& options,
+                                          const ParamLayout& layout) {
+  std::string names;
+  for (const OptimizerEntry& entry : kOptimizers) {
+    if (entry.name == options.name) return entry.make(options, layout);
+    names += names.empty() ? "" : ", ";
+    names += entry.name;
+  }
+  fail(ErrorCode::invalid_argument, "optimizer.name = \"{}\" is unknown; known: {}", options.name,
+       names);
+}
+
+}  // namespace ductile::optim

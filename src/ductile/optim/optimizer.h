@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/base/dtype.h"
+#include "ductile/optim/param_layout.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::optim {
+
+// What one step reads and writes. Every span covers the whole flat buffer of the layout
+// (total_size() elements) or, where optional, is empty. Buffers on 64-byte boundaries are fastest.
+struct StepInput {
+  std::span<float> weights;         // fp32 master weights, updated in place
+  std::span<const float> gradient;  // summed gradient; gaps are never read
+  double lr = 0;
+  // Multiplies the gradient first: 1 / (virtual ranks * loss scale) and the clipping factor.
+  float gradient_scale = 1;
+  // Where not empty, the new weights are also written here, rounded to nearest even, as `half`
+  // (bf16 or f16), in the same pass over memory.
+  std::span<uint16_t> half_weights = {};
+  DType half = DType::bf16;
+  // Where not empty: ema += (1 - ema_decay) * (new weights - ema), in the same pass.
+  std::span<float> ema = {};
+  float ema_decay = 0;
+};
+
+// An update rule with its state, on flat buffers laid out by a ParamLayout.
+//
+// The result is the same, bit for bit, for every number of OpenMP threads and every instruction
+// set: elements are independent, rounding is plain IEEE (no contraction), and norms are summed in
+// a fixed order over a fixed grid of blocks. Work is spread over the calling thread's OpenMP team
+// (libtorch's own pool). One optimiser is used by one thread at a time.
+//
+// step() is prepare() and apply() over all blocks, then finish(). A worker that owns only a part
+// of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls the three itself
+// on its range of blocks, and between the first two exchanges norm_sums() with its peers; the
+// result has the same bits as step().
+class Optimizer {
+ public:
+  struct StateBuffer {
+    std::string name;         // as torch.optim names it: momentum_buffer, exp_avg, exp_avg_sq
+    std::span<float> values;  // total_size() floats; owned by the optimiser; restore by writing
+  };
+  // The flat buffers cut into kBlock floats each (the last one shorter): [begin, end).
+  struct BlockRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  static constexpr int64_t kBlock = 16384;
+
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // One update of all parameters. Throws invalid_argument when a span has the wrong length.
+  void step(const StepInput& in);
+
+  // First pass, where the rule needs one: moments, and sums of squares for layer-wise scaling.
+  virtual void prepare(const StepInput& in, BlockRange blocks) = 0;
+  // The sums prepare() leaves, a fixed set for each block in block order; norm_sums_of() is the
+  // part that belongs to a range. Empty for rules without layer-wise scaling.
+  std::span<double> norm_sums() { return norm_sums_; }
+  virtual std::span<double> norm_sums_of(BlockRange blocks) = 0;
+  // Second pass: the update itself, from the sums of all blocks.
+  virtual void apply(const StepInput& in, BlockRange blocks) = 0;
+  void finish() { ++num_steps_; }
+
+  int64_t num_blocks() const;
+  int64_t num_steps() const { return num_steps_; }  // steps done; bias corrections depend on it
+  void set_num_steps(int64_t n);                    // when a checkpoint is restored; n >= 0
+  virtual std::vector<StateBuffer> state() = 0;
+
+ protected:
+  explicit Optimizer(const ParamLayout& layout) : layout_(layout) {}
+
+  ParamLayout layout_;
+  std::vector<double> norm_sums_;
+
+ private:
+  int64_t num_steps_ = 0;
+};
+
+// One row a rule.
+struct OptimizerEntry {
+  std::string_view name;
+  std::unique_ptr<Optimizer> (*make)(const spec::OptimizerOptions&, const ParamLayout&);
+  std::string_view help;
+};
+std::span<const OptimizerEntry> optimizers();
+
+// The rule named by options.name, with zeroed state. options.lr is not used: the learning rate
+// comes with each step. Throws invalid_argument for an unknown name or impossible options.
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimizerOptions& options,
+                                          const ParamLayout& layout);
+
+}  // namespace ductile::optim

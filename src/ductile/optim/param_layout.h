@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/spec/job.h"
+
+namespace ductile::optim {
+
+// Where one named parameter lies in the flat fp32 buffers (weights, gradient, optimiser state).
+struct Segment {
+  std::string name;
+  int64_t offset = 0;  // in floats, a multiple of kSegmentAlignment
+  int64_t size = 0;    // in floats
+  int ndim = 0;
+  bool decay = true;  // weight decay and layer-wise scaling apply
+};
+
+// Segments begin on cache lines.
+inline constexpr int64_t kSegmentAlignment = 16;
+
+// The order and place of all parameters of a model in its flat buffers: segments in the order they
+// were added, gaps between them zero. A plain value; build it once, then only read it.
+class ParamLayout {
+ public:
+  // `no_decay` are the rules of spec::OptimizerOptions::no_decay: "bias" matches a name that ends
+  // in "bias", "norm" a parameter of a normalisation layer, anything else a part of the name.
+  explicit ParamLayout(std::vector<std::string> no_decay = {"bias", "norm"});
+  explicit ParamLayout(const spec::OptimizerOptions& options) : ParamLayout(options.no_decay) {}
+
+  // Appends a parameter of `size` floats and returns its segment's offset. Throws invalid_argument
+  // for a negative size, conflict for a name that is there already.
+  int64_t add(std::string_view name, int64_t size, int ndim, bool is_norm);
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  // Length of each flat buffer in floats, padding included: a multiple of kSegmentAlignment.
+  int64_t total_size() const { return total_size_; }
+  int64_t num_parameters() const { return num_parameters_; }  // padding not counted
+  // Throws not_found.
+  const Segment& segment(std::string_view name) const;
+
+ private:
+  std::vector<std::string> no_decay_;
+  std::vector<Segment> segments_;
+  int64_t total_size_ = 0;
+  int64_t num_parameters_ = 0;
+};
+
+}  // namespace ductile::optim

@@ -1,0 +1,66 @@
+#include "ductile/optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "ductile/base/error.h"
+
+namespace ductile::optim {
+namespace {
+
+double half_cosine(double from, double to, double share) {
+  return to + (from - to) * (1 + std::cos(std::numbers::pi * share)) / 2;
+}
+
+// Share of the way from `begin` to `end`; an empty way is already gone.
+double share_of(double at, double begin, double end) {
+  return end > begin ? std::clamp((at - begin) / (end - begin), 0.0, 1.0) : 1.0;
+}
+
+}  // namespace
+
+double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t step,
+                     int64_t total_steps, int64_t steps_per_epoch) {
+  if (total_steps < 1 || steps_per_epoch < 1 || step < 0) {
+    fail(ErrorCode::invalid_argument,
+         "learning rate of step {} of {}, {} steps an epoch: a run has at least one step", step,
+         total_steps, steps_per_epoch);
+  }
+  const double total = static_cast<double>(total_steps);
+  const double at = static_cast<double>(step);
+  const double start = options.warmup_start * peak;
+  const double final = options.final_fraction * peak;
+  const double warmup =
+      std::min(total, std::round(options.warmup_epochs * static_cast<double>(steps_per_epoch)));
+
+  if (options.name == "one_cycle") {
+    const double top =
+        warmup > 0 ? std::min(warmup, total - 1) : std::max(options.peak_at * total - 1, 0.0);
+    if (at < top) return half_cosine(start, peak, share_of(at, 0, top));
+    // A peak on the last step leaves no way down: that step still trains at the peak.
+    if (at == top) return peak;
+    return half_cosine(peak, final, share_of(at, top, total - 1));
+  }
+  if (at < warmup) return start + (peak - start) * (at / warmup);
+
+  const double done = share_of(at, warmup, total);
+  if (options.name == "constant") return peak;
+  if (options.name == "cosine") return half_cosine(peak, final, done);
+  if (options.name == "linear") return final + (peak - final) * (1 - done);
+  if (options.name == "polynomial") {
+    return final + (peak - final) * std::pow(1 - done, options.power);
+  }
+  if (options.name == "step") {
+    const int64_t epoch = step / steps_per_epoch;
+    const auto passed = std::count_if(options.milestones.begin(), options.milestones.end(),
+                                      [&](int64_t milestone) { return epoch >= milestone; });
+    return peak * std::pow(options.gamma, static_cast<double>(passed));
+  }
+  fail(ErrorCode::invalid_argument,
+       "schedule.name = \"{}\" is unknown; known: constant, step, cosine, linear, one_cycle, "
+       "polynomial",
+       options.name);
+}
+
+}  // namespace ductile::optim

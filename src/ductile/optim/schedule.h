@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ductile/spec/job.h"
+
+namespace ductile::optim {
+
+// The learning rate of step `step` (from 0) of a run of `total_steps`; a pure function, so resuming
+// needs no state and a longer run is only another total. Never negative; at and after total_steps
+// it stays at the final value.
+//
+// With W = warm-up steps (warmup_epochs rounded to steps, at most the run), N = total_steps and
+// p = (step - W) / (N - W):
+//   warm-up     from warmup_start * peak at step 0, linear, to peak at step W
+//   constant    peak
+//   step        peak * gamma ^ (milestones, in epochs from the start of the run, passed)
+//   cosine      final + (peak - final) * (1 + cos(pi * p)) / 2
+//   linear      final + (peak - final) * (1 - p)
+//   polynomial  final + (peak - final) * (1 - p) ^ power
+//   one_cycle   half cosines (Smith and Topin, arXiv 1708.07120, as torch's OneCycleLR places them)
+//               from warmup_start * peak at step 0 to peak at step peak_at * N - 1 to final at the
+//               last step; a warm-up replaces the rise, the peak then stands at step W
+// where final = final_fraction * peak. Throws invalid_argument for an unknown name or a run of
+// less than one step.
+double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t step,
+                     int64_t total_steps, int64_t steps_per_epoch);
+
+}  // namespace ductile::optim

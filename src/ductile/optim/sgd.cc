@@ -1,0 +1,64 @@
+#include "ductile/base/error.h"
+#include "ductile/optim/flat_optimizer_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+// As torch.optim.SGD with dampening 0: d = g + weight_decay * w; u = momentum * u + d;
+// w -= lr * (nesterov ? d + momentum * u : u).
+class Sgd final : public FlatOptimizer {
+ public:
+  Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
+      : FlatOptimizer(layout, 0),
+        momentum_(static_cast<float>(options.momentum)),
+        nesterov_(options.nesterov),
+        weight_decay_(static_cast<float>(options.weight_decay)),
+        velocity_(momentum_ == 0 ? 0 : layout.total_size()) {
+    if (nesterov_ && momentum_ == 0) {
+      fail(ErrorCode::invalid_argument,
+           "optimizer.nesterov needs optimizer.momentum above 0, for example 0.9");
+    }
+  }
+
+  void prepare(const StepInput&, BlockRange) override {}
+
+  void apply(const StepInput& in, BlockRange blocks) override {
+    for_pieces(blocks, [&](const Piece& piece, size_t) {
+      const kernels::MomentumScalars scalars{.gradient_scale = in.gradient_scale,
+                                             .decay = decays(piece) ? weight_decay_ : 0.0F,
+                                             .momentum = momentum_,
+                                             .inner = 1,
+                                             .outer = static_cast<float>(in.lr)};
+      update_strips(in, piece, [&](int64_t i, int64_t n) {
+        float* w = in.weights.data() + i;
+        const float* g = in.gradient.data() + i;
+        if (momentum_ == 0) {
+          kernels_.sgd(w, g, n, scalars);
+        } else {
+          (nesterov_ ? kernels_.nesterov : kernels_.momentum)(w, g, velocity_.data() + i, n,
+                                                              scalars);
+        }
+      });
+    });
+  }
+
+  std::vector<StateBuffer> state() override {
+    if (momentum_ == 0) return {};
+    return {{"momentum_buffer", velocity_.span()}};
+  }
+
+ private:
+  float momentum_;
+  bool nesterov_;
+  float weight_decay_;
+  FloatBuffer velocity_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(const spec::OptimizerOptions& options,
+                                    const ParamLayout& layout) {
+  return std::make_unique<Sgd>(options, layout);
+}
+
+}  // namespace ductile::optim
