@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ductile/base/dtype.h"
+#include "ductile/data/dataset.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::data {
+
+// The options with every "the data's own" replaced by its value: crop (the side of square images;
+// 224 where sizes vary; 0 stays for images that are not square), resize, mean and std a channel.
+// `train` is the training set; the same resolved options serve both splits. Resolving twice changes
+// nothing. Throws invalid_argument naming the key that does not fit the data.
+spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options, const DatasetInfo& train);
+
+// What one image goes through: a box of the source, resized to the output unless `exact`, mirrored,
+// with a rectangle of the output replaced by the mean.
+struct Geometry {
+  double x = 0, y = 0, width = 0, height = 0;  // source pixels; outside the image lies padding (0)
+  bool exact = false;                          // box and output have the same size: copy
+  bool flip = false;
+  int cut_x0 = 0, cut_y0 = 0, cut_x1 = 0, cut_y1 = 0;  // output pixels, end exclusive
+};
+
+// Draws the geometry of each sample. Pure: the result depends on the arguments only, never on
+// earlier draws, so the same sample of the same epoch is treated alike wherever it is read.
+// Immutable, any number of threads.
+class Augmenter {
+ public:
+  // `options` resolved, see above. Evaluation (training = false) takes the centre and draws
+  // nothing.
+  Augmenter(const spec::AugmentOptions& options, const DatasetInfo& info, bool training,
+            uint64_t seed);
+
+  // [channels, height, width] that the model sees.
+  const Shape& output_shape() const { return shape_; }
+  // Throws invalid_argument where the image cannot hold the crop.
+  Geometry draw(int64_t height, int64_t width, uint64_t epoch, uint64_t sample) const;
+  const spec::AugmentOptions& options() const { return options_; }
+
+ private:
+  spec::AugmentOptions options_;
+  Shape shape_;
+  bool training_;
+  bool resizes_;
+  uint64_t seed_;
+  double log_ratio_;
+};
+
+}  // namespace ductile::data

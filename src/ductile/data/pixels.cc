@@ -1,0 +1,91 @@
+#include "ductile/data/pixels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ductile/base/error.h"
+#include "ductile/data/kernels.h"
+
+namespace ductile::data {
+
+Normalizer::Normalizer(const spec::AugmentOptions& resolved) {
+  for (size_t c = 0; c < resolved.mean.size() && c < scale.size(); ++c) {
+    if (resolved.normalize) {
+      scale[c] = static_cast<float>(1 / (255 * resolved.std[c]));
+      bias[c] = static_cast<float>(-resolved.mean[c] / resolved.std[c]);
+    } else {
+      scale[c] = static_cast<float>(1.0 / 255);
+      fill[c] = static_cast<float>(resolved.mean[c]);
+    }
+  }
+}
+
+void ExactCrop::write(const ImageView& image, const Geometry& geometry, const ImageTarget& target) {
+  const int64_t channels = target.channels, width = target.width;
+  DUCTILE_CHECK(image.channels == channels && image.step == channels, "channels differ");
+  const size_t row_values = static_cast<size_t>(width * channels);
+  if (scale_row_.size() != row_values) {
+    scale_row_.resize(row_values);
+    bias_row_.resize(row_values);
+    for (size_t i = 0; i < row_values; ++i) {
+      scale_row_[i] = normalizer_.scale[i % static_cast<size_t>(channels)];
+      bias_row_[i] = normalizer_.bias[i % static_cast<size_t>(channels)];
+    }
+  }
+  const int64_t x0 = static_cast<int64_t>(geometry.x), y0 = static_cast<int64_t>(geometry.y);
+  // Columns of the target that lie inside the image.
+  const int64_t left = std::clamp<int64_t>(-x0, 0, width);
+  const int64_t right = std::clamp<int64_t>(image.width - x0, left, width);
+  const bool whole = left == 0 && right == width;
+  const Kernels& k = kernels();
+  row_.assign(2 * row_values, 0);
+  uint8_t* const padded = row_.data();
+  uint8_t* const mirrored = row_.data() + row_values;
+
+  for (int64_t y = 0; y < target.height; ++y) {
+    const int64_t sy = y + y0;
+    const uint8_t* row = padded;
+    if (sy < 0 || sy >= image.height || left == right) {
+      std::memset(padded, 0, row_values);
+    } else if (whole) {
+      row = image.row(sy) + x0 * channels;
+    } else {
+      std::memset(padded, 0, row_values);
+      std::memcpy(padded + left * channels, image.row(sy) + (left + x0) * channels,
+                  static_cast<size_t>((right - left) * channels));
+    }
+    if (geometry.flip) {
+      k.mirror(row, mirrored, width, channels);
+      row = mirrored;
+    }
+    if (target.channels_last || channels == 1) {
+      k.normalize(row, scale_row_.data(), bias_row_.data(),
+                  target.data + static_cast<size_t>(y) * row_values, row_values);
+    } else {
+      for (int64_t c = 0; c < channels; ++c) {
+        float* const out = target.data + (c * target.height + y) * width;
+        const float scale = normalizer_.scale[static_cast<size_t>(c)];
+        const float bias = normalizer_.bias[static_cast<size_t>(c)];
+        for (int64_t x = 0; x < width; ++x) {
+          out[x] = static_cast<float>(row[x * channels + c]) * scale + bias;
+        }
+      }
+    }
+  }
+  apply_cutout(geometry, normalizer_, target);
+}
+
+void apply_cutout(const Geometry& geometry, const Normalizer& normalizer,
+                  const ImageTarget& target) {
+  for (int64_t y = geometry.cut_y0; y < geometry.cut_y1; ++y) {
+    for (int64_t x = geometry.cut_x0; x < geometry.cut_x1; ++x) {
+      for (int64_t c = 0; c < target.channels; ++c) {
+        const int64_t at = target.channels_last ? (y * target.width + x) * target.channels + c
+                                                : (c * target.height + y) * target.width + x;
+        target.data[at] = normalizer.fill[static_cast<size_t>(c)];
+      }
+    }
+  }
+}
+
+}  // namespace ductile::data

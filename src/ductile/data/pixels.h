@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ductile/data/augment.h"
+
+namespace ductile::data {
+
+// A decoded image: rows of interleaved bytes. `step` bytes from pixel to pixel (4 for RGBX).
+struct ImageView {
+  const uint8_t* data = nullptr;
+  int64_t height = 0, width = 0;
+  int64_t channels = 0;
+  int64_t step = 0;
+  size_t row_bytes = 0;
+
+  const uint8_t* row(int64_t y) const { return data + static_cast<size_t>(y) * row_bytes; }
+};
+
+// From a byte to what the model sees: byte * scale + bias, rounded after each of the two
+// operations, so that every instruction set gives the same bits.
+struct Normalizer {
+  explicit Normalizer(const spec::AugmentOptions& resolved);
+  std::array<float, 4> scale{}, bias{};
+  std::array<float, 4> fill{};  // what cutout writes: the mean
+};
+
+// Where a finished image goes: [height][width][channels] or [channels][height][width] floats.
+struct ImageTarget {
+  float* data = nullptr;
+  int64_t channels = 0, height = 0, width = 0;
+  bool channels_last = true;
+};
+
+// Copies the box of an exact geometry (no resize) with zero padding, flip and normalisation.
+// Image and target have the same number of channels; step == channels. Keeps scratch memory: one
+// per thread.
+class ExactCrop {
+ public:
+  explicit ExactCrop(const Normalizer& normalizer) : normalizer_(normalizer) {}
+  void write(const ImageView& image, const Geometry& geometry, const ImageTarget& target);
+
+ private:
+  Normalizer normalizer_;
+  std::vector<uint8_t> row_;
+  std::vector<float> scale_row_, bias_row_;  // the constants, repeated along one row
+};
+
+// Fills the geometry's cut rectangle of a finished image.
+void apply_cutout(const Geometry& geometry, const Normalizer& normalizer,
+                  const ImageTarget& target);
+
+}  // namespace ductile::data
