@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/ckpt/tensor.h"
+
+// Reading checkpoints. A checkpoint folder holds
+//
+//   chunks/ab/abcdef...            content-addressed pieces, named by their xxh3-128
+//   manifests/step-000000000123.json   one a checkpoint: step, state, tensors, chunks; own hash
+//   tmp/                           what a save has not finished; worthless after a crash
+//   lock                           held by the one process that saves
+//
+// A checkpoint exists when its manifest does: the manifest is renamed into place after all its
+// chunks are durable; nothing is ever changed in place.
+namespace ductile::ckpt {
+
+// One checkpoint, opened. Cheap to copy (copies share it). Its manifest has been checked; chunks
+// are checked at every read. Stays readable as long as the writer keeps the checkpoint. All methods
+// may be called from several threads.
+class Checkpoint {
+ public:
+  // Throws not_found, data_loss (naming the file), or conflict for a format of a newer program.
+  // Does not read the chunks.
+  static Checkpoint open(const fs::path& folder, int64_t step);
+
+  int64_t step() const;
+  const nlohmann::json& state() const;
+  const std::vector<TensorInfo>& tensors() const;       // in stream order
+  const TensorInfo* find(std::string_view name) const;  // null when there is none
+  int64_t total_bytes() const;
+
+  // The whole tensor into exactly num_bytes bytes. Throws not_found, invalid_argument (wrong size),
+  // or data_loss naming the chunk file; `into` is then undefined.
+  void read(std::string_view name, std::span<std::byte> into) const;
+  // Bytes [offset, offset + into.size()) of the tensor, for another layout than was saved.
+  void read_range(std::string_view name, int64_t offset, std::span<std::byte> into) const;
+
+  // Reads every chunk once. Throws data_loss naming the first bad file.
+  void verify() const;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+  std::shared_ptr<const Impl> impl_;
+};
+
+struct LatestResult {
+  std::optional<Checkpoint> checkpoint;
+  std::vector<std::string> refused;  // newer ones that were passed over: "step-...: why"
+};
+
+// The newest checkpoint whose manifest and every chunk verify; older ones are tried in turn.
+// Nothing (and no error) where the folder does not exist or holds none. A checkpoint of a newer
+// format is an error (conflict), since passing over it would silently lose work. May run while a
+// writer saves.
+LatestResult open_latest(const fs::path& folder);
+
+struct CheckpointSummary {
+  int64_t step = 0;
+  int64_t total_bytes = 0;
+  int64_t num_tensors = 0;
+  int64_t num_chunks = 0;
+  std::string error;  // why the manifest is refused; empty for a sound one
+};
+
+// Newest first; looks at manifests, not at chunks.
+std::vector<CheckpointSummary> list(const fs::path& folder);
+
+struct VerifyReport {
+  std::vector<int64_t> good;         // steps, newest first
+  std::vector<std::string> refused;  // "step-...: why", newest first
+  int64_t num_chunks = 0;            // files looked at
+  int64_t chunk_bytes = 0;           // their sizes together
+  int64_t unused_chunks = 0;         // that no good checkpoint needs
+  int64_t temporaries = 0;           // left by a crash, or being written now
+
+  bool ok() const { return refused.empty(); }
+};
+
+// Reads everything. Changes nothing; may run while a writer saves.
+VerifyReport verify(const fs::path& folder);
+
+// Keeps the `keep` (>= 1) newest checkpoints that are complete and removes all else: other
+// manifests, chunks that none of them needs, leftovers. Removes nothing when no checkpoint is
+// complete. Returns the bytes freed. Throws conflict while a process saves into the folder, or when
+// it holds checkpoints of a newer format. A crash at any point leaves what is kept intact.
+int64_t collect_garbage(const fs::path& folder, int64_t keep);
+
+}  // namespace ductile::ckpt

@@ -1,0 +1,235 @@
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/ckpt/catalog_impl.h"
+#include "ductile/ckpt/commit_impl.h"
+#include "ductile/ckpt/garbage_impl.h"
+
+namespace ductile::ckpt {
+namespace {
+
+// Closes what is left open when something throws between open and sync.
+class OpenFiles {
+ public:
+  OpenFiles() = default;
+  OpenFiles(const OpenFiles&) = delete;
+  OpenFiles& operator=(const OpenFiles&) = delete;
+  ~OpenFiles() {
+    for (int fd : fds_) ::close(fd);
+  }
+  void add(int fd) { fds_.push_back(fd); }
+  const std::vector<int>& fds() const { return fds_; }
+
+ private:
+  std::vector<int> fds_;
+};
+
+int64_t blocks(int64_t bytes) {
+  constexpr int64_t kBlock = 4096;
+  return (bytes + kBlock - 1) / kBlock * kBlock;
+}
+
+}  // namespace
+
+Committer::Committer(fs::path folder, const WriterOptions& options)
+    : folder_(std::move(folder)),
+      disk_(options.disk != nullptr ? *options.disk : real_disk()),
+      keep_(options.keep),
+      resumed_step_(options.resumed_step) {
+  for (const char* name : {"chunks", "manifests", "tmp"}) {
+    check(disk_.make_folder(folder_ / name), folder_ / name, "mkdir");
+  }
+  check(disk_.sync_folder(folder_), folder_, "fsync");
+  remove_temporaries(disk_, folder_);
+  const ChunkSizes sizes = scan_chunks(folder_);
+  for (const ManifestFile& file : list_manifests(folder_)) {
+    try {
+      for (const ChunkRef& chunk : load_manifest(file).chunks) {
+        const auto it = sizes.find(chunk.id);
+        if (it != sizes.end() && it->second == chunk.size) known_.emplace(chunk.id, false);
+      }
+    } catch (Error& e) {
+      if (e.code() == ErrorCode::data_loss) continue;  // open_latest refuses it by name
+      e.with_context(file.path.string());
+      throw;
+    }
+  }
+}
+
+void Committer::check(int result, const fs::path& path, const char* what) const {
+  if (result < 0) fail_errno(path.string() + ": " + what, -result);
+}
+
+void Committer::commit(int64_t step, std::string_view state, std::span<const TensorInfo> tensors,
+                       std::span<const std::span<const std::byte>> chunks, SaveReport& report) {
+  std::vector<ChunkRef> refs;
+  refs.reserve(chunks.size());
+  for (std::span<const std::byte> chunk : chunks) {
+    refs.push_back({hash_bytes(chunk), static_cast<int64_t>(chunk.size())});
+    report.total_bytes += refs.back().size;
+  }
+  const std::string manifest = manifest_text(step, state, refs, tensors);
+  const std::vector<NewChunk> fresh = find_new(refs, chunks, report);
+  require_space(step, fresh, manifest.size());
+  try {
+    write_chunks(fresh);
+    write_temporary(manifest_temporary(step), std::as_bytes(std::span(manifest)));
+  } catch (...) {
+    undo(step, fresh);
+    throw;
+  }
+  // From here on the manifest may be seen, so the chunks stay even if making it durable fails.
+  for (const ChunkRef& ref : refs) known_[ref.id] = true;
+  saved_.insert(step);
+  const fs::path path = manifest_path(folder_, step);
+  check(disk_.rename(manifest_temporary(step), path), path, "rename");
+  check(disk_.sync_folder(path.parent_path()), path.parent_path(), "fsync");
+
+  try {
+    report.freed_bytes = clean(keep_, [&](int64_t s) {
+      const bool own = saved_.contains(s) || !resumed_step_ || s <= *resumed_step_;
+      return own && s <= step;
+    });
+  } catch (const std::exception& e) {
+    report.warning = e.what();
+  }
+}
+
+// Whether the chunk lies durably and soundly in the folder already.
+bool Committer::have(const ChunkRef& chunk, std::vector<std::byte>& buffer) {
+  const auto it = known_.find(chunk.id);
+  if (it == known_.end()) return false;
+  std::error_code error;
+  const uintmax_t size = fs::file_size(chunk_path(folder_, chunk.id), error);
+  bool sound = !error && size == static_cast<uintmax_t>(chunk.size);
+  if (sound && !it->second) {
+    buffer.resize(static_cast<size_t>(chunk.size));
+    try {
+      read_chunk(folder_, chunk, buffer);
+      it->second = true;
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::data_loss) throw;
+      sound = false;
+    }
+  }
+  if (!sound) known_.erase(it);  // to be written again, over the bad one
+  return sound;
+}
+
+std::vector<Committer::NewChunk> Committer::find_new(
+    std::span<const ChunkRef> refs, std::span<const std::span<const std::byte>> chunks,
+    SaveReport& report) {
+  std::vector<NewChunk> fresh;
+  ChunkIds seen;
+  std::vector<std::byte> stored;
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const ChunkId& id = refs[i].id;
+    const bool seen_before = !seen.insert(id).second;
+    if (seen_before || have(refs[i], stored)) {
+      ++report.reused_chunks;
+      report.reused_bytes += refs[i].size;
+    } else {
+      ++report.new_chunks;
+      report.new_bytes += refs[i].size;
+      fresh.push_back({id, chunks[i]});
+    }
+  }
+  return fresh;
+}
+
+void Committer::require_space(int64_t step, std::span<const NewChunk> fresh,
+                              size_t manifest_bytes) {
+  constexpr int64_t kFolders = 64 * 4096;  // room for names and new sub-folders
+  int64_t needed = blocks(static_cast<int64_t>(manifest_bytes)) + (fresh.empty() ? 0 : kFolders);
+  for (const NewChunk& chunk : fresh) needed += blocks(static_cast<int64_t>(chunk.bytes.size()));
+  const auto free_now = [&] {
+    const int64_t free = disk_.free_bytes(folder_);
+    if (free < 0) fail_errno(folder_.string() + ": statvfs", static_cast<int>(-free));
+    return free;
+  };
+  int64_t free = free_now();
+  if (free < needed) {
+    // Chunks that an earlier crash left behind may be in the way.
+    clean(std::numeric_limits<int64_t>::max(), [](int64_t) { return true; });
+    free = free_now();
+  }
+  if (free < needed) {
+    fail(ErrorCode::unavailable,
+         "{}: disk full: the checkpoint of step {} needs {} bytes more, {} are free, {} are "
+         "missing; "
+         "make room there or lower checkpoint.keep (earlier checkpoints stay usable)",
+         folder_.string(), step, needed, free, needed - free);
+  }
+}
+
+void Committer::write_chunks(std::span<const NewChunk> fresh) {
+  constexpr size_t kBatch = 64;  // files open at once; write-back of a batch overlaps
+  const auto temporary = [&](size_t i) { return chunk_temporary(fresh[i].id); };
+  std::set<fs::path> touched;
+  for (size_t begin = 0; begin < fresh.size(); begin += kBatch) {
+    const size_t end = std::min(fresh.size(), begin + kBatch);
+    {
+      OpenFiles files;
+      for (size_t i = begin; i < end; ++i) {
+        const int fd = disk_.open_new(temporary(i));
+        check(fd, temporary(i), "create");
+        files.add(fd);
+        check(disk_.write(fd, fresh[i].bytes), temporary(i), "write");
+      }
+      for (size_t i = begin; i < end; ++i) {
+        check(disk_.sync(files.fds()[i - begin]), temporary(i), "fsync");
+      }
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const fs::path path = chunk_path(folder_, fresh[i].id);
+      if (touched.insert(path.parent_path()).second) {
+        check(disk_.make_folder(path.parent_path()), path.parent_path(), "mkdir");
+      }
+      check(disk_.rename(temporary(i), path), path, "rename");
+    }
+  }
+  for (const fs::path& sub : touched) check(disk_.sync_folder(sub), sub, "fsync");
+  if (!touched.empty()) check(disk_.sync_folder(folder_ / "chunks"), folder_ / "chunks", "fsync");
+}
+
+void Committer::write_temporary(const fs::path& path, std::span<const std::byte> bytes) {
+  OpenFiles files;
+  const int fd = disk_.open_new(path);
+  check(fd, path, "create");
+  files.add(fd);
+  check(disk_.write(fd, bytes), path, "write");
+  check(disk_.sync(fd), path, "fsync");
+}
+
+// After a failure before the manifest was there. A chunk that is known is needed by an earlier
+// checkpoint; `fresh` holds none of those. What cannot be removed now goes at the next cleaning.
+void Committer::undo(int64_t step, std::span<const NewChunk> fresh) {
+  disk_.remove(manifest_temporary(step));
+  for (const NewChunk& chunk : fresh) {
+    disk_.remove(chunk_temporary(chunk.id));
+    disk_.remove(chunk_path(folder_, chunk.id));
+  }
+}
+
+int64_t Committer::clean(int64_t keep, const std::function<bool(int64_t step)>& counts) {
+  const Garbage garbage = find_garbage(folder_, keep, counts);
+  // Forgotten before the first is removed: a failure half-way must not leave one thought present.
+  if (!garbage.empty()) {
+    std::erase_if(known_, [&](const auto& entry) { return !garbage.live.contains(entry.first); });
+  }
+  return remove_garbage(disk_, folder_, garbage);
+}
+
+fs::path Committer::chunk_temporary(const ChunkId& id) const { return folder_ / "tmp" / id.hex(); }
+
+fs::path Committer::manifest_temporary(int64_t step) const {
+  return folder_ / "tmp" / manifest_name(step);
+}
+
+}  // namespace ductile::ckpt

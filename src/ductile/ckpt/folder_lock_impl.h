@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ductile/base/files.h"
+
+namespace ductile::ckpt {
+
+// Exclusive right to change a checkpoint folder, held from construction to destruction (or the
+// death of the process, however it dies). Throws conflict, naming the holder, when someone else has
+// it.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& folder);
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock();
+
+ private:
+  int fd_;
+};
+
+}  // namespace ductile::ckpt

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/ckpt/chunk_store_impl.h"
+#include "ductile/ckpt/disk.h"
+
+namespace ductile::ckpt {
+
+// What may be removed from a folder, and what must stay.
+struct Garbage {
+  std::vector<fs::path> manifests;
+  std::vector<ChunkRef> chunks;
+  ChunkIds live;  // chunks that the kept checkpoints need
+
+  bool empty() const { return manifests.empty() && chunks.empty(); }
+};
+
+// Under the folder's lock. The `keep` newest complete checkpoints among those for which
+// `counts(step)` holds stay; all other manifests, and chunks that nothing kept needs, are garbage.
+// Nothing is when there are manifests but none of a complete checkpoint. Throws when something
+// cannot be read (unavailable) or was written by a newer program (conflict).
+Garbage find_garbage(const fs::path& folder, int64_t keep,
+                     const std::function<bool(int64_t step)>& counts);
+
+// Removes the manifests, durably, and only then the chunks: a crash or failure at any point leaves
+// what is kept intact. Throws on the first operation that fails. Returns the bytes freed.
+int64_t remove_garbage(Disk& disk, const fs::path& folder, const Garbage& garbage);
+
+// Removes everything in tmp/. Returns the bytes freed.
+int64_t remove_temporaries(Disk& disk, const fs::path& folder);
+
+}  // namespace ductile::ckpt

@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include "ductile/base/error.h"
+#include "ductile/ckpt/staging_impl.h"
+
+namespace ductile::ckpt {
+
+Staging::~Staging() {
+  if (data_ != nullptr) ::munmap(data_, capacity_);
+}
+
+void Staging::reserve(size_t bytes) {
+  if (bytes <= capacity_) return;
+  if (data_ != nullptr) ::munmap(std::exchange(data_, nullptr), std::exchange(capacity_, 0));
+  void* room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    fail(ErrorCode::unavailable, "no memory for a copy of the state, {} bytes: {}", bytes,
+         std::strerror(errno));
+  }
+  ::madvise(room, bytes, MADV_HUGEPAGE);  // only for speed: fewer page faults at the first save
+  data_ = static_cast<std::byte*>(room);
+  capacity_ = bytes;
+}
+
+void Staging::fill(std::span<const TensorView> tensors, const Layout& layout) {
+  constexpr size_t kAlign = 4096;
+  chunks_.clear();
+  std::vector<size_t> starts;
+  size_t end = 0;
+  for (int64_t size : layout.chunk_sizes) {
+    starts.push_back(end);
+    end += (static_cast<size_t>(size) + kAlign - 1) / kAlign * kAlign;
+  }
+  reserve(end);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    chunks_.emplace_back(data_ + starts[i], static_cast<size_t>(layout.chunk_sizes[i]));
+  }
+
+  size_t chunk = 0;
+  size_t used = 0;  // of that chunk
+  for (size_t i : layout.order) {
+    std::span<const std::byte> left = tensors[i].bytes;
+    while (!left.empty()) {
+      if (used == chunks_[chunk].size()) {
+        ++chunk;
+        used = 0;
+      }
+      const size_t n = std::min(left.size(), chunks_[chunk].size() - used);
+      std::memcpy(data_ + starts[chunk] + used, left.data(), n);
+      left = left.subspan(n);
+      used += n;
+    }
+  }
+}
+
+}  // namespace ductile::ckpt

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ductile/ckpt/layout_impl.h"
+#include "ductile/ckpt/tensor.h"
+
+namespace ductile::ckpt {
+
+// The copy of the tensors that a save works from: page-aligned memory that is kept from save to
+// save, in which every chunk of the layout begins at a multiple of 4096 bytes (so that it can be
+// written past the page cache).
+class Staging {
+ public:
+  Staging() = default;
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging();
+
+  // Throws unavailable when there is not enough memory.
+  void fill(std::span<const TensorView> tensors, const Layout& layout);
+
+  // The chunks of the last fill, in stream order.
+  const std::vector<std::span<const std::byte>>& chunks() const { return chunks_; }
+
+ private:
+  void reserve(size_t bytes);
+
+  std::byte* data_ = nullptr;
+  size_t capacity_ = 0;
+  std::vector<std::span<const std::byte>> chunks_;
+};
+
+}  // namespace ductile::ckpt

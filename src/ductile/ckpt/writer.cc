@@ -1,0 +1,186 @@
+#include "ductile/ckpt/writer.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <ctime>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include "ductile/base/error.h"
+#include "ductile/ckpt/commit_impl.h"
+#include "ductile/ckpt/folder_lock_impl.h"
+#include "ductile/ckpt/layout_impl.h"
+#include "ductile/ckpt/staging_impl.h"
+
+namespace ductile::ckpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double thread_cpu_seconds() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
+const fs::path& made(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail_errno(folder.string(), error.value());
+  return folder;
+}
+
+WriterOptions checked(WriterOptions o) {
+  if (o.keep < 1) fail(ErrorCode::invalid_argument, "checkpoint.keep is {}; at least 1", o.keep);
+  if (o.chunk_bytes < 4096 || o.chunk_bytes % 4096 != 0 || o.chunk_bytes > kMaxChunkBytes) {
+    fail(ErrorCode::invalid_argument, "chunk_bytes is {}; a multiple of 4096 up to {}",
+         o.chunk_bytes, kMaxChunkBytes);
+  }
+  return o;
+}
+
+std::string state_text(const nlohmann::json& state) {
+  try {
+    return state.dump();
+  } catch (const nlohmann::json::exception& e) {
+    fail(ErrorCode::invalid_argument, "the checkpoint's state is not UTF-8 text: {}", e.what());
+  }
+}
+
+}  // namespace
+
+struct CheckpointWriter::Impl {
+  Impl(const fs::path& folder, WriterOptions o)
+      : options(checked(o)),
+        lock(made(folder)),
+        committer(folder, options),
+        thread([this] { run(); }) {}
+
+  ~Impl() {
+    {
+      const std::lock_guard guard(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+  }
+
+  void run() {
+    ::setpriority(PRIO_PROCESS, 0,
+                  options.nice);  // of this thread alone; a failure costs only speed
+    std::unique_lock guard(mutex);
+    while (true) {
+      changed.wait(guard, [this] { return busy || stopping; });
+      if (!busy) return;
+      guard.unlock();
+      std::exception_ptr failure = write();
+      guard.lock();
+      error = std::move(failure);
+      reports.push_back(std::move(report));
+      busy = false;
+      changed.notify_all();
+    }
+  }
+
+  std::exception_ptr write() {
+    const Clock::time_point begin = Clock::now();
+    const double cpu = thread_cpu_seconds();
+    std::exception_ptr failure;
+    try {
+      committer.commit(report.step, state, tensors, staging.chunks(), report);
+    } catch (const std::exception& e) {
+      failure = std::current_exception();
+      report.error = e.what();
+    }
+    report.write_seconds = seconds_since(begin);
+    report.write_cpu_seconds = thread_cpu_seconds() - cpu;
+    return failure;
+  }
+
+  const WriterOptions options;
+  const FolderLock lock;
+  Committer committer;  // the thread's
+
+  // The job: the thread's while busy, the caller's otherwise.
+  Staging staging;
+  std::vector<TensorInfo> tensors;
+  std::string state;
+  SaveReport report;
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  bool busy = false;
+  bool stopping = false;
+  std::exception_ptr error;
+  std::deque<SaveReport> reports;
+
+  std::jthread thread;  // last: starts when all else is there, and is joined first
+};
+
+CheckpointWriter::CheckpointWriter(fs::path folder, WriterOptions options)
+    : impl_(std::make_unique<Impl>(folder, options)) {}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
+                            std::span<const TensorView> tensors) {
+  Impl& s = *impl_;
+  if (step < 0) fail(ErrorCode::invalid_argument, "checkpoint of step {}: negative", step);
+  check_views(tensors);
+  std::string text = state_text(state);
+  const Layout layout = plan_layout(tensors, s.options.chunk_bytes);
+
+  const Clock::time_point begin = Clock::now();
+  {
+    std::unique_lock guard(s.mutex);
+    s.changed.wait(guard, [&] { return !s.busy; });
+    s.error = nullptr;
+  }
+  s.report = SaveReport{.step = step, .wait_seconds = seconds_since(begin)};
+  const Clock::time_point copy_begin = Clock::now();
+  s.staging.fill(tensors, layout);
+  s.state = std::move(text);
+  s.tensors.clear();
+  for (size_t i : layout.order) {
+    const TensorView& t = tensors[i];
+    s.tensors.push_back(
+        {t.name, t.dtype, t.shape, static_cast<int64_t>(t.bytes.size()), layout.tensor_offsets[i]});
+  }
+  s.report.copy_seconds = seconds_since(copy_begin);
+  {
+    const std::lock_guard guard(s.mutex);
+    s.busy = true;
+  }
+  s.changed.notify_all();
+}
+
+bool CheckpointWriter::idle() const {
+  const std::lock_guard guard(impl_->mutex);
+  return !impl_->busy;
+}
+
+void CheckpointWriter::wait() {
+  std::unique_lock guard(impl_->mutex);
+  impl_->changed.wait(guard, [&] { return !impl_->busy; });
+  if (impl_->error) std::rethrow_exception(std::exchange(impl_->error, nullptr));
+}
+
+std::optional<SaveReport> CheckpointWriter::take_report() {
+  const std::lock_guard guard(impl_->mutex);
+  if (impl_->reports.empty()) return std::nullopt;
+  SaveReport report = std::move(impl_->reports.front());
+  impl_->reports.pop_front();
+  return report;
+}
+
+}  // namespace ductile::ckpt

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/ckpt/disk.h"
+#include "ductile/ckpt/tensor.h"
+
+namespace ductile::ckpt {
+
+struct WriterOptions {
+  int64_t keep = 2;                        // checkpoints that stay, >= 1
+  int64_t chunk_bytes = int64_t{1} << 20;  // a multiple of 4096, at most 2^30
+  int nice = 10;  // of the writing thread, 0 (as the trainer) to 19 (only what others leave)
+  // The step training continues from, if it does: checkpoints of later steps were refused or given
+  // up, do not count for `keep`, and go when the first save is durable.
+  std::optional<int64_t> resumed_step;
+  Disk* disk = nullptr;  // the real one when null; outlives the writer
+};
+
+struct SaveReport {
+  int64_t step = 0;
+  int64_t total_bytes = 0;   // of all tensors
+  int64_t new_bytes = 0;     // in chunks that had to be written
+  int64_t reused_bytes = 0;  // in chunks that were there, or twice in this checkpoint
+  int64_t new_chunks = 0;
+  int64_t reused_chunks = 0;
+  int64_t freed_bytes = 0;   // by removing what is no longer kept
+  double wait_seconds = 0;   // save() waited for the save before this one
+  double copy_seconds = 0;   // save() copied; with wait_seconds, all that training noticed
+  double write_seconds = 0;  // the background thread, from start to durable and cleaned
+  double write_cpu_seconds = 0;
+  std::string error;    // why the checkpoint was not written; empty when it was
+  std::string warning;  // it was written, but older ones could not be cleaned away
+};
+
+// Saves checkpoints into one folder (layout: checkpoint.h), at most one at a time, from a
+// background thread. What was durable stays usable through every failure and crash; a save that
+// fails leaves the folder as it was and the writer usable. The folder's older checkpoints are
+// removed only when a newer one is durable. Saving step s also removes checkpoints of steps above
+// s: they belong to a history that was given up.
+//
+// Holds the folder's lock for life. Methods are for one thread at a time.
+class CheckpointWriter {
+ public:
+  // Makes the folder. Throws conflict when another process saves into it or a newer program did,
+  // invalid_argument for impossible options, unavailable when the folder cannot be used.
+  explicit CheckpointWriter(fs::path folder, WriterOptions options = {});
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+  ~CheckpointWriter();  // waits for the save under way
+
+  // Waits for the save before this one, copies the tensors, and returns; hashing and writing follow
+  // in the background. `state` is any JSON value (text must be UTF-8; not-a-number becomes null).
+  // Throws invalid_argument for a bad argument and unavailable when there is no memory for the
+  // copy; failures of the save before are left to wait() and take_report().
+  void save(int64_t step, const nlohmann::json& state, std::span<const TensorView> tensors);
+
+  // Whether save() would start at once.
+  bool idle() const;
+
+  // Until the last save is durable. Throws, once, what it failed with.
+  void wait();
+
+  // Finished saves, failed ones too, oldest first, each once.
+  std::optional<SaveReport> take_report();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ductile::ckpt
