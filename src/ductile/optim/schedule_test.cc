@@ -1,0 +1,125 @@
+#include "ductile/optim/schedule.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+
+namespace ductile::optim {
+namespace {
+
+const std::vector<std::string> kNames{"constant", "step",      "cosine",
+                                      "linear",   "one_cycle", "polynomial"};
+
+spec::ScheduleOptions from_json(const nlohmann::json& json) {
+  spec::ScheduleOptions o;
+  o.name = json.at("name");
+  o.warmup_epochs = json.value("warmup_epochs", o.warmup_epochs);
+  o.warmup_start = json.value("warmup_start", o.warmup_start);
+  o.final_fraction = json.value("final_fraction", o.final_fraction);
+  o.milestones = json.value("milestones", o.milestones);
+  o.gamma = json.value("gamma", o.gamma);
+  o.power = json.value("power", o.power);
+  o.peak_at = json.value("peak_at", o.peak_at);
+  return o;
+}
+
+TEST(Schedule, equals_torchs_schedulers_at_every_step) {
+  const auto golden = nlohmann::json::parse(
+      read_file(DUCTILE_SOURCE_DIR "/src/ductile/optim/testdata/schedules.json"));
+  for (const auto& item : golden.at("cases")) {
+    const spec::ScheduleOptions options = from_json(item.at("options"));
+    const auto rates = item.at("rates").get<std::vector<double>>();
+    const double peak = item.at("peak");
+    for (size_t step = 0; step < rates.size(); ++step) {
+      EXPECT_NEAR(learning_rate(options, peak, static_cast<int64_t>(step), item.at("total_steps"),
+                                item.at("steps_per_epoch")),
+                  rates[step], 1e-9 * peak)
+          << item.at("options") << " step " << step;
+    }
+  }
+}
+
+rc::Gen<spec::ScheduleOptions> any_schedule() {
+  return rc::gen::exec([] {
+    spec::ScheduleOptions o;
+    o.name = *rc::gen::elementOf(kNames);
+    o.warmup_epochs = *rc::gen::inRange(0, 80) / 8.0;
+    o.warmup_start = *rc::gen::inRange(0, 9) / 8.0;
+    o.final_fraction = *rc::gen::inRange(0, 9) / 8.0;
+    o.milestones = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 12));
+    o.power = *rc::gen::inRange(1, 33) / 8.0;
+    o.peak_at = *rc::gen::inRange(0, 9) / 8.0;
+    return o;
+  });
+}
+
+RC_GTEST_PROP(Schedule, stays_between_zero_and_the_peak_for_every_run_length, ()) {
+  const spec::ScheduleOptions o = *any_schedule();
+  const int64_t total = *rc::gen::inRange<int64_t>(1, 60);
+  const int64_t per_epoch = *rc::gen::inRange<int64_t>(1, 12);
+  for (int64_t step = 0; step < total + 3; ++step) {
+    const double lr = learning_rate(o, 0.7, step, total, per_epoch);
+    RC_ASSERT(lr >= 0.0);
+    RC_ASSERT(lr <= 0.7 * (1 + 1e-12));
+  }
+}
+
+// No step moves more than the steepest part of any of the shapes allows; step schedules excepted.
+RC_GTEST_PROP(Schedule, is_continuous_at_its_joints, ()) {
+  spec::ScheduleOptions o = *any_schedule();
+  RC_PRE(o.name != "step");
+  o.power = std::max(o.power, 1.0);
+  const int64_t per_epoch = 1000;
+  const int64_t total = 20'000;
+  o.warmup_epochs = *rc::gen::elementOf(std::vector<double>{0, 1, 7.5, 15});
+  o.peak_at = *rc::gen::elementOf(std::vector<double>{0.25, 0.5, 0.75});
+  for (int64_t step = 1; step < total; ++step) {
+    const double before = learning_rate(o, 1.0, step - 1, total, per_epoch);
+    const double now = learning_rate(o, 1.0, step, total, per_epoch);
+    RC_ASSERT(std::fabs(now - before) < 5.0 / 1000);
+  }
+}
+
+TEST(Schedule, warm_up_ends_at_the_peak_and_may_be_the_whole_run) {
+  for (const std::string& name : kNames) {
+    spec::ScheduleOptions o{.name = name, .warmup_epochs = 2, .milestones = {50}};
+    EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 20, 100, 10), 0.5) << name;
+    EXPECT_EQ(learning_rate(o, 0.5, 0, 100, 10), 0) << name;
+    o.warmup_epochs = 10;
+    EXPECT_LT(learning_rate(o, 0.5, 50, 100, 10), 0.5) << name;
+    EXPECT_GT(learning_rate(o, 0.5, 50, 100, 10), 0.0) << name;
+    o.warmup_epochs = 1000;
+    EXPECT_GT(learning_rate(o, 0.5, 99, 100, 10), 0.4) << name;
+  }
+}
+
+TEST(Schedule, a_run_of_one_step_trains_at_the_peak_without_warm_up) {
+  for (const std::string& name : kNames) {
+    const spec::ScheduleOptions o{.name = name, .milestones = {1}};
+    EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 0, 1, 1), 0.5) << name;
+  }
+}
+
+TEST(Schedule, stays_at_the_final_value_after_the_end) {
+  for (const char* name : {"cosine", "linear", "polynomial", "one_cycle"}) {
+    const spec::ScheduleOptions o{.name = name, .final_fraction = 0.25};
+    EXPECT_DOUBLE_EQ(learning_rate(o, 0.8, 100, 100, 10), 0.2) << name;
+    EXPECT_DOUBLE_EQ(learning_rate(o, 0.8, 1'000'000, 100, 10), 0.2) << name;
+  }
+}
+
+TEST(Schedule, refuses_unknown_names_and_empty_runs) {
+  EXPECT_THROW(learning_rate({.name = "cosinus"}, 1, 0, 10, 1), Error);
+  EXPECT_THROW(learning_rate({}, 1, 0, 0, 1), Error);
+  EXPECT_THROW(learning_rate({}, 1, -1, 10, 1), Error);
+}
+
+}  // namespace
+}  // namespace ductile::optim
