@@ -1,14 +1,15 @@
 #include "ductile/base/machine.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <sstream>
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
 
 namespace ductile {
 namespace {
@@ -48,7 +49,8 @@ void for_each_group(const fs::path& root, std::string_view controller,
     const std::string path = line.substr(second + 1);
     fs::path mount = root / "sys/fs/cgroup";
     if (!controllers.empty()) {
-      if (("," + controllers + ",").find("," + std::string(controller) + ",") == std::string::npos)
+      if (fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) ==
+          std::string::npos)
         continue;
       mount /= fs::exists(mount / controllers) ? controllers : std::string(controller);
     }

@@ -1,8 +1,7 @@
 #include "ductile/base/machine.h"
 
-#include <sched.h>
-
 #include <gtest/gtest.h>
+#include <sched.h>
 
 namespace ductile {
 namespace {

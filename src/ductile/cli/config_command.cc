@@ -11,7 +11,8 @@ constexpr std::string_view kReferenceHead =
     "# Options of a job\n"
     "\n"
     "Written by `ductile config --markdown`; do not edit. Each key may stand in the job file\n"
-    "(`[train]` and `epochs = 5`), in the environment (`DUCTILE_TRAIN__EPOCHS=5`) or on the command\n"
+    "(`[train]` and `epochs = 5`), in the environment (`DUCTILE_TRAIN__EPOCHS=5`) or on the "
+    "command\n"
     "line (`--set train.epochs=5`); a later one of these outranks an earlier one.\n"
     "\n";
 
@@ -44,8 +45,8 @@ std::string commented_toml(const OptionSet& options, bool changed) {
   }
   std::string text;
   for (const Line& line : lines) {
-    text += line.origin.empty() ? line.text
-                                : fmt::format("{:{}}  # {}", line.text, width, line.origin);
+    text +=
+        line.origin.empty() ? line.text : fmt::format("{:{}}  # {}", line.text, width, line.origin);
     text += '\n';
   }
   return text;

@@ -8,11 +8,11 @@ namespace ductile::cli {
 enum ExitCode : int {
   kDone = 0,
   kFailed = 1,
-  kUsage = 2,             // the command line or the configuration is wrong
-  kJobFailed = 3,         // the job itself died
-  kNotFound = 4,          // a named thing does not exist, or its state forbids this
+  kUsage = 2,      // the command line or the configuration is wrong
+  kJobFailed = 3,  // the job itself died
+  kNotFound = 4,   // a named thing does not exist, or its state forbids this
   kServerUnreachable = 5,
-  kInterrupted = 130,     // 128 + SIGINT, as shells count
+  kInterrupted = 130,  // 128 + SIGINT, as shells count
 };
 
 ExitCode exit_code(ErrorCode code);
