@@ -1,0 +1,100 @@
+#include "ductile/run/folder.h"
+
+#include <cerrno>
+#include <ctime>
+#include <system_error>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::run {
+namespace {
+
+std::string local_time_stamp() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::localtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", &parts);
+  return text;
+}
+
+void make_folder(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0777) != 0) fail_errno(path.string() + ": mkdir", errno);
+}
+
+// The link is made aside and renamed, so that `latest` always points at some run. A `latest` that
+// is not a link belongs to the user and stays.
+void point_latest_at(const fs::path& runs, const fs::path& name) {
+  const fs::path link = runs / "latest";
+  std::error_code error;
+  const fs::file_status now = fs::symlink_status(link, error);
+  if (fs::exists(now) && !fs::is_symlink(now)) return;
+  const fs::path aside = runs / (".latest." + name.string());
+  ::unlink(aside.c_str());
+  if (::symlink(name.c_str(), aside.c_str()) != 0) return;  // a file system without links
+  if (::rename(aside.c_str(), link.c_str()) != 0) ::unlink(aside.c_str());
+}
+
+}  // namespace
+
+std::string file_name_of(std::string_view job_name) {
+  std::string out;
+  for (const char c : job_name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '_' || c == '-';
+    if (plain && !(out.empty() && (c == '.' || c == '-'))) {
+      out += c;
+    } else if (!plain && !out.empty() && out.back() != '-') {
+      out += '-';
+    }
+    if (out.size() == 80) break;
+  }
+  while (!out.empty() && out.back() == '-') out.pop_back();
+  return out.empty() ? "job" : out;
+}
+
+RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name) {
+  std::error_code error;
+  fs::create_directories(runs, error);
+  if (error) fail_errno(runs.string() + ": mkdir", error.value());
+
+  const std::string stem = file_name_of(job_name) + "-" + local_time_stamp();
+  std::string name = stem;
+  for (int n = 2; ::mkdir((runs / name).c_str(), 0777) != 0; ++n) {
+    if (errno != EEXIST) fail_errno((runs / name).string() + ": mkdir", errno);
+    name = stem + "-" + std::to_string(n);
+  }
+  RunFolder folder(fs::canonical(runs / name));
+  make_folder(folder.checkpoints());
+  make_folder(folder.tensorboard());
+  point_latest_at(runs, name);
+  return folder;
+}
+
+RunFolder RunFolder::open(const fs::path& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) {
+    fail(ErrorCode::not_found, "{}: no such run directory ({})", path.string(), error.message());
+  }
+  RunFolder folder(real);
+  if (!fs::is_directory(real, error)) {
+    fail(ErrorCode::not_found, "{}: not a run directory but a file; give the folder it lies in",
+         path.string());
+  }
+  if (!fs::exists(folder.job_file(), error)) {
+    if (fs::exists(real / "latest", error)) {
+      fail(
+          ErrorCode::not_found,
+          "{0}: not a run directory but a folder of runs; give one of them, for example {0}/latest",
+          path.string());
+    }
+    fail(ErrorCode::not_found, "{}: not a run directory (it holds no job.toml)", path.string());
+  }
+  return folder;
+}
+
+}  // namespace ductile::run

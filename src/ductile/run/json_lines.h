@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/run/append_file.h"
+
+// Files of one JSON object a line, written so that a crash at any instant costs at most the line
+// being written.
+namespace ductile::run {
+
+// Appends to one file; one writer a file (any number of readers). Each line is one write(2), so
+// nothing waits in the process when it is killed. Not shared between threads.
+class JsonLines {
+ public:
+  // Opens or makes the file. A torn last line (the process or machine died inside a write) is cut
+  // off first; a complete one that only lacks its newline gets it.
+  explicit JsonLines(const fs::path& path);
+
+  // Throws unavailable naming the file (disk full ...); what was written of the line is then
+  // removed, so the file stays readable and a later append may succeed.
+  void append(const nlohmann::json& object);
+
+  // Drops every line with a "step" above `step`, atomically: after a crash the file is the old one
+  // or the new one. Lines without a step stay. A run resumed at `step` calls this so that each step
+  // counts once. Returns how many lines went.
+  int64_t truncate_after(int64_t step);
+
+  // On stable storage when it returns.
+  void sync();
+
+ private:
+  void open();
+
+  fs::path path_;
+  AppendFile file_;
+};
+
+// The text of one line, without the newline. Invalid UTF-8 is replaced, never thrown on.
+std::string json_line(const nlohmann::json& object);
+
+// A double as JSON, which has no word for them: NaN, Infinity and -Infinity become the strings
+// "NaN", "Infinity", "-Infinity". number_from_json() reads both forms and returns false for others.
+nlohmann::json json_number(double value);
+bool number_from_json(const nlohmann::json& value, double& out);
+
+struct JsonLinesRead {
+  int64_t lines = 0;
+  int64_t bad = 0;  // lines that hold no JSON object, a torn last one included
+};
+
+// Calls `visit` with each object in order. Lines that cannot be read are counted and passed over:
+// a file still being written, or repaired by hand, is no reason to show nothing. A missing file
+// counts as an empty one.
+JsonLinesRead for_each_json_line(const fs::path& path,
+                                 const std::function<void(nlohmann::json&)>& visit);
+
+// All of them. Throws data_loss, naming file and line, where a line other than a torn last one
+// holds no JSON object, and not_found where there is no file.
+std::vector<nlohmann::json> read_json_lines(const fs::path& path);
+
+}  // namespace ductile::run

@@ -1,0 +1,132 @@
+#include "ductile/run/progress.h"
+
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/run/json_lines.h"
+
+namespace ductile::run {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kLineLimit = 4096;  // PIPE_BUF: longer writes to a pipe may be mixed with others
+
+template <class Visit>
+void visit_optionals(Progress& p, const Visit& visit) {
+  visit("phase_share", p.phase_share);
+  visit("loss", p.loss);
+  visit("accuracy", p.accuracy);
+  visit("eval_accuracy", p.eval_accuracy);
+  visit("lr", p.lr);
+  visit("samples_per_second", p.samples_per_second);
+  visit("eta_seconds", p.eta_seconds);
+}
+
+template <class T>
+void read_number(const json& value, const char* key, T& out) {
+  const auto at = value.find(key);
+  if (at == value.end()) return;
+  double number = 0;
+  const bool fits =
+      number_from_json(*at, number) && (std::is_floating_point_v<T> || std::abs(number) < 9e18);
+  if (!fits) {
+    fail(ErrorCode::invalid_argument, "progress: {} must be a number, not {}", key, json_line(*at));
+  }
+  out = static_cast<T>(number);
+}
+
+Phase phase_from(const json& value) {
+  for (const Phase phase : {Phase::train, Phase::eval, Phase::checkpoint}) {
+    if (value == to_string(phase)) return phase;
+  }
+  fail(ErrorCode::invalid_argument, "progress: phase is train, eval or checkpoint, not {}",
+       json_line(value));
+}
+
+// Cuts to at most `limit` bytes without splitting a UTF-8 character.
+std::string_view cut(std::string_view text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) --limit;
+  return text.substr(0, limit);
+}
+
+}  // namespace
+
+std::string_view to_string(Phase phase) {
+  switch (phase) {
+    case Phase::train:
+      return "train";
+    case Phase::eval:
+      return "eval";
+    case Phase::checkpoint:
+      return "checkpoint";
+  }
+  return "train";
+}
+
+json to_json(const Progress& progress) {
+  json value = {{"phase", to_string(progress.phase)},  {"step", progress.step},
+                {"total_steps", progress.total_steps}, {"epoch", json_number(progress.epoch)},
+                {"epochs", progress.epochs},           {"workers", progress.workers}};
+  Progress copy = progress;
+  visit_optionals(copy, [&](const char* key, const std::optional<double>& field) {
+    if (field) value[key] = json_number(*field);
+  });
+  return value;
+}
+
+Progress progress_from_json(const json& value) {
+  if (!value.is_object()) {
+    fail(ErrorCode::invalid_argument, "progress: must be an object, not {}", value.type_name());
+  }
+  Progress p;
+  if (const auto at = value.find("phase"); at != value.end()) p.phase = phase_from(*at);
+  read_number(value, "step", p.step);
+  read_number(value, "total_steps", p.total_steps);
+  read_number(value, "epoch", p.epoch);
+  read_number(value, "epochs", p.epochs);
+  read_number(value, "workers", p.workers);
+  visit_optionals(p, [&](const char* key, std::optional<double>& field) {
+    if (!value.contains(key)) return;
+    double number = 0;
+    read_number(value, key, number);
+    field = number;
+  });
+  return p;
+}
+
+std::string encode(const WorkerLine& line) {
+  if (const auto* progress = std::get_if<Progress>(&line)) {
+    return json_line({{"progress", to_json(*progress)}}) + "\n";
+  }
+  const auto& message = std::get<Message>(line);
+  // A character may become six in JSON: cut until the line fits.
+  for (size_t limit = kLineLimit;; limit /= 2) {
+    std::string text =
+        json_line({{"message", cut(message.text, limit)}, {"level", cut(message.level, 16)}});
+    if (text.size() < kLineLimit) return text + "\n";
+  }
+}
+
+std::optional<WorkerLine> decode(std::string_view line) {
+  const json value = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) return std::nullopt;
+  if (const auto at = value.find("progress"); at != value.end()) {
+    try {
+      return progress_from_json(*at);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+  const auto text = value.find("message");
+  if (text == value.end() || !text->is_string()) return std::nullopt;
+  Message message{.text = text->get<std::string>()};
+  const auto level = value.find("level");
+  if (level != value.end() && level->is_string()) message.level = level->get<std::string>();
+  return message;
+}
+
+}  // namespace ductile::run

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ductile/run/progress.h"
+
+// Shows a run's progress to a person, on standard error or wherever else.
+namespace ductile::run {
+
+struct ProgressBarOptions {
+  bool terminal = false;  // one live line, else plain lines now and then
+  bool color = false;
+  bool unicode = false;          // a bar of blocks, else of '#'
+  double plain_interval = 10;    // seconds between plain lines
+  double redraw_interval = 0.1;  // seconds between redraws of the live line
+  std::function<int()> width;    // columns of the terminal, asked at each redraw
+  std::function<double()> now;   // seconds on any clock that only rises
+
+  // What suits the file descriptor: a live line on a terminal that understands one (TERM is not
+  // "dumb"), colour unless NO_COLOR is set, blocks where the locale is UTF-8.
+  static ProgressBarOptions detect(int fd);
+};
+
+// On a terminal one line that is drawn over and over:
+//
+//   epoch 3/10 ███████▌          45% step 120/468  loss 0.31  acc 91.2%  4,310 samples/s  ETA 0:42
+//
+// which leaves out its least important parts where the terminal is narrow. Elsewhere a plain line
+// at most every `plain_interval` seconds and at each end of an epoch. Nothing it shows can move
+// the cursor: control characters in messages are dropped. It never fails: output that cannot be
+// written is lost. One thread at a time.
+class ProgressBar {
+ public:
+  explicit ProgressBar(int fd) : ProgressBar(fd, ProgressBarOptions::detect(fd)) {}
+  ProgressBar(int fd, ProgressBarOptions options);
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar();  // finish()
+
+  void show(const Progress& progress);
+  void message(std::string_view text);  // a line above the live one
+  void finish();                        // leaves the last state standing and ends the line
+
+ private:
+  void write(std::string_view text);
+  void draw(const Progress& progress);
+
+  int fd_;
+  ProgressBarOptions options_;
+  std::optional<Progress> last_;
+  bool last_is_shown_ = false;
+  bool line_is_open_ = false;
+  double shown_at_ = 0;
+};
+
+// The live line for a terminal `columns` wide, without colour; never longer than columns - 1.
+// The plain line is the same with no limit and no bar.
+std::string live_line(const Progress& progress, int columns, bool unicode);
+std::string plain_line(const Progress& progress);
+
+// 4310 -> "4,310"; 42 -> "0:42", 3723 -> "1:02:03"; 2.5 -> "2.50", 0.000123 -> "1.23e-04".
+std::string with_thousands(double value);
+std::string as_clock(double seconds);
+std::string as_number(double value);
+
+}  // namespace ductile::run
