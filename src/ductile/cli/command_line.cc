@@ -2,6 +2,7 @@
 #include "ductile/cli/command_line.h"
 
 #include <functional>
+#include <map>
 
 #include <CLI/CLI.hpp>
 
@@ -12,8 +13,18 @@
 namespace ductile::cli {
 namespace {
 
+// CLI11's help without the lists of what excludes what.
+class PlainFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string& text = option->get_option_text();
+    return text.empty() ? "" : " " + text;
+  }
+};
+
 // Everything the command line can say, and the command it chose.
 struct Parsed {
+  std::map<const CLI::App*, std::string> example;  // what the command's help begins with
   TrainCommand train;
   ConfigCommand config;
   DoctorCommand doctor;
@@ -33,13 +44,13 @@ void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write J
 void add_train(CLI::App& app, Parsed& parsed) {
   TrainCommand& c = parsed.train;
   CLI::App* sub = app.add_subcommand("train", "train a model");
-  sub->description(
+  parsed.example[sub] =
       "Example:\n"
       "  ductile train job.toml --set train.epochs=5\n"
       "  ductile train --resume runs/latest\n"
       "\n"
-      "Trains the job, draws a progress bar and leaves a run directory with checkpoints, metrics\n"
-      "and report.html. Without a job file: a small network on embedded images.");
+      "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
+      "Without a job file: a small network on embedded images.\n";
   add_job(*sub, c.job);
   CLI::Option* runs =
       sub->add_option("--runs", c.runs, "folder in which the run directory is made");
@@ -63,12 +74,12 @@ void add_train(CLI::App& app, Parsed& parsed) {
 void add_config(CLI::App& app, Parsed& parsed) {
   ConfigCommand& c = parsed.config;
   CLI::App* sub = app.add_subcommand("config", "print every option with its origin");
-  sub->description(
+  parsed.example[sub] =
       "Example:\n"
       "  ductile config job.toml --set train.epochs=5 --changed\n"
       "\n"
-      "Prints the job as `ductile train` would run it: each value, and where it came from.\n"
-      "Precedence: defaults < job file < DUCTILE_... environment < --set.");
+      "The job as `ductile train` would run it: each value, and where it came from.\n"
+      "Precedence: defaults < job file < DUCTILE_... environment < --set.\n";
   add_job(*sub, c.job);
   sub->add_flag("--changed", c.changed, "only values that differ from their default");
   CLI::Option* origin = sub->add_flag("--origin", c.origin, "one line a value: key, value, origin");
@@ -85,12 +96,12 @@ void add_config(CLI::App& app, Parsed& parsed) {
 
 void add_doctor(CLI::App& app, Parsed& parsed) {
   CLI::App* sub = app.add_subcommand("doctor", "what this machine has and what is missing");
-  sub->description(
+  parsed.example[sub] =
       "Example:\n"
       "  ductile doctor\n"
       "\n"
       "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, GPUs,\n"
-      "compilers; and for what is missing, the command that installs it.");
+      "compilers; and for what is missing, the command that installs it.\n";
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
@@ -155,19 +166,20 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
 ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   Console& console = context.console;
   Parsed parsed;
-  CLI::App app(
+  CLI::App app("Trains deep networks on machines that come and go.", "ductile");
+  app.formatter(std::make_shared<PlainFormatter>());
+  parsed.example[&app] =
       "Example:\n"
       "  ductile train                       # embedded data: see it work\n"
-      "  ductile train job.toml --set train.epochs=5\n"
-      "\n"
-      "Ductile trains deep networks on machines that come and go.",
-      "ductile");
+      "  ductile train job.toml --set train.epochs=5\n";
   app.set_version_flag("--version", fmt::format("ductile {}", version()));
   app.require_subcommand(1);
   app.fallthrough();
   bool quiet = false, verbose = false;
   CLI::Option* quiet_flag = app.add_flag("-q,--quiet", quiet, "no talk, only data and errors");
   app.add_flag("-v,--verbose", verbose, "say more")->excludes(quiet_flag);
+  app.get_option("--help")->description("print this help");
+  app.get_option("--version")->description("print the version");
   app.footer(
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
       "conflict, 5 server unreachable, 130 interrupted.");
@@ -178,7 +190,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    console.out() << app.help();
+    console.out() << parsed.example[innermost(app)] << "\n" << app.help();
     return kDone;
   } catch (const CLI::CallForVersion& version) {
     console.out() << version.what() << "\n";

@@ -111,6 +111,19 @@ Json library_facts(const std::optional<fs::path>& library) {
   return {{"version", version_of(*library)}, {"path", library->string()}};
 }
 
+// UCX's library carries no version in its name; its pkg-config file does.
+Json ucx_facts() {
+  Json facts = library_facts(find_library("libucp.so.0"));
+  if (facts.is_null()) return facts;
+  facts["version"] = "unknown version";
+  for (const std::string& file : paths_like("/usr/lib/*/pkgconfig/ucx.pc")) {
+    const std::string text = read_file(file);
+    const size_t at = text.find("Version: ");
+    if (at != std::string::npos) facts["version"] = first_line(text.substr(at + 9));
+  }
+  return facts;
+}
+
 // BLAS as the dynamic linker finds it: Debian's alternatives link libblas.so.3 to one of several.
 Json blas_facts() {
   const auto library = find_library("libblas.so.3");
@@ -295,7 +308,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["torch"] = library_facts(torch ? torch : find_library("libtorch_cpu.so"));
   facts["blas"] = blas_facts();
   facts["worker"] = worker_facts();
-  facts["ucx"] = library_facts(find_library("libucp.so.0"));
+  facts["ucx"] = ucx_facts();
   facts["gpus"] = gpu_facts();
   facts["tools"] = compiler_facts();
   const std::vector<Missing> missing = find_missing(facts);

@@ -1,8 +1,10 @@
+#include <algorithm>
+#include <optional>
+
+#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/cli/commands.h"
@@ -18,20 +20,26 @@ using Json = nlohmann::ordered_json;
 
 // The run directory of a new run, with the resolved job in it.
 run::RunFolder new_run(const TrainCommand& command, JobConfig& config) {
-  run::RunFolder folder = [&] {
-    if (!command.out) return run::RunFolder::create(config.job.runs, config.job.name);
-    std::error_code error;
-    if (fs::exists(*command.out, error) && !fs::is_empty(*command.out, error)) {
-      fail(ErrorCode::conflict,
-           "--out {}: exists already; name another folder, or go on with `ductile train --resume "
-           "{}`",
-           command.out->string(), command.out->string());
-    }
-    return run::RunFolder::create_at(*command.out);
-  }();
   config.make_paths_absolute();
-  write_file_atomic(folder.job_file(), config.options.to_toml());
-  return folder;
+  const std::string job = config.options.to_toml();
+  if (!command.out) {
+    const run::RunFolder folder = run::RunFolder::create(config.job.runs, config.job.name);
+    write_file_atomic(folder.job_file(), job);
+    return folder;
+  }
+  std::error_code error;
+  if (fs::exists(*command.out, error)) {
+    fail(ErrorCode::conflict,
+         "--out {0}: exists already; name another folder, or go on with `ductile train --resume "
+         "{0}`",
+         command.out->string());
+  }
+  for (const char* part : {"checkpoints", "tensorboard"}) {
+    fs::create_directories(*command.out / part, error);
+    if (error) fail_errno((*command.out / part).string(), error.value());
+  }
+  write_file_atomic(*command.out / "job.toml", job);
+  return run::RunFolder::open(*command.out);
 }
 
 // What a worker says while it runs, sorted.
@@ -65,7 +73,7 @@ class Listener {
     if (bar_) bar_->finish();
   }
 
-  const Json& done() const { return done_; }            // null until the worker is done
+  const Json& done() const { return done_; }           // null until the worker is done
   const std::string& error() const { return error_; }  // empty where it named none
 
  private:
@@ -104,11 +112,11 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
   std::string said = listener.error();
   if (said.empty()) said = log_tail(folder.log_file(), 10);
   if (end.signal == 0 && end.exit_code == kUsage) return {kUsage, "failed", said};
-  std::string how = end.signal != 0 ? fmt::format("killed by {} ({})", sigabbrev_np(end.signal)
-                                                                           ? sigabbrev_np(end.signal)
-                                                                           : "signal",
-                                                  end.signal)
-                                    : fmt::format("exit code {}", end.exit_code);
+  std::string how =
+      end.signal != 0
+          ? fmt::format("killed by {} ({})",
+                        sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "signal", end.signal)
+          : fmt::format("exit code {}", end.exit_code);
   if (end.signal == SIGKILL) how += "; the kernel does this when memory runs out";
   return {kJobFailed, "failed",
           said.empty() ? fmt::format("the worker died ({})", how)
@@ -167,7 +175,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   if (command.resume) launch.arguments.push_back("--resume");
   launch.environment = worker_environment(config.job.train.threads);
   launch.log = folder.log_file();
-  for (const auto& [name, value] : launch.environment) console.explain("worker: {}={}", name, value);
+  for (const auto& [name, value] : launch.environment)
+    console.explain("worker: {}={}", name, value);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
@@ -190,8 +199,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
   } else if (outcome.code == kJobFailed) {
     console.err() << "The log is " << folder.log_file().string()
-                  << "\nTo go on from the last checkpoint: " << resume_command(folder)
-                  << std::endl;
+                  << "\nTo go on from the last checkpoint: " << resume_command(folder) << std::endl;
   }
   return outcome.code;
 }
