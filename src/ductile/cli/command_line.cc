@@ -136,13 +136,20 @@ std::vector<std::string> known_words(const CLI::App& app, bool option) {
   return words;
 }
 
+// "data inspect: ", or nothing for the program itself.
+std::string subject(const CLI::App& app) {
+  const std::string name = full_name(&app);
+  const size_t space = name.find(' ');
+  return space == std::string::npos ? "" : name.substr(space + 1) + ": ";
+}
+
 // What to say of a word nobody took.
 std::string unknown_word(const CLI::App& app, const std::string& word) {
   const bool option = word.size() > 1 && word.front() == '-';
   const std::string bare = word.substr(0, word.find('='));
   const auto words = known_words(app, option);
   const bool command = !option && !words.empty();
-  std::string text = fmt::format("{}: unknown {} '{}'", full_name(&app),
+  std::string text = fmt::format("{}unknown {} '{}'", subject(app),
                                  option    ? "option"
                                  : command ? "command"
                                            : "argument",
@@ -154,8 +161,8 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
 ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& console) {
   const CLI::App* at = innermost(app);
   const std::vector<std::string> unknown = app.remaining(true);
-  std::string text = unknown.empty() ? fmt::format("{}: {}", full_name(at), error.what())
-                                     : unknown_word(*at, unknown.front());
+  std::string text =
+      unknown.empty() ? subject(*at) + error.what() : unknown_word(*at, unknown.front());
   console.error(text);
   console.err() << "Try '" << full_name(at) << " --help'.\n";
   return kUsage;
