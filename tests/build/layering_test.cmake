@@ -10,6 +10,7 @@ function(check_include line torch expected)
     COMMAND ${CMAKE_COMMAND} -DMODULE=data "-DDEPS=base;spec" -DFILES=probe.cc -DTORCH=${torch}
       -DDIR=${BINARY} -DSTAMP=${BINARY}/stamp -P ${SOURCE}/cmake/check_includes.cmake
     RESULT_VARIABLE result ERROR_VARIABLE text OUTPUT_QUIET)
+  string(REGEX REPLACE "[ \n]+" " " text "${text}")  # cmake wraps what it prints
   if(expected STREQUAL "accepted")
     if(NOT result EQUAL 0)
       message(FATAL_ERROR "${line}: should be accepted: ${text}")
@@ -38,13 +39,12 @@ include(${SOURCE}/cmake/DuctileModule.cmake)
 include(GNUInstallDirs)
 add_library(ductile_options INTERFACE)
 add_library(ductile_base INTERFACE)
-add_library(ductile_data INTERFACE)
-add_library(ductile_nn INTERFACE)
 ductile_module(${name} DEPS ${dep} SOURCES probe.cc)
 ")
   file(WRITE ${folder}/probe.cc "int probe;\n")
   execute_process(COMMAND ${CMAKE_COMMAND} -S ${folder} -B ${folder}/build -G Ninja
     RESULT_VARIABLE result ERROR_VARIABLE text OUTPUT_QUIET)
+  string(REGEX REPLACE "[ \n]+" " " text "${text}")  # cmake wraps what it prints
   if(expected STREQUAL "accepted")
     if(NOT result EQUAL 0)
       message(FATAL_ERROR "${name} on ${dep}: should be accepted: ${text}")

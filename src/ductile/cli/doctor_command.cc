@@ -151,7 +151,7 @@ Json worker_facts() {
   try {
     const std::string program = find_worker().string();
     facts["path"] = program;
-    const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --version --json");
+    const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --describe");
     facts["runs"] = text.has_value();
     if (text) {
       const Json said = Json::parse(*text, nullptr, false);
