@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ductile/base/files.h"
+
+namespace ductile {
+
+// What this process may use of the machine: affinity masks and control-group limits make it less
+// than what the machine has, in containers and under batch systems.
+struct CpuShare {
+  int online = 1;    // hardware threads of the machine
+  int affinity = 1;  // of those, the ones this process may run on
+  double quota = 0;  // CPU seconds a second its control groups grant; 0 = no limit
+
+  // Threads worth starting: the affinity, cut to the quota rounded up; at least 1.
+  int usable() const;
+};
+
+struct MemoryShare {
+  int64_t total = 0;      // bytes of the machine
+  int64_t available = 0;  // bytes that can be had now without swapping
+  int64_t limit = 0;      // bytes its control groups allow; 0 = no limit
+};
+
+// Both read procfs and the control groups (v1 and v2) below `root`; tests pass a made-up tree.
+CpuShare cpu_share(const fs::path& root = "/");
+MemoryShare memory_share(const fs::path& root = "/");
+
+// "model name" and the instruction-set flags of the first processor (x86 "flags", ARM "Features").
+struct CpuModel {
+  std::string name;
+  std::vector<std::string> flags;
+  bool has(std::string_view flag) const;
+};
+CpuModel cpu_model(const fs::path& root = "/");
+
+}  // namespace ductile

@@ -1,0 +1,221 @@
+// The only file that sees CLI11.
+#include "ductile/cli/command_line.h"
+
+#include <functional>
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/cli/version.h"
+
+namespace ductile::cli {
+namespace {
+
+// CLI11's help without the lists of what excludes what.
+class PlainFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string& text = option->get_option_text();
+    return text.empty() ? "" : " " + text;
+  }
+};
+
+// Everything the command line can say, and the command it chose.
+struct Parsed {
+  std::map<const CLI::App*, std::string> example;  // what the command's help begins with
+  TrainCommand train;
+  ConfigCommand config;
+  DoctorCommand doctor;
+  std::function<ExitCode(Context&)> chosen;
+};
+
+void add_job(CLI::App& app, JobRequest& job) {
+  app.add_option("job", job.file, "job file (TOML); none: the embedded digits on the default cnn")
+      ->option_text("[job.toml]");
+  app.add_option("--set", job.assignments, "set an option: --set train.epochs=5 (repeatable)")
+      ->option_text("KEY=VALUE")
+      ->allow_extra_args(false);
+}
+
+void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
+
+void add_train(CLI::App& app, Parsed& parsed) {
+  TrainCommand& c = parsed.train;
+  CLI::App* sub = app.add_subcommand("train", "train a model");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile train job.toml --set train.epochs=5\n"
+      "  ductile train --resume runs/latest\n"
+      "\n"
+      "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
+      "Without a job file: a small network on embedded images.\n";
+  add_job(*sub, c.job);
+  CLI::Option* runs =
+      sub->add_option("--runs", c.runs, "folder in which the run directory is made");
+  runs->option_text("DIR");
+  CLI::Option* out =
+      sub->add_option("--out", c.out, "the run directory itself; must not exist yet");
+  out->option_text("DIR")->excludes(runs);
+  sub->add_option("--resume", c.resume, "go on with this run, bit-exactly")
+      ->option_text("RUN")
+      ->excludes(runs)
+      ->excludes(out)
+      ->excludes("job")
+      ->excludes("--set");
+  sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return train(parsed.train, context); };
+  });
+}
+
+void add_config(CLI::App& app, Parsed& parsed) {
+  ConfigCommand& c = parsed.config;
+  CLI::App* sub = app.add_subcommand("config", "print every option with its origin");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile config job.toml --set train.epochs=5 --changed\n"
+      "\n"
+      "The job as `ductile train` would run it: each value, and where it came from.\n"
+      "Precedence: defaults < job file < DUCTILE_... environment < --set.\n";
+  add_job(*sub, c.job);
+  sub->add_flag("--changed", c.changed, "only values that differ from their default");
+  CLI::Option* origin = sub->add_flag("--origin", c.origin, "one line a value: key, value, origin");
+  CLI::Option* schema = sub->add_flag("--schema", c.schema, "print the JSON Schema of a job");
+  sub->add_flag("--markdown", c.markdown, "print the reference page of all options")
+      ->excludes(origin)
+      ->excludes(schema);
+  schema->excludes(origin);
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return config(parsed.config, context); };
+  });
+}
+
+void add_doctor(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("doctor", "what this machine has and what is missing");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile doctor\n"
+      "\n"
+      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, GPUs,\n"
+      "compilers; and for what is missing, the command that installs it.\n";
+  add_json(*sub, parsed.doctor.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
+  });
+}
+
+// The innermost subcommand the user named.
+CLI::App* innermost(CLI::App& app) {
+  CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().back();
+  return at;
+}
+
+std::string full_name(const CLI::App* app) {
+  return app->get_parent() == nullptr ? app->get_name()
+                                      : full_name(app->get_parent()) + " " + app->get_name();
+}
+
+// The words `app` knows: its subcommands, or its options where `option` holds.
+std::vector<std::string> known_words(const CLI::App& app, bool option) {
+  std::vector<std::string> words;
+  if (!option) {
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+      words.push_back(sub->get_name());
+    return words;
+  }
+  for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
+    for (const CLI::Option* o : at->get_options()) {
+      for (const std::string& name : o->get_lnames()) words.push_back("--" + name);
+    }
+  }
+  return words;
+}
+
+// "data inspect: ", or nothing for the program itself.
+std::string subject(const CLI::App& app) {
+  const std::string name = full_name(&app);
+  const size_t space = name.find(' ');
+  return space == std::string::npos ? "" : name.substr(space + 1) + ": ";
+}
+
+// What to say of a word nobody took.
+std::string unknown_word(const CLI::App& app, const std::string& word) {
+  const bool option = word.size() > 1 && word.front() == '-';
+  const std::string bare = word.substr(0, word.find('='));
+  const auto words = known_words(app, option);
+  const bool command = !option && !words.empty();
+  std::string text = fmt::format("{}unknown {} '{}'", subject(app),
+                                 option    ? "option"
+                                 : command ? "command"
+                                           : "argument",
+                                 bare);
+  if (const auto near = nearest_name(bare, words)) text += fmt::format("; did you mean {}?", *near);
+  return text;
+}
+
+ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& console) {
+  const CLI::App* at = innermost(app);
+  const std::vector<std::string> unknown = app.remaining(true);
+  std::string text =
+      unknown.empty() ? subject(*at) + error.what() : unknown_word(*at, unknown.front());
+  console.error(text);
+  console.err() << "Try '" << full_name(at) << " --help'.\n";
+  return kUsage;
+}
+
+}  // namespace
+
+ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
+  Console& console = context.console;
+  Parsed parsed;
+  CLI::App app("Trains deep networks on machines that come and go.", "ductile");
+  app.formatter(std::make_shared<PlainFormatter>());
+  parsed.example[&app] =
+      "Example:\n"
+      "  ductile train                       # embedded data: see it work\n"
+      "  ductile train job.toml --set train.epochs=5\n";
+  app.set_version_flag("--version", fmt::format("ductile {}", version()));
+  app.require_subcommand(1);
+  app.fallthrough();
+  bool quiet = false, verbose = false;
+  CLI::Option* quiet_flag = app.add_flag("-q,--quiet", quiet, "no talk, only data and errors");
+  app.add_flag("-v,--verbose", verbose, "say more")->excludes(quiet_flag);
+  app.get_option("--help")->description("print this help");
+  app.get_option("--version")->description("print the version");
+  app.footer(
+      "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
+      "conflict, 5 server unreachable, 130 interrupted.");
+  add_train(app, parsed);
+  add_config(app, parsed);
+  add_doctor(app, parsed);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    console.out() << parsed.example[innermost(app)] << "\n" << app.help();
+    return kDone;
+  } catch (const CLI::CallForVersion& version) {
+    console.out() << version.what() << "\n";
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error, console);
+  }
+  console.verbosity = quiet ? -1 : verbose ? 1 : 0;
+
+  try {
+    return parsed.chosen(context);
+  } catch (const Error& error) {
+    console.error(error.what());
+    return exit_code(error.code());
+  } catch (const std::exception& error) {
+    console.error(fmt::format("unexpected: {}", error.what()));
+    return kFailed;
+  }
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/cli/console.h"
+#include "ductile/cli/exit_code.h"
+#include "ductile/cli/job_config.h"
+
+// One struct and one function a command. The structs hold what the command line said; each function
+// writes to the console and returns the exit code, or throws ductile::Error, which the caller maps.
+namespace ductile::cli {
+
+// What a command may know of the process it runs in.
+struct Context {
+  Console& console;
+  const char* const* environment;  // NAME=value ..., ends with nullptr
+};
+
+struct TrainCommand {
+  JobRequest job;
+  std::optional<fs::path> out;     // the run directory itself
+  std::optional<fs::path> runs;    // the folder in which one is made
+  std::optional<fs::path> resume;  // an existing run directory
+  bool dry_run = false;
+  bool json = false;
+};
+ExitCode train(const TrainCommand& command, Context& context);
+
+struct ConfigCommand {
+  JobRequest job;
+  bool changed = false;   // only values that differ from their default
+  bool origin = false;    // one line a value: key, value, origin
+  bool schema = false;    // the JSON Schema of a job
+  bool markdown = false;  // the reference page of all options
+  bool json = false;
+};
+ExitCode config(const ConfigCommand& command, Context& context);
+
+struct DoctorCommand {
+  bool json = false;
+};
+ExitCode doctor(const DoctorCommand& command, Context& context);
+
+struct DataInspectCommand {
+  fs::path path;  // data, or a job file that names some
+  std::vector<std::string> assignments;
+  bool json = false;
+};
+ExitCode data_inspect(const DataInspectCommand& command, Context& context);
+
+struct DataConvertCommand {
+  fs::path source;
+  fs::path destination;
+  std::string to;
+  std::vector<std::string> assignments;
+  bool json = false;
+};
+ExitCode data_convert(const DataConvertCommand& command, Context& context);
+
+struct CkptCommand {
+  fs::path run;
+  std::optional<int64_t> step;  // none: the newest
+  fs::path output;              // export
+  bool json = false;
+};
+ExitCode ckpt_list(const CkptCommand& command, Context& context);
+ExitCode ckpt_show(const CkptCommand& command, Context& context);
+ExitCode ckpt_verify(const CkptCommand& command, Context& context);
+ExitCode ckpt_export(const CkptCommand& command, Context& context);
+
+struct ModelsCommand {
+  bool json = false;
+};
+ExitCode models(const ModelsCommand& command, Context& context);
+
+struct ReportCommand {
+  fs::path run;
+  bool json = false;
+};
+ExitCode report(const ReportCommand& command, Context& context);
+
+struct BenchCommand {
+  std::string name;
+  std::vector<std::string> arguments;
+};
+ExitCode bench(const BenchCommand& command, Context& context);
+
+}  // namespace ductile::cli

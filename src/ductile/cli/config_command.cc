@@ -1,0 +1,89 @@
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/cli/commands.h"
+
+namespace ductile::cli {
+namespace {
+
+constexpr std::string_view kReferenceHead =
+    "# Options of a job\n"
+    "\n"
+    "Written by `ductile config --markdown`; do not edit. Each key may stand in the job file\n"
+    "(`[train]` and `epochs = 5`), in the environment (`DUCTILE_TRAIN__EPOCHS=5`) or on the "
+    "command\n"
+    "line (`--set train.epochs=5`); a later one of these outranks an earlier one.\n"
+    "\n";
+
+nlohmann::json value_json(const OptionField& field) {
+  return std::visit([](auto* value) { return nlohmann::json(*value); }, field.ref);
+}
+
+// The resolved file with each value's origin as a comment: valid TOML that can be used again.
+std::string commented_toml(const OptionSet& options, bool changed) {
+  struct Line {
+    std::string text, origin;
+  };
+  std::vector<Line> lines;
+  std::string section;
+  for (const OptionField& field : options.fields()) {
+    if (changed && field.origin.is_default()) continue;
+    const size_t dot = field.path.rfind('.');
+    const std::string prefix = dot == std::string::npos ? "" : field.path.substr(0, dot);
+    const std::string name = dot == std::string::npos ? field.path : field.path.substr(dot + 1);
+    if (prefix != section) {
+      if (!lines.empty()) lines.push_back({});
+      lines.push_back({"[" + prefix + "]", ""});
+      section = prefix;
+    }
+    lines.push_back({name + " = " + to_toml(field.ref), field.origin.text});
+  }
+  size_t width = 0;
+  for (const Line& line : lines) {
+    if (!line.origin.empty() && line.text.size() <= 40) width = std::max(width, line.text.size());
+  }
+  std::string text;
+  for (const Line& line : lines) {
+    text +=
+        line.origin.empty() ? line.text : fmt::format("{:{}}  # {}", line.text, width, line.origin);
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+ExitCode config(const ConfigCommand& command, Context& context) {
+  Console& console = context.console;
+  JobConfig job;
+  if (command.schema) {
+    console.print("{}\n", job.options.json_schema("Ductile job").dump(2));
+    return kDone;
+  }
+  if (command.markdown) {
+    console.print("{}{}", kReferenceHead, job.options.markdown());
+    return kDone;
+  }
+  job.read(command.job, context.environment);
+  if (command.json) {
+    nlohmann::ordered_json values = nlohmann::ordered_json::object();
+    for (const OptionField& field : job.options.fields()) {
+      if (command.changed && field.origin.is_default()) continue;
+      values[field.path] = {{"value", value_json(field)}, {"origin", field.origin.text}};
+    }
+    console.print("{}\n", values.dump(2));
+  } else if (command.origin) {
+    std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "ORIGIN"}};
+    for (const OptionField& field : job.options.fields()) {
+      if (command.changed && field.origin.is_default()) continue;
+      rows.push_back({field.path, to_toml(field.ref), field.origin.text});
+    }
+    console.print("{}", table(rows));
+  } else {
+    console.print("{}", commented_toml(job.options, command.changed));
+  }
+  return kDone;
+}
+
+}  // namespace ductile::cli

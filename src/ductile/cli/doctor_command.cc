@@ -1,0 +1,328 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include <glob.h>
+#include <nlohmann/json.hpp>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "ductile/base/machine.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/version.h"
+#include "ductile/cli/worker_process.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> paths_like(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  return paths;
+}
+
+// A library in the usual folders, links resolved to the file that carries the full version.
+std::optional<fs::path> find_library(const std::string& name) {
+  for (const std::string folder :
+       {"/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu"}) {
+    for (const std::string& path : paths_like(folder + "/" + name)) {
+      std::error_code error;
+      const fs::path resolved = fs::canonical(path, error);
+      if (!error) return resolved;
+    }
+  }
+  return std::nullopt;
+}
+
+// "1.13" of libtorch_cpu.so.1.13
+std::string version_of(const fs::path& library) {
+  const std::string name = library.filename().string();
+  const size_t so = name.find(".so.");
+  return so == std::string::npos ? "unknown version" : name.substr(so + 4);
+}
+
+std::optional<std::string> find_program(std::string_view name) {
+  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
+  while (!path.empty()) {
+    const size_t colon = path.find(':');
+    const fs::path place = fs::path(path.substr(0, colon)) / name;
+    if (colon != 0 && access(place.c_str(), X_OK) == 0) return place.string();
+    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
+  }
+  return std::nullopt;
+}
+
+// What a program prints, or nothing where it cannot be run or fails. `command` is fixed text or
+// quoted by quote().
+std::optional<std::string> output_of(const std::string& command) {
+  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "re");
+  if (pipe == nullptr) return std::nullopt;
+  std::string text;
+  std::array<char, 4096> block;
+  for (size_t n; (n = fread(block.data(), 1, block.size(), pipe)) > 0;) {
+    text.append(block.data(), n);
+  }
+  if (pclose(pipe) != 0) return std::nullopt;
+  return text;
+}
+
+std::string quote(const std::string& text) {
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+Json cpu_facts() {
+  const CpuShare share = cpu_share();
+  const CpuModel model = cpu_model();
+  Json features = Json::array();
+  for (const char* flag : {"avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16",
+                           "amx_bf16", "asimd", "sve", "bf16"}) {
+    if (model.has(flag)) features.push_back(flag);
+  }
+  const bool native_bf16 = model.has("avx512_bf16") || model.has("amx_bf16") || model.has("bf16");
+  return {{"model", model.name},
+          {"online", share.online},
+          {"affinity", share.affinity},
+          {"quota", share.quota > 0 ? Json(share.quota) : Json(nullptr)},
+          {"usable", share.usable()},
+          {"features", features},
+          {"bf16", native_bf16 ? "native" : "emulated"}};
+}
+
+Json memory_facts() {
+  const MemoryShare share = memory_share();
+  return {{"total", share.total},
+          {"available", share.available},
+          {"limit", share.limit > 0 ? Json(share.limit) : Json(nullptr)}};
+}
+
+Json library_facts(const std::optional<fs::path>& library) {
+  if (!library) return nullptr;
+  return {{"version", version_of(*library)}, {"path", library->string()}};
+}
+
+// UCX's library carries no version in its name; its pkg-config file does.
+Json ucx_facts() {
+  Json facts = library_facts(find_library("libucp.so.0"));
+  if (facts.is_null()) return facts;
+  facts["version"] = "unknown version";
+  for (const std::string& file : paths_like("/usr/lib/*/pkgconfig/ucx.pc")) {
+    const std::string text = read_file(file);
+    const size_t at = text.find("Version: ");
+    if (at != std::string::npos) facts["version"] = first_line(text.substr(at + 9));
+  }
+  return facts;
+}
+
+// BLAS as the dynamic linker finds it: Debian's alternatives link libblas.so.3 to one of several.
+Json blas_facts() {
+  const auto library = find_library("libblas.so.3");
+  if (!library) return nullptr;
+  const std::string path = library->string();
+  std::string name = "reference";
+  for (const auto& [part, kind] : {std::pair("openblas-pthread", "openblas (pthread)"),
+                                   {"openblas-openmp", "openblas (openmp)"},
+                                   {"openblas-serial", "openblas (serial)"},
+                                   {"openblas", "openblas"},
+                                   {"blis", "blis"},
+                                   {"atlas", "atlas"},
+                                   {"mkl", "mkl"}}) {
+    if (path.find(part) != std::string::npos) {
+      name = kind;
+      break;
+    }
+  }
+  return {{"name", name}, {"path", path}};
+}
+
+// What the worker says of itself: only it links torch.
+Json worker_facts() {
+  Json facts;
+  try {
+    const std::string program = find_worker().string();
+    facts["path"] = program;
+    const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --describe");
+    facts["runs"] = text.has_value();
+    if (text) {
+      const Json said = Json::parse(*text, nullptr, false);
+      if (said.is_object()) facts["says"] = said;
+    }
+  } catch (const Error&) {
+    return nullptr;
+  }
+  return facts;
+}
+
+Json gpu_facts() {
+  Json gpus = Json::array();
+  if (find_program("nvidia-smi")) {
+    const auto text =
+        output_of("nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader");
+    std::string rest = text.value_or("");
+    while (!rest.empty()) {
+      gpus.push_back({{"name", first_line(rest)}});
+      const size_t end = rest.find('\n');
+      rest = end == std::string::npos ? "" : rest.substr(end + 1);
+    }
+  }
+  if (gpus.empty()) {
+    for (const std::string& file : paths_like("/proc/driver/nvidia/gpus/*/information")) {
+      const std::string text = read_file(file);
+      const size_t model = text.find("Model:");
+      std::string name = model == std::string::npos ? file : first_line(text.substr(model + 6));
+      name.erase(0, std::min(name.find_first_not_of(" \t"), name.size()));
+      gpus.push_back({{"name", name}});
+    }
+  }
+  return gpus;
+}
+
+Json compiler_facts() {
+  Json tools = Json::object();
+  for (const char* name : {"g++", "cmake", "ninja", "ccache", "mold"}) {
+    const auto program = find_program(name);
+    if (!program) {
+      tools[name] = nullptr;
+      continue;
+    }
+    tools[name] = first_line(output_of(quote(*program) + " --version").value_or("does not run"));
+  }
+  return tools;
+}
+
+// One thing that should be there and is not, and what installs it.
+struct Missing {
+  std::string what, why, package;
+};
+
+std::vector<Missing> find_missing(const Json& facts) {
+  std::vector<Missing> missing;
+  const auto need = [&](bool there, const char* what, const char* why, const char* package) {
+    if (!there) missing.push_back({what, why, package});
+  };
+  need(!facts["torch"].is_null(), "libtorch", "ductile-worker computes with it", "libtorch-dev");
+  const Json& blas = facts["blas"];
+  need(!blas.is_null() && blas["name"].get<std::string>() != "reference", "an optimised BLAS",
+       "the reference BLAS is many times slower", "libopenblas0-pthread");
+  need(!facts["ucx"].is_null(), "UCX", "workers on several hosts talk through it", "libucx-dev");
+  const Json& tools = facts["tools"];
+  need(!tools["g++"].is_null(), "g++", "builds Ductile and custom models", "g++");
+  need(!tools["cmake"].is_null(), "cmake", "builds Ductile", "cmake");
+  need(!tools["ninja"].is_null(), "ninja", "builds Ductile", "ninja-build");
+  return missing;
+}
+
+void print_facts(Console& console, const Json& facts, const std::vector<Missing>& missing) {
+  const Json& cpu = facts["cpu"];
+  std::string cores =
+      fmt::format("{} usable of {}", cpu["usable"].get<int>(), cpu["online"].get<int>());
+  if (cpu["affinity"] != cpu["online"])
+    cores += fmt::format(", affinity {}", cpu["affinity"].get<int>());
+  if (!cpu["quota"].is_null())
+    cores += fmt::format(", control-group quota {:.2f}", cpu["quota"].get<double>());
+  std::string features;
+  for (const auto& flag : cpu["features"]) features += " " + flag.get<std::string>();
+  const Json& memory = facts["memory"];
+  std::string bytes = fmt::format("{} free of {}", human_bytes(memory["available"].get<double>()),
+                                  human_bytes(memory["total"].get<double>()));
+  if (!memory["limit"].is_null())
+    bytes += ", control-group limit " + human_bytes(memory["limit"].get<double>());
+  const auto library = [&](const char* name) -> std::string {
+    const Json& found = facts[name];
+    if (found.is_null()) return "not found";
+    return fmt::format("{} ({})", found["version"].get<std::string>(),
+                       found["path"].get<std::string>());
+  };
+  const Json& blas = facts["blas"];
+  const Json& worker = facts["worker"];
+  std::string worker_text = "not found";
+  if (!worker.is_null()) {
+    worker_text = worker["path"].get<std::string>();
+    if (!worker["runs"].get<bool>()) worker_text += " (does not run)";
+    if (worker.contains("says")) {
+      std::string said;
+      for (const auto& [key, value] : worker["says"].items()) {
+        said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
+                            value.is_string() ? value.get<std::string>() : value.dump());
+      }
+      worker_text += fmt::format(" ({})", said);
+    }
+  }
+  std::string gpus;
+  for (const auto& gpu : facts["gpus"])
+    gpus += (gpus.empty() ? "" : "; ") + gpu["name"].get<std::string>();
+  std::vector<std::vector<std::string>> rows = {
+      {"ductile", facts["ductile"].get<std::string>()},
+      {"system", facts["system"].get<std::string>()},
+      {"processor", cpu["model"].get<std::string>()},
+      {"cores", cores},
+      {"features", features.empty() ? "none of note" : features.substr(1)},
+      {"bf16", cpu["bf16"] == "native" ? "native" : "emulated: no bf16 instructions here"},
+      {"memory", bytes},
+      {"torch", library("torch")},
+      {"blas", blas.is_null() ? "not found"
+                              : fmt::format("{} ({})", blas["name"].get<std::string>(),
+                                            blas["path"].get<std::string>())},
+      {"worker", worker_text},
+      {"ucx", library("ucx")},
+      {"gpus", gpus.empty() ? "none" : gpus},
+  };
+  for (const auto& [name, version] : facts["tools"].items()) {
+    rows.push_back({name, version.is_null() ? "not found" : version.get<std::string>()});
+  }
+  console.print("{}", table(rows));
+  if (missing.empty()) {
+    console.print("\nNothing is missing.\n");
+    return;
+  }
+  console.print("\nMissing:\n");
+  std::string packages;
+  for (const Missing& m : missing) {
+    console.print("  {}: {}\n", m.what, m.why);
+    packages += " " + m.package;
+  }
+  console.print("Install with: sudo apt-get install{}\n", packages);
+}
+
+}  // namespace
+
+ExitCode doctor(const DoctorCommand& command, Context& context) {
+  utsname system{};
+  uname(&system);
+  Json facts;
+  facts["ductile"] = version();
+  facts["system"] = fmt::format("{} {} {}", system.sysname, system.release, system.machine);
+  facts["cpu"] = cpu_facts();
+  facts["memory"] = memory_facts();
+  auto torch = find_library("libtorch_cpu.so.*");
+  facts["torch"] = library_facts(torch ? torch : find_library("libtorch_cpu.so"));
+  facts["blas"] = blas_facts();
+  facts["worker"] = worker_facts();
+  facts["ucx"] = ucx_facts();
+  facts["gpus"] = gpu_facts();
+  facts["tools"] = compiler_facts();
+  const std::vector<Missing> missing = find_missing(facts);
+  if (command.json) {
+    facts["missing"] = Json::array();
+    for (const Missing& m : missing) {
+      facts["missing"].push_back(
+          {{"what", m.what}, {"why", m.why}, {"command", "sudo apt-get install " + m.package}});
+    }
+    context.console.print("{}\n", facts.dump(2));
+  } else {
+    print_facts(context.console, facts, missing);
+  }
+  return kDone;
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/base/options.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::cli {
+
+// How the user names a job on the command line.
+struct JobRequest {
+  std::optional<fs::path> file;          // none: the defaults, which train on embedded data
+  std::vector<std::string> assignments;  // --set a.b=c
+};
+
+// A job and where each of its values came from. Not copied: the options point into the job.
+class JobConfig {
+ public:
+  JobConfig() = default;
+  JobConfig(const JobConfig&) = delete;
+  JobConfig& operator=(const JobConfig&) = delete;
+
+  spec::JobOptions job;
+  OptionSet options{job};
+
+  // Defaults < file < DUCTILE_... environment < --set; then spec::check. Throws invalid_argument,
+  // or not_found where there is no such file.
+  void read(const JobRequest& request, const char* const* environment);
+
+  // Paths are relative to the folder a command runs in; a run must find its data from anywhere.
+  void make_paths_absolute();
+};
+
+}  // namespace ductile::cli

@@ -1,0 +1,24 @@
+// The program `ductile`: the command line on the process it runs in.
+#include <cstdlib>
+#include <iostream>
+
+#include <unistd.h>
+
+#include "ductile/cli/command_line.h"
+
+extern char** environ;
+
+int main(int argc, char** argv) {
+  using namespace ductile::cli;
+  std::ios::sync_with_stdio(false);
+  Console console(std::cout, std::cerr);
+  console.out_terminal = isatty(STDOUT_FILENO) == 1;
+  console.err_terminal = isatty(STDERR_FILENO) == 1;
+  const char* no_color = std::getenv("NO_COLOR");
+  console.color = console.err_terminal && (no_color == nullptr || *no_color == '\0');
+  Context context{console, environ};
+  const ExitCode code = run_command_line(argc, argv, context);
+  std::cout.flush();
+  if (!std::cout && code == kDone) return kFailed;
+  return code;
+}

@@ -1,0 +1,207 @@
+#include <algorithm>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/worker_process.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/progress.h"
+#include "ductile/run/progress_bar.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The run directory of a new run, with the resolved job in it.
+run::RunFolder new_run(const TrainCommand& command, JobConfig& config) {
+  config.make_paths_absolute();
+  const std::string job = config.options.to_toml();
+  if (!command.out) {
+    const run::RunFolder folder = run::RunFolder::create(config.job.runs, config.job.name);
+    write_file_atomic(folder.job_file(), job);
+    return folder;
+  }
+  std::error_code error;
+  if (fs::exists(*command.out, error)) {
+    fail(ErrorCode::conflict,
+         "--out {0}: exists already; name another folder, or go on with `ductile train --resume "
+         "{0}`",
+         command.out->string());
+  }
+  for (const char* part : {"checkpoints", "tensorboard"}) {
+    fs::create_directories(*command.out / part, error);
+    if (error) fail_errno((*command.out / part).string(), error.value());
+  }
+  write_file_atomic(*command.out / "job.toml", job);
+  return run::RunFolder::open(*command.out);
+}
+
+// What a worker says while it runs, sorted.
+class Listener {
+ public:
+  Listener(Console& console, bool bar) : console_(console) {
+    if (bar) bar_.emplace(STDERR_FILENO);
+  }
+
+  void line(std::string_view text) {
+    const Json value = Json::parse(text, nullptr, false);
+    const std::string kind =
+        value.is_object() && value.contains("kind") && value["kind"].is_string()
+            ? value["kind"].get<std::string>()
+            : "";
+    if (kind == "done") {
+      done_ = value;
+      done_.erase("kind");
+    } else if (kind == "error") {
+      error_ = value.value("message", "");
+    } else if (const auto known = run::decode(text)) {
+      if (const auto* progress = std::get_if<run::Progress>(&*known)) {
+        if (bar_) bar_->show(*progress);
+      } else {
+        message(std::get<run::Message>(*known));
+      }
+    }
+  }
+
+  void finish() {
+    if (bar_) bar_->finish();
+  }
+
+  const Json& done() const { return done_; }           // null until the worker is done
+  const std::string& error() const { return error_; }  // empty where it named none
+
+ private:
+  void message(const run::Message& m) {
+    if (m.level == "info" && console_.verbosity < 0) return;
+    if (bar_) {
+      bar_->message(m.text);
+    } else {
+      console_.err() << m.text << std::endl;
+    }
+  }
+
+  Console& console_;
+  std::optional<run::ProgressBar> bar_;
+  Json done_;
+  std::string error_;
+};
+
+std::string resume_command(const run::RunFolder& folder) {
+  return "ductile train --resume " + folder.path().string();
+}
+
+// How a run ended, for people and for programs.
+struct Outcome {
+  ExitCode code;
+  std::string status;  // done, interrupted, failed
+  std::string error;   // for failed: what the worker said last
+};
+
+Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::RunFolder& folder) {
+  if (end.signal == 0 && end.exit_code == 0) return {kDone, "done", ""};
+  if (end.interrupted && (end.exit_code == kInterrupted || end.signal != 0)) {
+    return {kInterrupted, "interrupted", ""};
+  }
+  if (end.signal == 0 && end.exit_code == kInterrupted) return {kInterrupted, "interrupted", ""};
+  std::string said = listener.error();
+  if (said.empty()) said = log_tail(folder.log_file(), 10);
+  if (end.signal == 0 && end.exit_code == kUsage) return {kUsage, "failed", said};
+  std::string how =
+      end.signal != 0
+          ? fmt::format("killed by {} ({})",
+                        sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "signal", end.signal)
+          : fmt::format("exit code {}", end.exit_code);
+  if (end.signal == SIGKILL) how += "; the kernel does this when memory runs out";
+  return {kJobFailed, "failed",
+          said.empty() ? fmt::format("the worker died ({})", how)
+                       : fmt::format("the worker died ({}):\n{}", how, said)};
+}
+
+// The numbers of a finished run that people ask for first, one line each.
+void print_summary(Console& console, const Json& done, const run::RunFolder& folder) {
+  std::vector<std::vector<std::string>> rows;
+  if (done.is_object()) {
+    for (const auto& [key, value] : done.items()) {
+      if (value.is_null() || value.is_structured()) continue;
+      std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+      if (value.is_number_float()) {
+        const double x = value.get<double>();
+        text = key.ends_with("accuracy")  ? fmt::format("{:.2f} %", 100 * x)
+               : key.ends_with("seconds") ? human_seconds(x)
+                                          : run::as_number(x);
+      }
+      std::string name = key;
+      std::replace(name.begin(), name.end(), '_', ' ');
+      rows.push_back({name, text});
+    }
+  }
+  rows.push_back({"run", folder.path().string()});
+  rows.push_back({"report", folder.report_file().string()});
+  console.print("{}", table(rows));
+}
+
+}  // namespace
+
+ExitCode train(const TrainCommand& command, Context& context) {
+  Console& console = context.console;
+  JobConfig config;
+  if (command.resume) {
+    const run::RunFolder folder = run::RunFolder::open(*command.resume);
+    config.read({folder.job_file(), {}}, nullptr);
+  } else {
+    config.read(command.job, context.environment);
+    if (command.runs) config.job.runs = command.runs->string();
+  }
+  if (command.dry_run) {
+    if (command.json) {
+      console.print("{}\n", config.options.to_json().dump(2));
+    } else {
+      console.print("{}", config.options.to_toml());
+    }
+    return kDone;
+  }
+  WorkerLaunch launch;
+  launch.program = find_worker();
+  const run::RunFolder folder =
+      command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
+  console.say("run {}", folder.path().string());
+  launch.arguments = {"--run", folder.path().string()};
+  if (command.resume) launch.arguments.push_back("--resume");
+  launch.environment = worker_environment(config.job.train.threads);
+  launch.log = folder.log_file();
+  for (const auto& [name, value] : launch.environment)
+    console.explain("worker: {}={}", name, value);
+
+  Listener listener(console, console.verbosity >= 0 && !command.json);
+  const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
+  listener.finish();
+
+  const Outcome outcome = outcome_of(end, listener, folder);
+  if (command.json) {
+    Json result = {{"status", outcome.status},
+                   {"run", folder.path().string()},
+                   {"report", folder.report_file().string()},
+                   {"result", listener.done()}};
+    if (!outcome.error.empty()) result["error"] = outcome.error;
+    if (outcome.code != kDone) result["resume"] = resume_command(folder);
+    console.print("{}\n", result.dump(2));
+  } else if (outcome.code == kDone) {
+    print_summary(console, listener.done(), folder);
+  }
+  if (outcome.status == "failed") console.error(outcome.error);
+  if (outcome.code == kInterrupted) {
+    console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
+  } else if (outcome.code == kJobFailed) {
+    console.err() << "The log is " << folder.log_file().string()
+                  << "\nTo go on from the last checkpoint: " << resume_command(folder) << std::endl;
+  }
+  return outcome.code;
+}
+
+}  // namespace ductile::cli
