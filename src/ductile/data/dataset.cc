@@ -17,10 +17,9 @@ struct Format {
 };
 
 constexpr Format kFormats[] = {
-    {"digits", open_digits, false},
-    {"idx", open_idx, true},
-    {"cifar10", open_cifar10, true},
-    {"cifar100", open_cifar100, true},
+    {"digits", open_digits, false},  {"idx", open_idx, true},
+    {"cifar10", open_cifar10, true}, {"cifar100", open_cifar100, true},
+    {"folder", open_folder, true},
 };
 
 }  // namespace

@@ -67,6 +67,9 @@ class Dataset {
   // File and, inside a larger file, the offset; for messages.
   virtual std::string where(int64_t index) const = 0;
 
+  // Samples are decoded pixels in memory: nothing to gain from a cache.
+  virtual bool in_memory() const { return false; }
+
   // on_bad_sample = "skip": unusable samples are left out, counted and reported, not fatal.
   bool skip_bad() const { return skip_bad_; }
   // What was left out when the set was opened (skip only).

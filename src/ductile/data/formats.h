@@ -13,5 +13,6 @@ std::shared_ptr<const Dataset> open_digits(const spec::DataOptions& options, Spl
 std::shared_ptr<const Dataset> open_idx(const spec::DataOptions& options, Split split);
 std::shared_ptr<const Dataset> open_cifar10(const spec::DataOptions& options, Split split);
 std::shared_ptr<const Dataset> open_cifar100(const spec::DataOptions& options, Split split);
+std::shared_ptr<const Dataset> open_folder(const spec::DataOptions& options, Split split);
 
 }  // namespace ductile::data

@@ -14,6 +14,7 @@
 #include "ductile/base/error.h"
 #include "ductile/data/aligned_buffer.h"
 #include "ductile/data/augment.h"
+#include "ductile/data/decoded_cache.h"
 #include "ductile/data/sample_writer.h"
 #include "ductile/data/sampler.h"
 
@@ -91,7 +92,8 @@ class Loader::Impl {
         shuffle_(options.shuffle && plan.training),
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
         pool_(std::make_shared<SlotPool>()),
-        augmenter_(resolve_augment(augment, info_), info_, plan.training, plan.seed) {
+        augmenter_(resolve_augment(augment, info_), info_, plan.training, plan.seed),
+        cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
     check_plan(plan);
     steps_ = plan.training ? info_.size / plan.batch_size
                            : (info_.size + plan.batch_size - 1) / plan.batch_size;
@@ -248,13 +250,13 @@ class Loader::Impl {
   }
 
   void work() {
-    SampleWriter writer(*dataset_, augmenter_, plan_.channels_last);
+    SampleWriter writer(*dataset_, augmenter_, cache_.get(), plan_.channels_last);
     std::unique_lock lock(mutex_);
     while (true) {
       Slot* slot = nullptr;
       room_.wait(lock, [&] { return stop_ || (slot = claimable()) != nullptr; });
       if (stop_) return;
-      const int64_t chunk = info_.height > 0 ? kPixelsAChunk : kImagesAChunk;
+      const int64_t chunk = dataset_->in_memory() || info_.tokens ? kPixelsAChunk : kImagesAChunk;
       const int64_t begin = slot->next_sample;
       const int64_t end = std::min(begin + chunk, slot->batch.num_samples);
       slot->next_sample = end;
@@ -344,6 +346,7 @@ class Loader::Impl {
   const size_t prefetch_;
   const std::shared_ptr<SlotPool> pool_;
   const Augmenter augmenter_;
+  const std::unique_ptr<DecodedCache> cache_;
   int64_t steps_ = 0;
   int64_t sample_values_ = 0;
   int max_threads_ = 1;

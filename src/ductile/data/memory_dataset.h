@@ -15,6 +15,7 @@ class MemoryDataset : public Dataset {
   int64_t label(int64_t index) const override { return labels_[static_cast<size_t>(index)]; }
   Sample read(int64_t index, std::vector<std::byte>& scratch) const override;
   std::string where(int64_t index) const override;
+  bool in_memory() const override { return true; }
 
  protected:
   // A file that samples came from: the first of its samples, and where they lie.

@@ -7,7 +7,10 @@
 
 #include "ductile/data/augment.h"
 #include "ductile/data/dataset.h"
+#include "ductile/data/decoded_cache.h"
+#include "ductile/data/jpeg.h"
 #include "ductile/data/pixels.h"
+#include "ductile/data/resize.h"
 
 namespace ductile::data {
 
@@ -15,7 +18,9 @@ namespace ductile::data {
 // memory: one per thread. The dataset and the augmenter must outlive it.
 class SampleWriter {
  public:
-  SampleWriter(const Dataset& dataset, const Augmenter& augmenter, bool channels_last);
+  // `cache` may be null; with one, encoded images are always decoded whole.
+  SampleWriter(const Dataset& dataset, const Augmenter& augmenter, DecodedCache* cache,
+               bool channels_last);
 
   // Writes channels * height * width floats. Throws data_loss naming the sample's file and offset.
   void write_image(int64_t index, uint64_t epoch, float* out);
@@ -23,12 +28,22 @@ class SampleWriter {
   void write_tokens(int64_t index, int64_t* input, int64_t* next);
 
  private:
+  void write_encoded(const Sample& sample, int64_t index, uint64_t epoch,
+                     const ImageTarget& target);
+  void write_pixels(const ImageView& image, int64_t index, uint64_t epoch,
+                    const ImageTarget& target);
+  void write_jpeg_part(const Geometry& geometry, const ImageTarget& target);
+
   const Dataset& dataset_;
   const Augmenter& augmenter_;
+  DecodedCache* cache_;
   bool channels_last_;
   Normalizer normalizer_;
   ExactCrop exact_;
+  Resizer resizer_;
+  JpegDecoder jpeg_;
   std::vector<std::byte> scratch_;
+  std::vector<uint8_t> pixels_, row_;
 };
 
 }  // namespace ductile::data

@@ -1,0 +1,46 @@
+#include "ductile/data/encoded_dataset.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/data/image_probe.h"
+
+namespace ductile::data {
+namespace {
+
+constexpr int64_t kProbe = 64;
+
+}  // namespace
+
+EncodedDataset::EncodedDataset(const spec::DataOptions& options, std::string format) {
+  skip_bad_ = options.on_bad_sample == "skip";
+  info_.format = std::move(format);
+  info_.channels = 3;
+}
+
+void EncodedDataset::finish(const spec::DataOptions& options, Split split,
+                            const std::string& source) {
+  if (labels_.empty()) {
+    fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", source);
+  }
+  std::vector<int64_t> count(static_cast<size_t>(info_.num_classes));
+  for (const int32_t label : labels_) ++count[static_cast<size_t>(label)];
+  for (size_t c = 0; c < count.size(); ++c) {
+    if (count[c] == 0) {
+      reject(fmt::format("{}, class {}", source, info_.class_names[c]), "no images of this class");
+    }
+  }
+  info_.size = limited(options, split, static_cast<int64_t>(labels_.size()));
+  const SizeProbe sizes = probe_sizes(*this, kProbe);
+  if (sizes.one_size) {
+    info_.height = sizes.height;
+    info_.width = sizes.width;
+  }
+  ColourProbe colours = probe_colours(*this, kProbe);
+  info_.mean = std::move(colours.mean);
+  info_.std = std::move(colours.std);
+}
+
+}  // namespace ductile::data
