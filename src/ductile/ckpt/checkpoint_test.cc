@@ -70,7 +70,7 @@ RC_GTEST_PROP(Checkpoint, comes_back_as_saved, ()) {
   } catch (const nlohmann::json::exception&) {
     utf8 = false;
   }
-  CheckpointWriter writer(folder.path(), {.chunk_bytes = 4096 * *rc::gen::inRange(1, 4)});
+  CheckpointWriter writer(folder.path(), {.chunk_bytes = 4096 * *rc::gen::inRange(0, 4)});
   if (!utf8) {
     RC_ASSERT_THROWS_AS(writer.save(1, extra, views(state)), Error);
     return;
