@@ -11,6 +11,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "ductile/run/format.h"
+
 namespace ductile::run {
 namespace {
 
@@ -67,9 +69,7 @@ std::string bar(double share, int columns, bool unicode) {
   std::string out;
   if (!unicode) {
     const int full = static_cast<int>(share * (columns - 2));
-    out = "[" + std::string(static_cast<size_t>(full), '#') +
-          std::string(static_cast<size_t>(columns - 2 - full), '.') + "]";
-    return out;
+    return fmt::format("[{:#<{}}{:.<{}}]", "", full, "", columns - 2 - full);
   }
   static constexpr std::string_view kEighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const int eighths = static_cast<int>(share * columns * 8);
@@ -124,35 +124,6 @@ std::vector<Part> parts_of(const Progress& p) {
 
 }  // namespace
 
-std::string with_thousands(double value) {
-  if (!std::isfinite(value) || std::abs(value) >= 1e15) return fmt::format("{}", value);
-  if (std::abs(value) < 10) return fmt::format("{:.1f}", value);
-  std::string text = fmt::format("{:.0f}", value);
-  const size_t first = text.starts_with('-') ? 1 : 0;
-  for (size_t at = text.size(); at > first + 3;) {
-    at -= 3;
-    text.insert(at, ",");
-  }
-  return text;
-}
-
-std::string as_clock(double seconds) {
-  if (!std::isfinite(seconds) || seconds < 0 || seconds >= 1e9) return "--:--";
-  const auto s = static_cast<int64_t>(std::ceil(seconds));
-  if (s < 3600) return fmt::format("{}:{:02}", s / 60, s % 60);
-  if (s < 86400) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
-  return fmt::format("{}d {:02}:{:02}", s / 86400, s / 3600 % 24, s / 60 % 60);
-}
-
-std::string as_number(double value) {
-  if (!std::isfinite(value)) return fmt::format("{}", value);
-  const double size = std::abs(value);
-  if (size != 0 && (size < 1e-3 || size >= 1e6)) return fmt::format("{:.2e}", value);
-  if (size < 0.1 && size != 0) return fmt::format("{:.4f}", value);
-  if (size < 1) return fmt::format("{:.3f}", value);
-  return fmt::format("{:.2f}", value);
-}
-
 std::string live_line(const Progress& progress, int columns, bool unicode) {
   constexpr int kSmallestBar = 8;
   constexpr int kLargestBar = 30;
@@ -182,7 +153,10 @@ std::string live_line(const Progress& progress, int columns, bool unicode) {
 
 std::string plain_line(const Progress& progress) {
   std::string out;
-  for (const Part& part : parts_of(progress)) out += (out.empty() ? "" : "  ") + part.text;
+  for (const Part& part : parts_of(progress)) {
+    if (!out.empty()) out += "  ";
+    out += part.text;
+  }
   return out;
 }
 
@@ -225,7 +199,7 @@ void ProgressBar::show(const Progress& progress) {
 }
 
 void ProgressBar::draw(const Progress& progress) {
-  if (!options_.terminal) return write(plain_line(progress) + "\n");
+  if (!options_.terminal) return write(fmt::format("{}\n", plain_line(progress)));
   std::string line = live_line(progress, options_.width(), options_.unicode);
   if (options_.color) {
     // The bar and its share: from the first block or bracket to the per cent sign.
@@ -236,14 +210,14 @@ void ProgressBar::draw(const Progress& progress) {
       line.insert(begin, "\x1b[36m");
     }
   }
-  write("\r" + line + "\x1b[K");
+  write(fmt::format("\r{}\x1b[K", line));
   line_is_open_ = true;
 }
 
 void ProgressBar::message(std::string_view text) {
   std::string line = without_controls(text);
   while (line.ends_with('\n')) line.pop_back();
-  write((line_is_open_ ? "\r\x1b[K" : "") + line + "\n");
+  write(fmt::format("{}{}\n", line_is_open_ ? "\r\x1b[K" : "", line));
   const bool redraw = line_is_open_;
   line_is_open_ = false;
   if (redraw && last_) draw(*last_);

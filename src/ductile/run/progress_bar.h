@@ -61,9 +61,4 @@ class ProgressBar {
 std::string live_line(const Progress& progress, int columns, bool unicode);
 std::string plain_line(const Progress& progress);
 
-// 4310 -> "4,310"; 42 -> "0:42", 3723 -> "1:02:03"; 2.5 -> "2.50", 0.000123 -> "1.23e-04".
-std::string with_thousands(double value);
-std::string as_clock(double seconds);
-std::string as_number(double value);
-
 }  // namespace ductile::run

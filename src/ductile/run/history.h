@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/run/folder.h"
+#include "ductile/run/meters.h"
+
+// A run directory read back: what `report.html` and the command line show of it.
+namespace ductile::run {
+
+struct Point {
+  int64_t step = 0;
+  double epoch = 0;
+  double seconds = 0;  // the run's own clock, see MetricsWriter::seconds()
+  double value = 0;
+
+  bool operator==(const Point&) const = default;
+};
+
+// Keeps at most `limit` of the points of an endless curve, in order: equal spans of points, of each
+// span the smallest and the largest, and the first and last of all. Spikes so survive where an
+// average or every n-th point would lose them. Memory is bounded by `limit`.
+class Decimator {
+ public:
+  explicit Decimator(size_t limit = 2000);  // at least 8
+
+  void add(const Point& point);  // finite, in order of time
+  std::vector<Point> points() const;
+
+ private:
+  struct Span {
+    Point low, high;
+    bool low_first;
+    int64_t count;
+  };
+  static void widen(Span& span, const Span& later);
+
+  size_t max_spans_;
+  int64_t span_points_ = 1;  // a power of two
+  std::vector<Span> spans_;
+  std::optional<Point> first_, last_;
+};
+
+// One metric over the run. Values that are NaN or infinite are counted, not drawn.
+struct Curve {
+  std::string name;
+  std::vector<Point> points;  // decimated
+  int64_t count = 0;          // finite values in the file
+  double mean = 0;
+  std::optional<Point> first, last, lowest, highest;  // of the finite ones, exact; ties: the first
+  int64_t non_finite = 0;
+  int64_t first_non_finite_step = 0;
+};
+
+// How the run stands, from its last event.
+//   unfinished  no end was written: it is running, or was killed
+//   done, target_reached, interrupted, failed: as its "end" event says
+enum class Status : uint8_t { unfinished, done, target_reached, interrupted, failed };
+std::string_view to_string(Status status);
+
+struct TargetReached {
+  std::string metric;
+  double threshold = 0;
+  double value = 0;
+  int64_t step = 0;
+  double seconds = 0;
+  std::optional<int64_t> samples;
+  std::optional<Cost> cost;
+};
+
+struct History {
+  Status status = Status::unfinished;
+  std::string error;          // of a failed run
+  std::vector<Curve> curves;  // in order of first appearance
+  std::vector<nlohmann::json> events;
+  int64_t bad_lines = 0;  // of both files, that could not be read
+  int64_t steps = 0;      // the highest step seen in metrics or in the end
+  double epoch = 0;
+  double seconds = 0;
+  double begin_time = 0;  // seconds since 1970; 0 = nothing written yet
+  double end_time = 0;
+  std::optional<int64_t> samples;  // from the last event that says
+  std::optional<Cost> cost;        // likewise
+  std::optional<TargetReached> target;
+  nlohmann::json host;  // of the last start or resume; null if none said
+
+  const Curve* find(std::string_view name) const;  // nullptr if there is none
+};
+
+// Reads both files as far as they are readable; a run just made gives an empty history. Memory is
+// bounded by the number of metrics, the events and the larger file.
+History read_history(const RunFolder& folder);
+
+// The numbers of the history without its curves' points and events, for `--json` output.
+nlohmann::json to_json(const History& history);
+
+}  // namespace ductile::run

@@ -1,0 +1,419 @@
+#include "ductile/run/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/run/format.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/run/metrics.h"
+#include "ductile/run/report_impl.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::run {
+namespace {
+
+using nlohmann::json;
+using report::escape;
+
+constexpr size_t kEventRows = 400;  // the first and last half of these; the rest is in the file
+
+// The job as far as its file can be read.
+struct Job {
+  spec::JobOptions options;
+  OptionSet set{options};
+  std::string error;  // why the file could not be read; then `options` are the defaults
+};
+
+void read_job(Job& job, std::string_view toml) {
+  try {
+    job.set.read_toml_text(toml, "job.toml");
+  } catch (const Error& e) {
+    job.error = e.what();
+  }
+}
+
+std::string local_time(double seconds) {
+  if (!(seconds > 0 && seconds < 1e11)) return "unknown time";
+  const auto t = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  ::localtime_r(&t, &parts);
+  char text[64];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+std::string plural(double n, std::string_view noun) {
+  return fmt::format("{} {}{}", with_thousands(n), noun, n == 1 ? "" : "s");
+}
+
+// One word for a shell.
+std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("/._-+,:@").find(c) != std::string_view::npos;
+  });
+  if (plain) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+struct Tile {
+  std::string label;
+  std::string value;
+  std::string note;
+  bool is_main = false;
+};
+
+std::string where(const Point& p) {
+  return fmt::format("step {}, {}", with_thousands(static_cast<double>(p.step)),
+                     as_duration(p.seconds));
+}
+
+std::string metric_value(std::string_view metric, double value) {
+  return metric == "accuracy" ? as_percent(value) : as_number(value);
+}
+
+// What the run is judged by: test accuracy, else perplexity, else loss, else the training loss.
+void add_quality(std::vector<Tile>& tiles, const History& history) {
+  if (const Curve* c = history.find(kEvalAccuracy); c != nullptr && c->highest) {
+    tiles.push_back({"Best test accuracy", as_percent(c->highest->value),
+                     fmt::format("{}; last {}", where(*c->highest), as_percent(c->last->value)),
+                     true});
+    return;
+  }
+  struct Fallback {
+    std::string_view name;
+    const char* label;
+  };
+  for (const Fallback f :
+       {Fallback{kEvalPerplexity, "Best test perplexity"}, Fallback{kEvalLoss, "Best test loss"},
+        Fallback{kTrainLoss, "Lowest training loss"}}) {
+    if (const Curve* c = history.find(f.name); c != nullptr && c->lowest) {
+      tiles.push_back({f.label, as_number(c->lowest->value),
+                       fmt::format("{}; last {}", where(*c->lowest), as_number(c->last->value)),
+                       true});
+      return;
+    }
+  }
+}
+
+void add_target(std::vector<Tile>& tiles, const History& history, const spec::TargetOptions& want) {
+  if (history.target) {
+    const TargetReached& t = *history.target;
+    std::string note = fmt::format("{} {} at step {}", t.metric, metric_value(t.metric, t.value),
+                                   with_thousands(static_cast<double>(t.step)));
+    if (t.samples) note += ", " + plural(static_cast<double>(*t.samples), "sample");
+    if (t.cost) note += ", " + as_duration(t.cost->core_seconds) + " of core time";
+    if (t.cost && t.cost->energy_joules) {
+      note += fmt::format(", {:.1f} kJ", *t.cost->energy_joules / 1e3);
+    }
+    tiles.push_back(
+        {"Time to target", as_duration(t.cost ? t.cost->wall_seconds : t.seconds), note, true});
+  } else if (!want.metric.empty()) {
+    tiles.push_back(
+        {"Time to target", "not reached",
+         fmt::format("{} at {} {}", want.metric, want.metric == "accuracy" ? "least" : "most",
+                     metric_value(want.metric, want.value)),
+         true});
+  }
+}
+
+void add_cost(std::vector<Tile>& tiles, const History& history) {
+  const double wall = history.cost ? history.cost->wall_seconds : history.seconds;
+  if (wall > 0) {
+    tiles.push_back({"Run time", as_duration(wall), "all parts of the run, pauses left out"});
+  }
+  if (const Curve* c = history.find(kSamplesPerSecond); c != nullptr && c->count > 0) {
+    tiles.push_back({"Throughput", with_thousands(c->mean) + " /s",
+                     fmt::format("samples, mean; last {}", with_thousands(c->last->value))});
+  }
+  std::string trained;
+  if (history.samples) trained = plural(static_cast<double>(*history.samples), "sample") + ", ";
+  trained += fmt::format("{:.4g} epoch{}", history.epoch, history.epoch == 1 ? "" : "s");
+  tiles.push_back({"Steps", with_thousands(static_cast<double>(history.steps)), trained});
+  if (!history.cost) return;
+  const Cost& cost = *history.cost;
+  std::string note;
+  if (cost.wall_seconds > 0) {
+    note = fmt::format("{:.1f} cores busy on average", cost.core_seconds / cost.wall_seconds);
+  }
+  tiles.push_back({"Core time", as_duration(cost.core_seconds), note});
+  if (cost.energy_joules) {
+    tiles.push_back({"Energy",
+                     *cost.energy_joules < 1e4
+                         ? fmt::format("{:.0f} J", *cost.energy_joules)
+                         : fmt::format("{:.1f} kJ", *cost.energy_joules / 1e3),
+                     "processors and memory of the whole machine"});
+  } else {
+    tiles.push_back({"Energy", "not measured", "this machine shows no energy counter"});
+  }
+  if (cost.peak_rss_bytes > 0) {
+    tiles.push_back({"Peak memory", as_bytes(static_cast<double>(cost.peak_rss_bytes)),
+                     "largest resident set"});
+  }
+}
+
+void add_checkpoints(std::vector<Tile>& tiles, const History& history) {
+  int64_t count = 0;
+  double written = 0;
+  double waited = 0;
+  for (const json& event : history.events) {
+    if (event.value("kind", json()) != "checkpoint") continue;
+    ++count;
+    double value = 0;
+    const auto add = [&](const char* key, double& sum) {
+      const auto at = event.find(key);
+      if (at != event.end() && number_from_json(*at, value) && std::isfinite(value)) sum += value;
+    };
+    add(event.contains("bytes_written") ? "bytes_written" : "bytes", written);
+    add("blocking_ms", waited);
+  }
+  if (count == 0) return;
+  std::string note =
+      fmt::format("{} written; training waited {}", as_bytes(written), as_duration(waited / 1e3));
+  if (history.seconds > 0) {
+    note += fmt::format(", {:.2g} % of the time", waited / 10 / history.seconds);
+  }
+  tiles.push_back({"Checkpoints", with_thousands(static_cast<double>(count)), note});
+}
+
+std::string tiles_html(const History& history, const Job& job) {
+  std::vector<Tile> tiles;
+  add_quality(tiles, history);
+  add_target(tiles, history, job.options.target);
+  add_cost(tiles, history);
+  add_checkpoints(tiles, history);
+  std::string out = "<section class=\"tiles\" aria-label=\"Headline numbers\">\n";
+  for (const Tile& t : tiles) {
+    out += fmt::format(
+        "<div class=\"tile{}\"><div class=\"label\">{}</div><div class=\"value\">{}</div>"
+        "<div class=\"note\">{}</div></div>\n",
+        t.is_main ? " main" : "", escape(t.label), escape(t.value), escape(t.note));
+  }
+  return out + "</section>\n";
+}
+
+std::string notices_html(const History& history, const Job& job) {
+  std::string out;
+  const auto notice = [&](std::string_view text) {
+    out += fmt::format("<p class=\"banner\">{}</p>\n", escape(text));
+  };
+  if (history.status == Status::failed) {
+    notice("The run failed" + (history.error.empty() ? "." : ": " + history.error));
+  }
+  for (const Curve& c : history.curves) {
+    if (c.non_finite == 0) continue;
+    notice(fmt::format("{} was not a finite number {} time{}, first at step {}.", c.name,
+                       c.non_finite, c.non_finite == 1 ? "" : "s", c.first_non_finite_step));
+  }
+  if (history.bad_lines > 0) {
+    notice(fmt::format("{} of the run's records could not be read and {} left out.",
+                       plural(static_cast<double>(history.bad_lines), "line"),
+                       history.bad_lines == 1 ? "is" : "are"));
+  }
+  if (!job.error.empty()) notice("The configuration could not be read: " + job.error);
+  return out;
+}
+
+std::string event_row(const json& event) {
+  const report::Row row = report::describe_event(event);
+  double seconds = NAN;
+  double step = NAN;
+  double time = NAN;
+  if (event.contains("seconds")) number_from_json(event["seconds"], seconds);
+  if (event.contains("step")) number_from_json(event["step"], step);
+  if (event.contains("time")) number_from_json(event["time"], time);
+  return fmt::format(
+      "<tr data-kind=\"{0}\"><td class=\"num\" title=\"{1}\">{2}</td><td class=\"num\">{3}</td>"
+      "<td><span class=\"kind {4}\">{0}</span></td><td>{5}</td></tr>\n",
+      escape(row.kind), escape(local_time(time)),
+      std::isfinite(seconds) ? as_duration(seconds) : "",
+      std::isfinite(step) ? with_thousands(step) : "", row.tone, escape(row.text));
+}
+
+std::string events_html(const History& history) {
+  const auto& events = history.events;
+  if (events.empty()) return "<p class=\"empty\">No events yet.</p>\n";
+  std::string out =
+      "<div id=\"strip\"></div>\n<div id=\"kinds\" class=\"chips\"></div>\n"
+      "<div class=\"scroll\"><table class=\"events\"><thead><tr><th class=\"num\">Time</th>"
+      "<th class=\"num\">Step</th><th>Event</th><th></th></tr></thead><tbody>\n";
+  for (size_t i = 0; i < events.size(); ++i) {
+    if (events.size() > kEventRows && i == kEventRows / 2) {
+      const size_t hidden = events.size() - kEventRows;
+      out += fmt::format(
+          "<tr><td></td><td></td><td></td><td class=\"muted\">{} more events are in "
+          "events.jsonl</td></tr>\n",
+          with_thousands(static_cast<double>(hidden)));
+      i += hidden;
+    }
+    out += event_row(events[i]);
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+std::string config_html(const Job& job, std::string_view toml) {
+  if (!job.error.empty()) return fmt::format("<pre>{}</pre>\n", escape(toml));
+  std::string out;
+  std::string section = "-";
+  size_t changed = 0;
+  for (const OptionField& f : job.set.fields()) {
+    const size_t dot = f.path.rfind('.');
+    const std::string in = dot == std::string::npos ? "" : f.path.substr(0, dot);
+    const std::string key = dot == std::string::npos ? f.path : f.path.substr(dot + 1);
+    const std::string value = to_toml(f.ref);
+    const std::string standard = to_toml(f.default_value);
+    const bool differs = value != standard;
+    changed += differs ? 1 : 0;
+    if (in != section) {
+      out += std::string(section == "-" ? "" : "</tbody>\n") + "<tbody>";
+      if (!in.empty()) {
+        out += fmt::format("<tr class=\"head\"><th colspan=\"2\">[{}]</th></tr>\n", escape(in));
+      }
+      section = in;
+    }
+    out += fmt::format(
+        "<tr class=\"{}\" title=\"{}\"><td>{}</td><td><code>{}</code>{}</td></tr>\n",
+        differs ? "changed" : "same", escape(f.help), escape(key), escape(value),
+        differs ? fmt::format(" <span class=\"muted\">default {}</span>", escape(standard)) : "");
+  }
+  return fmt::format(
+      "<label class=\"check\"><input type=\"checkbox\" id=\"all-options\"> show all {} options "
+      "({} differ from the default)</label>\n"
+      "<div class=\"scroll\"><table class=\"config\" id=\"config\">{}</tbody></table></div>\n",
+      job.set.fields().size(), changed, out);
+}
+
+std::string host_html(const json& host) {
+  if (!host.is_object() || host.empty()) return "<p class=\"empty\">Not recorded.</p>\n";
+  std::string out = "<table class=\"host\"><tbody>\n";
+  for (const auto& [key, value] : host.items()) {
+    std::string text = value.is_string() ? value.get<std::string>() : json_line(value);
+    if (value.is_number() && key.ends_with("_bytes")) text = as_bytes(value.get<double>());
+    std::string label = key.ends_with("_bytes") ? key.substr(0, key.size() - 6) : key;
+    std::replace(label.begin(), label.end(), '_', ' ');
+    out += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", escape(label), escape(text));
+  }
+  return out + "</tbody></table>\n";
+}
+
+std::string commands_html(const RunFolder& folder, const History& history) {
+  struct Command {
+    const char* what;
+    std::string text;
+  };
+  const std::string path = shell_word(folder.path().string());
+  std::vector<Command> commands;
+  if (history.status != Status::done && history.status != Status::target_reached) {
+    commands.push_back({"Continue this run, bit-exactly", "ductile train --resume " + path});
+  }
+  commands.push_back(
+      {"Run it again from the start", "ductile train " + shell_word(folder.job_file().string())});
+  commands.push_back({"Curves in TensorBoard",
+                      "tensorboard --logdir " + shell_word(folder.tensorboard().string())});
+  std::string out;
+  for (const Command& c : commands) {
+    out += fmt::format(
+        "<div class=\"command\"><div class=\"label\">{}</div><div class=\"line\">"
+        "<code>{}</code><button type=\"button\" class=\"copy\">Copy</button></div>"
+        "</div>\n",
+        c.what, escape(c.text));
+  }
+  return out;
+}
+
+struct StatusText {
+  const char* text;
+  const char* tone;
+};
+
+StatusText status_text(Status status) {
+  switch (status) {
+    case Status::unfinished:
+      return {"Not finished", "notice"};
+    case Status::done:
+      return {"Done", "good"};
+    case Status::target_reached:
+      return {"Target reached", "good"};
+    case Status::interrupted:
+      return {"Interrupted", "notice"};
+    case Status::failed:
+      return {"Failed", "bad"};
+  }
+  return {"Not finished", "notice"};
+}
+
+}  // namespace
+
+std::string report_html(const RunFolder& folder, const History& history,
+                        std::string_view job_toml) {
+  Job job;
+  read_job(job, job_toml);
+  const spec::JobOptions& o = job.options;
+  const StatusText status = status_text(history.status);
+  const std::string title = job_toml.empty() || !job.error.empty() ? folder.name() : o.name;
+
+  std::string about = fmt::format("<code>{}</code>", escape(folder.name()));
+  if (job.error.empty() && !job_toml.empty()) {
+    about = fmt::format("{} on {}, {} \u00b7 {}", escape(o.model.name), escape(o.data.format),
+                        escape(o.train.precision), about);
+  }
+  if (history.begin_time > 0) {
+    about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
+                         local_time(history.end_time));
+  }
+
+  std::string out;
+  out += "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
+  out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  out += "<meta name=\"color-scheme\" content=\"light dark\">\n";
+  out += fmt::format("<title>{} \u00b7 Ductile run</title>\n", escape(title));
+  out += fmt::format("<style>\n{}</style>\n</head>\n<body>\n<main>\n", report::kStyle);
+  out += fmt::format(
+      "<header><div class=\"eyebrow\">Ductile run</div><div class=\"title\"><h1>{}</h1>"
+      "<span class=\"status {}\">{}</span></div><p class=\"about\">{}</p></header>\n",
+      escape(title), status.tone, status.text, about);
+  out += notices_html(history, job);
+  out += tiles_html(history, job);
+  out +=
+      "<section><div class=\"bar\"><h2>Curves</h2><div id=\"controls\"></div></div>\n"
+      "<div id=\"panels\" class=\"panels\"></div>\n"
+      "<noscript><p class=\"empty\">The curves are drawn by a script in this page; the numbers "
+      "are in metrics.jsonl.</p></noscript></section>\n";
+  out += "<section><h2>What happened</h2>\n<div class=\"card\">\n" + events_html(history) +
+         "</div></section>\n";
+  out += "<div class=\"columns\"><section><h2>Configuration</h2><div class=\"card\">\n" +
+         config_html(job, job_toml) + "</div></section>\n";
+  out += "<div><section><h2>Do it again</h2><div class=\"card\">\n" +
+         commands_html(folder, history) + "</div></section>\n";
+  out += "<section><h2>Machine</h2><div class=\"card\">\n" + host_html(history.host) +
+         "</div></section></div></div>\n";
+  out += fmt::format("<footer>Written {} from job.toml, events.jsonl and metrics.jsonl.</footer>\n",
+                     local_time(static_cast<double>(std::time(nullptr))));
+  out += "</main>\n";
+  out += "<script type=\"application/json\" id=\"data\">" +
+         report::script_json(report::chart_data(history, o)) + "</script>\n";
+  out += fmt::format("<script>\n{}</script>\n</body>\n</html>\n", report::kScript);
+  return out;
+}
+
+void write_report(const RunFolder& folder) {
+  std::string job;
+  try {
+    job = read_file(folder.job_file());
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::not_found) throw;
+  }
+  write_file_atomic(folder.report_file(), report_html(folder, read_history(folder), job));
+}
+
+}  // namespace ductile::run

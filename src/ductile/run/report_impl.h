@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/run/history.h"
+#include "ductile/spec/job.h"
+
+// The parts that report.cc puts together.
+namespace ductile::run::report {
+
+extern const std::string_view kStyle;   // report_style.cc
+extern const std::string_view kScript;  // report_script.cc
+
+// Safe as text and inside a double-quoted attribute. Invalid UTF-8 and control characters become
+// U+FFFD.
+std::string escape(std::string_view text);
+
+// Safe between <script> tags.
+std::string script_json(const nlohmann::json& value);
+
+// One event as a row of the timeline: a kind known to the style sheet, and a sentence.
+struct Row {
+  std::string kind;  // the event's own
+  std::string tone;  // plain, good, notice, bad
+  std::string text;  // not escaped
+};
+Row describe_event(const nlohmann::json& event);
+
+// The data the script draws: panels of curves, marks, workers over time.
+nlohmann::json chart_data(const History& history, const spec::JobOptions& job);
+
+}  // namespace ductile::run::report

@@ -1,0 +1,328 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/run/format.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/run/metrics.h"
+#include "ductile/run/report_impl.h"
+
+namespace ductile::run::report {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// The length of the UTF-8 character that begins at `at`, or 0 if it is malformed.
+size_t character_length(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char c = byte(at);
+  const size_t n = c < 0x80                ? 1
+                   : c >= 0xC2 && c < 0xE0 ? 2
+                   : c >= 0xE0 && c < 0xF0 ? 3
+                   : c >= 0xF0 && c < 0xF5 ? 4
+                                           : 0;
+  if (n == 0 || at + n > text.size()) return 0;
+  for (size_t i = 1; i < n; ++i) {
+    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+  }
+  if (c == 0xE0 && byte(at + 1) < 0xA0) return 0;
+  if (c == 0xED && byte(at + 1) >= 0xA0) return 0;
+  if (c == 0xF0 && byte(at + 1) < 0x90) return 0;
+  if (c == 0xF4 && byte(at + 1) >= 0x90) return 0;
+  return n;
+}
+
+double number_at(const json& object, const char* key, double otherwise = NAN) {
+  const auto at = object.find(key);
+  double value = otherwise;
+  if (at != object.end()) number_from_json(*at, value);
+  return value;
+}
+
+std::string text_at(const json& object, const char* key) {
+  const auto at = object.find(key);
+  if (at == object.end()) return {};
+  return at->is_string() ? at->get<std::string>() : json_line(*at);
+}
+
+std::string count_text(double value) { return std::isfinite(value) ? with_thousands(value) : "?"; }
+
+// "key value, key value" of the fields that have no sentence of their own.
+std::string other_fields(const json& event) {
+  std::string out;
+  for (const auto& [key, value] : event.items()) {
+    if (key == "time" || key == "seconds" || key == "kind" || key == "step" || key == "host") {
+      continue;
+    }
+    if (!out.empty()) out += ", ";
+    out += key + " " + (value.is_string() ? value.get<std::string>() : json_line(value));
+    if (out.size() > 400) return out.substr(0, 400) + " ...";
+  }
+  return out;
+}
+
+void append(std::string& out, const std::string& more) {
+  if (!out.empty()) out += ", ";
+  out += more;
+}
+
+std::string evaluation_text(const json& event) {
+  std::string out;
+  for (const char* key : {"accuracy", "loss", "perplexity"}) {
+    const double value = number_at(event, key);
+    if (!event.contains(key)) continue;
+    append(out, std::string(key) + " " +
+                    (std::string_view(key) == "accuracy" ? as_percent(value) : as_number(value)));
+  }
+  if (event.contains("duration")) append(out, "took " + as_duration(number_at(event, "duration")));
+  return "Evaluated: " + (out.empty() ? other_fields(event) : out);
+}
+
+std::string checkpoint_text(const json& event) {
+  std::string out;
+  if (event.contains("bytes")) append(out, as_bytes(number_at(event, "bytes")));
+  if (event.contains("bytes_written")) {
+    append(out, as_bytes(number_at(event, "bytes_written")) + " of it new");
+  }
+  if (event.contains("blocking_ms")) {
+    append(out, fmt::format("training waited {:.1f} ms", number_at(event, "blocking_ms")));
+  }
+  return "Checkpoint" + (out.empty() ? out : ": " + out);
+}
+
+// Six digits are more than a screen shows.
+json short_number(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  return std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr);
+}
+
+json points_json(const std::vector<Point>& points) {
+  json step = json::array(), epoch = json::array(), seconds = json::array(), value = json::array();
+  for (const Point& p : points) {
+    step.push_back(p.step);
+    epoch.push_back(short_number(p.epoch));
+    seconds.push_back(std::round(p.seconds * 100) / 100);
+    value.push_back(short_number(p.value));
+  }
+  return {{"step", step}, {"epoch", epoch}, {"seconds", seconds}, {"value", value}};
+}
+
+// What a metric's name says: who measured it and what.
+struct Named {
+  std::string who;   // "train", "eval" or empty
+  std::string what;  // "loss"
+};
+
+Named named(const std::string& name) {
+  for (const char* who : {"train", "eval"}) {
+    const std::string prefix = std::string(who) + "/";
+    if (name.starts_with(prefix)) return {who, name.substr(prefix.size())};
+  }
+  return {"", name};
+}
+
+std::string title_of(const std::string& what) {
+  static const std::map<std::string, std::string> kTitles = {
+      {"loss", "Loss"},
+      {"accuracy", "Accuracy"},
+      {"perplexity", "Perplexity"},
+      {"lr", "Learning rate"},
+      {"samples_per_second", "Throughput (samples/s)"},
+  };
+  const auto at = kTitles.find(what);
+  return at == kTitles.end() ? what : at->second;
+}
+
+int rank_of(const std::string& what) {
+  static constexpr std::string_view kOrder[] = {"loss", "accuracy", "perplexity", "lr",
+                                                "samples_per_second"};
+  return static_cast<int>(std::find(std::begin(kOrder), std::end(kOrder), what) -
+                          std::begin(kOrder));
+}
+
+// The number of workers over the run, a step curve: from the first event that says, changed by each
+// resize. Empty when it never changes.
+json workers_curve(const History& history) {
+  std::vector<Point> points;
+  bool resized = false;
+  for (const json& event : history.events) {
+    const std::string kind = text_at(event, "kind");
+    const double workers = number_at(event, kind == "resize" ? "to" : "workers");
+    if (kind != "start" && kind != "resume" && kind != "resize") continue;
+    if (!std::isfinite(workers)) continue;
+    resized |= kind == "resize";
+    Point p{.step = static_cast<int64_t>(number_at(event, "step", 0)),
+            .epoch = number_at(event, "epoch", 0),
+            .seconds = number_at(event, "seconds", 0),
+            .value = workers};
+    points.push_back(p);
+  }
+  if (!resized) return nullptr;
+  Point end = points.back();
+  end.step = std::max(end.step, history.steps);
+  end.epoch = std::max(end.epoch, history.epoch);
+  end.seconds = std::max(end.seconds, history.seconds);
+  points.push_back(end);
+  return points_json(points);
+}
+
+}  // namespace
+
+std::string escape(std::string_view text) {
+  std::string out;
+  out.reserve(text.size() + text.size() / 8);
+  for (size_t i = 0; i < text.size();) {
+    const size_t n = character_length(text, i);
+    const char c = text[i];
+    if (n == 0 || (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7F) {
+      out += kReplacement;
+      i += 1;
+      continue;
+    }
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += text.substr(i, n);
+    }
+    i += n;
+  }
+  return out;
+}
+
+std::string script_json(const json& value) {
+  std::string out;
+  for (const char c : json_line(value)) {
+    if (c == '<') {
+      out += "\\u003c";
+    } else if (c == '>') {
+      out += "\\u003e";
+    } else if (c == '&') {
+      out += "\\u0026";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+Row describe_event(const json& event) {
+  const std::string kind = text_at(event, "kind");
+  const std::string step = count_text(number_at(event, "step"));
+  if (kind == "start") {
+    const double workers = number_at(event, "workers");
+    return {kind, "plain",
+            std::isfinite(workers)
+                ? fmt::format("Started with {:.0f} worker{}", workers, workers == 1 ? "" : "s")
+                : "Started"};
+  }
+  if (kind == "resume") return {kind, "notice", "Resumed from the state after step " + step};
+  if (kind == "checkpoint") return {kind, "plain", checkpoint_text(event)};
+  if (kind == "evaluation") return {kind, "plain", evaluation_text(event)};
+  if (kind == "signal") {
+    return {kind, "notice", "Received " + text_at(event, "signal") + ": saving and stopping"};
+  }
+  if (kind == "resize") {
+    std::string text =
+        fmt::format("Resized from {} to {} workers", count_text(number_at(event, "from")),
+                    count_text(number_at(event, "to")));
+    if (event.contains("blocking_ms")) {
+      text += fmt::format(", training waited {:.0f} ms", number_at(event, "blocking_ms"));
+    }
+    if (event.contains("reason")) text += ": " + text_at(event, "reason");
+    return {kind, "notice", text};
+  }
+  if (kind == "target") {
+    const std::string metric = text_at(event, "metric");
+    const double value = number_at(event, "value");
+    return {kind, "good",
+            fmt::format("Target reached: {} {}", metric,
+                        metric == "accuracy" ? as_percent(value) : as_number(value))};
+  }
+  if (kind == "bad_samples") {
+    return {kind, "bad", "Samples skipped because they could not be read: " + other_fields(event)};
+  }
+  if (kind == "error") return {kind, "bad", text_at(event, "message")};
+  if (kind == "end") {
+    const std::string status = text_at(event, "status");
+    if (status == "done") return {kind, "good", "Finished"};
+    if (status == "target_reached") return {kind, "good", "Finished: the target is reached"};
+    if (status == "interrupted") return {kind, "notice", "Stopped on request; can be resumed"};
+    return {kind, "bad", "Failed: " + text_at(event, "message")};
+  }
+  return {kind, "plain", other_fields(event)};
+}
+
+json chart_data(const History& history, const spec::JobOptions& job) {
+  std::map<std::pair<int, std::string>, json> panels;
+  for (const Curve& curve : history.curves) {
+    const Named name = named(curve.name);
+    json& panel = panels[{rank_of(name.what), name.what}];
+    if (panel.is_null()) {
+      panel = {{"title", title_of(name.what)},
+               {"percent", name.what == "accuracy"},
+               {"log", name.what == "loss" || name.what == "perplexity"},
+               {"zero", name.what == "samples_per_second"},
+               {"series", json::array()}};
+    }
+    json series = points_json(curve.points);
+    series["name"] = name.who == "eval" ? "test" : name.who.empty() ? "value" : name.who;
+    series["smooth"] = name.who == "train" || name.what == "samples_per_second";
+    if (curve.non_finite > 0) {
+      series["bad"] = curve.non_finite;
+      series["bad_step"] = curve.first_non_finite_step;
+    }
+    if (name.who == "train") {
+      panel["series"].insert(panel["series"].begin(), series);
+    } else {
+      panel["series"].push_back(series);
+    }
+    if (name.who == "eval" && name.what == job.target.metric) panel["target"] = job.target.value;
+  }
+  json list = json::array();
+  for (auto& [key, panel] : panels) list.push_back(std::move(panel));
+  if (json workers = workers_curve(history); !workers.is_null()) {
+    workers["name"] = "workers";
+    list.push_back({{"title", "Workers"},
+                    {"zero", true},
+                    {"steps", true},
+                    {"series", json::array({workers})}});
+  }
+
+  json marks = json::array();
+  for (const json& event : history.events) {
+    const Row row = describe_event(event);
+    json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
+    for (const char* key : {"step", "epoch", "seconds"}) {
+      const double value = number_at(event, key);
+      if (std::isfinite(value)) mark[key] = value;
+    }
+    marks.push_back(std::move(mark));
+  }
+  return {{"panels", list},
+          {"marks", marks},
+          {"steps", history.steps},
+          {"epoch", short_number(history.epoch)},
+          {"seconds", short_number(history.seconds)}};
+}
+
+}  // namespace ductile::run::report
