@@ -10,6 +10,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/format.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
 
@@ -132,8 +133,8 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
       std::string text = value.is_string() ? value.get<std::string>() : value.dump();
       if (value.is_number_float()) {
         const double x = value.get<double>();
-        text = key.ends_with("accuracy")  ? fmt::format("{:.2f} %", 100 * x)
-               : key.ends_with("seconds") ? human_seconds(x)
+        text = key.ends_with("accuracy")  ? run::as_percent(x)
+               : key.ends_with("seconds") ? run::as_duration(x)
                                           : run::as_number(x);
       }
       std::string name = key;
