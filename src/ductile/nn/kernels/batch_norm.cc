@@ -1,0 +1,67 @@
+#include "ductile/nn/kernels/batch_norm.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ductile/nn/kernels/scratch.h"
+
+namespace ductile::nn::kernels {
+namespace {
+
+constexpr int64_t kBlockFloats = 16384;  // what one task handles: 64 KiB of each fp32 operand
+
+int64_t block_pixels(int64_t channels) { return std::max<int64_t>(1, kBlockFloats / channels); }
+
+template <class T>
+T* at(T* base, int64_t element, Storage storage) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return base == nullptr ? nullptr : static_cast<Byte*>(base) + element * bytes_of(storage);
+}
+
+}  // namespace
+
+void norm_apply(const NormApply& all) {
+  const Isa& isa = *isa_for(all.channels);
+  const int64_t step = block_pixels(all.channels);
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < all.pixels; first += step) {
+    NormApply part = all;
+    const int64_t offset = first * all.channels;
+    part.y = at(all.y, offset, all.storage);
+    part.residual = at(all.residual, offset, all.storage);
+    part.out = at(all.out, offset, all.storage);
+    part.pixels = std::min(step, all.pixels - first);
+    isa.norm_apply(part);
+  }
+}
+
+void norm_reduce(const NormReduce& all) {
+  const Isa& isa = *isa_for(all.channels);
+  const int64_t step = block_pixels(all.channels), blocks = (all.pixels + step - 1) / step;
+  const int64_t c = all.channels;
+  float* sums = scratch(ScratchKind::shared, blocks * 2 * c);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    NormReduce part = all;
+    const int64_t first = block * step, offset = first * c;
+    part.grad = at(all.grad, offset, all.storage);
+    part.y = at(all.y, offset, all.storage);
+    part.out = at(all.out, offset, all.storage);
+    part.g = at(all.g, offset, all.storage);
+    part.pixels = std::min(step, all.pixels - first);
+    part.sum_g = sums + block * 2 * c;
+    part.sum_gy = part.sum_g + c;
+    isa.norm_reduce(part);
+  }
+  for (int64_t i = 0; i < c; ++i) {
+    double sum_g = 0, sum_gy = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+      sum_g += sums[block * 2 * c + i];
+      sum_gy += sums[block * 2 * c + c + i];
+    }
+    all.sum_g[i] = static_cast<float>(sum_g);
+    all.sum_gy[i] = static_cast<float>(sum_gy);
+  }
+}
+
+}  // namespace ductile::nn::kernels

@@ -1,0 +1,42 @@
+#include "ductile/nn/kernels/conv.h"
+
+#include "ductile/nn/kernels/conv_impl.h"
+
+namespace ductile::nn::kernels {
+
+bool conv_supported(const ConvShape& s) {
+  return s.batch > 0 && s.in > 0 && s.stride >= 1 && s.padding >= 0 && s.padding < s.kernel &&
+         s.height + 2 * s.padding >= s.kernel && s.width + 2 * s.padding >= s.kernel &&
+         isa_for(s.out) != nullptr;
+}
+
+void conv_forward(const ConvShape& shape, const void* x, const float* weight, Storage storage,
+                  void* y, float* mean, float* variance) {
+  const auto run = winograd_supported(shape) ? winograd_forward : direct_forward;
+  run(shape, x, weight, storage, y, mean, variance);
+}
+
+void conv_backward(const ConvShape& shape, const void* x, const float* weight,
+                   const GradSource& grad, void* dx, float* dw) {
+  const auto run = winograd_supported(shape) ? winograd_backward : direct_backward;
+  run(shape, x, weight, grad, dx, dw);
+}
+
+void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,
+                  int64_t channels, float* mean, float* variance) {
+  for (int64_t c = 0; c < channels; ++c) {
+    double m = 0, m2 = 0;
+    int64_t count = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+      const double delta = means[g * channels + c] - m;
+      const double added = static_cast<double>(counts[g]), before = static_cast<double>(count);
+      m += delta * added / (before + added);
+      m2 += m2s[g * channels + c] + delta * delta * before * added / (before + added);
+      count += counts[g];
+    }
+    mean[c] = static_cast<float>(m);
+    variance[c] = static_cast<float>(m2 / static_cast<double>(count));
+  }
+}
+
+}  // namespace ductile::nn::kernels

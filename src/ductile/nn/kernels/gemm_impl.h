@@ -1,0 +1,70 @@
+#pragma once
+
+#include "ductile/nn/kernels/isa.h"
+
+// Register-blocked matrix product on a vector type V (see simd_avx2_impl.h).
+namespace ductile::nn::kernels {
+
+template <class V, int R, int N>
+void gemm_block(const Gemm& g, const float* a, const float* b, float* c) {
+  typename V::Reg acc[R][N];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n)
+      acc[r][n] = g.accumulate ? V::load(c + r * g.c_row + n * V::lanes) : V::zero();
+
+  for (int64_t run = 0; run < g.runs; ++run) {
+    // Every third row has its own pointer, so that the addresses fit x86's base + index * {1, 2}.
+    constexpr int kPointers = (R + 2) / 3;
+    const float* rows[kPointers];
+#pragma GCC unroll 8
+    for (int p = 0; p < kPointers; ++p) rows[p] = a + run * g.a_run + 3 * p * g.a_row;
+    const float* q = b + run * g.b_run;
+    for (int64_t d = 0; d < g.depth; ++d) {
+      typename V::Reg bv[N];
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) bv[n] = V::load(q + n * V::lanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const typename V::Reg av = V::all(rows[r / 3][(r % 3) * g.a_row]);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) acc[r][n] = V::fma(av, bv[n], acc[r][n]);
+      }
+      q += g.b_depth;
+#pragma GCC unroll 8
+      for (int p = 0; p < kPointers; ++p) rows[p] += g.a_depth;
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) V::store(c + r * g.c_row + n * V::lanes, acc[r][n]);
+}
+
+// The last rows, fewer than V::gemm_rows of them.
+template <class V, int R, int N>
+void gemm_rest(const Gemm& g, int64_t rows, const float* a, const float* b, float* c) {
+  if constexpr (R > 0) {
+    if (rows == R) return gemm_block<V, R, N>(g, a, b, c);
+    gemm_rest<V, R - 1, N>(g, rows, a, b, c);
+  }
+}
+
+template <class V, int N>
+void gemm_columns(const Gemm& g, int64_t column) {
+  int64_t r = 0;
+  for (; r + V::gemm_rows <= g.rows; r += V::gemm_rows)
+    gemm_block<V, V::gemm_rows, N>(g, g.a + r * g.a_row, g.b + column, g.c + r * g.c_row + column);
+  gemm_rest<V, V::gemm_rows - 1, N>(g, g.rows - r, g.a + r * g.a_row, g.b + column,
+                                    g.c + r * g.c_row + column);
+}
+
+template <class V>
+void gemm(const Gemm& g) {
+  int64_t column = 0;
+  for (; column + 2 * V::lanes <= g.cols; column += 2 * V::lanes) gemm_columns<V, 2>(g, column);
+  if (column < g.cols) gemm_columns<V, 1>(g, column);
+}
+
+}  // namespace ductile::nn::kernels

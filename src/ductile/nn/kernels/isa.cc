@@ -1,0 +1,30 @@
+#include "ductile/nn/kernels/isa.h"
+
+namespace ductile::nn::kernels {
+
+#if defined(__x86_64__)
+extern const Isa kAvx2Isa;
+extern const Isa kAvx512Isa;
+
+const Isa* const* all_isas() {
+  static const Isa* const both[] = {&kAvx512Isa, &kAvx2Isa, nullptr};
+  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                           __builtin_cpu_supports("f16c");
+  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
+  if (avx512) return both;
+  return avx2 ? both + 1 : both + 2;
+}
+#else
+const Isa* const* all_isas() {
+  static const Isa* const none[] = {nullptr};
+  return none;
+}
+#endif
+
+const Isa* isa_for(int64_t channels) {
+  for (const Isa* const* isa = all_isas(); *isa != nullptr; ++isa)
+    if (channels % (*isa)->lanes == 0) return *isa;
+  return nullptr;
+}
+
+}  // namespace ductile::nn::kernels

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <stdint.h>
+
+// The table of vector kernels that the drivers of this folder (conv, batch_norm) call, one table an
+// instruction set. All take raw pointers, run on the calling thread and allocate nothing.
+//
+// Vectors run across channels (the innermost axis of NHWC), and every lane does the same fused
+// multiply-adds in the same order whatever the vector width: AVX2 and AVX-512 give the same bits.
+// This header includes nothing of the standard C++ library, because files compiled for one
+// instruction set must not leave inline functions behind for the whole program.
+namespace ductile::nn::kernels {
+
+// Element type of activations in memory. Arithmetic is always fp32.
+enum class Storage : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+constexpr int64_t bytes_of(Storage s) { return s == Storage::f32 ? 4 : 2; }
+
+// c[r, j] (+)= sum over run, d of a[r * a_row + run * a_run + d * a_depth] *
+//                                 b[run * b_run + d * b_depth + j]
+// cols is a multiple of the table's lanes; the sum runs in the order written, run outermost.
+struct Gemm {
+  const float* a;
+  int64_t a_row, a_depth, a_run;
+  const float* b;
+  int64_t b_depth, b_run;
+  float* c;
+  int64_t c_row;
+  int64_t rows, cols, depth, runs;
+  bool accumulate;
+};
+
+// Where one 4x4 Winograd output tile goes: its first pixel, and how much of it lies in the image.
+struct OutTile {
+  void* pixel;
+  int rows, cols;
+};
+
+// Mean and sum of squared deviations of `count` values a channel, merged block by block (Chan,
+// Golub and LeVeque 1979): no cancellation however far the mean lies from zero.
+struct Moments {
+  float* mean;
+  float* m2;
+  int64_t count;
+};
+
+// One pass of batch normalisation: out = act(scale * y + shift (+ residual)), act = ReLU or none.
+struct NormApply {
+  const void* y;
+  const void* residual;  // may be null
+  void* out;
+  Storage storage;
+  int64_t pixels, channels;
+  const float* scale;
+  const float* shift;
+  bool relu;
+};
+
+// The sums that the backward pass of batch normalisation needs, and the masked gradient.
+// g = grad where the forward output was positive (all of it without ReLU). The output's sign comes
+// from `out` where given, else from scale * y + shift, bit-equal to the forward pass.
+struct NormReduce {
+  const void* grad;
+  const void* y;
+  const void* out;  // null: recompute
+  void* g;          // null: not wanted
+  Storage storage;
+  int64_t pixels, channels;
+  const float* scale;
+  const float* shift;
+  bool relu;
+  const float* mean;
+  float* sum_g;   // overwritten: sum of g
+  float* sum_gy;  // overwritten: sum of g * (y - mean)
+};
+
+// Gradient of a convolution's output, made pixel by pixel while it is loaded.
+// Without y: the stored gradient itself. With y: batch normalisation's backward map
+//   a * g + (b * (y - mean) + d),   g = grad masked by scale * y + shift > 0 where relu.
+struct GradSource {
+  const void* grad;
+  Storage storage;
+  const void* y;  // null: plain
+  const float *a, *b, *d, *mean;
+  bool relu;
+  const float *scale, *shift;
+};
+
+// Max pooling of one NHWC image. index: for every output the position row * kernel + column of its
+// (first) maximum within the window; NaN counts as the largest.
+struct MaxPool {
+  Storage storage;
+  int64_t height, width, channels, kernel, stride, padding, out_height, out_width;
+};
+
+struct Isa {
+  const char* name;
+  int lanes;  // channel counts below must be multiples of it, except in to_float and from_float
+
+  void (*to_float)(const void* src, Storage storage, float* dst, int64_t n);
+  void (*from_float)(const float* src, void* dst, Storage storage, int64_t n);
+
+  void (*gemm)(const Gemm&);
+
+  // Winograd F(4x4, 3x3): tile t's frequency f of channel c lies at out[f * stride + t * channels +
+  // c]. `tiles` point into padded fp32 images whose rows are `row` floats apart.
+  void (*winograd_input)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                         float* out, int64_t stride);
+  void (*winograd_grad)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                        float* out, int64_t stride);
+  // Rows of the output are `row` elements apart; moments may be null.
+  void (*winograd_output)(const float* in, int64_t stride, int64_t n, int64_t channels,
+                          const OutTile* tiles, int64_t row, Storage storage, Moments* moments);
+
+  void (*moments)(const float* pixels, int64_t n, int64_t channels, Moments* moments);
+  void (*norm_apply)(const NormApply&);
+  void (*norm_reduce)(const NormReduce&);
+  // dst[0 .. n * channels) = gradient of pixels [first, first + n)
+  void (*load_grad)(const GradSource&, int64_t first, int64_t n, int64_t channels, float* dst);
+
+  void (*max_pool)(const MaxPool&, const void* x, void* y, uint8_t* index);
+  // dx (fp32, zeroed by the caller) += gradient of the image.
+  void (*max_pool_grad)(const MaxPool&, const void* dy, const uint8_t* index, float* dx);
+};
+
+// The widest table of this processor whose lanes divide `channels`; null where there is none.
+const Isa* isa_for(int64_t channels);
+
+// Every table this processor can run, widest first, null-terminated: for tests.
+const Isa* const* all_isas();
+
+}  // namespace ductile::nn::kernels

@@ -1,0 +1,62 @@
+// Compiled with -mavx2 -mfma -mf16c. Two AVX2 registers played as one of sixteen lanes: exercises
+// everything of the 16-lane kernels but the AVX-512 instructions themselves.
+#include "ductile/nn/kernels/isa_impl.h"
+#include "ductile/nn/kernels/simd_avx2_impl.h"
+
+namespace ductile::nn::kernels {
+
+struct Avx2Pair {
+  struct Reg {
+    Avx2::Reg lo, hi;
+  };
+  static constexpr int lanes = 16;
+  static constexpr int gemm_rows = 12;
+
+  static Reg zero() { return {Avx2::zero(), Avx2::zero()}; }
+  static Reg all(float x) { return {Avx2::all(x), Avx2::all(x)}; }
+  static Reg load(const float* p) { return {Avx2::load(p), Avx2::load(p + 8)}; }
+  static void store(float* p, Reg x) {
+    Avx2::store(p, x.lo);
+    Avx2::store(p + 8, x.hi);
+  }
+  static Reg add(Reg a, Reg b) { return {Avx2::add(a.lo, b.lo), Avx2::add(a.hi, b.hi)}; }
+  static Reg sub(Reg a, Reg b) { return {Avx2::sub(a.lo, b.lo), Avx2::sub(a.hi, b.hi)}; }
+  static Reg mul(Reg a, Reg b) { return {Avx2::mul(a.lo, b.lo), Avx2::mul(a.hi, b.hi)}; }
+  static Reg fma(Reg a, Reg b, Reg c) {
+    return {Avx2::fma(a.lo, b.lo, c.lo), Avx2::fma(a.hi, b.hi, c.hi)};
+  }
+  static Reg fnma(Reg a, Reg b, Reg c) {
+    return {Avx2::fnma(a.lo, b.lo, c.lo), Avx2::fnma(a.hi, b.hi, c.hi)};
+  }
+  static Reg where_positive(Reg gate, Reg x) {
+    return {Avx2::where_positive(gate.lo, x.lo), Avx2::where_positive(gate.hi, x.hi)};
+  }
+  static Reg relu(Reg x) { return {Avx2::relu(x.lo), Avx2::relu(x.hi)}; }
+  static Reg if_larger(Reg x, Reg best, Reg yes, Reg no) {
+    return {Avx2::if_larger(x.lo, best.lo, yes.lo, no.lo),
+            Avx2::if_larger(x.hi, best.hi, yes.hi, no.hi)};
+  }
+  static Reg where_equal(Reg a, Reg b, Reg x) {
+    return {Avx2::where_equal(a.lo, b.lo, x.lo), Avx2::where_equal(a.hi, b.hi, x.hi)};
+  }
+  static Reg load_bytes(const uint8_t* p) { return {Avx2::load_bytes(p), Avx2::load_bytes(p + 8)}; }
+  static void store_bytes(uint8_t* p, Reg x) {
+    Avx2::store_bytes(p, x.lo);
+    Avx2::store_bytes(p + 8, x.hi);
+  }
+  static Reg load_bf16(const uint16_t* p) { return {Avx2::load_bf16(p), Avx2::load_bf16(p + 8)}; }
+  static void store_bf16(uint16_t* p, Reg x) {
+    Avx2::store_bf16(p, x.lo);
+    Avx2::store_bf16(p + 8, x.hi);
+  }
+  static Reg load_f16(const uint16_t* p) { return {Avx2::load_f16(p), Avx2::load_f16(p + 8)}; }
+  static void store_f16(uint16_t* p, Reg x) {
+    Avx2::store_f16(p, x.lo);
+    Avx2::store_f16(p + 8, x.hi);
+  }
+};
+
+extern const Isa kAvx2PairIsa;
+const Isa kAvx2PairIsa = make_isa<Avx2Pair>("avx2 pair");
+
+}  // namespace ductile::nn::kernels

@@ -1,0 +1,158 @@
+#pragma once
+
+#include "ductile/nn/kernels/storage_impl.h"
+
+// Batch normalisation's passes over NHWC activations, on a vector type V.
+namespace ductile::nn::kernels {
+
+// Joins `count` values of given mean and squared deviations to channels [c, c + lanes).
+// moments->count is the number of values before; the caller advances it.
+template <class V>
+void merge_moments(typename V::Reg mean, typename V::Reg m2, int64_t count, Moments* moments,
+                   int64_t c) {
+  const float before = static_cast<float>(moments->count), added = static_cast<float>(count);
+  const float share = added / (before + added);
+  const auto old_mean = V::load(moments->mean + c);
+  const auto delta = V::sub(mean, old_mean);
+  const auto m2_sum = V::add(V::load(moments->m2 + c), m2);
+  V::store(moments->mean + c, V::fma(delta, V::all(share), old_mean));
+  V::store(moments->m2 + c, V::fma(V::mul(delta, delta), V::all(before * share), m2_sum));
+}
+
+template <class V>
+void moments(const float* pixels, int64_t n, int64_t channels, Moments* moments) {
+  constexpr int64_t kBlock = 32;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t count = n - first < kBlock ? n - first : kBlock;
+    for (int64_t c = 0; c < channels; c += V::lanes) {
+      const float* p = pixels + first * channels + c;
+      typename V::Reg sum = V::zero(), m2 = V::zero();
+      for (int64_t i = 0; i < count; ++i) sum = V::add(sum, V::load(p + i * channels));
+      const auto mean = V::mul(sum, V::all(1.0F / static_cast<float>(count)));
+      for (int64_t i = 0; i < count; ++i) {
+        const auto d = V::sub(V::load(p + i * channels), mean);
+        m2 = V::fma(d, d, m2);
+      }
+      merge_moments<V>(mean, m2, count, moments, c);
+    }
+    moments->count += count;
+  }
+}
+
+template <class V>
+struct NormApplyRun {
+  const NormApply& p;
+
+  template <Storage S, bool kResidual, bool kRelu>
+  void loop() const {
+    for (int64_t i = 0; i < p.pixels; ++i) {
+      for (int64_t c = 0; c < p.channels; c += V::lanes) {
+        const int64_t at = i * p.channels + c;
+        auto x = V::fma(V::load(p.scale + c), load_as<V, S>(p.y, at), V::load(p.shift + c));
+        if constexpr (kResidual) x = V::add(x, load_as<V, S>(p.residual, at));
+        if constexpr (kRelu) x = V::relu(x);
+        store_as<V, S>(p.out, at, x);
+      }
+    }
+  }
+
+  template <Storage S>
+  void run() const {
+    if (p.residual != nullptr) return p.relu ? loop<S, true, true>() : loop<S, true, false>();
+    return p.relu ? loop<S, false, true>() : loop<S, false, false>();
+  }
+};
+
+template <class V>
+void norm_apply(const NormApply& p) {
+  with_storage(p.storage, NormApplyRun<V>{p});
+}
+
+template <class V>
+struct NormReduceRun {
+  const NormReduce& p;
+
+  enum class Mask { none, from_y, from_out };
+
+  template <Storage S, Mask kMask, bool kWriteG>
+  void loop() const {
+    for (int64_t c = 0; c < p.channels; c += V::lanes) {
+      V::store(p.sum_g + c, V::zero());
+      V::store(p.sum_gy + c, V::zero());
+    }
+    constexpr int64_t kBlock = 32;  // sums of blocks, then of their sums: less rounding
+    for (int64_t first = 0; first < p.pixels; first += kBlock) {
+      const int64_t end = first + kBlock < p.pixels ? first + kBlock : p.pixels;
+      for (int64_t c = 0; c < p.channels; c += V::lanes) {
+        const auto scale = V::load(p.scale + c), shift = V::load(p.shift + c);
+        const auto mean = V::load(p.mean + c);
+        auto sum_g = V::zero(), sum_gy = V::zero();
+        for (int64_t i = first; i < end; ++i) {
+          const int64_t at = i * p.channels + c;
+          auto g = load_as<V, S>(p.grad, at);
+          const auto y = load_as<V, S>(p.y, at);
+          if constexpr (kMask == Mask::from_y) g = V::where_positive(V::fma(scale, y, shift), g);
+          if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(p.out, at), g);
+          if constexpr (kWriteG) store_as<V, S>(p.g, at, g);
+          sum_g = V::add(sum_g, g);
+          sum_gy = V::fma(g, V::sub(y, mean), sum_gy);
+        }
+        V::store(p.sum_g + c, V::add(V::load(p.sum_g + c), sum_g));
+        V::store(p.sum_gy + c, V::add(V::load(p.sum_gy + c), sum_gy));
+      }
+    }
+  }
+
+  template <Storage S>
+  void run() const {
+    if (p.g != nullptr) {
+      if (!p.relu) return loop<S, Mask::none, true>();
+      return p.out != nullptr ? loop<S, Mask::from_out, true>() : loop<S, Mask::from_y, true>();
+    }
+    if (!p.relu) return loop<S, Mask::none, false>();
+    return p.out != nullptr ? loop<S, Mask::from_out, false>() : loop<S, Mask::from_y, false>();
+  }
+};
+
+template <class V>
+void norm_reduce(const NormReduce& p) {
+  with_storage(p.storage, NormReduceRun<V>{p});
+}
+
+template <class V>
+struct LoadGrad {
+  const GradSource& p;
+  int64_t first, n, channels;
+  float* dst;
+
+  template <Storage S, bool kRelu>
+  void loop() const {
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t c = 0; c < channels; c += V::lanes) {
+        const int64_t at = (first + i) * channels + c;
+        auto g = load_as<V, S>(p.grad, at);
+        const auto y = load_as<V, S>(p.y, at);
+        if constexpr (kRelu)
+          g = V::where_positive(V::fma(V::load(p.scale + c), y, V::load(p.shift + c)), g);
+        const auto centred = V::sub(y, V::load(p.mean + c));
+        const auto rest = V::fma(V::load(p.b + c), centred, V::load(p.d + c));
+        V::store(dst + i * channels + c, V::fma(V::load(p.a + c), g, rest));
+      }
+    }
+  }
+
+  template <Storage S>
+  void run() const {
+    if (p.y == nullptr)
+      return to_float<V>(static_cast<const char*>(p.grad) + first * channels * bytes_of(S), S, dst,
+                         n * channels);
+    return p.relu ? loop<S, true>() : loop<S, false>();
+  }
+};
+
+template <class V>
+void load_grad(const GradSource& p, int64_t first, int64_t n, int64_t channels, float* dst) {
+  with_storage(p.storage, LoadGrad<V>{p, first, n, channels, dst});
+}
+
+}  // namespace ductile::nn::kernels

@@ -1,0 +1,73 @@
+#include "ductile/nn/kernels/pool.h"
+
+#include <algorithm>
+
+#include "ductile/nn/kernels/scratch.h"
+
+namespace ductile::nn::kernels {
+
+bool max_pool_supported(const MaxPool& s) {
+  return s.kernel >= 1 && s.kernel <= 15 && s.stride >= 1 && s.padding >= 0 &&
+         2 * s.padding <= s.kernel && s.out_height > 0 && s.out_width > 0 &&
+         isa_for(s.channels) != nullptr;
+}
+
+void max_pool(const MaxPool& s, int64_t batch, const void* x, void* y, uint8_t* index) {
+  const Isa& isa = *isa_for(s.channels);
+  const int64_t in = s.height * s.width * s.channels, out = s.out_height * s.out_width * s.channels;
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < batch; ++b)
+    isa.max_pool(s, static_cast<const char*>(x) + b * in * bytes_of(s.storage),
+                 static_cast<char*>(y) + b * out * bytes_of(s.storage), index + b * out);
+}
+
+void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_t* index,
+                   void* dx) {
+  const Isa& isa = *isa_for(s.channels);
+  const int64_t in = s.height * s.width * s.channels, out = s.out_height * s.out_width * s.channels;
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < batch; ++b) {
+    char* target = static_cast<char*>(dx) + b * in * bytes_of(s.storage);
+    float* sum = s.storage == Storage::f32 ? reinterpret_cast<float*>(target)
+                                           : scratch(ScratchKind::local, in);
+    std::fill_n(sum, in, 0.0F);
+    isa.max_pool_grad(s, static_cast<const char*>(dy) + b * out * bytes_of(s.storage),
+                      index + b * out, sum);
+    if (s.storage != Storage::f32) isa.from_float(sum, target, s.storage, in);
+  }
+}
+
+void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,
+                  void* y) {
+  const Isa& isa = *isa_for(channels);
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < batch; ++b) {
+    float* image = scratch(ScratchKind::local, (pixels + 1) * channels);
+    float* sum = image + pixels * channels;
+    isa.to_float(static_cast<const char*>(x) + b * pixels * channels * bytes_of(storage), storage,
+                 image, pixels * channels);
+    std::fill_n(sum, channels, 0.0F);
+    for (int64_t p = 0; p < pixels; ++p)
+      for (int64_t c = 0; c < channels; ++c) sum[c] += image[p * channels + c];
+    for (int64_t c = 0; c < channels; ++c) sum[c] /= static_cast<float>(pixels);
+    isa.from_float(sum, static_cast<char*>(y) + b * channels * bytes_of(storage), storage,
+                   channels);
+  }
+}
+
+void average_pool_grad(Storage storage, int64_t batch, int64_t pixels, int64_t channels,
+                       const void* dy, void* dx) {
+  const Isa& isa = *isa_for(channels);
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < batch; ++b) {
+    float* share = scratch(ScratchKind::local, channels);
+    isa.to_float(static_cast<const char*>(dy) + b * channels * bytes_of(storage), storage, share,
+                 channels);
+    for (int64_t c = 0; c < channels; ++c) share[c] /= static_cast<float>(pixels);
+    char* target = static_cast<char*>(dx) + b * pixels * channels * bytes_of(storage);
+    for (int64_t p = 0; p < pixels; ++p)
+      isa.from_float(share, target + p * channels * bytes_of(storage), storage, channels);
+  }
+}
+
+}  // namespace ductile::nn::kernels

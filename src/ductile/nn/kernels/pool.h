@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ductile/nn/kernels/isa.h"
+
+// Pooling over NHWC batches on the OpenMP team of the calling thread, one image a task; channels in
+// multiples of 8.
+namespace ductile::nn::kernels {
+
+// Whether max_pool can do it: padding at most half the kernel, kernel at most 15 (a byte an index).
+bool max_pool_supported(const MaxPool& shape);
+
+void max_pool(const MaxPool& shape, int64_t batch, const void* x, void* y, uint8_t* index);
+void max_pool_grad(const MaxPool& shape, int64_t batch, const void* dy, const uint8_t* index,
+                   void* dx);
+
+// y[b, c] = mean over the image's pixels of x[b, pixel, c], and its gradient.
+void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,
+                  void* y);
+void average_pool_grad(Storage storage, int64_t batch, int64_t pixels, int64_t channels,
+                       const void* dy, void* dx);
+
+}  // namespace ductile::nn::kernels

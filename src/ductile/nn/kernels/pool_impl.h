@@ -1,0 +1,95 @@
+#pragma once
+
+#include "ductile/nn/kernels/storage_impl.h"
+
+// Max pooling of one NHWC image on a vector type V.
+namespace ductile::nn::kernels {
+
+// The part [begin, end) of a window's positions along one axis that lies inside the image.
+struct PoolWindow {
+  int64_t start;  // of position 0; may lie outside
+  int64_t begin, end;
+};
+
+template <class V>
+PoolWindow pool_window(int64_t output, int64_t size, const MaxPool& p) {
+  const int64_t start = output * p.stride - p.padding;
+  return {start, start < 0 ? -start : 0, size - start < p.kernel ? size - start : p.kernel};
+}
+
+template <class V>
+struct MaxPoolRun {
+  const MaxPool& p;
+  const void* x;
+  void* y;
+  uint8_t* index;
+
+  template <Storage S>
+  void run() const {
+    for (int64_t i = 0; i < p.out_height; ++i) {
+      const PoolWindow rows = pool_window<V>(i, p.height, p);
+      for (int64_t j = 0; j < p.out_width; ++j) {
+        const PoolWindow cols = pool_window<V>(j, p.width, p);
+        const int64_t out = (i * p.out_width + j) * p.channels;
+        for (int64_t c = 0; c < p.channels; c += V::lanes) {
+          const auto value = [&](int64_t r, int64_t q) {
+            return load_as<V, S>(x, ((rows.start + r) * p.width + cols.start + q) * p.channels + c);
+          };
+          auto best = value(rows.begin, cols.begin);
+          auto where = V::all(static_cast<float>(rows.begin * p.kernel + cols.begin));
+          for (int64_t r = rows.begin; r < rows.end; ++r) {
+            for (int64_t q = cols.begin; q < cols.end; ++q) {
+              const auto v = value(r, q);
+              where = V::if_larger(v, best, V::all(static_cast<float>(r * p.kernel + q)), where);
+              best = V::if_larger(v, best, v, best);
+            }
+          }
+          store_as<V, S>(y, out + c, best);
+          V::store_bytes(index + out + c, where);
+        }
+      }
+    }
+  }
+};
+
+template <class V>
+void max_pool(const MaxPool& p, const void* x, void* y, uint8_t* index) {
+  with_storage(p.storage, MaxPoolRun<V>{p, x, y, index});
+}
+
+template <class V>
+struct MaxPoolGradRun {
+  const MaxPool& p;
+  const void* dy;
+  const uint8_t* index;
+  float* dx;
+
+  template <Storage S>
+  void run() const {
+    for (int64_t i = 0; i < p.out_height; ++i) {
+      const PoolWindow rows = pool_window<V>(i, p.height, p);
+      for (int64_t j = 0; j < p.out_width; ++j) {
+        const PoolWindow cols = pool_window<V>(j, p.width, p);
+        const int64_t out = (i * p.out_width + j) * p.channels;
+        for (int64_t c = 0; c < p.channels; c += V::lanes) {
+          const auto g = load_as<V, S>(dy, out + c);
+          const auto where = V::load_bytes(index + out + c);
+          for (int64_t r = rows.begin; r < rows.end; ++r) {
+            for (int64_t q = cols.begin; q < cols.end; ++q) {
+              float* at = dx + ((rows.start + r) * p.width + cols.start + q) * p.channels + c;
+              const auto here = V::all(static_cast<float>(r * p.kernel + q));
+              V::store(at, V::add(V::load(at), V::where_equal(where, here, g)));
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class V>
+void max_pool_grad(const MaxPool& p, const void* dy, const uint8_t* index, float* dx) {
+  with_storage(p.storage, MaxPoolGradRun<V>{p, dy, index, dx});
+}
+
+}  // namespace ductile::nn::kernels

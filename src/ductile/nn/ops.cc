@@ -1,0 +1,389 @@
+#include "ductile/nn/ops.h"
+
+#include <cmath>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "ductile/nn/kernels/batch_norm.h"
+#include "ductile/nn/kernels/conv.h"
+#include "ductile/nn/kernels/pool.h"
+
+namespace ductile::nn::ops {
+namespace {
+
+using kernels::Storage;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+bool has_storage(const at::Tensor& t) {
+  return t.device().is_cpu() && t.layout() == at::kStrided &&
+         (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16 ||
+          t.scalar_type() == at::kHalf);
+}
+
+Storage storage_of(const at::Tensor& t) {
+  if (t.scalar_type() == at::kFloat) return Storage::f32;
+  return t.scalar_type() == at::kBFloat16 ? Storage::bf16 : Storage::f16;
+}
+
+// Whether ATen computes this type on this device itself, or fp32 has to stand in.
+bool needs_upcast(const at::Tensor& t) {
+  return t.device().is_cpu() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16);
+}
+
+at::Tensor in_type(const at::Tensor& t, at::ScalarType type) {
+  return t.defined() ? t.to(type) : t;
+}
+
+c10::optional<at::Tensor> present(const at::Tensor& t) {
+  return t.defined() ? c10::optional<at::Tensor>(t) : c10::nullopt;
+}
+
+at::Tensor nhwc(const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); }
+
+at::Tensor empty_nhwc(at::IntArrayRef sizes, const at::Tensor& like) {
+  return at::empty(sizes, like.options().memory_format(at::MemoryFormat::ChannelsLast));
+}
+
+kernels::ConvShape conv_shape(const at::Tensor& x, const at::Tensor& w, int64_t stride,
+                              int64_t padding) {
+  return {x.size(0), x.size(2), x.size(3), x.size(1), w.size(0), w.size(2), stride, padding};
+}
+
+bool conv_covered(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding) {
+  return has_storage(x) && has_storage(w) && x.dim() == 4 && w.dim() == 4 &&
+         w.size(1) == x.size(1) && w.size(2) == w.size(3) &&
+         kernels::conv_supported(conv_shape(x, w, stride, padding));
+}
+
+at::Tensor fp32_weight(const at::Tensor& w) { return w.to(at::kFloat).contiguous(); }
+
+// Gradients of a convolution in x and w, as far as wanted, from `grad` (see kernels/conv.h).
+variable_list conv_gradients(const at::Tensor& x, const at::Tensor& w, int64_t stride,
+                             int64_t padding, const kernels::GradSource& grad, bool want_x,
+                             bool want_w) {
+  at::Tensor dx, dw;
+  if (want_x) dx = empty_nhwc(x.sizes(), x);
+  if (want_w) dw = at::empty(w.sizes(), w.options().dtype(at::kFloat));
+  const at::Tensor weight = fp32_weight(w);
+  kernels::conv_backward(conv_shape(x, w, stride, padding), x.data_ptr(), weight.data_ptr<float>(),
+                         grad, want_x ? dx.data_ptr() : nullptr,
+                         want_w ? dw.data_ptr<float>() : nullptr);
+  return {dx, in_type(dw, w.scalar_type())};
+}
+
+struct Conv : Function<Conv> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
+                            int64_t stride, int64_t padding) {
+    const at::Tensor x = nhwc(x_any), weight = fp32_weight(w);
+    const auto shape = conv_shape(x, w, stride, padding);
+    at::Tensor y = empty_nhwc({shape.batch, shape.out, shape.out_height(), shape.out_width()}, x);
+    kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
+                          y.data_ptr(), nullptr, nullptr);
+    ctx->save_for_backward({x, w});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor dy = nhwc(grads[0].to(saved[0].scalar_type()));
+    kernels::GradSource source{};
+    source.grad = dy.data_ptr();
+    source.storage = storage_of(dy);
+    variable_list d = conv_gradients(saved[0], saved[1], ctx->saved_data["stride"].toInt(),
+                                     ctx->saved_data["padding"].toInt(), source,
+                                     ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    return {d[0], d[1], {}, {}};
+  }
+};
+
+// Per-channel vectors of one normalisation, rows of a small fp32 tensor.
+enum ChannelRow { kMean, kVariance, kInvStd, kScale, kShift, kForwardRows };
+
+at::Tensor channel_rows(int64_t rows, int64_t channels) {
+  return at::empty({rows, channels}, at::TensorOptions(at::kFloat));
+}
+
+// Fills kInvStd, kScale and kShift from kMean, kVariance and the affine weights.
+void finish_rows(float* rows, int64_t channels, const float* weight, const float* bias,
+                 double eps) {
+  for (int64_t c = 0; c < channels; ++c) {
+    const double inv_std =
+        1.0 / std::sqrt(static_cast<double>(rows[kVariance * channels + c]) + eps);
+    const double scale = weight[c] * inv_std;
+    rows[kInvStd * channels + c] = static_cast<float>(inv_std);
+    rows[kScale * channels + c] = static_cast<float>(scale);
+    rows[kShift * channels + c] = static_cast<float>(bias[c] - rows[kMean * channels + c] * scale);
+  }
+}
+
+void move_running(const at::Tensor& running, const float* batch, double factor, double momentum) {
+  float* r = running.data_ptr<float>();
+  for (int64_t c = 0; c < running.numel(); ++c)
+    r[c] = static_cast<float>((1 - momentum) * r[c] + momentum * factor * batch[c]);
+}
+
+struct ConvBnAct : Function<ConvBnAct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
+                            const at::Tensor& gamma, const at::Tensor& beta,
+                            const c10::optional<at::Tensor>& residual_any,
+                            const at::Tensor& running_mean, const at::Tensor& running_var,
+                            int64_t stride, int64_t padding, double momentum, double eps, bool relu,
+                            bool training, bool keep) {
+    const at::Tensor x = nhwc(x_any), weight = fp32_weight(w);
+    const auto shape = conv_shape(x, w, stride, padding);
+    const int64_t channels = shape.out, pixels = shape.out_pixels();
+    const at::Tensor y =
+        empty_nhwc({shape.batch, channels, shape.out_height(), shape.out_width()}, x);
+    const at::Tensor stats = channel_rows(kForwardRows, channels);
+    float* rows = stats.data_ptr<float>();
+    kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
+                          y.data_ptr(), training ? rows + kMean * channels : nullptr,
+                          training ? rows + kVariance * channels : nullptr);
+    if (training) {
+      const double n = static_cast<double>(pixels);
+      move_running(running_mean, rows + kMean * channels, 1.0, momentum);
+      move_running(running_var, rows + kVariance * channels, n / std::max(n - 1, 1.0), momentum);
+    } else {
+      std::copy_n(running_mean.data_ptr<float>(), channels, rows + kMean * channels);
+      std::copy_n(running_var.data_ptr<float>(), channels, rows + kVariance * channels);
+    }
+    finish_rows(rows, channels, gamma.data_ptr<float>(), beta.data_ptr<float>(), eps);
+
+    const at::Tensor residual = residual_any ? nhwc(*residual_any) : at::Tensor();
+    const at::Tensor out = keep ? at::empty_like(y) : y;
+    kernels::norm_apply({y.data_ptr(), residual.defined() ? residual.data_ptr() : nullptr,
+                         out.data_ptr(), storage_of(y), pixels, channels, rows + kScale * channels,
+                         rows + kShift * channels, relu});
+    if (keep) {
+      const bool out_gives_mask = residual.defined() && relu;
+      ctx->save_for_backward({x, w, gamma, y, stats, out_gives_mask ? out : at::Tensor()});
+      ctx->saved_data["stride"] = stride;
+      ctx->saved_data["padding"] = padding;
+      ctx->saved_data["relu"] = relu;
+      ctx->saved_data["residual"] = residual.defined();
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &y = saved[3], &out = saved[5];
+    const bool relu = ctx->saved_data["relu"].toBool();
+    const bool residual = ctx->saved_data["residual"].toBool();
+    const at::Tensor dz = nhwc(grads[0].to(y.scalar_type()));
+    const int64_t channels = y.size(1), pixels = y.numel() / channels;
+    const float* rows = saved[4].data_ptr<float>();
+    const float* inv_std = rows + kInvStd * channels;
+    const float* scale = rows + kScale * channels;
+
+    // The gradient behind the activation is also the residual's: written out where that is wanted.
+    at::Tensor g = dz;
+    const bool write_g = residual && relu;
+    if (write_g) g = at::empty_like(dz);
+    at::Tensor dgamma = channel_rows(1, channels).view(channels);
+    at::Tensor dbeta = channel_rows(1, channels).view(channels);
+    float* sum_gy = dgamma.data_ptr<float>();
+    float* sum_g = dbeta.data_ptr<float>();
+    kernels::norm_reduce({dz.data_ptr(), y.data_ptr(), write_g ? out.data_ptr() : nullptr,
+                          write_g ? g.data_ptr() : nullptr, storage_of(y), pixels, channels, scale,
+                          rows + kShift * channels, relu, rows + kMean * channels, sum_g, sum_gy});
+
+    // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std.
+    const at::Tensor map = channel_rows(2, channels);
+    float* slope = map.data_ptr<float>();
+    float* offset = slope + channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const double per_pixel = static_cast<double>(scale[c]) / static_cast<double>(pixels);
+      slope[c] = static_cast<float>(-per_pixel * inv_std[c] * inv_std[c] * sum_gy[c]);
+      offset[c] = static_cast<float>(-per_pixel * sum_g[c]);
+      sum_gy[c] *= inv_std[c];
+    }
+    kernels::GradSource source{};
+    source.grad = g.data_ptr();
+    source.storage = storage_of(y);
+    source.y = y.data_ptr();
+    source.a = scale;
+    source.b = slope;
+    source.d = offset;
+    source.mean = rows + kMean * channels;
+    source.relu = relu && !write_g;
+    source.scale = scale;
+    source.shift = rows + kShift * channels;
+    variable_list d =
+        conv_gradients(x, w, ctx->saved_data["stride"].toInt(), ctx->saved_data["padding"].toInt(),
+                       source, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    variable_list all(14);
+    all[0] = d[0];
+    all[1] = d[1];
+    all[2] = dgamma;
+    all[3] = dbeta;
+    if (residual) all[4] = g;
+    return all;
+  }
+};
+
+struct MaxPool : Function<MaxPool> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, int64_t kernel,
+                            int64_t stride, int64_t padding) {
+    const at::Tensor x = nhwc(x_any);
+    const auto shape = shape_of(x, kernel, stride, padding);
+    const at::Tensor y = empty_nhwc({x.size(0), x.size(1), shape.out_height, shape.out_width}, x);
+    const at::Tensor index = at::empty({y.numel()}, at::TensorOptions(at::kByte));
+    kernels::max_pool(shape, x.size(0), x.data_ptr(), y.data_ptr(), index.data_ptr<uint8_t>());
+    ctx->save_for_backward({index});
+    ctx->saved_data["sizes"] = x.sizes();
+    ctx->saved_data["kernel"] = kernel;
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor index = ctx->get_saved_variables()[0], dy = nhwc(grads[0]);
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    const auto shape =
+        shape_of(dx, ctx->saved_data["kernel"].toInt(), ctx->saved_data["stride"].toInt(),
+                 ctx->saved_data["padding"].toInt());
+    kernels::max_pool_grad(shape, dx.size(0), dy.data_ptr(), index.data_ptr<uint8_t>(),
+                           dx.data_ptr());
+    return {dx, {}, {}, {}};
+  }
+
+  static kernels::MaxPool shape_of(const at::Tensor& x, int64_t kernel, int64_t stride,
+                                   int64_t padding) {
+    const auto along = [&](int64_t n) { return (n + 2 * padding - kernel) / stride + 1; };
+    return {storage_of(x), x.size(2), x.size(3),        x.size(1),       kernel,
+            stride,        padding,   along(x.size(2)), along(x.size(3))};
+  }
+};
+
+struct GlobalAvgPool : Function<GlobalAvgPool> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any) {
+    const at::Tensor x = nhwc(x_any);
+    const at::Tensor y = at::empty({x.size(0), x.size(1)}, x.options());
+    kernels::average_pool(storage_of(x), x.size(0), x.size(2) * x.size(3), x.size(1), x.data_ptr(),
+                          y.data_ptr());
+    ctx->saved_data["sizes"] = x.sizes();
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    kernels::average_pool_grad(storage_of(dy), dx.size(0), dx.size(2) * dx.size(3), dx.size(1),
+                               dy.data_ptr(), dx.data_ptr());
+    return {dx};
+  }
+};
+
+// Gradient (softmax - target) in one pass over the saved log-probabilities.
+struct CrossEntropy : Function<CrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
+                            const at::Tensor& labels, double smoothing) {
+    const at::Tensor log_p = at::log_softmax(logits, 1);
+    at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
+    if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
+    ctx->save_for_backward({log_p, labels});
+    ctx->saved_data["smoothing"] = smoothing;
+    return loss;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const double smoothing = ctx->saved_data["smoothing"].toDouble();
+    const at::Tensor labels = saved[1].unsqueeze(1), scale = grads[0].unsqueeze(1);
+    at::Tensor d = saved[0].exp();
+    if (smoothing != 0) d.sub_(smoothing / static_cast<double>(d.size(1)));
+    d.scatter_add_(1, labels, at::full_like(labels, smoothing - 1, d.options()));
+    return {d.mul_(scale), {}, {}};
+  }
+};
+
+at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t stride,
+                            int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
+                            bool relu, bool training) {
+  at::Tensor y =
+      at::conv2d(x, w, {}, {stride, stride}, {padding, padding}, {1, 1}, x.size(1) / w.size(1));
+  y = at::batch_norm(y, bn.weight, bn.bias, bn.running_mean, bn.running_var, training, bn.momentum,
+                     bn.eps, /*cudnn_enabled=*/true);
+  if (residual.defined()) y = y + residual;
+  return relu ? at::relu(y) : y;
+}
+
+bool requires_grad(std::initializer_list<at::Tensor> tensors) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.requires_grad()) return true;
+  return false;
+}
+
+}  // namespace
+
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, int64_t stride,
+                  int64_t padding) {
+  if (conv_covered(x, w, stride, padding)) {
+    const at::Tensor y = Conv::apply(x, w, stride, padding);
+    return bias.defined() ? y + bias.to(y.scalar_type()).view({1, -1, 1, 1}) : y;
+  }
+  if (needs_upcast(x))
+    return conv2d(x.to(at::kFloat), w.to(at::kFloat), in_type(bias, at::kFloat), stride, padding)
+        .to(x.scalar_type());
+  return at::conv2d(x, w, bias, {stride, stride}, {padding, padding}, {1, 1},
+                    x.size(1) / w.size(1));
+}
+
+at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
+                       const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training) {
+  const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
+  const bool covered =
+      conv_covered(x, w, stride, padding) && bn.weight.scalar_type() == at::kFloat &&
+      bn.bias.scalar_type() == at::kFloat && bn.running_mean.scalar_type() == at::kFloat &&
+      (!residual.defined() || residual.scalar_type() == x.scalar_type()) &&
+      (training || !differentiate);
+  if (covered)
+    return ConvBnAct::apply(x, w, bn.weight, bn.bias, present(residual), bn.running_mean,
+                            bn.running_var, stride, padding, bn.momentum, bn.eps, relu, training,
+                            differentiate);
+  if (needs_upcast(x))
+    return conv_bn_act_aten(x.to(at::kFloat), w.to(at::kFloat), stride, padding, bn,
+                            in_type(residual, at::kFloat), relu, training)
+        .to(x.scalar_type());
+  return conv_bn_act_aten(x, w, stride, padding, bn, residual, relu, training);
+}
+
+at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding) {
+  if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 &&
+      kernels::max_pool_supported(MaxPool::shape_of(x, kernel, stride, padding)))
+    return MaxPool::apply(x, kernel, stride, padding);
+  if (needs_upcast(x))
+    return max_pool2d(x.to(at::kFloat), kernel, stride, padding).to(x.scalar_type());
+  return at::max_pool2d(x, {kernel, kernel}, {stride, stride}, {padding, padding});
+}
+
+at::Tensor global_avg_pool(const at::Tensor& x) {
+  if (has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(x.size(1)) != nullptr)
+    return GlobalAvgPool::apply(x);
+  if (needs_upcast(x)) return global_avg_pool(x.to(at::kFloat)).to(x.scalar_type());
+  return x.mean({2, 3});
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+  if (needs_upcast(x))
+    return at::linear(x.to(at::kFloat), w.to(at::kFloat), in_type(b, at::kFloat))
+        .to(x.scalar_type());
+  return b.defined() ? at::linear(x, w.to(x.scalar_type()), b.to(x.scalar_type()))
+                     : at::linear(x, w.to(x.scalar_type()));
+}
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
+  const bool narrow = logits.scalar_type() != at::kFloat && logits.scalar_type() != at::kDouble;
+  return CrossEntropy::apply(narrow ? logits.to(at::kFloat) : logits, labels, smoothing);
+}
+
+}  // namespace ductile::nn::ops

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+// The operators the zoo is made of, differentiable, on NHWC (channels-last) activations [B,C,H,W].
+//
+// On CPU in fp32, bf16 or fp16, where kernels/ covers the shape, they run our fused vector kernels:
+// arithmetic in fp32 whatever the activations' type, and results bit-equal for every number of
+// threads. Anything else (groups, double, other devices) runs ATen's operators; CPU fp16 and bf16
+// are then computed in fp32 and rounded. Weights have PyTorch's shapes and their gradients the same
+// shape and type. Inputs are never changed, except the running statistics of BatchNorm.
+namespace ductile::nn::ops {
+
+// x [B,C,H,W], w [K,C,R,R], bias [K] or undefined -> [B,K,H',W'].
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, int64_t stride,
+                  int64_t padding);
+
+// Handles on the model's own tensors, each [K] and fp32.
+struct BatchNorm {
+  at::Tensor weight, bias, running_mean, running_var;
+  double momentum, eps;
+};
+
+// act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the
+// batch's statistics and moves the running ones; otherwise the running ones are used.
+at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
+                       const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training);
+
+at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding);
+
+// [B,C,H,W] -> [B,C].
+at::Tensor global_avg_pool(const at::Tensor& x);
+
+// x [B,I], w [O,I], b [O] or undefined -> [B,O].
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
+
+// Per-sample loss [B] (fp32 at least) of logits [B,K] against int64 labels [B], with the target
+// (1 - smoothing) * one-hot + smoothing / K.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing);
+
+}  // namespace ductile::nn::ops

@@ -1,0 +1,245 @@
+#include "ductile/nn/ops.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+namespace ductile::nn::ops {
+namespace {
+
+using at::Tensor;
+
+struct Operands {
+  Tensor x, w, residual;
+  BatchNorm bn;
+};
+
+Tensor leaf(const Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+Operands operands(int64_t batch, int64_t in, int64_t out, int64_t height, int64_t width,
+                  int64_t kernel, int64_t stride, int64_t padding) {
+  at::manual_seed(7);
+  Operands o;
+  o.x = leaf(at::randn({batch, in, height, width}).contiguous(at::MemoryFormat::ChannelsLast));
+  o.w = leaf(at::randn({out, in, kernel, kernel}) * 0.3);
+  o.bn = {leaf(at::rand({out}) + 0.5),
+          leaf(at::randn({out})),
+          at::randn({out}),
+          at::rand({out}) + 0.5,
+          0.1,
+          1e-5};
+  const auto along = [&](int64_t n) { return (n + 2 * padding - kernel) / stride + 1; };
+  o.residual = leaf(at::randn({batch, out, along(height), along(width)}));
+  return o;
+}
+
+// The same operands in double: the oracle is ATen there.
+Operands in_double(const Operands& o) {
+  const auto twin = [](const Tensor& t) { return leaf(t.to(at::kDouble)); };
+  Operands d;
+  d.x = twin(o.x);
+  d.w = twin(o.w);
+  d.residual = twin(o.residual);
+  d.bn = {twin(o.bn.weight),
+          twin(o.bn.bias),
+          o.bn.running_mean.to(at::kDouble),
+          o.bn.running_var.to(at::kDouble),
+          o.bn.momentum,
+          o.bn.eps};
+  return d;
+}
+
+double error(const Tensor& got, const Tensor& want) {
+  return ((got.to(at::kDouble) - want).abs().max() / want.abs().max()).item<double>();
+}
+
+void expect_gradients(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                      double tolerance) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(got[i].grad().defined()) << "operand " << i;
+    EXPECT_EQ(got[i].grad().sizes(), got[i].sizes());
+    EXPECT_EQ(got[i].grad().scalar_type(), got[i].scalar_type());
+    EXPECT_LT(error(got[i].grad(), want[i].grad()), tolerance) << "operand " << i;
+  }
+}
+
+Tensor aten_block(const Operands& o, int64_t stride, int64_t padding, bool residual, bool relu,
+                  bool training) {
+  Tensor y = at::conv2d(o.x, o.w, {}, {stride, stride}, {padding, padding});
+  y = at::batch_norm(y, o.bn.weight, o.bn.bias, o.bn.running_mean, o.bn.running_var, training,
+                     o.bn.momentum, o.bn.eps, false);
+  if (residual) y = y + o.residual;
+  return relu ? at::relu(y) : y;
+}
+
+TEST(ConvBnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
+  struct Shape {
+    int64_t batch, in, out, height, width, kernel, stride, padding;
+  };
+  for (const Shape& s : {Shape{4, 16, 16, 9, 8, 3, 1, 1},
+                         {3, 3, 16, 8, 8, 3, 1, 1},
+                         {4, 16, 32, 9, 8, 3, 2, 1},
+                         {4, 16, 32, 8, 8, 1, 2, 0},
+                         {2, 8, 24, 5, 7, 5, 1, 2},
+                         {4, 6, 10, 6, 6, 3, 1, 1}}) {
+    for (const bool residual : {false, true}) {
+      for (const bool relu : {false, true}) {
+        SCOPED_TRACE(testing::Message() << s.in << "->" << s.out << ", stride " << s.stride
+                                        << ", residual " << residual << ", relu " << relu);
+        Operands o =
+            operands(s.batch, s.in, s.out, s.height, s.width, s.kernel, s.stride, s.padding);
+        Operands d = in_double(o);
+        const Tensor z = conv_bn_act(o.x, o.w, s.stride, s.padding, o.bn,
+                                     residual ? o.residual : Tensor(), relu, true);
+        const Tensor want = aten_block(d, s.stride, s.padding, residual, relu, true);
+        const Tensor dz = at::randn(z.sizes());
+        z.backward(dz);
+        want.backward(dz.to(at::kDouble));
+        EXPECT_LT(error(z, want), 1e-5);
+        EXPECT_LT(error(o.bn.running_mean, d.bn.running_mean), 1e-5);
+        EXPECT_LT(error(o.bn.running_var, d.bn.running_var), 1e-5);
+        expect_gradients({o.x, o.w, o.bn.weight, o.bn.bias}, {d.x, d.w, d.bn.weight, d.bn.bias},
+                         3e-5);
+        if (residual) expect_gradients({o.residual}, {d.residual}, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(ConvBnAct, UsesTheRunningStatisticsOutsideTraining) {
+  for (const bool differentiate : {false, true}) {
+    const at::AutoGradMode mode(differentiate);
+    const Operands o = operands(3, 16, 16, 7, 7, 3, 1, 1), d = in_double(o);
+    const Tensor before = o.bn.running_mean.clone();
+    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, false);
+    const Tensor want = aten_block(d, 1, 1, true, true, false);
+    EXPECT_LT(error(z, want), 1e-5);
+    EXPECT_TRUE(before.equal(o.bn.running_mean));
+    EXPECT_EQ(z.requires_grad(), differentiate);
+    if (!differentiate) continue;
+    z.sum().backward();
+    want.sum().backward();
+    expect_gradients({o.x, o.w, o.bn.weight}, {d.x, d.w, d.bn.weight}, 3e-5);
+  }
+}
+
+TEST(ConvBnAct, StoresHalfPrecisionAndComputesInFp32) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const double tolerance = type == at::kHalf ? 2e-3 : 1.6e-2;
+    for (const int64_t out : {16, 10}) {  // our kernels, and ATen's standing in
+      Operands o = operands(4, 16, out, 8, 8, 3, 1, 1);
+      o.x = leaf(o.x.to(type));
+      o.w = leaf(o.w.to(type));
+      o.residual = leaf(o.residual.to(type));
+      Operands d = in_double(o);
+      const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, false, true);
+      const Tensor want = aten_block(d, 1, 1, true, false, true);
+      EXPECT_EQ(z.scalar_type(), type);
+      EXPECT_LT(error(z, want), tolerance);
+      const Tensor dz = at::randn(z.sizes()).to(type);
+      z.backward(dz);
+      want.backward(dz.to(at::kDouble));
+      expect_gradients({o.x, o.w, o.bn.weight, o.bn.bias, o.residual},
+                       {d.x, d.w, d.bn.weight, d.bn.bias, d.residual}, 2 * tolerance);
+    }
+  }
+}
+
+TEST(ConvBnAct, GivesTheSameBitsForEveryNumberOfThreads) {
+  const int before = at::get_num_threads();
+  std::vector<Tensor> first;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    Operands o = operands(37, 16, 32, 8, 8, 3, 1, 1);
+    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, true);
+    z.backward(at::ones_like(z));
+    const std::vector<Tensor> all{z,
+                                  o.x.grad(),
+                                  o.w.grad(),
+                                  o.bn.weight.grad(),
+                                  o.bn.bias.grad(),
+                                  o.residual.grad(),
+                                  o.bn.running_mean,
+                                  o.bn.running_var};
+    if (first.empty()) first = all;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i].equal(first[i])) << i;
+  }
+  at::set_num_threads(before);
+}
+
+TEST(Conv2d, EqualsAtenWithAndWithoutBias) {
+  for (const int64_t out : {16, 10}) {
+    for (const bool biased : {false, true}) {
+      Operands o = operands(3, 8, out, 6, 9, 3, 1, 1), d = in_double(o);
+      const Tensor bias = biased ? o.bn.bias : Tensor(), bias_d = biased ? d.bn.bias : Tensor();
+      const Tensor y = conv2d(o.x, o.w, bias, 1, 1);
+      const Tensor want = at::conv2d(d.x, d.w, bias_d, {1, 1}, {1, 1});
+      EXPECT_LT(error(y, want), 1e-5);
+      y.square().sum().backward();
+      want.square().sum().backward();
+      expect_gradients({o.x, o.w}, {d.x, d.w}, 3e-5);
+      if (biased) expect_gradients({o.bn.bias}, {d.bn.bias}, 3e-5);
+    }
+  }
+}
+
+TEST(Conv2d, LeavesGroupsToAten) {
+  const Tensor x = leaf(at::randn({2, 16, 8, 8})), w = at::randn({16, 1, 3, 3});
+  EXPECT_TRUE(
+      at::allclose(conv2d(x, w, {}, 1, 1), at::conv2d(x, w, {}, {1, 1}, {1, 1}, {1, 1}, 16)));
+}
+
+TEST(Pools, EqualAten) {
+  for (const int64_t channels : {16, 5}) {
+    const Tensor x = leaf(at::randn({3, channels, 9, 8})), d = leaf(x.to(at::kDouble));
+    const Tensor y = max_pool2d(x, 3, 2, 1), want = at::max_pool2d(d, {3, 3}, {2, 2}, {1, 1});
+    EXPECT_LT(error(y, want), 1e-7);
+    y.square().sum().backward();
+    want.square().sum().backward();
+    expect_gradients({x}, {d}, 1e-6);
+
+    x.mutable_grad() = Tensor();
+    d.mutable_grad() = Tensor();
+    const Tensor mean = global_avg_pool(x), want_mean = d.mean({2, 3});
+    EXPECT_LT(error(mean, want_mean), 1e-6);
+    mean.square().sum().backward();
+    want_mean.square().sum().backward();
+    expect_gradients({x}, {d}, 1e-6);
+  }
+  EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
+}
+
+TEST(Linear, KeepsTheActivationsType) {
+  const Tensor x = at::randn({4, 12}), w = leaf(at::randn({5, 12})), b = leaf(at::randn({5}));
+  EXPECT_TRUE(at::allclose(linear(x, w, b), at::linear(x, w, b)));
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const Tensor y = linear(x.to(type), w, b);
+    EXPECT_EQ(y.scalar_type(), type);
+    EXPECT_LT(error(y, at::linear(x, w, b).to(at::kDouble)), 0.02);
+  }
+  linear(x.to(at::kHalf), w, b).sum().backward();
+  EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+}
+
+TEST(CrossEntropy, EqualsAtenForEverySample) {
+  for (const double smoothing : {0.0, 0.1}) {
+    const Tensor logits = leaf(at::randn({6, 10}) * 3), d = leaf(logits.to(at::kDouble));
+    const Tensor labels = at::randint(10, {6}, at::kLong), weights = at::rand({6});
+    const Tensor loss = cross_entropy(logits, labels, smoothing);
+    const Tensor want = at::cross_entropy_loss(d, labels, {}, at::Reduction::None, -100, smoothing);
+    EXPECT_EQ(loss.sizes(), at::IntArrayRef({6}));
+    EXPECT_LT(error(loss, want), 1e-6);
+    (loss * weights).sum().backward();
+    (want * weights.to(at::kDouble)).sum().backward();
+    expect_gradients({logits}, {d}, 1e-6);
+  }
+  EXPECT_EQ(cross_entropy(at::randn({2, 3}).to(at::kBFloat16), at::zeros({2}, at::kLong), 0)
+                .scalar_type(),
+            at::kFloat);
+}
+
+}  // namespace
+}  // namespace ductile::nn::ops
