@@ -172,8 +172,16 @@ void add_bench(CLI::App& app, Parsed& parsed) {
       "Runs a benchmark of the source tree; what follows its name goes to it (try --help there).\n";
   sub->add_option("name", c.name, "train, input, optimizer or checkpoint")->option_text(" ");
   sub->prefix_command();
+  sub->fallthrough(false);
+  sub->set_help_flag();  // --help after a benchmark's name goes to the benchmark
   sub->callback([&parsed, sub] {
     parsed.bench.arguments = sub->remaining();
+    const std::string& name = parsed.bench.name;
+    if (name == "--help" || name == "-h") throw CLI::CallForHelp();
+    if (name.empty() && !parsed.bench.arguments.empty()) {
+      const std::string& first = parsed.bench.arguments.front();
+      if (first == "--help" || first == "-h") throw CLI::CallForHelp();
+    }
     parsed.chosen = [&parsed](Context& context) { return bench(parsed.bench, context); };
   });
 }
@@ -269,8 +277,11 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
 
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    console.out() << parsed.example[innermost(app)] << "\n" << app.help();
+  } catch (const CLI::CallForHelp& help) {
+    const CLI::App* at = innermost(app);
+    if (at->get_name() != "bench" && app.remaining_size(true) > 0)
+      return usage_error(app, help, console);
+    console.out() << parsed.example[at] << "\n" << app.help();
     return kDone;
   } catch (const CLI::CallForVersion& version) {
     console.out() << version.what() << "\n";
