@@ -1,30 +1,289 @@
 #include "ductile/ckpt/checkpoint.h"
 
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
+#include "ductile/base/error.h"
+#include "ductile/ckpt/testing_impl.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
 namespace {
 
-TEST(Checkpoint, comes_back_as_saved) {
-  const TempFolder folder("ckpt");
-  std::vector<float> w(1000, 2.5F);
-  {
-    CheckpointWriter writer(folder.path());
-    writer.save(7, {{"epoch", 3}},
-                std::vector<TensorView>{{"w", DType::f32, {10, 100}, std::as_bytes(std::span(w))}});
-    writer.wait();
+using testing::FastFolder;
+using testing::load;
+using testing::OwnedTensor;
+using testing::random_bytes;
+using testing::random_tensor;
+using testing::State;
+using testing::state_of_step;
+using testing::views;
+
+constexpr WriterOptions kSmall{.chunk_bytes = 4096};
+
+SaveReport save(CheckpointWriter& writer, int64_t step, const State& state) {
+  writer.save(step, {{"step", step}}, views(state));
+  writer.wait();
+  const std::optional<SaveReport> report = writer.take_report();
+  EXPECT_TRUE(report);
+  return report.value_or(SaveReport{});
+}
+
+ErrorCode code_of(const std::function<void()>& f, std::string* message = nullptr) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (message != nullptr) *message = e.what();
+    return e.code();
   }
+  ADD_FAILURE() << "nothing was thrown";
+  return ErrorCode::internal;
+}
+
+State arbitrary_state() {
+  State state;
+  const int count = *rc::gen::inRange(0, 12);
+  for (int i = 0; i < count; ++i) {
+    OwnedTensor t;
+    t.dtype = static_cast<DType>(*rc::gen::inRange(0, 11));
+    const int dims = *rc::gen::inRange(0, 4);
+    for (int d = 0; d < dims; ++d) t.shape.push_back(*rc::gen::inRange(0, 25));
+    const auto bytes = static_cast<size_t>(num_elements(t.shape)) * size_of(t.dtype);
+    t.bytes = random_bytes(bytes, *rc::gen::arbitrary<uint64_t>());
+    const char* section = *rc::gen::element("", "model/", "optimizer/");
+    state[section + ("t" + std::to_string(*rc::gen::inRange(0, 40)))] = std::move(t);
+  }
+  return state;
+}
+
+RC_GTEST_PROP(Checkpoint, comes_back_as_saved, ()) {
+  const FastFolder folder;
+  const State state = arbitrary_state();
+  const nlohmann::json extra = {{"text", *rc::gen::string<std::string>()}, {"value", 0.1}};
+  bool utf8 = true;
+  try {
+    (void)extra.dump();
+  } catch (const nlohmann::json::exception&) {
+    utf8 = false;
+  }
+  CheckpointWriter writer(folder.path(), {.chunk_bytes = 4096 * *rc::gen::inRange(0, 4)});
+  if (!utf8) {
+    RC_ASSERT_THROWS_AS(writer.save(1, extra, views(state)), Error);
+    return;
+  }
+  writer.save(1, extra, views(state));
+  writer.wait();
   const LatestResult latest = open_latest(folder.path());
-  ASSERT_TRUE(latest.checkpoint);
-  EXPECT_EQ(latest.checkpoint->step(), 7);
-  EXPECT_EQ(latest.checkpoint->state()["epoch"], 3);
-  std::vector<float> back(1000);
-  latest.checkpoint->read("w", std::as_writable_bytes(std::span(back)));
-  EXPECT_EQ(back, w);
+  RC_ASSERT(latest.refused.empty());
+  RC_ASSERT(latest.checkpoint->step() == 1);
+  RC_ASSERT(latest.checkpoint->state() == extra);
+  RC_ASSERT(load(*latest.checkpoint) == state);
+}
+
+RC_GTEST_PROP(Checkpoint, any_range_of_a_tensor_can_be_read, ()) {
+  const FastFolder folder;
+  const State state = state_of_step(1);
+  CheckpointWriter writer(folder.path(), kSmall);
+  save(writer, 1, state);
+  const Checkpoint checkpoint = Checkpoint::open(folder.path(), 1);
+  for (int i = 0; i < 30; ++i) {
+    for (const auto& [name, t] : state) {
+      const auto size = static_cast<int>(t.bytes.size());
+      const int begin = *rc::gen::inRange(0, size + 1);
+      const int n = *rc::gen::inRange(0, size - begin + 1);
+      std::vector<std::byte> part(static_cast<size_t>(n));
+      checkpoint.read_range(name, begin, part);
+      RC_ASSERT(std::equal(part.begin(), part.end(), t.bytes.begin() + begin));
+    }
+  }
+}
+
+TEST(Checkpoint, wrong_names_sizes_and_ranges_are_refused) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  save(writer, 1, state_of_step(1));
+  const Checkpoint c = Checkpoint::open(folder.path(), 1);
+  std::vector<std::byte> room(41);
+  EXPECT_EQ(code_of([&] { c.read("nothing", room); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { c.read("model/bias", room); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { c.read_range("model/bias", 0, room); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { c.read_range("model/bias", -1, std::span(room).first(1)); }),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { c.read_range("model/bias", INT64_MAX, room); }),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { Checkpoint::open(folder.path(), 2); }), ErrorCode::not_found);
+}
+
+TEST(Checkpoint, a_folder_without_checkpoints_gives_none) {
+  const TempFolder folder("ckpt");
+  EXPECT_FALSE(open_latest(folder.path()).checkpoint);
+  EXPECT_FALSE(open_latest(folder.path() / "absent").checkpoint);
+  EXPECT_TRUE(list(folder.path()).empty());
+  EXPECT_EQ(collect_garbage(folder.path(), 1), 0);
+}
+
+TEST(Writer, an_unchanged_state_writes_no_chunk) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  const SaveReport first = save(writer, 1, state_of_step(1));
+  EXPECT_EQ(first.new_bytes, first.total_bytes);
+  EXPECT_EQ(first.reused_bytes, 0);
+  const SaveReport second = save(writer, 2, state_of_step(1));
+  EXPECT_EQ(second.new_bytes, 0);
+  EXPECT_EQ(second.reused_bytes, first.total_bytes);
+}
+
+TEST(Writer, a_half_changed_state_writes_only_what_changed) {
+  const TempFolder folder("ckpt");
+  for (int round = 0; round < 2; ++round) {  // also when the first save was another process's
+    CheckpointWriter writer(folder.path(), kSmall);
+    State state = state_of_step(1);
+    save(writer, 1, state);
+    state["model/conv"] = random_tensor(9000, 77 + static_cast<uint64_t>(round));
+    EXPECT_EQ(save(writer, 2, state).new_bytes, 9000);
+    // One byte in the middle of a tensor: one chunk.
+    state["frozen/table"].bytes[6000] ^= std::byte{1};
+    const int64_t one = save(writer, 3, state).new_bytes;
+    EXPECT_GT(one, 0);
+    EXPECT_LE(one, 4096);
+    EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
+  }
+}
+
+TEST(Writer, equal_tensors_are_stored_once) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  const State state = {{"a", random_tensor(8192, 1)}, {"b", random_tensor(8192, 1)}};
+  EXPECT_EQ(save(writer, 1, state).new_bytes, 8192);
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
+}
+
+TEST(Writer, keeps_as_many_checkpoints_as_asked_and_no_unused_chunk) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), {.keep = 3, .chunk_bytes = 4096});
+  for (int64_t step = 10; step < 60; step += 10) save(writer, step, state_of_step(step));
+  const VerifyReport report = verify(folder.path());
+  EXPECT_EQ(report.good, (std::vector<int64_t>{50, 40, 30}));
+  EXPECT_TRUE(report.ok());
+  EXPECT_EQ(report.unused_chunks, 0);
+  EXPECT_EQ(report.temporaries, 0);
+  const std::vector<CheckpointSummary> all = list(folder.path());
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(all[0].step, 50);
+  EXPECT_EQ(all[0].num_tensors, 6);
+  EXPECT_EQ(all[0].total_bytes, 28056);
+}
+
+TEST(Writer, the_copy_is_taken_before_save_returns) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  State state = state_of_step(1);
+  const State before = state;
+  writer.save(1, nullptr, views(state));
+  for (auto& [name, t] : state) std::fill(t.bytes.begin(), t.bytes.end(), std::byte{0});
+  writer.wait();
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), before);
+}
+
+TEST(Writer, saves_follow_each_other_without_waiting_by_the_caller) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  for (int64_t step = 1; step <= 20; ++step) writer.save(step, step, views(state_of_step(step)));
+  writer.wait();
+  int64_t expected = 1;
+  while (const auto report = writer.take_report()) {
+    EXPECT_EQ(report->step, expected++);
+    EXPECT_EQ(report->error, "");
+    EXPECT_EQ(report->warning, "");
+  }
+  EXPECT_EQ(expected, 21);
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(20));
+}
+
+TEST(Writer, a_second_writer_is_refused_until_the_first_is_gone) {
+  const TempFolder folder("ckpt");
+  {
+    CheckpointWriter writer(folder.path(), kSmall);
+    save(writer, 1, state_of_step(1));
+    std::string message;
+    EXPECT_EQ(code_of([&] { CheckpointWriter other(folder.path()); }, &message),
+              ErrorCode::conflict);
+    EXPECT_NE(message.find(folder.path().string()), message.npos);
+    EXPECT_NE(message.find(std::to_string(::getpid())), message.npos);
+    EXPECT_EQ(code_of([&] { collect_garbage(folder.path(), 1); }), ErrorCode::conflict);
+    EXPECT_TRUE(open_latest(folder.path()).checkpoint);  // reading needs no lock
+  }
+  CheckpointWriter other(folder.path(), kSmall);
+  save(other, 2, state_of_step(2));
+}
+
+TEST(Writer, impossible_arguments_are_refused_and_it_stays_usable) {
+  const TempFolder folder("ckpt");
+  EXPECT_EQ(code_of([&] { CheckpointWriter w(folder.path(), {.keep = 0}); }),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { CheckpointWriter w(folder.path(), {.chunk_bytes = 5000}); }),
+            ErrorCode::invalid_argument);
+  CheckpointWriter writer(folder.path(), kSmall);
+  const std::vector<std::byte> bytes(8);
+  const TensorView good{"a", DType::f32, {2}, bytes};
+  const auto refused = [&](int64_t step, std::vector<TensorView> tensors) {
+    EXPECT_EQ(code_of([&] { writer.save(step, nullptr, tensors); }), ErrorCode::invalid_argument);
+  };
+  refused(-1, {good});
+  refused(1, {good, good});
+  refused(1, {{"", DType::f32, {2}, bytes}});
+  refused(1, {{"a", DType::f32, {3}, bytes}});
+  refused(1, {{"a", DType::f32, {-2}, bytes}});
+  refused(1, {{"a", DType::f32, {int64_t{1} << 40, int64_t{1} << 40}, bytes}});
+  writer.save(1, nullptr, std::vector{good});
+  writer.wait();
+  EXPECT_EQ(open_latest(folder.path()).checkpoint->step(), 1);
+}
+
+TEST(Writer, a_history_that_was_given_up_goes_with_the_first_save) {
+  const TempFolder folder("ckpt");
+  {
+    CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
+    for (int64_t step : {10, 20, 30, 40}) save(writer, step, state_of_step(step));
+  }
+  CheckpointWriter writer(folder.path(), {.keep = 2, .chunk_bytes = 4096, .resumed_step = 20});
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 30, 20, 10}));
+  save(writer, 35, state_of_step(35));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{35, 20}));
+  save(writer, 36, state_of_step(36));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{36, 35}));
+}
+
+TEST(Writer, saving_a_step_again_replaces_it) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  save(writer, 1, state_of_step(1));
+  save(writer, 1, state_of_step(2));
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(2));
+  EXPECT_EQ(verify(folder.path()).unused_chunks, 0);
+}
+
+TEST(Garbage, collects_all_but_what_is_kept) {
+  const TempFolder folder("ckpt");
+  {
+    CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
+    for (int64_t step : {1, 2, 3, 4}) save(writer, step, state_of_step(step));
+  }
+  write_file_atomic(folder.path() / "tmp" / "left", std::string(100, 'x'));
+  write_file_atomic(folder.path() / "chunks" / "note.txt", "someone else's");
+  const int64_t before = verify(folder.path()).chunk_bytes;
+  const int64_t freed = collect_garbage(folder.path(), 2);
+  const VerifyReport report = verify(folder.path());
+  EXPECT_EQ(report.good, (std::vector<int64_t>{4, 3}));
+  EXPECT_EQ(report.unused_chunks, 0);
+  EXPECT_EQ(report.temporaries, 0);
+  EXPECT_GT(freed, before - report.chunk_bytes);
+  EXPECT_TRUE(fs::exists(folder.path() / "chunks" / "note.txt"));
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(4));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -63,6 +64,14 @@ Committer::Committer(fs::path folder, const WriterOptions& options)
 }
 
 void Committer::check(int result, const fs::path& path, const char* what) const {
+  if (result == -ENOSPC || result == -EDQUOT) {
+    fail(ErrorCode::unavailable,
+         "{}: disk full: {} of {} failed with \"{}\" after {} of {} bytes of this checkpoint, {} "
+         "are "
+         "free; make room there or lower checkpoint.keep (earlier checkpoints stay usable)",
+         folder_.string(), what, path.filename().string(), std::strerror(-result), written_,
+         needed_, std::max<int64_t>(0, disk_.free_bytes(folder_)));
+  }
   if (result < 0) fail_errno(path.string() + ": " + what, -result);
 }
 
@@ -148,6 +157,8 @@ void Committer::require_space(int64_t step, std::span<const NewChunk> fresh,
   constexpr int64_t kFolders = 64 * 4096;  // room for names and new sub-folders
   int64_t needed = blocks(static_cast<int64_t>(manifest_bytes)) + (fresh.empty() ? 0 : kFolders);
   for (const NewChunk& chunk : fresh) needed += blocks(static_cast<int64_t>(chunk.bytes.size()));
+  needed_ = needed;
+  written_ = 0;
   const auto free_now = [&] {
     const int64_t free = disk_.free_bytes(folder_);
     if (free < 0) fail_errno(folder_.string() + ": statvfs", static_cast<int>(-free));
@@ -181,6 +192,7 @@ void Committer::write_chunks(std::span<const NewChunk> fresh) {
         check(fd, temporary(i), "create");
         files.add(fd);
         check(disk_.write(fd, fresh[i].bytes), temporary(i), "write");
+        written_ += static_cast<int64_t>(fresh[i].bytes.size());
       }
       for (size_t i = begin; i < end; ++i) {
         check(disk_.sync(files.fds()[i - begin]), temporary(i), "fsync");

@@ -53,6 +53,8 @@ class Committer {
   int64_t keep_;
   std::optional<int64_t> resumed_step_;
   std::set<int64_t> saved_;  // steps this writer saved
+  int64_t needed_ = 0;       // bytes of disk for the checkpoint being written, and how many of them
+  int64_t written_ = 0;      // have been, for the message when there are no more
   // Chunks that a durable manifest names and that are there in the right size. True once their
   // content, too, is known to be right: a bit that flipped on disk must not enter new checkpoints.
   std::unordered_map<ChunkId, bool, ChunkIdHash> known_;

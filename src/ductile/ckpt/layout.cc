@@ -15,6 +15,16 @@ std::string_view section(std::string_view name) {
 
 }  // namespace
 
+int64_t default_chunk_bytes(std::span<const TensorView> tensors) {
+  constexpr int64_t kSmallest = int64_t{256} << 10;
+  constexpr int64_t kLargest = int64_t{4} << 20;
+  int64_t total = 0;
+  for (const TensorView& t : tensors) total += static_cast<int64_t>(t.bytes.size());
+  int64_t bytes = kSmallest;
+  while (bytes < kLargest && bytes * 64 < total) bytes *= 2;
+  return bytes;
+}
+
 Layout plan_layout(std::span<const TensorView> tensors, int64_t chunk_bytes) {
   constexpr int64_t kAlign = 4096;
   const auto size = [&](size_t i) { return static_cast<int64_t>(tensors[i].bytes.size()); };

@@ -22,6 +22,9 @@ struct Layout {
   int64_t total_bytes = 0;
 };
 
+// A power of two near a 64th of all bytes, from 256 KiB to 4 MiB.
+int64_t default_chunk_bytes(std::span<const TensorView> tensors);
+
 Layout plan_layout(std::span<const TensorView> tensors, int64_t chunk_bytes);
 
 }  // namespace ductile::ckpt

@@ -43,8 +43,8 @@ const fs::path& made(const fs::path& folder) {
 
 WriterOptions checked(WriterOptions o) {
   if (o.keep < 1) fail(ErrorCode::invalid_argument, "checkpoint.keep is {}; at least 1", o.keep);
-  if (o.chunk_bytes < 4096 || o.chunk_bytes % 4096 != 0 || o.chunk_bytes > kMaxChunkBytes) {
-    fail(ErrorCode::invalid_argument, "chunk_bytes is {}; a multiple of 4096 up to {}",
+  if (o.chunk_bytes < 0 || o.chunk_bytes % 4096 != 0 || o.chunk_bytes > kMaxChunkBytes) {
+    fail(ErrorCode::invalid_argument, "chunk_bytes is {}; 0 or a multiple of 4096 up to {}",
          o.chunk_bytes, kMaxChunkBytes);
   }
   return o;
@@ -138,7 +138,8 @@ void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
   if (step < 0) fail(ErrorCode::invalid_argument, "checkpoint of step {}: negative", step);
   check_views(tensors);
   std::string text = state_text(state);
-  const Layout layout = plan_layout(tensors, s.options.chunk_bytes);
+  const int64_t chosen = s.options.chunk_bytes;
+  const Layout layout = plan_layout(tensors, chosen > 0 ? chosen : default_chunk_bytes(tensors));
 
   const Clock::time_point begin = Clock::now();
   {

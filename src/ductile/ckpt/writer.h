@@ -15,8 +15,10 @@
 namespace ductile::ckpt {
 
 struct WriterOptions {
-  int64_t keep = 2;                        // checkpoints that stay, >= 1
-  int64_t chunk_bytes = int64_t{1} << 20;  // a multiple of 4096, at most 2^30
+  int64_t keep = 2;  // checkpoints that stay, >= 1
+  // A multiple of 4096, at most 2^30; 0 chooses by the state's size (about a 64th of it, 256 KiB to
+  // 4 MiB: small enough to find what did not change, few enough files to fsync).
+  int64_t chunk_bytes = 0;
   int nice = 10;  // of the writing thread, 0 (as the trainer) to 19 (only what others leave)
   // The step training continues from, if it does: checkpoints of later steps were refused or given
   // up, do not count for `keep`, and go when the first save is durable.

@@ -28,6 +28,9 @@ struct Parsed {
   TrainCommand train;
   ConfigCommand config;
   DoctorCommand doctor;
+  CkptCommand ckpt;
+  ReportCommand report;
+  BenchCommand bench;
   std::function<ExitCode(Context&)> chosen;
 };
 
@@ -105,6 +108,81 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
+  });
+}
+
+void add_ckpt(CLI::App& app, Parsed& parsed) {
+  CkptCommand& c = parsed.ckpt;
+  CLI::App* ckpt = app.add_subcommand("ckpt", "look into a run's checkpoints");
+  ckpt->require_subcommand(1);
+  parsed.example[ckpt] =
+      "Example:\n"
+      "  ductile ckpt list runs/latest\n"
+      "  ductile ckpt export runs/latest -o model.safetensors\n";
+  const auto add = [&](const char* name, const char* help, const char* example,
+                       ExitCode (*run)(const CkptCommand&, Context&)) {
+    CLI::App* sub = ckpt->add_subcommand(name, help);
+    parsed.example[sub] = fmt::format("Example:\n  ductile ckpt {} {}\n", name, example);
+    sub->add_option("run", c.run, "a run directory, or a folder of checkpoints")
+        ->option_text(" ")
+        ->required();
+    add_json(*sub, c.json);
+    sub->callback([&parsed, run] {
+      parsed.chosen = [&parsed, run](Context& context) { return run(parsed.ckpt, context); };
+    });
+    return sub;
+  };
+  const auto add_step = [&](CLI::App* sub) {
+    sub->add_option("--step", c.step, "the checkpoint of this step; none: the newest sound one")
+        ->option_text("N");
+  };
+  add("list", "the checkpoints, newest first", "runs/latest", ckpt_list);
+  add_step(add("show", "tensors and state of one checkpoint", "runs/latest --step 200", ckpt_show));
+  add("verify", "read every chunk; exit code 1 where one is bad", "runs/latest", ckpt_verify);
+  CLI::App* export_ = add("export", "write the trained weights as a safetensors file",
+                          "runs/latest -o model.safetensors", ckpt_export);
+  add_step(export_);
+  export_->add_option("-o,--output", c.output, "the file to write")
+      ->option_text("FILE")
+      ->required();
+}
+
+void add_report(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("report", "write a run's report.html anew");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile report runs/latest\n"
+      "\n"
+      "May be run while the run goes on. Prints where the report lies; --json: its numbers.\n";
+  sub->add_option("run", parsed.report.run, "a run directory")->option_text(" ")->required();
+  add_json(*sub, parsed.report.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return report(parsed.report, context); };
+  });
+}
+
+void add_bench(CLI::App& app, Parsed& parsed) {
+  BenchCommand& c = parsed.bench;
+  CLI::App* sub = app.add_subcommand("bench", "measure this build, beside its peers where present");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile bench                       # what there is\n"
+      "  ductile bench optimizer\n"
+      "\n"
+      "Runs a benchmark of the source tree; what follows its name goes to it (try --help there).\n";
+  sub->add_option("name", c.name, "train, input, optimizer or checkpoint")->option_text(" ");
+  sub->prefix_command();
+  sub->fallthrough(false);
+  sub->set_help_flag();  // --help after a benchmark's name goes to the benchmark
+  sub->callback([&parsed, sub] {
+    parsed.bench.arguments = sub->remaining();
+    const std::string& name = parsed.bench.name;
+    if (name == "--help" || name == "-h") throw CLI::CallForHelp();
+    if (name.empty() && !parsed.bench.arguments.empty()) {
+      const std::string& first = parsed.bench.arguments.front();
+      if (first == "--help" || first == "-h") throw CLI::CallForHelp();
+    }
+    parsed.chosen = [&parsed](Context& context) { return bench(parsed.bench, context); };
   });
 }
 
@@ -192,12 +270,18 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       "conflict, 5 server unreachable, 130 interrupted.");
   add_train(app, parsed);
   add_config(app, parsed);
+  add_ckpt(app, parsed);
+  add_report(app, parsed);
   add_doctor(app, parsed);
+  add_bench(app, parsed);
 
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    console.out() << parsed.example[innermost(app)] << "\n" << app.help();
+  } catch (const CLI::CallForHelp& help) {
+    const CLI::App* at = innermost(app);
+    if (at->get_name() != "bench" && app.remaining_size(true) > 0)
+      return usage_error(app, help, console);
+    console.out() << parsed.example[at] << "\n" << app.help();
     return kDone;
   } catch (const CLI::CallForVersion& version) {
     console.out() << version.what() << "\n";

@@ -83,7 +83,7 @@ struct ReportCommand {
 ExitCode report(const ReportCommand& command, Context& context);
 
 struct BenchCommand {
-  std::string name;
+  std::string name;  // none: the list
   std::vector<std::string> arguments;
 };
 ExitCode bench(const BenchCommand& command, Context& context);

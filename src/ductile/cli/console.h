@@ -44,11 +44,6 @@ class Console {
   std::ostream& err_;
 };
 
-// 1.5 KiB, 23.4 GiB
-std::string human_bytes(double bytes);
-// 850 ms, 12.3 s, 4 min 02 s, 3 h 05 min
-std::string human_seconds(double seconds);
-
 // Columns padded to their widest cell, two spaces apart; the first row is the header.
 std::string table(const std::vector<std::vector<std::string>>& rows);
 

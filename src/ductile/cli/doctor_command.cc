@@ -12,6 +12,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/run/format.h"
 
 namespace ductile::cli {
 namespace {
@@ -233,10 +234,10 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
   std::string features;
   for (const auto& flag : cpu["features"]) features += " " + flag.get<std::string>();
   const Json& memory = facts["memory"];
-  std::string bytes = fmt::format("{} free of {}", human_bytes(memory["available"].get<double>()),
-                                  human_bytes(memory["total"].get<double>()));
+  std::string bytes = fmt::format("{} free of {}", run::as_bytes(memory["available"].get<double>()),
+                                  run::as_bytes(memory["total"].get<double>()));
   if (!memory["limit"].is_null())
-    bytes += ", control-group limit " + human_bytes(memory["limit"].get<double>());
+    bytes += ", control-group limit " + run::as_bytes(memory["limit"].get<double>());
   const auto library = [&](const char* name) -> std::string {
     const Json& found = facts[name];
     if (found.is_null()) return "not found";

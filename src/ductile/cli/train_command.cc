@@ -10,8 +10,10 @@
 #include "ductile/cli/commands.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/format.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
+#include "ductile/run/report.h"
 
 namespace ductile::cli {
 namespace {
@@ -93,7 +95,7 @@ class Listener {
 };
 
 std::string resume_command(const run::RunFolder& folder) {
-  return "ductile train --resume " + folder.path().string();
+  return fmt::format("ductile train --resume {}", folder.path().string());
 }
 
 // How a run ended, for people and for programs.
@@ -123,24 +125,35 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
                        : fmt::format("the worker died ({}):\n{}", how, said)};
 }
 
-// The numbers of a finished run that people ask for first, one line each.
+// The numbers of a run that people ask for first; `done` is the worker's last line.
 void print_summary(Console& console, const Json& done, const run::RunFolder& folder) {
   std::vector<std::vector<std::string>> rows;
-  if (done.is_object()) {
-    for (const auto& [key, value] : done.items()) {
-      if (value.is_null() || value.is_structured()) continue;
-      std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-      if (value.is_number_float()) {
-        const double x = value.get<double>();
-        text = key.ends_with("accuracy")  ? fmt::format("{:.2f} %", 100 * x)
-               : key.ends_with("seconds") ? human_seconds(x)
-                                          : run::as_number(x);
-      }
-      std::string name = key;
-      std::replace(name.begin(), name.end(), '_', ' ');
-      rows.push_back({name, text});
-    }
+  const auto number = [](const Json& from, const char* key) -> std::optional<double> {
+    if (!from.is_object() || !from.contains(key) || !from[key].is_number()) return std::nullopt;
+    return from[key].get<double>();
+  };
+  const auto row = [&](const char* name, std::optional<double> value, auto&& text) {
+    if (value) rows.push_back({name, text(*value)});
+  };
+  const Json nothing = Json::object();
+  const auto part = [&](const char* key) -> const Json& {
+    return done.is_object() && done.contains(key) ? done[key] : nothing;
+  };
+  if (done.is_object() && done.contains("ending") && done["ending"].is_string()) {
+    std::string ending = done["ending"].get<std::string>();
+    std::replace(ending.begin(), ending.end(), '_', ' ');
+    rows.push_back({"ending", ending});
   }
+  row("steps", number(done, "step"), run::with_thousands);
+  row("epochs", number(done, "epoch"), run::as_number);
+  row("accuracy", number(part("final"), "accuracy"), run::as_percent);
+  row("loss", number(part("final"), "loss"), run::as_number);
+  row("best accuracy", number(part("best"), "accuracy"), run::as_percent);
+  row("samples/s", number(done, "samples_per_second"), run::with_thousands);
+  row("time", number(part("cost"), "wall_seconds"), run::as_duration);
+  row("core time", number(part("cost"), "core_seconds"), run::as_duration);
+  row("energy", number(part("cost"), "energy_joules"),
+      [](double joules) { return run::with_thousands(joules) + " J"; });
   rows.push_back({"run", folder.path().string()});
   rows.push_back({"report", folder.report_file().string()});
   console.print("{}", table(rows));
@@ -183,6 +196,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   listener.finish();
 
   const Outcome outcome = outcome_of(end, listener, folder);
+  if (outcome.status == "failed") run::write_report(folder);  // a dead worker wrote none
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},

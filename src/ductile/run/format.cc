@@ -11,7 +11,7 @@ namespace ductile::run {
 
 std::string with_thousands(double value) {
   if (!std::isfinite(value) || std::abs(value) >= 1e15) return fmt::format("{}", value);
-  if (std::abs(value) < 10) return fmt::format("{:.1f}", value);
+  if (std::abs(value) < 10 && value != std::round(value)) return fmt::format("{:.1f}", value);
   std::string text = fmt::format("{:.0f}", value);
   const size_t first = text.starts_with('-') ? 1 : 0;
   for (size_t at = text.size(); at > first + 3;) {
@@ -40,7 +40,7 @@ std::string as_number(double value) {
 
 std::string as_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "unknown";
-  if (seconds < 9.95) return fmt::format("{:.1f} s", seconds);
+  if (seconds > 0 && seconds < 9.95) return fmt::format("{:.1f} s", seconds);
   const auto s = static_cast<int64_t>(std::llround(std::min(seconds, 1e15)));
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
@@ -55,6 +55,11 @@ std::string as_bytes(double bytes) {
   for (; std::abs(bytes) >= 1024 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
   return fmt::format("{:.{}f} {}", bytes, unit == 0 || std::abs(bytes) >= 100 ? 0 : 1,
                      kUnits[unit]);
+}
+
+std::string as_energy(double joules) {
+  if (!std::isfinite(joules)) return "unknown";
+  return joules < 1e4 ? fmt::format("{:.0f} J", joules) : fmt::format("{:.1f} kJ", joules / 1e3);
 }
 
 std::string as_percent(double share) {

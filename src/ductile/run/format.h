@@ -10,6 +10,7 @@ std::string as_clock(double seconds);      // 42 -> "0:42"; 3723 -> "1:02:03"; u
 std::string as_number(double value);       // 2.5 -> "2.50"; 0.000123 -> "1.23e-04"
 std::string as_duration(double seconds);   // 8.4 -> "8.4 s"; 192 -> "3 min 12 s"
 std::string as_bytes(double bytes);        // 1536 -> "1.5 KiB"
+std::string as_energy(double joules);      // 900 -> "900 J"; 12345 -> "12.3 kJ"
 std::string as_percent(double share);      // 0.9153 -> "91.53 %"
 
 }  // namespace ductile::run

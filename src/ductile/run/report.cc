@@ -114,7 +114,7 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
     if (t.samples) note += ", " + plural(static_cast<double>(*t.samples), "sample");
     if (t.cost) note += ", " + as_duration(t.cost->core_seconds) + " of core time";
     if (t.cost && t.cost->energy_joules) {
-      note += fmt::format(", {:.1f} kJ", *t.cost->energy_joules / 1e3);
+      note += ", " + as_energy(*t.cost->energy_joules);
     }
     tiles.push_back(
         {"Time to target", as_duration(t.cost ? t.cost->wall_seconds : t.seconds), note, true});
@@ -146,15 +146,11 @@ void add_cost(std::vector<Tile>& tiles, const History& history) {
   if (cost.wall_seconds > 0) {
     note = fmt::format("{:.1f} cores busy on average", cost.core_seconds / cost.wall_seconds);
   }
+  if (!cost.energy_joules) note += std::string(note.empty() ? "" : "; ") + "energy not measured";
   tiles.push_back({"Core time", as_duration(cost.core_seconds), note});
   if (cost.energy_joules) {
-    tiles.push_back({"Energy",
-                     *cost.energy_joules < 1e4
-                         ? fmt::format("{:.0f} J", *cost.energy_joules)
-                         : fmt::format("{:.1f} kJ", *cost.energy_joules / 1e3),
-                     "processors and memory of the whole machine"});
-  } else {
-    tiles.push_back({"Energy", "not measured", "this machine shows no energy counter"});
+    tiles.push_back(
+        {"Energy", as_energy(*cost.energy_joules), "processors and memory of the whole machine"});
   }
   if (cost.peak_rss_bytes > 0) {
     tiles.push_back({"Peak memory", as_bytes(static_cast<double>(cost.peak_rss_bytes)),
@@ -192,12 +188,22 @@ std::string tiles_html(const History& history, const Job& job) {
   add_target(tiles, history, job.options.target);
   add_cost(tiles, history);
   add_checkpoints(tiles, history);
-  std::string out = "<section class=\"tiles\" aria-label=\"Headline numbers\">\n";
-  for (const Tile& t : tiles) {
-    out += fmt::format(
-        "<div class=\"tile{}\"><div class=\"label\">{}</div><div class=\"value\">{}</div>"
-        "<div class=\"note\">{}</div></div>\n",
-        t.is_main ? " main" : "", escape(t.label), escape(t.value), escape(t.note));
+  std::string out = "<section aria-label=\"Headline numbers\">\n";
+  for (const bool main : {true, false}) {
+    const auto count =
+        std::count_if(tiles.begin(), tiles.end(), [&](const Tile& t) { return t.is_main == main; });
+    if (count == 0) continue;
+    // Two rows of about the same length where one would be crowded.
+    out += fmt::format("<div class=\"tiles{}\" style=\"--per-row: {}\">\n", main ? " main" : "",
+                       count <= 6 ? count : (count + 1) / 2);
+    for (const Tile& t : tiles) {
+      if (t.is_main != main) continue;
+      out += fmt::format(
+          "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div>"
+          "<div class=\"note\">{}</div></div>\n",
+          escape(t.label), escape(t.value), escape(t.note));
+    }
+    out += "</div>\n";
   }
   return out + "</section>\n";
 }
@@ -236,8 +242,8 @@ std::string event_row(const json& event) {
       "<tr data-kind=\"{0}\"><td class=\"num\" title=\"{1}\">{2}</td><td class=\"num\">{3}</td>"
       "<td><span class=\"kind {4}\">{0}</span></td><td>{5}</td></tr>\n",
       escape(row.kind), escape(local_time(time)),
-      std::isfinite(seconds) ? as_duration(seconds) : "",
-      std::isfinite(step) ? with_thousands(step) : "", row.tone, escape(row.text));
+      std::isfinite(seconds) ? as_duration(seconds) : std::string(),
+      std::isfinite(step) ? with_thousands(step) : std::string(), row.tone, escape(row.text));
 }
 
 std::string events_html(const History& history) {
@@ -386,7 +392,7 @@ std::string report_html(const RunFolder& folder, const History& history,
   out += tiles_html(history, job);
   out +=
       "<section><div class=\"bar\"><h2>Curves</h2><div id=\"controls\"></div></div>\n"
-      "<div id=\"panels\" class=\"panels\"></div>\n"
+      "<div id=\"panels\" class=\"panels\"></div><div id=\"marks\"></div>\n"
       "<noscript><p class=\"empty\">The curves are drawn by a script in this page; the numbers "
       "are in metrics.jsonl.</p></noscript></section>\n";
   out += "<section><h2>What happened</h2>\n<div class=\"card\">\n" + events_html(history) +

@@ -25,14 +25,14 @@ function element(name, attributes, ...children) {
 const group = n => Math.round(n).toString().replace(/\B(?=(\d{3})+$)/g, ",");
 function number(v) {
   const a = Math.abs(v);
-  if (a === 0) return "0";
+  if (v === Math.round(v) && a < 1e9) return group(v);
   if (a < 1e-3) return v.toExponential(2);
   if (a < 1) return v.toPrecision(3);
   if (a < 100) return v.toFixed(a < 10 ? 3 : 2);
   return a < 1e9 ? group(v) : v.toExponential(2);
 }
 function duration(s) {
-  if (s < 60) return (s < 10 ? s.toFixed(1) : Math.round(s)) + " s";
+  if (s < 60) return (s < 10 && s > 0 ? s.toFixed(1) : Math.round(s)) + " s";
   s = Math.round(s);
   const two = n => String(n).padStart(2, "0");
   if (s < 3600) return Math.floor(s / 60) + ":" + two(s % 60);
@@ -74,7 +74,7 @@ function tickText(v, step, percent) {
   if (percent) return +(v * 100).toFixed(Math.max(0, -Math.floor(Math.log10(step * 100) + 1e-9))) + " %";
   if (v === 0) return "0";
   if (Math.abs(v) >= 1e6) return +(v / 1e6).toPrecision(4) + " M";
-  if (Math.abs(v) >= 1e4) return +(v / 1e3).toPrecision(4) + " k";
+  if (Math.abs(v) >= 1e4 || (step >= 1000 && Math.abs(v) >= 1000)) return +(v / 1e3).toPrecision(4) + " k";
   if (Math.abs(v) < 1e-3) return v.toExponential(0);
   return String(+v.toPrecision(4));
 }
@@ -214,14 +214,14 @@ function draw(p) {
   for (const m of data.marks) {
     if (m[state.x] === undefined || m.tone === "plain" || m.kind === "end") continue;
     const x = toX(Math.min(Math.max(m[state.x], x0), x1));
-    svg.append(element("line", { class: "mark " + m.tone, x1: x, x2: x, y1: top, y2: base },
-                       element("title", {}, m.text)));
+    const at = { x1: x, x2: x, y1: top, y2: base };
+    svg.append(element("line", { class: "mark " + m.tone, ...at }),
+               element("line", { class: "mark-area", ...at }, element("title", {}, m.text)));
   }
   if (panel.target !== undefined) {
     const y = toY(panel.target);
     svg.append(element("line", { class: "target", x1: left, x2: width - right, y1: y, y2: y }),
-      element("text", { class: "target-text", x: width - right - 2, y: y < top + 16 ? y + 14 : y - 5,
-        "text-anchor": "end" },
+      element("text", { class: "target-text", x: left + 6, y: y < top + 16 ? y + 14 : y - 5 },
         "target " + (panel.percent ? +(panel.target * 100).toFixed(2) + " %" : number(panel.target))));
   }
 
@@ -276,6 +276,14 @@ function drawHover(p) {
 
 const drawAll = () => panels.forEach(draw);
 
+// What the dotted lines are.
+const tones = new Map();
+for (const m of data.marks) {
+  if (m.tone === "plain" || m.kind === "end") continue;
+  if (!tones.has(m.tone)) tones.set(m.tone, new Set());
+  tones.get(m.tone).add(m.kind.replaceAll("_", " "));
+}
+
 // ---- controls
 function choice(options, get, set) {
   const box = element("div", { class: "choice", role: "group" });
@@ -302,6 +310,10 @@ if (panels.length) {
   if (data.panels.some(p => p.log)) {
     controls.append(element("label", {}, element("input", { type: "checkbox",
       onchange: e => { state.log = e.target.checked; drawAll(); } }), "Logarithmic loss"));
+  }
+  for (const [tone, kinds] of tones) {
+    document.getElementById("marks").append(element("span", { class: "key " + tone },
+      [...kinds].join(", ")));
   }
   let width = 0;
   new ResizeObserver(() => {

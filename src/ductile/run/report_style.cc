@@ -49,14 +49,13 @@ pre { margin: 0; overflow: auto; max-height: 460px; }
 .card, .tile, .panel { background: var(--card); border: 1px solid var(--line);
   border-radius: 10px; }
 .card { padding: 16px 18px; }
-.tiles { display: grid; grid-template-columns: repeat(12, 1fr); gap: 12px; margin-top: 0; }
-.tile { grid-column: span 3; padding: 13px 16px 14px; min-width: 0; }
-.tile.main { grid-column: span 6; }
-.tile.main:first-child:nth-last-child(n+1):not(:has(+ .main)) { grid-column: span 6; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 12px; }
+.tile { flex: 1 1 calc((100% - (var(--per-row) - 1) * 12px) / var(--per-row)); min-width: 0;
+  padding: 13px 16px 14px; }
 .tile .label { color: var(--soft); font-size: 13px; }
-.tile .value { font-size: 21px; line-height: 1.35; font-weight: 620; letter-spacing: -0.01em;
+.tile .value { font-size: 21px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; line-height: 1.35; font-weight: 620; letter-spacing: -0.01em;
   font-variant-numeric: tabular-nums; }
-.tile.main .value { font-size: 34px; line-height: 1.2; margin: 2px 0; }
+.tiles.main .value { font-size: 34px; line-height: 1.2; margin: 2px 0; }
 .tile .note { color: var(--muted); font-size: 12.5px; line-height: 1.4; overflow-wrap: anywhere; }
 .bar { display: flex; flex-wrap: wrap; align-items: center; justify-content: space-between;
   gap: 6px 20px; margin-bottom: 12px; }
@@ -76,6 +75,7 @@ label { display: inline-flex; align-items: center; gap: 7px; }
 input { accent-color: var(--accent); margin: 0; }
 input[type="range"] { width: 96px; }
 .panels { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
+.panel:last-child:nth-child(odd) { grid-column: 1 / -1; }
 .panel { padding: 13px 16px 8px; min-width: 0; }
 .panel-head { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 14px;
   align-items: baseline; min-height: 24px; }
@@ -99,6 +99,14 @@ svg text.target-text { fill: var(--good); }
 .mark { stroke-width: 1; stroke-dasharray: 2 3; stroke: var(--muted); }
 .mark.notice { stroke: var(--notice); } .mark.good { stroke: var(--good); }
 .mark.bad { stroke: var(--bad); }
+.mark-area { stroke: transparent; stroke-width: 9; }
+#marks { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 8px 2px 0; font-size: 13px;
+  color: var(--muted); }
+.key::before { content: ""; display: inline-block; height: 12px; margin-right: 7px;
+  border-left: 2px dotted currentColor; vertical-align: -1px; }
+.key.notice::before { color: var(--notice); } .key.good::before { color: var(--good); }
+.key.bad::before { color: var(--bad); }
+#marks .key { background: none; color: var(--soft); }
 #strip { margin-bottom: 10px; }
 .session { fill: var(--c0); opacity: 0.22; }
 .tick { stroke: var(--c0); stroke-width: 1.5; }
@@ -134,16 +142,18 @@ td.num { color: var(--soft); }
   background: var(--plain-bg); border-radius: 7px; }
 .copy { font-size: 13px; }
 footer { margin-top: 34px; color: var(--muted); font-size: 13px; }
+@media (max-width: 1150px) { .tiles:not(.main) { --per-row: 3 !important; } }
 @media (max-width: 860px) {
   .panels, .columns { grid-template-columns: minmax(0, 1fr); }
-  .tile { grid-column: span 4; }
 }
 @media (max-width: 560px) {
   main { padding: 22px 14px 32px; }
   h1 { font-size: 24px; }
   .tiles { gap: 8px; }
-  .tile { grid-column: span 6; padding: 11px 12px; }
-  .tile.main { grid-column: span 12; }
+  .tiles { margin-top: 8px; }
+  .tiles:not(.main) { --per-row: 2 !important; }
+  .tiles.main { --per-row: 1 !important; }
+  .tile { padding: 11px 12px; }
   .tile .value { font-size: 19px; }
   .card, .panel { padding: 12px; }
   .events td, .events th { padding-right: 9px; font-size: 13px; }

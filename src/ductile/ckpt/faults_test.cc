@@ -1,0 +1,375 @@
+// Every way a save can be cut short: an operation that fails, a process that is killed, a machine
+// that loses power. Whatever happens, the newest checkpoint that opens must be one that was saved,
+// whole.
+#include <cerrno>
+#include <csignal>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/writer.h"
+
+namespace ductile::ckpt {
+namespace {
+
+using testing::FastFolder;
+using testing::load;
+using testing::state_of_step;
+using testing::views;
+
+constexpr int64_t kChunk = 4096;
+
+// The real disk, until operation number `at`: `strike` then gives the result, and may not return.
+class FaultyDisk : public Disk {
+ public:
+  int64_t at = INT64_MAX;
+  int64_t times = 1;            // how many operations in a row are struck
+  std::function<int()> strike;  // minus an errno
+  int64_t operations = 0;
+
+  int open_new(const fs::path& p) override { return struck() ? strike() : real_disk().open_new(p); }
+  int write(int fd, std::span<const std::byte> bytes) override {
+    if (!struck()) return real_disk().write(fd, bytes);
+    real_disk().write(fd, bytes.first(bytes.size() / 2));
+    return strike();
+  }
+  int sync(int fd) override { return struck() ? strike() : real_disk().sync(fd); }
+  int rename(const fs::path& a, const fs::path& b) override {
+    return struck() ? strike() : real_disk().rename(a, b);
+  }
+  int remove(const fs::path& p) override { return struck() ? strike() : real_disk().remove(p); }
+  int make_folder(const fs::path& p) override {
+    return struck() ? strike() : real_disk().make_folder(p);
+  }
+  int sync_folder(const fs::path& p) override {
+    return struck() ? strike() : real_disk().sync_folder(p);
+  }
+  int64_t free_bytes(const fs::path& p) override { return real_disk().free_bytes(p); }
+
+ private:
+  bool struck() {
+    const int64_t n = ++operations;
+    return n >= at && n - at < times;
+  }
+};
+
+void save(const fs::path& folder, int64_t step, Disk* disk = nullptr) {
+  CheckpointWriter writer(folder, {.chunk_bytes = kChunk, .disk = disk});
+  writer.save(step, step, views(state_of_step(step)));
+  writer.wait();
+}
+
+// The newest checkpoint is whole and at least `at_least`; returns its step.
+int64_t check_latest(const fs::path& folder, int64_t at_least) {
+  const LatestResult latest = open_latest(folder);
+  EXPECT_TRUE(latest.refused.empty()) << latest.refused.front();
+  if (!latest.checkpoint) {
+    EXPECT_LT(at_least, 0) << "no checkpoint left";
+    return -1;
+  }
+  EXPECT_GE(latest.checkpoint->step(), at_least);
+  EXPECT_EQ(latest.checkpoint->state(), latest.checkpoint->step());
+  EXPECT_EQ(load(*latest.checkpoint), state_of_step(latest.checkpoint->step()));
+  return latest.checkpoint->step();
+}
+
+// After any fault a new process saves as if nothing had been, and leaves no leftovers.
+void check_recovers(const fs::path& folder, int64_t step) {
+  save(folder, step);
+  EXPECT_EQ(check_latest(folder, step), step);
+  const VerifyReport report = verify(folder);
+  EXPECT_TRUE(report.ok());
+  EXPECT_EQ(report.unused_chunks, 0);
+  EXPECT_EQ(report.temporaries, 0);
+}
+
+int64_t count_operations() {
+  const FastFolder folder;
+  save(folder.path(), 1);
+  save(folder.path(), 2);
+  FaultyDisk disk;
+  save(folder.path(), 3, &disk);
+  return disk.operations;
+}
+
+void fail_at_every_operation(int error, int64_t times) {
+  const int64_t operations = count_operations();
+  ASSERT_GT(operations, 20);
+  for (int64_t n = 1; n <= operations; ++n) {
+    SCOPED_TRACE(n);
+    const FastFolder folder;
+    save(folder.path(), 1);
+    save(folder.path(), 2);
+    FaultyDisk disk;
+    disk.at = n;
+    disk.times = times;
+    disk.strike = [error] { return -error; };
+    try {
+      CheckpointWriter writer(folder.path(), {.chunk_bytes = kChunk, .disk = &disk});
+      bool saved = true;
+      try {
+        writer.save(3, 3, views(state_of_step(3)));
+        writer.wait();
+      } catch (const Error& e) {
+        saved = false;
+        EXPECT_EQ(e.code(), ErrorCode::unavailable);
+        EXPECT_NE(std::string(e.what()).find(folder.path().string()), std::string::npos);
+        if (error == ENOSPC) {
+          EXPECT_NE(std::string(e.what()).find("disk full"), std::string::npos) << e.what();
+        }
+      }
+      check_latest(folder.path(), saved ? 3 : 2);
+      EXPECT_EQ(writer.take_report()->error.empty(), saved);
+      if (times == 1) {  // the fault has passed: the same writer goes on
+        writer.save(4, 4, views(state_of_step(4)));
+        writer.wait();
+        EXPECT_EQ(check_latest(folder.path(), 4), 4);
+      }
+    } catch (const Error& e) {  // the constructor
+      EXPECT_EQ(e.code(), ErrorCode::unavailable);
+      check_latest(folder.path(), 2);
+    }
+    check_recovers(folder.path(), 5);
+  }
+}
+
+TEST(Faults, a_disk_that_is_full_once_at_any_operation_costs_at_most_that_save) {
+  fail_at_every_operation(ENOSPC, 1);
+}
+
+TEST(Faults, a_disk_that_stays_broken_from_any_operation_on_keeps_the_last_checkpoint) {
+  fail_at_every_operation(EIO, INT64_MAX);
+}
+
+// Runs f in a child process and waits. Returns its wait status.
+int in_child(const std::function<void()>& f) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      f();
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+void save_and_die(const fs::path& folder, int64_t step, int64_t at) {
+  FaultyDisk disk;
+  disk.at = at;
+  disk.strike = [] {
+    ::raise(SIGKILL);
+    return -EIO;
+  };
+  save(folder, step, &disk);
+}
+
+TEST(Faults, a_process_killed_at_any_operation_and_again_in_recovery_loses_nothing) {
+  const int64_t operations = count_operations();
+  Rng rng(1);
+  for (int64_t n = 1; n <= operations; ++n) {
+    SCOPED_TRACE(n);
+    const FastFolder folder;
+    save(folder.path(), 1);
+    save(folder.path(), 2);
+    const int status = in_child([&] { save_and_die(folder.path(), 3, n); });
+    ASSERT_TRUE(WIFSIGNALED(status));
+    const int64_t latest = check_latest(folder.path(), 2);
+    const int64_t again = rng.below(static_cast<uint32_t>(operations)) + 1;
+    in_child([&] { save_and_die(folder.path(), 4, again); });
+    check_latest(folder.path(), latest);
+    check_recovers(folder.path(), 5);
+  }
+}
+
+TEST(Faults, a_process_killed_at_any_time_loses_at_most_the_save_under_way) {
+  const FastFolder folder;
+  Rng rng(2);
+  int64_t latest = -1;
+  for (int round = 0; round < 10; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      CheckpointWriter writer(folder.path(), {.chunk_bytes = kChunk});
+      for (int64_t step = latest + 1;; ++step) writer.save(step, step, views(state_of_step(step)));
+    }
+    ::usleep(1000 + rng.below(60000));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    latest = check_latest(folder.path(), latest);
+  }
+  check_recovers(folder.path(), latest + 1);
+}
+
+// A disk that forgets: what was not fsynced when power fails may be there, may be old, may be torn.
+// It works on the real one and keeps what is needed to take back what was not made durable.
+class ForgetfulDisk : public Disk {
+ public:
+  ForgetfulDisk(int64_t fails_at, uint64_t seed) : fails_at_(fails_at), rng_(seed) {}
+
+  int open_new(const fs::path& p) override {
+    if (dead()) return -EIO;
+    const int fd = real_disk().open_new(p);
+    names_[fd] = p;
+    unsynced_.push_back(p);
+    return fd;
+  }
+  int write(int fd, std::span<const std::byte> bytes) override {
+    return dead() ? -EIO : real_disk().write(fd, bytes);
+  }
+  int sync(int fd) override {
+    if (dead()) return -EIO;
+    std::erase(unsynced_, names_[fd]);
+    return real_disk().sync(fd);
+  }
+  int rename(const fs::path& from, const fs::path& to) override {
+    if (dead()) return -EIO;
+    const fs::path old = set_aside(to);
+    pending_.push_back({to.parent_path(), [from, to, old] {
+                          fs::rename(to, from);
+                          if (!old.empty()) fs::copy_file(old, to);
+                        }});
+    for (fs::path& p : unsynced_) {
+      if (p == from) p = to;
+    }
+    return real_disk().rename(from, to);
+  }
+  int remove(const fs::path& p) override {
+    if (dead()) return -EIO;
+    const fs::path old = set_aside(p);
+    if (!old.empty()) pending_.push_back({p.parent_path(), [p, old] { fs::copy_file(old, p); }});
+    return real_disk().remove(p);
+  }
+  int make_folder(const fs::path& p) override {
+    if (dead()) return -EIO;
+    if (!fs::exists(p)) pending_.push_back({p.parent_path(), [p] { fs::remove_all(p); }});
+    return real_disk().make_folder(p);
+  }
+  int sync_folder(const fs::path& p) override {
+    if (dead()) return -EIO;
+    std::erase_if(pending_, [&](const Pending& op) { return op.folder == p; });
+    return 0;
+  }
+  int64_t free_bytes(const fs::path& p) override { return real_disk().free_bytes(p); }
+
+  bool died() const { return operations_ >= fails_at_; }
+
+  // The machine is back: a random part of what was not durable is gone.
+  void forget() {
+    for (const fs::path& p : unsynced_) {
+      std::error_code error;
+      const auto size = static_cast<uint32_t>(fs::file_size(p, error));
+      if (!error && rng_.below(3) > 0) fs::resize_file(p, rng_.below(size + 1));
+    }
+    for (auto op = pending_.rbegin(); op != pending_.rend(); ++op) {
+      if (rng_.below(2) == 0) continue;
+      try {
+        op->take_back();
+      } catch (
+          const fs::filesystem_error&) {  // its folder was taken back, or a later name is there
+      }
+    }
+  }
+
+ private:
+  struct Pending {
+    fs::path folder;  // whose fsync makes it durable
+    std::function<void()> take_back;
+  };
+
+  bool dead() { return ++operations_ >= fails_at_; }
+
+  fs::path set_aside(const fs::path& p) {
+    if (!fs::exists(p)) return {};
+    const fs::path copy = aside_.path() / std::to_string(pending_.size() + 1000 * ++copies_);
+    fs::copy_file(p, copy);
+    return copy;
+  }
+
+  int64_t fails_at_;
+  Rng rng_;
+  FastFolder aside_;
+  int64_t operations_ = 0;
+  size_t copies_ = 0;
+  std::map<int, fs::path> names_;
+  std::vector<fs::path> unsynced_;
+  std::vector<Pending> pending_;
+};
+
+TEST(Faults, power_lost_at_any_operation_keeps_the_last_durable_checkpoint) {
+  for (int64_t n = 1;; ++n) {
+    bool died = false;
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      SCOPED_TRACE(fmt::format("operation {}, seed {}", n, seed));
+      const FastFolder folder;
+      ForgetfulDisk disk(n, seed);
+      int64_t durable = -1;
+      try {
+        CheckpointWriter writer(folder.path(), {.chunk_bytes = kChunk, .disk = &disk});
+        for (int64_t step = 0; step < 4; ++step) {
+          writer.save(step, step, views(state_of_step(step)));
+          writer.wait();
+          durable = step;
+        }
+      } catch (const Error&) {
+      }
+      died = disk.died();
+      disk.forget();
+      check_latest(folder.path(), durable);
+      check_recovers(folder.path(), 5);
+      if (::testing::Test::HasFailure()) return;
+    }
+    if (!died) return;
+  }
+}
+
+TEST(Faults, a_full_disk_is_told_with_folder_and_missing_bytes) {
+  const FastFolder folder;
+  // In a mount namespace of the child's own: nobody else sees the small file system.
+  const int status = in_child([&] {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, "") != 0 ||
+        ::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=900k") != 0) {
+      ::_exit(77);
+    }
+    CheckpointWriter writer(folder.path(), {.chunk_bytes = kChunk});
+    writer.save(1, 1, views(state_of_step(1)));
+    writer.wait();
+    const std::vector<std::byte> big = testing::random_bytes(1 << 20, 1);
+    const std::vector<TensorView> too_much = {{"big", DType::u8, {1 << 20}, big}};
+    writer.save(2, 2, too_much);
+    try {
+      writer.wait();
+      ::_exit(2);
+    } catch (const Error& e) {
+      const std::string what = e.what();
+      if (what.find(folder.path().string()) == what.npos) ::_exit(3);
+      if (what.find("are missing") == what.npos) ::_exit(4);
+    }
+    if (check_latest(folder.path(), 1) != 1) ::_exit(5);
+    writer.save(3, 3, views(state_of_step(3)));
+    writer.wait();
+    if (check_latest(folder.path(), 3) != 3 || verify(folder.path()).unused_chunks != 0) ::_exit(6);
+  });
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "only root can mount a small file system";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace ductile::ckpt

@@ -1,0 +1,147 @@
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/export.h"
+#include "ductile/cli/commands.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/format.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A run directory, or a checkpoint folder itself.
+fs::path checkpoint_folder(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path / "manifests", error)) return path;
+  return run::RunFolder::open(path).checkpoints();
+}
+
+// The checkpoint asked for: that of --step, else the newest sound one.
+ckpt::Checkpoint open_checkpoint(const CkptCommand& command, Console& console) {
+  const fs::path folder = checkpoint_folder(command.run);
+  if (command.step) return ckpt::Checkpoint::open(folder, *command.step);
+  const ckpt::LatestResult latest = ckpt::open_latest(folder);
+  for (const std::string& refused : latest.refused) console.say("passed over {}", refused);
+  if (!latest.checkpoint) {
+    fail(latest.refused.empty() ? ErrorCode::not_found : ErrorCode::data_loss,
+         "{}: holds no usable checkpoint", folder.string());
+  }
+  return *latest.checkpoint;
+}
+
+std::string shape_text(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += fmt::format("{}{}", i ? ", " : "", shape[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+ExitCode ckpt_list(const CkptCommand& command, Context& context) {
+  const auto found = ckpt::list(checkpoint_folder(command.run));
+  if (command.json) {
+    Json rows = Json::array();
+    for (const auto& c : found) {
+      Json row = {{"step", c.step},
+                  {"bytes", c.total_bytes},
+                  {"tensors", c.num_tensors},
+                  {"chunks", c.num_chunks}};
+      if (!c.error.empty()) row["error"] = c.error;
+      rows.push_back(row);
+    }
+    context.console.print("{}\n", rows.dump(2));
+    return kDone;
+  }
+  std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "TENSORS", "CHUNKS", "STATE"}};
+  for (const auto& c : found) {
+    rows.push_back({std::to_string(c.step), run::as_bytes(static_cast<double>(c.total_bytes)),
+                    std::to_string(c.num_tensors), std::to_string(c.num_chunks),
+                    c.error.empty() ? "ok" : "refused: " + c.error});
+  }
+  context.console.print("{}", table(rows));
+  return kDone;
+}
+
+ExitCode ckpt_show(const CkptCommand& command, Context& context) {
+  const ckpt::Checkpoint checkpoint = open_checkpoint(command, context.console);
+  if (command.json) {
+    Json tensors = Json::array();
+    for (const auto& t : checkpoint.tensors()) {
+      tensors.push_back({{"name", t.name},
+                         {"dtype", to_string(t.dtype)},
+                         {"shape", t.shape},
+                         {"bytes", t.num_bytes}});
+    }
+    const Json all = {{"step", checkpoint.step()},
+                      {"bytes", checkpoint.total_bytes()},
+                      {"tensors", tensors},
+                      {"state", checkpoint.state()}};
+    context.console.print("{}\n", all.dump(2));
+    return kDone;
+  }
+  context.console.print("step {}, {} in {} tensors\n\n", checkpoint.step(),
+                        run::as_bytes(static_cast<double>(checkpoint.total_bytes())),
+                        checkpoint.tensors().size());
+  std::vector<std::vector<std::string>> rows = {{"TENSOR", "TYPE", "SHAPE", "SIZE"}};
+  for (const auto& t : checkpoint.tensors()) {
+    rows.push_back({t.name, std::string(to_string(t.dtype)), shape_text(t.shape),
+                    run::as_bytes(static_cast<double>(t.num_bytes))});
+  }
+  context.console.print("{}", table(rows));
+  return kDone;
+}
+
+ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
+  const fs::path folder = checkpoint_folder(command.run);
+  const ckpt::VerifyReport report = ckpt::verify(folder);
+  if (command.json) {
+    const Json all = {{"ok", report.ok()},           {"good", report.good},
+                      {"refused", report.refused},   {"chunks", report.num_chunks},
+                      {"bytes", report.chunk_bytes}, {"unused_chunks", report.unused_chunks}};
+    context.console.print("{}\n", all.dump(2));
+  } else {
+    for (const int64_t step : report.good) context.console.print("step {}: good\n", step);
+    for (const std::string& refused : report.refused)
+      context.console.print("{}: refused\n", refused);
+    context.console.print("{} chunks, {} read\n", report.num_chunks,
+                          run::as_bytes(static_cast<double>(report.chunk_bytes)));
+  }
+  return report.ok() ? kDone : kFailed;
+}
+
+ExitCode ckpt_export(const CkptCommand& command, Context& context) {
+  const ckpt::Checkpoint checkpoint = open_checkpoint(command, context.console);
+  // The trainer names a run's tensors by section; what is deployed are the moving averages where
+  // there are any, and the plain weights and buffers else.
+  const auto rename = [&](std::string_view name) -> std::string {
+    const size_t slash = name.find('/');
+    if (slash == std::string_view::npos) return "";
+    const std::string_view section = name.substr(0, slash);
+    const std::string plain(name.substr(slash + 1));
+    if (section == "average") return plain;
+    if (section == "model" && checkpoint.find("average/" + plain) == nullptr) return plain;
+    return "";
+  };
+  std::error_code error;
+  if (fs::is_directory(command.output, error)) {
+    fail(ErrorCode::invalid_argument, "--output {}: is a folder; name a file, for example {}",
+         command.output.string(), (command.output / "model.safetensors").string());
+  }
+  ckpt::export_safetensors(checkpoint, rename, command.output);
+  const auto bytes = fs::file_size(command.output, error);
+  if (command.json) {
+    const Json all = {{"step", checkpoint.step()},
+                      {"file", command.output.string()},
+                      {"bytes", error ? Json(nullptr) : Json(bytes)}};
+    context.console.print("{}\n", all.dump(2));
+  } else {
+    context.console.say("step {} written to {}", checkpoint.step(), command.output.string());
+  }
+  return kDone;
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,362 @@
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/machine.h"
+#include "ductile/cli/command_line.h"
+#include "ductile/cli/worker_process.h"
+
+namespace ductile::cli {
+namespace {
+
+struct Said {
+  ExitCode code;
+  std::string out, err;
+};
+
+// One command line, in this process.
+Said say(std::vector<const char*> words, std::vector<const char*> environment = {}) {
+  words.insert(words.begin(), "ductile");
+  environment.push_back(nullptr);
+  std::ostringstream out, err;
+  Console console(out, err);
+  Context context{console, environment.data()};
+  const ExitCode code = run_command_line(static_cast<int>(words.size()), words.data(), context);
+  return {code, out.str(), err.str()};
+}
+
+// A folder with programs that stand in for workers that misbehave.
+class Worker : public testing::Test {
+ protected:
+  fs::path program(const std::string& name, const std::string& body) {
+    const fs::path file = folder_.path() / name;
+    std::ofstream(file) << "#!/bin/bash\n" << body << "\n";
+    fs::permissions(file, fs::perms::owner_all);
+    return file;
+  }
+  WorkerLaunch launch(const std::string& body, std::vector<std::string> arguments = {}) {
+    return {program("worker", body), std::move(arguments), {}, log()};
+  }
+  fs::path log() const { return folder_.path() / "worker.log"; }
+  const fs::path& folder() const { return folder_.path(); }
+
+  // Until `text` stands in the file.
+  static void await(const fs::path& file, const std::string& text) {
+    for (int i = 0; i < 3000; ++i) {
+      if (fs::exists(file) && read_file(file).find(text) != std::string::npos) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    FAIL() << file << " never held " << text;
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+// The descriptor given as --progress-fd, for a shell: FD holds it.
+const std::string kFd = "while [[ $1 != --progress-fd ]]; do shift; done; FD=$2\n";
+
+TEST(ExitCodes, follow_the_kind_of_error) {
+  EXPECT_EQ(exit_code(ErrorCode::invalid_argument), 2);
+  EXPECT_EQ(exit_code(ErrorCode::not_found), 4);
+  EXPECT_EQ(exit_code(ErrorCode::conflict), 4);
+  EXPECT_EQ(exit_code(ErrorCode::data_loss), 1);
+  EXPECT_EQ(exit_code(ErrorCode::peer_lost), 3);
+  EXPECT_EQ(exit_code(ErrorCode::internal), 1);
+}
+
+TEST(Table, pads_columns_and_leaves_no_blanks_at_line_ends) {
+  EXPECT_EQ(table({{"a", "long", ""}, {"bbb", "c", "d"}}), "a    long\nbbb  c     d\n");
+}
+
+TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
+  const Said help = say({"--help"});
+  EXPECT_EQ(help.code, kDone);
+  EXPECT_EQ(help.out.rfind("Example:\n", 0), 0u);
+  EXPECT_EQ(help.err, "");
+  const Said wrong = say({"--helq"});
+  EXPECT_EQ(wrong.code, kUsage);
+  EXPECT_EQ(wrong.out, "");
+  EXPECT_NE(wrong.err.find("did you mean --help?"), std::string::npos);
+}
+
+TEST(CommandLine, every_command_has_help_that_begins_with_an_example) {
+  for (const std::vector<const char*>& words :
+       std::vector<std::vector<const char*>>{{"train"},
+                                             {"config"},
+                                             {"doctor"},
+                                             {"data"},
+                                             {"data", "inspect"},
+                                             {"data", "convert"},
+                                             {"ckpt"},
+                                             {"ckpt", "list"},
+                                             {"ckpt", "show"},
+                                             {"ckpt", "verify"},
+                                             {"ckpt", "export"},
+                                             {"models"},
+                                             {"report"},
+                                             {"bench"}}) {
+    auto with_help = words;
+    with_help.push_back("--help");
+    const Said said = say(with_help);
+    std::string name = "ductile";
+    for (const char* word : words) name += std::string(" ") + word;
+    EXPECT_NE(said.out.find("Usage: " + name + " "), std::string::npos) << said.out;
+    EXPECT_EQ(said.code, kDone) << words.back();
+    EXPECT_EQ(said.out.rfind("Example:\n  ductile ", 0), 0u) << words.back();
+  }
+}
+
+TEST(CommandLine, the_strongest_origin_of_a_value_wins) {
+  const auto epochs = [](std::vector<const char*> words, std::vector<const char*> environment) {
+    words.insert(words.begin(), {"config", "--json"});
+    return nlohmann::json::parse(say(words, environment).out).at("train.epochs");
+  };
+  EXPECT_EQ(epochs({}, {}).at("origin"), "default");
+  EXPECT_EQ(epochs({}, {"DUCTILE_TRAIN__EPOCHS=3"}).at("value"), 3);
+  const auto both = epochs({"--set", "train.epochs=4"}, {"DUCTILE_TRAIN__EPOCHS=3"});
+  EXPECT_EQ(both.at("value"), 4);
+  EXPECT_EQ(both.at("origin"), "--set");
+}
+
+TEST(CommandLine, a_dry_run_makes_nothing) {
+  const TempFolder folder;
+  const std::string runs = (folder.path() / "runs").string();
+  EXPECT_EQ(say({"train", "--dry-run", "--runs", runs.c_str()}).code, kDone);
+  EXPECT_FALSE(fs::exists(runs));
+}
+
+TEST(Doctor, tells_what_it_found_as_json) {
+  const Said said = say({"doctor", "--json"});
+  ASSERT_EQ(said.code, kDone);
+  const auto facts = nlohmann::json::parse(said.out);
+  EXPECT_EQ(facts.at("cpu").at("usable"), cpu_share().usable());
+  EXPECT_GT(facts.at("memory").at("total"), 0);
+  for (const auto& missing : facts.at("missing"))
+    EXPECT_EQ(missing.at("command").get<std::string>().rfind("sudo apt-get install ", 0), 0u);
+}
+
+TEST(Doctor, names_only_packages_that_the_setup_script_knows) {
+  const std::string setup = read_file(DUCTILE_SOURCE_DIR "/scripts/setup");
+  const std::string source = read_file(DUCTILE_SOURCE_DIR "/src/ductile/cli/doctor_command.cc");
+  for (const char* package :
+       {"libtorch-dev", "libopenblas0-pthread", "libucx-dev", "g++", "cmake", "ninja-build"}) {
+    EXPECT_NE(setup.find(package), std::string::npos) << package;
+    EXPECT_NE(source.find("\"" + std::string(package) + "\""), std::string::npos) << package;
+  }
+}
+
+TEST(LogTail, is_the_last_lines) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  EXPECT_EQ(log_tail(log, 3), "");
+  write_file_atomic(log, "one");
+  EXPECT_EQ(log_tail(log, 3), "one");
+  write_file_atomic(log, "1\n2\n3\n4\n\n");
+  EXPECT_EQ(log_tail(log, 2), "3\n4");
+  EXPECT_EQ(log_tail(log, 9), "1\n2\n3\n4");
+}
+
+TEST(WorkerEnvironment, is_set_unless_the_user_did) {
+  unsetenv("OMP_WAIT_POLICY");
+  unsetenv("OMP_NUM_THREADS");
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(worker_environment(3),
+            (Pairs{{"OMP_WAIT_POLICY", "PASSIVE"}, {"OMP_NUM_THREADS", "3"}}));
+  EXPECT_EQ(worker_environment(0).at(1).second, std::to_string(cpu_share().usable()));
+  setenv("OMP_WAIT_POLICY", "ACTIVE", 1);
+  setenv("OMP_NUM_THREADS", "5", 1);
+  EXPECT_EQ(worker_environment(0), Pairs{});
+  EXPECT_EQ(worker_environment(2), (Pairs{{"OMP_NUM_THREADS", "2"}}));
+  setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
+  unsetenv("OMP_NUM_THREADS");
+}
+
+TEST_F(Worker, lines_arrive_whole_and_in_order_up_to_its_end) {
+  std::vector<std::string> lines;
+  const WorkerEnd end =
+      run_worker(launch(kFd + "printf 'half' >&$FD; sleep 0.05; printf ' line\\n' >&$FD\n"
+                              "for i in $(seq 1000); do echo line $i; done >&$FD; exit 7"),
+                 [&](std::string_view line) { lines.emplace_back(line); });
+  EXPECT_EQ(end.exit_code, 7);
+  EXPECT_EQ(end.signal, 0);
+  EXPECT_FALSE(end.interrupted);
+  ASSERT_EQ(lines.size(), 1001u);
+  EXPECT_EQ(lines.front(), "half line");
+  EXPECT_EQ(lines.back(), "line 1000");
+}
+
+TEST_F(Worker, sees_its_arguments_and_environment_and_writes_to_the_log) {
+  WorkerLaunch l = launch("echo \"args $1 $2 env $DUCTILE_PROBE\"; echo err >&2", {"--run", "R"});
+  l.environment = {{"DUCTILE_PROBE", "new"}};
+  setenv("DUCTILE_PROBE", "old", 1);
+  run_worker(l, [](std::string_view) {});
+  unsetenv("DUCTILE_PROBE");
+  EXPECT_EQ(read_file(log()), "args --run R env new\nerr\n");
+}
+
+TEST_F(Worker, that_closes_its_pipe_early_is_still_waited_for) {
+  const WorkerEnd end =
+      run_worker(launch(kFd + "eval \"exec $FD>&-\"; sleep 0.1; exit 3"), [](std::string_view) {});
+  EXPECT_EQ(end.exit_code, 3);
+}
+
+TEST_F(Worker, killed_by_a_signal_is_told_apart_from_an_exit) {
+  const WorkerEnd end = run_worker(launch("kill -SEGV $$"), [](std::string_view) {});
+  EXPECT_EQ(end.signal, SIGSEGV);
+  EXPECT_FALSE(end.interrupted);
+}
+
+TEST_F(Worker, that_cannot_be_started_is_an_error_naming_it) {
+  WorkerLaunch l = launch("exit 0");
+  l.program = folder() / "absent";
+  try {
+    run_worker(l, [](std::string_view) {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("absent"), std::string::npos);
+  }
+}
+
+// In a child process: runs a worker and exits with 10 * interrupted + the worker's exit code.
+pid_t supervise(const WorkerLaunch& launch) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  const WorkerEnd end = run_worker(launch, [](std::string_view) {});
+  _exit(10 * (end.interrupted ? 1 : 0) + (end.signal != 0 ? 5 : end.exit_code));
+}
+
+int exit_status(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+const std::string kCatches =
+    "trap 'echo got INT; exit 4' INT; trap 'echo got TERM; exit 4' TERM\n"
+    "echo ready; while :; do sleep 0.02; done";
+
+TEST_F(Worker, gets_the_signals_that_reach_us_once) {
+  for (const auto& [signal, name] :
+       {std::pair(SIGINT, "INT"), {SIGTERM, "TERM"}, {SIGHUP, "TERM"}}) {
+    fs::remove(log());
+    const pid_t child = supervise(launch(kCatches));
+    await(log(), "ready");
+    kill(child, signal);
+    EXPECT_EQ(exit_status(child), 14) << name;
+    EXPECT_EQ(read_file(log()), std::string("ready\ngot ") + name + "\n");
+  }
+}
+
+TEST_F(Worker, that_does_not_heed_a_signal_is_killed_by_the_second) {
+  const pid_t child =
+      supervise(launch("trap 'echo no' TERM; echo ready; while :; do sleep 0.02; done"));
+  await(log(), "ready");
+  kill(child, SIGTERM);
+  await(log(), "no");
+  kill(child, SIGTERM);
+  EXPECT_EQ(exit_status(child), 15);
+}
+
+TEST_F(Worker, learns_of_our_death) {
+  const pid_t child = supervise(launch(kCatches));
+  await(log(), "ready");
+  kill(child, SIGKILL);
+  EXPECT_EQ(exit_status(child), -SIGKILL);
+  await(log(), "got TERM");
+}
+
+TEST_F(Worker, stops_and_goes_on_with_us) {
+  const pid_t child = supervise(
+      launch("echo ready; trap 'exit 4' TERM; while :; do echo tick >> ticks; sleep 0.01; done"));
+  await(log(), "ready");
+  kill(child, SIGTSTP);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  kill(child, SIGCONT);
+  kill(child, SIGTERM);
+  EXPECT_EQ(exit_status(child), 14);
+  fs::remove("ticks");
+}
+
+class Train : public Worker {
+ protected:
+  // `ductile train` on a stand-in worker.
+  Said train(const std::string& body, std::vector<const char*> more = {}) {
+    setenv("DUCTILE_WORKER", program("worker", kFd + body).c_str(), 1);
+    out_ = (folder() / "run").string();
+    std::vector<const char*> words = {"train", "--out", out_.c_str()};
+    words.insert(words.end(), more.begin(), more.end());
+    const Said said = say(words);
+    unsetenv("DUCTILE_WORKER");
+    return said;
+  }
+  const std::string& out() const { return out_; }
+
+ private:
+  std::string out_;
+};
+
+TEST_F(Train, prints_the_figures_and_where_the_report_lies) {
+  const Said said = train(
+      "echo '{\"kind\":\"done\",\"ending\":\"target_reached\",\"step\":1200,"
+      "\"final\":{\"accuracy\":0.9876},\"cost\":{\"wall_seconds\":75.0}}' >&$FD");
+  EXPECT_EQ(said.code, kDone);
+  EXPECT_NE(said.out.find("ending    target reached\n"), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("98.76 %"), std::string::npos);
+  EXPECT_NE(said.out.find("report.html"), std::string::npos);
+  EXPECT_TRUE(fs::exists(fs::path(out()) / "job.toml"));
+}
+
+TEST_F(Train, a_worker_that_dies_is_a_failed_job_with_its_last_words_and_the_way_on) {
+  const Said said = train("echo first; echo 'out of luck' >&2; exit 3");
+  EXPECT_EQ(said.code, kJobFailed);
+  EXPECT_NE(said.err.find("out of luck"), std::string::npos);
+  EXPECT_NE(said.err.find("ductile train --resume "), std::string::npos);
+  EXPECT_TRUE(fs::exists(fs::path(out()) / "report.html"));
+}
+
+TEST_F(Train, a_worker_that_is_killed_says_so) {
+  const Said said = train("kill -KILL $$");
+  EXPECT_EQ(said.code, kJobFailed);
+  EXPECT_NE(said.err.find("KILL"), std::string::npos);
+}
+
+TEST_F(Train, an_error_the_worker_names_outranks_its_log) {
+  const Said said = train(
+      "echo noise >&2; echo '{\"kind\":\"error\",\"message\":\"no such data\"}' >&$FD; exit 2");
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_NE(said.err.find("no such data"), std::string::npos);
+  EXPECT_EQ(said.err.find("noise"), std::string::npos);
+}
+
+TEST_F(Train, json_has_status_run_and_result) {
+  const Said said = train("echo '{\"kind\":\"done\",\"step\":3}' >&$FD", {"--json"});
+  const auto value = nlohmann::json::parse(said.out);
+  EXPECT_EQ(value.at("status"), "done");
+  EXPECT_EQ(value.at("result").at("step"), 3);
+  EXPECT_EQ(value.at("run"), fs::canonical(out()).string());
+}
+
+TEST_F(Train, a_worker_that_was_interrupted_exits_130_with_the_way_on) {
+  const Said said = train("exit 130");
+  EXPECT_EQ(said.code, kInterrupted);
+  EXPECT_NE(said.err.find("To go on: ductile train --resume "), std::string::npos);
+}
+
+TEST_F(Train, an_existing_run_is_not_overwritten) {
+  fs::create_directories(folder() / "run");
+  EXPECT_EQ(train("exit 0").code, kNotFound);
+}
+
+}  // namespace
+}  // namespace ductile::cli

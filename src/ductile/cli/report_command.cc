@@ -1,0 +1,23 @@
+#include <nlohmann/json.hpp>
+
+#include "ductile/cli/commands.h"
+#include "ductile/run/history.h"
+#include "ductile/run/report.h"
+
+namespace ductile::cli {
+
+ExitCode report(const ReportCommand& command, Context& context) {
+  const run::RunFolder folder = run::RunFolder::open(command.run);
+  run::write_report(folder);
+  if (command.json) {
+    nlohmann::json all = run::to_json(run::read_history(folder));
+    all["run"] = folder.path().string();
+    all["report"] = folder.report_file().string();
+    context.console.print("{}\n", all.dump(2));
+  } else {
+    context.console.print("{}\n", folder.report_file().string());
+  }
+  return kDone;
+}
+
+}  // namespace ductile::cli

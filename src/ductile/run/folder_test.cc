@@ -1,0 +1,92 @@
+#include "ductile/run/folder.h"
+
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::run {
+namespace {
+
+std::string failure(const std::function<void()>& f, ErrorCode code) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+TEST(RunFolder, names_itself_after_the_job_and_the_time) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path() / "deep" / "runs", "cifar");
+  EXPECT_TRUE(fs::is_directory(run.checkpoints()));
+  EXPECT_TRUE(fs::is_directory(run.tensorboard()));
+  ASSERT_EQ(run.name().size(), std::string("cifar-20260101-000000").size());
+  EXPECT_TRUE(run.name().starts_with("cifar-20"));
+}
+
+TEST(RunFolder, is_unique_when_many_are_made_at_once) {
+  const TempFolder temp;
+  std::vector<std::string> names(16);
+  {
+    std::vector<std::jthread> threads;
+    for (std::string& name : names) {
+      threads.emplace_back([&] { name = RunFolder::create(temp.path(), "job").name(); });
+    }
+  }
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
+  EXPECT_TRUE(fs::is_symlink(temp.path() / "latest"));
+  EXPECT_TRUE(fs::is_directory(temp.path() / "latest"));
+}
+
+TEST(RunFolder, latest_follows_the_newest_but_an_open_handle_stays) {
+  const TempFolder temp;
+  const RunFolder first = RunFolder::create(temp.path(), "job");
+  write_file_atomic(first.job_file(), "name = \"job\"\n");
+  const RunFolder opened = RunFolder::open(temp.path() / "latest");
+  const RunFolder second = RunFolder::create(temp.path(), "job");
+  EXPECT_EQ(opened.path(), first.path());
+  EXPECT_EQ(fs::canonical(temp.path() / "latest"), second.path());
+}
+
+TEST(RunFolder, leaves_a_folder_named_latest_alone) {
+  const TempFolder temp;
+  fs::create_directory(temp.path() / "latest");
+  RunFolder::create(temp.path(), "job");
+  EXPECT_FALSE(fs::is_symlink(temp.path() / "latest"));
+}
+
+TEST(RunFolder, refuses_what_is_no_run_and_says_why) {
+  const TempFolder temp;
+  EXPECT_NE(failure([&] { RunFolder::open(temp.path() / "none"); }, ErrorCode::not_found)
+                .find("no such run"),
+            std::string::npos);
+  EXPECT_NE(failure([&] { RunFolder::open(temp.path()); }, ErrorCode::not_found).find("job.toml"),
+            std::string::npos);
+  write_file_atomic(temp.path() / "file", "x");
+  EXPECT_NE(failure([&] { RunFolder::open(temp.path() / "file"); }, ErrorCode::not_found)
+                .find("not a run directory but a file"),
+            std::string::npos);
+  RunFolder::create(temp.path(), "job");
+  EXPECT_NE(failure([&] { RunFolder::open(temp.path()); }, ErrorCode::not_found).find("/latest"),
+            std::string::npos);
+  failure([&] { RunFolder::create(temp.path() / "file", "job"); }, ErrorCode::not_found);
+}
+
+TEST(FileNameOf, keeps_plain_names_and_tames_the_rest) {
+  EXPECT_EQ(file_name_of("cifar10_resnet-20.v2"), "cifar10_resnet-20.v2");
+  EXPECT_EQ(file_name_of("../../etc/passwd"), "etc-passwd");
+  EXPECT_EQ(file_name_of("a b\n<c>"), "a-b-c");
+  EXPECT_EQ(file_name_of(""), "job");
+  EXPECT_EQ(file_name_of("..."), "job");
+  EXPECT_EQ(file_name_of(std::string(500, 'x')).size(), 80u);
+}
+
+}  // namespace
+}  // namespace ductile::run

@@ -1,0 +1,148 @@
+#include "ductile/run/history.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/run/metrics.h"
+
+namespace ductile::run {
+namespace {
+
+// With all points at hand: spans of 2^k points, the smallest k for which few enough are needed.
+std::vector<Point> decimate_slowly(const std::vector<Point>& all, size_t max_spans) {
+  size_t size = 1;
+  while ((all.size() + size - 1) / size > max_spans) size *= 2;
+  std::vector<Point> out;
+  const auto add = [&](const Point& p) {
+    if (out.empty() || !(out.back() == p)) out.push_back(p);
+  };
+  const auto by_value = [](const Point& a, const Point& b) { return a.value < b.value; };
+  if (!all.empty()) add(all.front());
+  for (size_t i = 0; i < all.size(); i += size) {
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(i);
+    const auto end = all.begin() + static_cast<ptrdiff_t>(std::min(i + size, all.size()));
+    auto low = std::min_element(begin, end, by_value);
+    auto high = std::max_element(begin, end, by_value);
+    if (low > high) std::swap(low, high);
+    add(*low);
+    add(*high);
+  }
+  if (!all.empty()) add(all.back());
+  return out;
+}
+
+RC_GTEST_PROP(Decimator, equals_the_one_that_sees_all_points, (std::vector<int8_t> values)) {
+  Decimator decimator(18);  // eight spans
+  std::vector<Point> all;
+  for (const int8_t v : values) {
+    all.push_back({.step = static_cast<int64_t>(all.size()), .value = static_cast<double>(v)});
+    decimator.add(all.back());
+  }
+  const auto points = decimator.points();
+  RC_ASSERT(points.size() <= 18u);
+  RC_ASSERT(points == decimate_slowly(all, 8));
+}
+
+TEST(Decimator, keeps_every_spike_of_a_million_points) {
+  Decimator decimator(2000);
+  for (int i = 0; i < 1'000'000; ++i) {
+    const double value = i == 123'456 ? 100 : i == 765'432 ? -100 : std::sin(i * 0.001);
+    decimator.add({.step = i, .value = value});
+  }
+  const auto points = decimator.points();
+  EXPECT_LE(points.size(), 2000u);
+  EXPECT_GE(points.size(), 900u);
+  const auto has = [&](int64_t step) {
+    return std::any_of(points.begin(), points.end(),
+                       [&](const Point& p) { return p.step == step; });
+  };
+  EXPECT_TRUE(has(123'456) && has(765'432) && has(0) && has(999'999));
+  EXPECT_TRUE(std::is_sorted(points.begin(), points.end(),
+                             [](const Point& a, const Point& b) { return a.step < b.step; }));
+}
+
+TEST(History, of_a_run_just_made_is_empty) {
+  const TempFolder temp;
+  const History history = read_history(RunFolder::create(temp.path(), "job"));
+  EXPECT_EQ(history.status, Status::unfinished);
+  EXPECT_TRUE(history.curves.empty());
+  EXPECT_EQ(to_json(history)["steps"], 0);
+}
+
+TEST(History, sums_up_a_run) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0}, {"workers", 2}, {"host", {{"cores", 2}}}});
+    writer.log(1, 0.1, {{kTrainLoss, 3.0}, {kSamplesPerSecond, 100.0}});
+    writer.log(2, 0.2, {{kTrainLoss, std::nan("")}, {kSamplesPerSecond, 300.0}});
+    writer.log(3, 0.3, {{kTrainLoss, 1.0}});
+    writer.log(3, 0.3, {{kEvalAccuracy, 0.5}});
+    writer.log(4, 0.4, {{kEvalAccuracy, 0.4}});
+    writer.event("target", {{"metric", "accuracy"},
+                            {"threshold", 0.5},
+                            {"value", 0.5},
+                            {"step", 3},
+                            {"samples", 384}});
+    const Cost cost{.wall_seconds = 2, .core_seconds = 3, .peak_rss_bytes = 4};
+    writer.event(
+        "end",
+        {{"step", 4}, {"status", "target_reached"}, {"samples", 512}, {"cost", to_json(cost)}});
+  }
+  const History history = read_history(run);
+  EXPECT_EQ(history.status, Status::target_reached);
+  EXPECT_EQ(history.steps, 4);
+  EXPECT_EQ(history.samples, 512);
+  EXPECT_EQ(history.cost->core_seconds, 3);
+  EXPECT_EQ(history.host["cores"], 2);
+  EXPECT_EQ(history.target->samples, 384);
+  const Curve& loss = *history.find(kTrainLoss);
+  EXPECT_EQ(loss.count, 2);
+  EXPECT_EQ(loss.mean, 2);
+  EXPECT_EQ(loss.non_finite, 1);
+  EXPECT_EQ(loss.first_non_finite_step, 2);
+  EXPECT_EQ(loss.points.size(), 2u);
+  EXPECT_EQ(history.find(kEvalAccuracy)->highest->step, 3);
+  EXPECT_EQ(history.find(kSamplesPerSecond)->mean, 200);
+  EXPECT_EQ(history.find("none"), nullptr);
+  const auto value = to_json(history);
+  EXPECT_EQ(value["status"], "target_reached");
+  EXPECT_EQ(value["metrics"]["eval/accuracy"]["highest"]["value"], 0.5);
+  EXPECT_EQ(value["target"]["threshold"], 0.5);
+}
+
+TEST(History, a_resume_reopens_an_ended_run) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  MetricsWriter writer(run);
+  writer.event("start", {{"step", 0}});
+  writer.event("end", {{"status", "failed"}, {"message", "disk full"}});
+  EXPECT_EQ(read_history(run).status, Status::failed);
+  EXPECT_EQ(read_history(run).error, "disk full");
+  writer.event("resume", {{"step", 0}});
+  EXPECT_EQ(read_history(run).status, Status::unfinished);
+  EXPECT_EQ(read_history(run).error, "");
+}
+
+TEST(History, takes_fields_of_any_type) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  JsonLines metrics(run.metrics_file());
+  metrics.append({{"step", "x"}, {"epoch", nullptr}, {"seconds", 1e308}, {"a", {1, 2}}, {"b", 1}});
+  metrics.append({{"step", 1e300}, {"time", -5}, {"b", "NaN"}});
+  JsonLines events(run.events_file());
+  events.append({{"kind", 5}});
+  events.append({{"kind", "end"}, {"status", nullptr}, {"cost", "dear"}, {"samples", "many"}});
+  events.append({{"kind", "target"}, {"metric", {1}}, {"step", {}}, {"cost", {{"x", 1}}}});
+  const History history = read_history(run);
+  EXPECT_EQ(history.curves.size(), 1u);
+  EXPECT_EQ(history.status, Status::failed);
+  EXPECT_EQ(history.samples, 0);
+}
+
+}  // namespace
+}  // namespace ductile::run

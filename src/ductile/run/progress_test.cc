@@ -1,0 +1,79 @@
+#include "ductile/run/progress.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::run {
+namespace {
+
+using nlohmann::json;
+
+TEST(Progress, survives_the_pipe) {
+  Progress p{.phase = Phase::eval,
+             .step = 120,
+             .total_steps = 468,
+             .epoch = 2.25,
+             .epochs = 10,
+             .phase_share = 0.5,
+             .loss = 0.31,
+             .accuracy = 0.912,
+             .samples_per_second = 4310,
+             .eta_seconds = HUGE_VAL,
+             .workers = 4};
+  const std::string line = encode(p);
+  EXPECT_TRUE(line.ends_with("\n"));
+  const auto back = decode(line);
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(std::get<Progress>(*back), p);
+}
+
+TEST(Progress, absent_fields_keep_their_defaults_and_unknown_ones_are_passed_over) {
+  EXPECT_EQ(progress_from_json(json::object()), Progress{});
+  EXPECT_EQ(progress_from_json({{"step", 3}, {"later", "x"}}).step, 3);
+}
+
+TEST(Progress, names_the_field_that_is_wrong) {
+  for (const json& bad : {json{{"step", "x"}}, json{{"phase", "sleep"}},
+                          json{{"loss", json::array()}}, json{{"step", 1e300}}, json("x")}) {
+    try {
+      progress_from_json(bad);
+      FAIL() << bad;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("progress: "), std::string::npos);
+    }
+  }
+}
+
+RC_GTEST_PROP(Message, fits_a_pipe_and_comes_back, (std::string text)) {
+  const std::string line = encode(Message{"warning", text});
+  RC_ASSERT(line.size() <= 4096u);
+  RC_ASSERT(line.find('\n') == line.size() - 1);
+  RC_ASSERT(std::holds_alternative<Message>(decode(line).value()));
+}
+
+TEST(Message, is_cut_to_a_pipes_atomic_size) {
+  for (const std::string& text :
+       {std::string(100000, 'x'), std::string(100000, '\x01'), std::string(100000, '\xff')}) {
+    const std::string line = encode(Message{std::string(9000, 'l'), text});
+    EXPECT_LE(line.size(), 4096u);
+    EXPECT_TRUE(decode(line).has_value());
+  }
+  EXPECT_EQ(std::get<Message>(*decode(encode(Message{"info", "h\u00e9 \"x\"\n"}))).text,
+            "h\u00e9 \"x\"\n");
+}
+
+TEST(Decode, passes_over_what_libraries_print) {
+  for (const char* line : {"", "hello", "{", "[1]", "{\"a\":1}", "{\"message\":1}",
+                           "{\"progress\":1}", "{\"progress\":{\"step\":\"x\"}}"}) {
+    EXPECT_FALSE(decode(line).has_value()) << line;
+  }
+}
+
+}  // namespace
+}  // namespace ductile::run

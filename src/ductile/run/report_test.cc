@@ -1,0 +1,203 @@
+#include "ductile/run/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/run/metrics.h"
+#include "ductile/run/report_impl.h"
+
+namespace ductile::run {
+namespace {
+
+using nlohmann::json;
+
+void write_job(const RunFolder& run, const std::string& name) {
+  spec::JobOptions job;
+  job.name = name;
+  job.train.epochs = 7;
+  job.target = {"accuracy", 0.9};
+  write_file_atomic(run.job_file(), OptionSet(job).to_toml());
+}
+
+// The data block as the script reads it.
+json data_of(const std::string& html) {
+  const std::string open = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = html.find(open) + open.size();
+  return json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+}
+
+// Nothing is fetched: no address but the name spaces of SVG.
+void expect_self_contained(std::string html) {
+  html = std::regex_replace(html, std::regex("http://www\\.w3\\.org/2000/svg"), "");
+  for (const char* fetch : {"http:", "https:", "src=", "href=", "@import", "url(", "fetch("}) {
+    EXPECT_EQ(html.find(fetch), std::string::npos) << fetch;
+  }
+}
+
+TEST(Report, shows_what_a_run_did) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_job(run, "fashion");
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0},
+                           {"workers", 4},
+                           {"host",
+                            {{"cores", 2},
+                             {"cpu", "Xeon"},
+                             {"torch", "1.13.1"},
+                             {"memory_bytes", int64_t{24} << 30}}}});
+    for (int step = 10; step <= 100; step += 10) {
+      writer.log(step, step / 50.0,
+                 {{kTrainLoss, 2.0 / step}, {kLearningRate, 0.1}, {kSamplesPerSecond, 4310.0}});
+    }
+    writer.log(100, 2, {{kEvalAccuracy, 0.9153}, {kEvalLoss, 0.25}});
+    writer.event("checkpoint",
+                 {{"step", 50}, {"bytes", 2048}, {"bytes_written", 1024}, {"blocking_ms", 1.25}});
+    writer.event("signal", {{"step", 60}, {"signal", "SIGTERM"}});
+    writer.event("resume", {{"step", 50}});
+    writer.event("resize", {{"step", 70}, {"from", 4}, {"to", 2}, {"reason", "preempted"}});
+    writer.event("target", {{"step", 100},
+                            {"metric", "accuracy"},
+                            {"threshold", 0.9},
+                            {"value", 0.9153},
+                            {"samples", 12800}});
+    const Cost cost{.wall_seconds = 192,
+                    .core_seconds = 380,
+                    .energy_joules = 12345,
+                    .peak_rss_bytes = int64_t{870} << 20};
+    writer.event("end", {{"step", 100},
+                         {"epoch", 2},
+                         {"status", "target_reached"},
+                         {"samples", 12800},
+                         {"cost", to_json(cost)}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  for (const char* text :
+       {"<h1>fashion</h1>", "Target reached", "91.53 %", "4,310 /s", "12,800 samples", "3 min 12 s",
+        "6 min 20 s", "12.3 kJ", "870 MiB", "Resized from 4 to 2 workers: preempted",
+        "Received SIGTERM", "Resumed from the state after step 50",
+        "Checkpoint: 2.0 KiB, 1.0 KiB of it new, training waited 1.2 ms", "Xeon", "24.0 GiB",
+        "ductile train ", "default 10", "[train]"}) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  }
+  EXPECT_EQ(html.find("--resume"), std::string::npos);  // it is done
+  expect_self_contained(html);
+
+  const json data = data_of(html);
+  std::vector<std::string> titles;
+  for (const json& panel : data["panels"]) titles.push_back(panel["title"]);
+  EXPECT_EQ(titles, (std::vector<std::string>{"Loss", "Accuracy", "Learning rate",
+                                              "Throughput (samples/s)", "Workers"}));
+  EXPECT_EQ(data["panels"][0]["series"][0]["name"], "train");
+  EXPECT_EQ(data["panels"][0]["series"][0]["value"].size(), 10u);
+  EXPECT_EQ(data["panels"][1]["target"], 0.9);
+  EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
+}
+
+TEST(Report, of_any_part_of_a_run_can_be_written) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_report(run);  // nothing but folders
+  EXPECT_NE(read_file(run.report_file()).find("Not finished"), std::string::npos);
+  write_job(run, "partial");
+  {
+    MetricsWriter writer(run);
+    writer.event("start");
+    writer.log(1, 0, {{kTrainLoss, std::nan("")}, {"spread", HUGE_VAL}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  EXPECT_NE(html.find("train/loss was not a finite number 1 time, first at step 1."),
+            std::string::npos);
+  EXPECT_NE(html.find("not reached"), std::string::npos);
+  EXPECT_NE(html.find("ductile train --resume "), std::string::npos);
+  EXPECT_EQ(data_of(html)["panels"].size(), 2u);
+
+  write_file_atomic(run.job_file(), "nonsense = <b>");
+  write_file_atomic(run.metrics_file(), "{\"step\":");
+  write_report(run);
+  const std::string broken = read_file(run.report_file());
+  EXPECT_NE(broken.find("The configuration could not be read"), std::string::npos);
+  EXPECT_NE(broken.find("nonsense = &lt;b&gt;"), std::string::npos);
+  EXPECT_NE(broken.find("1 line of the run&#39;s records"), std::string::npos);
+}
+
+TEST(Report, lets_no_text_of_the_run_become_markup) {
+  const std::string evil = "</script><script>alert(1)</script>\"'><img src=x onerror=1>&";
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), evil);
+  write_job(run, evil);
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"host", {{evil, evil}}}});
+    writer.event(evil, {{evil, evil}});
+    writer.event("error", {{"message", evil}});
+    writer.event("resize", {{"reason", evil}, {"from", evil}});
+    writer.event("signal", {{"signal", evil}});
+    writer.log(1, 0, {{evil, 1.0}, {"bad" + evil, std::nan("")}});
+    writer.event("end", {{"status", "failed"}, {"message", evil}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  EXPECT_EQ(html.find("<img"), std::string::npos);
+  EXPECT_EQ(html.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(html.find("onerror=1>"), std::string::npos);
+  size_t scripts = 0;
+  for (size_t at = 0; (at = html.find("<script", at)) != std::string::npos; ++at) ++scripts;
+  EXPECT_EQ(scripts, 2u);
+  EXPECT_EQ(data_of(html)["marks"].size(), 6u);
+}
+
+RC_GTEST_PROP(Escape, leaves_only_harmless_valid_text, (std::string text)) {
+  const std::string out = report::escape(text);
+  RC_ASSERT(out.find_first_of("<>\"'") == std::string::npos);
+  RC_ASSERT(json::parse(json(out).dump()).get<std::string>() == out);  // throws on bad UTF-8
+}
+
+TEST(Escape, keeps_letters_of_every_language) {
+  EXPECT_EQ(report::escape("a\u00e9\u4e2d\U0001F600 & <b>\n"),
+            "a\u00e9\u4e2d\U0001F600 &amp; &lt;b&gt;\n");
+  EXPECT_EQ(report::escape("\xed\xa0\x80"), "\uFFFD\uFFFD\uFFFD");  // a lone surrogate
+  EXPECT_EQ(report::escape(std::string_view("\0\x1b", 2)), "\uFFFD\uFFFD");
+}
+
+TEST(Report, stays_small_for_a_long_run) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_job(run, "long");
+  std::string metrics;
+  for (int step = 1; step <= 50'000; ++step) {
+    metrics += fmt::format("{{\"step\":{},\"epoch\":{},\"seconds\":{},\"train/loss\":{}}}\n", step,
+                           step / 100.0, step * 0.1, step == 33'333 ? 99.0 : 1.0 / step);
+  }
+  write_file_atomic(run.metrics_file(), metrics);
+  {
+    MetricsWriter writer(run);
+    for (int i = 0; i < 1000; ++i) writer.event("checkpoint", {{"step", i}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  EXPECT_LT(html.size(), 500'000u);
+  EXPECT_NE(html.find("600 more events are in events.jsonl"), std::string::npos);
+  const json values = data_of(html)["panels"][0]["series"][0]["value"];
+  EXPECT_LE(values.size(), 2000u);
+  EXPECT_NE(std::find(values.begin(), values.end(), 99.0), values.end());
+}
+
+TEST(Report, names_the_file_it_cannot_write) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  fs::remove_all(run.path());
+  EXPECT_THROW(write_report(run), Error);
+}
+
+}  // namespace
+}  // namespace ductile::run
