@@ -42,22 +42,28 @@ void gemm_block(const Gemm& g, const float* a, const float* b, float* c) {
     for (int n = 0; n < N; ++n) V::store(c + r * g.c_row + n * V::lanes, acc[r][n]);
 }
 
-// The last rows, fewer than V::gemm_rows of them.
+// gemm_block of `rows` rows, at most R.
 template <class V, int R, int N>
-void gemm_rest(const Gemm& g, int64_t rows, const float* a, const float* b, float* c) {
+void gemm_rows(const Gemm& g, int64_t rows, const float* a, const float* b, float* c) {
   if constexpr (R > 0) {
     if (rows == R) return gemm_block<V, R, N>(g, a, b, c);
-    gemm_rest<V, R - 1, N>(g, rows, a, b, c);
+    gemm_rows<V, R - 1, N>(g, rows, a, b, c);
   }
 }
 
+// Few rows leave the multipliers waiting for each other's results, so the last rows are shared out
+// evenly over two blocks where one would be left with less than two thirds.
 template <class V, int N>
 void gemm_columns(const Gemm& g, int64_t column) {
-  int64_t r = 0;
-  for (; r + V::gemm_rows <= g.rows; r += V::gemm_rows)
-    gemm_block<V, V::gemm_rows, N>(g, g.a + r * g.a_row, g.b + column, g.c + r * g.c_row + column);
-  gemm_rest<V, V::gemm_rows - 1, N>(g, g.rows - r, g.a + r * g.a_row, g.b + column,
-                                    g.c + r * g.c_row + column);
+  constexpr int64_t kFull = V::gemm_rows;
+  for (int64_t r = 0; r < g.rows;) {
+    const int64_t left = g.rows - r;
+    int64_t rows = left < kFull ? left : kFull;
+    if (left > kFull && left < kFull + kFull * 2 / 3) rows = (left + 1) / 2;
+    gemm_rows<V, V::gemm_rows, N>(g, rows, g.a + r * g.a_row, g.b + column,
+                                  g.c + r * g.c_row + column);
+    r += rows;
+  }
 }
 
 template <class V>

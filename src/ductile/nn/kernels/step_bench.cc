@@ -223,13 +223,16 @@ int main(int argc, char** argv) {
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);
   std::printf("%-44s %9s %9s %7s\n", "", "ours", "ATen", "ratio");
+  const bool ours_alone = argc > 5;
+  const char* only = argc > 4 ? argv[4] : "";
   for (const Case& c : cases) {
+    if (c.name.find(only) == std::string::npos) continue;
     std::vector<double> ours, aten;
     for (int i = -1; i < rounds; ++i) {
       const double t0 = cpu_seconds();
       c.ours();
       const double t1 = cpu_seconds();
-      c.aten();
+      if (!ours_alone) c.aten();
       const double t2 = cpu_seconds();
       if (i < 0) continue;
       ours.push_back(1e3 * (t1 - t0));

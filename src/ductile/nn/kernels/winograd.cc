@@ -9,7 +9,7 @@
 namespace ductile::nn::kernels {
 namespace {
 
-constexpr int64_t kTiles = 24;  // tiles transformed and multiplied together; a multiple of 6 and 12
+constexpr int64_t kTiles = 64;  // transformed and multiplied together
 constexpr int64_t kMaxBatchParts = 16;
 
 int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
@@ -20,10 +20,11 @@ int64_t frequency_stride(int64_t channels) { return kTiles * channels + 16; }
 
 const Isa& isa_of(const ConvShape& s) { return *isa_for(std::gcd(s.in, s.out)); }
 
-// Images handled together: enough for one block of tiles.
+// Images handled together: enough for one block of tiles, but a small batch still feeds some threads.
 int64_t group_images(const ConvShape& s) {
+  constexpr int64_t kLeastGroups = 8;
   const int64_t per_image = tiles_along(s.out_height()) * tiles_along(s.out_width());
-  return std::max<int64_t>(1, kTiles / per_image);
+  return std::max<int64_t>(1, std::min(kTiles / per_image, s.batch / kLeastGroups));
 }
 
 // Weight gradients are summed over this many fixed parts of the batch.
