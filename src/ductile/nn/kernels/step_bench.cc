@@ -12,11 +12,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "ductile/nn/memory.h"
 #include "ductile/nn/ops.h"
 
 namespace {
@@ -199,10 +199,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
   at::set_num_threads(threads);
-  if (std::getenv("KEEP_MEMORY")) {
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
-    mallopt(M_TRIM_THRESHOLD, INT32_MAX);
-  }
+  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
 
   std::vector<Case> cases;
   cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));

@@ -20,7 +20,8 @@ int64_t frequency_stride(int64_t channels) { return kTiles * channels + 16; }
 
 const Isa& isa_of(const ConvShape& s) { return *isa_for(std::gcd(s.in, s.out)); }
 
-// Images handled together: enough for one block of tiles, but a small batch still feeds some threads.
+// Images handled together: enough for one block of tiles, but a small batch still feeds some
+// threads.
 int64_t group_images(const ConvShape& s) {
   constexpr int64_t kLeastGroups = 8;
   const int64_t per_image = tiles_along(s.out_height()) * tiles_along(s.out_width());
