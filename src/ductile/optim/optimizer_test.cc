@@ -19,7 +19,7 @@ const std::vector<std::string> kRules{"sgd", "adam", "adamw", "lars", "lamb"};
 
 ParamLayout example_layout() {
   ParamLayout layout;
-  layout.add("a.weight", 40'000, 4, false);
+  layout.add("a.weight", 35'000, 4, false);
   layout.add("a.bias", 5, 1, false);
   layout.add("norm.weight", 17, 1, true);
   layout.add("none.weight", 0, 2, false);
@@ -51,7 +51,7 @@ struct Buffers {
   void draw_gradient(uint64_t step) {
     Rng rng(99, step);
     for (const Segment& s : layout.segments()) {
-      for (int64_t i = 0; i < s.size; ++i) at(gradient, s, i) = 0.1F * rng.normal();
+      for (int64_t i = 0; i < s.size; ++i) at(gradient, s, i) = 0.3F * (rng.uniform() - 0.5F);
     }
   }
 
