@@ -1,6 +1,6 @@
 // One side of bench/optimizer.py: our optimiser steps, and the memory-bound loops they are held to.
 //
-//   ductile_bench_optimizer THREADS SIZE,SIZE,...
+//   optimizer_bench THREADS SIZE,SIZE,...
 //
 // Reads lines "RULE ours|bound STEPS" and answers each with "WALL_SECONDS CPU_SECONDS" of the whole
 // burst. RULE is sgd, nesterov, adam, adamw, lars or lamb, with "+bf16" for half weights and "+ema"
@@ -225,13 +225,13 @@ int serve(int threads, const std::string& size_list) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: ductile_bench_optimizer THREADS SIZE,SIZE,...\n");
+    std::fprintf(stderr, "usage: optimizer_bench THREADS SIZE,SIZE,...\n");
     return 2;
   }
   try {
     return ductile::serve(std::atoi(argv[1]), argv[2]);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "ductile_bench_optimizer: %s\n", e.what());
+    std::fprintf(stderr, "optimizer_bench: %s\n", e.what());
     return 1;
   }
 }

@@ -76,7 +76,7 @@ class Torch:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--program", default="build/release/bench/ductile_bench_optimizer")
+    parser.add_argument("--program", default="build/release/bench/optimizer_bench")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=4, help="steps a burst")
