@@ -1,0 +1,68 @@
+#include "ductile/train/evaluate.h"
+
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include "ductile/base/error.h"
+#include "ductile/run/json_lines.h"
+
+namespace ductile::train {
+
+double Evaluation::perplexity() const { return std::exp(loss); }
+
+nlohmann::json Evaluation::to_json() const {
+  return {{"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+}
+
+Evaluation Evaluation::from_json(const nlohmann::json& value) {
+  Evaluation out{0, value.at("accuracy"), value.at("samples")};
+  run::number_from_json(value.at("loss"), out.loss);
+  return out;
+}
+
+at::Tensor input_of(const data::Batch& batch) {
+  void* data = const_cast<std::byte*>(batch.input);
+  const Shape& shape = batch.shape;
+  if (batch.dtype == DType::i64) return at::from_blob(data, shape, at::kLong);
+  DUCTILE_CHECK(batch.dtype == DType::f32 && shape.size() == 4);
+  if (!batch.channels_last) return at::from_blob(data, shape, at::kFloat);
+  const int64_t c = shape[1], h = shape[2], w = shape[3];
+  return at::from_blob(data, shape, {h * w * c, 1, w * c, c}, at::kFloat);
+}
+
+at::Tensor labels_of(const data::Batch& batch) {
+  void* data = const_cast<int64_t*>(batch.labels);
+  if (batch.dtype == DType::i64) return at::from_blob(data, batch.shape, at::kLong);
+  return at::from_blob(data, {batch.num_samples}, at::kLong);
+}
+
+Evaluation evaluate(nn::Model& model, data::Loader& loader,
+                    const std::function<void(int64_t)>& each) {
+  const at::NoGradGuard no_grad;
+  model.train(false);
+  Evaluation result;
+  int64_t predictions = 0, correct = 0;
+  while (const auto batch = loader.next()) {
+    const at::Tensor labels = labels_of(*batch);
+    const nn::LossOutput loss = model.loss(model.forward(input_of(*batch)), labels, 0);
+    result.loss += loss.losses.sum(at::kDouble).item<double>();
+    correct += loss.correct;
+    predictions += loss.predictions;
+    result.num_samples += batch->num_samples;
+    each(result.num_samples);
+  }
+  model.train(true);
+  if (result.num_samples == 0) {
+    fail(ErrorCode::invalid_argument, "there is no held-out sample to evaluate on");
+  }
+  result.loss /= static_cast<double>(result.num_samples);
+  result.accuracy = static_cast<double>(correct) / static_cast<double>(predictions);
+  return result;
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/data/loader.h"
+#include "ductile/nn/model.h"
+
+namespace ductile::train {
+
+// Means over an evaluation set.
+struct Evaluation {
+  double loss = 0;
+  double accuracy = 0;  // of predictions: samples, or tokens
+  int64_t num_samples = 0;
+
+  double perplexity() const;  // exp(loss)
+  nlohmann::json to_json() const;
+  static Evaluation from_json(const nlohmann::json& value);
+};
+
+// One pass over the loader's data in evaluation mode, without gradients; the model is left in
+// training mode. `each(samples_done)` is called after each batch. Throws invalid_argument where the
+// loader has no sample.
+Evaluation evaluate(nn::Model& model, data::Loader& loader,
+                    const std::function<void(int64_t)>& each);
+
+// The batch as tensors that view its memory: valid while it lives.
+at::Tensor input_of(const data::Batch& batch);
+at::Tensor labels_of(const data::Batch& batch);
+
+}  // namespace ductile::train

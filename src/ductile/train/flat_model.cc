@@ -1,0 +1,109 @@
+#include "ductile/train/flat_model.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include "ductile/base/error.h"
+#include "ductile/optim/elementwise.h"
+
+namespace ductile::train {
+namespace {
+
+bool is_half(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+}
+
+Shape shape_of(const at::Tensor& t) { return t.sizes().vec(); }
+
+at::Tensor view(float* data, const at::Tensor& like) {
+  return at::from_blob(data, like.sizes(), at::kFloat);
+}
+
+}  // namespace
+
+FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
+    : model_(model), layout_(options), parameters_(model.parameters()) {
+  const at::NoGradGuard no_grad;
+  bool any_half = false;
+  for (const nn::NamedTensor& p : parameters_) {
+    DUCTILE_CHECK(p.tensor.scalar_type() == at::kFloat || is_half(p.tensor),
+                  "parameter {} is neither fp32 nor half", p.name);
+    layout_.add(p.name, p.tensor.numel(), static_cast<int>(p.tensor.dim()), p.is_norm);
+    any_half |= is_half(p.tensor);
+    if (p.tensor.scalar_type() == at::kHalf) half_type_ = DType::f16;
+  }
+  weights_ = AlignedArray<float>(layout_.total_size());
+  if (any_half) half_weights_ = AlignedArray<uint16_t>(layout_.total_size());
+
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& tensor = parameters_[i].tensor;
+    const optim::Segment& segment = layout_.segments()[i];
+    parameter_entries_.push_back(
+        {parameters_[i].name, shape_of(tensor), segment.offset, segment.size});
+    view(weights_.span().data() + segment.offset, tensor).copy_(tensor);
+    tensor.set_data(is_half(tensor) ? at::from_blob(half_weights_.span().data() + segment.offset,
+                                                    tensor.sizes(), tensor.scalar_type())
+                                    : view(weights_.span().data() + segment.offset, tensor));
+  }
+  refresh_half_weights();
+
+  int64_t buffer_size = 0;
+  for (nn::NamedTensor& b : model.buffers()) {
+    DUCTILE_CHECK(b.tensor.scalar_type() == at::kFloat, "buffer {} is not fp32", b.name);
+    buffer_entries_.push_back({b.name, shape_of(b.tensor), buffer_size, b.tensor.numel()});
+    buffers_.push_back(b);
+    buffer_size += b.tensor.numel();
+  }
+  buffer_values_ = AlignedArray<float>(buffer_size);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    at::Tensor place =
+        view(buffer_values_.span().data() + buffer_entries_[i].offset, buffers_[i].tensor);
+    place.copy_(buffers_[i].tensor);
+    buffers_[i].tensor.set_data(place);
+  }
+}
+
+void FlatModel::refresh_half_weights() {
+  if (half_weights_.span().empty()) return;
+  if (half_type_ == DType::bf16) {
+    optim::to_bf16(half_weights_.span(), weights_.span());
+  } else {
+    optim::to_f16(half_weights_.span(), weights_.span());
+  }
+}
+
+void FlatModel::take_gradients(std::span<float> out) {
+  const at::NoGradGuard no_grad;
+  int64_t end = 0;  // of the segment before: what lies between two segments is a gap
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const optim::Segment& segment = layout_.segments()[i];
+    std::fill(out.begin() + end, out.begin() + segment.offset, 0.0f);
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (gradient.defined()) {
+      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradient);
+      gradient.reset();
+    } else {
+      std::fill_n(out.begin() + segment.offset, segment.size, 0.0f);
+    }
+    end = segment.offset + segment.size;
+  }
+  std::fill(out.begin() + end, out.begin() + layout_.total_size(), 0.0f);
+}
+
+WeightsSwap::WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers)
+    : model_(model), weights_(weights), buffers_(buffers) {
+  swap();
+}
+
+WeightsSwap::~WeightsSwap() { swap(); }
+
+void WeightsSwap::swap() {
+  if (weights_.empty()) return;
+  std::ranges::swap_ranges(weights_, model_.weights());
+  std::ranges::swap_ranges(buffers_, model_.buffer_values());
+  model_.refresh_half_weights();
+}
+
+}  // namespace ductile::train

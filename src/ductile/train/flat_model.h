@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ductile/base/dtype.h"
+#include "ductile/nn/model.h"
+#include "ductile/optim/param_layout.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::train {
+
+// One contiguous 64-byte-aligned array; zeroed.
+template <class T>
+class AlignedArray {
+ public:
+  explicit AlignedArray(int64_t size = 0)
+      : size_(size), data_(size == 0 ? nullptr : new (std::align_val_t{64}) T[size]()) {}
+  std::span<T> span() { return {data_.get(), static_cast<size_t>(size_)}; }
+  std::span<const T> span() const { return {data_.get(), static_cast<size_t>(size_)}; }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  int64_t size_;
+  std::unique_ptr<T[], Free> data_;
+};
+
+// A model whose parameters are views into flat arrays: fp32 master weights, and in bf16/fp16 runs
+// the rounded copy that forward and backward read. The optimiser, the reduction and the checkpoint
+// see flat arrays; the model sees its own tensors. The model must outlive this object, which owns
+// the memory its parameters point into.
+class FlatModel {
+ public:
+  // One named range of a flat array, with the shape of the tensor it holds.
+  struct Entry {
+    std::string name;
+    Shape shape;
+    int64_t offset, size;
+  };
+
+  FlatModel(nn::Model& model, const spec::OptimizerOptions& options);
+
+  nn::Model& model() { return model_; }
+  const optim::ParamLayout& layout() const { return layout_; }
+  const std::vector<Entry>& parameters() const { return parameter_entries_; }
+  const std::vector<Entry>& buffers() const { return buffer_entries_; }
+
+  std::span<float> weights() { return weights_.span(); }
+  std::span<uint16_t> half_weights() { return half_weights_.span(); }  // empty in fp32
+  DType half_type() const { return half_type_; }
+  // Writes the rounded copy anew; after the weights were changed by anything but the optimiser.
+  void refresh_half_weights();
+
+  // The floating-point buffers (running statistics): the model's own tensors are views into this.
+  std::span<float> buffer_values() { return buffer_values_.span(); }
+
+  // Moves the gradients of the last backward pass into `out` (layout().total_size() values, fp32;
+  // gaps are zeroed) and clears them. A parameter without gradient counts as zero.
+  void take_gradients(std::span<float> out);
+
+ private:
+  nn::Model& model_;
+  optim::ParamLayout layout_;
+  std::vector<nn::NamedTensor> parameters_, buffers_;
+  std::vector<Entry> parameter_entries_, buffer_entries_;
+  DType half_type_ = DType::bf16;
+  AlignedArray<float> weights_, buffer_values_;
+  AlignedArray<uint16_t> half_weights_;
+};
+
+// While it lives, the model computes with other weights and buffers (the moving averages); at the
+// end of life it has its own again, bit for bit. Empty spans: nothing happens.
+class WeightsSwap {
+ public:
+  WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers);
+  WeightsSwap(const WeightsSwap&) = delete;
+  WeightsSwap& operator=(const WeightsSwap&) = delete;
+  ~WeightsSwap();
+
+ private:
+  void swap();
+
+  FlatModel& model_;
+  std::span<float> weights_, buffers_;
+};
+
+}  // namespace ductile::train

@@ -1,0 +1,31 @@
+#include "ductile/train/interrupt.h"
+
+#include <csignal>
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+namespace ductile::train {
+namespace {
+
+volatile std::sig_atomic_t g_signal = 0;  // the one thing a signal handler may touch
+
+void handle(int number) { g_signal = number; }
+
+}  // namespace
+
+void catch_interrupts() {
+  const pid_t parent = ::getppid();
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // a reader of our progress that went away is no reason to die
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) g_signal = SIGTERM;  // it died before the line above
+}
+
+int pending_interrupt() { return g_signal; }
+
+}  // namespace ductile::train

@@ -1,0 +1,216 @@
+#include "ductile/train/trainer.h"
+
+#include <cmath>
+#include <csignal>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/run/json_lines.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+// A run small enough to repeat many times: a small net on part of the embedded digits.
+spec::JobOptions small_job() {
+  spec::JobOptions job;
+  job.data.train_limit = 640;
+  job.data.test_limit = 200;
+  job.model.name = "mlp";
+  job.model.hidden = {32};
+  job.optimizer.lr = 0.05;
+  job.train.epochs = 2;
+  job.train.batch_size = 64;
+  job.train.log_every = 3;
+  job.checkpoint.every_seconds = 0;
+  return job;
+}
+
+struct Run {
+  TempFolder folder;
+  Json summary;
+
+  Ending start(spec::JobOptions job, bool resume = false) {
+    if (!resume) {
+      const run::RunFolder made = run::RunFolder::create(folder.path(), job.name);
+      write_file_atomic(made.job_file(), OptionSet(job).to_toml());
+    }
+    return train({run::RunFolder::open(folder.path() / "latest"), job, resume}, summary);
+  }
+  fs::path path() const { return run::RunFolder::open(folder.path() / "latest").path(); }
+  std::string weights() const { return read_file(path() / "model.safetensors"); }
+  std::vector<Json> metrics() const {
+    std::vector<Json> lines = run::read_json_lines(path() / "metrics.jsonl");
+    for (Json& line : lines) {
+      for (const char* timing : {"time", "seconds", "samples_per_second"}) line.erase(timing);
+    }
+    return lines;
+  }
+};
+
+TEST(Trainer, FillsTheRunDirectoryAndLearns) {
+  Run run;
+  spec::JobOptions job = small_job();
+  job.train.epochs = 6;
+  EXPECT_EQ(run.start(job), Ending::finished);
+  EXPECT_EQ(run.summary.at("step"), 60);
+  EXPECT_GT(run.summary.at("final").at("accuracy").get<double>(), 0.5);
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "report.html", "model.safetensors"}) {
+    EXPECT_TRUE(fs::exists(run.path() / name)) << name;
+  }
+}
+
+TEST(Trainer, EqualSeedsGiveEqualBitsAndOthersDoNot) {
+  Run a, b, c;
+  spec::JobOptions job = small_job();
+  a.start(job);
+  b.start(job);
+  job.seed = 2;
+  c.start(job);
+  EXPECT_EQ(a.weights(), b.weights());
+  EXPECT_NE(a.weights(), c.weights());
+}
+
+// Stopping at any step and resuming changes neither weights nor metric lines.
+TEST(Trainer, AResumedRunEqualsAnUndisturbedOneToTheBit) {
+  for (const char* optimizer : {"sgd", "adamw", "lamb"}) {
+    for (const int64_t virtual_ranks : {1, 4}) {
+      spec::JobOptions job = small_job();
+      job.model.name = "cnn";
+      job.augment.pad = 2;
+      job.optimizer.name = optimizer;
+      job.optimizer.lr = 0.01;
+      job.train.virtual_ranks = virtual_ranks;
+      job.train.ema_decay = 0.9;
+      job.train.max_steps = 14;
+      job.data.train_limit = 512;
+      Run whole;
+      whole.start(job);
+      Run parts;
+      job.checkpoint.every_steps = 5;
+      job.checkpoint.at_end = false;
+      job.train.max_steps = 14;
+      parts.start(job);  // leaves the checkpoint of step 10
+      parts.start(job, true);
+      EXPECT_EQ(whole.weights(), parts.weights()) << optimizer << " " << virtual_ranks;
+      EXPECT_EQ(whole.metrics(), parts.metrics()) << optimizer << " " << virtual_ranks;
+    }
+  }
+}
+
+// Without batch norm, V virtual ranks compute the mean gradient of the same global batch.
+TEST(Trainer, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
+  Run one, four;
+  spec::JobOptions job = small_job();
+  one.start(job);
+  job.train.virtual_ranks = 4;
+  four.start(job);
+  EXPECT_NEAR(one.summary.at("final").at("loss"), four.summary.at("final").at("loss"), 1e-4);
+  EXPECT_NE(one.weights(), four.weights()) << "the order of the sums differs, so bits do";
+}
+
+TEST(Trainer, HalfPrecisionFollowsFullPrecision) {
+  spec::JobOptions job = small_job();
+  job.model.name = "cnn";
+  Run full;
+  full.start(job);
+  for (const char* precision : {"bf16", "fp16"}) {
+    job.train.precision = precision;
+    Run half;
+    half.start(job);
+    EXPECT_NEAR(full.summary.at("final").at("loss"), half.summary.at("final").at("loss"), 0.15)
+        << precision;
+  }
+}
+
+TEST(Trainer, OverflowInFp16SkipsStepsAndLowersTheScale) {
+  spec::JobOptions job = small_job();
+  job.train.precision = "fp16";
+  job.train.loss_scale = 16777216;
+  Run run;
+  run.start(job);
+  EXPECT_GT(run.summary.at("skipped_steps").get<int>(), 0);
+  EXPECT_LT(run.summary.at("skipped_steps").get<int>(), 15);
+}
+
+TEST(Trainer, ATargetEndsTheRunAndIsReportedWithItsCost) {
+  spec::JobOptions job = small_job();
+  job.train.epochs = 50;
+  job.target = {"accuracy", 0.5};
+  Run run;
+  EXPECT_EQ(run.start(job), Ending::target_reached);
+  EXPECT_LT(run.summary.at("step").get<int>(), 500);
+  bool found = false;
+  for (const Json& event : run::read_json_lines(run.path() / "events.jsonl")) {
+    if (event.at("kind") != "target") continue;
+    found = true;
+    EXPECT_GT(event.at("cost").at("core_seconds").get<double>(), 0);
+    EXPECT_EQ(event.at("samples").get<int64_t>(), event.at("step").get<int64_t>() * 64);
+  }
+  EXPECT_TRUE(found);
+}
+
+std::string error_of(const std::function<void()>& action, ErrorCode code) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Trainer, DivergenceIsAnErrorThatNamesStepAndRemedy) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 1e30;
+  job.optimizer.weight_decay = 1;
+  Run run;
+  const std::string text = error_of([&] { run.start(job); }, ErrorCode::conflict);
+  EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
+}
+
+TEST(Trainer, ResumingUnderOptionsThatChangeTheResultIsRefused) {
+  spec::JobOptions job = small_job();
+  Run run;
+  run.start(job);
+  job.train.log_every = 5;
+  job.checkpoint.keep = 7;
+  EXPECT_EQ(error_of([&] { run.start(job, true); }, ErrorCode::internal), "no error");
+  job.optimizer.lr = 0.2;
+  const std::string text = error_of([&] { run.start(job, true); }, ErrorCode::conflict);
+  EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
+}
+
+TEST(Trainer, ABatchLargerThanTheDataIsRefused) {
+  spec::JobOptions job = small_job();
+  job.train.batch_size = 1000;
+  Run run;
+  const std::string text = error_of([&] { run.start(job); }, ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("640"), std::string::npos) << text;
+}
+
+TEST(Trainer, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
+  spec::JobOptions job = small_job();
+  job.checkpoint.every_steps = 4;
+  Run whole, damaged;
+  whole.start(job);
+  damaged.start(job);
+  std::vector<fs::path> manifests;
+  for (const auto& e : fs::directory_iterator(damaged.path() / "checkpoints" / "manifests")) {
+    manifests.push_back(e.path());
+  }
+  std::ranges::sort(manifests);
+  ASSERT_EQ(manifests.size(), 2u);
+  std::ofstream(manifests.back(), std::ios::app) << "x";
+  fs::remove(damaged.path() / "model.safetensors");
+  damaged.start(job, true);
+  EXPECT_EQ(whole.weights(), damaged.weights());
+}
+
+}  // namespace
+}  // namespace ductile::train

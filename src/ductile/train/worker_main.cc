@@ -1,0 +1,119 @@
+// ductile-worker: one process that hosts virtual ranks of one job. Started by the command line.
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/nn/memory.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/progress.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/environment.h"
+#include "ductile/train/interrupt.h"
+#include "ductile/train/trainer.h"
+
+namespace {
+
+using ductile::Error;
+using ductile::ErrorCode;
+
+constexpr int kDone = 0, kConfiguration = 2, kFailed = 3, kInterrupted = 130;
+
+struct Arguments {
+  std::string run;
+  bool resume = false;
+  int progress_fd = -1;
+  bool describe = false;
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments out;
+  const auto value = [&](int& i) -> std::string {
+    if (i + 1 >= argc) ductile::fail(ErrorCode::invalid_argument, "{} needs a value", argv[i]);
+    return argv[++i];
+  };
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg == "--run") {
+      out.run = value(i);
+    } else if (arg == "--resume") {
+      out.resume = true;
+    } else if (arg == "--progress-fd") {
+      out.progress_fd = std::atoi(value(i).c_str());
+    } else if (arg == "--describe") {
+      out.describe = true;
+    } else {
+      ductile::fail(ErrorCode::invalid_argument,
+                    "unknown argument {}; usage: ductile-worker --run DIR [--resume] "
+                    "[--progress-fd N] | --describe",
+                    arg);
+    }
+  }
+  if (out.run.empty() && !out.describe) {
+    ductile::fail(ErrorCode::invalid_argument, "--run DIR is missing");
+  }
+  return out;
+}
+
+// One line for whoever started us: {"kind": "done"|"error", ...}.
+void report(int fd, const nlohmann::json& line) {
+  if (fd < 0) return;
+  const std::string text =
+      line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return;  // the reader is gone; the run directory has it all
+    done += static_cast<size_t>(n);
+  }
+}
+
+int run(const Arguments& arguments) {
+  using namespace ductile;
+  const run::RunFolder folder = run::RunFolder::open(arguments.run);
+  spec::JobOptions job;
+  OptionSet(job).read_toml(folder.job_file());
+  spec::check(job);
+  train::prepare_torch(job.train);
+
+  nlohmann::json summary;
+  const train::Ending ending =
+      train::train({folder, job, arguments.resume, arguments.progress_fd}, summary);
+  summary["kind"] = "done";
+  report(arguments.progress_fd, summary);
+  return ending == train::Ending::interrupted ? kInterrupted : kDone;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ductile::nn::keep_freed_memory();
+  ductile::train::catch_interrupts();
+  Arguments arguments;
+  try {
+    arguments = parse(argc, argv);
+    if (arguments.describe) {
+      std::cout << ductile::train::describe_environment().dump(2) << "\n";
+      return kDone;
+    }
+    return run(arguments);
+  } catch (const Error& e) {
+    std::cerr << "ductile-worker: " << e.what() << "\n";
+    report(arguments.progress_fd,
+           {{"kind", "error"}, {"code", ductile::to_string(e.code())}, {"message", e.what()}});
+    return e.code() == ErrorCode::invalid_argument ? kConfiguration : kFailed;
+  } catch (const std::exception& e) {
+    std::cerr << "ductile-worker: " << e.what() << "\n";
+    report(arguments.progress_fd, {{"kind", "error"}, {"code", "internal"}, {"message", e.what()}});
+    return kFailed;
+  }
+}

@@ -1,0 +1,138 @@
+// kill -9 of real workers at random moments: after any number of kills and resumes the final
+// weights equal those of an undisturbed run, bit for bit.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/files.h"
+#include "ductile/base/rng.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/spec/job.h"
+
+namespace ductile {
+namespace {
+
+constexpr int kKills = 50;
+
+pid_t start_worker(const fs::path& run, bool resume) {
+  std::vector<std::string> words = {DUCTILE_BINARY_DIR "/bin/ductile-worker", "--run",
+                                    run.string()};
+  if (resume) words.push_back("--resume");
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  return pid;
+}
+
+int wait_for(pid_t pid) {
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+void sleep_for(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+fs::path newest_manifest(const fs::path& run) {
+  fs::path newest;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints" / "manifests", none)) {
+    if (entry.path().extension() == ".json") newest = std::max(newest, entry.path());
+  }
+  return newest;
+}
+
+// Batch norm, momentum, moving averages, augmentation, virtual ranks: everything with a state.
+spec::JobOptions short_job() {
+  spec::JobOptions job;
+  job.data.train_limit = 2048;
+  job.data.test_limit = 256;
+  job.model.name = "cnn";
+  job.augment.pad = 2;
+  job.optimizer.lr = 0.02;
+  job.train.epochs = 50;
+  job.train.max_steps = 3000;
+  job.train.batch_size = 32;
+  job.train.virtual_ranks = 2;
+  job.train.ema_decay = 0.99;
+  job.train.eval_every_epochs = 10;
+  job.train.threads = 1;
+  job.checkpoint.every_seconds = 0;
+  job.checkpoint.every_steps = 7;
+  return job;
+}
+
+fs::path make_run(const fs::path& root) {
+  spec::JobOptions job = short_job();
+  const run::RunFolder folder = run::RunFolder::create(root, "short");
+  write_file_atomic(folder.job_file(), OptionSet(job).to_toml());
+  return folder.path();
+}
+
+TEST(KillAndResume, FiftyRandomKillsLeaveTheFinalWeightsBitEqual) {
+  const TempFolder root;
+  const fs::path whole = make_run(root.path()), killed = make_run(root.path());
+  ASSERT_EQ(wait_for(start_worker(whole, false)), 0);
+
+  // Most workers die a moment after they saved something new, so that the run moves on; every
+  // fifth at any moment at all, start-up and restoring included.
+  Rng rng(20260101);
+  for (int kill = 0; kill < kKills; ++kill) {
+    const fs::path before = newest_manifest(killed);
+    const pid_t worker = start_worker(killed, kill > 0);
+    double delay = rng.uniform(0, 0.06);
+    if (rng.below(5) == 0) {
+      delay = rng.uniform(0, 1.5);
+    } else {
+      while (newest_manifest(killed) == before && ::waitpid(worker, nullptr, WNOHANG) == 0) {
+        sleep_for(0.002);
+      }
+    }
+    sleep_for(delay);
+    ASSERT_EQ(::kill(worker, SIGKILL), 0);
+    ASSERT_TRUE(WIFSIGNALED(wait_for(worker))) << "the run was over after " << kill << " kills";
+  }
+  ASSERT_EQ(wait_for(start_worker(killed, true)), 0);
+  EXPECT_EQ(read_file(whole / "model.safetensors"), read_file(killed / "model.safetensors"));
+
+  // Each step counts once in the metrics, whatever was done twice.
+  std::vector<int64_t> steps;
+  for (const auto& line : run::read_json_lines(killed / "metrics.jsonl")) {
+    if (line.contains("train/loss")) steps.push_back(line.at("step"));
+  }
+  ASSERT_EQ(steps.size(), 300u);
+  for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], static_cast<int64_t>(10 * (i + 1)));
+}
+
+TEST(KillAndResume, ATermSignalSavesTheStateAndEndsInOrder) {
+  const TempFolder root;
+  const fs::path run = make_run(root.path());
+  const pid_t worker = start_worker(run, false);
+  while (!fs::exists(run / "metrics.jsonl") || fs::file_size(run / "metrics.jsonl") == 0) {
+    sleep_for(0.02);
+  }
+  ::kill(worker, SIGTERM);
+  const int status = wait_for(worker);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 130);
+  EXPECT_FALSE(fs::exists(run / "model.safetensors"));
+  const auto events = run::read_json_lines(run / "events.jsonl");
+  EXPECT_EQ(events.back().at("status"), "interrupted");
+}
+
+}  // namespace
+}  // namespace ductile
