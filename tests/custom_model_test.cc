@@ -65,10 +65,10 @@ TEST_P(Library, TrainsAndIsTheSameFromTheSameSeed) {
   at::manual_seed(2);
   const auto two = make_model(args_for(GetParam()));
   const double first = descend(*one, 1).loss;
-  const Step a = descend(*one, 20);
+  const Step a = descend(*one, 60);
   EXPECT_LT(a.loss, 0.8 * first);
   descend(*two, 1);
-  const Step b = descend(*two, 20);
+  const Step b = descend(*two, 60);
   EXPECT_EQ(a.loss, b.loss);
   for (size_t i = 0; i < a.parameters.size(); ++i) {
     EXPECT_TRUE(at::equal(a.parameters[i].tensor, b.parameters[i].tensor)) << a.parameters[i].name;
