@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <torch/nn/functional/instancenorm.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>

@@ -1,0 +1,384 @@
+#include "ductile/nn/model.h"
+
+#include <cmath>
+#include <fstream>
+#include <set>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
+
+#include "ductile/base/error.h"
+#include "ductile/nn/init.h"
+#include "ductile/spec/models.h"
+
+namespace ductile::nn {
+namespace {
+
+// The twin of hashed() in testdata/make_goldens.py: values in [-0.5, 0.5).
+at::Tensor hashed(std::string_view name, at::IntArrayRef shape) {
+  uint32_t h = 0x811C9DC5;
+  for (unsigned char c : name) h = (h ^ c) * 0x01000193;
+  at::Tensor t = at::empty(shape, at::kDouble);
+  double* values = t.data_ptr<double>();
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + h;
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 16)) * 0x846CA68Bu;
+    x ^= x >> 16;
+    values[i] = x / 4294967296.0 - 0.5;
+  }
+  return t;
+}
+
+at::Tensor golden_weight(const std::string& name, at::IntArrayRef shape) {
+  if (name.ends_with("bn3.weight")) return hashed(name, shape).mul(0.12).add(0.3);
+  if (shape.size() == 1) {
+    const bool scale = name.ends_with(".weight");
+    return hashed(name, shape).mul(0.4).add(scale ? 1.0 : 0.0);
+  }
+  int64_t fan = 1;
+  for (size_t i = 1; i < shape.size(); ++i) fan *= shape[i];
+  return hashed(name, shape).mul(std::sqrt(24.0 / static_cast<double>(fan)));
+}
+
+// Relative to the largest reference value.
+void expect_near(const at::Tensor& got, const std::vector<double>& want, double tolerance,
+                 const std::string& what) {
+  const at::Tensor g = got.detach().to(at::kDouble).contiguous().flatten();
+  ASSERT_EQ(static_cast<size_t>(g.numel()), want.size()) << what;
+  double scale = 1e-12;
+  for (double w : want) scale = std::max(scale, std::abs(w));
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_NEAR(g.data_ptr<double>()[i], want[i], tolerance * scale) << what << " at " << i;
+  }
+}
+
+ModelArgs args_for(const std::string& model) {
+  ModelArgs args;
+  args.options.name = model;
+  args.seed = 7;
+  if (model == "gpt") {
+    args.options.layers = 2;
+    args.options.heads = 2;
+    args.options.dim = 16;
+    args.info = {0, 0, 0, 11, 8};
+  } else if (model == "cnn") {
+    args.info = {1, 28, 28, 10, 0};
+  } else if (model == "mlp") {
+    args.options.hidden = {7, 9};
+    args.info = {3, 6, 5, 4, 0};
+  } else {
+    const int64_t side = model == "resnet18" || model == "resnet50" ? 32 : 16;
+    args.info = {3, side, side, 10, 0};
+  }
+  return args;
+}
+
+struct Batch {
+  at::Tensor x, labels;
+};
+
+Batch batch_for(const ModelArgs& args, at::IntArrayRef shape, bool channels_last = true) {
+  Batch b;
+  const auto classes = static_cast<double>(args.info.num_classes);
+  if (args.info.sequence_length > 0) {
+    b.x = hashed("input", shape).add(0.5).mul(classes).floor().to(at::kLong);
+    b.labels = hashed("labels", shape).add(0.5).mul(classes).floor().to(at::kLong);
+  } else {
+    b.x = hashed("input", shape).mul(std::sqrt(12.0)).to(at::kFloat);
+    if (channels_last) b.x = b.x.contiguous(at::MemoryFormat::ChannelsLast);
+    b.labels = at::arange(shape[0], at::kLong).remainder(args.info.num_classes);
+  }
+  return b;
+}
+
+std::vector<int64_t> small_shape(const ModelArgs& args) {
+  if (args.info.sequence_length > 0) return {3, 6};
+  return {4, args.info.channels, args.info.height, args.info.width};
+}
+
+double train_step(Model& model, const Batch& b) {
+  seed_step(99);
+  for (NamedTensor& p : model.parameters()) p.tensor.mutable_grad() = at::Tensor();
+  const at::Tensor loss = model.loss(model.forward(b.x), b.labels, 0.1).losses.mean();
+  loss.backward();
+  return loss.item<double>();
+}
+
+// ---- against PyTorch -----------------------------------------------------------------------
+
+std::vector<nlohmann::json> goldens() {
+  std::ifstream in(DUCTILE_SOURCE_DIR "/src/ductile/nn/testdata/goldens.json");
+  return nlohmann::json::parse(in).get<std::vector<nlohmann::json>>();
+}
+
+class Golden : public testing::TestWithParam<std::tuple<size_t, bool>> {};
+
+TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
+  const auto [index, channels_last] = GetParam();
+  const nlohmann::json golden = goldens()[index];
+  const std::string name = golden["model"];
+  const double tolerance = name == "resnet18" || name == "resnet50" ? 1e-3 : 2e-4;
+  // A ReLU whose input is almost zero may open on one side only, which deep gradients feel.
+  const double grad_tolerance = name.starts_with("resnet") ? 2e-2 : tolerance;
+  const ModelArgs args = args_for(name);
+  const auto model = make_model(args);
+  const auto parameters = model->parameters();
+  ASSERT_EQ(parameters.size(), golden["parameters"].size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const nlohmann::json& want = golden["parameters"][i];
+    ASSERT_EQ(parameters[i].name, want["name"].get<std::string>());
+    ASSERT_EQ(parameters[i].tensor.sizes().vec(), want["shape"].get<std::vector<int64_t>>());
+    // As the trainer does: new storage under the model's tensors.
+    parameters[i].tensor.set_data(
+        golden_weight(parameters[i].name, parameters[i].tensor.sizes()).to(at::kFloat));
+  }
+  const std::vector<int64_t> shape = golden["input"];
+  const Batch b = batch_for(args, shape, channels_last);
+  const at::Tensor logits = model->forward(b.x);
+  const LossOutput loss = model->loss(logits, b.labels, 0.1);
+  loss.losses.mean().backward();
+  expect_near(logits, golden["logits"], tolerance, "logits");
+  expect_near(loss.losses, golden["losses"], tolerance, "losses");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const nlohmann::json& want = golden["parameters"][i];
+    const at::Tensor grad = parameters[i].tensor.grad();
+    ASSERT_TRUE(grad.defined()) << parameters[i].name;
+    const double norm = want["grad_norm"];
+    const double probe = grad.to(at::kDouble)
+                             .mul(hashed("probe" + parameters[i].name, grad.sizes()))
+                             .sum()
+                             .item<double>();
+    EXPECT_NEAR(grad.to(at::kDouble).norm().item<double>(), norm, grad_tolerance * norm + 1e-7)
+        << parameters[i].name;
+    EXPECT_NEAR(probe, want["grad_probe"].get<double>(), grad_tolerance * norm + 1e-7)
+        << parameters[i].name;
+  }
+  const auto buffers = model->buffers();
+  ASSERT_EQ(buffers.size(), golden["buffers"].size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const nlohmann::json& want = golden["buffers"][i];
+    ASSERT_EQ(buffers[i].name, want["name"].get<std::string>());
+    const at::Tensor v = buffers[i].tensor.to(at::kDouble);
+    EXPECT_NEAR(v.mul(hashed("probe" + buffers[i].name, v.sizes())).sum().item<double>(),
+                want["probe"].get<double>(), tolerance * want["norm"].get<double>() + 1e-6)
+        << buffers[i].name;
+  }
+  model->train(false);
+  expect_near(model->forward(b.x), golden["eval_logits"], tolerance, "logits in evaluation");
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, Golden,
+                         testing::Combine(testing::Range<size_t>(0, 7), testing::Bool()));
+
+// ---- what every model keeps ------------------------------------------------------------------
+
+std::vector<std::string> names() {
+  std::vector<std::string> all;
+  for (const ModelEntry& e : model_table()) all.emplace_back(e.name);
+  return all;
+}
+
+class Conformance : public testing::TestWithParam<std::string> {};
+
+TEST_P(Conformance, NamesAreUniqueAndTensorsAreLeavesInTheRightType) {
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    ModelArgs args = args_for(GetParam());
+    args.precision = precision;
+    const auto model = make_model(args);
+    const at::ScalarType low = args.precision == "bf16"   ? at::kBFloat16
+                               : args.precision == "fp16" ? at::kHalf
+                                                          : at::kFloat;
+    std::set<std::string> seen;
+    for (const NamedTensor& p : model->parameters()) {
+      EXPECT_TRUE(seen.insert(p.name).second) << p.name;
+      EXPECT_TRUE(p.tensor.is_leaf() && p.tensor.requires_grad()) << p.name;
+      EXPECT_EQ(p.tensor.scalar_type(), p.is_norm ? at::kFloat : low) << p.name;
+      EXPECT_TRUE(p.tensor.is_contiguous()) << p.name;
+    }
+    for (const NamedTensor& b : model->buffers()) {
+      EXPECT_TRUE(seen.insert(b.name).second) << b.name;
+      EXPECT_FALSE(b.tensor.requires_grad()) << b.name;
+      EXPECT_EQ(b.tensor.scalar_type(), at::kFloat) << b.name;
+    }
+  }
+}
+
+TEST_P(Conformance, EveryParameterGetsAFiniteGradientOfItsTypeInEveryPrecision) {
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    ModelArgs args = args_for(GetParam());
+    args.precision = precision;
+    const auto model = make_model(args);
+    train_step(*model, batch_for(args, small_shape(args)));
+    for (const NamedTensor& p : model->parameters()) {
+      const at::Tensor grad = p.tensor.grad();
+      ASSERT_TRUE(grad.defined()) << precision << " " << p.name;
+      EXPECT_EQ(grad.scalar_type(), p.tensor.scalar_type()) << precision << " " << p.name;
+      EXPECT_TRUE(grad.to(at::kFloat).isfinite().all().item<bool>()) << precision << " " << p.name;
+    }
+  }
+}
+
+TEST_P(Conformance, RepeatedRunsAreBitEqualWhateverTheGlobalSeed) {
+  ModelArgs args = args_for(GetParam());
+  args.options.dropout = 0.1;
+  const Batch b = batch_for(args, small_shape(args));
+  at::manual_seed(1);
+  const auto one = make_model(args);
+  at::manual_seed(2);
+  const auto two = make_model(args);
+  EXPECT_EQ(train_step(*one, b), train_step(*two, b));
+  const auto p = one->parameters(), q = two->parameters();
+  for (size_t i = 0; i < p.size(); ++i) {
+    EXPECT_TRUE(at::equal(p[i].tensor, q[i].tensor)) << p[i].name;
+    EXPECT_TRUE(at::equal(p[i].tensor.grad(), q[i].tensor.grad())) << p[i].name;
+  }
+  args.seed = 8;
+  EXPECT_NE(train_step(*make_model(args), b), train_step(*one, b));
+}
+
+TEST_P(Conformance, TrainingAndEvaluationDifferWhereTheyShould) {
+  ModelArgs args = args_for(GetParam());
+  args.options.dropout = 0.2;
+  const Batch b = batch_for(args, small_shape(args));
+  const auto model = make_model(args);
+  seed_step(1);
+  const at::Tensor training = model->forward(b.x).detach().clone();
+  std::vector<at::Tensor> before;
+  for (const NamedTensor& t : model->buffers()) before.push_back(t.tensor.clone());
+  model->train(false);
+  const at::Tensor evaluation = model->forward(b.x);
+  EXPECT_EQ(at::equal(training, evaluation), GetParam() == "mlp");
+  EXPECT_TRUE(at::equal(evaluation, model->forward(b.x)));
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(at::equal(before[i], model->buffers()[i].tensor)) << "evaluation wrote a buffer";
+  }
+}
+
+TEST_P(Conformance, LowPrecisionIsCloseToFloat) {
+  const auto logits = [&](const char* precision) {
+    ModelArgs args = args_for(GetParam());
+    args.precision = precision;
+    std::vector<int64_t> shape = small_shape(args);
+    // Statistics over 4 values, as the last stage would have at 32 pixels, amplify any rounding.
+    if (GetParam() == "resnet50") shape = {4, 3, 64, 64};
+    return make_model(args)->forward(batch_for(args, shape).x).detach().to(at::kFloat);
+  };
+  const at::Tensor exact = logits("fp32");
+  // Rounding errors grow with depth: PyTorch's own ResNet-50 at this size is as far off.
+  const double depth = GetParam() == "resnet50" ? 4 : 1;
+  for (const auto& [precision, tolerance] : {std::pair{"bf16", 0.15}, std::pair{"fp16", 0.02}}) {
+    const double error = logits(precision).sub(exact).norm().div(exact.norm()).item<double>();
+    EXPECT_LT(error, depth * tolerance) << precision;
+    EXPECT_GT(error, 0) << precision << " computes in float throughout";
+  }
+}
+
+TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
+  for (const spec::ModelHelp& help : spec::models()) {
+    if (help.name != GetParam()) continue;
+    ModelArgs args;
+    args.options.name = help.name;
+    if (help.input == spec::ModelInput::tokens) {
+      args.info = {0, 0, 0, 256, 128};
+    } else if (help.reference.starts_with("28x28x1")) {
+      args.info = {1, 28, 28, 10, 0};
+    } else if (help.reference.starts_with("32x32x3")) {
+      args.info = {3, 32, 32, 10, 0};
+    } else {
+      args.info = {3, 224, 224, 1000, 0};
+    }
+    int64_t count = 0;
+    for (const NamedTensor& p : make_model(args)->parameters()) count += p.tensor.numel();
+    EXPECT_EQ(count, help.num_parameters);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, Conformance, testing::ValuesIn(names()),
+                         [](const auto& info) { return info.param; });
+
+// ---- the rest ----------------------------------------------------------------------------------
+
+TEST(Init, DependsOnSeedNameAndPlaceAloneAndHasItsMoments) {
+  at::set_num_threads(1);
+  const at::Tensor one = init_normal({100, 100}, 0.5, 3, "w");
+  at::set_num_threads(2);
+  EXPECT_TRUE(at::equal(one, init_normal({100, 100}, 0.5, 3, "w")));
+  EXPECT_FALSE(at::equal(one, init_normal({100, 100}, 0.5, 3, "v")));
+  EXPECT_FALSE(at::equal(one, init_normal({100, 100}, 0.5, 4, "w")));
+  EXPECT_NEAR(one.mean().item<double>(), 0, 0.02);
+  EXPECT_NEAR(one.std().item<double>(), 0.5, 0.02);
+  const at::Tensor uniform = init_uniform({20000}, 0.3, 3, "w");
+  EXPECT_NEAR(uniform.std().item<double>(), 0.3 / std::sqrt(3.0), 0.005);
+  EXPECT_GE(uniform.min().item<double>(), -0.3);
+  EXPECT_LT(uniform.max().item<double>(), 0.3);
+}
+
+TEST(Loss, CountsWhatIsRightAndAveragesTokens) {
+  const ModelArgs args = args_for("gpt");
+  const auto model = make_model(args);
+  at::Tensor logits = at::empty({2, 3, 11}).zero_();
+  logits[0][1][4] = 5;
+  const at::Tensor labels = at::empty({2, 3}, at::kLong).fill_(4);
+  const LossOutput out = model->loss(logits, labels, 0);
+  EXPECT_EQ(out.correct, 1);
+  EXPECT_EQ(out.predictions, 6);
+  const double flat = std::log(11.0), peaked = std::log(10 + std::exp(5.0)) - 5;
+  expect_near(out.losses, {(2 * flat + peaked) / 3, flat}, 1e-6, "losses");
+}
+
+TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
+  const auto message = [](const ModelArgs& args) -> std::string {
+    try {
+      make_model(args);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return e.message();
+    }
+    return "nothing thrown";
+  };
+  ModelArgs args = args_for("resnet20");
+  args.options.name = "resnet21";
+  EXPECT_NE(message(args).find("did you mean \"resnet20\""), std::string::npos) << message(args);
+  args = args_for("cnn");
+  args.info = args_for("gpt").info;
+  EXPECT_NE(message(args).find("reads images"), std::string::npos) << message(args);
+  args.options.name = "gpt";
+  args.info = args_for("cnn").info;
+  EXPECT_NE(message(args).find("data.format = \"tokens\""), std::string::npos) << message(args);
+  args = args_for("gpt");
+  args.options.heads = 3;
+  EXPECT_NE(message(args).find("not divisible"), std::string::npos) << message(args);
+  args = args_for("cnn");
+  args.precision = "fp8";
+  EXPECT_NE(message(args).find("fp32, bf16 or fp16"), std::string::npos) << message(args);
+  args = args_for("cnn");
+  args.info.num_classes = 0;
+  EXPECT_NE(message(args).find("model.num_classes"), std::string::npos) << message(args);
+}
+
+TEST(Gpt, ReadsShorterSamplesAndRefusesLongerOnes) {
+  const ModelArgs args = args_for("gpt");
+  const auto model = make_model(args);
+  EXPECT_EQ(model->forward(batch_for(args, {2, 3}).x).sizes(), at::IntArrayRef({2, 3, 11}));
+  EXPECT_THROW(model->forward(batch_for(args, {2, 9}).x), Error);
+}
+
+TEST(Gpt, SeesNoFutureTokens) {
+  const ModelArgs args = args_for("gpt");
+  const auto model = make_model(args);
+  const at::Tensor x = batch_for(args, {1, 6}).x;
+  const at::Tensor one = model->forward(x).slice(1, 0, 4).clone();
+  x[0][4] = (x[0][4].item<int64_t>() + 1) % 11;
+  EXPECT_TRUE(at::equal(one, model->forward(x).slice(1, 0, 4)));
+}
+
+}  // namespace
+}  // namespace ductile::nn

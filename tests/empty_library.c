@@ -1,0 +1,2 @@
+// A shared library that exports no model.
+int unrelated(void) { return 1; }
