@@ -56,7 +56,7 @@ kernels::ConvShape conv_shape(const at::Tensor& x, const at::Tensor& w, int64_t 
 bool conv_covered(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding) {
   return has_storage(x) && has_storage(w) && x.dim() == 4 && w.dim() == 4 &&
          w.size(1) == x.size(1) && w.size(2) == w.size(3) &&
-         kernels::conv_supported(conv_shape(x, w, stride, padding));
+         kernels::conv_preferred(conv_shape(x, w, stride, padding));
 }
 
 at::Tensor fp32_weight(const at::Tensor& w) { return w.to(at::kFloat).contiguous(); }
@@ -313,7 +313,7 @@ at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t st
   y = at::batch_norm(y, bn.weight, bn.bias, bn.running_mean, bn.running_var, training, bn.momentum,
                      bn.eps, /*cudnn_enabled=*/true);
   if (residual.defined()) y = y + residual;
-  return relu ? at::relu(y) : y;
+  return relu ? y.relu_() : y;
 }
 
 bool requires_grad(std::initializer_list<at::Tensor> tensors) {

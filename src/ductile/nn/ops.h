@@ -6,11 +6,12 @@
 
 // The operators the zoo is made of, differentiable, on NHWC (channels-last) activations [B,C,H,W].
 //
-// On CPU in fp32, bf16 or fp16, where kernels/ covers the shape, they run our fused vector kernels:
-// arithmetic in fp32 whatever the activations' type, and results bit-equal for every number of
-// threads. Anything else (groups, double, other devices) runs ATen's operators; CPU fp16 and bf16
-// are then computed in fp32 and rounded. Weights have PyTorch's shapes and their gradients the same
-// shape and type. Inputs are never changed, except the running statistics of BatchNorm.
+// On CPU in fp32, bf16 or fp16, where kernels/ is the faster for the shape (conv_preferred), they
+// run our fused vector kernels: arithmetic in fp32 whatever the activations' type, and results
+// bit-equal for every number of threads. Anything else (very wide layers, groups, double, other
+// devices) runs ATen's operators; CPU fp16 and bf16 are then computed in fp32 and rounded. Weights
+// have PyTorch's shapes and their gradients the same shape and type. Inputs are never changed,
+// except the running statistics of BatchNorm.
 namespace ductile::nn::ops {
 
 // x [B,C,H,W], w [K,C,R,R], bias [K] or undefined -> [B,K,H',W'].

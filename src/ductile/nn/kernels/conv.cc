@@ -10,6 +10,13 @@ bool conv_supported(const ConvShape& s) {
          isa_for(s.out) != nullptr;
 }
 
+bool conv_preferred(const ConvShape& s) {
+  if (!conv_supported(s)) return false;
+  const int64_t pairs = s.in * s.out;
+  if (winograd_supported(s)) return pairs <= 256 * 256;
+  return s.kernel == 1 ? pairs <= 64 * 64 : s.kernel * s.kernel * pairs <= 9 * 64 * 128;
+}
+
 void conv_forward(const ConvShape& shape, const void* x, const float* weight, Storage storage,
                   void* y, float* mean, float* variance) {
   const auto run = winograd_supported(shape) ? winograd_forward : direct_forward;

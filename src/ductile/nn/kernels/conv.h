@@ -25,6 +25,10 @@ struct ConvShape {
 // Whether this processor and these functions can do the shape (out channels in multiples of 8).
 bool conv_supported(const ConvShape& shape);
 
+// Whether it is also expected to be faster than oneDNN, as measured by ductile_nn_bench: the
+// filters of a layer have to stay in the caches, which those of ResNet-50's wide layers do not.
+bool conv_preferred(const ConvShape& shape);
+
 // y = x * weight. weight: fp32 [out, in, kernel, kernel]. Where mean is given, mean and variance
 // (biased) receive each output channel's statistics over the batch, taken before y is rounded to
 // its storage type.

@@ -215,5 +215,14 @@ TEST_F(Conv, RefusesWhatItCannotDo) {
   EXPECT_FALSE(conv_supported({1, 8, 8, 8, 8, 3, 1, 3}));  // padding beyond the kernel
 }
 
+TEST_F(Conv, LeavesWideLayersToOneDnn) {
+  EXPECT_TRUE(conv_preferred({128, 8, 8, 64, 64, 3, 1, 1}));
+  EXPECT_TRUE(conv_preferred({128, 16, 16, 32, 64, 3, 2, 1}));
+  EXPECT_TRUE(conv_preferred({8, 224, 224, 3, 64, 7, 2, 3}));
+  EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 512, 3, 1, 1}));
+  EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 2048, 1, 1, 0}));
+  EXPECT_FALSE(conv_preferred({8, 28, 28, 128, 256, 3, 2, 1}));
+}
+
 }  // namespace
 }  // namespace ductile::nn::kernels

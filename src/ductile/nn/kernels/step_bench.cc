@@ -169,21 +169,27 @@ Case network(const char* name, at::IntArrayRef shape, at::ScalarType ours, at::S
           }};
 }
 
-Case single(int64_t batch, int64_t in, int64_t out, int64_t size, int64_t stride, bool residual) {
-  const Layer l = layer(in, out, 3);
+struct Shape {
+  int64_t batch, in, out, size, kernel, stride;
+  bool residual;
+};
+
+Case single(const Shape& s) {
+  const Layer l = layer(s.in, s.out, s.kernel);
+  const int64_t out_size = (s.size - 1) / s.stride + 1;
   const auto random = [&](int64_t channels, int64_t side) {
-    return at::randn({batch, channels, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
+    return at::randn({s.batch, channels, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
   };
-  const Tensor x = random(in, size).requires_grad_(in > 3), dz = random(out, size / stride);
-  const Tensor r = residual ? random(out, size / stride).requires_grad_() : Tensor();
+  const Tensor x = random(s.in, s.size).requires_grad_(s.in > 3), dz = random(s.out, out_size);
+  const Tensor r = s.residual ? random(s.out, out_size).requires_grad_() : Tensor();
   const auto run = [=](const Face& face) {
     l.w.mutable_grad() = Tensor();
     x.mutable_grad() = Tensor();
-    if (residual) r.mutable_grad() = Tensor();
-    face.conv_bn(x, l, stride, r, true).backward(dz);
+    if (r.defined()) r.mutable_grad() = Tensor();
+    face.conv_bn(x, l, s.stride, r, true).backward(dz);
   };
-  return {fmt::format("conv3x3 {}->{} {}x{} stride {} +BN{}+ReLU", in, out, size, size, stride,
-                      residual ? "+add" : ""),
+  return {fmt::format("{}x{}, batch {}: conv {}x{}/{} {}->{} +BN{}+ReLU", s.size, s.size, s.batch,
+                      s.kernel, s.kernel, s.stride, s.in, s.out, s.residual ? "+add" : ""),
           [=] {
             run({"ours", true, at::kFloat});
           },
@@ -208,14 +214,27 @@ int main(int argc, char** argv) {
   cases.push_back(network<Cnn>("cnn f32", {batch, 1, 28, 28}, at::kFloat, at::kFloat));
   cases.push_back(
       network<Cnn>("cnn bf16 (ATen: f32)", {batch, 1, 28, 28}, at::kBFloat16, at::kFloat));
-  cases.push_back(single(batch, 3, 16, 32, 1, false));
-  cases.push_back(single(batch, 16, 16, 32, 1, false));
-  cases.push_back(single(batch, 16, 16, 32, 1, true));
-  cases.push_back(single(batch, 16, 32, 32, 2, false));
-  cases.push_back(single(batch, 32, 32, 16, 1, false));
-  cases.push_back(single(batch, 32, 64, 16, 2, false));
-  cases.push_back(single(batch, 64, 64, 8, 1, false));
-  cases.push_back(single(batch, 64, 64, 8, 1, true));
+  for (const Shape& shape : {Shape{batch, 3, 16, 32, 3, 1, false},
+                             {batch, 16, 16, 32, 3, 1, false},
+                             {batch, 16, 16, 32, 3, 1, true},
+                             {batch, 16, 32, 32, 3, 2, false},
+                             {batch, 32, 32, 16, 3, 1, false},
+                             {batch, 32, 64, 16, 3, 2, false},
+                             {batch, 64, 64, 8, 3, 1, false},
+                             {batch, 64, 64, 8, 3, 1, true},
+                             // ResNet-18 and -50 on 224-pixel images.
+                             {8, 3, 64, 224, 7, 2, false},
+                             {8, 64, 64, 56, 3, 1, false},
+                             {8, 128, 128, 28, 3, 1, false},
+                             {8, 256, 256, 14, 3, 1, false},
+                             {8, 512, 512, 7, 3, 1, false},
+                             {8, 64, 128, 56, 3, 2, false},
+                             {8, 64, 256, 56, 1, 1, false},
+                             {8, 64, 64, 56, 1, 1, false},
+
+                             {8, 1024, 256, 14, 1, 1, false},
+                             {8, 512, 2048, 7, 1, 1, false}})
+    cases.push_back(single(shape));
 
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);

@@ -9,7 +9,6 @@ namespace ductile::nn::kernels {
 namespace {
 
 constexpr int64_t kTiles = 64;  // transformed and multiplied together
-constexpr int64_t kMaxBatchParts = 16;
 
 int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
 
@@ -22,15 +21,16 @@ const Isa& isa_of(const ConvShape& s) { return *isa_for(std::gcd(s.in, s.out)); 
 // Images handled together: enough for one block of tiles, but a small batch still feeds some
 // threads.
 int64_t group_images(const ConvShape& s) {
-  constexpr int64_t kLeastGroups = 8;
+  constexpr int64_t kLeastGroups = 4;
   const int64_t per_image = tiles_along(s.out_height()) * tiles_along(s.out_width());
   return std::max<int64_t>(1, std::min(kTiles / per_image, s.batch / kLeastGroups));
 }
 
-// Weight gradients are summed over this many fixed parts of the batch.
+// Weight gradients are summed over this many fixed parts of the batch. Each costs 36 * in * out
+// floats of memory traffic, so wide filters get fewer.
 int64_t batch_parts(const ConvShape& s) {
-  const int64_t most = s.in * s.out > 32 * 32 ? kMaxBatchParts / 2 : kMaxBatchParts;
-  return std::min(s.batch, most);
+  const bool wide = s.in * s.out > 32 * 32;
+  return std::clamp<int64_t>(wide ? s.batch / 4 : s.batch, 1, wide ? 8 : 16);
 }
 
 Padded padded_for(int64_t out_height, int64_t out_width, int64_t border, int64_t channels) {
