@@ -8,6 +8,7 @@
 #include "ductile/base/files.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/memory_dataset.h"
+#include "ductile/data/read_lines.h"
 
 // CIFAR's binary version: records of label byte(s), then 1024 red, green and blue bytes.
 namespace ductile::data {
@@ -41,16 +42,7 @@ const Variant& cifar100() {
 
 std::vector<std::string> read_names(const fs::path& file, int64_t classes) {
   std::vector<std::string> names;
-  if (fs::exists(file)) {
-    const std::string text = read_file(file);
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find('\n', at), text.size());
-      std::string line = text.substr(at, end - at);
-      if (!line.empty() && line.back() == '\r') line.pop_back();
-      if (!line.empty()) names.push_back(std::move(line));
-      at = end + 1;
-    }
-  }
+  if (fs::exists(file)) names = read_lines(file);
   if (static_cast<int64_t>(names.size()) != classes) {
     names.clear();
     for (int64_t c = 0; c < classes; ++c) names.push_back(std::to_string(c));

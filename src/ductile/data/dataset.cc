@@ -19,7 +19,8 @@ struct Format {
 constexpr Format kFormats[] = {
     {"digits", open_digits, false},  {"idx", open_idx, true},
     {"cifar10", open_cifar10, true}, {"cifar100", open_cifar100, true},
-    {"folder", open_folder, true},
+    {"folder", open_folder, true},   {"tar", open_tar, true},
+    {"records", open_records, true}, {"tokens", open_tokens, true},
 };
 
 }  // namespace

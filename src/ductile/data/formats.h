@@ -14,5 +14,8 @@ std::shared_ptr<const Dataset> open_idx(const spec::DataOptions& options, Split 
 std::shared_ptr<const Dataset> open_cifar10(const spec::DataOptions& options, Split split);
 std::shared_ptr<const Dataset> open_cifar100(const spec::DataOptions& options, Split split);
 std::shared_ptr<const Dataset> open_folder(const spec::DataOptions& options, Split split);
+std::shared_ptr<const Dataset> open_tar(const spec::DataOptions& options, Split split);
+std::shared_ptr<const Dataset> open_records(const spec::DataOptions& options, Split split);
+std::shared_ptr<const Dataset> open_tokens(const spec::DataOptions& options, Split split);
 
 }  // namespace ductile::data

@@ -1,0 +1,160 @@
+#include "ductile/data/augment.h"
+
+#include <cmath>
+#include <set>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/data/pixels.h"
+
+namespace ductile::data {
+namespace {
+
+DatasetInfo info(int64_t height, int64_t width, int64_t channels = 3) {
+  DatasetInfo i;
+  i.channels = channels;
+  i.height = height;
+  i.width = width;
+  i.mean.assign(size_t(channels), 0.5);
+  i.std.assign(size_t(channels), 0.25);
+  return i;
+}
+
+TEST(ResolveAugment, FillsWhatTheDataKnows) {
+  const auto o = resolve_augment({}, info(32, 32));
+  EXPECT_EQ(o.crop, 32);
+  EXPECT_EQ(o.mean, (std::vector<double>{0.5, 0.5, 0.5}));
+  EXPECT_EQ(resolve_augment(o, info(10, 10)).crop, 32);
+  EXPECT_EQ(resolve_augment({}, info(0, 0)).crop, 224);
+  EXPECT_EQ(resolve_augment({}, info(0, 0)).resize, 256);
+  EXPECT_EQ(resolve_augment({}, info(20, 30)).crop, 0);
+}
+
+TEST(ResolveAugment, NamesWhatDoesNotFit) {
+  const auto message = [](spec::AugmentOptions o, DatasetInfo i) {
+    try {
+      resolve_augment(o, i);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  spec::AugmentOptions o;
+  o.mean = {0.1, 0.2};
+  EXPECT_NE(message(o, info(32, 32)).find("augment.mean has 2 values"), std::string::npos);
+  o = {};
+  o.std = {0};
+  EXPECT_NE(message(o, info(32, 32)).find("augment.std"), std::string::npos);
+  o = {};
+  o.pad = 4;
+  EXPECT_NE(message(o, info(0, 0)).find("augment.pad"), std::string::npos);
+  o = {};
+  o.crop = 64;
+  o.resize = 32;
+  EXPECT_NE(message(o, info(0, 0)).find("augment.resize"), std::string::npos);
+  o = {};
+  o.crop = 64;
+  EXPECT_THROW(
+      Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(32, 32, 0, 0), Error);
+}
+
+RC_GTEST_PROP(Augmenter, RandomResizedCropStaysInsideAndInRange, (uint64_t seed, uint64_t sample)) {
+  const int64_t h = *rc::gen::inRange<int64_t>(1, 600), w = *rc::gen::inRange<int64_t>(1, 600);
+  spec::AugmentOptions o;
+  o.random_resized_crop = true;
+  o.crop = 224;
+  o.flip = true;
+  const Augmenter a(resolve_augment(o, info(0, 0)), info(0, 0), true, seed);
+  const Geometry g = a.draw(h, w, 3, sample);
+  RC_ASSERT(g.x >= 0 && g.y >= 0 && g.width >= 1 && g.height >= 1);
+  RC_ASSERT(g.x + g.width <= double(w) && g.y + g.height <= double(h));
+  const Geometry again = a.draw(h, w, 3, sample);
+  RC_ASSERT(g.x == again.x && g.width == again.width && g.flip == again.flip);
+}
+
+TEST(Augmenter, RandomResizedCropHasTheRightSpread) {
+  spec::AugmentOptions o;
+  o.random_resized_crop = true;
+  o.crop = 224;
+  const Augmenter a(resolve_augment(o, info(0, 0)), info(0, 0), true, 1);
+  double area = 0;
+  for (uint64_t i = 0; i < 4000; ++i) {
+    const Geometry g = a.draw(1000, 1000, 0, i);
+    area += g.width * g.height / 1e6 / 4000;
+    EXPECT_LE(g.width / g.height, 4.0 / 3 * 1.02);
+    EXPECT_GE(g.width / g.height, 0.75 / 1.02);
+  }
+  // Uniform in [0.08, 1], less the few largest boxes that do not fit.
+  EXPECT_NEAR(area, 0.51, 0.03);
+}
+
+TEST(Augmenter, PadAndCropReachEveryOffset) {
+  spec::AugmentOptions o;
+  o.pad = 2;
+  o.flip = true;
+  const Augmenter a(resolve_augment(o, info(8, 8)), info(8, 8), true, 1);
+  std::set<std::pair<double, double>> seen;
+  int flips = 0;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const Geometry g = a.draw(8, 8, 0, i);
+    EXPECT_TRUE(g.exact);
+    seen.emplace(g.x, g.y);
+    flips += g.flip;
+  }
+  EXPECT_EQ(seen.size(), 25u);
+  EXPECT_NEAR(flips, 500, 80);
+}
+
+TEST(Augmenter, EvaluationTakesTheCentre) {
+  spec::AugmentOptions o;
+  o.random_resized_crop = true;
+  o.crop = 224;
+  o.flip = true;
+  const Augmenter a(resolve_augment(o, info(0, 0)), info(0, 0), false, 1);
+  const Geometry g = a.draw(512, 1024, 0, 5);
+  EXPECT_FALSE(g.flip);
+  EXPECT_EQ(g.width, 448);  // 224 of 256 of a short side of 512
+  EXPECT_EQ(g.height, 448);
+  EXPECT_EQ(g.y, 32);
+  EXPECT_EQ(g.x, 288);
+}
+
+// Pad, crop, flip, cutout and normalise, pixel by pixel.
+RC_GTEST_PROP(ExactCrop, MatchesTheSlowTwin, (uint64_t sample)) {
+  const int64_t channels = *rc::gen::element<int64_t>(1, 3);
+  const int64_t h = *rc::gen::inRange<int64_t>(6, 40), w = *rc::gen::inRange<int64_t>(6, 40);
+  spec::AugmentOptions o;
+  o.crop = *rc::gen::inRange<int64_t>(1, 7);
+  o.pad = *rc::gen::inRange<int64_t>(0, 5);
+  o.flip = true;
+  o.cutout = *rc::gen::inRange<int64_t>(0, 4);
+  o = resolve_augment(o, info(h, w, channels));
+  const Augmenter a(o, info(h, w, channels), true, 3);
+  const Geometry g = a.draw(h, w, 1, sample);
+  const auto image = *rc::gen::container<std::vector<uint8_t>>(size_t(h * w * channels),
+                                                               rc::gen::arbitrary<uint8_t>());
+  const bool last = *rc::gen::arbitrary<bool>();
+  std::vector<float> out(size_t(o.crop * o.crop * channels));
+  const Normalizer n(o);
+  ExactCrop(n).write({image.data(), h, w, channels, channels, size_t(w * channels)}, g,
+                     {out.data(), channels, o.crop, o.crop, last});
+  for (int64_t y = 0; y < o.crop; ++y) {
+    for (int64_t x = 0; x < o.crop; ++x) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const int64_t sx = int64_t(g.x) + (g.flip ? o.crop - 1 - x : x), sy = int64_t(g.y) + y;
+        const bool inside = sx >= 0 && sy >= 0 && sx < w && sy < h;
+        float want = (inside ? float(image[size_t((sy * w + sx) * channels + c)]) : 0.0f) *
+                         n.scale[size_t(c)] +
+                     n.bias[size_t(c)];
+        if (x >= g.cut_x0 && x < g.cut_x1 && y >= g.cut_y0 && y < g.cut_y1) want = 0;
+        const int64_t at = last ? (y * o.crop + x) * channels + c : (c * o.crop + y) * o.crop + x;
+        RC_ASSERT(std::abs(out[size_t(at)] - want) < 1e-6f);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::data

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/data/dataset.h"
+
+namespace ductile::data {
+
+// What one split of a data set holds, found by reading and decoding all of it.
+struct InspectReport {
+  DatasetInfo info;  // mean and std over every readable sample
+  Split split = Split::train;
+  std::vector<int64_t> class_counts;  // [num_classes]; empty for tokens
+  int64_t good = 0;
+  int64_t min_height = 0, max_height = 0, min_width = 0, max_width = 0;
+  int64_t stored_bytes = 0;
+  std::vector<std::pair<std::string, int64_t>> encodings;  // "jpeg": 1234
+  std::vector<BadItem> bad;  // every unusable sample, those refused at opening first
+};
+
+// Reads bad samples over whatever on_bad_sample says, and reports them. Uses every core. Throws as
+// open_dataset does where nothing can be read at all.
+InspectReport inspect(const spec::DataOptions& options, Split split);
+
+// {"format", "split", "samples", "classes": [{"name", "count"}], "shape": {...}, "mean", "std",
+//  "bytes", "encodings", "bad": [{"where", "what"}], "bad_count"}
+nlohmann::json to_json(const InspectReport& report);
+
+}  // namespace ductile::data
