@@ -174,7 +174,8 @@ TEST_F(Corruption, random_manifests_are_refused_without_harm) {
       bad[rng.below(static_cast<uint32_t>(bad.size()))] = static_cast<char>(rng.next());
     }
     if (rng.below(4) == 0) bad.resize(rng.below(static_cast<uint32_t>(bad.size())));
-    if (bad != good) EXPECT_THROW(parse_manifest(bad), Error);
+    if (bad == good) continue;
+    EXPECT_THROW(parse_manifest(bad), Error);
   }
 }
 
