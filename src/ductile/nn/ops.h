@@ -20,7 +20,8 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 // Handles on the model's own tensors, each [K] and fp32.
 struct BatchNorm {
   at::Tensor weight, bias, running_mean, running_var;
-  double momentum, eps;
+  double momentum = 0.1;
+  double eps = 1e-5;
 };
 
 // act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the

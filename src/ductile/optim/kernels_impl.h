@@ -27,9 +27,10 @@ struct AdamScalars {
       eps;
 };
 
-// r = first_scale * m / (sqrt(v) * root_scale + eps) + decay * w.
+// Moments as in Adam, then r = first_scale * m / (sqrt(v) * root_scale + eps) + decay * w.
 struct LambScalars {
-  float first_scale, root_scale, eps, decay;
+  float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, first_scale, root_scale,
+      eps, decay;
 };
 
 struct Table {
@@ -37,14 +38,14 @@ struct Table {
   void (*momentum)(float* w, const float* g, float* u, int64_t n, const MomentumScalars& s);
   void (*nesterov)(float* w, const float* g, float* u, int64_t n, const MomentumScalars& s);
   void (*adam)(float* w, const float* g, float* m, float* v, int64_t n, const AdamScalars& s);
-  // The moments of adam alone; w, rate, keep and eps are not used.
-  void (*moments)(const float* g, float* m, float* v, int64_t n, const AdamScalars& s);
-  void (*lamb_direction)(float* r, const float* w, const float* m, const float* v, int64_t n,
-                         const LambScalars& s);
+  // Updates the moments and writes the direction r; then w -= rate * r, with r computed again.
+  void (*lamb_prepare)(float* r, const float* w, const float* g, float* m, float* v, int64_t n,
+                       const LambScalars& s);
+  void (*lamb_apply)(float* w, const float* m, const float* v, int64_t n, float rate,
+                     const LambScalars& s);
 
   void (*ema)(float* average, const float* w, int64_t n, float rate);  // a += rate * (w - a)
   void (*add)(float* a, const float* b, int64_t n);                    // a += b
-  void (*subtract_scaled)(float* a, const float* b, int64_t n, float factor);  // a -= factor * b
   void (*scale)(float* a, int64_t n, float factor);
   // Sum of squares in double: 16 interleaved sums, then a fixed tree.
   double (*sum_squares)(const float* x, int64_t n);

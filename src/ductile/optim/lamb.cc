@@ -23,14 +23,8 @@ class Lamb final : public FlatOptimizer {
         second_(layout.total_size()) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
-    const kernels::AdamScalars moments{.gradient_scale = in.gradient_scale,
-                                       .l2 = 0,
-                                       .beta1 = static_cast<float>(beta1_),
-                                       .one_minus_beta1 = static_cast<float>(1 - beta1_),
-                                       .beta2 = static_cast<float>(beta2_),
-                                       .one_minus_beta2 = static_cast<float>(1 - beta2_)};
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
-      const kernels::LambScalars scalars = direction_scalars(decays(piece));
+      const kernels::LambScalars scalars = scalars_of(in, piece);
       alignas(64) std::array<float, kStrip> direction;
       double w_squares = 0;
       double r_squares = 0;
@@ -38,10 +32,9 @@ class Lamb final : public FlatOptimizer {
       for (int64_t i = piece.begin; i < end; i += kStrip) {
         const int64_t n = std::min(kStrip, end - i);
         const float* w = in.weights.data() + i;
-        kernels_.moments(in.gradient.data() + i, first_.data() + i, second_.data() + i, n, moments);
+        kernels_.lamb_prepare(direction.data(), w, in.gradient.data() + i, first_.data() + i,
+                              second_.data() + i, n, scalars);
         if (!decays(piece)) continue;
-        kernels_.lamb_direction(direction.data(), w, first_.data() + i, second_.data() + i, n,
-                                scalars);
         w_squares += kernels_.sum_squares(w, n);
         r_squares += kernels_.sum_squares(direction.data(), n);
       }
@@ -60,13 +53,10 @@ class Lamb final : public FlatOptimizer {
       rates.push_back(static_cast<float>(in.lr * ratio));
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
-      const kernels::LambScalars scalars = direction_scalars(decays(piece));
-      alignas(64) std::array<float, kStrip> direction;
+      const kernels::LambScalars scalars = scalars_of(in, piece);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
-        float* w = in.weights.data() + i;
-        kernels_.lamb_direction(direction.data(), w, first_.data() + i, second_.data() + i, n,
-                                scalars);
-        kernels_.subtract_scaled(w, direction.data(), n, rates[piece.segment]);
+        kernels_.lamb_apply(in.weights.data() + i, first_.data() + i, second_.data() + i, n,
+                            rates[piece.segment], scalars);
       });
     });
   }
@@ -76,12 +66,17 @@ class Lamb final : public FlatOptimizer {
   }
 
  private:
-  kernels::LambScalars direction_scalars(bool decay) const {
+  kernels::LambScalars scalars_of(const StepInput& in, const Piece& piece) const {
     const double t = static_cast<double>(num_steps() + 1);
-    return {.first_scale = static_cast<float>(1 / (1 - std::pow(beta1_, t))),
+    return {.gradient_scale = in.gradient_scale,
+            .beta1 = static_cast<float>(beta1_),
+            .one_minus_beta1 = static_cast<float>(1 - beta1_),
+            .beta2 = static_cast<float>(beta2_),
+            .one_minus_beta2 = static_cast<float>(1 - beta2_),
+            .first_scale = static_cast<float>(1 / (1 - std::pow(beta1_, t))),
             .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, t))),
             .eps = static_cast<float>(eps_),
-            .decay = decay ? static_cast<float>(weight_decay_) : 0.0F};
+            .decay = decays(piece) ? static_cast<float>(weight_decay_) : 0.0F};
   }
 
   double beta1_, beta2_, eps_, weight_decay_;

@@ -19,7 +19,7 @@ const std::vector<std::string> kRules{"sgd", "adam", "adamw", "lars", "lamb"};
 
 ParamLayout example_layout() {
   ParamLayout layout;
-  layout.add("a.weight", 40'000, 4, false);
+  layout.add("a.weight", 35'000, 4, false);
   layout.add("a.bias", 5, 1, false);
   layout.add("norm.weight", 17, 1, true);
   layout.add("none.weight", 0, 2, false);
@@ -51,7 +51,7 @@ struct Buffers {
   void draw_gradient(uint64_t step) {
     Rng rng(99, step);
     for (const Segment& s : layout.segments()) {
-      for (int64_t i = 0; i < s.size; ++i) at(gradient, s, i) = 0.1F * rng.normal();
+      for (int64_t i = 0; i < s.size; ++i) at(gradient, s, i) = 0.3F * (rng.uniform() - 0.5F);
     }
   }
 
@@ -88,7 +88,8 @@ class Twin {
         v_(w.size()) {}
 
   void step(const std::vector<float>& gradient, double gradient_scale, double lr) {
-    ++t_;
+    beta1_power_ *= o_.beta1;
+    beta2_power_ *= o_.beta2;
     for (const Segment& s : layout_.segments()) {
       const size_t begin = static_cast<size_t>(s.offset);
       const size_t size = static_cast<size_t>(s.size);
@@ -134,8 +135,8 @@ class Twin {
   double direction(double& m, double& v, double d) const {
     m = o_.beta1 * m + (1 - o_.beta1) * d;
     v = o_.beta2 * v + (1 - o_.beta2) * d * d;
-    const double m_hat = m / (1 - std::pow(o_.beta1, t_));
-    const double v_hat = v / (1 - std::pow(o_.beta2, t_));
+    const double m_hat = m / (1 - beta1_power_);
+    const double v_hat = v / (1 - beta2_power_);
     return m_hat / (std::sqrt(v_hat) + o_.eps);
   }
 
@@ -164,7 +165,7 @@ class Twin {
 
   spec::OptimizerOptions o_;
   ParamLayout layout_;
-  int t_ = 0;
+  double beta1_power_ = 1, beta2_power_ = 1;  // beta ^ steps done
 
  public:
   std::vector<double> w;

@@ -40,6 +40,7 @@ std::string as_number(double value) {
 
 std::string as_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "unknown";
+  if (seconds > 0 && seconds < 0.0995) return fmt::format("{:.1f} ms", 1000 * seconds);
   if (seconds > 0 && seconds < 9.95) return fmt::format("{:.1f} s", seconds);
   const auto s = static_cast<int64_t>(std::llround(std::min(seconds, 1e15)));
   if (s < 60) return fmt::format("{} s", s);

@@ -147,14 +147,16 @@ JsonLinesRead for_each_json_line(const fs::path& path, const std::function<void(
   std::error_code error;
   if (!fs::exists(path, error)) return read;
   const std::string text = read_file(path);
-  for_each_line(text, [&](std::string_view line, bool) {
+  for_each_line(text, [&](std::string_view line, bool terminated) {
     if (is_blank(line)) return;
     json object = parse_line(line);
     if (object.is_object()) {
       ++read.lines;
       visit(object);
-    } else {
+    } else if (terminated) {
       ++read.bad;
+    } else {
+      read.torn = true;
     }
   });
   return read;

@@ -51,7 +51,8 @@ bool number_from_json(const nlohmann::json& value, double& out);
 
 struct JsonLinesRead {
   int64_t lines = 0;
-  int64_t bad = 0;  // lines that hold no JSON object, a torn last one included
+  int64_t bad = 0;    // lines that hold no JSON object
+  bool torn = false;  // the last line is not complete, as while it is being written; not in `bad`
 };
 
 // Calls `visit` with each object in order. Lines that cannot be read are counted and passed over:

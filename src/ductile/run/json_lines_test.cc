@@ -148,6 +148,11 @@ TEST(ReadJsonLines, tolerates_a_torn_end_only) {
   EXPECT_EQ(seen, 2);
   EXPECT_EQ(read.lines, 2);
   EXPECT_EQ(read.bad, 1);
+  EXPECT_FALSE(read.torn);
+  write_text(path, "{\"a\":1}\n{\"a\"");
+  const JsonLinesRead torn = for_each_json_line(path, [](json&) {});
+  EXPECT_TRUE(torn.torn);
+  EXPECT_EQ(torn.bad, 0);
   EXPECT_EQ(for_each_json_line(temp.path() / "none", [](json&) {}).lines, 0);
   EXPECT_THROW(read_json_lines(temp.path() / "none"), Error);
 }

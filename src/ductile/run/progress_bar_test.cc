@@ -167,6 +167,8 @@ TEST(Format, reads_as_people_write) {
   EXPECT_EQ(as_number(2.5), "2.50");
   EXPECT_EQ(as_number(0.000123), "1.23e-04");
   EXPECT_EQ(as_number(std::nan("")), "nan");
+  EXPECT_EQ(as_duration(0.0084), "8.4 ms");
+  EXPECT_EQ(as_duration(0), "0 s");
   EXPECT_EQ(as_duration(8.4), "8.4 s");
   EXPECT_EQ(as_duration(9.97), "10 s");
   EXPECT_EQ(as_duration(192), "3 min 12 s");

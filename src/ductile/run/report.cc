@@ -136,6 +136,7 @@ void add_cost(std::vector<Tile>& tiles, const History& history) {
     tiles.push_back({"Throughput", with_thousands(c->mean) + " /s",
                      fmt::format("samples, mean; last {}", with_thousands(c->last->value))});
   }
+  if (history.steps == 0) return;
   std::string trained;
   if (history.samples) trained = plural(static_cast<double>(*history.samples), "sample") + ", ";
   trained += fmt::format("{:.4g} epoch{}", history.epoch, history.epoch == 1 ? "" : "s");

@@ -122,7 +122,7 @@ TEST(Report, of_any_part_of_a_run_can_be_written) {
   EXPECT_EQ(data_of(html)["panels"].size(), 2u);
 
   write_file_atomic(run.job_file(), "nonsense = <b>");
-  write_file_atomic(run.metrics_file(), "{\"step\":");
+  write_file_atomic(run.metrics_file(), "{\"step\":1}\nnonsense\n{\"step\":");
   write_report(run);
   const std::string broken = read_file(run.report_file());
   EXPECT_NE(broken.find("The configuration could not be read"), std::string::npos);

@@ -112,6 +112,18 @@ struct Isa {
   void (*winograd_output)(const float* in, int64_t stride, int64_t n, int64_t channels,
                           const OutTile* tiles, int64_t row, Storage storage, Moments* moments);
 
+  // The filter side; weights and their gradients are [out, in, 3, 3], work holds 54 * max(in, out).
+  // u[f, i, o] = (G w[o, i] G')[f] for inputs [first, last).
+  void (*winograd_filter)(const float* weight, int64_t in, int64_t out, int64_t first, int64_t last,
+                          float* work, float* u);
+  // u[f, o, i] = (G rotated(w[o, i]) G')[f] for outputs [first, last): the backward-data filter.
+  void (*winograd_filter_rotated)(const float* weight, int64_t in, int64_t out, int64_t first,
+                                  int64_t last, float* work, float* u);
+  // dw[o, i] = G' du[., i, o] G for inputs [first, last), du being the sum of `parts` consecutive
+  // arrays [36, in, out], added in order.
+  void (*winograd_filter_grad)(const float* du, int64_t parts, int64_t in, int64_t out,
+                               int64_t first, int64_t last, float* work, float* dw);
+
   void (*moments)(const float* pixels, int64_t n, int64_t channels, Moments* moments);
   void (*norm_apply)(const NormApply&);
   void (*norm_reduce)(const NormReduce&);

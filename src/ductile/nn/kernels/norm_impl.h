@@ -86,19 +86,25 @@ struct NormReduceRun {
       for (int64_t c = 0; c < p.channels; c += V::lanes) {
         const auto scale = V::load(p.scale + c), shift = V::load(p.shift + c);
         const auto mean = V::load(p.mean + c);
-        auto sum_g = V::zero(), sum_gy = V::zero();
-        for (int64_t i = first; i < end; ++i) {
+        typename V::Reg sum_g[2] = {V::zero(), V::zero()}, sum_gy[2] = {V::zero(), V::zero()};
+        const auto take = [&](int64_t i, int chain) {
           const int64_t at = i * p.channels + c;
           auto g = load_as<V, S>(p.grad, at);
           const auto y = load_as<V, S>(p.y, at);
           if constexpr (kMask == Mask::from_y) g = V::where_positive(V::fma(scale, y, shift), g);
           if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(p.out, at), g);
           if constexpr (kWriteG) store_as<V, S>(p.g, at, g);
-          sum_g = V::add(sum_g, g);
-          sum_gy = V::fma(g, V::sub(y, mean), sum_gy);
+          sum_g[chain] = V::add(sum_g[chain], g);
+          sum_gy[chain] = V::fma(g, V::sub(y, mean), sum_gy[chain]);
+        };
+        int64_t i = first;
+        for (; i + 2 <= end; i += 2) {
+          take(i, 0);
+          take(i + 1, 1);
         }
-        V::store(p.sum_g + c, V::add(V::load(p.sum_g + c), sum_g));
-        V::store(p.sum_gy + c, V::add(V::load(p.sum_gy + c), sum_gy));
+        if (i < end) take(i, 0);
+        V::store(p.sum_g + c, V::add(V::load(p.sum_g + c), V::add(sum_g[0], sum_g[1])));
+        V::store(p.sum_gy + c, V::add(V::load(p.sum_gy + c), V::add(sum_gy[0], sum_gy[1])));
       }
     }
   }

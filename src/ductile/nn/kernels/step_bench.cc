@@ -12,11 +12,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "ductile/nn/memory.h"
 #include "ductile/nn/ops.h"
 
 namespace {
@@ -199,10 +199,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
   at::set_num_threads(threads);
-  if (std::getenv("KEEP_MEMORY")) {
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
-    mallopt(M_TRIM_THRESHOLD, INT32_MAX);
-  }
+  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
 
   std::vector<Case> cases;
   cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));
@@ -223,13 +220,16 @@ int main(int argc, char** argv) {
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);
   std::printf("%-44s %9s %9s %7s\n", "", "ours", "ATen", "ratio");
+  const bool ours_alone = argc > 5;
+  const char* only = argc > 4 ? argv[4] : "";
   for (const Case& c : cases) {
+    if (c.name.find(only) == std::string::npos) continue;
     std::vector<double> ours, aten;
     for (int i = -1; i < rounds; ++i) {
       const double t0 = cpu_seconds();
       c.ours();
       const double t1 = cpu_seconds();
-      c.aten();
+      if (!ours_alone) c.aten();
       const double t2 = cpu_seconds();
       if (i < 0) continue;
       ours.push_back(1e3 * (t1 - t0));

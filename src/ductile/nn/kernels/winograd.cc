@@ -4,12 +4,11 @@
 
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/scratch.h"
-#include "ductile/nn/kernels/winograd_filter.h"
 
 namespace ductile::nn::kernels {
 namespace {
 
-constexpr int64_t kTiles = 24;  // tiles transformed and multiplied together; a multiple of 6 and 12
+constexpr int64_t kTiles = 64;  // transformed and multiplied together
 constexpr int64_t kMaxBatchParts = 16;
 
 int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
@@ -20,10 +19,12 @@ int64_t frequency_stride(int64_t channels) { return kTiles * channels + 16; }
 
 const Isa& isa_of(const ConvShape& s) { return *isa_for(std::gcd(s.in, s.out)); }
 
-// Images handled together: enough for one block of tiles.
+// Images handled together: enough for one block of tiles, but a small batch still feeds some
+// threads.
 int64_t group_images(const ConvShape& s) {
+  constexpr int64_t kLeastGroups = 8;
   const int64_t per_image = tiles_along(s.out_height()) * tiles_along(s.out_width());
-  return std::max<int64_t>(1, kTiles / per_image);
+  return std::max<int64_t>(1, std::min(kTiles / per_image, s.batch / kLeastGroups));
 }
 
 // Weight gradients are summed over this many fixed parts of the batch.
@@ -127,17 +128,15 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
 
 #pragma omp parallel
   {
-    constexpr int64_t kFilterBlock = 8;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < s.in; i += kFilterBlock)
-      winograd_filter(weight, s.in, s.out, i, std::min(s.in, i + kFilterBlock), u);
-
     const int64_t v_floats = 36 * frequency_stride(s.in), m_floats = 36 * frequency_stride(s.out);
     ScratchCutter local(
         scratch(ScratchKind::local, images * pad.floats() + v_floats + m_floats + 64));
     float* v = local.take(v_floats);
     float* m = local.take(m_floats);
     float* padded = local.take(images * pad.floats());
+    // The filter's transform needs little memory and ends before m is used.
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < s.in; ++i) isa.winograd_filter(weight, s.in, s.out, i, i + 1, m, u);
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t g = 0; g < groups; ++g) {
@@ -180,12 +179,6 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
 
 #pragma omp parallel
   {
-    constexpr int64_t kFilterBlock = 8;
-    if (dx != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t o = 0; o < s.out; o += kFilterBlock)
-        winograd_filter_rotated(weight, s.in, s.out, o, std::min(s.out, o + kFilterBlock), u);
-    }
     const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
     ScratchCutter local(scratch(
         ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
@@ -193,6 +186,12 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
     float* d = local.take(d_floats);
     float* padded_x = local.take(images * pad_x.floats());
     float* padded_g = local.take(images * pad_g.floats());
+    float* work = s.in > s.out ? v : d;  // free before and after the loop over the batch
+    if (dx != nullptr) {
+#pragma omp for schedule(static)
+      for (int64_t o = 0; o < s.out; ++o)
+        isa.winograd_filter_rotated(weight, s.in, s.out, o, o + 1, work, u);
+    }
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t p = 0; p < parts; ++p) {
@@ -228,7 +227,8 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
     }
     if (dw != nullptr) {
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < s.in; ++i) winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, dw);
+      for (int64_t i = 0; i < s.in; ++i)
+        isa.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
     }
   }
 }

@@ -1,16 +1,17 @@
-#include "ductile/nn/kernels/winograd_filter.h"
+#pragma once
 
-#include <vector>
+#include <stdint.h>
 
 #include "ductile/nn/kernels/winograd_points.h"
 
+// The filter side of Winograd F(4x4, 3x3), with filters side by side. Plain loops over the vector
+// type's lanes: V only tells the instruction set that the compiler vectorises for.
 namespace ductile::nn::kernels {
-namespace {
 
-using winograd::kG;
-
-// u[f * stride + j] = (G g[., j] G')[f] for `n` filters side by side; g: [9, n].
-void transform(const float* g, int64_t n, float* half, float* u, int64_t stride) {
+// u[f * stride + j] = (G g[., j] G')[f] for n filters; g: [9, n], half: [18, n].
+template <class V>
+void winograd_filter_tiles(const float* g, int64_t n, float* half, float* u, int64_t stride) {
+  using winograd::kG;
   for (int i = 0; i < 6; ++i)
     for (int b = 0; b < 3; ++b)
       for (int64_t j = 0; j < n; ++j)
@@ -24,34 +25,35 @@ void transform(const float* g, int64_t n, float* half, float* u, int64_t stride)
                                       kG[k][2] * half[(3 * i + 2) * n + j];
 }
 
-}  // namespace
-
+template <class V>
 void winograd_filter(const float* weight, int64_t in, int64_t out, int64_t first, int64_t last,
-                     float* u) {
-  std::vector<float> g(9 * out), half(18 * out);
+                     float* work, float* u) {
   for (int64_t i = first; i < last; ++i) {
     for (int64_t o = 0; o < out; ++o)
-      for (int t = 0; t < 9; ++t) g[t * out + o] = weight[(o * in + i) * 9 + t];
-    transform(g.data(), out, half.data(), u + i * out, in * out);
+      for (int t = 0; t < 9; ++t) work[t * out + o] = weight[(o * in + i) * 9 + t];
+    winograd_filter_tiles<V>(work, out, work + 9 * out, u + i * out, in * out);
   }
 }
 
+template <class V>
 void winograd_filter_rotated(const float* weight, int64_t in, int64_t out, int64_t first,
-                             int64_t last, float* u) {
-  std::vector<float> g(9 * in), half(18 * in);
+                             int64_t last, float* work, float* u) {
   for (int64_t o = first; o < last; ++o) {
     for (int64_t i = 0; i < in; ++i)
-      for (int t = 0; t < 9; ++t) g[(8 - t) * in + i] = weight[(o * in + i) * 9 + t];
-    transform(g.data(), in, half.data(), u + o * in, in * out);
+      for (int t = 0; t < 9; ++t) work[(8 - t) * in + i] = weight[(o * in + i) * 9 + t];
+    winograd_filter_tiles<V>(work, in, work + 9 * in, u + o * in, in * out);
   }
 }
 
+template <class V>
 void winograd_filter_grad(const float* du, int64_t parts, int64_t in, int64_t out, int64_t first,
-                          int64_t last, float* dw) {
-  std::vector<float> sum(36 * out), half(18 * out);
+                          int64_t last, float* work, float* dw) {
+  using winograd::kG;
+  float* sum = work;              // [36, out]
+  float* half = work + 36 * out;  // [18, out]
   for (int64_t i = first; i < last; ++i) {
     for (int f = 0; f < 36; ++f) {
-      float* s = sum.data() + f * out;
+      float* s = sum + f * out;
       const float* p = du + (f * in + i) * out;
       for (int64_t o = 0; o < out; ++o) s[o] = p[o];
       for (int64_t part = 1; part < parts; ++part) {

@@ -1,0 +1,150 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+
+#include "ductile/base/error.h"
+#include "ductile/nn/init.h"
+#include "ductile/nn/layers.h"
+#include "ductile/nn/precision.h"
+#include "ductile/nn/zoo_impl.h"
+
+// Shapes: B batch, T tokens, D width, H heads, V vocabulary.
+namespace ductile::nn {
+namespace {
+
+// Hugging Face's Conv1D: weight [I, O], the transpose of nn.Linear's.
+struct Conv1D {
+  at::Tensor weight, bias;
+};
+
+struct LayerNorm {
+  at::Tensor weight, bias;
+};
+
+struct Block {
+  LayerNorm ln_1;
+  Conv1D attn, attn_proj;
+  LayerNorm ln_2;
+  Conv1D fc, fc_proj;
+};
+
+class Gpt : public LayerModel {
+ public:
+  explicit Gpt(const ModelArgs& args)
+      : LayerModel(args),
+        dim_(args.options.dim),
+        heads_(args.options.heads),
+        dropout_(args.options.dropout),
+        context_(args.info.sequence_length) {
+    const std::string wte = "transformer.wte.weight", wpe = "transformer.wpe.weight";
+    wte_ = add_parameter(wte, init_normal({args.vocab_size(), dim_}, kStd, seed(), wte));
+    wpe_ = add_parameter(wpe, init_normal({context_, dim_}, kStd, seed(), wpe));
+    // Layers that write into the residual stream begin smaller (the paper, section 2.3).
+    const double out_std = kStd / std::sqrt(2.0 * static_cast<double>(args.options.layers));
+    for (int64_t i = 0; i < args.options.layers; ++i) {
+      const std::string at = "transformer.h." + std::to_string(i) + ".";
+      Block block;
+      block.ln_1 = add_norm(at + "ln_1");
+      block.attn = add_conv1d(at + "attn.c_attn", dim_, 3 * dim_, kStd);
+      block.attn_proj = add_conv1d(at + "attn.c_proj", dim_, dim_, out_std);
+      block.ln_2 = add_norm(at + "ln_2");
+      block.fc = add_conv1d(at + "mlp.c_fc", dim_, 4 * dim_, kStd);
+      block.fc_proj = add_conv1d(at + "mlp.c_proj", 4 * dim_, dim_, out_std);
+      blocks_.push_back(std::move(block));
+    }
+    ln_f_ = add_norm("transformer.ln_f");
+  }
+
+  at::Tensor forward(const at::Tensor& tokens_BT) override {
+    const int64_t tokens = tokens_BT.size(1);
+    if (tokens > context_) {
+      fail(ErrorCode::invalid_argument, "{} tokens a sample, but the model has {} positions",
+           tokens, context_);
+    }
+    const at::Tensor wte = widened(wte_);  // for the embedding and the tied head
+    at::Tensor h = at::embedding(wte, tokens_BT).add(widened(wpe_).slice(0, 0, tokens));
+    h = drop(cast(h));
+    const at::Tensor future_TT = at::ones({tokens, tokens}, h.options().dtype(at::kBool)).triu(1);
+    for (const Block& b : blocks_) {
+      h = h.add(drop(conv1d(b.attn_proj, attend(conv1d(b.attn, norm(b.ln_1, h)), future_TT))));
+      const at::Tensor inner = conv1d(b.fc, norm(b.ln_2, h));
+      h = h.add(drop(conv1d(b.fc_proj, cast(at::gelu(widened(inner), "tanh")))));
+    }
+    return cast(at::matmul(widened(norm(ln_f_, h)), wte.t()));
+  }
+
+ private:
+  static constexpr double kStd = 0.02;
+  static constexpr double kEps = 1e-5;
+
+  Conv1D add_conv1d(const std::string& name, int64_t in, int64_t out, double stddev) {
+    const std::string weight = name + ".weight";
+    return {add_parameter(weight, init_normal({in, out}, stddev, seed(), weight)),
+            add_parameter(name + ".bias", init_constant({out}, 0))};
+  }
+
+  LayerNorm add_norm(const std::string& name) {
+    return {add_norm_parameter(name + ".weight", init_constant({dim_}, 1)),
+            add_norm_parameter(name + ".bias", init_constant({dim_}, 0))};
+  }
+
+  at::Tensor conv1d(const Conv1D& layer, const at::Tensor& x) const {
+    return cast(at::matmul(widened(x), widened(layer.weight)).add(widened(layer.bias)));
+  }
+
+  at::Tensor norm(const LayerNorm& layer, const at::Tensor& x) const {
+    return cast(at::layer_norm(x.to(at::kFloat), {dim_}, layer.weight, layer.bias, kEps));
+  }
+
+  at::Tensor drop(const at::Tensor& x) const {
+    return dropout_ > 0 && training() ? at::dropout(widened(x), dropout_, true).to(x.scalar_type())
+                                      : x;
+  }
+
+  // Causal attention of qkv [B, T, 3D] -> [B, T, D]; scores and softmax in float.
+  at::Tensor attend(const at::Tensor& qkv, const at::Tensor& future_TT) const {
+    const int64_t batch = qkv.size(0), tokens = qkv.size(1);
+    const auto part = [&](int64_t i) {
+      return widened(qkv.slice(2, i * dim_, (i + 1) * dim_))
+          .reshape({batch, tokens, heads_, dim_ / heads_})
+          .transpose(1, 2);
+    };
+    const at::Tensor q = part(0), k = part(1), v = part(2);
+    const double scale = 1 / std::sqrt(static_cast<double>(dim_ / heads_));
+    const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)).to(at::kFloat).mul(scale);
+    const at::Tensor weights =
+        drop(scores.masked_fill(future_TT, -INFINITY).softmax(-1)).to(v.scalar_type());
+    return cast(at::matmul(weights, v).transpose(1, 2).reshape({batch, tokens, dim_}));
+  }
+
+  int64_t dim_, heads_;
+  double dropout_;
+  int64_t context_;
+  at::Tensor wte_, wpe_;  // [V, D], [positions, D]
+  std::vector<Block> blocks_;
+  LayerNorm ln_f_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_gpt(const ModelArgs& args) {
+  if (args.info.sequence_length < 1) {
+    fail(ErrorCode::invalid_argument,
+         "model.name = \"gpt\" reads tokens; use data.format = \"tokens\"");
+  }
+  if (args.options.dim % args.options.heads != 0) {
+    fail(ErrorCode::invalid_argument, "model.dim = {} is not divisible by model.heads = {}",
+         args.options.dim, args.options.heads);
+  }
+  return std::make_unique<Gpt>(args);
+}
+
+}  // namespace ductile::nn

@@ -1,0 +1,61 @@
+#include "ductile/nn/layers.h"
+
+#include <cmath>
+
+#include "ductile/nn/init.h"
+#include "ductile/nn/precision.h"
+
+namespace ductile::nn {
+
+LayerModel::LayerModel(const ModelArgs& args)
+    : type_(scalar_type_of(args.precision)), seed_(args.seed) {}
+
+at::Tensor LayerModel::add_parameter(const std::string& name, const at::Tensor& value) {
+  return register_parameter(name, value.to(type_));
+}
+
+at::Tensor LayerModel::add_norm_parameter(const std::string& name, const at::Tensor& value) {
+  return register_parameter(name, value, /*is_norm=*/true);
+}
+
+Linear LayerModel::add_linear(const std::string& name, int64_t in, int64_t out) {
+  // nn.Linear: kaiming_uniform with a = sqrt(5), which is 1 / sqrt(fan_in), for both.
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const std::string weight = name + ".weight", bias = name + ".bias";
+  Linear layer;
+  layer.weight = add_parameter(weight, init_uniform({out, in}, bound, seed_, weight));
+  layer.bias = add_parameter(bias, init_uniform({out}, bound, seed_, bias));
+  return layer;
+}
+
+ConvBn LayerModel::add_conv_bn(const std::string& conv, const std::string& bn, int64_t in,
+                               int64_t out, int64_t kernel, int64_t stride, ConvInit init) {
+  const std::string name = conv + ".weight";
+  const std::vector<int64_t> shape = {out, in, kernel, kernel};
+  const auto window = static_cast<double>(kernel * kernel);
+  const at::Tensor weight =
+      init == ConvInit::pytorch
+          ? init_uniform(shape, 1 / std::sqrt(static_cast<double>(in) * window), seed_, name)
+          : init_normal(shape, std::sqrt(2 / (static_cast<double>(out) * window)), seed_, name);
+  ConvBn layer;
+  layer.weight = add_parameter(name, weight);
+  layer.bn.weight = add_norm_parameter(bn + ".weight", init_constant({out}, 1));
+  layer.bn.bias = add_norm_parameter(bn + ".bias", init_constant({out}, 0));
+  layer.bn.running_mean = register_buffer(bn + ".running_mean", init_constant({out}, 0), true);
+  layer.bn.running_var = register_buffer(bn + ".running_var", init_constant({out}, 1), true);
+  layer.bn.momentum = 0.1;
+  layer.bn.eps = 1e-5;
+  layer.stride = stride;
+  layer.padding = kernel / 2;
+  return layer;
+}
+
+at::Tensor LayerModel::relu(const at::Tensor& x) const { return cast(widened(x).relu()); }
+
+at::Tensor LayerModel::run(const ConvBn& layer, const at::Tensor& x, bool relu,
+                           const at::Tensor& residual) const {
+  return ops::conv_bn_act(x, layer.weight, layer.stride, layer.padding, layer.bn, residual, relu,
+                          training());
+}
+
+}  // namespace ductile::nn

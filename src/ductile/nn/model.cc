@@ -1,0 +1,68 @@
+#include "ductile/nn/model.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/argmax.h>
+
+#include "ductile/base/error.h"
+#include "ductile/nn/ops.h"
+
+namespace ductile::nn {
+namespace {
+
+void add(std::vector<NamedTensor>& to, std::string name, const at::Tensor& tensor, bool is_norm) {
+  for (const NamedTensor& t : to) {
+    if (t.name == name) fail(ErrorCode::conflict, "the model has two tensors named {}", name);
+  }
+  to.push_back({std::move(name), tensor, is_norm});
+}
+
+int64_t first_given(int64_t option, int64_t data, std::string_view key) {
+  if (option > 0) return option;
+  if (data > 0) return data;
+  fail(ErrorCode::invalid_argument, "the data does not say how many outputs there are; set {}",
+       key);
+}
+
+}  // namespace
+
+int64_t ModelArgs::num_classes() const {
+  return first_given(options.num_classes, info.num_classes, "model.num_classes");
+}
+
+int64_t ModelArgs::vocab_size() const {
+  return first_given(options.vocab_size, info.num_classes, "model.vocab_size");
+}
+
+Model::~Model() = default;
+
+std::vector<NamedTensor> Model::parameters() { return parameters_; }
+std::vector<NamedTensor> Model::buffers() { return buffers_; }
+void Model::train(bool on) { training_ = on; }
+bool Model::prefers_channels_last() { return false; }
+
+LossOutput Model::loss(const at::Tensor& logits, const at::Tensor& labels, double label_smoothing) {
+  const at::Tensor rows_NK = logits.reshape({-1, logits.size(-1)});
+  const at::Tensor labels_N = labels.reshape({-1});
+  LossOutput out;
+  out.losses = ops::cross_entropy(rows_NK, labels_N, label_smoothing);
+  if (logits.dim() > 2) out.losses = out.losses.reshape({logits.size(0), -1}).mean(1);
+  out.predictions = labels_N.numel();
+  out.correct = at::argmax(rows_NK.detach().to(at::kFloat), 1).eq(labels_N).sum().item<int64_t>();
+  return out;
+}
+
+at::Tensor Model::register_parameter(std::string name, const at::Tensor& value, bool is_norm) {
+  at::Tensor leaf = value.detach();
+  leaf.set_requires_grad(true);
+  add(parameters_, std::move(name), leaf, is_norm);
+  return leaf;
+}
+
+at::Tensor Model::register_buffer(std::string name, const at::Tensor& value, bool is_norm) {
+  add(buffers_, std::move(name), value, is_norm);
+  return value;
+}
+
+void seed_step(uint64_t value) { at::manual_seed(value); }
+
+}  // namespace ductile::nn

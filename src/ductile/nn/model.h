@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ductile/spec/job.h"
+
+// What the trainer knows of a model, and the table of the built-in ones.
+// Shapes: B batch, C channels, H height, W width, K classes, T tokens, V vocabulary.
+namespace ductile::nn {
+
+// A handle on a live tensor of the model: replacing its storage (set_data) or writing into it
+// changes the model.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+  bool is_norm = false;  // belongs to a normalisation layer; always float
+};
+
+// What the data says about its samples.
+struct ModelInfo {
+  int64_t channels = 0, height = 0, width = 0;  // image input
+  int64_t num_classes = 0;                      // or the vocabulary
+  int64_t sequence_length = 0;                  // token input
+};
+
+// Everything that a model is made from.
+struct ModelArgs {
+  spec::ModelOptions options;
+  ModelInfo info;
+  std::string precision = "fp32";  // or "bf16", "fp16": see precision.h
+  uint64_t seed = 1;
+
+  // options.num_classes (or vocab_size), where given, else the data's; throws invalid_argument
+  // where both are absent.
+  int64_t num_classes() const;
+  int64_t vocab_size() const;
+};
+
+struct LossOutput {
+  at::Tensor losses;    // [B] float: a loss for each sample, for a language model its mean token
+  int64_t correct = 0;  // predictions whose largest logit is the label
+  int64_t predictions = 0;  // B, or B * T
+};
+
+// A network with named parameters and buffers. One thread at a time uses a model; several models
+// may run in several threads. Everything thrown is Error, or what libtorch throws.
+class Model {
+ public:
+  virtual ~Model();
+
+  // Images [B, C, H, W], channels-last or contiguous, of any floating type -> logits [B, K];
+  // tokens [B, T] int64 -> [B, T, V]. In training mode updates the buffers.
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+
+  // In order of registration, under the names PyTorch gives them (torchvision's, Hugging Face's).
+  // The tensors are leaves that require gradients. In half precision all but the norm layers' are
+  // of that type, and so are their gradients.
+  virtual std::vector<NamedTensor> parameters();
+  // State that is not learnt: running statistics, float.
+  virtual std::vector<NamedTensor> buffers();
+
+  // Training mode (the first state) or evaluation mode.
+  virtual void train(bool on);
+
+  // logits as forward gives them, labels [B] or [B, T] int64. Cross-entropy unless overridden.
+  virtual LossOutput loss(const at::Tensor& logits, const at::Tensor& labels,
+                          double label_smoothing);
+
+  // Whether image batches are best laid out channels-last.
+  virtual bool prefers_channels_last();
+
+ protected:
+  bool training() const { return training_; }
+  // Adds a leaf that shares the storage of `value` and returns it; keep the returned handle.
+  // Throws conflict where the name is taken.
+  at::Tensor register_parameter(std::string name, const at::Tensor& value, bool is_norm = false);
+  at::Tensor register_buffer(std::string name, const at::Tensor& value, bool is_norm = false);
+
+ private:
+  std::vector<NamedTensor> parameters_, buffers_;
+  bool training_ = true;
+};
+
+// A built-in model by args.options.name, or, where options.library is set, that library's model
+// (custom_model.h). The first weights depend on the seed and the parameters' names alone, not on
+// libtorch's generator or the number of threads. Throws invalid_argument for an unknown name (with
+// the nearest known one) or options that do not fit.
+std::unique_ptr<Model> make_model(const ModelArgs& args);
+std::unique_ptr<Model> make_model(const spec::ModelOptions& options, const ModelInfo& info,
+                                  std::string_view precision, uint64_t seed);
+
+// A row of the table of built-in models.
+struct ModelEntry {
+  std::string_view name;
+  std::string_view help;
+  int64_t num_parameters;  // at the reference input that spec/models.h names
+  std::unique_ptr<Model> (*make)(const ModelArgs&);
+};
+std::vector<ModelEntry> model_table();
+
+// Reseeds the generators that dropout draws from. Call before each forward of a virtual rank with
+// a value made of (seed, step, virtual rank), so that masks do not depend on who computes them.
+void seed_step(uint64_t value);
+
+}  // namespace ductile::nn

@@ -1,0 +1,122 @@
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/constant_pad_nd.h>
+
+#include "ductile/nn/layers.h"
+#include "ductile/nn/zoo_impl.h"
+
+namespace ductile::nn {
+namespace {
+
+// Option A: every second pixel, and zeros for the channels that are new.
+at::Tensor padded_shortcut(const at::Tensor& x, int64_t stride, int64_t out) {
+  const at::Tensor every = x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+  return at::constant_pad_nd(every, {0, 0, 0, 0, 0, out - x.size(1)}, 0);
+}
+
+struct Block {
+  std::vector<ConvBn> convs;  // two of 3x3, or the 1x1, 3x3, 1x1 of a bottleneck
+  std::optional<ConvBn> downsample;
+  int64_t stride = 1, out = 0;
+};
+
+// What tells the family's members apart.
+struct Plan {
+  std::vector<int64_t> blocks;  // a stage
+  int64_t width;                // of the first stage; each next has twice as many channels
+  bool bottleneck;              // blocks end four times as wide
+  bool imagenet;                // 7x7 stem with pooling and learnt shortcuts
+};
+
+class ResNet : public LayerModel {
+ public:
+  ResNet(const ModelArgs& args, const Plan& plan) : LayerModel(args), imagenet_(plan.imagenet) {
+    const int64_t expansion = plan.bottleneck ? 4 : 1;
+    const auto add = [&](const std::string& conv, const std::string& bn, int64_t in, int64_t out,
+                         int64_t kernel, int64_t stride) {
+      return add_conv_bn(conv, bn, in, out, kernel, stride, ConvInit::he_fan_out);
+    };
+    int64_t width = args.options.width > 0 ? args.options.width : plan.width;
+    stem_ = imagenet_ ? add("conv1", "bn1", args.info.channels, width, 7, 2)
+                      : add("conv1", "bn1", args.info.channels, width, 3, 1);
+    int64_t in = width;
+    for (size_t stage = 0; stage < plan.blocks.size(); ++stage, width *= 2) {
+      for (int64_t i = 0; i < plan.blocks[stage]; ++i) {
+        const std::string at = "layer" + std::to_string(stage + 1) + "." + std::to_string(i) + ".";
+        Block block;
+        block.stride = stage > 0 && i == 0 ? 2 : 1;
+        block.out = width * expansion;
+        if (plan.bottleneck) {
+          block.convs = {add(at + "conv1", at + "bn1", in, width, 1, 1),
+                         add(at + "conv2", at + "bn2", width, width, 3, block.stride),
+                         add(at + "conv3", at + "bn3", width, block.out, 1, 1)};
+        } else {
+          block.convs = {add(at + "conv1", at + "bn1", in, width, 3, block.stride),
+                         add(at + "conv2", at + "bn2", width, width, 3, 1)};
+        }
+        if (imagenet_ && (block.stride != 1 || in != block.out)) {
+          block.downsample =
+              add(at + "downsample.0", at + "downsample.1", in, block.out, 1, block.stride);
+        }
+        blocks_.push_back(std::move(block));
+        in = width * expansion;
+      }
+    }
+    fc_ = add_linear("fc", in, args.num_classes());
+  }
+
+  at::Tensor forward(const at::Tensor& x) override {
+    at::Tensor h = run(stem_, cast(x), true);
+    if (imagenet_) h = ops::max_pool2d(h, 3, 2, 1);
+    for (const Block& block : blocks_) h = run_block(block, h);
+    return fc_(ops::global_avg_pool(h));
+  }
+
+  bool prefers_channels_last() override { return true; }
+
+ private:
+  at::Tensor run_block(const Block& block, const at::Tensor& x) const {
+    at::Tensor shortcut = x;
+    if (block.downsample) {
+      shortcut = run(*block.downsample, x, false);
+    } else if (block.stride != 1 || x.size(1) != block.out) {
+      shortcut = padded_shortcut(x, block.stride, block.out);
+    }
+    at::Tensor h = x;
+    for (size_t i = 0; i + 1 < block.convs.size(); ++i) h = run(block.convs[i], h, true);
+    return run(block.convs.back(), h, true, shortcut);
+  }
+
+  bool imagenet_;
+  ConvBn stem_;
+  std::vector<Block> blocks_;
+  Linear fc_;
+};
+
+std::unique_ptr<Model> make(const ModelArgs& args, const Plan& plan) {
+  require_images(args, plan.imagenet ? 32 : 4);
+  return std::make_unique<ResNet>(args, plan);
+}
+
+}  // namespace
+
+template <int64_t kBlocks>
+std::unique_ptr<Model> make_resnet_cifar(const ModelArgs& args) {
+  return make(args, {{kBlocks, kBlocks, kBlocks}, 16, /*bottleneck=*/false, /*imagenet=*/false});
+}
+template std::unique_ptr<Model> make_resnet_cifar<1>(const ModelArgs&);
+template std::unique_ptr<Model> make_resnet_cifar<3>(const ModelArgs&);
+template std::unique_ptr<Model> make_resnet_cifar<5>(const ModelArgs&);
+template std::unique_ptr<Model> make_resnet_cifar<9>(const ModelArgs&);
+
+std::unique_ptr<Model> make_resnet18(const ModelArgs& args) {
+  return make(args, {{2, 2, 2, 2}, 64, /*bottleneck=*/false, /*imagenet=*/true});
+}
+
+std::unique_ptr<Model> make_resnet50(const ModelArgs& args) {
+  return make(args, {{3, 4, 6, 3}, 64, /*bottleneck=*/true, /*imagenet=*/true});
+}
+
+}  // namespace ductile::nn

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+#include "ductile/nn/model.h"
+
+// The makers of the built-in models; zoo.cc puts them into the table.
+namespace ductile::nn {
+
+// Dense layers fc1 .. fcN of options.hidden with ReLU between, on the flattened image.
+std::unique_ptr<Model> make_mlp(const ModelArgs& args);
+
+// conv 3x3 - BN - ReLU - pool 2, twice (16 and 32 channels, or width and twice that), then dense
+// layers of 4 * width and K.
+std::unique_ptr<Model> make_cnn(const ModelArgs& args);
+
+// He et al., "Deep residual learning for image recognition" (2015), section 4.2: 6 * blocks + 2
+// layers, three stages of 16, 32, 64 channels, option-A (parameter-free) shortcuts.
+template <int64_t kBlocks>
+std::unique_ptr<Model> make_resnet_cifar(const ModelArgs& args);
+
+// The same paper, section 4.1, as torchvision builds them (stride on the 3x3 of a bottleneck).
+std::unique_ptr<Model> make_resnet18(const ModelArgs& args);
+std::unique_ptr<Model> make_resnet50(const ModelArgs& args);
+
+// Radford et al., "Language models are unsupervised multitask learners" (2019): pre-norm decoder,
+// learnt positions, tied head; parameters as Hugging Face's GPT-2 names and lays them out.
+std::unique_ptr<Model> make_gpt(const ModelArgs& args);
+
+// Throws invalid_argument unless the data gives images of at least `side` pixels each way.
+void require_images(const ModelArgs& args, int64_t side);
+
+}  // namespace ductile::nn
