@@ -11,30 +11,36 @@ namespace ductile::cli {
 namespace {
 
 struct Benchmark {
-  std::string_view name, script, help;
+  std::string_view name, program, help;
 };
 
 constexpr Benchmark kBenchmarks[] = {
     {"train", "train_vs_torch.py", "samples/s of whole training runs, beside python3-torch"},
-    {"input", "input.py", "the input pipeline, beside bare libjpeg-turbo and torchvision"},
+    {"input", "input_pipeline", "the input pipeline, beside bare libjpeg-turbo and torchvision"},
     {"optimizer", "optimizer.py", "optimiser steps, beside memory bandwidth and torch"},
-    {"checkpoint", "checkpoint.py", "what checkpoints cost in throughput and bytes"},
+    {"checkpoint", "ductile_checkpoint_bench", "what checkpoints cost in throughput and bytes"},
 };
 
-// Benchmarks are scripts of the source tree: $DUCTILE_BENCH, else the bench/ folder of the
-// repository this program was built in.
-fs::path bench_folder() {
+// Benchmarks are scripts of the source tree or programs beside this one: looked for in
+// $DUCTILE_BENCH, in the folder this program lies in, and in bench/ of the repository around it.
+fs::path find_benchmark(std::string_view program) {
+  std::vector<fs::path> places;
   const char* named = std::getenv("DUCTILE_BENCH");
-  if (named != nullptr && *named != '\0') return named;
+  if (named != nullptr && *named != '\0') places.emplace_back(named);
   std::error_code error;
-  fs::path at = fs::read_symlink("/proc/self/exe", error);
-  for (int up = 0; up < 5 && at.has_relative_path(); ++up) {
+  fs::path at = fs::read_symlink("/proc/self/exe", error).parent_path();
+  places.push_back(at);
+  for (int up = 0; up < 4 && at.has_relative_path(); ++up) {
     at = at.parent_path();
-    if (fs::exists(at / "bench" / "CMakeLists.txt", error)) return at / "bench";
+    if (fs::exists(at / "bench" / "CMakeLists.txt", error)) places.push_back(at / "bench");
+  }
+  for (const fs::path& place : places) {
+    if (access((place / program).c_str(), X_OK) == 0) return place / program;
   }
   fail(ErrorCode::not_found,
-       "benchmarks run from the source tree: call the ductile built there, or set DUCTILE_BENCH to "
-       "its bench folder");
+       "there is no {} beside this program nor in a bench folder; benchmarks run from a built "
+       "source tree (or set DUCTILE_BENCH to its bench folder)",
+       program);
 }
 
 }  // namespace
@@ -58,20 +64,16 @@ ExitCode bench(const BenchCommand& command, Context& context) {
     fail(ErrorCode::invalid_argument, "bench: unknown benchmark '{}'; {}", command.name,
          near ? "did you mean " + *near + "?" : "there are train, input, optimizer, checkpoint");
   }
-  const fs::path script = bench_folder() / chosen->script;
-  std::error_code error;
-  if (!fs::exists(script, error)) {
-    fail(ErrorCode::not_found, "{}: there is no such benchmark in this tree", script.string());
-  }
+  const fs::path program = find_benchmark(chosen->program);
   for (const auto& [name, value] : worker_environment(0)) setenv(name.c_str(), value.c_str(), 1);
-  std::vector<std::string> words = {script.string()};
+  std::vector<std::string> words = {program.string()};
   words.insert(words.end(), command.arguments.begin(), command.arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   context.console.out().flush();
   execv(argv[0], argv.data());  // the benchmark takes this process over, exit code and all
-  fail_errno(script.string(), errno);
+  fail_errno(program.string(), errno);
 }
 
 }  // namespace ductile::cli

@@ -28,18 +28,25 @@ struct Parsed {
   TrainCommand train;
   ConfigCommand config;
   DoctorCommand doctor;
+  DataInspectCommand data_inspect;
+  DataConvertCommand data_convert;
   CkptCommand ckpt;
+  ModelsCommand models;
   ReportCommand report;
   BenchCommand bench;
   std::function<ExitCode(Context&)> chosen;
 };
 
+void add_set(CLI::App& app, std::vector<std::string>& assignments) {
+  app.add_option("--set", assignments, "set an option: --set train.epochs=5 (repeatable)")
+      ->option_text("KEY=VALUE")
+      ->allow_extra_args(false);
+}
+
 void add_job(CLI::App& app, JobRequest& job) {
   app.add_option("job", job.file, "job file (TOML); none: the embedded digits on the default cnn")
       ->option_text("[job.toml]");
-  app.add_option("--set", job.assignments, "set an option: --set train.epochs=5 (repeatable)")
-      ->option_text("KEY=VALUE")
-      ->allow_extra_args(false);
+  add_set(app, job.assignments);
 }
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
@@ -111,6 +118,70 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_split(CLI::App& app, std::string& split) {
+  app.add_option("--split", split, "train, test or both")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"train", "test", "both"}));
+}
+
+void add_data(CLI::App& app, Parsed& parsed) {
+  CLI::App* data = app.add_subcommand("data", "look into data, or convert it");
+  data->require_subcommand(1);
+  parsed.example[data] =
+      "Example:\n"
+      "  ductile data inspect images/\n"
+      "  ductile data convert images/ shards/ --to tar\n";
+
+  DataInspectCommand& i = parsed.data_inspect;
+  CLI::App* inspect = data->add_subcommand("inspect", "counts, classes, shapes, mean, bad files");
+  parsed.example[inspect] =
+      "Example:\n"
+      "  ductile data inspect images/\n"
+      "  ductile data inspect job.toml --json\n"
+      "\n"
+      "Reads and decodes everything. Exit code 1 where a sample is bad. The format is told by the\n"
+      "names of the files; --set data.format=... says it where they do not.\n";
+  inspect->add_option("path", i.path, "data, or a job file that names it")
+      ->option_text(" ")
+      ->required();
+  add_set(*inspect, i.assignments);
+  add_split(*inspect, i.split);
+  add_json(*inspect, i.json);
+  inspect->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& c) { return data_inspect(parsed.data_inspect, c); };
+  });
+
+  DataConvertCommand& v = parsed.data_convert;
+  CLI::App* convert = data->add_subcommand("convert", "rewrite an image set for faster reading");
+  parsed.example[convert] =
+      "Example:\n"
+      "  ductile data convert images/ shards/ --to tar\n"
+      "  ductile data convert images/ packed/ --to records --raw --short-side 256\n";
+  convert->add_option("source", v.source, "data, or a job file that names it")
+      ->option_text(" ")
+      ->required();
+  convert->add_option("destination", v.destination, "folder for the result")
+      ->option_text(" ")
+      ->required();
+  convert->add_option("--to", v.to, "tar (WebDataset shards) or records (one packed file)")
+      ->option_text("FORMAT")
+      ->required()
+      ->check(CLI::IsMember({"tar", "records"}));
+  convert->add_option("--shard-mb", v.shard_mb, "MiB a shard, about (tar)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  convert->add_flag("--raw", v.raw, "store decoded pixels (records)");
+  convert->add_option("--short-side", v.short_side, "reduce the short side to this (with --raw)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  add_set(*convert, v.assignments);
+  add_split(*convert, v.split);
+  add_json(*convert, v.json);
+  convert->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& c) { return data_convert(parsed.data_convert, c); };
+  });
+}
+
 void add_ckpt(CLI::App& app, Parsed& parsed) {
   CkptCommand& c = parsed.ckpt;
   CLI::App* ckpt = app.add_subcommand("ckpt", "look into a run's checkpoints");
@@ -145,6 +216,18 @@ void add_ckpt(CLI::App& app, Parsed& parsed) {
   export_->add_option("-o,--output", c.output, "the file to write")
       ->option_text("FILE")
       ->required();
+}
+
+void add_models(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("models", "the built-in models");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile models\n"
+      "  ductile train job.toml --set model.name=resnet20\n";
+  add_json(*sub, parsed.models.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return models(parsed.models, context); };
+  });
 }
 
 void add_report(CLI::App& app, Parsed& parsed) {
@@ -270,7 +353,9 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       "conflict, 5 server unreachable, 130 interrupted.");
   add_train(app, parsed);
   add_config(app, parsed);
+  add_data(app, parsed);
   add_ckpt(app, parsed);
+  add_models(app, parsed);
   add_report(app, parsed);
   add_doctor(app, parsed);
   add_bench(app, parsed);

@@ -47,6 +47,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context);
 struct DataInspectCommand {
   fs::path path;  // data, or a job file that names some
   std::vector<std::string> assignments;
+  std::string split = "both";  // train, test, both
   bool json = false;
 };
 ExitCode data_inspect(const DataInspectCommand& command, Context& context);
@@ -54,8 +55,12 @@ ExitCode data_inspect(const DataInspectCommand& command, Context& context);
 struct DataConvertCommand {
   fs::path source;
   fs::path destination;
-  std::string to;
+  std::string to = "tar";  // tar, records
   std::vector<std::string> assignments;
+  std::string split = "both";  // train, test, both
+  int64_t shard_mb = 256;
+  bool raw = false;
+  int64_t short_side = 0;
   bool json = false;
 };
 ExitCode data_convert(const DataConvertCommand& command, Context& context);

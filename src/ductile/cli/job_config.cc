@@ -5,6 +5,11 @@
 namespace ductile::cli {
 
 void JobConfig::read(const JobRequest& request, const char* const* environment) {
+  read_data(request, environment);
+  spec::check(job);
+}
+
+void JobConfig::read_data(const JobRequest& request, const char* const* environment) {
   if (request.file) {
     std::error_code ignored;
     if (fs::is_directory(*request.file, ignored)) {
@@ -15,7 +20,6 @@ void JobConfig::read(const JobRequest& request, const char* const* environment) 
   }
   if (environment != nullptr) options.read_environment(environment);
   for (const std::string& assignment : request.assignments) options.set(assignment);
-  spec::check(job);
 }
 
 void JobConfig::make_paths_absolute() {

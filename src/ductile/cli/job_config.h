@@ -30,6 +30,10 @@ class JobConfig {
   // or not_found where there is no such file.
   void read(const JobRequest& request, const char* const* environment);
 
+  // The same for a command that needs the data alone: what fits model and data together is not
+  // checked.
+  void read_data(const JobRequest& request, const char* const* environment);
+
   // Paths are relative to the folder a command runs in; a run must find its data from anywhere.
   void make_paths_absolute();
 };

@@ -1,0 +1,32 @@
+#include <nlohmann/json.hpp>
+
+#include "ductile/cli/commands.h"
+#include "ductile/run/format.h"
+#include "ductile/spec/models.h"
+
+namespace ductile::cli {
+
+ExitCode models(const ModelsCommand& command, Context& context) {
+  if (command.json) {
+    auto all = nlohmann::ordered_json::array();
+    for (const spec::ModelHelp& model : spec::models()) {
+      all.push_back({{"name", model.name},
+                     {"help", model.help},
+                     {"input", model.input == spec::ModelInput::images ? "images" : "tokens"},
+                     {"parameters", model.num_parameters},
+                     {"reference", model.reference}});
+    }
+    context.console.print("{}\n", all.dump(2));
+    return kDone;
+  }
+  std::vector<std::vector<std::string>> rows = {{"NAME", "PARAMETERS", "AT", "WHAT"}};
+  for (const spec::ModelHelp& model : spec::models()) {
+    rows.push_back({std::string(model.name),
+                    run::with_thousands(static_cast<double>(model.num_parameters)),
+                    std::string(model.reference), std::string(model.help)});
+  }
+  context.console.print("{}", table(rows));
+  return kDone;
+}
+
+}  // namespace ductile::cli
