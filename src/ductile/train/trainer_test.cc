@@ -31,7 +31,7 @@ spec::JobOptions small_job() {
   return job;
 }
 
-struct Run {
+struct TestRun {
   TempFolder folder;
   Json summary;
 
@@ -54,7 +54,7 @@ struct Run {
 };
 
 TEST(Trainer, FillsTheRunDirectoryAndLearns) {
-  Run run;
+  TestRun run;
   spec::JobOptions job = small_job();
   job.train.epochs = 6;
   EXPECT_EQ(run.start(job), Ending::finished);
@@ -66,7 +66,7 @@ TEST(Trainer, FillsTheRunDirectoryAndLearns) {
 }
 
 TEST(Trainer, EqualSeedsGiveEqualBitsAndOthersDoNot) {
-  Run a, b, c;
+  TestRun a, b, c;
   spec::JobOptions job = small_job();
   a.start(job);
   b.start(job);
@@ -89,9 +89,9 @@ TEST(Trainer, AResumedRunEqualsAnUndisturbedOneToTheBit) {
       job.train.ema_decay = 0.9;
       job.train.max_steps = 14;
       job.data.train_limit = 512;
-      Run whole;
+      TestRun whole;
       whole.start(job);
-      Run parts;
+      TestRun parts;
       job.checkpoint.every_steps = 5;
       job.checkpoint.at_end = false;
       job.train.max_steps = 14;
@@ -105,7 +105,7 @@ TEST(Trainer, AResumedRunEqualsAnUndisturbedOneToTheBit) {
 
 // Without batch norm, V virtual ranks compute the mean gradient of the same global batch.
 TEST(Trainer, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
-  Run one, four;
+  TestRun one, four;
   spec::JobOptions job = small_job();
   one.start(job);
   job.train.virtual_ranks = 4;
@@ -117,11 +117,11 @@ TEST(Trainer, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
 TEST(Trainer, HalfPrecisionFollowsFullPrecision) {
   spec::JobOptions job = small_job();
   job.model.name = "cnn";
-  Run full;
+  TestRun full;
   full.start(job);
   for (const char* precision : {"bf16", "fp16"}) {
     job.train.precision = precision;
-    Run half;
+    TestRun half;
     half.start(job);
     EXPECT_NEAR(full.summary.at("final").at("loss"), half.summary.at("final").at("loss"), 0.15)
         << precision;
@@ -132,7 +132,7 @@ TEST(Trainer, OverflowInFp16SkipsStepsAndLowersTheScale) {
   spec::JobOptions job = small_job();
   job.train.precision = "fp16";
   job.train.loss_scale = 16777216;
-  Run run;
+  TestRun run;
   run.start(job);
   EXPECT_GT(run.summary.at("skipped_steps").get<int>(), 0);
   EXPECT_LT(run.summary.at("skipped_steps").get<int>(), 15);
@@ -142,7 +142,7 @@ TEST(Trainer, ATargetEndsTheRunAndIsReportedWithItsCost) {
   spec::JobOptions job = small_job();
   job.train.epochs = 50;
   job.target = {"accuracy", 0.5};
-  Run run;
+  TestRun run;
   EXPECT_EQ(run.start(job), Ending::target_reached);
   EXPECT_LT(run.summary.at("step").get<int>(), 500);
   bool found = false;
@@ -169,14 +169,14 @@ TEST(Trainer, DivergenceIsAnErrorThatNamesStepAndRemedy) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 1e30;
   job.optimizer.weight_decay = 1;
-  Run run;
+  TestRun run;
   const std::string text = error_of([&] { run.start(job); }, ErrorCode::conflict);
   EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
 }
 
 TEST(Trainer, ResumingUnderOptionsThatChangeTheResultIsRefused) {
   spec::JobOptions job = small_job();
-  Run run;
+  TestRun run;
   run.start(job);
   job.train.log_every = 5;
   job.checkpoint.keep = 7;
@@ -189,7 +189,7 @@ TEST(Trainer, ResumingUnderOptionsThatChangeTheResultIsRefused) {
 TEST(Trainer, ABatchLargerThanTheDataIsRefused) {
   spec::JobOptions job = small_job();
   job.train.batch_size = 1000;
-  Run run;
+  TestRun run;
   const std::string text = error_of([&] { run.start(job); }, ErrorCode::invalid_argument);
   EXPECT_NE(text.find("640"), std::string::npos) << text;
 }
@@ -197,7 +197,7 @@ TEST(Trainer, ABatchLargerThanTheDataIsRefused) {
 TEST(Trainer, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
   spec::JobOptions job = small_job();
   job.checkpoint.every_steps = 4;
-  Run whole, damaged;
+  TestRun whole, damaged;
   whole.start(job);
   damaged.start(job);
   std::vector<fs::path> manifests;
