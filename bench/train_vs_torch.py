@@ -23,8 +23,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 
 JOBS = {
-    "resnet20": dict(format="cifar10", model="resnet20", pad=4, flip=True),
-    "cnn": dict(format="idx", model="cnn", pad=0, flip=False),
+    "resnet20": dict(rival="cifar10", format="cifar10", model="resnet20", pad=4, flip=True),
+    "cnn": dict(rival="fashion", format="idx", model="cnn", pad=0, flip=False),
 }
 BATCH = 128
 WARM_UP_WINDOWS = 2
@@ -82,9 +82,9 @@ def ductile_burst(args, max_steps):
 
 class Rival:
     def __init__(self, args):
-        command = ["/usr/bin/python3", HERE / "train_rival.py", "--model", args.model, "--data",
-                   args.data, "--precision", args.precision, "--threads", str(args.threads),
-                   "--seconds", str(args.seconds)]
+        command = ["/usr/bin/python3", HERE / "train_rival.py", JOBS[args.model]["rival"],
+                   "--data", args.data, "--precision", args.precision, "--threads", str(args.threads),
+                   "--seconds", str(args.seconds), "--driven"]
         environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, env=environment)
@@ -97,8 +97,8 @@ class Rival:
             if not line:
                 sys.exit("train_vs_torch: the rival ended early")
             answer = json.loads(line)
-            if "samples" in answer:
-                return answer["samples"] / answer["wall_seconds"], answer
+            if "wall_s" in answer:
+                return answer["samples"] / answer["wall_s"], answer
 
     def close(self):
         self.process.stdin.close()
