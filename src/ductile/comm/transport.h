@@ -1,0 +1,74 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ductile::comm {
+
+// Matches a receive with a send between one ordered pair of ranks. Whoever uses a transport sees to
+// it that a tag is used once between two ranks during the life of the transport.
+using Tag = uint64_t;
+
+// The state of one send or receive; owned by the caller, who keeps it in place until it is settled.
+struct Transfer {
+  enum class State : uint8_t { idle, pending, done, failed };
+
+  std::atomic<State> state{State::idle};
+
+  bool settled() const {
+    const State now = state.load(std::memory_order_acquire);
+    return now == State::done || now == State::failed;
+  }
+};
+
+// Why a communicator ended.
+struct PeerLoss {
+  std::vector<int> ranks;  // who is gone, as far as it is known; ascending
+  std::string reason;      // "connection closed by rank 3 during ..."; for people
+};
+
+// Carries messages between the ranks 0 .. size() - 1 of one generation of one job: the seam between
+// the collectives and the wire. Peers are authenticated before a Transport exists.
+//
+// Threads: one thread (the owner) calls everything; wake() and fail() may come from any thread.
+//
+// Failure: the first lost peer latches. From then on no further transfer completes as done, every
+// pending one is settled as failed (its memory is not touched again), and progress(), send() and
+// receive() throw Error peer_lost with the reason of loss(). The transport is then finished:
+// destroy it, and build another under a new generation. Destruction releases sockets, segments and
+// threads, and never blocks on a peer.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Starts sending `bytes` to `peer`. They must stay unchanged until `transfer` is settled.
+  virtual void send(int peer, Tag tag, std::span<const std::byte> bytes, Transfer& transfer) = 0;
+
+  // Starts receiving the message `tag` of `peer` into `bytes`; whichever of send and receive comes
+  // first waits for the other. A message of another length fails the transport with data_loss.
+  virtual void receive(int peer, Tag tag, std::span<std::byte> bytes, Transfer& transfer) = 0;
+
+  // Moves transfers on. Returns once at least one transfer has been settled since the last call,
+  // wake() was called, or `wait` has passed (0: never waits). Waiting gives up the core.
+  virtual void progress(std::chrono::nanoseconds wait) = 0;
+
+  // Ends a waiting progress(), or the next one.
+  virtual void wake() = 0;
+
+  // Latches `loss`, if none is latched yet, and wakes the owner. Called by failure detectors.
+  virtual void fail(PeerLoss loss) = 0;
+
+  // The memory of `peer` that corresponds to `own`, which lies in an arena that both map; nullptr
+  // where the peer's memory cannot be addressed. See arena.h for the rules of access.
+  virtual std::byte* peer_memory(int peer, const std::byte* own) = 0;
+};
+
+}  // namespace ductile::comm
