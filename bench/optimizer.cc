@@ -7,6 +7,7 @@
 // for averaged weights written in the same step.
 #include "ductile/optim/optimizer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,26 +21,12 @@
 
 #include <omp.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/optim/elementwise.h"
 
 namespace ductile {
 namespace {
-
-struct Buffer {
-  explicit Buffer(int64_t n) : data(static_cast<float*>(std::aligned_alloc(64, bytes(n)))), n(n) {
-    if (data == nullptr) throw std::bad_alloc();
-    optim::fill_zero(span());
-  }
-  static size_t bytes(int64_t n) { return (static_cast<size_t>(n) * sizeof(float) + 63) / 64 * 64; }
-  ~Buffer() { std::free(data); }
-  Buffer(const Buffer&) = delete;
-  std::span<float> span() { return {data, static_cast<size_t>(n)}; }
-
-  float* const data;
-  const int64_t n;
-};
 
 struct Rule {
   std::string name;
@@ -67,11 +54,11 @@ class Bench {
         average_(n_),
         half_((n_ + 1) / 2) {
     Rng rng(1);
-    for (int64_t i = 0; i < n_; ++i) w_.data[i] = 0.1F * (rng.uniform() - 0.5F);
-    for (int64_t i = 0; i < n_; ++i) g_.data[i] = 0.01F * (rng.uniform() - 0.5F);
-    optim::copy(m_.span(), g_.span());
-    optim::copy(v_.span(), g_.span());
-    optim::copy(average_.span(), w_.span());
+    for (int64_t i = 0; i < n_; ++i) w_.data()[i] = 0.1F * (rng.uniform() - 0.5F);
+    for (int64_t i = 0; i < n_; ++i) g_.data()[i] = 0.01F * (rng.uniform() - 0.5F);
+    std::ranges::copy(g_.span(), m_.data());
+    std::ranges::copy(g_.span(), v_.data());
+    std::ranges::copy(w_.span(), average_.data());
   }
 
   void ours(const Rule& rule, int steps) {
@@ -126,12 +113,12 @@ class Bench {
   }
 
   std::span<uint16_t> half() {
-    return {reinterpret_cast<uint16_t*>(half_.data), static_cast<size_t>(n_)};
+    return {reinterpret_cast<uint16_t*>(half_.data()), static_cast<size_t>(n_)};
   }
 
   void triad_2() {
-    float *w = w_.data, *m = m_.data;
-    const float* g = g_.data;
+    float *w = w_.data(), *m = m_.data();
+    const float* g = g_.data();
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n_; ++i) {
       m[i] += 0.5F * g[i];
@@ -139,8 +126,8 @@ class Bench {
     }
   }
   void triad_3() {
-    float *w = w_.data, *m = m_.data, *v = v_.data;
-    const float* g = g_.data;
+    float *w = w_.data(), *m = m_.data(), *v = v_.data();
+    const float* g = g_.data();
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n_; ++i) {
       m[i] += 0.5F * g[i];
@@ -150,15 +137,15 @@ class Bench {
   }
   void read_2() {
     float total = 0;
-    const float *w = w_.data, *g = g_.data;
+    const float *w = w_.data(), *g = g_.data();
 #pragma omp parallel for simd schedule(static) reduction(+ : total)
     for (int64_t i = 0; i < n_; ++i) total += w[i] * g[i];
     sink_ = total;
   }
   void triad_2_read_1() {
     float total = 0;
-    float *m = m_.data, *v = v_.data;
-    const float *w = w_.data, *g = g_.data;
+    float *m = m_.data(), *v = v_.data();
+    const float *w = w_.data(), *g = g_.data();
 #pragma omp parallel for simd schedule(static) reduction(+ : total)
     for (int64_t i = 0; i < n_; ++i) {
       m[i] += 0.5F * g[i];
@@ -168,14 +155,14 @@ class Bench {
     sink_ = total;
   }
   void update_1_read_2() {
-    float* w = w_.data;
-    const float *m = m_.data, *v = v_.data;
+    float* w = w_.data();
+    const float *m = m_.data(), *v = v_.data();
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n_; ++i) w[i] += 1e-9F * (m[i] + v[i]);
   }
   // What +ema and +bf16 add to a fused step: no second read of the weights.
   void extra_update() {
-    float* a = average_.data;
+    float* a = average_.data();
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n_; ++i) a[i] *= 0.999F;
   }
@@ -187,7 +174,7 @@ class Bench {
 
   optim::ParamLayout layout_;
   int64_t n_;
-  Buffer w_, g_, m_, v_, average_, half_;
+  AlignedArray<float> w_, g_, m_, v_, average_, half_;
   std::map<std::string, std::unique_ptr<optim::Optimizer>> optimizers_;
   volatile float sink_ = 0;
 };

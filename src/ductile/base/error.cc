@@ -27,6 +27,13 @@ std::string_view to_string(ErrorCode code) {
   return "internal";
 }
 
+ErrorCode error_code_from(std::string_view name) {
+  for (int i = 0; i < static_cast<int>(ErrorCode::internal); ++i) {
+    if (to_string(static_cast<ErrorCode>(i)) == name) return static_cast<ErrorCode>(i);
+  }
+  return ErrorCode::internal;
+}
+
 Error::Error(ErrorCode code, std::string message)
     : code_(code), message_(std::move(message)), what_(message_) {}
 

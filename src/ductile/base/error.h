@@ -23,6 +23,8 @@ enum class ErrorCode {
 };
 
 std::string_view to_string(ErrorCode code);
+// The code of that name; internal for an unknown one.
+ErrorCode error_code_from(std::string_view name);
 
 // The one exception type. message() says what was wrong, the value, and what would be right.
 // with_context() adds outer facts (the file, the sample) as the error travels up.

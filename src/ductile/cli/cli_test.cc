@@ -308,8 +308,8 @@ class Train : public Worker {
 
 TEST_F(Train, prints_the_figures_and_where_the_report_lies) {
   const Said said = train(
-      "echo '{\"kind\":\"done\",\"ending\":\"target_reached\",\"step\":1200,"
-      "\"final\":{\"accuracy\":0.9876},\"cost\":{\"wall_seconds\":75.0}}' >&$FD");
+      "echo '{\"done\":{\"status\":\"target_reached\",\"step\":1200,"
+      "\"final\":{\"accuracy\":0.9876},\"cost\":{\"wall_seconds\":75.0}}}' >&$FD");
   EXPECT_EQ(said.code, kDone);
   EXPECT_NE(said.out.find("ending    target reached\n"), std::string::npos) << said.out;
   EXPECT_NE(said.out.find("98.76 %"), std::string::npos);
@@ -321,7 +321,7 @@ TEST_F(Train, a_worker_that_dies_is_a_failed_job_with_its_last_words_and_the_way
   const Said said = train("echo first; echo 'out of luck' >&2; exit 3");
   EXPECT_EQ(said.code, kJobFailed);
   EXPECT_NE(said.err.find("out of luck"), std::string::npos);
-  EXPECT_NE(said.err.find("ductile train --resume "), std::string::npos);
+  EXPECT_EQ(said.err.find("--resume"), std::string::npos) << "there is no checkpoint to go on from";
   EXPECT_TRUE(fs::exists(fs::path(out()) / "report.html"));
 }
 
@@ -333,14 +333,21 @@ TEST_F(Train, a_worker_that_is_killed_says_so) {
 
 TEST_F(Train, an_error_the_worker_names_outranks_its_log) {
   const Said said = train(
-      "echo noise >&2; echo '{\"kind\":\"error\",\"message\":\"no such data\"}' >&$FD; exit 2");
+      "echo noise >&2; echo '{\"error\":\"no such data\",\"code\":\"not_found\"}' >&$FD; exit 2");
   EXPECT_EQ(said.code, kUsage);
   EXPECT_NE(said.err.find("no such data"), std::string::npos);
   EXPECT_EQ(said.err.find("noise"), std::string::npos);
 }
 
+TEST_F(Train, a_worker_that_ended_with_a_reason_did_not_die) {
+  const Said said = train("echo '{\"error\":\"the disk is full\"}' >&$FD; exit 3");
+  EXPECT_EQ(said.code, kJobFailed);
+  EXPECT_NE(said.err.find("the disk is full"), std::string::npos);
+  EXPECT_EQ(said.err.find("died"), std::string::npos) << said.err;
+}
+
 TEST_F(Train, json_has_status_run_and_result) {
-  const Said said = train("echo '{\"kind\":\"done\",\"step\":3}' >&$FD", {"--json"});
+  const Said said = train("echo '{\"done\":{\"step\":3}}' >&$FD", {"--json"});
   const auto value = nlohmann::json::parse(said.out);
   EXPECT_EQ(value.at("status"), "done");
   EXPECT_EQ(value.at("result").at("step"), 3);

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <optional>
 
 #include <nlohmann/json.hpp>
@@ -7,6 +6,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/run/folder.h"
@@ -52,22 +52,16 @@ class Listener {
   }
 
   void line(std::string_view text) {
-    const Json value = Json::parse(text, nullptr, false);
-    const std::string kind =
-        value.is_object() && value.contains("kind") && value["kind"].is_string()
-            ? value["kind"].get<std::string>()
-            : "";
-    if (kind == "done") {
-      done_ = value;
-      done_.erase("kind");
-    } else if (kind == "error") {
-      error_ = value.value("message", "");
-    } else if (const auto known = run::decode(text)) {
-      if (const auto* progress = std::get_if<run::Progress>(&*known)) {
-        if (bar_) bar_->show(*progress);
-      } else {
-        message(std::get<run::Message>(*known));
-      }
+    const auto known = run::decode(text);
+    if (!known) return;
+    if (const auto* progress = std::get_if<run::Progress>(&*known)) {
+      if (bar_) bar_->show(*progress);
+    } else if (const auto* done = std::get_if<run::Done>(&*known)) {
+      done_ = done->figures;
+    } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
+      error_ = failed->text;
+    } else {
+      message(std::get<run::Message>(*known));
     }
   }
 
@@ -111,18 +105,18 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
     return {kInterrupted, "interrupted", ""};
   }
   if (end.signal == 0 && end.exit_code == kInterrupted) return {kInterrupted, "interrupted", ""};
-  std::string said = listener.error();
-  if (said.empty()) said = log_tail(folder.log_file(), 10);
-  if (end.signal == 0 && end.exit_code == kUsage) return {kUsage, "failed", said};
+  if (!listener.error().empty()) {  // the worker ended by itself and said why
+    return {end.exit_code == kUsage ? kUsage : kJobFailed, "failed", listener.error()};
+  }
+  const std::string log = log_tail(folder.log_file(), 10);
   std::string how =
       end.signal != 0
           ? fmt::format("killed by {} ({})",
                         sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "signal", end.signal)
           : fmt::format("exit code {}", end.exit_code);
   if (end.signal == SIGKILL) how += "; the kernel does this when memory runs out";
-  return {kJobFailed, "failed",
-          said.empty() ? fmt::format("the worker died ({})", how)
-                       : fmt::format("the worker died ({}):\n{}", how, said)};
+  return {end.signal == 0 && end.exit_code == kUsage ? kUsage : kJobFailed, "failed",
+          fmt::format("the worker died ({}){}{}", how, log.empty() ? "" : ":\n", log)};
 }
 
 // The numbers of a run that people ask for first; `done` is the worker's last line.
@@ -139,11 +133,7 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   const auto part = [&](const char* key) -> const Json& {
     return done.is_object() && done.contains(key) ? done[key] : nothing;
   };
-  if (done.is_object() && done.contains("ending") && done["ending"].is_string()) {
-    std::string ending = done["ending"].get<std::string>();
-    std::replace(ending.begin(), ending.end(), '_', ' ');
-    rows.push_back({"ending", ending});
-  }
+  if (done.value("status", "") == "target_reached") rows.push_back({"ending", "target reached"});
   row("steps", number(done, "step"), run::with_thousands);
   row("epochs", number(done, "epoch"), run::as_number);
   row("accuracy", number(part("final"), "accuracy"), run::as_percent);
@@ -212,8 +202,10 @@ ExitCode train(const TrainCommand& command, Context& context) {
   if (outcome.code == kInterrupted) {
     console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
   } else if (outcome.code == kJobFailed) {
-    console.err() << "The log is " << folder.log_file().string()
-                  << "\nTo go on from the last checkpoint: " << resume_command(folder) << std::endl;
+    console.err() << "The log is " << folder.log_file().string() << std::endl;
+    if (!ckpt::list(folder.checkpoints()).empty()) {
+      console.err() << "To go on from the last checkpoint: " << resume_command(folder) << std::endl;
+    }
   }
   return outcome.code;
 }

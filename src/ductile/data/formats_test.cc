@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -10,6 +11,7 @@
 #include "ductile/data/inspect.h"
 #include "ductile/data/jpeg.h"
 #include "ductile/data/loader.h"
+#include "ductile/data/png.h"
 #include "ductile/data/test_images.h"
 
 namespace ductile::data {
@@ -75,6 +77,46 @@ TEST(Cifar, ReadsRecordsInOrderAndInterleavesPlanes) {
   EXPECT_EQ(std::to_integer<int>(s.bytes[1]), 11);
   EXPECT_EQ(std::to_integer<int>(s.bytes[5]), 21);
   EXPECT_EQ(train->where(4), (folder.path() / "data_batch_2.bin").string() + ", offset 3073");
+}
+
+TEST(Cifar, TakesTheFineLabelsOfCifar100) {
+  const TempFolder folder;
+  for (const char* name : {"train.bin", "test.bin"}) {
+    std::string file;
+    for (int i = 0; i < 3; ++i) {
+      file += static_cast<char>(19);            // the coarse label
+      file += static_cast<char>(33 * (i + 1));  // the fine one
+      for (int c = 0; c < 3; ++c) file += std::string(1024, static_cast<char>(10 * c + i));
+    }
+    write_file_atomic(folder.path() / name, file);
+  }
+  const auto test = open_dataset(options("cifar100", folder.path()), Split::test);
+  ASSERT_EQ(test->info().size, 3);
+  EXPECT_EQ(test->info().num_classes, 100);
+  EXPECT_EQ(test->label(2), 99);
+  std::vector<std::byte> scratch;
+  EXPECT_EQ(std::to_integer<int>(test->read(2, scratch).bytes[1]), 12);
+}
+
+RC_GTEST_PROP(Png, gives_back_every_pixel, ()) {
+  const int width = *rc::gen::inRange(1, 40), height = *rc::gen::inRange(1, 40);
+  const std::vector<uint8_t> pixels = test_pixels(width, height, 3, *rc::gen::inRange(0, 1000));
+  const std::string file = encode_png(pixels, width, height);
+  std::vector<uint8_t> decoded;
+  const ImageView image = decode_png(std::as_bytes(std::span(file)), decoded);
+  RC_ASSERT(image.width == width);
+  RC_ASSERT(image.height == height);
+  decoded.resize(pixels.size());
+  RC_ASSERT(decoded == pixels);
+}
+
+TEST(Png, EveryTruncationIsAnError) {
+  const std::string file = encode_png(test_pixels(9, 7, 3, 1), 9, 7);
+  std::vector<uint8_t> pixels;
+  // Up to the pixels: what follows them (the end mark) carries nothing.
+  for (size_t size = 0; size + 16 < file.size(); ++size) {
+    EXPECT_THROW(decode_png(std::as_bytes(std::span(file).first(size)), pixels), Error) << size;
+  }
 }
 
 TEST(Folder, FindsBothSplitsAndTheirClasses) {

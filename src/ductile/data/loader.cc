@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
-#include "ductile/data/aligned_buffer.h"
 #include "ductile/data/augment.h"
 #include "ductile/data/decoded_cache.h"
 #include "ductile/data/sample_writer.h"
@@ -32,7 +32,7 @@ constexpr int64_t kPixelsAChunk = 32;  // raw ones: some microseconds each
 // A batch with its memory and the state of its making.
 struct Slot {
   Batch batch;
-  AlignedBuffer input;
+  AlignedArray<std::byte> input;
   std::vector<int64_t> labels;
   std::vector<uint64_t> samples;
   std::vector<char> good;
@@ -220,7 +220,9 @@ class Loader::Impl {
     b.channels_last = plan_.channels_last && !info_.tokens;
     b.dtype = info_.tokens ? DType::i64 : DType::f32;
     const size_t bytes = static_cast<size_t>(per_part * sample_values_) * size_of(b.dtype);
-    if (slot->input.size() < bytes) slot->input = AlignedBuffer(bytes);
+    if (slot->input.span().size() < bytes) {
+      slot->input = AlignedArray<std::byte>::uninitialized(static_cast<int64_t>(bytes));
+    }
     b.input = slot->input.data();
     const size_t count = static_cast<size_t>(b.num_samples);
     slot->labels.resize(count * static_cast<size_t>(info_.tokens ? sample_values_ : 1));

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <jpeglib.h>
+#include <spng.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 
 namespace ductile::data {
@@ -53,6 +56,27 @@ inline std::string encode_jpeg(const std::vector<uint8_t>& pixels, int width, in
   jpeg_destroy_compress(&info);
   std::free(out);
   return bytes;
+}
+
+// `pixels` are packed RGB.
+inline std::string encode_png(const std::vector<uint8_t>& pixels, int width, int height) {
+  const std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)> context(spng_ctx_new(SPNG_CTX_ENCODER),
+                                                                    &spng_ctx_free);
+  spng_set_option(context.get(), SPNG_ENCODE_TO_BUFFER, 1);
+  spng_ihdr header{};
+  header.width = static_cast<uint32_t>(width);
+  header.height = static_cast<uint32_t>(height);
+  header.bit_depth = 8;
+  header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
+  spng_set_ihdr(context.get(), &header);
+  int error = spng_encode_image(context.get(), pixels.data(), pixels.size(), SPNG_FMT_PNG,
+                                SPNG_ENCODE_FINALIZE);
+  size_t size = 0;
+  void* bytes = error == 0 ? spng_get_png_buffer(context.get(), &size, &error) : nullptr;
+  if (error != 0) fail(ErrorCode::internal, "spng: {}", spng_strerror(error));
+  std::string file(static_cast<const char*>(bytes), size);
+  std::free(bytes);
+  return file;
 }
 
 inline std::string test_jpeg(int width, int height, int seed) {

@@ -9,6 +9,7 @@
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
+#include "ductile/nn/precision.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -27,11 +28,6 @@ bool has_storage(const at::Tensor& t) {
 Storage storage_of(const at::Tensor& t) {
   if (t.scalar_type() == at::kFloat) return Storage::f32;
   return t.scalar_type() == at::kBFloat16 ? Storage::bf16 : Storage::f16;
-}
-
-// Whether ATen computes this type on this device itself, or fp32 has to stand in.
-bool needs_upcast(const at::Tensor& t) {
-  return t.device().is_cpu() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16);
 }
 
 at::Tensor in_type(const at::Tensor& t, at::ScalarType type) {
@@ -305,15 +301,17 @@ struct CrossEntropy : Function<CrossEntropy> {
   }
 };
 
+// Normalisation is in the type of its parameters (float where x is half), the result rounded once.
 at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t stride,
                             int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
                             bool relu, bool training) {
-  at::Tensor y =
-      at::conv2d(x, w, {}, {stride, stride}, {padding, padding}, {1, 1}, x.size(1) / w.size(1));
-  y = at::batch_norm(y, bn.weight, bn.bias, bn.running_mean, bn.running_var, training, bn.momentum,
-                     bn.eps, /*cudnn_enabled=*/true);
-  if (residual.defined()) y = y + residual;
-  return relu ? y.relu_() : y;
+  const at::ScalarType type = bn.weight.scalar_type();
+  at::Tensor y = at::conv2d(widened(x), widened(w), {}, {stride, stride}, {padding, padding},
+                            {1, 1}, x.size(1) / w.size(1));
+  y = at::batch_norm(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
+                     bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  if (residual.defined()) y = y + residual.to(type);
+  return (relu ? y.relu_() : y).to(x.scalar_type());
 }
 
 bool requires_grad(std::initializer_list<at::Tensor> tensors) {
@@ -331,7 +329,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
     const at::Tensor y = Conv::apply(x, w, stride, padding);
     return bias.defined() ? y + bias.to(y.scalar_type()).view({1, -1, 1, 1}) : y;
   }
-  if (needs_upcast(x))
+  if (widen(x))
     return conv2d(x.to(at::kFloat), w.to(at::kFloat), in_type(bias, at::kFloat), stride, padding)
         .to(x.scalar_type());
   return at::conv2d(x, w, bias, {stride, stride}, {padding, padding}, {1, 1},
@@ -350,10 +348,6 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
     return ConvBnAct::apply(x, w, bn.weight, bn.bias, present(residual), bn.running_mean,
                             bn.running_var, stride, padding, bn.momentum, bn.eps, relu, training,
                             differentiate);
-  if (needs_upcast(x))
-    return conv_bn_act_aten(x.to(at::kFloat), w.to(at::kFloat), stride, padding, bn,
-                            in_type(residual, at::kFloat), relu, training)
-        .to(x.scalar_type());
   return conv_bn_act_aten(x, w, stride, padding, bn, residual, relu, training);
 }
 
@@ -361,20 +355,19 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
   if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 &&
       kernels::max_pool_supported(MaxPool::shape_of(x, kernel, stride, padding)))
     return MaxPool::apply(x, kernel, stride, padding);
-  if (needs_upcast(x))
-    return max_pool2d(x.to(at::kFloat), kernel, stride, padding).to(x.scalar_type());
+  if (widen(x)) return max_pool2d(x.to(at::kFloat), kernel, stride, padding).to(x.scalar_type());
   return at::max_pool2d(x, {kernel, kernel}, {stride, stride}, {padding, padding});
 }
 
 at::Tensor global_avg_pool(const at::Tensor& x) {
   if (has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(x.size(1)) != nullptr)
     return GlobalAvgPool::apply(x);
-  if (needs_upcast(x)) return global_avg_pool(x.to(at::kFloat)).to(x.scalar_type());
+  if (widen(x)) return global_avg_pool(x.to(at::kFloat)).to(x.scalar_type());
   return x.mean({2, 3});
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (needs_upcast(x))
+  if (widen(x))
     return at::linear(x.to(at::kFloat), w.to(at::kFloat), in_type(b, at::kFloat))
         .to(x.scalar_type());
   return b.defined() ? at::linear(x, w.to(x.scalar_type()), b.to(x.scalar_type()))

@@ -56,7 +56,7 @@ class Adam final : public FlatOptimizer {
  private:
   double beta1_, beta2_, eps_, weight_decay_;
   bool decoupled_;
-  FloatBuffer first_, second_;
+  AlignedArray<float> first_, second_;
 };
 
 }  // namespace

@@ -37,22 +37,6 @@ void convert(std::span<To> out, std::span<const From> in, Kernel kernel) {
 
 void add_into(std::span<float> a, std::span<const float> b) { convert(a, b, kernels::best().add); }
 
-void scale(std::span<float> a, float factor) {
-  for_blocks(static_cast<int64_t>(a.size()),
-             [&](int64_t i, int64_t n) { kernels::best().scale(a.data() + i, n, factor); });
-}
-
-void copy(std::span<float> to, std::span<const float> from) {
-  convert(to, from, [](float* out, const float* in, int64_t n) {
-    std::memcpy(out, in, static_cast<size_t>(n) * sizeof(float));
-  });
-}
-
-void fill_zero(std::span<float> a) {
-  for_blocks(static_cast<int64_t>(a.size()),
-             [&](int64_t i, int64_t n) { std::fill_n(a.data() + i, n, 0.0F); });
-}
-
 void to_bf16(std::span<uint16_t> out, std::span<const float> in) {
   convert(out, in, kernels::best().to_bf16);
 }

@@ -11,9 +11,6 @@ namespace ductile::optim {
 
 // a += b: one node of the canonical gradient tree.
 void add_into(std::span<float> a, std::span<const float> b);
-void scale(std::span<float> a, float factor);
-void copy(std::span<float> to, std::span<const float> from);
-void fill_zero(std::span<float> a);
 
 // fp32 <-> 16-bit floats in raw words. Narrowing rounds to nearest even, overflows to infinity,
 // keeps subnormals and turns any NaN into a quiet NaN of the same sign. Widening is exact.

@@ -75,12 +75,9 @@ RC_GTEST_PROP(Elementwise, equals_the_plain_loop, (uint64_t seed, uint32_t lengt
   std::vector<float> a = random_floats(seed, n);
   const std::vector<float> b = random_floats(seed + 1, n);
   std::vector<float> expected = a;
-  for (size_t i = 0; i < n; ++i) expected[i] = (expected[i] + b[i]) * 0.25F;
+  for (size_t i = 0; i < n; ++i) expected[i] = expected[i] + b[i];
   add_into(a, b);
-  scale(a, 0.25F);
   RC_ASSERT(a == expected);
-  copy(a, b);
-  RC_ASSERT(a == b);
   std::vector<uint16_t> half(n);
   to_bf16(half, b);
   from_bf16(a, half);
@@ -90,8 +87,6 @@ RC_GTEST_PROP(Elementwise, equals_the_plain_loop, (uint64_t seed, uint32_t lengt
   for (size_t i = 0; i < n; ++i) {
     RC_ASSERT(std::fabs(a[i] - b[i]) <= std::fabs(b[i]) / 2048 + 0x1p-25F);
   }
-  fill_zero(a);
-  RC_ASSERT(a == std::vector<float>(n));
 }
 
 TEST(Elementwise, refuses_buffers_of_unequal_length) {

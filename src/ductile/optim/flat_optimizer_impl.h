@@ -2,36 +2,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <span>
 #include <vector>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/optim/kernels_impl.h"
 #include "ductile/optim/optimizer.h"
 
 namespace ductile::optim {
-
-// Zeroed floats on a 64-byte boundary.
-class FloatBuffer {
- public:
-  explicit FloatBuffer(int64_t size) : size_(static_cast<size_t>(size)) {
-    const size_t bytes = std::max<size_t>((size_ * sizeof(float) + 63) / 64 * 64, 64);
-    data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (data_ == nullptr) throw std::bad_alloc();
-    std::fill_n(data_.get(), size_, 0.0F);
-  }
-  float* data() { return data_.get(); }
-  std::span<float> span() { return {data_.get(), size_}; }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  size_t size_;
-  std::unique_ptr<float[], Free> data_;
-};
 
 // What the rules share: the walk over the flat buffers, and what follows each update.
 class FlatOptimizer : public Optimizer {

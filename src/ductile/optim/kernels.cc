@@ -101,10 +101,6 @@ DUCTILE_INLINE void add(float* a, const float* b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) a[i] += b[i];
 }
 
-DUCTILE_INLINE void scale(float* a, int64_t n, float factor) {
-  for (int64_t i = 0; i < n; ++i) a[i] *= factor;
-}
-
 // The square of a float is exact in double, so lanes and tree alone decide the rounding.
 DUCTILE_INLINE double sum_squares(const float* x, int64_t n) {
   double lanes[16] = {};
@@ -242,7 +238,6 @@ constexpr Table make_table() {
           .lamb_apply = pick<isa, body::lamb_apply>(),
           .ema = pick<isa, body::ema>(),
           .add = pick<isa, body::add>(),
-          .scale = pick<isa, body::scale>(),
           .sum_squares = pick_sum_squares<isa>(),
           .to_bf16 = pick<isa, body::to_bf16>(),
           .from_bf16 = pick<isa, body::from_bf16>(),

@@ -46,7 +46,6 @@ struct Table {
 
   void (*ema)(float* average, const float* w, int64_t n, float rate);  // a += rate * (w - a)
   void (*add)(float* a, const float* b, int64_t n);                    // a += b
-  void (*scale)(float* a, int64_t n, float factor);
   // Sum of squares in double: 16 interleaved sums, then a fixed tree.
   double (*sum_squares)(const float* x, int64_t n);
 

@@ -188,7 +188,6 @@ std::vector<float> run_all(const Table& t, uint64_t seed, int64_t n, int64_t shi
   t.lamb_apply(wp, mp, vp, n, 0.3F, ls);
   t.ema(mp, wp, n, 0.1F);
   t.add(gp, wp, n);
-  t.scale(gp, n, 0.37F);
   for (const auto* values : {&w, &g, &m, &v}) keep(*values);
   const double squares = t.sum_squares(wp, n);
   float halves[2];

@@ -80,7 +80,7 @@ class Lamb final : public FlatOptimizer {
   }
 
   double beta1_, beta2_, eps_, weight_decay_;
-  FloatBuffer first_, second_;
+  AlignedArray<float> first_, second_;
 };
 
 }  // namespace

@@ -60,7 +60,7 @@ class Lars final : public FlatOptimizer {
  private:
   double eta_, momentum_, weight_decay_, eps_;
   bool outside_;
-  FloatBuffer velocity_;
+  AlignedArray<float> velocity_;
 };
 
 }  // namespace

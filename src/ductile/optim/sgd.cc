@@ -51,7 +51,7 @@ class Sgd final : public FlatOptimizer {
   float momentum_;
   bool nesterov_;
   float weight_decay_;
-  FloatBuffer velocity_;
+  AlignedArray<float> velocity_;
 };
 
 }  // namespace

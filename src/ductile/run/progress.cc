@@ -1,8 +1,10 @@
 #include "ductile/run/progress.h"
 
+#include <cerrno>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/run/json_lines.h"
@@ -51,6 +53,15 @@ std::string_view cut(std::string_view text, size_t limit) {
   if (text.size() <= limit) return text;
   while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) --limit;
   return text.substr(0, limit);
+}
+
+// The line of an object with a text that is cut until it fits: a character may become six in JSON.
+template <class Make>
+std::string fitting(std::string_view text, const Make& make) {
+  for (size_t limit = kLineLimit;; limit /= 2) {
+    std::string line = json_line(make(cut(text, limit)));
+    if (line.size() < kLineLimit) return line + "\n";
+  }
 }
 
 }  // namespace
@@ -102,13 +113,30 @@ std::string encode(const WorkerLine& line) {
   if (const auto* progress = std::get_if<Progress>(&line)) {
     return json_line({{"progress", to_json(*progress)}}) + "\n";
   }
-  const auto& message = std::get<Message>(line);
-  // A character may become six in JSON: cut until the line fits.
-  for (size_t limit = kLineLimit;; limit /= 2) {
-    std::string text =
-        json_line({{"message", cut(message.text, limit)}, {"level", cut(message.level, 16)}});
-    if (text.size() < kLineLimit) return text + "\n";
+  if (const auto* done = std::get_if<Done>(&line)) {
+    return json_line({{"done", done->figures}}) + "\n";
   }
+  if (const auto* failed = std::get_if<Failed>(&line)) {
+    return fitting(failed->text, [&](std::string_view text) {
+      return json{{"error", text}, {"code", to_string(failed->code)}};
+    });
+  }
+  const auto& message = std::get<Message>(line);
+  return fitting(message.text, [&](std::string_view text) {
+    return json{{"message", text}, {"level", cut(message.level, 16)}};
+  });
+}
+
+void write_line(int fd, const WorkerLine& line) noexcept try {
+  if (fd < 0) return;
+  const std::string text = encode(line);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return;
+    done += static_cast<size_t>(n);
+  }
+} catch (const std::exception&) {  // no memory for a line
 }
 
 std::optional<WorkerLine> decode(std::string_view line) {
@@ -121,12 +149,18 @@ std::optional<WorkerLine> decode(std::string_view line) {
       return std::nullopt;
     }
   }
-  const auto text = value.find("message");
-  if (text == value.end() || !text->is_string()) return std::nullopt;
-  Message message{.text = text->get<std::string>()};
-  const auto level = value.find("level");
-  if (level != value.end() && level->is_string()) message.level = level->get<std::string>();
-  return message;
+  if (const auto at = value.find("done"); at != value.end() && at->is_object()) return Done{*at};
+  const auto text_of = [&](const char* key) -> std::optional<std::string> {
+    const auto at = value.find(key);
+    if (at == value.end() || !at->is_string()) return std::nullopt;
+    return at->get<std::string>();
+  };
+  if (const auto text = text_of("error")) {
+    return Failed{error_code_from(text_of("code").value_or("")), *text};
+  }
+  const auto text = text_of("message");
+  if (!text) return std::nullopt;
+  return Message{.level = text_of("level").value_or("info"), .text = *text};
 }
 
 }  // namespace ductile::run

@@ -6,7 +6,9 @@
 #include <string_view>
 #include <variant>
 
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
 
 // What a worker tells the process that started it while it runs: one JSON object a line, over a
 // pipe. Schema: docs/reference/run-folder.md.
@@ -42,16 +44,35 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
+// The last line of a worker: the figures of its run (docs/reference/run-folder.md, event "end").
+struct Done {
+  nlohmann::json figures;
+
+  bool operator==(const Done&) const = default;
+};
+
+// The last line of a worker that ends early, and why.
+struct Failed {
+  ErrorCode code = ErrorCode::internal;
+  std::string text;
+
+  bool operator==(const Failed&) const = default;
+};
+
 nlohmann::json to_json(const Progress& progress);
 // Fields that are absent keep their defaults, fields not known are passed over. Throws
 // invalid_argument naming a field that has the wrong type.
 Progress progress_from_json(const nlohmann::json& value);
 
-using WorkerLine = std::variant<Progress, Message>;
+using WorkerLine = std::variant<Progress, Message, Done, Failed>;
 
-// One line with its newline, at most a pipe's atomic 4096 bytes: messages are cut to fit.
+// One line with its newline. At most a pipe's atomic 4096 bytes, texts being cut to fit; Done alone
+// may be longer.
 std::string encode(const WorkerLine& line);
-// nullopt for a line that is neither: a library of the worker's may print what it likes.
+// Writes the encoded line to a pipe. A reader that is gone loses the line, never the run: the run
+// directory has it all. fd -1: nowhere.
+void write_line(int fd, const WorkerLine& line) noexcept;
+// nullopt for any other line: a library of the worker's may print what it likes.
 std::optional<WorkerLine> decode(std::string_view line);
 
 }  // namespace ductile::run

@@ -68,6 +68,23 @@ TEST(Message, is_cut_to_a_pipes_atomic_size) {
             "h\u00e9 \"x\"\n");
 }
 
+TEST(Done, carries_the_figures) {
+  const Done done{{{"status", "done"}, {"step", 7}, {"final", {{"accuracy", 0.5}}}}};
+  EXPECT_EQ(std::get<Done>(*decode(encode(done))), done);
+}
+
+RC_GTEST_PROP(Failed, fits_a_pipe_and_comes_back, (std::string text)) {
+  const std::string line = encode(Failed{ErrorCode::data_loss, text});
+  RC_ASSERT(line.size() <= 4096u);
+  const auto back = decode(line);
+  RC_ASSERT(std::get<Failed>(back.value()).code == ErrorCode::data_loss);
+}
+
+TEST(Failed, of_an_unknown_code_is_internal) {
+  EXPECT_EQ(std::get<Failed>(*decode(R"({"error":"x","code":"later"})")),
+            (Failed{ErrorCode::internal, "x"}));
+}
+
 TEST(Decode, passes_over_what_libraries_print) {
   for (const char* line : {"", "hello", "{", "[1]", "{\"a\":1}", "{\"message\":1}",
                            "{\"progress\":1}", "{\"progress\":{\"step\":\"x\"}}"}) {

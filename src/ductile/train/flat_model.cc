@@ -24,7 +24,7 @@ at::Tensor view(float* data, const at::Tensor& like) {
 }  // namespace
 
 FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
-    : model_(model), layout_(options), parameters_(model.parameters()) {
+    : layout_(options), parameters_(model.parameters()) {
   const at::NoGradGuard no_grad;
   bool any_half = false;
   for (const nn::NamedTensor& p : parameters_) {

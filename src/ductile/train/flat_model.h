@@ -8,29 +8,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/dtype.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/param_layout.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::train {
-
-// One contiguous 64-byte-aligned array; zeroed.
-template <class T>
-class AlignedArray {
- public:
-  explicit AlignedArray(int64_t size = 0)
-      : size_(size), data_(size == 0 ? nullptr : new (std::align_val_t{64}) T[size]()) {}
-  std::span<T> span() { return {data_.get(), static_cast<size_t>(size_)}; }
-  std::span<const T> span() const { return {data_.get(), static_cast<size_t>(size_)}; }
-
- private:
-  struct Free {
-    void operator()(T* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  int64_t size_;
-  std::unique_ptr<T[], Free> data_;
-};
 
 // A model whose parameters are views into flat arrays: fp32 master weights, and in bf16/fp16 runs
 // the rounded copy that forward and backward read. The optimiser, the reduction and the checkpoint
@@ -47,7 +31,6 @@ class FlatModel {
 
   FlatModel(nn::Model& model, const spec::OptimizerOptions& options);
 
-  nn::Model& model() { return model_; }
   const optim::ParamLayout& layout() const { return layout_; }
   const std::vector<Entry>& parameters() const { return parameter_entries_; }
   const std::vector<Entry>& buffers() const { return buffer_entries_; }
@@ -66,7 +49,6 @@ class FlatModel {
   void take_gradients(std::span<float> out);
 
  private:
-  nn::Model& model_;
   optim::ParamLayout layout_;
   std::vector<nn::NamedTensor> parameters_, buffers_;
   std::vector<Entry> parameter_entries_, buffer_entries_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -70,25 +70,25 @@ std::vector<ckpt::TensorView> Snapshot::model_views() const {
 }
 
 void Snapshot::restore(const ckpt::Checkpoint& checkpoint) {
-  std::set<std::string> known;
-  for (const ckpt::TensorInfo& info : checkpoint.tensors()) known.insert(info.name);
+  std::map<std::string_view, const ckpt::TensorInfo*> known;
+  for (const ckpt::TensorInfo& info : checkpoint.tensors()) known[info.name] = &info;
   for (const Part& p : parts_) {
-    if (known.erase(p.name) == 0) {
+    const auto found = known.extract(p.name);
+    if (found.empty()) {
       fail(ErrorCode::invalid_argument,
            "the checkpoint holds no tensor {}; it is of another model or optimiser", p.name);
     }
-    for (const ckpt::TensorInfo& info : checkpoint.tensors()) {
-      if (info.name == p.name && (info.shape != p.shape || info.dtype != DType::f32)) {
-        fail(ErrorCode::invalid_argument, "tensor {} is {} {} in the checkpoint and {} {} here",
-             p.name, to_string(info.dtype), describe_shape(info.shape), to_string(DType::f32),
-             describe_shape(p.shape));
-      }
+    const ckpt::TensorInfo& info = *found.mapped();
+    if (info.shape != p.shape || info.dtype != DType::f32) {
+      fail(ErrorCode::invalid_argument, "tensor {} is {} {} in the checkpoint and {} {} here",
+           p.name, to_string(info.dtype), describe_shape(info.shape), to_string(DType::f32),
+           describe_shape(p.shape));
     }
   }
   if (!known.empty()) {
     fail(ErrorCode::invalid_argument,
          "the checkpoint holds tensor {}, which this model and optimiser do not have",
-         *known.begin());
+         known.begin()->first);
   }
   for (const Part& p : parts_) checkpoint.read(p.name, p.bytes);
 }

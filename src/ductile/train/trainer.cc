@@ -7,10 +7,8 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
@@ -82,7 +80,6 @@ class Trainer {
   void evaluate_now();
   void save_checkpoint();
   void note_finished_saves();
-  void send(const std::string& line);
   void show(run::Phase phase, std::optional<double> phase_share = {});
   Json summarize(Ending ending);
 
@@ -302,10 +299,12 @@ void Trainer::train_step() {
 void Trainer::forward_backward(const data::Batch& batch, int64_t virtual_rank,
                                std::span<float> leaf) {
   const std::span<float> buffers = flat_->buffer_values();
-  if (virtual_rank == 0) {
-    buffers_before_.assign(buffers.begin(), buffers.end());
-  } else {
-    std::ranges::copy(buffers_before_, buffers.begin());
+  if (num_ranks_ > 1) {
+    if (virtual_rank == 0) {
+      buffers_before_.assign(buffers.begin(), buffers.end());
+    } else {
+      std::ranges::copy(buffers_before_, buffers.begin());
+    }
   }
   nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
                     static_cast<uint64_t>(virtual_rank)));
@@ -420,20 +419,16 @@ void Trainer::evaluate_now() {
     });
   }
   if (!best_ || last_->accuracy > best_->accuracy) best_ = last_;
-  if (train_set_->info().tokens) {
-    metrics_->log(step_, epoch(),
-                  {{run::kEvalLoss, last_->loss},
-                   {run::kEvalAccuracy, last_->accuracy},
-                   {run::kEvalPerplexity, last_->perplexity()}});
-  } else {
-    metrics_->log(step_, epoch(),
-                  {{run::kEvalLoss, last_->loss}, {run::kEvalAccuracy, last_->accuracy}});
-  }
+  const bool tokens = train_set_->info().tokens;
+  std::vector<run::Metric> scalars = {{run::kEvalLoss, last_->loss},
+                                      {run::kEvalAccuracy, last_->accuracy}};
+  if (tokens) scalars.push_back({run::kEvalPerplexity, last_->perplexity()});
+  metrics_->log(step_, epoch(), scalars);
   const double took = seconds_since(begin);
   eval_seconds_ += took;
   Json fields = last_->to_json();
   fields.update({{"step", step_}, {"epoch", epoch()}, {"duration", took}});
-  if (train_set_->info().tokens) fields["perplexity"] = run::json_number(last_->perplexity());
+  if (tokens) fields["perplexity"] = run::json_number(last_->perplexity());
   metrics_->event("evaluation", fields);
   if (target_reached()) {
     metrics_->event("target", {{"step", step_},
@@ -478,7 +473,7 @@ void Trainer::note_finished_saves() {
                                    : fmt::format("the checkpoint of step {} was not written: {}",
                                                  report->step, report->error);
       metrics_->event("error", {{"step", report->step}, {"message", text}});
-      send(run::encode(run::Message{"warning", text}));
+      run::write_line(input_.progress_fd, run::Message{"warning", text});
     }
     if (!report->error.empty()) continue;
     metrics_->event("checkpoint",
@@ -488,12 +483,6 @@ void Trainer::note_finished_saves() {
                      {"blocking_ms", 1e3 * (report->wait_seconds + report->copy_seconds)},
                      {"write_seconds", report->write_seconds}});
   }
-}
-
-// A full or closed pipe loses a line, never the run.
-void Trainer::send(const std::string& line) {
-  if (input_.progress_fd < 0) return;
-  [[maybe_unused]] const ssize_t n = ::write(input_.progress_fd, line.data(), line.size());
 }
 
 void Trainer::show(run::Phase phase, std::optional<double> phase_share) {
@@ -516,7 +505,7 @@ void Trainer::show(run::Phase phase, std::optional<double> phase_share) {
                       static_cast<double>(total_steps_ - step_);
     }
   }
-  send(run::encode(p));
+  run::write_line(input_.progress_fd, p);
 }
 
 void Trainer::note_failure(const std::string& message) noexcept try {

@@ -65,6 +65,22 @@ TEST(Trainer, FillsTheRunDirectoryAndLearns) {
   }
 }
 
+TEST(Trainer, TheDigitsAreTooHardForALinearModelAndNotForTheDefaultOne) {
+  TestRun linear, standard;
+  spec::JobOptions job;
+  job.checkpoint.every_seconds = 0;
+  job.train.epochs = 1;
+  standard.start(job);
+  EXPECT_GT(standard.summary.at("final").at("accuracy"), 0.98);
+  job.model.name = "mlp";
+  job.model.hidden = {};
+  job.optimizer.lr = 0.02;
+  job.train.epochs = 8;
+  linear.start(job);
+  EXPECT_GT(linear.summary.at("best").at("accuracy"), 0.70);  // it did learn
+  EXPECT_LT(linear.summary.at("best").at("accuracy"), 0.93);
+}
+
 TEST(Trainer, EqualSeedsGiveEqualBitsAndOthersDoNot) {
   TestRun a, b, c;
   spec::JobOptions job = small_job();

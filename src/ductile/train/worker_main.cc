@@ -1,15 +1,11 @@
 // ductile-worker: one process that hosts virtual ranks of one job. Started by the command line.
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <optional>
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/nn/memory.h"
@@ -63,20 +59,6 @@ Arguments parse(int argc, char** argv) {
   return out;
 }
 
-// One line for whoever started us: {"kind": "done"|"error", ...}.
-void report(int fd, const nlohmann::json& line) {
-  if (fd < 0) return;
-  const std::string text =
-      line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;  // the reader is gone; the run directory has it all
-    done += static_cast<size_t>(n);
-  }
-}
-
 int run(const Arguments& arguments) {
   using namespace ductile;
   const run::RunFolder folder = run::RunFolder::open(arguments.run);
@@ -88,8 +70,7 @@ int run(const Arguments& arguments) {
   nlohmann::json summary;
   const train::Ending ending =
       train::train({folder, job, arguments.resume, arguments.progress_fd}, summary);
-  summary["kind"] = "done";
-  report(arguments.progress_fd, summary);
+  run::write_line(arguments.progress_fd, run::Done{summary});
   return ending == train::Ending::interrupted ? kInterrupted : kDone;
 }
 
@@ -108,12 +89,12 @@ int main(int argc, char** argv) {
     return run(arguments);
   } catch (const Error& e) {
     std::cerr << "ductile-worker: " << e.what() << "\n";
-    report(arguments.progress_fd,
-           {{"kind", "error"}, {"code", ductile::to_string(e.code())}, {"message", e.what()}});
+    ductile::run::write_line(arguments.progress_fd, ductile::run::Failed{e.code(), e.what()});
     return e.code() == ErrorCode::invalid_argument ? kConfiguration : kFailed;
   } catch (const std::exception& e) {
     std::cerr << "ductile-worker: " << e.what() << "\n";
-    report(arguments.progress_fd, {{"kind", "error"}, {"code", "internal"}, {"message", e.what()}});
+    ductile::run::write_line(arguments.progress_fd,
+                             ductile::run::Failed{ErrorCode::internal, e.what()});
     return kFailed;
   }
 }

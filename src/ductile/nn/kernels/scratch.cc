@@ -1,34 +1,17 @@
 #include "ductile/nn/kernels/scratch.h"
 
-#include <memory>
-#include <new>
+#include "ductile/base/aligned_array.h"
 
 namespace ductile::nn::kernels {
-namespace {
-
-constexpr std::align_val_t kAlignment{64};
-
-struct Free {
-  void operator()(float* p) const { ::operator delete[](p, kAlignment); }
-};
-
-struct Block {
-  std::unique_ptr<float[], Free> data;
-  int64_t floats = 0;
-};
-
-}  // namespace
 
 float* scratch(ScratchKind kind, int64_t floats) {
-  thread_local Block blocks[2];
-  Block& block = blocks[static_cast<int>(kind)];
-  if (block.floats < floats) {
-    block.data.reset();
-    block.data.reset(static_cast<float*>(
-        ::operator new[](static_cast<size_t>(floats) * sizeof(float), kAlignment)));
-    block.floats = floats;
+  thread_local AlignedArray<float> blocks[2];
+  AlignedArray<float>& block = blocks[static_cast<int>(kind)];
+  if (block.size() < floats) {
+    block = {};  // the old one goes before the new one comes
+    block = AlignedArray<float>::uninitialized(floats);
   }
-  return block.data.get();
+  return block.data();
 }
 
 }  // namespace ductile::nn::kernels

@@ -1,0 +1,30 @@
+#include "ductile/base/aligned_array.h"
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+namespace ductile {
+namespace {
+
+TEST(AlignedArray, begins_on_a_cache_line_and_is_zeroed) {
+  for (const int64_t size : {0, 1, 15, 16, 1000}) {
+    AlignedArray<float> a(size);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data()) % 64, 0U);
+    EXPECT_EQ(a.size(), size);
+    EXPECT_TRUE(std::ranges::all_of(a.span(), [](float x) { return x == 0; }));
+  }
+}
+
+TEST(AlignedArray, moves_its_memory_and_is_empty_by_default) {
+  AlignedArray<std::byte> a = AlignedArray<std::byte>::uninitialized(100), b;
+  const std::byte* at = a.data();
+  b = std::move(a);
+  EXPECT_EQ(b.data(), at);
+  EXPECT_EQ(b.span().size(), 100U);
+  EXPECT_TRUE(a.span().empty());  // NOLINT(bugprone-use-after-move): specified
+  EXPECT_TRUE(AlignedArray<double>().span().empty());
+}
+
+}  // namespace
+}  // namespace ductile
