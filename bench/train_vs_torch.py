@@ -3,11 +3,15 @@
 
 Usage: bench/train_vs_torch.py --model resnet20|cnn --data DIR [--precision fp32|bf16] [--threads 2]
                                [--rounds 5] [--seconds 20] [--build build/release] [--markdown FILE]
+                               [--rival-precision fp32|bf16] [-- RIVAL_ARGUMENT ...]
 
 Both sides train the same model with the same batch (128), precision, thread count and augmentation,
 data loading included; the rival is bench/train_rival.py, which picks its fastest data path. Each
 round gives each side one burst of about --seconds, in turns; process start-up and the first
 seconds of each burst (thread pools, caches, loader warm-up) are not counted on either side.
+On a processor without bf16 arithmetic torch's bf16 is many times slower than its fp32: there
+--rival-precision fp32 compares with the rival at its best. What follows -- goes to the rival, for
+example --memory-format channels_last --foreach off (no search), --workers 1 (DataLoader processes).
 Prints a JSON line a burst and the median ratio of samples/s with its spread.
 """
 import argparse
@@ -83,8 +87,8 @@ def ductile_burst(args, max_steps):
 class Rival:
     def __init__(self, args):
         command = ["/usr/bin/python3", HERE / "train_rival.py", JOBS[args.model]["rival"],
-                   "--data", args.data, "--precision", args.precision, "--threads", str(args.threads),
-                   "--seconds", str(args.seconds), "--driven"]
+                   "--data", args.data, "--precision", args.rival_precision, "--threads", str(args.threads),
+                   "--seconds", str(args.seconds), "--driven", *args.rival]
         environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, env=environment)
@@ -111,12 +115,15 @@ def main():
     parser.add_argument("--model", choices=sorted(JOBS), required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--rival-precision", choices=["fp32", "bf16"], help="default: --precision")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--build", default=str(HERE.parent / "build" / "release"))
     parser.add_argument("--markdown", help="append the result to this file")
+    parser.add_argument("rival", nargs="*", help="after --: arguments of bench/train_rival.py")
     args = parser.parse_args()
+    args.rival_precision = args.rival_precision or args.precision
     args.data = str(pathlib.Path(args.data).resolve())
 
     rival = Rival(args)
@@ -134,16 +141,21 @@ def main():
                           "ratio": round(ours / theirs, 3), "rival": detail}), flush=True)
     rival.close()
     median = statistics.median(ratios)
-    result = (f"{args.model}, {args.precision}, batch {BATCH}, {args.threads} threads, "
+    precision = args.precision
+    if args.rival_precision != precision:
+        precision = f"{precision} (torch: {args.rival_precision})"
+    result = (f"{args.model}, {precision}, batch {BATCH}, {args.threads} threads, "
               f"{args.rounds} rounds of {args.seconds:g} s: Ductile {statistics.median(ours_all):.0f} "
               f"samples/s, torch {statistics.median(theirs_all):.0f} samples/s, ratio {median:.2f} "
               f"(from {min(ratios):.2f} to {max(ratios):.2f})")
     print(result)
     if args.markdown:
         with open(args.markdown, "a") as out:
-            out.write(f"- {result}; {platform.machine()}, command: `bench/train_vs_torch.py "
-                      f"--model {args.model} --precision {args.precision} --threads {args.threads} "
-                      f"--rounds {args.rounds} --seconds {args.seconds:g}`\n")
+            command = (f"bench/train_vs_torch.py --model {args.model} --precision {args.precision} "
+                       f"--rival-precision {args.rival_precision} --threads {args.threads} "
+                       f"--rounds {args.rounds} --seconds {args.seconds:g} -- "
+                       + " ".join(args.rival)).removesuffix(" -- ")
+            out.write(f"- {result}; {platform.machine()}, command: `{command}`\n")
 
 
 if __name__ == "__main__":
