@@ -60,6 +60,12 @@ std::vector<ckpt::TensorView> Snapshot::views() const {
   return out;
 }
 
+std::vector<std::span<std::byte>> Snapshot::writable() {
+  std::vector<std::span<std::byte>> out;
+  for (const Part& p : parts_) out.push_back(p.bytes);
+  return out;
+}
+
 std::vector<ckpt::TensorView> Snapshot::model_views() const {
   std::vector<ckpt::TensorView> out;
   for (const Part& p : parts_) {

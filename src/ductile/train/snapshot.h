@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,8 @@ class Snapshot {
 
   // Views of the present state; valid until the next step.
   std::vector<ckpt::TensorView> views() const;
+  // The same memory, in the same order, to be written.
+  std::vector<std::span<std::byte>> writable();
   // Weights and buffers under their plain names, averaged where averaging is on: what is
   // deployed.
   std::vector<ckpt::TensorView> model_views() const;

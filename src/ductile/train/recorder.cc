@@ -1,0 +1,164 @@
+#include "ductile/train/recorder.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/run/json_lines.h"
+#include "ductile/train/environment.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+template <class TimePoint>
+double seconds_since(TimePoint begin) {
+  return std::chrono::duration<double>(TimePoint::clock::now() - begin).count();
+}
+
+}  // namespace
+
+Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
+                   std::optional<run::Cost> carried, int progress_fd)
+    : replica_(replica),
+      progress_fd_(progress_fd),
+      metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt),
+      cost_(carried),
+      resumed_(resumed),
+      begin_step_(replica.step()),
+      window_begin_step_(begin_step_) {}
+
+void Recorder::started(int64_t num_workers, const Json& refused) {
+  num_workers_ = num_workers;
+  Json fields = {{"step", replica_.step()},
+                 {"steps", replica_.total_steps()},
+                 {"workers", num_workers},
+                 {"host", describe_environment()},
+                 {"parameters", replica_.num_parameters()},
+                 {"train_samples", replica_.train_info().size},
+                 {"test_samples", replica_.test_info().size}};
+  if (!refused.empty()) fields["refused_checkpoints"] = refused;
+  metrics_.event(resumed_ ? "resume" : "start", fields);
+  begin_ = window_begin_ = Clock::now();
+}
+
+void Recorder::log(const Window& window) {
+  const int64_t samples = (replica_.step() - window_begin_step_) * replica_.job().train.batch_size;
+  throughput_ = static_cast<double>(samples) / std::max(seconds_since(window_begin_), 1e-9);
+  shown_loss_ = window.loss / static_cast<double>(window.steps);
+  shown_accuracy_ = window.correct / window.predictions;
+  metrics_.log(replica_.step(), replica_.epoch(),
+               {{run::kTrainLoss, *shown_loss_},
+                {run::kTrainAccuracy, *shown_accuracy_},
+                {run::kLearningRate, replica_.learning_rate()},
+                {run::kSamplesPerSecond, throughput_}});
+  window_begin_step_ = replica_.step();
+  window_begin_ = Clock::now();
+}
+
+Evaluation Recorder::evaluate(Replica& replica) {
+  const Clock::time_point begin = Clock::now();
+  show(run::Phase::eval, 0);
+  const Evaluation result = replica.evaluate([&](int64_t done) {
+    if (seconds_since(last_show_) < 0.1) return;
+    show(run::Phase::eval,
+         static_cast<double>(done) / static_cast<double>(replica.test_info().size));
+  });
+  replica.record(result);
+  const bool tokens = replica.train_info().tokens;
+  std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss},
+                                      {run::kEvalAccuracy, result.accuracy}};
+  if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
+  metrics_.log(replica.step(), replica.epoch(), scalars);
+  const double took = seconds_since(begin);
+  eval_seconds_ += took;
+  Json fields = result.to_json();
+  fields.update({{"step", replica.step()}, {"epoch", replica.epoch()}, {"duration", took}});
+  if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
+  metrics_.event("evaluation", fields);
+  if (replica.target_reached()) {
+    const spec::TargetOptions& target = replica.job().target;
+    metrics_.event("target", {{"step", replica.step()},
+                              {"epoch", replica.epoch()},
+                              {"samples", replica.step() * replica.job().train.batch_size},
+                              {"metric", target.metric},
+                              {"threshold", target.value},
+                              {"value", replica.target_value()},
+                              {"cost", run::to_json(cost_.read())}});
+  }
+  window_begin_ += Clock::now() - begin;  // throughput speaks of training alone
+  return result;
+}
+
+void Recorder::checkpoint(const ckpt::SaveReport& report) {
+  if (!report.error.empty() || !report.warning.empty()) {
+    const std::string text = report.error.empty()
+                                 ? report.warning
+                                 : fmt::format("the checkpoint of step {} was not written: {}",
+                                               report.step, report.error);
+    metrics_.event("error", {{"step", report.step}, {"message", text}});
+    run::write_line(progress_fd_, run::Message{"warning", text});
+  }
+  const double blocking = report.wait_seconds + report.copy_seconds;
+  save_seconds_ += blocking;
+  if (!report.error.empty()) return;
+  metrics_.event("checkpoint", {{"step", report.step},
+                                {"bytes", report.total_bytes},
+                                {"bytes_written", report.new_bytes},
+                                {"blocking_ms", 1e3 * blocking},
+                                {"write_seconds", report.write_seconds}});
+}
+
+void Recorder::show_now_and_then() {
+  if (seconds_since(last_show_) > 0.1) show(run::Phase::train);
+}
+
+void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
+  last_show_ = Clock::now();
+  run::Progress p;
+  p.phase = phase;
+  p.step = replica_.step();
+  p.total_steps = replica_.total_steps();
+  p.epoch = replica_.epoch();
+  p.epochs = replica_.job().train.epochs;
+  p.phase_share = phase_share;
+  p.loss = shown_loss_;
+  p.accuracy = shown_accuracy_;
+  p.workers = num_workers_;
+  if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
+  if (throughput_ > 0) {
+    p.samples_per_second = throughput_;
+    const int64_t done = replica_.step() - begin_step_;
+    if (done > 0) {
+      p.eta_seconds = seconds_since(begin_) / static_cast<double>(done) *
+                      static_cast<double>(replica_.total_steps() - replica_.step());
+    }
+  }
+  run::write_line(progress_fd_, p);
+}
+
+Json Recorder::summary(std::string_view status) {
+  const int64_t batch_size = replica_.job().train.batch_size;
+  const int64_t samples = (replica_.step() - begin_step_) * batch_size;
+  const double training = seconds_since(begin_) - eval_seconds_;
+  const data::LoaderStats loader = replica_.loader_stats();
+  Json out = {{"status", status},
+              {"step", replica_.step()},
+              {"epoch", replica_.epoch()},
+              {"samples", replica_.step() * batch_size},
+              {"parameters", replica_.num_parameters()},
+              {"cost", run::to_json(cost_.read())},
+              {"samples_per_second", training > 0 ? static_cast<double>(samples) / training : 0},
+              {"checkpoint_blocking_seconds", save_seconds_},
+              {"loader_wait_seconds", loader.wait_seconds},
+              {"bad_samples", loader.bad_samples},
+              {"skipped_steps", replica_.skipped_steps()}};
+  if (replica_.last()) out["final"] = replica_.last()->to_json();
+  if (replica_.best()) out["best"] = replica_.best()->to_json();
+  return out;
+}
+
+}  // namespace ductile::train

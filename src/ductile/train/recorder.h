@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/ckpt/writer.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/meters.h"
+#include "ductile/run/metrics.h"
+#include "ductile/run/progress.h"
+#include "ductile/train/evaluate.h"
+#include "ductile/train/replica.h"
+
+namespace ductile::train {
+
+// Writes what a run says of itself: metric lines, events, progress lines, the summary. One thread.
+class Recorder {
+ public:
+  // `resumed`: the replica's state was restored; lines of later steps are dropped. `carried`: what
+  // earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere).
+  Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
+           std::optional<run::Cost> carried, int progress_fd);
+
+  // The first event: "start" or "resume". `refused` names checkpoints that were passed over.
+  void started(int64_t num_workers, const nlohmann::json& refused);
+  // A metric line for the steps of `window`, which end at the replica's present step.
+  void log(const Window& window);
+  // Times `evaluate()`, logs its result and, where it is reached, the target. The replica has
+  // recorded it when this returns.
+  Evaluation evaluate(Replica& replica);
+  void checkpoint(const ckpt::SaveReport& report);
+  void event(std::string_view kind, const nlohmann::json& fields) { metrics_.event(kind, fields); }
+  // Everything logged so far is on stable storage.
+  void flush() { metrics_.flush(); }
+
+  // Draws the progress bar of whoever reads; show_now_and_then() at most ten times a second.
+  void show(run::Phase phase, std::optional<double> phase_share = {});
+  void show_now_and_then();
+
+  run::Cost cost() { return cost_.read(); }
+  // The figures of the run up to now (docs/reference/run-folder.md, event "end").
+  nlohmann::json summary(std::string_view status);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const Replica& replica_;
+  const int progress_fd_;
+  run::MetricsWriter metrics_;
+  run::CostMeter cost_;
+  const bool resumed_;
+  const int64_t begin_step_;
+  int64_t num_workers_ = 1;
+  int64_t window_begin_step_;
+  Clock::time_point begin_ = Clock::now(), window_begin_ = begin_, last_show_ = begin_;
+  double throughput_ = 0, eval_seconds_ = 0, save_seconds_ = 0;
+  std::optional<double> shown_loss_, shown_accuracy_;
+};
+
+}  // namespace ductile::train

@@ -1,0 +1,276 @@
+#include "ductile/train/replica.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/data/augment.h"
+#include "ductile/optim/elementwise.h"
+#include "ductile/optim/schedule.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+// The tail of the vector that the virtual ranks sum.
+constexpr int64_t kTailLoss = 0, kTailCorrect = 1, kTailPredictions = 2, kTailSize = 3;
+
+nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& data,
+                         const spec::AugmentOptions& augment) {
+  nn::ModelInfo info;
+  info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : data.num_classes;
+  if (data.tokens) {
+    info.sequence_length = data.sequence_length;
+    if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
+  } else {
+    const Shape shape =
+        data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
+    info.channels = shape[0];
+    info.height = shape[1];
+    info.width = shape[2];
+  }
+  if (info.num_classes < data.num_classes) {
+    fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
+         info.num_classes, data.num_classes);
+  }
+  return info;
+}
+
+Json json_of(const std::optional<Evaluation>& evaluation) {
+  return evaluation ? evaluation->to_json() : Json();
+}
+
+std::optional<Evaluation> evaluation_from(const Json& value) {
+  if (value.is_null()) return std::nullopt;
+  return Evaluation::from_json(value);
+}
+
+}  // namespace
+
+Json Window::to_json() const {
+  return {{"loss", loss}, {"correct", correct}, {"predictions", predictions}, {"steps", steps}};
+}
+
+Window Window::from_json(const Json& j) {
+  return {j.at("loss"), j.at("correct"), j.at("predictions"), j.at("steps")};
+}
+
+Replica::Replica(const spec::JobOptions& job)
+    : job_(job), scaler_(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
+  train_set_ = data::open_dataset(job_.data, data::Split::train);
+  test_set_ = data::open_dataset(job_.data, data::Split::test);
+  const data::DatasetInfo& info = train_set_->info();
+  if (!info.tokens) augment_ = data::resolve_augment(job_.augment, info);
+  steps_per_epoch_ = info.size / job_.train.batch_size;
+  if (steps_per_epoch_ == 0) {
+    fail(ErrorCode::invalid_argument,
+         "train.batch_size = {} is larger than the training set, which has {} samples",
+         job_.train.batch_size, info.size);
+  }
+  total_steps_ = job_.train.epochs * steps_per_epoch_;
+  if (job_.train.max_steps > 0) total_steps_ = std::min(total_steps_, job_.train.max_steps);
+
+  model_ = nn::make_model(job_.model, model_info(job_, info, augment_), job_.train.precision,
+                          static_cast<uint64_t>(job_.seed));
+  model_->train(true);
+  channels_last_ = job_.train.memory_format == "auto" ? model_->prefers_channels_last()
+                                                      : job_.train.memory_format == "channels_last";
+  flat_ = std::make_unique<FlatModel>(*model_, job_.optimizer);
+  optimizer_ = optim::make_optimizer(job_.optimizer, flat_->layout());
+  if (job_.train.ema_decay > 0) {
+    average_ = AlignedArray<float>(flat_->layout().total_size());
+    buffer_average_ = AlignedArray<float>(static_cast<int64_t>(flat_->buffer_values().size()));
+    std::ranges::copy(flat_->weights(), average_.span().begin());
+    std::ranges::copy(flat_->buffer_values(), buffer_average_.span().begin());
+  }
+  snapshot_ =
+      std::make_unique<Snapshot>(*flat_, *optimizer_, average_.span(), buffer_average_.span());
+  tree_ = std::make_unique<parallel::GradientTree>(vector_size());
+}
+
+int64_t Replica::vector_size() const {
+  return flat_->layout().total_size() + static_cast<int64_t>(flat_->buffer_values().size()) +
+         kTailSize;
+}
+
+double Replica::learning_rate() const {
+  return optim::learning_rate(job_.schedule, job_.optimizer.lr, std::max<int64_t>(0, step_ - 1),
+                              total_steps_, steps_per_epoch_);
+}
+
+void Replica::host(int64_t first, int64_t count) {
+  data::LoaderPlan plan;
+  plan.seed = static_cast<uint64_t>(job_.seed);
+  plan.batch_size = job_.train.batch_size;
+  plan.parts = num_ranks();
+  plan.first_part = first;
+  plan.num_parts = count;
+  plan.channels_last = channels_last_;
+  plan.start_epoch = step_ / steps_per_epoch_;
+  plan.start_step = step_ % steps_per_epoch_;
+  loader_ = std::make_unique<data::Loader>(train_set_, augment_, job_.loader, plan);
+}
+
+std::span<const float> Replica::compute(int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto batch = loader_->next();
+    forward_backward(*batch, batch->part, tree_->leaf());
+    tree_->push();
+  }
+  return tree_->finish();
+}
+
+// One virtual rank's part of the step: gradient, running statistics and figures, all computed from
+// the state before the step, which stays as it was.
+void Replica::forward_backward(const data::Batch& batch, int64_t virtual_rank,
+                               std::span<float> leaf) {
+  const std::span<float> buffers = flat_->buffer_values();
+  buffers_before_.assign(buffers.begin(), buffers.end());
+  nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
+                    static_cast<uint64_t>(virtual_rank)));
+  const at::Tensor labels = labels_of(batch);
+  const nn::LossOutput loss =
+      model_->loss(model_->forward(input_of(batch)), labels, job_.train.label_smoothing);
+  const at::Tensor mean = loss.losses.mean();
+  (scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale())).backward();
+
+  const int64_t num_gradients = flat_->layout().total_size();
+  flat_->take_gradients(leaf.first(num_gradients));
+  std::ranges::copy(buffers, leaf.begin() + num_gradients);
+  std::ranges::copy(buffers_before_, buffers.begin());
+  const std::span<float> tail = leaf.last(kTailSize);
+  tail[kTailLoss] = mean.item<float>();
+  tail[kTailCorrect] = static_cast<float>(loss.correct);
+  tail[kTailPredictions] = static_cast<float>(loss.predictions);
+}
+
+void Replica::apply(std::span<const float> sum) {
+  const auto ranks = static_cast<float>(num_ranks());
+  const std::span<const float> gradient = sum.first(flat_->layout().total_size());
+  const std::span<float> buffers = flat_->buffer_values();
+  const std::span<const float> tail = sum.last(kTailSize);
+  const double loss = tail[kTailLoss] / ranks;
+
+  const bool scaled = job_.train.precision == "fp16";
+  float scale = 1.0f / (ranks * static_cast<float>(scaler_.scale()));
+  double norm = 0;
+  if (scaled || job_.optimizer.clip_norm > 0) norm = optim::gradient_norm(gradient) * scale;
+  const bool overflow = scaled && !std::isfinite(norm);
+  if (!overflow && !std::isfinite(loss)) {
+    fail(ErrorCode::conflict,
+         "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
+         "longer schedule.warmup_epochs or optimizer.clip_norm",
+         step_);
+  }
+  window_.loss += loss;
+  window_.correct += tail[kTailCorrect];
+  window_.predictions += tail[kTailPredictions];
+  ++window_.steps;
+  if (scaled) scaler_.update(overflow);
+  if (!overflow) {
+    scale *= static_cast<float>(optim::clip_factor(norm, job_.optimizer.clip_norm));
+    optim::StepInput in;
+    in.weights = flat_->weights();
+    in.gradient = gradient;
+    in.lr = optim::learning_rate(job_.schedule, job_.optimizer.lr, step_, total_steps_,
+                                 steps_per_epoch_);
+    in.gradient_scale = scale;
+    in.half_weights = flat_->half_weights();
+    in.half = flat_->half_type();
+    in.ema = average_.span();
+    in.ema_decay = static_cast<float>(job_.train.ema_decay);
+    optimizer_->step(in);
+
+    for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[gradient.size() + i] / ranks;
+    const std::span<float> average = buffer_average_.span();
+    for (size_t i = 0; i < average.size(); ++i) {
+      average[i] += (1 - in.ema_decay) * (buffers[i] - average[i]);
+    }
+  }
+  ++step_;
+}
+
+Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
+  data::LoaderPlan plan;
+  plan.batch_size =
+      job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
+  plan.training = false;
+  plan.channels_last = channels_last_;
+  data::Loader loader(test_set_, augment_, job_.loader, plan);
+  const WeightsSwap swap(*flat_, average_.span(), buffer_average_.span());
+  return train::evaluate(*model_, loader, each);
+}
+
+void Replica::record(const Evaluation& result) {
+  last_ = result;
+  if (!best_ || result.accuracy > best_->accuracy) best_ = result;
+  evaluated_step_ = step_;
+}
+
+bool Replica::evaluation_due() const {
+  if (step_ == 0 || evaluated_step_ == step_) return false;
+  if (step_ == total_steps_) return true;
+  if (job_.train.eval_every_epochs <= 0) return false;
+  const auto every = std::max<int64_t>(
+      1, std::llround(job_.train.eval_every_epochs * static_cast<double>(steps_per_epoch_)));
+  return step_ % every == 0;
+}
+
+double Replica::target_value() const {
+  if (job_.target.metric == "accuracy") return last_->accuracy;
+  return job_.target.metric == "loss" ? last_->loss : last_->perplexity();
+}
+
+bool Replica::target_reached() const {
+  if (job_.target.metric.empty() || !last_) return false;
+  return job_.target.metric == "accuracy" ? target_value() >= job_.target.value
+                                          : target_value() <= job_.target.value;
+}
+
+bool Replica::done() const {
+  return !evaluation_due() &&
+         (step_ >= total_steps_ || (evaluated_step_ == step_ && target_reached()));
+}
+
+Json Replica::state() const {
+  spec::JobOptions job = job_;
+  const optim::LossScaler::State& scaler = scaler_.state();
+  return {
+      {"job", OptionSet(job).to_json()},
+      {"optimizer_steps", optimizer_->num_steps()},
+      {"loss_scaler",
+       {{"scale", scaler.scale}, {"good_steps", scaler.good_steps}, {"skipped", scaler.skipped}}},
+      {"window", window_.to_json()},
+      {"evaluated_step", evaluated_step_},
+      {"best", json_of(best_)},
+      {"last", json_of(last_)}};
+}
+
+void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+  spec::JobOptions job = job_;
+  check_same_job(checkpoint.state().at("job"), OptionSet(job).to_json());
+  snapshot_->restore(checkpoint);
+  restore(checkpoint.step(), checkpoint.state());
+}
+
+void Replica::restore(int64_t step, const Json& state) {
+  flat_->refresh_half_weights();
+  step_ = step;
+  optimizer_->set_num_steps(state.at("optimizer_steps"));
+  const Json& scaler = state.at("loss_scaler");
+  scaler_ = optim::LossScaler(
+      optim::LossScaler::State{scaler.at("scale"), scaler.at("good_steps"), scaler.at("skipped")});
+  window_ = Window::from_json(state.at("window"));
+  evaluated_step_ = state.at("evaluated_step");
+  best_ = evaluation_from(state.at("best"));
+  last_ = evaluation_from(state.at("last"));
+}
+
+}  // namespace ductile::train

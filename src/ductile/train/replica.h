@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/data/loader.h"
+#include "ductile/nn/model.h"
+#include "ductile/optim/loss_scaler.h"
+#include "ductile/optim/optimizer.h"
+#include "ductile/parallel/gradient_tree.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/evaluate.h"
+#include "ductile/train/flat_model.h"
+#include "ductile/train/snapshot.h"
+
+namespace ductile::train {
+
+// Training figures between two metric lines. Part of the state, so that the lines of a resumed run
+// equal those of an undisturbed one.
+struct Window {
+  double loss = 0;  // sum over steps
+  double correct = 0, predictions = 0;
+  int64_t steps = 0;
+
+  nlohmann::json to_json() const;
+  static Window from_json(const nlohmann::json& value);
+};
+
+// The whole state of a job between two steps, and a step cut in two: what virtual ranks contribute,
+// and the update from the sum over all of them. Everybody who holds the state before step t holds
+// the same bits, whichever virtual ranks were computed where.
+//
+// One thread at a time. Errors of data and configuration throw from where they are met.
+class Replica {
+ public:
+  // Opens the data and makes the model in its first state.
+  explicit Replica(const spec::JobOptions& job);
+
+  const spec::JobOptions& job() const { return job_; }
+  const data::DatasetInfo& train_info() const { return train_set_->info(); }
+  const data::DatasetInfo& test_info() const { return test_set_->info(); }
+  int64_t num_parameters() const { return flat_->layout().num_parameters(); }
+  int64_t num_ranks() const { return job_.train.virtual_ranks; }
+  int64_t steps_per_epoch() const { return steps_per_epoch_; }
+  int64_t total_steps() const { return total_steps_; }
+  int64_t step() const { return step_; }  // steps done
+  double epoch() const {
+    return static_cast<double>(step_) / static_cast<double>(steps_per_epoch_);
+  }
+  // Of the last step, or of the first one before it.
+  double learning_rate() const;
+
+  // Takes over the virtual ranks first .. first + count - 1 from the present step on.
+  void host(int64_t first, int64_t count);
+  data::LoaderStats loader_stats() const { return loader_->stats(); }
+
+  // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
+  // predictions].
+  int64_t vector_size() const;
+  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
+  // canonical tree; they are one node of it. Valid until the next call.
+  std::span<const float> compute(int64_t count);
+  // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
+  // diverged; the state is then that before the step.
+  void apply(std::span<const float> sum);
+
+  // Figures of the steps since the last take.
+  const Window& window() const { return window_; }
+  Window take_window() { return std::exchange(window_, {}); }
+  int64_t skipped_steps() const { return scaler_.state().skipped; }
+
+  // Evaluates the present state (its moving averages, where averaging is on) on the test set.
+  // `each(samples_done)` is called after each batch.
+  Evaluation evaluate(const std::function<void(int64_t)>& each);
+  // Makes `result` the evaluation of the present state.
+  void record(const Evaluation& result);
+  // Whether the present state is to be evaluated and has not been.
+  bool evaluation_due() const;
+  const std::optional<Evaluation>& last() const { return last_; }
+  const std::optional<Evaluation>& best() const { return best_; }
+  double target_value() const;  // the last evaluation in the metric of the target
+  bool target_reached() const;
+  // All steps are done and evaluated, or the target was reached.
+  bool done() const;
+
+  // The state but for the tensors; with them it is all that a checkpoint or a peer needs.
+  nlohmann::json state() const;
+  std::vector<ckpt::TensorView> tensors() const { return snapshot_->views(); }
+  std::vector<ckpt::TensorView> model_tensors() const { return snapshot_->model_views(); }
+  // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
+  void restore(const ckpt::Checkpoint& checkpoint);
+  // Takes up `state` of step `step`, whose tensors were written to writable_tensors().
+  void restore(int64_t step, const nlohmann::json& state);
+  std::vector<std::span<std::byte>> writable_tensors() { return snapshot_->writable(); }
+
+ private:
+  void forward_backward(const data::Batch& batch, int64_t virtual_rank, std::span<float> leaf);
+
+  const spec::JobOptions job_;
+  std::shared_ptr<const data::Dataset> train_set_, test_set_;
+  spec::AugmentOptions augment_;
+  std::unique_ptr<nn::Model> model_;
+  std::unique_ptr<FlatModel> flat_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::LossScaler scaler_;
+  AlignedArray<float> average_, buffer_average_;
+  std::unique_ptr<Snapshot> snapshot_;
+  std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<parallel::GradientTree> tree_;
+  bool channels_last_ = true;
+
+  int64_t steps_per_epoch_ = 0, total_steps_ = 0;
+  int64_t step_ = 0;
+  int64_t evaluated_step_ = -1;
+  Window window_;
+  std::optional<Evaluation> last_, best_;
+  std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
+};
+
+}  // namespace ductile::train
