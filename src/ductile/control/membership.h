@@ -136,6 +136,7 @@ struct MembershipOptions {
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   Time checkpoint_retry = std::chrono::seconds(1);
+  Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };
 
 struct Outcome {

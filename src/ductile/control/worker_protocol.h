@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -131,11 +132,65 @@ class WorkerProtocol {
   Time lease_until() const;
 
  private:
-  struct State;
+  enum class Activity { none, restoring, applying, stepping, voting };  // what has no answer yet
+
+  void on(const Loaded&, Time now);
+  void on(const InstructionReceived& event, Time now);
+  void on(const Restored& event, Time now);
+  void on(const RestoreFailed& event, Time now);
+  void on(const Reduced& event, Time now);
+  void on(const AllVoted& event, Time now);
+  void on(const PeerLost& event, Time now);
+  void on(const Abandoned& event, Time now);
+  void on(const Saved& event, Time now);
+  void on(const SaveFailed& event, Time now);
+  void on(const JobError& event, Time now);
+  void on(const LeaveAsked&, Time now);
+  void on(const Beat&, Time now);
+  void follow(const Ack& ack);
+  void follow(const Halt& halt);
+  void follow(const Enter& enter);
+  void follow(const Save& save);
+  void follow(const Stop& stop);
+
+  void promise(Generation generation);
+  void halt(std::string note);
+  void enter_if_free();
+  void go_on();
+  void save_if_due();
+  bool may_step(Generation generation, int64_t step, Activity activity) const;
+  bool has_lease(Time now);
+  void send_report(Time now);
 
   WorkerOptions options_;
+  uint64_t controller_ = 0;  // the newest incarnation seen
+  WorkerPhase phase_ = WorkerPhase::loading;
+  Activity activity_ = Activity::none;
+  bool abandoning_ = false;
+  bool exited_ = false;
+  Generation generation_ = 0;
+  Generation promised_ = 0;
+  Generation stop_ = 0;  // halt after the step under way, for this generation
+  int64_t step_ = -1;
+  bool voted_ = false;
+  bool done_ = false;
   std::shared_ptr<const GenerationPlan> plan_;     // of generation_
-  std::shared_ptr<const GenerationPlan> waiting_;  // to be entered once the loop has let go
+  std::shared_ptr<const GenerationPlan> waiting_;  // entered once the loop has let go
+  bool fed_ = false;                               // the members that plan_ has this one feed
+  std::optional<Save> pending_save_;
+  SaveStatus save_;
+  std::vector<WorkerId> suspects_;
+  int64_t unreadable_ = -1;
+  bool leaving_ = false;
+  std::string error_;
+  std::string note_;
+
+  uint64_t sequence_ = 0;
+  bool report_due_ = true;
+  Time next_beat_{0};
+  Time lease_until_ = Time::min();
+  std::vector<std::pair<uint64_t, Time>> sent_;  // reports that no Ack covers yet
+  std::vector<WorkerCommand> commands_;
 };
 
 }  // namespace ductile::control
