@@ -65,7 +65,7 @@ struct WorkerReported {
 struct CheckpointPublished {
   int64_t step = 0;
 };
-struct PublishFailed {
+struct PublishFailed {  // for certain: it does not count, and never will
   int64_t step = 0;
   std::string text;
 };
@@ -97,7 +97,7 @@ struct PublishCheckpoint {
   Generation generation = 0;
   int64_t step = 0;
 };
-struct Release {  // no process of the job is left: give its resources back
+struct Release {  // no process of the job is left: give its resources back (perhaps a second time)
   std::string reason;
 };
 struct Note {         // for the job's event log and its user

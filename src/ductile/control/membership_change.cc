@@ -60,6 +60,10 @@ std::string Membership::State::change_asked() {
   int64_t staying = 0;
   bool leaver = false;
   for (const WorkerRecord* worker : participants()) {
+    // First let everyone get the state: a change in between would begin the feeding anew.
+    if (worker->report.generation != plan->number ||
+        worker->report.phase == WorkerPhase::restoring)
+      return "";
     if (worker->report.leaving)
       leaver = true;
     else
@@ -168,7 +172,7 @@ void Membership::State::try_form() {
     // Those who cannot be reached may come back with the state, or be gone for certain.
     for (const WorkerRecord* worker : silent)
       if (may_still_act(*worker)) return;
-    if (!joiners_complete()) return;
+    if (!joiners_complete() || publishing) return;
     start = std::max<int64_t>(newest_checkpoint(), 0);
   }
   std::vector<WorkerRecord*> chosen = choose(survivors, joined, from_state ? start : -1);

@@ -287,7 +287,10 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   s.now = s.next_try = s.next_save = s.last_checkpoint = s.preempt_since = now;
   first = s.apply(Tick{}, now);
   first.must_save = true;  // the incarnation
+  // Commands that were decided and saved, but perhaps not carried out: each may be done twice.
   if (s.publishing) first.commands.push_back(*s.publishing);
+  if (!s.active() && !s.winding_down && s.phase != Phase::queued)
+    first.commands.push_back(Release{fmt::format("the job is {}", to_string(s.phase))});
   for (auto& [id, worker] : s.workers)
     if (worker.doomed && !worker.killed) s.tell(worker, Stop{"no longer needed"});
   for (Command& command : s.out.commands) first.commands.push_back(std::move(command));

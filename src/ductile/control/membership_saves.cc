@@ -28,7 +28,11 @@ void Membership::State::take_save_status(WorkerRecord& worker) {
       out.must_save = true;
     }
   }
-  if (!save_task || save_task->worker != worker.id || save_task->attempt != save.attempt) return;
+  if (!save_task || save_task->worker != worker.id || save_task->attempt > save.attempt) return;
+  if (save_task->attempt < save.attempt) {  // a number that a controller before this one gave too
+    save_task.reset();
+    return;
+  }
   if (save.state == SaveStatus::State::written) {
     if (save_task->at_step < 0) save_asked = false;
     save_task.reset();
