@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -140,6 +141,7 @@ class Simulation {
   void carry_out(const Command& command);
   void on_plan(const GenerationPlan& plan);
   void publish(const PublishCheckpoint& command);
+  int64_t newest_good() const;
   void crash_controller();
   void restart_controller();
   void to_controller_in(Time delay, Event event) {
@@ -199,9 +201,11 @@ class Simulation {
   std::map<WorkerId, std::unique_ptr<Process>> processes_;
   std::map<std::pair<WorkerId, int64_t>, uint64_t> written_;
   std::map<int64_t, uint64_t> published_;
-  int64_t unreadable_ = -1;
+  std::set<int64_t> bad_;  // published, but no longer readable
   std::map<Generation, GenerationPlan> plans_;
-  int64_t max_committed_ = 0, max_begun_ = -1;
+  int64_t max_committed_ = 0;  // the newest state that all members of a generation voted for
+  int64_t max_begun_ = -1;     // the newest step begun
+  int64_t faults_since_commit_ = 0;
   bool finished_ = false;
 };
 
@@ -210,12 +214,12 @@ class Simulation {
 void Simulation::draw_scenario() {
   constexpr int64_t kRanks[] = {1, 2, 3, 4, 4, 6, 8};
   virtual_ranks_ = kRanks[rng_.below(7)];
-  steps_ = between(4, 12);
+  steps_ = between(4, 24);
   options_.virtual_ranks = virtual_ranks_;
   options_.max_workers = std::min<int64_t>(virtual_ranks_, 4);
   options_.min_workers = chance(0.2) ? std::min<int64_t>(2, options_.max_workers) : 1;
-  options_.heartbeat_deadline = milliseconds(100);
-  options_.lease = milliseconds(300);
+  options_.heartbeat_deadline = milliseconds(70);
+  options_.lease = milliseconds(150);
   options_.clock_drift = milliseconds(5);
   options_.reattach = milliseconds(100);
   options_.start_deadline = milliseconds(300);
@@ -242,7 +246,7 @@ void Simulation::draw_scenario() {
   if (chance(0.2)) unconfirmed_ = 0.7;
   restarts_ = chance(0.3) || mutation_ == Mutation::saves_are_lost;
   if (restarts_) torn_outcome_ = 0.03;
-  faults_end_ = span(50'000, 250'000);
+  faults_end_ = span(50'000, 500'000);
 
   truth_.push_back(scramble(static_cast<uint64_t>(virtual_ranks_)));
   for (int64_t t = 0; t < steps_; ++t) {
@@ -271,7 +275,7 @@ SimulationResult Simulation::run() {
   draw_scenario();
   controller_.emplace(options_);
   if (restarts_) stored_ = controller_;
-  const int64_t num_faults = between(0, 6);
+  const int64_t num_faults = between(0, 10);
   for (int64_t i = 0; i < num_faults; ++i)
     schedule(Time{between(0, faults_end_.count())}, Kind::fault);
   schedule(faults_end_, Kind::heal);
@@ -413,7 +417,7 @@ void Simulation::feed_controller(const Event& event) {
 void Simulation::carry_out(const Outcome& outcome) {
   if (restarts_ && mutation_ != Mutation::saves_are_lost && (outcome.must_save || chance(0.2)))
     stored_ = controller_;
-  if (restarts_ && mutation_ == Mutation::saves_are_lost && chance(0.1)) stored_ = controller_;
+  if (restarts_ && mutation_ == Mutation::saves_are_lost && (order_ < 10 || chance(0.5))) stored_ = controller_;
   size_t count = outcome.commands.size();
   const bool torn = outcome.must_save && chance(torn_outcome_);
   if (torn) count = rng_.below(static_cast<uint32_t>(count) + 1);
@@ -498,8 +502,11 @@ void Simulation::on_plan(const GenerationPlan& plan) {
     require(plan.start >= max_committed_, "generation {} starts at {}, but {} was committed",
             plan.number, plan.start, max_committed_);
     result_.redone += std::max<int64_t>(max_begun_ + 1 - plan.start, 0);
-    require(max_begun_ + 1 - plan.start <= 1, "generation {} starts at {}, {} was begun",
-            plan.number, plan.start, max_begun_);
+    // One fault costs one step at most. Only a second one, of the single survivor that held the
+    // reduction of a step not committed yet, can cost that step, too.
+    require(max_begun_ + 1 - plan.start <= std::max<int64_t>(1, faults_since_commit_),
+            "generation {} starts at {}, {} was begun", plan.number, plan.start, max_begun_);
+    max_begun_ = plan.start - 1;
   } else {
     if (!plans_.empty()) {
       ++result_.fallbacks;
@@ -513,13 +520,20 @@ void Simulation::on_plan(const GenerationPlan& plan) {
                 member.worker);
       }
     }
-    const int64_t newest = published_.empty() ? 0 : published_.rbegin()->first;
-    require(plan.start == newest, "generation {} starts at {}, the newest checkpoint is of {}",
-            plan.number, plan.start, newest);
-    max_committed_ = max_begun_ = plan.start;
-    --max_begun_;
+    const int64_t newest = std::max<int64_t>(newest_good(), 0);
+    require(plan.start == newest || bad_.count(plan.start) != 0,
+            "generation {} starts at {}, the newest checkpoint is of {}", plan.number, plan.start,
+            newest);
+    max_committed_ = plan.start;
+    max_begun_ = plan.start - 1;
   }
   plans_.emplace(plan.number, plan);
+}
+
+int64_t Simulation::newest_good() const {
+  for (auto it = published_.rbegin(); it != published_.rend(); ++it)
+    if (bad_.count(it->first) == 0) return it->first;
+  return -1;
 }
 
 void Simulation::publish(const PublishCheckpoint& command) {
@@ -528,18 +542,20 @@ void Simulation::publish(const PublishCheckpoint& command) {
           command.step);
   require(found->second == truth_[static_cast<size_t>(command.step)],
           "a checkpoint of {} with the wrong state", command.step);
-  if (published_.count(command.step) == 0) {
+  const bool again = published_.count(command.step) != 0 && bad_.count(command.step) == 0;
+  if (!again) {
     require(plans_.rbegin()->second.find(command.worker) != nullptr,
             "worker {} published though generation {} is without it", command.worker,
             plans_.rbegin()->first);
-    const int64_t newest = published_.empty() ? -1 : published_.rbegin()->first;
+    const int64_t newest = newest_good();
     require(command.step > newest, "the checkpoints went back from {} to {}", newest, command.step);
   }
-  if (disk_full_until_ > now_ && published_.count(command.step) == 0) {
+  if (disk_full_until_ > now_ && !again) {
     to_controller_in(span(100, 2'000), PublishFailed{command.step, "disk full"});
     return;
   }
   published_[command.step] = found->second;
+  bad_.erase(command.step);
   ++result_.publications;
   to_controller_in(span(100, 2'000), CheckpointPublished{command.step});
   if (chance(doubling_)) to_controller_in(span(100, 9'000), CheckpointPublished{command.step});
@@ -661,7 +677,6 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
     schedule(now_ + takes, Kind::to_worker, id, 0, std::move(answer));
     if (mutation_ == Mutation::worker_publishes && disk_full_until_ <= now_ &&
         published_.count(write->step) == 0 && chance(0.3)) {
-      // It slept between writing and renaming.
       publish({id, process.machine.generation(), write->step});
     }
   } else if (std::get_if<Exit>(&command) != nullptr) {
@@ -703,8 +718,7 @@ void Simulation::restore_state(WorkerId id, Process& process, const Restore& com
   }
   if (command.self.source == StateSource::checkpoint) {
     const auto found = published_.find(start);
-    if (found == published_.end() || unreadable_ == start) {
-      if (found != published_.end()) published_.erase(found);
+    if (found == published_.end() || bad_.count(start) != 0) {
       loop_event(id, process, span(100, 2'000), RestoreFailed{command.plan->number, "torn"});
       return;
     }
@@ -803,14 +817,20 @@ void Simulation::check_state(WorkerId id, const Process& process) {
           "worker {} has a wrong state of step {}", id, process.state_step);
 }
 
-// A generation that was followed by another never gets past where that one started.
+// A step is committed when all members of a generation voted for it. A generation that was followed
+// by another never commits one that the other does not start after.
 void Simulation::check_commit(WorkerId id, const Apply& command) {
+  // Who begins a generation one step behind only catches up.
+  if (command.step < plans_.at(command.generation).start) return;
   const auto next = plans_.upper_bound(command.generation);
-  require(next == plans_.end() || command.step + 1 <= next->second.start,
-          "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
-          command.generation, next == plans_.end() ? 0 : next->first,
-          next == plans_.end() ? 0 : next->second.start);
-  if (next == plans_.end()) max_committed_ = std::max(max_committed_, command.step + 1);
+  if (next != plans_.end()) {
+    require(command.step + 1 <= next->second.start,
+            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
+            command.generation, next->first, next->second.start);
+    return;
+  }
+  max_committed_ = std::max(max_committed_, command.step + 1);
+  faults_since_commit_ = 0;
 }
 
 // ---- Network and faults.
@@ -834,6 +854,7 @@ WorkerId Simulation::any_worker() {
 }
 
 void Simulation::inject() {
+  ++faults_since_commit_;
   const uint32_t kind = rng_.below(14);
   const WorkerId victim = any_worker(), other = any_worker();
   const Time until = now_ + span(5'000, 150'000);
@@ -898,9 +919,9 @@ void Simulation::inject() {
       if (restarts_ && controller_) crash_controller();
       break;
     case 13:
-      if (published_.empty() || !chance(0.3)) break;
-      unreadable_ = published_.rbegin()->first;
-      say("--- the checkpoint of step {} goes bad", unreadable_);
+      if (newest_good() < 0 || !chance(0.3)) break;
+      say("--- the checkpoint of step {} goes bad", newest_good());
+      bad_.insert(newest_good());
       break;
   }
 }
