@@ -83,7 +83,7 @@ bool Membership::State::due(Time at) {
 }
 
 void Membership::State::note(std::string event, std::string text) {
-  out.commands.push_back(Note{std::move(event), std::move(text)});
+  out.commands.emplace_back(Note{std::move(event), std::move(text)});
 }
 
 void Membership::State::refuse(std::string_view request) {

@@ -61,8 +61,7 @@ std::string Membership::State::change_asked() {
   bool leaver = false;
   for (const WorkerRecord* worker : participants()) {
     // First let everyone get the state: a change in between would begin the feeding anew.
-    if (worker->report.generation != plan->number ||
-        worker->report.phase == WorkerPhase::restoring)
+    if (worker->report.generation != plan->number || worker->report.phase == WorkerPhase::restoring)
       return "";
     if (worker->report.leaving)
       leaver = true;

@@ -24,7 +24,7 @@ void Membership::State::take_save_status(WorkerRecord& worker) {
     offered_attempt = save.attempt;
     if (save.step > newest_checkpoint()) {
       publishing = PublishCheckpoint{worker.id, generation, save.step};
-      out.commands.push_back(*publishing);
+      out.commands.emplace_back(*publishing);
       out.must_save = true;
     }
   }

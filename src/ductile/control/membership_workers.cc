@@ -18,7 +18,7 @@ void Membership::State::check_timeouts() {
         forgotten.push_back(id);
       } else if (due(worker.doomed_at + options.stop_deadline) && !worker.killed) {
         worker.killed = true;
-        out.commands.push_back(KillWorker{id, "it did not stop when told to"});
+        out.commands.emplace_back(KillWorker{id, "it did not stop when told to"});
       }
       continue;
     }
@@ -55,7 +55,7 @@ void Membership::State::launch_and_trim() {
       worker.id = next_worker++;
       worker.report.worker = worker.id;
       worker.launched_at = now;
-      out.commands.push_back(LaunchWorker{
+      out.commands.emplace_back(LaunchWorker{
           worker.id,
           fmt::format("{} workers are wanted{}{}", wanted, failures > 0 ? "; after: " : "",
                       failures > 0 ? last_failure : "")});
@@ -81,7 +81,7 @@ void Membership::State::doom(WorkerRecord& worker, bool kill, const std::string&
   worker.doomed_at = now;
   worker.killed = kill || !worker.connected;
   if (worker.killed)
-    out.commands.push_back(KillWorker{worker.id, why});
+    out.commands.emplace_back(KillWorker{worker.id, why});
   else
     tell(worker, Stop{why});
   if (save_task && save_task->worker == worker.id) save_task.reset();
@@ -134,7 +134,7 @@ void Membership::State::settle() {
   if (!workers.empty()) return;
   winding_down = false;
   ran = false;
-  out.commands.push_back(Release{fmt::format("the job is {}", to_string(after))});
+  out.commands.emplace_back(Release{fmt::format("the job is {}", to_string(after))});
   out.must_save = true;
   set_phase(after, reason);
   if (resume_after) {
