@@ -251,7 +251,11 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("failures", s.failures);
     in.read("barren", s.barren);
     in.read("last_failure", s.last_failure);
-    for (const json& step : in.array("checkpoints")) s.checkpoints.push_back(step.get<int64_t>());
+    for (const json& step : in.array("checkpoints")) {
+      if (!step.is_number_integer())
+        fail(ErrorCode::data_loss, "saved controller state: 'checkpoints' is not a list of steps");
+      s.checkpoints.push_back(step.get<int64_t>());
+    }
     in.read("save_attempts", s.save_attempts);
     in.read("offered_attempt", s.offered_attempt);
     in.read("save_asked", s.save_asked);
