@@ -1,0 +1,274 @@
+#include "ductile/control/membership.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+
+Membership::Membership(MembershipOptions options) : state_(std::make_unique<State>()) {
+  if (options.virtual_ranks < 1)
+    fail(ErrorCode::invalid_argument, "a job has at least 1 virtual rank, not {}",
+         options.virtual_ranks);
+  if (options.max_workers == 0) options.max_workers = options.virtual_ranks;
+  if (options.min_workers < 1 || options.max_workers < options.min_workers ||
+      options.max_workers > options.virtual_ranks)
+    fail(
+        ErrorCode::invalid_argument,
+        "{} to {} workers for {} virtual ranks: the minimum is at least 1, the maximum at most the "
+        "number of virtual ranks",
+        options.min_workers, options.max_workers, options.virtual_ranks);
+  state_->options = options;
+}
+
+Membership::~Membership() = default;
+Membership::Membership(const Membership& other) : state_(std::make_unique<State>(*other.state_)) {}
+Membership::Membership(Membership&&) noexcept = default;
+Membership& Membership::operator=(const Membership& other) {
+  state_ = std::make_unique<State>(*other.state_);
+  return *this;
+}
+Membership& Membership::operator=(Membership&&) noexcept = default;
+
+Outcome Membership::apply(const Event& event, Time now) { return state_->apply(event, now); }
+Time Membership::next_deadline() const { return state_->wake; }
+Phase Membership::phase() const { return state_->phase; }
+const std::string& Membership::reason() const { return state_->reason; }
+int64_t Membership::wanted_workers() const { return state_->wanted; }
+const GenerationPlan& Membership::generation() const { return *state_->plan; }
+int64_t Membership::step() const { return state_->high_water; }
+int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
+
+Outcome Membership::State::apply(const Event& event, Time at) {
+  now = std::max(now, at);
+  out = {};
+  std::visit([&](const auto& e) { on(e); }, event);
+  reconcile();
+  return std::move(out);
+}
+
+void Membership::State::reconcile() {
+  // Every rule looks at the state alone. A decision may enable a rule that was looked at before it;
+  // the bound is a guard against two rules that undo each other.
+  int rounds = 0;
+  do {
+    DUCTILE_CHECK(++rounds <= 50, "membership rules do not settle in phase {}", to_string(phase));
+    again = false;
+    wake = Time::max();
+    check_timeouts();
+    if (winding_down) {
+      settle();
+    } else if (active()) {
+      launch_and_trim();
+      drive_change();
+      drive_saves();
+    }
+  } while (again);
+}
+
+// ---- Helpers.
+
+bool Membership::State::active() const {
+  return phase == Phase::starting || phase == Phase::running || phase == Phase::resizing ||
+         phase == Phase::preempting || phase == Phase::finishing;
+}
+
+bool Membership::State::due(Time at) {
+  if (now >= at) return true;
+  wake = std::min(wake, at);
+  return false;
+}
+
+void Membership::State::note(std::string event, std::string text) {
+  out.commands.emplace_back(Note{std::move(event), std::move(text)});
+}
+
+void Membership::State::refuse(std::string_view request) {
+  note("refused", fmt::format("{}: the job is {}{}{}", request, to_string(phase),
+                              reason.empty() ? "" : ": ", reason));
+}
+
+void Membership::State::tell(WorkerRecord& worker,
+                             std::variant<Ack, Halt, Enter, Save, Stop> what) {
+  if (!std::holds_alternative<Ack>(what)) worker.told_at = now;
+  send(worker.id, std::move(what));
+}
+
+void Membership::State::send(WorkerId to, std::variant<Ack, Halt, Enter, Save, Stop> what) {
+  SendInstruction command;
+  command.instruction.controller = incarnation;
+  command.instruction.worker = to;
+  command.instruction.what = std::move(what);
+  out.commands.emplace_back(std::move(command));
+}
+
+void Membership::State::set_phase(Phase next, std::string why) {
+  if (phase == next) return;
+  note("phase", fmt::format("{} -> {}: {}", to_string(phase), to_string(next), why));
+  phase = next;
+  reason = std::move(why);
+  out.must_save = true;
+  again = true;
+}
+
+WorkerRecord* Membership::State::find(WorkerId id) {
+  const auto found = workers.find(id);
+  return found == workers.end() ? nullptr : &found->second;
+}
+
+int64_t Membership::State::max_workers() const { return options.max_workers; }
+
+// ---- Requests.
+
+bool Membership::State::count_in_range(int64_t count) {
+  if (count >= options.min_workers && count <= max_workers()) return true;
+  note("refused", fmt::format("{} workers: this job runs with {} to {}", count, options.min_workers,
+                              max_workers()));
+  return false;
+}
+
+void Membership::State::on(const StartJob& event) {
+  if (phase != Phase::queued) return refuse("start");
+  if (!count_in_range(event.workers)) return;
+  wanted = event.workers;
+  set_phase(Phase::starting, fmt::format("start with {} workers asked for", wanted));
+}
+
+void Membership::State::on(const ResizeJob& event) {
+  if (phase == Phase::finished || phase == Phase::failed) return refuse("resize");
+  if (!count_in_range(event.workers) || wanted == event.workers) return;
+  note("resize", fmt::format("from {} to {} workers asked for", wanted, event.workers));
+  wanted = event.workers;
+  out.must_save = true;
+}
+
+void Membership::State::on(const PreemptJob&) {
+  if (phase == Phase::preempting) {
+    resume_after = false;
+    return;
+  }
+  if (phase != Phase::starting && phase != Phase::running && phase != Phase::resizing)
+    return refuse("preempt");
+  preempt_since = now;
+  next_save = now;
+  set_phase(Phase::preempting, "preemption asked for");
+}
+
+void Membership::State::on(const ResumeJob& event) {
+  if (event.workers != 0 && !count_in_range(event.workers)) return;
+  if (phase != Phase::preempted && phase != Phase::preempting &&
+      (phase != Phase::failed || winding_down))
+    return refuse("resume");
+  if (event.workers != 0) wanted = event.workers;
+  out.must_save = true;
+  if (winding_down) {
+    resume_after = true;
+    return;
+  }
+  failures = 0;
+  barren = 0;
+  next_try = now;
+  ran = ran && phase == Phase::preempting;
+  set_phase(ran ? Phase::running : Phase::starting,
+            fmt::format("resume with {} workers asked for", wanted));
+}
+
+void Membership::State::on(const StopJob&) {
+  if (phase == Phase::finished || phase == Phase::failed) return refuse("stop");
+  fail_job("stopped by request");
+}
+
+void Membership::State::on(const SaveJob&) {
+  if (!active()) return refuse("save");
+  save_asked = true;
+  next_save = now;
+}
+
+// ---- What happens to workers.
+
+void Membership::State::on(const LaunchFailed& event) {
+  WorkerRecord* worker = find(event.worker);
+  if (worker == nullptr || worker->connected) return;
+  const bool asked = worker->doomed;
+  workers.erase(event.worker);
+  out.must_save = true;
+  note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
+  if (!asked)
+    record_failure(fmt::format("worker {} could not be launched: {}", event.worker, event.text));
+}
+
+void Membership::State::on(const WorkerExited& event) {
+  WorkerRecord* worker = find(event.worker);
+  if (worker == nullptr) return;
+  const std::string how = event.signal != 0 ? fmt::format("was killed by signal {}", event.signal)
+                                            : fmt::format("exited with code {}", event.code);
+  const bool asked = worker->doomed || (worker->report.leaving && event.code == 0);
+  note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));
+  workers.erase(event.worker);
+  out.must_save = true;
+  if (!asked) record_failure(fmt::format("worker {} {}", event.worker, how));
+}
+
+void Membership::State::on(const ConnectionClosed& event) {
+  WorkerRecord* worker = find(event.worker);
+  if (worker == nullptr || !worker->reachable) return;
+  worker->reachable = false;
+  note("unreachable", fmt::format("worker {} closed its connection", event.worker));
+}
+
+void Membership::State::on(const WorkerReported& event) {
+  const Report& report = event.report;
+  WorkerRecord* worker = find(report.worker);
+  if (worker == nullptr) {
+    send(report.worker, Stop{"the job does not know this worker (any more)"});
+    return;
+  }
+  if (worker->connected && report.sequence <= worker->report.sequence) return;
+  const bool was_loaded = worker->loaded();
+  worker->report = report;
+  worker->connected = true;
+  worker->heard_at = now;
+  if (worker->doomed) {
+    tell(*worker, Stop{"replaced, or no longer needed"});
+    return;
+  }
+  worker->reachable = true;
+  worker->acked_at = now;
+  tell(*worker, Ack{report.sequence});
+  if (!was_loaded && worker->loaded()) worker->ready_at = now;
+  if (!report.error.empty()) {
+    fail_job(fmt::format("worker {}: {}", report.worker, report.error));
+    return;
+  }
+  if (report.step > high_water) {
+    high_water = report.step;
+    failures = 0;
+    barren = 0;
+    next_try = now;
+  }
+  if (report.unreadable >= 0 && report.generation == plan->number)
+    drop_unreadable(report.unreadable);
+  take_save_status(*worker);
+  repeat_instructions(*worker);
+}
+
+// What the report shows not to have been followed, though there was time.
+void Membership::State::repeat_instructions(WorkerRecord& worker) {
+  if (now < worker.told_at + options.resend) return;
+  const bool member = plan->find(worker.id) != nullptr;
+  if (change) {
+    if (member && !worker.halted_for(change->number))
+      tell(worker, Halt{change->number, change->at_boundary, change->reason});
+  } else if (member && worker.report.generation < plan->number) {
+    tell(worker, Enter{plan, "repeated"});
+  }
+  if (save_task && save_task->worker == worker.id &&
+      worker.report.save.attempt < save_task->attempt)
+    tell(worker, Save{std::max(worker.report.generation, worker.report.promised),
+                      save_task->attempt, save_task->at_step, "repeated"});
+}
+
+}  // namespace ductile::control

@@ -1,0 +1,266 @@
+// Generations: when the members have to change, who is in the next one, where it starts.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+
+std::vector<WorkerRecord*> Membership::State::participants() {
+  std::vector<WorkerRecord*> found;
+  for (const Member& member : plan->members)
+    if (WorkerRecord* worker = find(member.worker); worker != nullptr && !worker->doomed)
+      found.push_back(worker);
+  return found;
+}
+
+std::vector<WorkerRecord*> Membership::State::joiners() {
+  std::vector<WorkerRecord*> found;
+  for (auto& [id, worker] : workers)
+    if (worker.live() && worker.loaded() && !worker.report.leaving && plan->find(id) == nullptr)
+      found.push_back(&worker);
+  return found;
+}
+
+// Whether no further joiner is worth waiting for: one short pause for all of them.
+bool Membership::State::joiners_complete() {
+  bool more_coming = false;
+  Time first_ready = Time::max();
+  for (auto& [id, worker] : workers) {
+    if (worker.doomed || plan->find(id) != nullptr) continue;
+    if (worker.loaded())
+      first_ready = std::min(first_ready, worker.ready_at);
+    else
+      more_coming = true;
+  }
+  return !more_coming || (first_ready != Time::max() && due(first_ready + options.join_window));
+}
+
+// A member that is not known to be gone may go on until its lease ends, and no longer.
+bool Membership::State::may_still_act(const WorkerRecord& worker) {
+  return !due(worker.acked_at + options.lease + options.clock_drift);
+}
+
+std::string Membership::State::broken() {
+  for (const Member& member : plan->members) {
+    const WorkerRecord* worker = find(member.worker);
+    if (worker == nullptr || worker->doomed) return fmt::format("worker {} is gone", member.worker);
+    if (!worker->reachable) return fmt::format("worker {} cannot be reached", member.worker);
+    if (worker->report.phase == WorkerPhase::halted && worker->report.generation == plan->number &&
+        worker->report.promised <= plan->number)
+      return fmt::format("worker {} halted: {}", member.worker, worker->report.note);
+  }
+  return plan->members.empty() ? "no generation yet" : "";
+}
+
+std::string Membership::State::change_asked() {
+  if (phase == Phase::preempting) return "preemption";
+  int64_t staying = 0;
+  bool leaver = false;
+  for (const WorkerRecord* worker : participants()) {
+    // First let everyone get the state: a change in between would begin the feeding anew.
+    if (worker->report.generation != plan->number || worker->report.phase == WorkerPhase::restoring)
+      return "";
+    if (worker->report.leaving)
+      leaver = true;
+    else
+      ++staying;
+  }
+  const auto members = static_cast<int64_t>(plan->members.size());
+  if (staying > wanted) return fmt::format("from {} to {} workers", members, wanted);
+  if (leaver && staying >= options.min_workers) return "a worker was asked to leave its host";
+  const bool room = staying > 0 || members < max_workers();
+  if (staying < wanted && room && !joiners().empty() && joiners_complete())
+    return fmt::format("{} of {} wanted workers, and more are ready", members, wanted);
+  return "";
+}
+
+void Membership::State::begin_change(bool at_boundary, bool after_loss, const std::string& why) {
+  change = Change{++granted, at_boundary, after_loss, false, why, now};
+  out.must_save = true;
+  again = true;
+  for (WorkerRecord* worker : participants())
+    if (worker->reachable && !worker->halted_for(granted))
+      tell(*worker, Halt{granted, at_boundary, why});
+}
+
+// One member that promised not to vote any more blocks every further commit, since each needs all
+// votes. Without one, every member must be gone or without a lease.
+bool Membership::State::old_generation_blocked() {
+  for (WorkerRecord* worker : participants())
+    if (worker->halted_for(change->number)) return true;
+  for (const Member& member : plan->members)
+    if (const WorkerRecord* worker = find(member.worker);
+        worker != nullptr && may_still_act(*worker))
+      return false;
+  return true;
+}
+
+bool Membership::State::halted() {
+  for (const WorkerRecord* worker : participants())
+    if (worker->reachable && !worker->halted_for(change->number)) return false;
+  return old_generation_blocked();
+}
+
+void Membership::State::drive_change() {
+  if (phase == Phase::finishing && done_worker() != nullptr) return;
+  if (!change) {
+    if (const std::string why = broken(); !why.empty())
+      begin_change(false, true, why);
+    else if (const std::string wish = change_asked(); !wish.empty())
+      begin_change(true, false, wish);
+  }
+  if (change && change->at_boundary) {
+    const std::string why = broken();
+    if (!why.empty() || due(change->since + options.pause_deadline)) {
+      change->at_boundary = false;
+      change->after_loss = !why.empty();
+      change->reason = why.empty() ? "the step took too long to finish" : why;
+      for (WorkerRecord* worker : participants())
+        if (worker->reachable && !worker->halted_for(change->number))
+          tell(*worker, Halt{change->number, false, change->reason});
+    }
+  }
+  if (change && phase != Phase::preempting && halted()) try_form();
+  if (active() && !winding_down) update_phase();
+}
+
+// A generation that breaks, though all its members are there and can be reached, and that had not
+// committed a step: once may be chance, then the member that most others cannot reach has to go.
+bool Membership::State::judge() {
+  if (change->judged || !change->after_loss || plan->members.empty()) return true;
+  change->judged = true;
+  size_t present = 0;
+  for (const WorkerRecord* worker : participants()) present += worker->reachable;
+  if (present < plan->members.size() || high_water > formed_high) {
+    barren = 0;
+    return true;
+  }
+  ++barren;
+  record_failure(change->reason);
+  if (phase == Phase::failed) return false;
+  if (barren < 2 || plan->members.size() < 2) return true;
+  std::map<WorkerId, int> accusers;
+  for (const WorkerRecord* worker : participants())
+    for (WorkerId suspect : worker->report.suspects)
+      if (suspect != worker->id && plan->find(suspect) != nullptr) ++accusers[suspect];
+  WorkerId worst = 0;
+  for (const auto& [id, count] : accusers)
+    if (worst == 0 || count >= accusers[worst]) worst = id;  // the youngest among equals
+  if (WorkerRecord* worker = find(worst); worker != nullptr) {
+    note("lost",
+         fmt::format("worker {} cannot be reached by {} of its peers", worst, accusers[worst]));
+    doom(*worker, true, "its peers cannot reach it");
+  }
+  return true;
+}
+
+void Membership::State::try_form() {
+  if (!judge() || !change) return;
+  if (barren >= 2 && !due(next_try)) return;
+  std::vector<WorkerRecord*> survivors, silent;
+  for (WorkerRecord* worker : participants())
+    (worker->reachable ? survivors : silent).push_back(worker);
+  const std::vector<WorkerRecord*> joined = joiners();
+  int64_t start = -1;
+  for (const WorkerRecord* worker : survivors) start = std::max(start, worker->reach());
+  const bool from_state = start >= 0;
+  if (!from_state) {
+    // Those who cannot be reached may come back with the state, or be gone for certain.
+    for (const WorkerRecord* worker : silent)
+      if (may_still_act(*worker)) return;
+    if (!joiners_complete() || publishing) return;
+    start = std::max<int64_t>(newest_checkpoint(), 0);
+  }
+  std::vector<WorkerRecord*> chosen = choose(survivors, joined, from_state ? start : -1);
+  if (static_cast<int64_t>(chosen.size()) < options.min_workers) return;
+  for (WorkerRecord* worker : silent) lose(*worker, "could not be reached in time");
+  if (!change) return;  // one failure too many
+  form(std::move(chosen), start, from_state);
+}
+
+// As many as are wanted: those that can start by themselves first, then other survivors, then
+// joiners. Who was asked to leave stays only where nobody else has the state, or too few are left.
+std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRecord*>& survivors,
+                                                     const std::vector<WorkerRecord*>& joined,
+                                                     int64_t start) {
+  std::vector<WorkerRecord*> ranked, leavers;
+  const auto holds = [&](const WorkerRecord* worker) { return worker->reach() == start; };
+  for (WorkerRecord* worker : survivors)
+    (worker->report.leaving ? leavers : ranked).push_back(worker);
+  std::stable_partition(ranked.begin(), ranked.end(), holds);
+  std::stable_partition(leavers.begin(), leavers.end(), holds);
+  ranked.insert(ranked.end(), joined.begin(), joined.end());
+  if (static_cast<int64_t>(ranked.size()) > wanted) ranked.resize(static_cast<size_t>(wanted));
+  const bool state_leaves = start >= 0 && (ranked.empty() || !holds(ranked.front()));
+  for (WorkerRecord* worker : leavers) {
+    const bool few = static_cast<int64_t>(ranked.size()) < options.min_workers;
+    if (!few && !(state_leaves && worker == leavers.front())) continue;
+    if (static_cast<int64_t>(ranked.size()) == max_workers()) ranked.pop_back();
+    ranked.push_back(worker);
+  }
+  const auto place = [&](const WorkerRecord* worker) {
+    const Member* member = plan->find(worker->id);
+    return member != nullptr ? member - plan->members.data() : std::ptrdiff_t{1} << 40;
+  };
+  std::stable_sort(ranked.begin(), ranked.end(), [&](const auto* a, const auto* b) {
+    return std::pair(place(a), a->id) < std::pair(place(b), b->id);
+  });
+  return ranked;
+}
+
+void Membership::State::form(std::vector<WorkerRecord*> chosen, int64_t start, bool from_state) {
+  auto next = std::make_shared<GenerationPlan>();
+  next->number = change->number;
+  next->start = start;
+  const std::vector<RankRange> ranges =
+      spread_ranks(options.virtual_ranks, static_cast<int64_t>(chosen.size()));
+  std::vector<WorkerId> holders;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const Report& report = chosen[i]->report;
+    Member member{report.worker, report.address, ranges[i], StateSource::peer, 0};
+    if (from_state && report.step == start)
+      member.source = StateSource::keep;
+    else if (from_state && chosen[i]->reach() == start)
+      member.source = StateSource::apply_voted;
+    else if (!from_state && newest_checkpoint() < 0)
+      member.source = StateSource::initial;
+    else if (!from_state && i == 0)
+      member.source = StateSource::checkpoint;  // one reads, the others get it from there
+    if (member.source != StateSource::peer) holders.push_back(member.worker);
+    next->members.push_back(std::move(member));
+  }
+  size_t fed = 0;
+  for (Member& member : next->members)
+    if (member.source == StateSource::peer) member.feeder = holders[fed++ % holders.size()];
+
+  const std::vector<WorkerRecord*> before = participants();
+  plan = next;
+  for (WorkerRecord* worker : before)
+    if (plan->find(worker->id) == nullptr) doom(*worker, false, "not needed any more");
+  const std::string text = fmt::format("generation {} from step {} with {} of {} workers: {}",
+                                       plan->number, start, chosen.size(), wanted, change->reason);
+  for (WorkerRecord* worker : chosen) tell(*worker, Enter{plan, text});
+  note("generation", text);
+  change.reset();
+  ran = true;
+  formed_high = std::max(high_water, start);
+  out.must_save = true;
+  again = true;
+}
+
+void Membership::State::update_phase() {
+  if (phase == Phase::preempting || !ran) return;
+  if (done_worker() != nullptr)
+    set_phase(Phase::finishing, "all steps are done");
+  else if (static_cast<int64_t>(plan->members.size()) == wanted && !change)
+    set_phase(Phase::running, fmt::format("{} workers", wanted));
+  else if (static_cast<int64_t>(plan->members.size()) != wanted)
+    set_phase(Phase::resizing, fmt::format("{} workers of {}", plan->members.size(), wanted));
+  else if (phase != Phase::resizing)
+    set_phase(Phase::running, change->reason);
+}
+
+}  // namespace ductile::control

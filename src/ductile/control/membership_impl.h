@@ -1,0 +1,161 @@
+#pragma once
+
+#include <map>
+#include <set>
+
+#include "ductile/control/membership.h"
+
+namespace ductile::control {
+
+// One process, from its launch command until it is known to be gone.
+struct WorkerRecord {
+  WorkerId id = 0;
+  Report report;           // the newest; of a worker that never reported, only `worker` is set
+  bool connected = false;  // it has reported
+  bool reachable = false;  // and is not overdue
+  bool doomed = false;     // told to stop; whatever it says, it takes part in nothing any more
+  bool killed = false;
+  Time launched_at{0};
+  Time heard_at{0};
+  Time acked_at{0};  // the last Ack: its lease ends no later than options.lease after this
+  Time ready_at{0};
+  Time told_at{0};  // the last instruction that it has to follow
+  Time doomed_at{0};
+
+  bool live() const { return !doomed && connected && reachable; }
+  bool loaded() const { return connected && report.phase != WorkerPhase::loading; }
+  bool halted_for(Generation generation) const { return report.promised >= generation; }
+  // The step from which it can start by itself; -1: it has no state.
+  int64_t reach() const { return report.step < 0 ? -1 : report.step + (report.voted ? 1 : 0); }
+};
+
+// A change of members under way: those of the last generation are being halted for `number`.
+struct Change {
+  Generation number = 0;
+  bool at_boundary = false;
+  bool after_loss = false;
+  bool judged = false;  // it was looked at whether the generation broke for no visible reason
+  std::string reason;
+  Time since{0};
+};
+
+struct SaveTask {
+  uint64_t attempt = 0;
+  WorkerId worker = 0;
+  int64_t at_step = -1;
+};
+
+struct Membership::State {
+  MembershipOptions options;
+
+  Phase phase = Phase::queued;
+  std::string reason;
+  uint64_t incarnation = 1;
+  int64_t wanted = 1;
+  bool winding_down = false;  // all workers are being stopped, then phase becomes `after`
+  Phase after = Phase::preempted;
+  bool resume_after = false;
+
+  WorkerId next_worker = 1;
+  std::map<WorkerId, WorkerRecord> workers;
+
+  Generation granted = 0;  // the highest number ever given to a Halt or a plan
+  std::shared_ptr<const GenerationPlan> plan = std::make_shared<GenerationPlan>();
+  std::optional<Change> change;
+  bool ran = false;  // a generation was formed since start or resume
+
+  int64_t high_water = 0;   // the newest state that any worker has had
+  int64_t formed_high = 0;  // high_water when plan was formed
+  int64_t failures = 0;     // since high_water last rose
+  int64_t barren = 0;       // generations in a row that broke without a loss and without a step
+  Time next_try{0};
+  std::string last_failure;
+
+  std::vector<int64_t> checkpoints;  // steps of the newest few published ones, ascending
+  std::optional<PublishCheckpoint> publishing;
+  std::optional<SaveTask> save_task;
+  uint64_t save_attempts = 0;    // the last one given
+  uint64_t offered_attempt = 0;  // the last one that was handed to PublishCheckpoint
+  bool save_asked = false;
+  Time next_save{0};
+  Time last_checkpoint{0};
+  std::string last_save_error;
+  Time preempt_since{0};
+
+  // Of the apply() under way.
+  Time now{0};
+  Time wake = Time::max();  // the earliest time at which a rule that said "not yet" may say yes
+  bool again = false;       // something was decided: look at all rules once more
+  Outcome out;
+
+  // ---- events (membership.cc)
+  void on(const StartJob& event);
+  void on(const ResizeJob& event);
+  void on(const PreemptJob&);
+  void on(const ResumeJob& event);
+  void on(const StopJob&);
+  void on(const SaveJob&);
+  void on(const LaunchFailed& event);
+  void on(const WorkerExited& event);
+  void on(const ConnectionClosed& event);
+  void on(const WorkerReported& event);
+  void on(const CheckpointPublished& event);
+  void on(const PublishFailed& event);
+  void on(const Tick&) {}
+  Outcome apply(const Event& event, Time at);
+  void reconcile();
+  bool count_in_range(int64_t workers);
+  void repeat_instructions(WorkerRecord& worker);
+
+  // ---- helpers (membership.cc)
+  bool active() const;
+  bool due(Time at);
+  void note(std::string event, std::string text);
+  void refuse(std::string_view request);
+  void send(WorkerId to, std::variant<Ack, Halt, Enter, Save, Stop> what);
+  void tell(WorkerRecord& worker, std::variant<Ack, Halt, Enter, Save, Stop> what);
+  void set_phase(Phase next, std::string why);
+  WorkerRecord* find(WorkerId id);
+  int64_t max_workers() const;
+  int64_t newest_checkpoint() const { return checkpoints.empty() ? -1 : checkpoints.back(); }
+
+  // ---- workers (membership_workers.cc)
+  void check_timeouts();
+  void launch_and_trim();
+  void doom(WorkerRecord& worker, bool kill, const std::string& why);
+  void lose(WorkerRecord& worker, const std::string& why);
+  void record_failure(const std::string& text);
+  void wind_down(Phase then, const std::string& why);
+  void fail_job(const std::string& why);
+  void settle();
+
+  // ---- generations (membership_change.cc)
+  std::vector<WorkerRecord*> participants();  // of the last generation, neither doomed nor gone
+  std::vector<WorkerRecord*> joiners();
+  bool joiners_complete();
+  bool may_still_act(const WorkerRecord& worker);
+  std::string broken();        // why the generation cannot go on; empty: it can
+  std::string change_asked();  // why it should be re-formed at the next boundary; empty: no reason
+  void begin_change(bool at_boundary, bool after_loss, const std::string& why);
+  bool old_generation_blocked();  // no step of the last generation can be committed any more
+  bool halted();                  // and everyone who can be waited for has said where it stands
+  void drive_change();
+  void try_form();
+  bool judge();
+  std::vector<WorkerRecord*> choose(const std::vector<WorkerRecord*>& survivors,
+                                    const std::vector<WorkerRecord*>& joined, int64_t start);
+  void form(std::vector<WorkerRecord*> chosen, int64_t start, bool from_state);
+  void update_phase();
+
+  // ---- checkpoints (membership_saves.cc)
+  void take_save_status(WorkerRecord& worker);
+  void drop_unreadable(int64_t step);
+  void drive_saves();
+  void start_save(WorkerRecord& writer, int64_t at_step, const std::string& why);
+  void save_before_preempting();
+  void save_result();
+  void save_while_running();
+  WorkerRecord* done_worker();
+};
+
+}  // namespace ductile::control

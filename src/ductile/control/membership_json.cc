@@ -1,0 +1,305 @@
+// Events and commands as JSON, and the controller's own state.
+#include <fmt/format.h>
+
+#include "ductile/control/json_impl.h"
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kFormat = 1;
+
+const Words<Phase> kPhases = {{Phase::queued, "queued"},         {Phase::starting, "starting"},
+                              {Phase::running, "running"},       {Phase::resizing, "resizing"},
+                              {Phase::preempting, "preempting"}, {Phase::preempted, "preempted"},
+                              {Phase::finishing, "finishing"},   {Phase::finished, "finished"},
+                              {Phase::failed, "failed"}};
+
+json named(const char* kind, const char* name, json rest = json::object()) {
+  rest[kind] = name;
+  return rest;
+}
+
+struct EventWriter {
+  json operator()(const StartJob& e) { return named("event", "start", {{"workers", e.workers}}); }
+  json operator()(const ResizeJob& e) { return named("event", "resize", {{"workers", e.workers}}); }
+  json operator()(const PreemptJob&) { return named("event", "preempt"); }
+  json operator()(const ResumeJob& e) { return named("event", "resume", {{"workers", e.workers}}); }
+  json operator()(const StopJob&) { return named("event", "stop"); }
+  json operator()(const SaveJob&) { return named("event", "save"); }
+  json operator()(const LaunchFailed& e) {
+    return named("event", "launch_failed", {{"worker", e.worker}, {"text", e.text}});
+  }
+  json operator()(const WorkerExited& e) {
+    return named("event", "worker_exited",
+                 {{"worker", e.worker}, {"code", e.code}, {"signal", e.signal}});
+  }
+  json operator()(const ConnectionClosed& e) {
+    return named("event", "connection_closed", {{"worker", e.worker}});
+  }
+  json operator()(const WorkerReported& e) {
+    return named("event", "worker_reported", {{"report", to_json(e.report)}});
+  }
+  json operator()(const CheckpointPublished& e) {
+    return named("event", "checkpoint_published", {{"step", e.step}});
+  }
+  json operator()(const PublishFailed& e) {
+    return named("event", "publish_failed", {{"step", e.step}, {"text", e.text}});
+  }
+  json operator()(const Tick&) { return named("event", "tick"); }
+};
+
+struct CommandWriter {
+  json operator()(const LaunchWorker& c) {
+    return named("command", "launch_worker", {{"worker", c.worker}, {"reason", c.reason}});
+  }
+  json operator()(const KillWorker& c) {
+    return named("command", "kill_worker", {{"worker", c.worker}, {"reason", c.reason}});
+  }
+  json operator()(const SendInstruction& c) {
+    return named("command", "send_instruction", {{"instruction", to_json(c.instruction)}});
+  }
+  json operator()(const PublishCheckpoint& c) {
+    return named("command", "publish_checkpoint",
+                 {{"worker", c.worker}, {"generation", c.generation}, {"step", c.step}});
+  }
+  json operator()(const Release& c) { return named("command", "release", {{"reason", c.reason}}); }
+  json operator()(const Note& c) {
+    return named("command", "note", {{"event", c.event}, {"text", c.text}});
+  }
+};
+
+json save_worker(const WorkerRecord& worker) {
+  return {{"report", to_json(worker.report)},
+          {"connected", worker.connected},
+          {"doomed", worker.doomed}};
+}
+
+}  // namespace
+
+std::string_view to_string(Phase phase) { return word_of(kPhases, phase); }
+
+json to_json(const Event& event) { return std::visit(EventWriter{}, event); }
+json to_json(const Command& command) { return std::visit(CommandWriter{}, command); }
+
+Event event_from_json(const json& value) {
+  const JsonReader in(value, "event");
+  std::string name;
+  in.read("event", name);
+  const auto workers = [&] {
+    int64_t count = 0;
+    in.read("workers", count);
+    return count;
+  };
+  const auto worker = [&] {
+    WorkerId id = 0;
+    in.read("worker", id);
+    return id;
+  };
+  const auto step = [&] {
+    int64_t at = 0;
+    in.read("step", at);
+    return at;
+  };
+  const auto text = [&] {
+    std::string words;
+    in.read("text", words);
+    return words;
+  };
+  if (name == "start") return StartJob{workers()};
+  if (name == "resize") return ResizeJob{workers()};
+  if (name == "preempt") return PreemptJob{};
+  if (name == "resume") return ResumeJob{workers()};
+  if (name == "stop") return StopJob{};
+  if (name == "save") return SaveJob{};
+  if (name == "launch_failed") return LaunchFailed{worker(), text()};
+  if (name == "worker_exited") {
+    WorkerExited event{worker(), 0, 0};
+    in.read("code", event.code);
+    in.read("signal", event.signal);
+    return event;
+  }
+  if (name == "connection_closed") return ConnectionClosed{worker()};
+  if (name == "worker_reported") return WorkerReported{report_from_json(in.at("report"))};
+  if (name == "checkpoint_published") return CheckpointPublished{step()};
+  if (name == "publish_failed") return PublishFailed{step(), text()};
+  if (name == "tick") return Tick{};
+  fail(ErrorCode::invalid_argument, "event: there is no event \"{}\"", name);
+}
+
+Command command_from_json(const json& value) {
+  const JsonReader in(value, "command");
+  std::string name;
+  in.read("command", name);
+  if (name == "launch_worker") {
+    LaunchWorker command;
+    in.read("worker", command.worker);
+    in.read("reason", command.reason);
+    return command;
+  }
+  if (name == "kill_worker") {
+    KillWorker command;
+    in.read("worker", command.worker);
+    in.read("reason", command.reason);
+    return command;
+  }
+  if (name == "send_instruction")
+    return SendInstruction{instruction_from_json(in.at("instruction"))};
+  if (name == "publish_checkpoint") {
+    PublishCheckpoint command;
+    in.read("worker", command.worker);
+    in.read("generation", command.generation);
+    in.read("step", command.step);
+    return command;
+  }
+  if (name == "release") {
+    Release command;
+    in.read("reason", command.reason);
+    return command;
+  }
+  if (name == "note") {
+    Note command;
+    in.read("event", command.event);
+    in.read("text", command.text);
+    return command;
+  }
+  fail(ErrorCode::invalid_argument, "command: there is no command \"{}\"", name);
+}
+
+// Times are not saved: they begin anew with the controller that restores.
+json Membership::save() const {
+  const State& s = *state_;
+  json workers = json::array();
+  for (const auto& [id, worker] : s.workers) workers.push_back(save_worker(worker));
+  json value = {{"format", kFormat},
+                {"virtual_ranks", s.options.virtual_ranks},
+                {"phase", to_string(s.phase)},
+                {"reason", s.reason},
+                {"incarnation", s.incarnation},
+                {"wanted", s.wanted},
+                {"winding_down", s.winding_down},
+                {"after", to_string(s.after)},
+                {"resume_after", s.resume_after},
+                {"next_worker", s.next_worker},
+                {"workers", std::move(workers)},
+                {"granted", s.granted},
+                {"plan", to_json(*s.plan)},
+                {"ran", s.ran},
+                {"high_water", s.high_water},
+                {"formed_high", s.formed_high},
+                {"failures", s.failures},
+                {"barren", s.barren},
+                {"last_failure", s.last_failure},
+                {"checkpoints", s.checkpoints},
+                {"save_attempts", s.save_attempts},
+                {"offered_attempt", s.offered_attempt},
+                {"save_asked", s.save_asked}};
+  if (s.change)
+    value["change"] = {{"number", s.change->number},
+                       {"at_boundary", s.change->at_boundary},
+                       {"after_loss", s.change->after_loss},
+                       {"judged", s.change->judged},
+                       {"reason", s.change->reason}};
+  if (s.publishing)
+    value["publishing"] = {{"worker", s.publishing->worker},
+                           {"generation", s.publishing->generation},
+                           {"step", s.publishing->step}};
+  return value;
+}
+
+Membership Membership::restore(MembershipOptions options, const json& saved, Time now,
+                               Outcome& first) {
+  Membership membership(options);
+  State& s = *membership.state_;
+  int64_t virtual_ranks = 0;
+  try {
+    const JsonReader in(saved, "saved controller state");
+    int64_t format = 0;
+    in.read("format", format);
+    if (format != kFormat)
+      fail(ErrorCode::data_loss, "saved controller state: format {} is not {}", format, kFormat);
+    in.read("virtual_ranks", virtual_ranks);
+    in.read("phase", s.phase, kPhases);
+    in.read("reason", s.reason);
+    in.read("incarnation", s.incarnation);
+    in.read("wanted", s.wanted);
+    in.read("winding_down", s.winding_down);
+    in.read("after", s.after, kPhases);
+    in.read("resume_after", s.resume_after);
+    in.read("next_worker", s.next_worker);
+    for (const json& entry : in.array("workers")) {
+      const JsonReader from(entry, "saved worker");
+      WorkerRecord worker;
+      worker.report = report_from_json(from.at("report"));
+      from.read("connected", worker.connected);
+      from.read("doomed", worker.doomed);
+      worker.id = worker.report.worker;
+      // Everyone is given time to report, and held for able to act until a lease from now ends.
+      worker.reachable = worker.connected;
+      worker.launched_at = worker.acked_at = worker.ready_at = worker.doomed_at = now;
+      worker.heard_at = now + options.reattach - options.heartbeat_deadline;
+      worker.told_at = now - options.resend;
+      s.workers.emplace(worker.id, std::move(worker));
+    }
+    in.read("granted", s.granted);
+    s.plan = std::make_shared<GenerationPlan>(plan_from_json(in.at("plan")));
+    in.read("ran", s.ran);
+    in.read("high_water", s.high_water);
+    in.read("formed_high", s.formed_high);
+    in.read("failures", s.failures);
+    in.read("barren", s.barren);
+    in.read("last_failure", s.last_failure);
+    for (const json& step : in.array("checkpoints")) {
+      if (!step.is_number_integer())
+        fail(ErrorCode::data_loss, "saved controller state: 'checkpoints' is not a list of steps");
+      s.checkpoints.push_back(step.get<int64_t>());
+    }
+    in.read("save_attempts", s.save_attempts);
+    in.read("offered_attempt", s.offered_attempt);
+    in.read("save_asked", s.save_asked);
+    if (saved.contains("change")) {
+      const JsonReader from(saved["change"], "saved change");
+      s.change.emplace();
+      from.read("number", s.change->number);
+      from.read("at_boundary", s.change->at_boundary);
+      from.read("after_loss", s.change->after_loss);
+      from.read("judged", s.change->judged);
+      from.read("reason", s.change->reason);
+      s.change->since = now;
+    }
+    if (saved.contains("publishing")) {
+      const JsonReader from(saved["publishing"], "saved publication");
+      s.publishing.emplace();
+      from.read("worker", s.publishing->worker);
+      from.read("generation", s.publishing->generation);
+      from.read("step", s.publishing->step);
+    }
+  } catch (const Error& error) {
+    fail(ErrorCode::data_loss, "{}", error.message());
+  } catch (const json::exception& error) {
+    fail(ErrorCode::data_loss, "saved controller state: {}", error.what());
+  }
+  if (virtual_ranks != s.options.virtual_ranks)
+    fail(
+        ErrorCode::invalid_argument,
+        "the saved controller state is of a job with {} virtual ranks, not {}: the number is fixed "
+        "for the life of a job",
+        virtual_ranks, s.options.virtual_ranks);
+  ++s.incarnation;
+  s.now = s.next_try = s.next_save = s.last_checkpoint = s.preempt_since = now;
+  first = s.apply(Tick{}, now);
+  first.must_save = true;  // the incarnation
+  // Commands that were decided and saved, but perhaps not carried out: each may be done twice.
+  if (s.publishing) first.commands.push_back(*s.publishing);
+  if (!s.active() && !s.winding_down && s.phase != Phase::queued)
+    first.commands.push_back(Release{fmt::format("the job is {}", to_string(s.phase))});
+  for (auto& [id, worker] : s.workers)
+    if (worker.doomed && !worker.killed) s.tell(worker, Stop{"no longer needed"});
+  for (Command& command : s.out.commands) first.commands.push_back(std::move(command));
+  s.out = {};
+  return membership;
+}
+
+}  // namespace ductile::control

@@ -1,0 +1,160 @@
+// Checkpoints: who writes one and when, and which ones count.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+namespace {
+
+constexpr size_t kRemembered = 8;  // checkpoints to fall back to; the store may keep fewer
+
+}  // namespace
+
+// What a worker says about its checkpoint counts only in the newest generation: a writer that was
+// replaced is doomed, or reports an old one.
+void Membership::State::take_save_status(WorkerRecord& worker) {
+  const SaveStatus& save = worker.report.save;
+  save_attempts = std::max(save_attempts, save.attempt);
+  const Generation generation = std::max(worker.report.generation, worker.report.promised);
+  const bool member = plan->find(worker.id) != nullptr && generation >= plan->number;
+  if (save.state == SaveStatus::State::written && member && save.attempt > offered_attempt) {
+    if (publishing) return;  // it will be offered again
+    offered_attempt = save.attempt;
+    if (save.step > newest_checkpoint()) {
+      publishing = PublishCheckpoint{worker.id, generation, save.step};
+      out.commands.emplace_back(*publishing);
+      out.must_save = true;
+    }
+  }
+  if (!save_task || save_task->worker != worker.id || save_task->attempt > save.attempt) return;
+  if (save_task->attempt < save.attempt) {  // a number that a controller before this one gave too
+    save_task.reset();
+    return;
+  }
+  if (save.state == SaveStatus::State::written) {
+    if (save_task->at_step < 0) save_asked = false;
+    save_task.reset();
+  } else if (save.state == SaveStatus::State::failed) {
+    last_save_error = save.text;
+    next_save = now + options.checkpoint_retry;
+    note("checkpoint_failed", fmt::format("worker {}: {}", worker.id, save.text));
+    save_task.reset();
+  }
+}
+
+void Membership::State::on(const CheckpointPublished& event) {
+  if (!publishing || publishing->step != event.step) return;
+  publishing.reset();
+  checkpoints.push_back(event.step);
+  if (checkpoints.size() > kRemembered) checkpoints.erase(checkpoints.begin());
+  last_checkpoint = now;
+  last_save_error.clear();
+  note("checkpoint", fmt::format("of step {}", event.step));
+  out.must_save = true;
+}
+
+void Membership::State::on(const PublishFailed& event) {
+  if (!publishing || publishing->step != event.step) return;
+  publishing.reset();
+  last_save_error = event.text;
+  next_save = now + options.checkpoint_retry;
+  note("checkpoint_failed", event.text);
+  out.must_save = true;
+}
+
+// Bytes on disk went bad: the one before it is used, which the next generation starts from.
+void Membership::State::drop_unreadable(int64_t step) {
+  if (newest_checkpoint() != step) return;
+  checkpoints.pop_back();
+  note("checkpoint_unreadable",
+       fmt::format(
+           "of step {}; falling back to {}", step,
+           checkpoints.empty() ? "the beginning" : fmt::format("step {}", newest_checkpoint())));
+  out.must_save = true;
+}
+
+WorkerRecord* Membership::State::done_worker() {
+  for (WorkerRecord* worker : participants())
+    if (worker->reachable && worker->report.phase == WorkerPhase::done) return worker;
+  return nullptr;
+}
+
+void Membership::State::start_save(WorkerRecord& writer, int64_t at_step, const std::string& why) {
+  save_task = SaveTask{++save_attempts, writer.id, at_step};
+  tell(writer, Save{std::max(writer.report.generation, writer.report.promised), save_task->attempt,
+                    at_step, why});
+}
+
+void Membership::State::drive_saves() {
+  if (save_task) {
+    const WorkerRecord* writer = find(save_task->worker);
+    if (writer == nullptr || !writer->live()) save_task.reset();
+  }
+  if (phase == Phase::preempting)
+    save_before_preempting();
+  else if (phase == Phase::finishing)
+    save_result();
+  else if (ran && !change)
+    save_while_running();
+}
+
+void Membership::State::save_before_preempting() {
+  const bool late = due(preempt_since + options.preempt_deadline);
+  if (!late && (!change || !halted())) return;
+  WorkerRecord* writer = nullptr;
+  for (WorkerRecord* worker : participants())
+    if (worker->reachable && worker->report.step >= 0 &&
+        (writer == nullptr || worker->report.step > writer->report.step))
+      writer = worker;
+  if (writer == nullptr || writer->report.step <= newest_checkpoint()) {
+    wind_down(Phase::preempted, "preempted");
+  } else if (late) {
+    note("checkpoint_failed",
+         fmt::format("preempted without saving: {} steps will be done again. {}",
+                     writer->report.step - std::max<int64_t>(newest_checkpoint(), 0),
+                     last_save_error));
+    wind_down(Phase::preempted, "preempted");
+  } else if (!publishing && due(next_save)) {
+    if (save_task && save_task->at_step > writer->report.step) save_task.reset();
+    if (!save_task) start_save(*writer, -1, "preemption");
+  }
+}
+
+void Membership::State::save_result() {
+  WorkerRecord* writer = done_worker();
+  if (writer == nullptr) return;
+  if (newest_checkpoint() >= writer->report.step) {
+    reason = fmt::format("all {} steps are done", writer->report.step);
+    wind_down(Phase::finished, "the job is finished");
+  } else if (!publishing && due(next_save)) {
+    if (save_task && save_task->at_step > writer->report.step) save_task.reset();
+    if (!save_task) start_save(*writer, -1, "the result");
+  }
+}
+
+void Membership::State::save_while_running() {
+  if (publishing || !due(next_save)) return;
+  const bool by_time = options.checkpoint_every > Time{0} &&
+                       due(last_checkpoint + options.checkpoint_every) &&
+                       high_water > std::max<int64_t>(newest_checkpoint(), 0);
+  const bool at_once = save_asked || by_time;
+  if (save_task && (!at_once || save_task->at_step < 0)) return;
+  WorkerRecord* writer = nullptr;
+  for (WorkerRecord* worker : participants()) {
+    if (!worker->reachable) continue;
+    writer = worker;
+    break;
+  }
+  if (writer == nullptr) return;
+  if (at_once) {
+    start_save(*writer, -1, save_asked ? "asked for" : "time for one");
+  } else if (options.checkpoint_steps > 0) {
+    const int64_t done = std::max({high_water, newest_checkpoint(), int64_t{0}});
+    start_save(*writer, (done / options.checkpoint_steps + 1) * options.checkpoint_steps,
+               "at a multiple of so many steps");
+  }
+}
+
+}  // namespace ductile::control

@@ -1,0 +1,452 @@
+#include "ductile/control/membership.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+
+namespace ductile::control {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A controller, and its workers played by hand: each test says what they report.
+class MembershipTest : public testing::Test {
+ protected:
+  MembershipTest() {
+    options_.virtual_ranks = 8;
+    job_.emplace(options_);
+  }
+
+  void happen(const Event& event) {
+    last_ = job_->apply(event, now_);
+    for (const Command& command : last_.commands) {
+      if (const auto* launch = std::get_if<LaunchWorker>(&command)) launched_ = launch->worker;
+      const bool free = std::get_if<Note>(&command) != nullptr ||
+                        std::get_if<SendInstruction>(&command) != nullptr;
+      EXPECT_TRUE(free || last_.must_save) << to_json(command).dump();
+    }
+  }
+  void say(WorkerId worker, WorkerPhase phase, Generation generation = 0, Generation promised = 0,
+           int64_t step = -1, bool voted = false) {
+    Report& report = reports_[worker];
+    report.worker = worker;
+    report.phase = phase;
+    report.generation = generation;
+    report.promised = promised;
+    report.step = step;
+    report.voted = voted;
+    repeat(worker);
+  }
+  void repeat(WorkerId worker) {
+    ++reports_[worker].sequence;
+    happen(WorkerReported{reports_[worker]});
+  }
+  void pass(Time time) {
+    now_ += time;
+    happen(Tick{});
+  }
+  // `count` workers run generation 1 before `step`.
+  void run_with(int64_t count, int64_t step = 5) {
+    happen(StartJob{count});
+    for (int64_t w = 1; w <= count; ++w) say(static_cast<WorkerId>(w), WorkerPhase::ready);
+    for (int64_t w = 1; w <= count; ++w)
+      say(static_cast<WorkerId>(w), WorkerPhase::running, 1, 1, step);
+    ASSERT_EQ(job_->phase(), Phase::running);
+  }
+
+  template <class C>
+  std::vector<C> said() const {
+    std::vector<C> found;
+    for (const Command& command : last_.commands)
+      if (const C* one = std::get_if<C>(&command)) found.push_back(*one);
+    return found;
+  }
+  template <class C>
+  std::vector<std::pair<WorkerId, C>> told() const {
+    std::vector<std::pair<WorkerId, C>> found;
+    for (const SendInstruction& send : said<SendInstruction>())
+      if (const C* what = std::get_if<C>(&send.instruction.what))
+        found.emplace_back(send.instruction.worker, *what);
+    return found;
+  }
+
+  MembershipOptions options_;
+  std::optional<Membership> job_;
+  Time now_{1'000'000};
+  Outcome last_;
+  WorkerId launched_ = 0;
+  std::map<WorkerId, Report> reports_;
+};
+
+TEST_F(MembershipTest, StartsWhenAllWantedWorkersAreReady) {
+  happen(StartJob{2});
+  EXPECT_EQ(said<LaunchWorker>().size(), 2u);
+  EXPECT_EQ(job_->phase(), Phase::starting);
+  say(1, WorkerPhase::ready);
+  EXPECT_TRUE(told<Enter>().empty());
+  say(2, WorkerPhase::ready);
+  const auto enters = told<Enter>();
+  ASSERT_EQ(enters.size(), 2u);
+  const GenerationPlan& plan = *enters[0].second.plan;
+  EXPECT_EQ(plan.number, 1u);
+  EXPECT_EQ(plan.start, 0);
+  EXPECT_EQ(plan.members[0].ranks, (RankRange{0, 4}));
+  EXPECT_EQ(plan.members[1].source, StateSource::initial);
+  EXPECT_EQ(job_->phase(), Phase::running);
+}
+
+TEST_F(MembershipTest, StartsWithFewerWhereSomeTakeTooLong) {
+  happen(StartJob{2});
+  say(1, WorkerPhase::ready);
+  now_ += milliseconds(1900);
+  repeat(1);
+  EXPECT_TRUE(told<Enter>().empty());
+  now_ += milliseconds(200);
+  repeat(1);
+  EXPECT_EQ(told<Enter>().size(), 1u);
+  EXPECT_EQ(job_->phase(), Phase::resizing);
+}
+
+TEST_F(MembershipTest, SurvivorsOfALossGoOnFromWhatTheyVotedFor) {
+  run_with(3);
+  happen(WorkerExited{2, 0, 9});
+  EXPECT_EQ(said<LaunchWorker>().size(), 0u);  // the next try has to wait a moment
+  ASSERT_EQ(told<Halt>().size(), 2u);
+  EXPECT_FALSE(told<Halt>()[0].second.at_boundary);
+  say(1, WorkerPhase::halted, 1, 2, 5, true);
+  EXPECT_TRUE(told<Enter>().empty());
+  say(3, WorkerPhase::halted, 1, 2, 6);
+  const auto enters = told<Enter>();
+  ASSERT_EQ(enters.size(), 2u);
+  const GenerationPlan& plan = *enters[0].second.plan;
+  EXPECT_EQ(plan.number, 2u);
+  EXPECT_EQ(plan.start, 6);
+  EXPECT_EQ(plan.members[0].source, StateSource::apply_voted);
+  EXPECT_EQ(plan.members[1].source, StateSource::keep);
+  EXPECT_EQ(launched_, 4u);  // there was progress since the last failure
+}
+
+TEST_F(MembershipTest, WhoIsBehindAndDidNotVoteIsFed) {
+  run_with(3);
+  happen(WorkerExited{2, 0, 9});
+  say(1, WorkerPhase::halted, 1, 2, 5);
+  say(3, WorkerPhase::halted, 1, 2, 6);
+  const auto enters = told<Enter>();
+  ASSERT_EQ(enters.size(), 2u);
+  EXPECT_EQ(enters[0].second.plan->members[0].source, StateSource::peer);
+  EXPECT_EQ(enters[0].second.plan->members[0].feeder, 3u);
+}
+
+TEST_F(MembershipTest, ASilentWorkerIsReplacedAndThenFencedForGood) {
+  run_with(2);
+  for (int i = 0; i < 8; ++i) {
+    now_ += milliseconds(200);
+    repeat(1);
+  }
+  ASSERT_EQ(job_->why(now_).find("generation 1 with 2"), std::string::npos);
+  say(1, WorkerPhase::halted, 1, 2, 5);
+  ASSERT_EQ(told<Enter>().size(), 1u);
+  EXPECT_EQ(said<KillWorker>().size(), 1u);
+  say(2, WorkerPhase::running, 1, 1, 6);  // it wakes up
+  EXPECT_TRUE(told<Ack>().empty());
+  EXPECT_EQ(told<Stop>().size(), 1u);
+  reports_[2].save = {1, SaveStatus::State::written, 6, ""};
+  repeat(2);
+  EXPECT_TRUE(said<PublishCheckpoint>().empty());
+  EXPECT_EQ(job_->generation().members.size(), 1u);
+}
+
+TEST_F(MembershipTest, WithoutSurvivorsItWaitsForTheLeaseAndGoesBackToTheCheckpoint) {
+  run_with(1);
+  happen(SaveJob{});
+  ASSERT_EQ(told<Save>().size(), 1u);
+  reports_[1].save = {told<Save>()[0].second.attempt, SaveStatus::State::written, 5, ""};
+  repeat(1);
+  ASSERT_EQ(said<PublishCheckpoint>().size(), 1u);
+  happen(CheckpointPublished{5});
+  EXPECT_EQ(job_->checkpoint(), 5);
+  happen(ConnectionClosed{1});
+  EXPECT_EQ(launched_, 2u);
+  say(2, WorkerPhase::ready);
+  EXPECT_TRUE(told<Enter>().empty());  // worker 1 may be alive and go on
+  for (int i = 0; i < 11; ++i) {
+    now_ += seconds(1);
+    repeat(2);
+  }
+  EXPECT_EQ(job_->generation().start, 5);
+  EXPECT_EQ(job_->generation().members[0].source, StateSource::checkpoint);
+}
+
+TEST_F(MembershipTest, AnExitIsCertainAndNeedsNoLease) {
+  run_with(1);
+  happen(WorkerExited{1, 1, 0});
+  pass(milliseconds(100));
+  say(2, WorkerPhase::ready);
+  EXPECT_EQ(told<Enter>().size(), 1u);
+  EXPECT_EQ(job_->generation().members[0].source, StateSource::initial);
+}
+
+TEST_F(MembershipTest, AResizeLetsTheOldOnesRunUntilTheNewOnesAreReady) {
+  run_with(1);
+  happen(ResizeJob{2});
+  EXPECT_EQ(said<LaunchWorker>().size(), 1u);
+  EXPECT_TRUE(told<Halt>().empty());
+  say(2, WorkerPhase::loading);
+  say(1, WorkerPhase::running, 1, 1, 9);
+  EXPECT_TRUE(told<Halt>().empty());
+  say(2, WorkerPhase::ready);
+  ASSERT_EQ(told<Halt>().size(), 1u);
+  EXPECT_TRUE(told<Halt>()[0].second.at_boundary);
+  say(1, WorkerPhase::halted, 1, 2, 10);
+  ASSERT_EQ(told<Enter>().size(), 2u);
+  EXPECT_EQ(job_->generation().start, 10);
+  EXPECT_EQ(job_->generation().members[1].feeder, 1u);
+}
+
+TEST_F(MembershipTest, ShrinkingStopsTheYoungestAfterTheStep) {
+  run_with(3);
+  happen(ResizeJob{2});
+  ASSERT_EQ(told<Halt>().size(), 3u);
+  EXPECT_TRUE(told<Halt>()[0].second.at_boundary);
+  for (WorkerId w : {1, 2, 3}) say(w, WorkerPhase::halted, 1, 2, 6);
+  EXPECT_EQ(told<Enter>().size(), 2u);
+  ASSERT_EQ(told<Stop>().size(), 1u);
+  EXPECT_EQ(told<Stop>()[0].first, 3u);
+  EXPECT_EQ(job_->phase(), Phase::running);
+}
+
+TEST_F(MembershipTest, PreemptsAfterSavingAndResumesWithAnotherNumber) {
+  run_with(2);
+  happen(PreemptJob{});
+  for (WorkerId w : {1, 2}) say(w, WorkerPhase::halted, 1, 2, 6);
+  ASSERT_EQ(told<Save>().size(), 1u);
+  const WorkerId writer = told<Save>()[0].first;
+  reports_[writer].save = {told<Save>()[0].second.attempt, SaveStatus::State::written, 6, ""};
+  repeat(writer);
+  ASSERT_EQ(said<PublishCheckpoint>().size(), 1u);
+  happen(CheckpointPublished{6});
+  EXPECT_EQ(told<Stop>().size(), 2u);
+  happen(WorkerExited{1, 0, 0});
+  EXPECT_TRUE(said<Release>().empty());
+  happen(WorkerExited{2, 0, 0});
+  EXPECT_EQ(said<Release>().size(), 1u);
+  EXPECT_EQ(job_->phase(), Phase::preempted);
+  happen(ResumeJob{3});
+  EXPECT_EQ(said<LaunchWorker>().size(), 3u);
+  for (WorkerId w : {3, 4, 5}) say(w, WorkerPhase::ready);
+  ASSERT_EQ(told<Enter>().size(), 3u);
+  EXPECT_EQ(job_->generation().start, 6);
+  EXPECT_EQ(job_->generation().members[0].source, StateSource::checkpoint);
+  EXPECT_EQ(job_->generation().members[1].source, StateSource::peer);
+}
+
+TEST_F(MembershipTest, AFullDiskDelaysPreemptionUntilItsDeadline) {
+  run_with(1);
+  happen(PreemptJob{});
+  say(1, WorkerPhase::halted, 1, 2, 6);
+  reports_[1].save = {told<Save>()[0].second.attempt, SaveStatus::State::failed, 6, "disk full"};
+  repeat(1);
+  EXPECT_NE(job_->why(now_).find("disk full"), std::string::npos);
+  for (int i = 0; i < 5; ++i) {
+    now_ += milliseconds(500);
+    repeat(1);
+  }
+  EXPECT_EQ(job_->phase(), Phase::preempting);
+  for (int i = 0; i < 60; ++i) {
+    now_ += seconds(1);
+    repeat(1);
+  }
+  EXPECT_EQ(told<Stop>().size(), 1u);
+}
+
+TEST_F(MembershipTest, FinishesWhenTheResultIsSaved) {
+  run_with(2);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  EXPECT_EQ(job_->phase(), Phase::finishing);
+  ASSERT_EQ(told<Save>().size(), 1u);
+  happen(WorkerExited{2, 0, 9});
+  EXPECT_TRUE(told<Halt>().empty());  // nobody else is needed
+  reports_[1].save = {1, SaveStatus::State::written, 20, ""};
+  repeat(1);
+  happen(CheckpointPublished{20});
+  happen(WorkerExited{1, 0, 0});
+  EXPECT_EQ(job_->phase(), Phase::finished);
+  EXPECT_EQ(said<Release>().size(), 1u);
+}
+
+TEST_F(MembershipTest, AJobErrorEndsTheJobWithItsText) {
+  run_with(2);
+  reports_[2].error = "label 12 of sample 7 is none of 10 classes";
+  repeat(2);
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_EQ(job_->reason(), "worker 2: label 12 of sample 7 is none of 10 classes");
+  EXPECT_EQ(told<Stop>().size(), 2u);
+  EXPECT_TRUE(said<LaunchWorker>().empty());
+}
+
+TEST_F(MembershipTest, ACrashLoopBacksOffAndEnds) {
+  happen(StartJob{1});
+  Time last_launch = now_, longest{0};
+  int launches = 1;
+  while (job_->phase() != Phase::failed && launches < 50) {
+    say(launched_, WorkerPhase::ready);
+    happen(WorkerExited{launched_, 0, 11});
+    if (job_->phase() == Phase::failed) break;
+    const WorkerId before = launched_;
+    while (launched_ == before) {
+      ASSERT_LT(job_->next_deadline(), Time::max());
+      now_ = std::max(now_ + Time{1}, job_->next_deadline());
+      happen(Tick{});
+    }
+    longest = std::max(longest, now_ - last_launch);
+    last_launch = now_;
+    ++launches;
+  }
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_EQ(launches, options_.max_failures + 1);
+  EXPECT_GE(longest, seconds(25));
+  EXPECT_NE(job_->reason().find("signal 11"), std::string::npos) << job_->reason();
+}
+
+TEST_F(MembershipTest, CrashingAtTheSameStepAgainAndAgainIsNoProgress) {
+  options_.max_failures = 3;
+  job_.emplace(options_);
+  happen(StartJob{1});
+  for (Generation g = 1; g <= 4; ++g) {
+    while (!job_->generation().find(launched_)) {
+      now_ += milliseconds(50);
+      if (reports_[launched_].sequence == 0)
+        say(launched_, WorkerPhase::ready);
+      else
+        repeat(launched_);
+    }
+    for (int64_t step = 0; step <= 3; ++step) say(launched_, WorkerPhase::running, g, g, step);
+    const WorkerId before = launched_;
+    happen(WorkerExited{before, 0, 11});
+    for (int i = 0; i < 100 && launched_ == before && job_->phase() != Phase::failed; ++i)
+      pass(milliseconds(50));
+  }
+  EXPECT_EQ(job_->phase(), Phase::failed);
+}
+
+TEST_F(MembershipTest, FewerThanTheMinimumWaitWithTheirState) {
+  options_.min_workers = 2;
+  job_.emplace(options_);
+  run_with(2);
+  happen(WorkerExited{2, 0, 9});
+  say(1, WorkerPhase::halted, 1, 2, 6);
+  EXPECT_TRUE(told<Enter>().empty());
+  EXPECT_NE(job_->why(now_).find("at least 2 needed"), std::string::npos) << job_->why(now_);
+  now_ += milliseconds(100);
+  repeat(1);
+  say(launched_, WorkerPhase::ready);
+  ASSERT_EQ(told<Enter>().size(), 2u);
+  EXPECT_EQ(job_->generation().start, 6);
+}
+
+TEST_F(MembershipTest, TheWorkerThatPeersCannotReachHasToGo) {
+  run_with(3);
+  for (Generation g = 1; g <= 3 && job_->generation().members.size() == 3; ++g) {
+    for (WorkerId w : {1, 2, 3}) {
+      reports_[w].suspects = {w == 2 ? WorkerId{1} : WorkerId{2}};
+      say(w, WorkerPhase::halted, g, g, 5);
+    }
+    for (WorkerId w : {1, 2, 3}) say(w, WorkerPhase::halted, g, g + 1, 5);
+    for (int i = 0; i < 10; ++i) {
+      now_ += milliseconds(50);
+      for (WorkerId w : {1, 2, 3}) repeat(w);
+    }
+  }
+  ASSERT_EQ(job_->generation().members.size(), 2u);
+  EXPECT_EQ(job_->generation().find(2), nullptr);
+}
+
+TEST_F(MembershipTest, RequestsThatDoNotFitAreRefusedWithAReason) {
+  happen(ResumeJob{});
+  ASSERT_EQ(said<Note>().size(), 1u);
+  EXPECT_EQ(said<Note>()[0].text, "resume: the job is queued");
+  happen(StartJob{9});
+  EXPECT_EQ(said<Note>()[0].text, "9 workers: this job runs with 1 to 8");
+  run_with(1);
+  happen(StartJob{1});
+  EXPECT_EQ(said<Note>()[0].event, "refused");
+}
+
+TEST_F(MembershipTest, ARestartedControllerGoesOnWithTheWorkersThatReport) {
+  run_with(2);
+  const nlohmann::json saved = job_->save();
+  Outcome first;
+  now_ = Time{5};  // another machine, another clock
+  job_.emplace(Membership::restore(options_, saved, now_, first));
+  EXPECT_TRUE(first.must_save);
+  EXPECT_EQ(job_->save()["incarnation"], saved["incarnation"].get<uint64_t>() + 1);
+  say(1, WorkerPhase::running, 1, 1, 9);
+  say(2, WorkerPhase::running, 1, 1, 9);
+  pass(seconds(1));
+  EXPECT_EQ(job_->phase(), Phase::running);
+  EXPECT_EQ(job_->generation().number, 1u);
+  EXPECT_EQ(job_->step(), 9);
+}
+
+TEST_F(MembershipTest, ASavedStateThatIsNoneIsRefused) {
+  run_with(2);
+  const nlohmann::json saved = job_->save();
+  Outcome first;
+  for (const auto& [key, value] : saved.items()) {
+    nlohmann::json altered = saved;
+    altered[key] = nlohmann::json::array({-1.5});
+    EXPECT_THROW(Membership::restore(options_, altered, now_, first), Error) << key;
+    altered.erase(key);
+    EXPECT_THROW(Membership::restore(options_, altered, now_, first), Error) << key;
+  }
+  options_.virtual_ranks = 4;
+  EXPECT_THROW(Membership::restore(options_, saved, now_, first), Error);
+}
+
+TEST_F(MembershipTest, DoubledAndOvertakenReportsChangeNothing) {
+  run_with(2);
+  const Report old = reports_[1];
+  say(1, WorkerPhase::running, 1, 1, 8);
+  const nlohmann::json before = job_->save();
+  happen(WorkerReported{reports_[1]});
+  EXPECT_TRUE(last_.commands.empty());
+  happen(WorkerReported{old});
+  EXPECT_TRUE(last_.commands.empty());
+  EXPECT_EQ(job_->save(), before);
+}
+
+TEST_F(MembershipTest, AStrangerIsTurnedAway) {
+  run_with(1);
+  say(77, WorkerPhase::ready);
+  ASSERT_EQ(told<Stop>().size(), 1u);
+  EXPECT_EQ(told<Stop>()[0].first, 77u);
+  EXPECT_EQ(job_->generation().members.size(), 1u);
+}
+
+TEST_F(MembershipTest, AWorkerWhoseHostDrainsIsReplacedWithoutLosingAStep) {
+  run_with(1);
+  reports_[1].leaving = true;
+  repeat(1);
+  ASSERT_EQ(said<LaunchWorker>().size(), 1u);
+  say(2, WorkerPhase::ready);
+  ASSERT_EQ(told<Halt>().size(), 1u);
+  say(1, WorkerPhase::halted, 1, 2, 7);
+  ASSERT_EQ(job_->generation().members.size(), 2u);  // worker 1 feeds worker 2 first
+  say(1, WorkerPhase::running, 2, 2, 7);
+  say(2, WorkerPhase::running, 2, 2, 7);
+  EXPECT_FALSE(told<Halt>().empty());
+  say(1, WorkerPhase::halted, 2, 3, 8);
+  say(2, WorkerPhase::halted, 2, 3, 8);
+  ASSERT_EQ(job_->generation().members.size(), 1u);
+  EXPECT_EQ(job_->generation().members[0].worker, 2u);
+  EXPECT_EQ(job_->generation().start, 8);
+}
+
+}  // namespace
+}  // namespace ductile::control

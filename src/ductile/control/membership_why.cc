@@ -1,0 +1,64 @@
+// What the job waits for, in the words of its user.
+#include <fmt/format.h>
+
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+namespace {
+
+double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+std::string Membership::why(Time now) const {
+  const State& s = *state_;
+  if (s.winding_down)
+    return fmt::format("{}: waits for {} worker processes to end", to_string(s.phase),
+                       s.workers.size());
+  if (!s.active())
+    return fmt::format("{}{}{}", to_string(s.phase), s.reason.empty() ? "" : ": ", s.reason);
+
+  int64_t loading = 0, ready = 0, unreachable = 0, not_halted = 0;
+  WorkerId slowest = 0;
+  for (const auto& [id, worker] : s.workers) {
+    if (worker.doomed) continue;
+    const bool member = s.plan->find(id) != nullptr;
+    if (!worker.loaded())
+      ++loading;
+    else if (!worker.reachable)
+      ++unreachable;
+    else if (!member)
+      ++ready;
+    if (member && worker.reachable && s.change && !worker.halted_for(s.change->number)) {
+      ++not_halted;
+      slowest = id;
+    }
+  }
+  std::string text = fmt::format("{}: ", to_string(s.phase));
+  if (s.change) {
+    text += fmt::format("no generation runs ({})", s.change->reason);
+    if (not_halted > 0)
+      text += fmt::format("; waits for {} workers to {} (worker {} ...)", not_halted,
+                          s.change->at_boundary ? "finish the step" : "halt", slowest);
+    else if (s.phase == Phase::preempting)
+      text += "; waits for the checkpoint";
+    else if (ready < s.options.min_workers)
+      text += fmt::format("; waits for workers: {} ready, at least {} needed", ready,
+                          s.options.min_workers);
+  } else {
+    text += fmt::format("generation {} with {} of {} workers, step {}", s.plan->number,
+                        s.plan->members.size(), s.wanted, s.high_water);
+    if (s.phase == Phase::finishing) text += "; waits for the result to be saved";
+  }
+  if (loading > 0) text += fmt::format("; {} workers are starting", loading);
+  if (unreachable > 0) text += fmt::format("; {} workers cannot be reached", unreachable);
+  if (!s.last_save_error.empty()) text += fmt::format("; not saved: {}", s.last_save_error);
+  if (s.failures > 0) {
+    text += fmt::format("; failure {} of at most {}: {}", s.failures, s.options.max_failures,
+                        s.last_failure);
+    if (now < s.next_try) text += fmt::format("; next try in {:.1f} s", seconds(s.next_try - now));
+  }
+  return text;
+}
+
+}  // namespace ductile::control

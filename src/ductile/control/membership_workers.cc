@@ -1,0 +1,146 @@
+// Processes: launching, watching, stopping them, and counting what goes wrong.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ductile/control/membership_impl.h"
+
+namespace ductile::control {
+
+void Membership::State::check_timeouts() {
+  std::vector<WorkerId> forgotten;
+  for (auto& [id, worker] : workers) {
+    if (worker.doomed) {
+      // A launcher that cannot confirm the end (its host is cut off) is not waited for for ever:
+      // without Acks the lease has ended, and what it writes is refused.
+      if (due(std::max(worker.doomed_at, worker.acked_at) + options.lease + options.clock_drift +
+              2 * options.stop_deadline)) {
+        forgotten.push_back(id);
+      } else if (due(worker.doomed_at + options.stop_deadline) && !worker.killed) {
+        worker.killed = true;
+        out.commands.emplace_back(KillWorker{id, "it did not stop when told to"});
+      }
+      continue;
+    }
+    if (worker.reachable && due(worker.heard_at + options.heartbeat_deadline)) {
+      worker.reachable = false;
+      note("unreachable",
+           fmt::format("worker {}: no heartbeat for {} ms", id,
+                       std::chrono::duration_cast<std::chrono::milliseconds>(now - worker.heard_at)
+                           .count()));
+    }
+    if (!worker.loaded() && due(worker.launched_at + options.start_deadline)) {
+      lose(worker, "was not ready in time");
+    } else if (plan->find(id) == nullptr && worker.connected && !worker.reachable) {
+      lose(worker, "went silent before it took part");
+    } else if (plan->find(id) == nullptr && worker.report.leaving) {
+      doom(worker, false, "it was asked to leave its host");
+    }
+  }
+  for (WorkerId id : forgotten) {
+    note("forgotten", fmt::format("worker {}: its end was never confirmed; its lease is over", id));
+    workers.erase(id);
+    out.must_save = true;
+  }
+}
+
+void Membership::State::launch_and_trim() {
+  if (phase == Phase::preempting || phase == Phase::finishing) return;
+  int64_t usable = 0;
+  for (const auto& [id, worker] : workers)
+    usable += !worker.doomed && !worker.report.leaving && (worker.reachable || !worker.connected);
+  if (usable < wanted && due(next_try)) {
+    for (; usable < wanted; ++usable) {
+      WorkerRecord worker;
+      worker.id = next_worker++;
+      worker.report.worker = worker.id;
+      worker.launched_at = now;
+      out.commands.emplace_back(LaunchWorker{
+          worker.id,
+          fmt::format("{} workers are wanted{}{}", wanted, failures > 0 ? "; after: " : "",
+                      failures > 0 ? last_failure : "")});
+      out.must_save = true;
+      workers.emplace(worker.id, std::move(worker));
+      again = true;
+    }
+  }
+  // Too many members are dropped by a change of generation; too many others at once, youngest
+  // first.
+  for (auto it = workers.rbegin(); it != workers.rend() && usable > wanted; ++it) {
+    WorkerRecord& worker = it->second;
+    if (worker.doomed || plan->find(worker.id) != nullptr) continue;
+    doom(worker, false, fmt::format("{} workers are wanted", wanted));
+    --usable;
+  }
+}
+
+// It takes part in nothing any more. The first word is to the worker itself unless it cannot hear.
+void Membership::State::doom(WorkerRecord& worker, bool kill, const std::string& why) {
+  if (worker.doomed) return;
+  worker.doomed = true;
+  worker.doomed_at = now;
+  worker.killed = kill || !worker.connected;
+  if (worker.killed)
+    out.commands.emplace_back(KillWorker{worker.id, why});
+  else
+    tell(worker, Stop{why});
+  if (save_task && save_task->worker == worker.id) save_task.reset();
+  out.must_save = true;
+  again = true;
+}
+
+void Membership::State::lose(WorkerRecord& worker, const std::string& why) {
+  const std::string text = fmt::format("worker {} {}", worker.id, why);
+  note("lost", text);
+  doom(worker, true, why);
+  record_failure(text);
+}
+
+// A host that dies takes many workers along: what goes wrong before the next try is one failure.
+void Membership::State::record_failure(const std::string& text) {
+  last_failure = text;
+  out.must_save = true;
+  again = true;
+  if (!active() || winding_down || now < next_try) return;
+  if (++failures > options.max_failures) {
+    fail_job(fmt::format("{} failures without one more step than {} committed; the last: {}",
+                         failures, high_water, text));
+    return;
+  }
+  Time wait = options.backoff_base;
+  for (int64_t i = 1; i < failures && wait < options.backoff_max; ++i) wait *= 2;
+  next_try = now + std::min(wait, options.backoff_max);
+}
+
+void Membership::State::wind_down(Phase then, const std::string& why) {
+  winding_down = true;
+  after = then;
+  change.reset();
+  save_task.reset();
+  save_asked = false;
+  for (auto& [id, worker] : workers) doom(worker, false, why);
+  out.must_save = true;
+  again = true;
+}
+
+void Membership::State::fail_job(const std::string& why) {
+  if (phase == Phase::failed) return;
+  set_phase(Phase::failed, why);
+  resume_after = false;
+  wind_down(Phase::failed, "the job failed");
+}
+
+void Membership::State::settle() {
+  if (!workers.empty()) return;
+  winding_down = false;
+  ran = false;
+  out.commands.emplace_back(Release{fmt::format("the job is {}", to_string(after))});
+  out.must_save = true;
+  set_phase(after, reason);
+  if (resume_after) {
+    resume_after = false;
+    on(ResumeJob{});
+  }
+}
+
+}  // namespace ductile::control

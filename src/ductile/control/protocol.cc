@@ -1,0 +1,186 @@
+#include "ductile/control/protocol.h"
+
+#include "ductile/control/json_impl.h"
+
+namespace ductile::control {
+namespace {
+
+using nlohmann::json;
+
+const Words<StateSource> kSources = {{StateSource::keep, "keep"},
+                                     {StateSource::apply_voted, "apply_voted"},
+                                     {StateSource::peer, "peer"},
+                                     {StateSource::checkpoint, "checkpoint"},
+                                     {StateSource::initial, "initial"}};
+const Words<WorkerPhase> kPhases = {
+    {WorkerPhase::loading, "loading"},     {WorkerPhase::ready, "ready"},
+    {WorkerPhase::restoring, "restoring"}, {WorkerPhase::running, "running"},
+    {WorkerPhase::halted, "halted"},       {WorkerPhase::done, "done"}};
+const Words<SaveStatus::State> kSaveStates = {{SaveStatus::State::none, "none"},
+                                              {SaveStatus::State::saving, "saving"},
+                                              {SaveStatus::State::written, "written"},
+                                              {SaveStatus::State::failed, "failed"}};
+
+json body(const Ack& ack) { return {{"instruction", "ack"}, {"sequence", ack.sequence}}; }
+json body(const Halt& halt) {
+  return {{"instruction", "halt"},
+          {"generation", halt.generation},
+          {"at_boundary", halt.at_boundary},
+          {"reason", halt.reason}};
+}
+json body(const Enter& enter) {
+  return {{"instruction", "enter"}, {"plan", to_json(*enter.plan)}, {"reason", enter.reason}};
+}
+json body(const Save& save) {
+  return {{"instruction", "save"},
+          {"generation", save.generation},
+          {"attempt", save.attempt},
+          {"at_step", save.at_step},
+          {"reason", save.reason}};
+}
+json body(const Stop& stop) { return {{"instruction", "stop"}, {"reason", stop.reason}}; }
+
+}  // namespace
+
+const Member* GenerationPlan::find(WorkerId worker) const {
+  for (const Member& member : members)
+    if (member.worker == worker) return &member;
+  return nullptr;
+}
+
+bool Enter::operator==(const Enter& other) const {
+  const bool same_plan = plan == other.plan || (plan && other.plan && *plan == *other.plan);
+  return same_plan && reason == other.reason;
+}
+
+std::string_view to_string(StateSource source) { return word_of(kSources, source); }
+std::string_view to_string(WorkerPhase phase) { return word_of(kPhases, phase); }
+
+json to_json(const GenerationPlan& plan) {
+  json members = json::array();
+  for (const Member& member : plan.members)
+    members.push_back({{"worker", member.worker},
+                       {"address", member.address},
+                       {"begin", member.ranks.begin},
+                       {"end", member.ranks.end},
+                       {"source", to_string(member.source)},
+                       {"feeder", member.feeder}});
+  return {{"number", plan.number}, {"start", plan.start}, {"members", std::move(members)}};
+}
+
+GenerationPlan plan_from_json(const json& value) {
+  const JsonReader in(value, "generation");
+  GenerationPlan plan;
+  in.read("number", plan.number);
+  in.read("start", plan.start);
+  for (const json& entry : in.array("members")) {
+    const JsonReader from(entry, "member of a generation");
+    Member member;
+    from.read("worker", member.worker);
+    from.read("address", member.address);
+    from.read("begin", member.ranks.begin);
+    from.read("end", member.ranks.end);
+    from.read("source", member.source, kSources);
+    from.read("feeder", member.feeder);
+    plan.members.push_back(std::move(member));
+  }
+  return plan;
+}
+
+json to_json(const Report& report) {
+  return {{"worker", report.worker},
+          {"sequence", report.sequence},
+          {"address", report.address},
+          {"phase", to_string(report.phase)},
+          {"generation", report.generation},
+          {"promised", report.promised},
+          {"step", report.step},
+          {"voted", report.voted},
+          {"suspects", report.suspects},
+          {"save",
+           {{"attempt", report.save.attempt},
+            {"state", word_of(kSaveStates, report.save.state)},
+            {"step", report.save.step},
+            {"text", report.save.text}}},
+          {"unreadable", report.unreadable},
+          {"leaving", report.leaving},
+          {"error", report.error},
+          {"note", report.note}};
+}
+
+Report report_from_json(const json& value) {
+  const JsonReader in(value, "report");
+  Report report;
+  in.read("worker", report.worker);
+  in.read("sequence", report.sequence);
+  in.read("address", report.address);
+  in.read("phase", report.phase, kPhases);
+  in.read("generation", report.generation);
+  in.read("promised", report.promised);
+  in.read("step", report.step);
+  in.read("voted", report.voted);
+  for (const json& suspect : in.array("suspects")) {
+    if (!suspect.is_number_unsigned())
+      fail(ErrorCode::invalid_argument, "report: 'suspects' is not a list of worker ids");
+    report.suspects.push_back(suspect.get<WorkerId>());
+  }
+  const JsonReader save(in.at("save"), "report: save");
+  save.read("attempt", report.save.attempt);
+  save.read("state", report.save.state, kSaveStates);
+  save.read("step", report.save.step);
+  save.read("text", report.save.text);
+  in.read("unreadable", report.unreadable);
+  in.read("leaving", report.leaving);
+  in.read("error", report.error);
+  in.read("note", report.note);
+  return report;
+}
+
+json to_json(const Instruction& instruction) {
+  json value = std::visit([](const auto& what) { return body(what); }, instruction.what);
+  value["controller"] = instruction.controller;
+  value["worker"] = instruction.worker;
+  return value;
+}
+
+Instruction instruction_from_json(const json& value) {
+  const JsonReader in(value, "instruction");
+  Instruction instruction;
+  in.read("controller", instruction.controller);
+  in.read("worker", instruction.worker);
+  std::string kind;
+  in.read("instruction", kind);
+  if (kind == "ack") {
+    Ack ack;
+    in.read("sequence", ack.sequence);
+    instruction.what = ack;
+  } else if (kind == "halt") {
+    Halt halt;
+    in.read("generation", halt.generation);
+    in.read("at_boundary", halt.at_boundary);
+    in.read("reason", halt.reason);
+    instruction.what = halt;
+  } else if (kind == "enter") {
+    Enter enter;
+    enter.plan = std::make_shared<GenerationPlan>(plan_from_json(in.at("plan")));
+    in.read("reason", enter.reason);
+    instruction.what = enter;
+  } else if (kind == "save") {
+    Save save;
+    in.read("generation", save.generation);
+    in.read("attempt", save.attempt);
+    in.read("at_step", save.at_step);
+    in.read("reason", save.reason);
+    instruction.what = save;
+  } else if (kind == "stop") {
+    Stop stop;
+    in.read("reason", stop.reason);
+    instruction.what = stop;
+  } else {
+    fail(ErrorCode::invalid_argument, "instruction: \"{}\" is none of ack, halt, enter, save, stop",
+         kind);
+  }
+  return instruction;
+}
+
+}  // namespace ductile::control

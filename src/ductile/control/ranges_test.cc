@@ -1,0 +1,84 @@
+#include "ductile/control/ranges.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::control {
+namespace {
+
+// The tree as parallel/gradient_tree.h defines it, by recursion.
+int64_t slow_num_subtrees(int64_t begin, int64_t end, int64_t low, int64_t high) {
+  if (end <= low || high <= begin) return 0;
+  if (begin <= low && high <= end) return 1;
+  int64_t left = 1;
+  while (2 * left < high - low) left *= 2;
+  return slow_num_subtrees(begin, end, low, low + left) +
+         slow_num_subtrees(begin, end, low + left, high);
+}
+
+int64_t cost(const std::vector<RankRange>& ranges, int64_t virtual_ranks) {
+  int64_t sum = 0;
+  for (const RankRange& range : ranges) sum += num_subtrees(range, virtual_ranks);
+  return sum;
+}
+
+TEST(Ranges, CountSubtreesOfTheCanonicalTree) {
+  for (int64_t ranks = 1; ranks <= 40; ++ranks)
+    for (int64_t begin = 0; begin < ranks; ++begin)
+      for (int64_t end = begin + 1; end <= ranks; ++end)
+        ASSERT_EQ(num_subtrees({begin, end}, ranks), slow_num_subtrees(begin, end, 0, ranks))
+            << begin << " " << end << " of " << ranks;
+}
+
+TEST(Ranges, CoverAllRanksInOrderAndEvenly) {
+  for (int64_t ranks = 1; ranks <= 70; ++ranks) {
+    for (int64_t workers = 1; workers <= ranks; ++workers) {
+      const auto spread = spread_ranks(ranks, workers);
+      ASSERT_EQ(static_cast<int64_t>(spread.size()), workers);
+      int64_t at = 0;
+      for (const RankRange& range : spread) {
+        ASSERT_EQ(range.begin, at);
+        ASSERT_GE(range.size(), ranks / workers);
+        ASSERT_LE(range.size(), (ranks + workers - 1) / workers);
+        at = range.end;
+      }
+      ASSERT_EQ(at, ranks);
+    }
+  }
+}
+
+TEST(Ranges, NeedAsFewSubtreesAsAnyEvenSpread) {
+  for (int64_t ranks = 1; ranks <= 16; ++ranks) {
+    for (int64_t workers = 1; workers <= ranks; ++workers) {
+      std::vector<int64_t> larger(static_cast<size_t>(workers), 0);
+      std::fill_n(larger.rbegin(), ranks % workers, 1);
+      int64_t best = std::numeric_limits<int64_t>::max();
+      do {
+        std::vector<RankRange> ranges;
+        int64_t begin = 0;
+        for (int64_t extra : larger) {
+          ranges.push_back({begin, begin + ranks / workers + extra});
+          begin = ranges.back().end;
+        }
+        best = std::min(best, cost(ranges, ranks));
+      } while (std::next_permutation(larger.begin(), larger.end()));
+      ASSERT_EQ(cost(spread_ranks(ranks, workers), ranks), best) << ranks << " over " << workers;
+    }
+  }
+}
+
+TEST(Ranges, OfAPowerOfTwoAreWholeSubtrees) {
+  for (int64_t workers : {1, 2, 4, 8, 16}) EXPECT_EQ(cost(spread_ranks(16, workers), 16), workers);
+}
+
+TEST(Ranges, RefuseMoreWorkersThanRanks) {
+  EXPECT_THROW(spread_ranks(4, 5), Error);
+  EXPECT_THROW(spread_ranks(4, 0), Error);
+}
+
+}  // namespace
+}  // namespace ductile::control

@@ -1,0 +1,357 @@
+// The workers with their step loops, the network between them, and the faults.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/control/simulation_impl.h"
+
+namespace ductile::control {
+
+// ---- Workers.
+
+Process* Simulation::living(WorkerId id) {
+  const auto found = processes_.find(id);
+  return found != processes_.end() && found->second->alive ? found->second.get() : nullptr;
+}
+
+void Simulation::feed_worker(WorkerId id, Process& process, const WorkerEvent& event) {
+  if (const auto* received = std::get_if<InstructionReceived>(&event);
+      received != nullptr && mutation_ == Mutation::promise_is_not_kept) {
+    if (const auto* halt = std::get_if<Halt>(&received->instruction.what);
+        halt != nullptr && process.machine.phase() == WorkerPhase::running) {
+      Report lie;
+      lie.worker = id;
+      lie.sequence = 1'000'000 + order_;
+      lie.phase = WorkerPhase::halted;
+      lie.generation = process.machine.generation();
+      lie.promised = halt->generation;
+      lie.step = process.machine.step();
+      lie.voted = process.machine.voted();
+      to_controller_in(delay(), WorkerReported{lie});
+      return;
+    }
+  }
+  if (trace_) {
+    const auto* received = std::get_if<InstructionReceived>(&event);
+    if (received != nullptr && !std::holds_alternative<Ack>(received->instruction.what))
+      say("worker {} hears {}", id, to_json(received->instruction).dump());
+  }
+  std::vector<WorkerCommand> commands = process.machine.apply(event, now_);
+  for (WorkerCommand& command : commands) {
+    if (!process.alive) return;
+    carry_out(id, process, command);
+  }
+  const Time next = process.machine.next_deadline();
+  if (process.alive && process.beat_at < now_) {
+    process.beat_at = next;
+    schedule(next, Kind::beat, id);
+  }
+}
+
+void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command) {
+  if (auto* send = std::get_if<SendReport>(&command)) {
+    if (mutation_ == Mutation::votes_are_forgotten) send->report.voted = false;
+    if (cut(id, 0) || chance(loss_)) return;
+    if (chance(doubling_)) to_controller_in(delay() * 4, WorkerReported{send->report});
+    to_controller_in(delay(), WorkerReported{std::move(send->report)});
+  } else if (auto* restore = std::get_if<Restore>(&command)) {
+    restore_state(id, process, *restore);
+  } else if (auto* feed = std::get_if<Feed>(&command)) {
+    DataMessage message;
+    message.what = DataMessage::What::state;
+    message.generation = feed->plan->number;
+    message.step = feed->plan->start;
+    message.from = id;
+    message.state = process.state;
+    for (WorkerId to : feed->to) send_data(id, to, message);
+  } else if (auto* step = std::get_if<RunStep>(&command)) {
+    run_step(id, process, *step);
+  } else if (auto* vote = std::get_if<CastVote>(&command)) {
+    if (mutation_ == Mutation::commit_without_vote)
+      loop_event(id, process, Time{1}, AllVoted{vote->generation, vote->step, vote->stop});
+    DataMessage message;
+    message.what = DataMessage::What::vote;
+    message.generation = vote->generation;
+    message.step = vote->step;
+    message.from = id;
+    message.stop = vote->stop;
+    for (const Member& member : process.plan->members) send_data(id, member.worker, message);
+  } else if (auto* apply = std::get_if<Apply>(&command)) {
+    check_commit(id, *apply);
+    ++process.token;
+    // Ends whatever happens, in one piece; the machine may hear other things meanwhile.
+    require(process.reduction_step == apply->step && process.state_step == apply->step,
+            "worker {} applies step {} to state {}, holding the reduction of {}", id, apply->step,
+            process.state_step, process.reduction_step);
+    process.state = process.reduction;
+    process.state_step = apply->step + 1;
+    check_state(id, process);
+    loop_event(id, process, span(50, 800),
+               Restored{apply->generation, apply->step + 1, apply->step + 1 == steps_});
+  } else if (auto* abandon = std::get_if<Abandon>(&command)) {
+    close_connections(id, process);
+    ++process.token;
+    loop_event(id, process, span(10, 3'000), Abandoned{abandon->generation});
+  } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
+    require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
+            process.state_step);
+    WorkerEvent answer = Saved{write->attempt, write->step};
+    if (disk_full_until_ > now_)
+      answer = SaveFailed{write->attempt, "disk full"};
+    else
+      written_[{id, write->step}] = process.state;
+    const Time takes = span(500, 20'000);
+    schedule(now_ + takes, Kind::to_worker, id, 0, std::move(answer));
+    if (mutation_ == Mutation::worker_publishes && disk_full_until_ <= now_ &&
+        published_.count(write->step) == 0 && chance(0.3)) {
+      publish({id, process.machine.generation(), write->step});
+    }
+  } else if (std::get_if<Exit>(&command) != nullptr) {
+    kill(id, true, 0);
+  }
+}
+
+void Simulation::run_step(WorkerId id, Process& process, const RunStep& command) {
+  ++process.token;
+  process.plan = command.plan;
+  process.step = command.step;
+  process.restoring = false;
+  process.contributed.assign(command.plan->members.size(), false);
+  process.voted.assign(command.plan->members.size(), false);
+  process.sums.assign(static_cast<size_t>(virtual_ranks_), 0);
+  process.stop = 0;
+  require(process.state_step == command.step, "worker {} runs step {} with state {}", id,
+          command.step, process.state_step);
+  if (plans_.rbegin()->first == command.plan->number)
+    max_begun_ = std::max(max_begun_, command.step);
+  const int64_t share = command.plan->find(id)->ranks.size() * 1000 / virtual_ranks_;
+  Time takes = Time{step_time_.count() * share / 1000} + span(100, 2'000);
+  if (chance(slow_)) takes += span(1'000, 30'000);
+  schedule(now_ + takes, Kind::computed, id, process.token);
+  schedule(now_ + takes + data_deadline_, Kind::stalled, id, process.token);
+  look_at_early(id, process);
+}
+
+void Simulation::restore_state(WorkerId id, Process& process, const Restore& command) {
+  ++process.token;
+  process.plan = command.plan;
+  process.restoring = true;
+  process.state_step = -1;
+  const int64_t start = command.plan->start;
+  if (command.self.source == StateSource::peer) {
+    schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
+    look_at_early(id, process);
+    return;
+  }
+  if (command.self.source == StateSource::checkpoint) {
+    const auto found = published_.find(start);
+    if (found == published_.end() || bad_.count(start) != 0) {
+      loop_event(id, process, span(100, 2'000), RestoreFailed{command.plan->number, "torn"});
+      return;
+    }
+    process.state = found->second;
+  } else {
+    process.state = truth_[0];
+  }
+  process.state_step = start;
+  check_state(id, process);
+  loop_event(id, process, span(100, 5'000), Restored{command.plan->number, start, start == steps_});
+}
+
+void Simulation::send_data(WorkerId from, WorkerId to, DataMessage message) {
+  if (from != to && (cut(from, to) || chance(loss_ * 0.3))) return;
+  const Time takes = from == to ? Time{0} : delay();
+  schedule(now_ + takes, Kind::data, to, 0, message);
+}
+
+void Simulation::look_at_early(WorkerId id, Process& process) {
+  std::vector<DataMessage> early = std::move(process.early);
+  process.early.clear();
+  for (const DataMessage& message : early) take_data(id, process, message);
+}
+
+void Simulation::take_data(WorkerId id, Process& process, const DataMessage& message) {
+  const Generation current = process.plan ? process.plan->number : 0;
+  const bool fenced = message.generation < current && mutation_ != Mutation::no_generation_check;
+  if (fenced) return;
+  const bool here =
+      process.plan && (message.generation == current || mutation_ == Mutation::no_generation_check);
+  const auto later = [&] {
+    if (message.generation > current || message.step > process.step ||
+        (message.generation == current && process.restoring))
+      process.early.push_back(message);
+  };
+  if (message.what == DataMessage::What::state) {
+    if (!here || !process.restoring || message.generation != current) return later();
+    if (process.state_step >= 0) return;
+    process.state_step = message.step;
+    process.state = message.state;
+    ++process.token;
+    check_state(id, process);
+    loop_event(id, process, span(100, 5'000),
+               Restored{message.generation, message.step, message.step == steps_});
+    return;
+  }
+  if (!here || process.restoring || message.step != process.step) return later();
+  const Member* member = process.plan->find(message.from);
+  if (member == nullptr) return;
+  const auto from = static_cast<size_t>(member - process.plan->members.data());
+  if (message.what == DataMessage::What::contribution) {
+    if (process.contributed[from]) return;
+    process.contributed[from] = true;
+    for (int64_t v = message.ranks.begin; v < message.ranks.end; ++v)
+      process.sums[static_cast<size_t>(v)] += leaf(message.state, message.step, v);
+    if (std::find(process.contributed.begin(), process.contributed.end(), false) !=
+        process.contributed.end())
+      return;
+    process.reduction = process.state;
+    for (uint64_t sum : process.sums) process.reduction = scramble(process.reduction ^ sum);
+    process.reduction_step = process.step;
+    loop_event(id, process, Time{0}, Reduced{current, process.step});
+  } else {
+    process.voted[from] = true;
+    process.stop = std::max(process.stop, message.stop);
+    if (std::find(process.voted.begin(), process.voted.end(), false) == process.voted.end())
+      loop_event(id, process, Time{0}, AllVoted{current, process.step, process.stop});
+  }
+}
+
+// The peers' transports notice, unless the network keeps it from them.
+void Simulation::close_connections(WorkerId id, Process& process) {
+  if (!process.plan) return;
+  for (const Member& member : process.plan->members) {
+    Process* peer = living(member.worker);
+    if (peer == nullptr || member.worker == id || cut(id, member.worker) || chance(loss_)) continue;
+    schedule(now_ + delay(), Kind::to_worker, member.worker, 0,
+             WorkerEvent{PeerLost{process.plan->number, {id}, "a peer closed its connection"}});
+  }
+}
+
+void Simulation::kill(WorkerId id, bool confirmed, int64_t signal) {
+  Process* process = living(id);
+  if (process == nullptr) return;
+  say("--- worker {} ends ({})", id, signal);
+  process->alive = false;
+  close_connections(id, *process);
+  if (!cut(id, 0) && chance(0.7)) to_controller_in(delay(), ConnectionClosed{id});
+  if (confirmed || !chance(unconfirmed_))
+    to_controller_in(span(100, 3'000), WorkerExited{id, signal == 0 ? 0 : 0, signal});
+}
+
+void Simulation::check_state(WorkerId id, const Process& process) {
+  require(process.state_step >= 0 && process.state_step <= steps_ &&
+              process.state == truth_[static_cast<size_t>(process.state_step)],
+          "worker {} has a wrong state of step {}", id, process.state_step);
+}
+
+// A step is committed when all members of a generation voted for it. A generation that was followed
+// by another never commits one that the other does not start after.
+void Simulation::check_commit(WorkerId id, const Apply& command) {
+  // Who begins a generation one step behind only catches up.
+  if (command.step < plans_.at(command.generation).start) return;
+  const auto next = plans_.upper_bound(command.generation);
+  if (next != plans_.end()) {
+    require(command.step + 1 <= next->second.start,
+            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
+            command.generation, next->first, next->second.start);
+    return;
+  }
+  max_committed_ = std::max(max_committed_, command.step + 1);
+  faults_since_commit_ = 0;
+}
+
+// ---- Network and faults.
+
+bool Simulation::cut(WorkerId from, WorkerId to) {
+  for (const Cut& c : cuts_)
+    if (c.from == from && c.to == to && now_ < c.until) return true;
+  return false;
+}
+
+Time Simulation::delay() {
+  if (chance(slow_)) return span(1'000, 40'000);
+  return span(30, 500);
+}
+
+WorkerId Simulation::any_worker() {
+  std::vector<WorkerId> alive;
+  for (const auto& [id, process] : processes_)
+    if (process->alive) alive.push_back(id);
+  return alive.empty() ? 0 : alive[rng_.below(static_cast<uint32_t>(alive.size()))];
+}
+
+void Simulation::inject() {
+  ++faults_since_commit_;
+  const uint32_t kind = rng_.below(14);
+  const WorkerId victim = any_worker(), other = any_worker();
+  const Time until = now_ + span(5'000, 150'000);
+  const auto request = [&](Event event) {
+    if (controller_) feed_controller(event);
+  };
+  if (kind <= 7 && victim == 0) return;
+  switch (kind) {
+    case 0:
+    case 1:
+      ++result_.kills;
+      kill(victim, false, 9);
+      break;
+    case 2:
+    case 3: {
+      say("--- worker {} stops until {} ms", victim, until.count() / 1000);
+      Process& process = *living(victim);
+      process.asleep_until = std::max(process.asleep_until, std::min(until * 2, faults_end_));
+      break;
+    }
+    case 4:
+      if (other == victim) break;
+      say("--- from worker {} to {} nothing gets through", victim, other);
+      cuts_.push_back({victim, other, until});
+      if (chance(0.5)) cuts_.push_back({other, victim, until});
+      break;
+    case 5:
+      say("--- worker {} and the controller are cut off", victim);
+      if (chance(0.7)) cuts_.push_back({victim, 0, until * 2});
+      if (chance(0.7)) cuts_.push_back({0, victim, until * 2});
+      if (chance(0.3)) to_controller_in(delay(), ConnectionClosed{victim});
+      break;
+    case 6:
+      say("--- all workers and the controller are cut off");
+      for (const auto& [id, process] : processes_) {
+        cuts_.push_back({id, 0, until * 3});
+        cuts_.push_back({0, id, until * 3});
+      }
+      break;
+    case 7:
+      say("--- worker {} is asked to leave", victim);
+      feed_worker(victim, *living(victim), LeaveAsked{});
+      break;
+    case 8:
+      request(ResizeJob{between(options_.min_workers, options_.max_workers)});
+      break;
+    case 9:
+      request(PreemptJob{});
+      if (chance(0.7))
+        schedule(now_ + span(1'000, 100'000), Kind::to_controller, 0, 0,
+                 Event{ResumeJob{
+                     chance(0.5) ? 0 : between(options_.min_workers, options_.max_workers)}});
+      break;
+    case 10:
+      say("--- the disk is full");
+      disk_full_until_ = until;
+      break;
+    case 11:
+      request(SaveJob{});
+      break;
+    case 12:
+      if (restarts_ && controller_) crash_controller();
+      break;
+    case 13:
+      if (newest_good() < 0 || !chance(0.3)) break;
+      say("--- the checkpoint of step {} goes bad", newest_good());
+      bad_.insert(newest_good());
+      break;
+  }
+}
+
+}  // namespace ductile::control

@@ -1,0 +1,196 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "ductile/control/protocol.h"
+
+// The worker's side of the protocol: what a worker may do in which generation. A pure state
+// machine; the step loop asks it, and does what it says.
+namespace ductile::control {
+
+// ---- What happened in the worker.
+
+struct Loaded {};             // code and data are there; it can join
+struct InstructionReceived {  // from the controller
+  Instruction instruction;
+};
+struct Restored {  // after Restore or Apply: the state before `step` is complete
+  Generation generation = 0;
+  int64_t step = 0;
+  bool done = false;  // it is the state after the last step
+};
+struct RestoreFailed {  // the checkpoint cannot be read
+  Generation generation = 0;
+  std::string text;
+};
+struct Reduced {  // the whole reduction of `step` is in this worker's memory
+  Generation generation = 0;
+  int64_t step = 0;
+};
+struct AllVoted {  // the votes of all members for `step` have arrived
+  Generation generation = 0;
+  int64_t step = 0;
+  Generation stop = 0;  // the largest CastVote::stop among them
+};
+struct PeerLost {  // the communicator of `generation` is finished
+  Generation generation = 0;
+  std::vector<WorkerId> suspects;
+  std::string text;
+};
+struct Abandoned {  // after Abandon: the step loop has let go of that generation
+  Generation generation = 0;
+};
+struct Saved {
+  uint64_t attempt = 0;
+  int64_t step = 0;
+};
+struct SaveFailed {
+  uint64_t attempt = 0;
+  std::string text;
+};
+struct JobError {  // a fault of the job itself (bad data ...): ends the job
+  std::string text;
+};
+struct LeaveAsked {};  // SIGTERM, host drains: leave after the step
+struct Beat {};        // time has passed: heartbeat, lease
+
+using WorkerEvent =
+    std::variant<Loaded, InstructionReceived, Restored, RestoreFailed, Reduced, AllVoted, PeerLost,
+                 Abandoned, Saved, SaveFailed, JobError, LeaveAsked, Beat>;
+
+// ---- What to do.
+
+struct SendReport {
+  Report report;
+};
+struct Restore {  // get the state before plan->start; answer Restored. While it is
+  std::shared_ptr<const GenerationPlan> plan;  // on the way the old state is gone
+  Member self;
+};
+struct Feed {  // give the state before plan->start to each of these members
+  std::shared_ptr<const GenerationPlan> plan;
+  std::vector<WorkerId> to;
+};
+struct RunStep {  // compute own ranks, reduce; answer Reduced or PeerLost
+  std::shared_ptr<const GenerationPlan> plan;
+  int64_t step = 0;
+};
+struct CastVote {  // tell every member; answer AllVoted or PeerLost
+  Generation generation = 0;
+  int64_t step = 0;
+  Generation stop = 0;  // not 0: halt after this step, for that generation
+};
+struct Apply {  // apply the reduction of `step`; answer Restored with step + 1
+  Generation generation = 0;
+  int64_t step = 0;
+};
+struct Abandon {  // make the communicator fail, give the step up; answer Abandoned
+  Generation generation = 0;
+};
+struct WriteCheckpoint {  // of the state before `step`; copy it before the next command
+  uint64_t attempt = 0;
+  Generation generation = 0;
+  int64_t step = 0;
+};
+struct Exit {
+  std::string reason;
+};
+
+using WorkerCommand = std::variant<SendReport, Restore, Feed, RunStep, CastVote, Apply, Abandon,
+                                   WriteCheckpoint, Exit>;
+
+struct WorkerOptions {
+  WorkerId worker = 0;
+  std::string address;
+  Time heartbeat = std::chrono::milliseconds(200);
+  Time lease = std::chrono::seconds(10);  // as MembershipOptions::lease
+};
+
+// One worker. Threads: one at a time; a step loop and a control thread share it under one lock, so
+// that a promise and a vote exclude each other. `now` must go on while the process is stopped or
+// its machine sleeps (CLOCK_BOOTTIME).
+class WorkerProtocol {
+ public:
+  explicit WorkerProtocol(WorkerOptions options);
+
+  // Commands are to be carried out in order. Late, doubled and stale events do no harm.
+  std::vector<WorkerCommand> apply(const WorkerEvent& event, Time now);
+
+  Time next_deadline() const;  // when apply(Beat) is due at the latest
+
+  WorkerPhase phase() const;
+  Generation generation() const;
+  Generation promised() const;
+  int64_t step() const;  // -1: no state
+  bool voted() const;
+  Time lease_until() const;
+
+ private:
+  enum class Activity { none, restoring, applying, stepping, voting };  // what has no answer yet
+
+  void on(const Loaded&, Time now);
+  void on(const InstructionReceived& event, Time now);
+  void on(const Restored& event, Time now);
+  void on(const RestoreFailed& event, Time now);
+  void on(const Reduced& event, Time now);
+  void on(const AllVoted& event, Time now);
+  void on(const PeerLost& event, Time now);
+  void on(const Abandoned& event, Time now);
+  void on(const Saved& event, Time now);
+  void on(const SaveFailed& event, Time now);
+  void on(const JobError& event, Time now);
+  void on(const LeaveAsked&, Time now);
+  void on(const Beat&, Time now);
+  void follow(const Ack& ack);
+  void follow(const Halt& halt);
+  void follow(const Enter& enter);
+  void follow(const Save& save);
+  void follow(const Stop& stop);
+
+  void promise(Generation generation);
+  void halt(std::string note);
+  void enter_if_free();
+  void go_on();
+  void save_if_due();
+  bool may_step(Generation generation, int64_t step, Activity activity) const;
+  bool has_lease(Time now);
+  void send_report(Time now);
+
+  WorkerOptions options_;
+  uint64_t controller_ = 0;  // the newest incarnation seen
+  WorkerPhase phase_ = WorkerPhase::loading;
+  Activity activity_ = Activity::none;
+  bool abandoning_ = false;
+  bool exited_ = false;
+  Generation generation_ = 0;
+  Generation promised_ = 0;
+  Generation stop_ = 0;  // halt after the step under way, for this generation
+  int64_t step_ = -1;
+  bool voted_ = false;
+  bool done_ = false;
+  std::shared_ptr<const GenerationPlan> plan_;     // of generation_
+  std::shared_ptr<const GenerationPlan> waiting_;  // entered once the loop has let go
+  bool fed_ = false;                               // the members that plan_ has this one feed
+  std::optional<Save> pending_save_;
+  SaveStatus save_;
+  std::vector<WorkerId> suspects_;
+  int64_t unreadable_ = -1;
+  bool leaving_ = false;
+  std::string error_;
+  std::string note_;
+
+  uint64_t sequence_ = 0;
+  bool report_due_ = true;
+  Time next_beat_{0};
+  Time lease_until_ = Time::min();
+  std::vector<std::pair<uint64_t, Time>> sent_;  // reports that no Ack covers yet
+  std::vector<WorkerCommand> commands_;
+};
+
+}  // namespace ductile::control

@@ -1,0 +1,256 @@
+#include "ductile/control/worker_protocol.h"
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace ductile::control {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Worker 1 of a job with two members, driven by hand.
+class WorkerProtocolTest : public testing::Test {
+ protected:
+  WorkerProtocolTest() : machine_(WorkerOptions{1, "here", milliseconds(200), seconds(10)}) {
+    tell(Beat{});
+    tell(Loaded{});
+  }
+
+  void tell(const WorkerEvent& event) { last_ = machine_.apply(event, now_); }
+  void hear(std::variant<Ack, Halt, Enter, Save, Stop> what) {
+    tell(InstructionReceived{{1, 1, std::move(what)}});
+  }
+  void renew_lease() {
+    now_ += milliseconds(200);
+    tell(Beat{});
+    hear(Ack{report().sequence});
+  }
+  void enter(Generation generation, int64_t start, StateSource source) {
+    auto plan = std::make_shared<GenerationPlan>();
+    plan->number = generation;
+    plan->start = start;
+    plan->members = {{1, "here", {0, 1}, source, source == StateSource::peer ? WorkerId{2} : 0},
+                     {2, "there", {1, 2}, StateSource::keep, 0}};
+    hear(Enter{plan, ""});
+  }
+  // Into generation 1, before step 0, with a lease.
+  void begin() {
+    renew_lease();
+    enter(1, 0, StateSource::initial);
+    tell(Restored{1, 0, false});
+  }
+
+  template <class C>
+  const C* said() const {
+    for (const WorkerCommand& command : last_)
+      if (const C* found = std::get_if<C>(&command)) return found;
+    return nullptr;
+  }
+  const Report& report() {
+    for (const WorkerCommand& command : last_)
+      if (const auto* send = std::get_if<SendReport>(&command)) reported_ = send->report;
+    return reported_;
+  }
+
+  Time now_{1'000'000};
+  WorkerProtocol machine_;
+  std::vector<WorkerCommand> last_;
+  Report reported_;
+};
+
+TEST_F(WorkerProtocolTest, RunsAStepThroughReductionVoteAndCommit) {
+  begin();
+  ASSERT_NE(said<RunStep>(), nullptr);
+  EXPECT_EQ(said<RunStep>()->step, 0);
+  tell(Reduced{1, 0});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_TRUE(machine_.voted());
+  tell(AllVoted{1, 0, 0});
+  ASSERT_NE(said<Apply>(), nullptr);
+  EXPECT_EQ(machine_.step(), 0);  // until it is applied
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(machine_.step(), 1);
+  EXPECT_FALSE(machine_.voted());
+  ASSERT_NE(said<RunStep>(), nullptr);
+  EXPECT_EQ(said<RunStep>()->step, 1);
+}
+
+TEST_F(WorkerProtocolTest, NeitherVotesNorCommitsOnceItPromised) {
+  begin();
+  tell(Reduced{1, 0});
+  hear(Halt{2, false, "worker 2 is gone"});
+  EXPECT_NE(said<Abandon>(), nullptr);
+  EXPECT_EQ(report().promised, 2u);
+  EXPECT_TRUE(report().voted);  // it holds the reduction, and says so
+  tell(AllVoted{1, 0, 0});
+  EXPECT_EQ(said<Apply>(), nullptr);
+  EXPECT_EQ(machine_.step(), 0);
+}
+
+TEST_F(WorkerProtocolTest, AppliesTheReductionItVotedForInsteadOfDoingTheStepAgain) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(PeerLost{1, {2}, "connection closed"});
+  EXPECT_EQ(report().suspects, std::vector<WorkerId>{2});
+  hear(Halt{2, false, ""});
+  enter(2, 1, StateSource::apply_voted);
+  ASSERT_NE(said<Apply>(), nullptr);
+  EXPECT_EQ(said<Apply>()->step, 0);
+  tell(Restored{2, 1, false});
+  ASSERT_NE(said<RunStep>(), nullptr);
+  EXPECT_EQ(said<RunStep>()->step, 1);
+}
+
+TEST_F(WorkerProtocolTest, AnApplyUnderWayEndsBeforeTheNextGenerationIsEntered) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(AllVoted{1, 0, 0});
+  hear(Halt{2, false, ""});
+  EXPECT_EQ(said<Abandon>(), nullptr);
+  enter(2, 1, StateSource::apply_voted);
+  EXPECT_EQ(machine_.generation(), 1u);
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(machine_.generation(), 2u);
+  EXPECT_EQ(said<Apply>(), nullptr);  // not a second time
+  ASSERT_NE(said<RunStep>(), nullptr);
+  EXPECT_EQ(said<RunStep>()->step, 1);
+}
+
+TEST_F(WorkerProtocolTest, EntersOnlyWhenTheStepLoopHasLetGo) {
+  begin();
+  hear(Halt{2, false, ""});
+  enter(2, 0, StateSource::keep);
+  EXPECT_EQ(machine_.generation(), 1u);
+  EXPECT_EQ(said<RunStep>(), nullptr);
+  tell(Abandoned{1});
+  EXPECT_EQ(machine_.generation(), 2u);
+  ASSERT_NE(said<RunStep>(), nullptr);
+}
+
+TEST_F(WorkerProtocolTest, AtABoundaryItFinishesTheStepWithItsPeers) {
+  begin();
+  hear(Halt{2, true, "from 2 to 3 workers"});
+  EXPECT_EQ(machine_.promised(), 1u);
+  tell(Reduced{1, 0});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->stop, 2u);
+  tell(AllVoted{1, 0, 2});
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(said<RunStep>(), nullptr);
+  EXPECT_EQ(machine_.phase(), WorkerPhase::halted);
+  EXPECT_EQ(report().promised, 2u);
+  EXPECT_EQ(report().step, 1);
+}
+
+TEST_F(WorkerProtocolTest, StopsAfterTheStepAsAPeerWasTold) {
+  begin();
+  tell(Reduced{1, 0});
+  EXPECT_EQ(said<CastVote>()->stop, 0u);
+  tell(AllVoted{1, 0, 2});
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(machine_.phase(), WorkerPhase::halted);
+  EXPECT_EQ(machine_.promised(), 2u);
+}
+
+TEST_F(WorkerProtocolTest, WithoutALeaseNothingIsDecided) {
+  begin();
+  now_ += seconds(11);
+  tell(Reduced{1, 0});
+  EXPECT_EQ(said<CastVote>(), nullptr);
+  EXPECT_NE(said<Abandon>(), nullptr);
+  EXPECT_EQ(machine_.phase(), WorkerPhase::halted);
+}
+
+TEST_F(WorkerProtocolTest, TheLeaseCountsFromWhenTheReportWasSent) {
+  const Time sent = now_ + milliseconds(200);
+  now_ = sent;
+  tell(Beat{});
+  const uint64_t sequence = report().sequence;
+  now_ += seconds(4);
+  hear(Ack{sequence});
+  EXPECT_EQ(machine_.lease_until(), sent + seconds(10));
+  hear(Ack{sequence});
+  hear(Ack{99});
+  EXPECT_EQ(machine_.lease_until(), sent + seconds(10));
+}
+
+TEST_F(WorkerProtocolTest, IgnoresWhatIsStaleOrNotForIt) {
+  begin();
+  hear(Halt{1, false, "late"});
+  enter(1, 0, StateSource::initial);
+  tell(InstructionReceived{{1, 2, Stop{"another worker"}}});
+  EXPECT_EQ(machine_.phase(), WorkerPhase::running);
+  tell(InstructionReceived{{3, 1, Ack{1}}});  // a newer controller has spoken
+  hear(Halt{5, false, "an older controller"});
+  EXPECT_EQ(machine_.phase(), WorkerPhase::running);
+  tell(PeerLost{7, {2}, "another generation"});
+  tell(Reduced{1, 3});
+  tell(AllVoted{1, 0, 0});  // it has not voted
+  EXPECT_EQ(said<Apply>(), nullptr);
+  EXPECT_EQ(machine_.phase(), WorkerPhase::running);
+}
+
+TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
+  begin();
+  hear(Save{2, 1, -1, "another generation"});
+  hear(Save{1, 2, 1, ""});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  tell(Reduced{1, 0});
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(said<WriteCheckpoint>()->attempt, 2u);
+  EXPECT_EQ(said<WriteCheckpoint>()->step, 1);
+  EXPECT_EQ(report().save.state, SaveStatus::State::saving);
+  tell(Saved{1, 1});
+  EXPECT_EQ(report().save.state, SaveStatus::State::saving);
+  tell(Saved{2, 1});
+  EXPECT_EQ(report().save.state, SaveStatus::State::written);
+}
+
+TEST_F(WorkerProtocolTest, FeedsThePeersThatThePlanNamesBeforeItsFirstStep) {
+  renew_lease();
+  auto plan = std::make_shared<GenerationPlan>();
+  plan->number = 1;
+  plan->members = {{1, "", {0, 1}, StateSource::initial, 0}, {2, "", {1, 2}, StateSource::peer, 1}};
+  hear(Enter{plan, ""});
+  EXPECT_EQ(said<Feed>(), nullptr);
+  tell(Restored{1, 0, false});
+  ASSERT_NE(said<Feed>(), nullptr);
+  EXPECT_EQ(said<Feed>()->to, std::vector<WorkerId>{2});
+}
+
+TEST_F(WorkerProtocolTest, AHalfRestoredStateIsNone) {
+  begin();
+  hear(Halt{2, false, ""});
+  tell(Abandoned{1});
+  enter(2, 5, StateSource::peer);
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_EQ(report().step, -1);
+  tell(PeerLost{2, {2}, "feeder gone"});
+  EXPECT_EQ(report().phase, WorkerPhase::halted);
+  EXPECT_EQ(report().step, -1);
+}
+
+TEST_F(WorkerProtocolTest, RepeatsAJobErrorUntilItIsTold) {
+  begin();
+  tell(JobError{"bad label"});
+  EXPECT_EQ(report().error, "bad label");
+  enter(2, 0, StateSource::keep);
+  EXPECT_EQ(machine_.generation(), 1u);
+  now_ += milliseconds(200);
+  tell(Beat{});
+  EXPECT_NE(said<SendReport>(), nullptr);
+  EXPECT_EQ(report().error, "bad label");
+  hear(Stop{"the job failed"});
+  EXPECT_NE(said<Exit>(), nullptr);
+  tell(Beat{});
+  EXPECT_TRUE(last_.empty());
+}
+
+}  // namespace
+}  // namespace ductile::control
