@@ -102,6 +102,7 @@ class Engine::Operation {
   std::vector<int32_t> ready_;                     // steps other than sends to look at
   std::map<int, Window> sends_;                    // by rail
   std::vector<int32_t> staged_;                    // receives through staging, in list order
+  std::set<int> heard_;                            // peers of whom something came
   size_t next_staged_ = 0;                         // first not posted
   std::map<int32_t, StagingPool::Lease> arrived_;  // messages that wait for earlier steps
   int num_staged_ = 0;                             // posted or arrived
