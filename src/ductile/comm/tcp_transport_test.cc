@@ -1,11 +1,10 @@
 #include "ductile/comm/tcp_transport.h"
 
-#include <csignal>
 #include <future>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/comm/processes_impl.h"
 #include "ductile/comm/transport_conformance_impl.h"
 #include "ductile/net/store_server.h"
 
@@ -73,24 +72,22 @@ std::string failure_text(const std::function<void()>& f, ErrorCode code) {
 
 // A process of its own, killed in the middle of what it sends.
 TEST(TcpTransport, AKilledProcessIsLostAndNamed) {
+  Processes processes;  // before there are threads
+  const int child =
+      processes.start(1, [](int rank, const std::string& address, const Processes& self) {
+        const auto store =
+            net::connect_store(net::Address::parse(address), secret(), "job", in(20000));
+        const auto t = connect_tcp({"job", 1, rank, 3}, *store, secret(), {}, in(20000));
+        std::vector<std::byte> out(50'000'000);
+        Transfer send;
+        t->send(0, 1, out, send);
+        self.say("sending");
+        t->progress(std::chrono::minutes(1));
+        pause();
+      });
   net::StoreServer server({"127.0.0.1", 0}, secret(), "job");
   const net::Address address = server.address();
-  int ready[2];
-  ASSERT_EQ(pipe(ready), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    try {
-      const auto store = net::connect_store(address, secret(), "job", in(20000));
-      const auto t = connect_tcp({"job", 1, 1, 3}, *store, secret(), {}, in(20000));
-      std::vector<std::byte> out(50'000'000);
-      Transfer send;
-      t->send(0, 1, out, send);
-      if (write(ready[1], "r", 1) == 1) t->progress(std::chrono::minutes(1));
-      pause();
-    } catch (...) {
-    }
-    _exit(1);
-  }
+  processes.tell(child, address.to_string());
   const auto store = net::connect_store(address, secret(), "job", in(20000));
   auto two = std::async(std::launch::async, [&] {
     const auto own = net::connect_store(address, secret(), "job", in(20000));
@@ -98,16 +95,14 @@ TEST(TcpTransport, AKilledProcessIsLostAndNamed) {
   });
   const auto t = connect_tcp({"job", 1, 0, 3}, *store, secret(), {}, in(20000));
   const auto other = two.get();
-  char byte;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  ASSERT_EQ(processes.hear(), "sending");
   std::vector<std::byte> got(50'000'000);
   Transfer receive;
   Transfer from_other;
   t->receive(1, 1, got, receive);
   t->receive(2, 1, got, from_other);
   t->progress(milliseconds(1));
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
+  processes.end(child);
   const std::string text = failure_text(
       [&] {
         const net::Deadline patience = in(20000);
@@ -117,8 +112,6 @@ TEST(TcpTransport, AKilledProcessIsLostAndNamed) {
   EXPECT_NE(text.find("rank 1 (127.0.0.1:"), std::string::npos) << text;
   EXPECT_EQ(receive.state, Transfer::State::failed);
   EXPECT_EQ(from_other.state, Transfer::State::failed);
-  close(ready[0]);
-  close(ready[1]);
 }
 
 TEST(TcpTransport, APeerThatReceivesNothingIsHeldBackAndNothingIsLost) {
