@@ -34,6 +34,8 @@ class LocalProcesses {
       pids_.push_back(pid);
     }
   }
+  LocalProcesses(const LocalProcesses&) = delete;
+  LocalProcesses& operator=(const LocalProcesses&) = delete;
   ~LocalProcesses() {
     for (size_t r = 0; r < pids_.size(); ++r) {
       if (pids_[r] <= 0) continue;
