@@ -58,7 +58,7 @@ struct Topology {
 
 enum class BufferName : uint8_t { in, out, scratch };
 
-// Chunks begin .. begin + count - 1 of a buffer, inside one of its blocks.
+// Chunks begin .. begin + count - 1 of a buffer: one piece of memory.
 struct Chunks {
   BufferName buffer = BufferName::out;
   int32_t begin = 0;
@@ -80,6 +80,7 @@ enum class Op : uint8_t {
 struct Step {
   Op op;
   uint8_t rail = 0;
+  bool exact = false;  // send and receive: in full, also where others use the wire format
   int32_t peer = -1;
   Chunks dst{};
   Chunks a{};
@@ -111,8 +112,10 @@ struct Schedule {
 };
 
 struct ScheduleOptions {
-  int pipeline = 1;  // pieces into which each rank's share is cut, to overlap steps; at least 1
-  int root = 0;      // of a broadcast
+  // Pieces into which each rank's share is cut, to overlap steps; at least 1. On a torus: pairs of
+  // flows that are in different phases at a time.
+  int pipeline = 1;
+  int root = 0;  // of a broadcast
   // True where 4-byte floats travel as 2: lists then round such that all ranks end with the same
   // bits.
   bool wire = false;
