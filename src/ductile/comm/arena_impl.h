@@ -34,7 +34,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // through the whole of its staging memory, piece by piece.
 constexpr size_t kSlotBytes = size_t{32} << 10;
 constexpr size_t kStagingBytes = size_t{1} << 20;
-constexpr size_t kRingBytes = size_t{256} << 10;
+constexpr size_t kRingCapacity = size_t{256} << 10;
+constexpr size_t kRingBytes = kRingCapacity + 4096;
 
 // The control words of one rank. Operations are numbered from 1; what belongs to one operation
 // exists twice, by turns: once all ranks have arrived at operation m, none is in m - 1 or before
@@ -54,8 +55,9 @@ struct RankSlot {
 
   // For people: relaxed, read by stall_report().
   alignas(64) std::atomic<uint32_t> joined;
-  std::atomic<uint32_t> left;
-  std::atomic<uint32_t> inside;  // in an operation now
+  std::atomic<uint32_t> left;            // has destroyed its arena
+  std::atomic<uint32_t> left_transport;  // has destroyed its transport
+  std::atomic<uint32_t> inside;          // in an operation now
   std::atomic<uint32_t> kind;
   std::atomic<uint64_t> bytes;
 };
@@ -158,7 +160,8 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
   auto next_look = start + kNap;
   while (!ready()) {
     check();
-    signal.sleep(kNap, [&] { return ready() || failed(); });
+    const uint32_t seen = signal.value.load(std::memory_order_seq_cst);
+    signal.sleep(seen, kNap, [&] { return ready() || failed(); });
     const auto now = Clock::now();
     if (now < next_look) continue;
     next_look = now + kNap;

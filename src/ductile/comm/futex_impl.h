@@ -43,11 +43,10 @@ struct alignas(64) Signal {
   void wake() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(value);
   }
-  // Sleeps until the value changes or `ready`, at most `wait`; may return early.
+  // Sleeps until the value is no longer `seen`, or `ready`, at most `wait`; may return early.
   template <class Ready>
-  void sleep(std::chrono::nanoseconds wait, const Ready& ready) {
+  void sleep(uint32_t seen, std::chrono::nanoseconds wait, const Ready& ready) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = value.load(std::memory_order_seq_cst);
     if (!ready()) futex_wait(value, seen, wait);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }

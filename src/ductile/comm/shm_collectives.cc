@@ -227,37 +227,13 @@ void barrier(Arena& arena) {
 }
 
 void all_reduce_combine(Arena& arena, DType type, std::span<const std::byte* const> inputs,
-                        std::span<const CombineStep> steps, std::byte* out, size_t n) {
+                        std::span<const Combine> steps, std::byte* out, size_t n) {
   require_sum(type);
   Arena::Impl& impl = arena.impl();
   const size_t element = size_of(type), ranks = static_cast<size_t>(impl.size);
   require_inside(arena, out, n * element);
-  const int num_inputs = static_cast<int>(inputs.size());
-  // Every value that is no input gets memory of its own, one tile long; the last needs none.
-  std::vector<int> place;  // of vector num_inputs + i in the scratch memory; -1: not defined
-  int num_places = 0;
-  const auto defined = [&](int v) {
-    return v >= 0 && (v < num_inputs || (v - num_inputs < static_cast<int>(place.size()) &&
-                                         place[v - num_inputs] >= 0));
-  };
-  uint64_t signature = mix_of(offset_of(arena, out), static_cast<uint64_t>(type));
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const CombineStep& s = steps[i];
-    if (!defined(s.a) || !defined(s.b) || s.dst < num_inputs || defined(s.dst) ||
-        s.dst - num_inputs > static_cast<int>(steps.size() + inputs.size())) {
-      fail(ErrorCode::invalid_argument,
-           "combine step {}: vector {} = {} + {}, with {} inputs: operands must be inputs or "
-           "results of steps before, results new",
-           i, s.dst, s.a, s.b, num_inputs);
-    }
-    const size_t index = static_cast<size_t>(s.dst - num_inputs);
-    if (place.size() <= index) place.resize(index + 1, -1);
-    place[index] = num_places++;
-    signature = mix_of(signature, hash_of(std::array<size_t, 3>{static_cast<size_t>(s.dst),
-                                                                static_cast<size_t>(s.a),
-                                                                static_cast<size_t>(s.b)}));
-  }
   if (inputs.empty()) fail(ErrorCode::invalid_argument, "a combine of no vectors");
+  uint64_t signature = mix_of(offset_of(arena, out), static_cast<uint64_t>(type));
   const std::byte* const base = impl.region(0);
   for (const std::byte* input : inputs) {
     const auto offset = reinterpret_cast<uintptr_t>(input) - reinterpret_cast<uintptr_t>(base);
@@ -266,33 +242,44 @@ void all_reduce_combine(Arena& arena, DType type, std::span<const std::byte* con
     }
     signature = mix_of(signature, offset);
   }
+  const int num_inputs = static_cast<int>(inputs.size());
+  for (const Combine& s : steps) {
+    if (s.left < 0 || s.left >= num_inputs || s.right < 0 || s.right >= num_inputs) {
+      fail(ErrorCode::invalid_argument, "combine step: value {} += value {}, of {} inputs", s.left,
+           s.right, num_inputs);
+    }
+    signature =
+        mix_of(mix_of(signature, static_cast<uint64_t>(s.left)), static_cast<uint64_t>(s.right));
+  }
 
-  const size_t tile_elements = kCombineBytes / element;
-  std::vector<std::byte> scratch(static_cast<size_t>(num_places) * kCombineBytes + 64);
+  // A value that is added to moves from its input to memory of its own, a piece long.
+  const size_t piece = kCombineBytes / element;
+  std::vector<std::byte> scratch(inputs.size() * kCombineBytes + 64);
   std::byte* const first = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
+  std::vector<const std::byte*> value(inputs.size());
   const Bases bases = bases_of(arena, out);
   const std::vector<size_t> bounds = equal_slices(n, element, impl.size);
+  const bool straight = !steps.empty() && steps.back().left == 0;
   const uint32_t m = impl.begin(OpKind::combine, n * element, signature);
   run_tiles(impl, m, bounds, kTileBytes / element, [&](int, size_t tile_begin, size_t tile_end) {
-    for (size_t begin = tile_begin; begin < tile_end; begin += tile_elements) {
-      const size_t count = std::min(tile_elements, tile_end - begin);
-      const auto at = [&](int v) -> const std::byte* {
-        if (v < num_inputs) return inputs[v] + begin * element;
-        return first + static_cast<size_t>(place[v - num_inputs]) * kCombineBytes;
-      };
+    for (size_t begin = tile_begin; begin < tile_end; begin += piece) {
+      const size_t count = std::min(piece, tile_end - begin);
+      for (size_t v = 0; v < inputs.size(); ++v) value[v] = inputs[v] + begin * element;
       Bases outs;
       for (size_t r = 0; r < ranks; ++r) outs[r] = bases[r] + begin * element;
-      if (steps.empty()) {
-        for (size_t r = 0; r < ranks; ++r) {
-          if (outs[r] != at(0)) std::memcpy(outs[r], at(0), count * element);
-        }
+      for (const Combine& s : steps.first(steps.size() - (straight ? 1 : 0))) {
+        std::byte* const to = first + static_cast<size_t>(s.left) * kCombineBytes;
+        add(type, to, value[s.left], value[s.right], count);
+        value[s.left] = to;
+      }
+      if (straight) {  // the last addition goes to all outputs at once
+        const std::byte* const last[] = {value[0], value[steps.back().right]};
+        sum_to_all(type, {outs.data(), ranks}, last, count);
         continue;
       }
-      for (const CombineStep& s : steps.first(steps.size() - 1)) {
-        add(type, const_cast<std::byte*>(at(s.dst)), at(s.a), at(s.b), count);
+      for (size_t r = 0; r < ranks; ++r) {
+        if (outs[r] != value[0]) std::memcpy(outs[r], value[0], count * element);
       }
-      const std::byte* const last[] = {at(steps.back().a), at(steps.back().b)};
-      sum_to_all(type, {outs.data(), ranks}, last, count);
     }
   });
   impl.end();

@@ -6,6 +6,7 @@
 
 #include "ductile/base/dtype.h"
 #include "ductile/comm/arena.h"
+#include "ductile/comm/canonical.h"
 
 namespace ductile::comm {
 
@@ -37,18 +38,13 @@ void broadcast(Arena& arena, std::byte* data, size_t bytes, int root);
 // Returns once all ranks have called it; what they wrote before is then visible to all.
 void barrier(Arena& arena);
 
-// vector number `dst` = vector `a` + vector `b`
-struct CombineStep {
-  int32_t dst, a, b;
-};
-
-// A sum in an order of the caller's. The vectors 0 .. inputs.size() - 1 are `inputs`: `n` elements
-// each, anywhere in the arena, given by their addresses in this process (arena.peer()), the same
-// vectors on every rank. Every further number is defined by one step before it is used; the last
-// step's dst is the result, which goes to `out` on every rank; with no step it is vector 0.
-// `out` may be an input. For f16 and bf16 each step rounds. Errors also: invalid_argument for
-// steps that use what is not defined.
+// A sum in an order of the caller's, such as combine_order() of canonical.h gives. `inputs` are
+// vectors of `n` elements anywhere in the arena, given by their addresses in this process
+// (Arena::peer()): the same vectors on every rank. Each step adds to value `left` the value
+// `right`; values start as the inputs (which stay as they are, but for `out`), and value 0 in the
+// end goes to `out` on every rank. `out` lies in the own region, and may be one of the inputs. For
+// f16 and bf16 each addition rounds.
 void all_reduce_combine(Arena& arena, DType type, std::span<const std::byte* const> inputs,
-                        std::span<const CombineStep> steps, std::byte* out, size_t n);
+                        std::span<const Combine> steps, std::byte* out, size_t n);
 
 }  // namespace ductile::comm

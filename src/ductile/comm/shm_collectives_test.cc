@@ -139,33 +139,21 @@ RC_GTEST_PROP(ShmCollectives, BroadcastCopiesFromAnyRoot, ()) {
   RC_ASSERT(wrong == std::vector<int>(static_cast<size_t>(size), 0));
 }
 
-// A random sum over random inputs, against the same steps taken on whole vectors.
+// Random additions over random inputs, against the same taken on whole vectors.
 RC_GTEST_PROP(ShmCollectives, CombineFollowsTheGivenOrder, ()) {
   const int size = *rc::gen::inRange(1, 5);
   const int per_rank = *rc::gen::inRange(1, 4), num_inputs = size * per_rank;
   const size_t n = *rc::gen::inRange<size_t>(0, 20000);
-  std::vector<int> open;
-  for (int v = 0; v < num_inputs; ++v) open.push_back(v);
-  std::vector<CombineStep> steps;
-  while (open.size() > 1) {
-    const auto take = [&] {
-      const size_t i = *rc::gen::inRange<size_t>(0, open.size());
-      const int v = open[i];
-      open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-      return v;
-    };
-    const int a = take(), b = take();
-    const int dst = num_inputs + static_cast<int>(steps.size());
-    steps.push_back({dst, a, b});
-    open.push_back(dst);
-  }
-  std::vector<std::vector<float>> vectors(static_cast<size_t>(num_inputs));
+  const int out = *rc::gen::inRange(0, per_rank);
+  std::vector<Combine> steps(*rc::gen::inRange<size_t>(0, 12));
+  for (Combine& s : steps) s = {*rc::gen::inRange(0, num_inputs), *rc::gen::inRange(0, num_inputs)};
+  std::vector<std::vector<float>> inputs(static_cast<size_t>(num_inputs));
   for (int v = 0; v < num_inputs; ++v) {
-    for (size_t i = 0; i < n; ++i) vectors[v].push_back(value_at(v, i));
+    for (size_t i = 0; i < n; ++i) inputs[v].push_back(value_at(v, i));
   }
-  for (const CombineStep& s : steps) {
-    vectors.emplace_back(n);
-    for (size_t i = 0; i < n; ++i) vectors[s.dst][i] = vectors[s.a][i] + vectors[s.b][i];
+  std::vector<std::vector<float>> values = inputs;
+  for (const Combine& s : steps) {
+    for (size_t i = 0; i < n; ++i) values[s.left][i] += values[s.right][i];
   }
   const auto arenas = Arena::for_threads(size, {.region_bytes = 1 << 20});
   std::vector<int> wrong(static_cast<size_t>(size), 0);
@@ -173,33 +161,78 @@ RC_GTEST_PROP(ShmCollectives, CombineFollowsTheGivenOrder, ()) {
     std::vector<std::byte*> own;
     for (int k = 0; k < per_rank; ++k) {
       own.push_back(arena.allocate(n * 4));
-      if (n > 0) std::memcpy(own[k], vectors[arena.rank() * per_rank + k].data(), n * 4);
+      if (n > 0) std::memcpy(own[k], inputs[arena.rank() * per_rank + k].data(), n * 4);
     }
-    std::vector<const std::byte*> inputs;
+    std::vector<const std::byte*> all;
     for (int v = 0; v < num_inputs; ++v) {
-      inputs.push_back(arena.peer(v / per_rank, own[v % per_rank]));
+      all.push_back(arena.peer(v / per_rank, own[v % per_rank]));
     }
-    all_reduce_combine(arena, DType::f32, inputs, steps, own[0], n);
-    wrong[arena.rank()] = n > 0 && std::memcmp(own[0], vectors.back().data(), n * 4) != 0;
+    all_reduce_combine(arena, DType::f32, all, steps, own[out], n);
+    for (int k = 0; k < per_rank && n > 0; ++k) {
+      const auto& expected = k == out ? values[0] : inputs[arena.rank() * per_rank + k];
+      wrong[arena.rank()] += std::memcmp(own[k], expected.data(), n * 4) != 0;
+    }
   });
   RC_ASSERT(wrong == std::vector<int>(static_cast<size_t>(size), 0));
 }
 
-TEST(ShmCollectives, CombineRefusesStepsThatMakeNoSense) {
+// The whole way: V leaves spread over workers unevenly, and the bits of one worker.
+TEST(ShmCollectives, CombineGivesTheCanonicalSumForEveryNumberOfRanks) {
+  const int64_t num_leaves = 11;
+  const size_t n = 3001;
+  std::vector<float> expected;
+  for (int size = 1; size <= 5; ++size) {
+    const std::vector<int64_t> cut = even_cut(num_leaves, size);
+    std::vector<LeafRange> pieces;
+    std::vector<int> owner;
+    for (int r = 0; r < size; ++r) {
+      for (const LeafRange& piece : cover(num_leaves, {cut[r], cut[r + 1]})) {
+        pieces.push_back(piece);
+        owner.push_back(r);
+      }
+    }
+    const std::vector<Combine> steps = combine_order(num_leaves, pieces);
+    const std::function<float(LeafRange, size_t)> subtree = [&](LeafRange range, size_t i) {
+      if (range.size() == 1) return value_at(static_cast<int>(range.begin), i);
+      const int64_t middle = range.begin + left_leaves(range.size());
+      return subtree({range.begin, middle}, i) + subtree({middle, range.end}, i);
+    };
+    const auto arenas = Arena::for_threads(size, {.region_bytes = 1 << 20});
+    std::vector<std::vector<float>> results(static_cast<size_t>(size));
+    each(arenas, [&](Arena& arena) {
+      std::vector<std::byte*> own;  // as many blocks on every rank, for equal offsets
+      for (int k = 0; k < 8; ++k) own.push_back(arena.allocate(4 * n));
+      std::vector<const std::byte*> inputs;
+      std::vector<int> used(static_cast<size_t>(size), 0);
+      for (size_t p = 0; p < pieces.size(); ++p) {
+        std::byte* const block = own[used[owner[p]]++];
+        inputs.push_back(arena.peer(owner[p], block));
+        if (owner[p] != arena.rank()) continue;
+        for (size_t i = 0; i < n; ++i) {
+          reinterpret_cast<float*>(block)[i] = subtree(pieces[p], i);
+        }
+      }
+      all_reduce_combine(arena, DType::f32, inputs, steps, own[0], n);
+      const auto* const result = reinterpret_cast<const float*>(own[0]);
+      results[arena.rank()].assign(result, result + n);
+    });
+    if (size == 1) expected = results[0];
+    for (const auto& result : results) EXPECT_EQ(result, expected) << size;
+  }
+}
+
+TEST(ShmCollectives, CombineRefusesWhatMakesNoSense) {
   const auto arenas = Arena::for_threads(1, {.region_bytes = 1 << 20});
   std::byte* const data = arenas[0]->allocate(64);
   const std::vector<const std::byte*> inputs{data, data};
-  const auto run = [&](std::vector<CombineStep> steps) {
-    all_reduce_combine(*arenas[0], DType::f32, inputs, steps, data, 16);
-  };
-  EXPECT_THROW(run({{2, 0, 3}}), Error);             // 3 is not defined
-  EXPECT_THROW(run({{1, 0, 1}}), Error);             // an input as a result
-  EXPECT_THROW(run({{2, 0, 1}, {2, 0, 1}}), Error);  // twice
-  EXPECT_THROW(run({{2, -1, 1}}), Error);
-  EXPECT_NO_THROW(run({{2, 0, 1}, {3, 2, 0}}));
   std::vector<float> outside(16);
-  EXPECT_THROW(all_reduce_combine(*arenas[0], DType::f32, inputs, {}, bytes_of(outside.data()), 16),
-               Error);
+  const auto run = [&](std::vector<Combine> steps, std::byte* out) {
+    all_reduce_combine(*arenas[0], DType::f32, inputs, steps, out, 16);
+  };
+  EXPECT_THROW(run({{0, 2}}, data), Error);
+  EXPECT_THROW(run({{-1, 0}}, data), Error);
+  EXPECT_THROW(run({}, bytes_of(outside.data())), Error);
+  EXPECT_NO_THROW(run({{0, 1}, {0, 0}}, data));
 }
 
 TEST(ShmCollectives, RanksThatCallDifferentThingsAreTold) {
