@@ -31,7 +31,7 @@ struct Fabric {
   double reduce_bandwidth = 4e9;  // bytes of a sum a second, of one rank
   Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};  // ranks of one host
   Link between;                                                        // hosts, each rail
-  std::vector<int> host;  // of each rank; overrides ranks_per_host. Not in files.
+  std::vector<int64_t> host;  // of each rank; overrides ranks_per_host
 
   Topology topology() const;
 };
@@ -39,5 +39,7 @@ void describe(Describer& d, Fabric& fabric);
 
 // A fabric with the shape of `topology`.
 Fabric fabric_of(const Topology& topology);
+// Whether both have the same ranks in the same places.
+bool same_shape(const Fabric& a, const Fabric& b);
 
 }  // namespace ductile::comm
