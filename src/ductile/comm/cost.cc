@@ -298,6 +298,10 @@ Choice choose(Collective collective, const Fabric& fabric, const Load& load) {
   Choice choice;
   bool first = true;
   for (const Algorithm algorithm : algorithms_of(collective)) {
+    // Where there is another way, nobody is asked to keep connections to so many.
+    constexpr int64_t kMaxPeers = 64;
+    const bool dense = algorithm == Algorithm::direct && collective != Collective::all_to_all;
+    if (dense && fabric.ranks > kMaxPeers) continue;
     choice.prices.push_back(price(collective, algorithm, fabric, load));
     const Price& p = choice.prices.back();
     if (first || p.seconds < 0.99 * choice.best.seconds) choice.best = p;
