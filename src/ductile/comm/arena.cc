@@ -293,6 +293,17 @@ void Arena::fail(PeerLoss loss) {
 
 bool Arena::failed() const { return impl_->failed(); }
 
+std::optional<PeerLoss> Arena::loss() const {
+  const ArenaHeader& header = *impl_->header;
+  if (!failed()) return {};
+  PeerLoss loss;
+  if (header.failure.load(std::memory_order_acquire) == ArenaHeader::failed) {
+    loss.ranks.assign(header.lost, header.lost + header.num_lost);
+    loss.reason = header.reason;
+  }
+  return loss;
+}
+
 void Arena::check(bool look) {
   if (look) impl_->look_for_dead();
   impl_->check();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ struct ArenaOptions {
 // The segment is a memfd: it has no name, and is gone with the last process that maps it, however
 // that ends. A peer's death is seen through pidfds, at once and also while it is a zombie.
 //
-// Threads: one thread at a time (the owner) allocates and runs collectives; fail(), failed() and
-// stall_report() may come from any thread.
+// Threads: one thread at a time (the owner) allocates and runs collectives, while another may drive
+// a transport over the arena; fail(), failed(), loss() and stall_report() may come from any thread.
 //
 // Failure: the first loss latches, for all ranks of the arena; every local wait then ends with
 // Error peer_lost within milliseconds. The arena is finished: build another under a new generation.
@@ -76,6 +77,8 @@ class Arena {
   // Latches `loss`, unless one is latched, and wakes every rank.
   void fail(PeerLoss loss);
   bool failed() const;
+  // What was latched; nothing before a failure.
+  std::optional<PeerLoss> loss() const;
   // Throws peer_lost, with the reason, if failed(); also looks for dead peers if `look`.
   void check(bool look = false);
 

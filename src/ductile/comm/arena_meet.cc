@@ -335,8 +335,10 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
     if (r != rank) impl->pidfds[r] = fds[r + 1].release();
   }
   // Once all have arrived, each has mapped the segment.
+  impl->options.stall_deadline = std::max<Nanoseconds>(deadline - Clock::now(), kNap);
   impl->begin(OpKind::barrier, 0, 0);
   impl->end();
+  impl->options.stall_deadline = options.stall_deadline;
   return std::unique_ptr<Arena>(new Arena(std::move(impl)));
 }
 

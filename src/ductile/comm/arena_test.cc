@@ -154,6 +154,7 @@ TEST(Arena, AReportedLossEndsEveryWaitWithTheFirstReason) {
         EXPECT_NE(text.find("waiting for rank 13"), std::string::npos) << text;
       }
       EXPECT_TRUE(arenas[r]->failed());
+      EXPECT_EQ(arenas[r]->loss().value_or(PeerLoss{}).ranks, std::vector<int>{3});
       EXPECT_THROW(barrier(*arenas[r]), Error);
     });
   }
