@@ -63,6 +63,14 @@ void apply(int fd, const SocketOptions& options) {
   if (options.receive_buffer > 0) {
     set_option(fd, SOL_SOCKET, SO_RCVBUF, options.receive_buffer, "SO_RCVBUF");
   }
+  if (!options.congestion.empty() &&
+      setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, options.congestion.data(),
+                 static_cast<socklen_t>(options.congestion.size())) != 0) {
+    fail_errno(fmt::format("cannot use TCP congestion control '{}'; allowed here are those of "
+                           "/proc/sys/net/ipv4/tcp_allowed_congestion_control",
+                           options.congestion),
+               errno);
+  }
   if (!options.interface.empty() &&
       setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, options.interface.data(),
                  static_cast<socklen_t>(options.interface.size())) != 0) {

@@ -33,6 +33,7 @@ struct SocketOptions {
   std::chrono::milliseconds user_timeout{0};  // TCP_USER_TIMEOUT: unacknowledged for longer = dead
   int send_buffer = 0;                        // bytes; setting one switches its auto-tuning off
   int receive_buffer = 0;
+  std::string congestion;  // TCP_CONGESTION: "bbr", "reno" ..., as the kernel offers to this host
 };
 
 // An owned, non-blocking TCP socket with TCP_NODELAY, closed on exec. Movable. Not for several

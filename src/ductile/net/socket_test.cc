@@ -73,6 +73,12 @@ TEST(Socket, BindsToAGivenLocalAddressAndTakesItsOptions) {
   socklen_t size = sizeof timeout;
   getsockopt(client.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &size);
   EXPECT_EQ(timeout, 1500);
+  options.congestion = "reno";  // every kernel has it
+  client = connect(listener.address(), options, in(5000));
+  char congestion[16] = {};
+  size = sizeof congestion;
+  getsockopt(client.fd(), IPPROTO_TCP, TCP_CONGESTION, congestion, &size);
+  EXPECT_STREQ(congestion, "reno");
   options.local_address = "192.0.2.77";  // nobody's
   std::string text;
   EXPECT_EQ(code_of([&] { connect(listener.address(), options, in(5000)); }, &text),
