@@ -1,9 +1,14 @@
 #include "ductile/comm/communicator.h"
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/comm/canonical.h"
+#include "ductile/comm/reduce_kernels.h"
+#include "ductile/comm/shm_collectives.h"
 
 namespace ductile::comm {
 namespace {
@@ -29,6 +34,23 @@ void check_count(int64_t count) {
 Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options)
     : options_(std::move(options)) {
   options_.topology.num_ranks = transport->size();
+  fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
+  if (!same_shape(fabric_, fabric_of(options_.topology))) {
+    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
+         fabric_.ranks);
+  }
+  if (options_.arena != nullptr) {
+    if (options_.arena->size() != transport->size() ||
+        options_.arena->rank() != transport->rank()) {
+      fail(ErrorCode::invalid_argument, "rank {} of {} has the arena of rank {} of {}",
+           transport->rank(), transport->size(), options_.arena->rank(), options_.arena->size());
+    }
+    options_.engine.on_failure = [arena = options_.arena,
+                                  then = options_.engine.on_failure](const std::string& reason) {
+      arena->fail({{}, reason});
+      if (then) then(reason);
+    };
+  }
   engine_ = Engine::make(std::move(transport), options_.engine);
 }
 
@@ -40,7 +62,7 @@ std::shared_ptr<const Plan> Communicator::plan(Collective collective, Algorithm 
       fmt::format("{} {} {} {} {} {}", static_cast<int>(collective), static_cast<int>(algorithm),
                   options.pipeline, options.root, options.wire, aliased);
   for (const int64_t c : options.cut) key += fmt::format(" {}", c);
-  std::lock_guard lock(plans_mutex_);
+  std::lock_guard lock(mutex_);
   constexpr size_t kKeep = 256;
   if (plans_.size() > kKeep) plans_.clear();
   auto& plan = plans_[key];
@@ -51,18 +73,116 @@ std::shared_ptr<const Plan> Communicator::plan(Collective collective, Algorithm 
   return plan;
 }
 
+Fabric Communicator::fabric() const {
+  std::lock_guard lock(mutex_);
+  return fabric_;
+}
+
+void Communicator::set_fabric(Fabric fabric) {
+  if (!same_shape(fabric, fabric_of(options_.topology))) {
+    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
+         fabric.ranks);
+  }
+  std::lock_guard lock(mutex_);
+  fabric_ = std::move(fabric);
+  decisions_.clear();
+}
+
+namespace {
+
+// Calls of about the same size are done alike: bytes are rounded up to two binary digits.
+Load load_of(int64_t count, DType type, const CallOptions& options) {
+  const auto size = static_cast<int64_t>(size_of(type));
+  const auto bytes = static_cast<uint64_t>(std::max<int64_t>(count * size, 1));
+  const uint64_t half = std::max<uint64_t>(std::bit_floor(bytes) / 2, 1);
+  const auto rounded = static_cast<int64_t>((bytes + half - 1) / half * half);
+  return {std::max<int64_t>(rounded / size, 1), static_cast<size_t>(size),
+          options.wire ? size_of(*options.wire) : 0};
+}
+
+}  // namespace
+
+Choice Communicator::choice(Collective collective, int64_t count, DType type,
+                            const CallOptions& options) {
+  return choose(collective, fabric(), load_of(count, type, options));
+}
+
+Price Communicator::decide(Collective collective, int64_t count, DType type,
+                           const CallOptions& options) {
+  if (options.algorithm != Algorithm::automatic && options.pipeline > 0) {
+    return {options.algorithm, options.pipeline, 0, {}};
+  }
+  if (collective == Collective::barrier) return {algorithms_of(collective).front(), 1, 0, {}};
+  const Load load = load_of(count, type, options);
+  const std::string key = fmt::format("{} {} {} {} {}", static_cast<int>(collective),
+                                      static_cast<int>(options.algorithm), load.elements,
+                                      load.element_size, load.wire_size);
+  std::lock_guard lock(mutex_);
+  auto it = decisions_.find(key);
+  if (it == decisions_.end()) {
+    const Price price = options.algorithm == Algorithm::automatic
+                            ? choose(collective, fabric_, load).best
+                            : comm::price(collective, options.algorithm, fabric_, load);
+    it = decisions_.emplace(key, price).first;
+  }
+  Price price = it->second;
+  if (options.pipeline > 0) price.pipeline = options.pipeline;
+  return price;
+}
+
+bool Communicator::uses_arena(Collective collective, DType type, const CallOptions& options) const {
+  if (options_.arena == nullptr || options.algorithm != Algorithm::automatic) return false;
+  switch (collective) {
+    case Collective::all_reduce:
+      return can_sum(type) && options.reduction == Reduction::sum && !options.wire;
+    case Collective::broadcast:
+      return !options.wire;
+    case Collective::barrier:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<Work> Communicator::start_in_arena(const Call& call, const CallOptions& options,
+                                                 bool waits) {
+  if (!uses_arena(call.collective, call.type, options)) return std::nullopt;
+  auto task = [arena = options_.arena, call] {
+    const size_t n = static_cast<size_t>(call.count);
+    auto* out = static_cast<std::byte*>(call.out);
+    switch (call.collective) {
+      case Collective::all_reduce:
+        if (call.in != call.out && n > 0) std::memcpy(out, call.in, n * size_of(call.type));
+        comm::all_reduce(*arena, call.type, out, n);
+        break;
+      case Collective::broadcast:
+        comm::broadcast(*arena, out, n * size_of(call.type), call.root);
+        break;
+      default:
+        comm::barrier(*arena);
+    }
+  };
+  return engine_->run(std::move(task),
+                      fmt::format("{} (shared memory) of {} {}", to_string(call.collective),
+                                  call.count, to_string(call.type)),
+                      waits);
+}
+
 Work Communicator::start(const Call& call, const CallOptions& options, bool waits) {
   check_count(call.count);
+  if (call.root < 0 || call.root >= size()) {
+    fail(ErrorCode::invalid_argument, "root {} of {} ranks", call.root, size());
+  }
   ScheduleOptions list;
   list.wire = has_wire(options, call.type);
   list.root = call.root;
-  list.pipeline = options.pipeline > 0 ? options.pipeline : 1;
-  Algorithm algorithm = options.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = algorithms_of(call.collective).front();
+  if (auto work = start_in_arena(call, options, waits)) return *std::move(work);
+  const Price how = decide(call.collective, call.count, call.type, options);
+  list.pipeline = how.pipeline;
   const bool aliased = call.in == call.out && call.collective != Collective::all_gather &&
                        call.collective != Collective::all_to_all &&
                        call.collective != Collective::reduce_scatter;
-  auto steps = plan(call.collective, algorithm, list, aliased);
+  auto steps = plan(call.collective, how.algorithm, list, aliased);
   Binding binding;
   binding.in = {static_cast<const std::byte*>(call.in)};
   binding.out = static_cast<std::byte*>(call.out);
@@ -83,7 +203,9 @@ Work Communicator::start_canonical(std::span<const void* const> partials, void* 
   ScheduleOptions list;
   list.wire = has_wire(options, type);
   list.cut.assign(cut.begin(), cut.end());
-  list.pipeline = options.pipeline > 0 ? options.pipeline : 1;
+  CallOptions direct = options;
+  direct.algorithm = Algorithm::direct;
+  list.pipeline = decide(Collective::all_reduce, count, type, direct).pipeline;
   const bool aliased = !partials.empty() && partials[0] == out;
   auto steps = plan(Collective::all_reduce, Algorithm::canonical, list, aliased);
   if (static_cast<int>(partials.size()) != steps->list.in_blocks) {
@@ -169,17 +291,17 @@ Work Communicator::start_barrier() {
                false);
 }
 
-void Communicator::send(int peer, uint32_t tag, std::span<const std::byte> bytes) {
-  engine_->send(peer, tag, bytes, true).wait();
+void Communicator::send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail) {
+  engine_->send(peer, tag, bytes, true, rail).wait();
 }
-Work Communicator::start_send(int peer, uint32_t tag, std::span<const std::byte> bytes) {
-  return engine_->send(peer, tag, bytes);
+Work Communicator::start_send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail) {
+  return engine_->send(peer, tag, bytes, false, rail);
 }
-void Communicator::receive(int peer, uint32_t tag, std::span<std::byte> bytes) {
-  engine_->receive(peer, tag, bytes, true).wait();
+void Communicator::receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail) {
+  engine_->receive(peer, tag, bytes, true, rail).wait();
 }
-Work Communicator::start_receive(int peer, uint32_t tag, std::span<std::byte> bytes) {
-  return engine_->receive(peer, tag, bytes);
+Work Communicator::start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail) {
+  return engine_->receive(peer, tag, bytes, false, rail);
 }
 
 }  // namespace ductile::comm

@@ -11,7 +11,10 @@
 #include <vector>
 
 #include "ductile/base/dtype.h"
+#include "ductile/comm/arena.h"
+#include "ductile/comm/cost.h"
 #include "ductile/comm/engine.h"
+#include "ductile/comm/fabric.h"
 #include "ductile/comm/reduction.h"
 #include "ductile/comm/schedule.h"
 #include "ductile/comm/transport.h"
@@ -23,12 +26,19 @@ struct CallOptions {
   Algorithm algorithm = Algorithm::automatic;
   Reduction reduction = Reduction::sum;
   std::optional<DType> wire;  // f16 or bf16: f32 travels as that, is added in f32, rounded once
-  int pipeline = 0;           // pieces a share is cut into; 0: the cost model chooses
+  int pipeline = 0;           // pieces a share is cut into (schedule.h); 0: the cost model chooses
 };
 
 struct CommunicatorOptions {
   Topology topology;  // num_ranks is taken from the transport
   EngineOptions engine;
+  // Links by which algorithms are chosen, equal on all ranks; see also calibrate.h. Without it, a
+  // guess of the shape of `topology`.
+  std::optional<Fabric> fabric;
+  // Memory shared by all ranks of the communicator, for communicators within one host: sums,
+  // broadcasts and barriers then go through it, unless a call names an algorithm. Best where the
+  // data lie in it. It is finished together with the communicator.
+  std::shared_ptr<Arena> arena;
 };
 
 // The collectives on pointer + count + type. Every rank calls the same ones, in the same order,
@@ -50,6 +60,14 @@ class Communicator {
   int rank() const { return engine_->rank(); }
   int size() const { return engine_->size(); }
   const Topology& topology() const { return options_.topology; }
+
+  // What the choice of algorithms rests on. set_fabric: all ranks, with equal values, at the same
+  // place in their order of calls.
+  Fabric fabric() const;
+  void set_fabric(Fabric fabric);
+  // How a call of `count` elements would be done, and why.
+  Choice choice(Collective collective, int64_t count, DType type, const CallOptions& options = {});
+  bool uses_arena(Collective collective, DType type, const CallOptions& options = {}) const;
 
   // out[i] = sum over ranks of in[i].
   void all_reduce(const void* in, void* out, int64_t count, DType type,
@@ -96,10 +114,10 @@ class Communicator {
   Work start_barrier();
 
   // Messages with equal peer and tag (below 2^24) arrive in order; lengths must agree.
-  void send(int peer, uint32_t tag, std::span<const std::byte> bytes);
-  Work start_send(int peer, uint32_t tag, std::span<const std::byte> bytes);
-  void receive(int peer, uint32_t tag, std::span<std::byte> bytes);
-  Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes);
+  void send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail = 0);
+  Work start_send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail = 0);
+  void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
+  Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
 
   // What the oldest operation under way is and which ranks it waits for.
   std::optional<Stall> oldest() const { return engine_->oldest(); }
@@ -121,9 +139,15 @@ class Communicator {
   std::shared_ptr<const Plan> plan(Collective collective, Algorithm algorithm,
                                    const ScheduleOptions& options, bool aliased);
 
+  std::optional<Work> start_in_arena(const Call& call, const CallOptions& options, bool waits);
+  // The algorithm and pipeline of a call.
+  Price decide(Collective collective, int64_t count, DType type, const CallOptions& options);
+
   CommunicatorOptions options_;
   std::shared_ptr<Engine> engine_;
-  std::mutex plans_mutex_;
+  mutable std::mutex mutex_;  // guards what follows
+  Fabric fabric_;
+  std::map<std::string, Price> decisions_;
   std::map<std::string, std::shared_ptr<const Plan>> plans_;
   std::byte flag_{};  // what barriers send
 };

@@ -1,7 +1,9 @@
 #include "ductile/comm/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -23,10 +25,12 @@ constexpr uint32_t kMaxUserTag = (1u << 24) - 1;
 // How long one wait inside the transport may last before the engine looks around.
 constexpr std::chrono::milliseconds kSlice{100};
 
-std::shared_ptr<const Plan> one_step(Op op, int peer) {
+constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24);
+
+std::shared_ptr<const Plan> one_step(Op op, int peer, int rail) {
   Schedule list;
   const Chunks all{op == Op::send ? BufferName::in : BufferName::out, 0, 1};
-  Step step{.op = op, .peer = peer};
+  Step step{.op = op, .rail = static_cast<uint8_t>(rail), .peer = peer};
   (op == Op::send ? step.a : step.dst) = all;
   list.steps = {step};
   return std::make_shared<const Plan>(make_plan(std::move(list)));
@@ -54,6 +58,12 @@ struct Engine::Impl {
   std::optional<Stall> stall;
   Clock::time_point stall_noted;
   std::thread thread;  // started with the first operation that nobody waits for
+  std::deque<std::shared_ptr<Operation>> tasks;  // the first may be running
+  bool task_runs = false;
+  // Somebody wants the driver to look around; set before wake(), since the driver's own polls may
+  // use up the wake.
+  std::atomic<bool> attention{false};
+  std::thread task_thread;  // started with the first task that nobody waits for
 
   void throw_if_failed() const {
     if (error) std::rethrow_exception(error);
@@ -64,6 +74,59 @@ struct Engine::Impl {
     op->state.store(why ? Operation::State::failed : Operation::State::done,
                     std::memory_order_release);
     std::erase(unfinished, op);
+  }
+
+  void call_driver() {
+    attention.store(true);
+    transport->wake();
+  }
+
+  // Under the lock.
+  void latch(std::exception_ptr why, const std::string& text) {
+    if (error) return;
+    error = why;
+    if (options.on_failure) options.on_failure(text);
+  }
+
+  // Under the lock, which is let go while the task runs.
+  void run_first_task(std::unique_lock<std::mutex>& lock) {
+    const auto op = tasks.front();
+    task_runs = true;
+    std::exception_ptr failure = error;
+    if (!failure) {
+      lock.unlock();
+      std::string text;
+      try {
+        op->task();
+      } catch (const std::exception& e) {
+        failure = std::current_exception();
+        text = e.what();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      if (failure && !error) {
+        latch(failure, text);
+        if (transport) transport->fail({{}, text});  // ends what the engine has under way
+      }
+    }
+    task_runs = false;
+    tasks.pop_front();
+    end(op, failure);
+    changed.notify_all();
+  }
+
+  void start_task_thread() {
+    if (!task_thread.joinable() && !closing) task_thread = std::thread([this] { run_tasks(); });
+  }
+
+  void run_tasks() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return closing || (!tasks.empty() && !task_runs); });
+      if (closing) return;
+      run_first_task(lock);
+    }
   }
 
   // One round of work by the driver, who waits for at most `patience`. Throws nothing.
@@ -102,13 +165,11 @@ struct Engine::Impl {
   }
 
   void wait_for_transfers(std::chrono::nanoseconds patience) {
-    transport->progress(std::chrono::nanoseconds(0));
-    if (patience.count() <= 0 || any_settled()) return;
     const auto until = Clock::now() + std::min(patience, options.spin);
-    while (Clock::now() < until) {
+    do {
       transport->progress(std::chrono::nanoseconds(0));
-      if (any_settled()) return;
-    }
+      if (patience.count() <= 0 || any_settled() || attention.exchange(false)) return;
+    } while (Clock::now() < until);
     if (patience > options.spin) transport->progress(patience - options.spin);
   }
 
@@ -153,7 +214,7 @@ struct Engine::Impl {
     }
     for (auto& op : active) op->conclude(pool);
     std::lock_guard lock(mutex);
-    if (!error) error = why;
+    latch(why, text);
     for (auto& op : active) end(op, op->finished() ? nullptr : error);
     active.clear();
     for (auto& op : submitted) end(op, error);
@@ -186,7 +247,7 @@ bool Engine::Work::done() const {
 }
 
 void Engine::Work::wait() const {
-  while (!wait_for(std::chrono::hours(1))) {
+  while (!wait_for(kForEver)) {
   }
 }
 
@@ -199,7 +260,8 @@ bool Engine::Work::wait_for(std::chrono::nanoseconds d) const {
   std::unique_lock lock(e.mutex);
   if (pending()) {
     const auto deadline = Clock::now() + d;
-    ++e.num_waiting;
+    const bool drives = !operation_->task;
+    if (drives) ++e.num_waiting;
     while (pending()) {
       const auto left = deadline - Clock::now();
       if (left.count() <= 0) break;
@@ -207,8 +269,17 @@ bool Engine::Work::wait_for(std::chrono::nanoseconds d) const {
         e.changed.wait_for(lock, left, [&] { return !pending(); });
         continue;
       }
+      if (operation_->task) {
+        if (!e.task_runs && d == kForEver) {
+          e.run_first_task(lock);
+        } else {
+          e.start_task_thread();
+          e.changed.wait_for(lock, left, [&] { return !pending() || e.closing; });
+        }
+        continue;
+      }
       if (e.driving) {
-        if (e.num_waiting == 1) e.transport->wake();  // the engine's thread steps aside
+        if (e.num_waiting == 1) e.call_driver();  // the engine's thread steps aside
         e.changed.wait_for(lock, left, [&] { return !pending() || !e.driving || e.closing; });
         continue;
       }
@@ -219,7 +290,7 @@ bool Engine::Work::wait_for(std::chrono::nanoseconds d) const {
       e.driving = false;
       if (e.closing) e.changed.notify_all();
     }
-    --e.num_waiting;
+    if (drives) --e.num_waiting;
     // Another waiter, or the engine's thread, takes over.
     if (!e.unfinished.empty()) {
       if (!e.thread.joinable() && e.num_waiting == 0 && !e.closing) {
@@ -266,7 +337,7 @@ Work Engine::submit(std::shared_ptr<Operation> op, bool waits) {
     if (!e.thread.joinable()) e.thread = std::thread([&e] { e.background(); });
     e.changed.notify_all();
   }
-  if (e.driving && e.transport) e.transport->wake();
+  if (e.driving && e.transport) e.call_driver();
   return work;
 }
 
@@ -281,7 +352,7 @@ Work Engine::start(std::shared_ptr<const Plan> plan, Binding binding, std::strin
   return submit(std::move(op), waits);
 }
 
-Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits) {
+Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits, int rail) {
   check_message(peer, tag);
   std::lock_guard lock(impl_->mutex);
   impl_->throw_if_failed();
@@ -290,13 +361,13 @@ Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool
   binding.in = {bytes.data()};
   binding.block_elements = static_cast<int64_t>(bytes.size());
   return submit(
-      std::make_shared<Operation>(one_step(Op::send, peer), std::move(binding),
+      std::make_shared<Operation>(one_step(Op::send, peer, rail), std::move(binding),
                                   fmt::format("send of {} bytes to rank {}", bytes.size(), peer),
                                   kPointToPoint | (Tag{tag} << 31) | (number & kCount)),
       waits);
 }
 
-Work Engine::receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits) {
+Work Engine::receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits, int rail) {
   check_message(peer, tag);
   std::lock_guard lock(impl_->mutex);
   impl_->throw_if_failed();
@@ -305,10 +376,24 @@ Work Engine::receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool wa
   binding.out = bytes.data();
   binding.block_elements = static_cast<int64_t>(bytes.size());
   return submit(std::make_shared<Operation>(
-                    one_step(Op::receive, peer), std::move(binding),
+                    one_step(Op::receive, peer, rail), std::move(binding),
                     fmt::format("receive of {} bytes from rank {}", bytes.size(), peer),
                     kPointToPoint | (Tag{tag} << 31) | (number & kCount)),
                 waits);
+}
+
+Work Engine::run(std::function<void()> task, std::string name, bool waits) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->throw_if_failed();
+  Work work;
+  work.engine_ = self_.lock();
+  work.operation_ = std::make_shared<Operation>(std::move(task), std::move(name));
+  impl_->tasks.push_back(work.operation_);
+  if (!waits) {
+    impl_->start_task_thread();
+    impl_->changed.notify_all();
+  }
+  return work;
 }
 
 void Engine::check_message(int peer, uint32_t tag) const {
@@ -322,7 +407,12 @@ void Engine::check_message(int peer, uint32_t tag) const {
 
 std::optional<Stall> Engine::oldest() const {
   std::lock_guard lock(impl_->mutex);
-  if (impl_->unfinished.empty()) return std::nullopt;
+  if (impl_->unfinished.empty()) {
+    if (impl_->tasks.empty()) return std::nullopt;
+    const Operation& task = *impl_->tasks.front();
+    return Stall{
+        task.name, 0, {}, std::chrono::duration<double>(Clock::now() - task.began).count()};
+  }
   const Operation& op = *impl_->unfinished.front();
   Stall stall{op.name, op.sequence, {}, 0};
   if (impl_->stall && impl_->stall->operation == op.name && impl_->stall->sequence == op.sequence) {
@@ -339,8 +429,9 @@ uint64_t Engine::num_started() const {
 
 void Engine::report_loss(PeerLoss loss) {
   std::lock_guard lock(impl_->mutex);
-  if (impl_->transport) impl_->transport->fail(std::move(loss));
+  if (impl_->options.on_failure) impl_->options.on_failure(loss.reason);
   // An engine with nothing to do latches the loss at its next call.
+  if (impl_->transport) impl_->transport->fail(std::move(loss));
 }
 
 void Engine::close() {
@@ -348,25 +439,35 @@ void Engine::close() {
   std::unique_lock lock(e.mutex);
   if (e.closing) return;
   e.closing = true;
-  if (!e.error) {
-    e.error = std::make_exception_ptr(
-        Error(ErrorCode::unavailable, "the communicator was closed before this ended"));
+  const std::string text = "the communicator was closed before this ended";
+  if (e.task_runs || !e.tasks.empty() || !e.unfinished.empty()) {
+    e.latch(std::make_exception_ptr(Error(ErrorCode::unavailable, text)), text);
+  } else if (!e.error) {
+    e.error = std::make_exception_ptr(Error(ErrorCode::unavailable, text));
   }
   e.changed.notify_all();
-  if (e.driving && e.transport) e.transport->wake();
+  if (e.driving && e.transport) e.call_driver();
   if (e.thread.joinable()) {
     lock.unlock();
     e.thread.join();
     lock.lock();
   }
-  e.changed.wait(lock, [&] { return !e.driving; });
+  if (e.task_thread.joinable()) {
+    lock.unlock();
+    e.task_thread.join();
+    lock.lock();
+  }
+  e.changed.wait(lock, [&] { return !e.driving && !e.task_runs; });
   e.driving = true;  // for good: nobody drives a closed engine
+  auto transport = std::move(e.transport);
   lock.unlock();
-  e.transport.reset();
+  transport.reset();
   lock.lock();
   for (auto& op : e.active) op->abandon();
   e.active.clear();
   e.submitted.clear();
+  for (auto& op : e.tasks) e.end(op, e.error);
+  e.tasks.clear();
   while (!e.unfinished.empty()) e.end(std::shared_ptr(e.unfinished.front()), e.error);
   e.changed.notify_all();
 }

@@ -37,6 +37,9 @@ struct EngineOptions {
   // An operation as old as this is reported once; 0: never.
   std::chrono::nanoseconds soft_deadline{0};
   std::function<void(const Stall&)> on_stall;  // called by the driving thread; must not block
+  // Told once when the engine ends by an error, so that what lies beside it can end too. Any
+  // thread, possibly under the engine's lock: must not call the engine.
+  std::function<void(const std::string& reason)> on_failure;
 };
 
 // The memory that a plan runs on. All of it belongs to the caller and stays in place until the
@@ -87,8 +90,14 @@ class Engine {
   Work start(std::shared_ptr<const Plan> plan, Binding binding, std::string name,
              bool waits = false);
   // One message; those with equal peer and tag arrive in order. tag < 2^24.
-  Work send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits = false);
-  Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false);
+  Work send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits = false,
+            int rail = 0);
+  Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false,
+               int rail = 0);
+  // Something that blocks, such as a collective on shared memory. Tasks run one after the other in
+  // the order of these calls, beside the engine's own work, on the thread that waits or one of the
+  // engine's. What a task throws ends its handle and the engine.
+  Work run(std::function<void()> task, std::string name, bool waits = false);
 
   // What the oldest operation waits for; nullopt when there is none. For heartbeats and reports.
   std::optional<Stall> oldest() const;

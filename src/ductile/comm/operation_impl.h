@@ -45,6 +45,10 @@ class Engine::Operation {
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point began;
   bool reported = false;
+  std::function<void()> task;  // instead of a plan
+
+  explicit Operation(std::function<void()> task, std::string name)
+      : name(std::move(name)), began(std::chrono::steady_clock::now()), task(std::move(task)) {}
 
   // Does and issues what can be; false if that was nothing.
   bool advance(Transport& transport, const EngineOptions& options, StagingPool& pool);

@@ -111,6 +111,24 @@ Plan make_plan(Schedule list, bool aliased) {
   return plan;
 }
 
+int64_t run_elements(const Schedule& list, const Chunks& run, int64_t block_elements,
+                     size_t element_size) {
+  const int k = list.chunks_per_block;
+  if (run.buffer != BufferName::scratch) {  // ends of the run and whole blocks between
+    const int last = run.end() - 1;
+    return chunk_bounds(block_elements, element_size, k, last % k).second -
+           chunk_bounds(block_elements, element_size, k, run.begin % k).first +
+           (last / k - run.begin / k) * block_elements;
+  }
+  int64_t sum = 0;
+  for (int c = run.begin; c < run.end(); ++c) {
+    const auto [begin, end] =
+        chunk_bounds(block_elements, element_size, k, shape_of(list, run.buffer, c));
+    sum += end - begin;
+  }
+  return sum;
+}
+
 int shape_of(const Schedule& list, BufferName buffer, int i) {
   if (buffer == BufferName::scratch) i = list.mirror_begin + i % list.mirror_count;
   return i % list.chunks_per_block;

@@ -27,6 +27,10 @@ struct Plan {
 
 Plan make_plan(Schedule list, bool aliased = false);
 
+// The elements in a run of chunks, where blocks have `block_elements` of `element_size` bytes.
+int64_t run_elements(const Schedule& list, const Chunks& run, int64_t block_elements,
+                     size_t element_size);
+
 // The chunk of one block that has the same length as chunk `i` of `buffer`.
 int shape_of(const Schedule& list, BufferName buffer, int i);
 

@@ -102,7 +102,8 @@ void torus_all_reduce(Schedule& list, const Topology& topology, const ScheduleOp
   const int column_rail = topology.num_rails > 1 ? 1 : 0;
   for (int m = 0; m < num_flows; ++m) {
     const bool by_row = (m + 1) * row_first / num_flows > m * row_first / num_flows;
-    const bool reversed = topology.both_directions && m % 2 == 1;
+    const int turn = by_row ? (m + 1) * row_first / num_flows : m - m * row_first / num_flows;
+    const bool reversed = topology.both_directions && turn % 2 == 1;
     const TwoLevels flow = by_row ? TwoLevels{along_row, along_column, 0, column_rail, m * n}
                                   : TwoLevels{along_column, along_row, column_rail, 0, m * n};
     ring_two_levels(b, flow, reversed);

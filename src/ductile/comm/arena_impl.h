@@ -1,0 +1,187 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sched.h>
+
+#include "ductile/comm/arena.h"
+#include "ductile/comm/futex_impl.h"
+
+namespace ductile::comm {
+
+using Nanoseconds = std::chrono::nanoseconds;
+
+// What a rank is doing, published so that peers can check that they do the same, and name who lags.
+enum class OpKind : uint32_t {
+  none,
+  barrier,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  combine,
+};
+const char* name_of(OpKind kind);
+
+constexpr size_t kHugePage = size_t{2} << 20;
+// Small vectors are exchanged through two slots a rank, by turns; larger ones outside of the arena
+// through the whole of its staging memory, piece by piece.
+constexpr size_t kSlotBytes = size_t{32} << 10;
+constexpr size_t kStagingBytes = size_t{1} << 20;
+constexpr size_t kRingCapacity = size_t{256} << 10;
+constexpr size_t kRingBytes = kRingCapacity + 4096;
+
+// The control words of one rank. Operations are numbered from 1; what belongs to one operation
+// exists twice, by turns: once all ranks have arrived at operation m, none is in m - 1 or before
+// any more, so the words of m - 1 can be cleared for m + 1.
+struct RankSlot {
+  // The last operation that this rank has arrived at, and what it is (checked against the own).
+  Signal arrived;
+  struct alignas(64) Op {
+    uint64_t signature;
+  };
+  Op op[2];
+  struct alignas(64) Claims {
+    std::atomic<uint32_t> next;  // the next tile of this rank's slice that nobody has taken
+  };
+  Claims claims[2];
+  Signal doorbell;  // of the transport: rung when there is something in a ring for this rank
+
+  // For people: relaxed, read by stall_report().
+  alignas(64) std::atomic<uint32_t> joined;
+  std::atomic<uint32_t> left;            // has destroyed its arena
+  std::atomic<uint32_t> left_transport;  // has destroyed its transport
+  std::atomic<uint32_t> inside;          // in an operation now
+  std::atomic<uint32_t> kind;
+  std::atomic<uint64_t> bytes;
+};
+
+struct ArenaHeader {
+  uint64_t magic;
+  uint64_t generation;
+  uint32_t num_ranks;
+  uint64_t region_bytes;
+  Signal tiles_done[2];  // of the running operation
+
+  enum : uint32_t { fine, failing, failed };
+  alignas(64) std::atomic<uint32_t> failure;
+  uint32_t num_lost;
+  int32_t lost[Arena::kMaxRanks];
+  char reason[1024];
+};
+
+// Where things lie in the segment.
+struct ArenaLayout {
+  ArenaLayout(int num_ranks, size_t region_bytes);
+  size_t slots, staging, rings, regions, total;
+};
+
+// A shared mapping; unmapped at the end of life.
+struct ArenaMapping {
+  ArenaMapping(int fd, size_t bytes);  // fd -1: for the threads of this process
+  ~ArenaMapping();
+  ArenaMapping(const ArenaMapping&) = delete;
+  ArenaMapping& operator=(const ArenaMapping&) = delete;
+  std::byte* base;
+  size_t bytes;
+};
+
+struct Arena::Impl {
+  Impl(std::shared_ptr<ArenaMapping> shared, int own_rank, int num_ranks, ArenaOptions opts);
+  ~Impl();
+
+  std::shared_ptr<ArenaMapping> mapping;
+  ArenaLayout layout;
+  ArenaOptions options;
+  int rank;
+  int size;
+  size_t region_bytes;
+  int spins;  // pauses before giving up the core
+  ArenaHeader* header;
+  RankSlot* slots;
+  size_t cursor = 0;
+  uint32_t op = 0;          // the last operation of this rank
+  std::vector<int> pidfds;  // one a rank, -1 for those that share this process
+
+  std::byte* region(int r) const { return mapping->base + layout.regions + r * region_bytes; }
+  std::byte* staging(int r) const { return mapping->base + layout.staging + r * kStagingBytes; }
+  // The bytes that `from` sends to `to`.
+  std::byte* ring(int from, int to) const {
+    return mapping->base + layout.rings + (static_cast<size_t>(from) * size + to) * kRingBytes;
+  }
+  std::string label(int r) const;
+
+  bool failed() const {
+    return header->failure.load(std::memory_order_acquire) != ArenaHeader::fine;
+  }
+  void fail(const PeerLoss& loss);
+  [[noreturn]] void throw_loss() const;
+  void check() const {
+    if (failed()) throw_loss();
+  }
+  // Latches the loss of peers that died without leaving. True if there are any.
+  bool look_for_dead();
+  std::string stall_report() const;
+
+  // Waits until ready(). `signal` changes when ready() may have; `on_nap` is called every few
+  // milliseconds while waiting, and may fail the arena. Throws peer_lost.
+  template <class Ready, class OnNap>
+  void wait(Signal& signal, const Ready& ready, const OnNap& on_nap);
+
+  // Starts operation ++op: publishes what it is, and waits until all ranks have arrived at the
+  // same. Throws conflict if a peer does something else.
+  uint32_t begin(OpKind kind, uint64_t bytes, uint64_t signature);
+  void end() { slots[rank].inside.store(0, std::memory_order_relaxed); }
+};
+
+constexpr Nanoseconds kYieldFor = std::chrono::microseconds(300);
+constexpr Nanoseconds kNap = std::chrono::milliseconds(10);
+
+template <class Ready, class OnNap>
+void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) {
+  using Clock = std::chrono::steady_clock;
+  if (ready()) return;
+  for (int i = 0; i < spins; ++i) {
+    pause_briefly();
+    if (ready()) return;
+  }
+  const auto start = Clock::now();
+  do {
+    sched_yield();
+    if (ready()) return;
+    check();
+  } while (Clock::now() - start < kYieldFor);
+  auto next_look = start + kNap;
+  while (!ready()) {
+    check();
+    const uint32_t seen = signal.value.load(std::memory_order_seq_cst);
+    signal.sleep(seen, kNap, [&] { return ready() || failed(); });
+    const auto now = Clock::now();
+    if (now < next_look) continue;
+    next_look = now + kNap;
+    if (ready()) return;
+    if (!look_for_dead()) on_nap();
+    if (options.stall_deadline.count() > 0 && now - start > options.stall_deadline && !ready()) {
+      PeerLoss loss;
+      const uint32_t reached = slots[rank].arrived.value.load();
+      for (int r = 0; r < size; ++r) {
+        if (static_cast<int32_t>(slots[r].arrived.value.load() - reached) < 0) {
+          loss.ranks.push_back(r);
+        }
+      }
+      loss.reason = fmt::format(
+          "no progress for {} ms; {}",
+          std::chrono::duration_cast<std::chrono::milliseconds>(options.stall_deadline).count(),
+          stall_report());
+      fail(loss);
+    }
+  }
+}
+
+}  // namespace ductile::comm

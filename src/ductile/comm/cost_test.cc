@@ -1,0 +1,130 @@
+#include "ductile/comm/cost.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+
+namespace ductile::comm {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+Fabric hosts(int64_t ranks, int64_t ranks_per_host = 1, double latency = 50e-6) {
+  Fabric f;
+  f.ranks = ranks;
+  f.ranks_per_host = ranks_per_host;
+  f.between = {.latency = latency, .bandwidth = 1e9, .overhead = 1e-6};
+  return f;
+}
+
+TEST(Cost, closed_forms_agree_with_the_lists_run_in_virtual_time) {
+  for (const int64_t p : {4, 8, 16, 36}) {
+    for (const int64_t bytes : {int64_t{4096}, kMiB / 4, 4 * kMiB, 64 * kMiB}) {
+      for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
+        for (const int k : {1, 4}) {
+          Fabric f = hosts(p, a == Algorithm::hierarchical ? 4 : 1);
+          f.rails = a == Algorithm::torus ? 2 : 1;
+          if (bytes / p / k < 64 || f.ranks_per_host == p) continue;
+          const Load load{bytes / 4, 4, 0};
+          const double exact =
+              run_in_virtual_time(Collective::all_reduce, a, f, load, {.pipeline = k}).seconds;
+          const double closed = closed_price(Collective::all_reduce, a, f, load, k);
+          EXPECT_GT(closed / exact, 0.65) << to_string(a) << p << " " << bytes << " " << k;
+          EXPECT_LT(closed / exact, 1.5) << to_string(a) << p << " " << bytes << " " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST(Cost, the_choice_by_closed_forms_is_near_the_best_list) {
+  for (const int64_t g : {1, 4}) {
+    for (const int64_t bytes : {int64_t{1024}, kMiB / 16, kMiB, 32 * kMiB}) {
+      Fabric f = hosts(16, g);
+      f.rails = g == 1 ? 2 : 1;
+      const Load load{bytes / 4, 4, 0};
+      const Choice choice = choose(Collective::all_reduce, f, load);
+      const auto exact = [&](Algorithm a, int k) {
+        return run_in_virtual_time(Collective::all_reduce, a, f, load, {.pipeline = k}).seconds;
+      };
+      double best = 1e9;
+      for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
+        for (const int k : {1, 4, 8}) best = std::min(best, exact(a, k));
+      }
+      EXPECT_LE(exact(choice.best.algorithm, choice.best.pipeline), 1.3 * best)
+          << g << " " << bytes << " " << choice.reason;
+    }
+  }
+}
+
+TEST(Cost, small_goes_by_doubling_large_by_ring_two_rails_by_torus) {
+  const auto chosen = [](const Fabric& f, int64_t bytes) {
+    return choose(Collective::all_reduce, f, {bytes / 4, 4, 0}).best.algorithm;
+  };
+  Fabric f = hosts(8, 1, 1e-3);
+  f.between.bandwidth = 25e6;
+  EXPECT_EQ(chosen(f, 8), Algorithm::direct);
+  EXPECT_NE(chosen(f, 4096), Algorithm::ring);
+  const Price large = choose(Collective::all_reduce, f, {25 * kMiB / 4, 4, 0}).best;
+  EXPECT_GE(large.pipeline, 1);
+  const double bound = 2 * 7.0 / 8 * 25 * kMiB / 25e6;
+  EXPECT_LE(large.seconds, 1.05 * bound);
+  f.rails = 2;
+  EXPECT_EQ(chosen(f, 25 * kMiB), Algorithm::torus);
+  EXPECT_EQ(chosen(hosts(32, 8), 25 * kMiB), Algorithm::hierarchical);
+  EXPECT_LE(choose(Collective::all_reduce, hosts(1), {100, 4, 0}).best.seconds, 1e-6);
+}
+
+TEST(Cost, the_torus_needs_fewer_rounds_than_the_ring) {
+  // 2 (P - 1) against 2 (X - 1) + 2 (Y - 1).
+  for (const auto& [p, torus] : {std::pair<int64_t, int64_t>{1024, 124}, {65536, 1020}}) {
+    const Fabric f = hosts(p);
+    EXPECT_EQ(num_rounds(Collective::all_reduce, Algorithm::ring, f), 2 * (p - 1));
+    EXPECT_EQ(num_rounds(Collective::all_reduce, Algorithm::torus, f), torus);
+    const Load load{kMiB / 4, 4, 0};
+    EXPECT_LT(price(Collective::all_reduce, Algorithm::torus, f, load).seconds,
+              price(Collective::all_reduce, Algorithm::ring, f, load).seconds);
+  }
+}
+
+TEST(Cost, tables_name_every_algorithm_the_choice_and_why) {
+  const Choice choice = choose(Collective::all_reduce, hosts(7), {kMiB, 4, 0});
+  const std::string text = explain(choice);
+  for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
+    EXPECT_NE(text.find(to_string(a)), std::string::npos) << text;
+  }
+  EXPECT_NE(text.find("<- chosen"), std::string::npos);
+  EXPECT_NE(text.find("7 ranks make no grid"), std::string::npos);
+  EXPECT_NE(choice.reason.find("all_reduce of 4 MiB over 7 ranks"), std::string::npos);
+  const std::vector<int64_t> ranks = {1024, 65536};
+  const std::vector<int64_t> bytes = {kMiB};
+  const std::string table = scale_table(hosts(4), ranks, bytes);
+  EXPECT_NE(table.find("| 65536 | 256x256 | 1 MiB |"), std::string::npos) << table;
+  EXPECT_NE(table.find("131070 / 1020"), std::string::npos) << table;
+}
+
+TEST(Cost, a_fabric_is_read_from_toml) {
+  Fabric f;
+  OptionSet options(f);
+  options.read_toml_text(
+      "ranks = 2048\nranks_per_host = 8\n[between]\nlatency = 5e-6\nbandwidth = 25e9\n", "fabric");
+  EXPECT_EQ(f.topology().num_ranks, 2048);
+  EXPECT_EQ(f.between.bandwidth, 25e9);
+  EXPECT_THROW(options.read_toml_text("rank = 1\n", "fabric"), Error);
+  EXPECT_THROW(options.read_toml_text("[inside]\nbandwidth = 0\n", "fabric"), Error);
+}
+
+TEST(Cost, fusion_pays_until_latency_is_small_against_the_transfer) {
+  const int64_t near = fusion_bytes(hosts(8, 1, 20e-6));
+  const int64_t far = fusion_bytes(hosts(8, 1, 2e-3));
+  EXPECT_LT(near, far);
+  EXPECT_GE(near, 64 << 10);
+  EXPECT_LE(far, 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace ductile::comm

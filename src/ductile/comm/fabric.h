@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ductile/base/options.h"
+#include "ductile/comm/schedule.h"
+
+namespace ductile::comm {
+
+// What one link costs: the alpha-beta model (Hockney 1994), with the time that a message costs the
+// processors kept apart, and for links whose speed does not last a second rate. Seconds and bytes.
+struct Link {
+  double latency = 30e-6;    // from one end to the other, of a message of no length
+  double bandwidth = 1.2e9;  // bytes a second each way
+  double overhead = 2e-6;    // processor time for a message at each end
+  double burst = 0;          // after so many bytes in one operation ...
+  double sustained = 0;      // ... it carries so many a second; 0: as before
+};
+void describe(Describer& d, Link& link);
+
+// Ranks and the links between them, as far as time is concerned. Equal on all ranks of a job, or
+// they would choose different algorithms.
+struct Fabric {
+  int64_t ranks = 1;
+  int64_t ranks_per_host = 1;
+  int64_t rails = 1;  // links of a host; row links and column links of a torus
+  int64_t rows = 0;   // of the grid; 0: chosen
+  int64_t columns = 0;
+  bool both_directions = false;   // links are point to point: no sharing between destinations
+  double reduce_bandwidth = 4e9;  // bytes of a sum a second, of one rank
+  Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};  // ranks of one host
+  Link between;                                                        // hosts, each rail
+  std::vector<int64_t> host;  // of each rank; overrides ranks_per_host
+
+  Topology topology() const;
+};
+void describe(Describer& d, Fabric& fabric);
+
+// A fabric with the shape of `topology`.
+Fabric fabric_of(const Topology& topology);
+// Whether both have the same ranks in the same places.
+bool same_shape(const Fabric& a, const Fabric& b);
+
+}  // namespace ductile::comm

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "ductile/comm/arena.h"
+#include "ductile/comm/transport.h"
+
+namespace ductile::comm {
+
+struct ShmTransportOptions {
+  // A message of at most this many bytes is copied by send(), whose transfer is then done at once
+  // unless the ring is full. A longer one waits for its receive.
+  size_t eager_bytes = 4096;
+};
+
+// Messages between the ranks of an arena. A message that lies in the sender's region (Arena::holds)
+// is copied once, by the receiver, straight from there; others pass through a ring of 256 KB
+// between the two ranks. peer_memory() is Arena::peer().
+//
+// At most one transport for an arena and rank, ever. The arena's collectives may be used beside it.
+// fail(), a peer's death and a message of another length fail the arena, and with it every rank.
+std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<Arena> arena,
+                                              const ShmTransportOptions& options = {});
+
+}  // namespace ductile::comm
