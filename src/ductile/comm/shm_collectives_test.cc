@@ -258,7 +258,7 @@ TEST(ShmCollectives, MixedKindsInARowKeepApart) {
     const size_t large = 100000, small = 77;
     auto* const a = reinterpret_cast<float*>(arena.allocate(large * 4));
     std::vector<float> b(small), c(300000 / 4 + 5);
-    for (uint64_t round = 0; round < 40; ++round) {
+    for (uint64_t round = 0; round < 12; ++round) {
       for (size_t i = 0; i < large; ++i) a[i] = value_at(arena.rank(), i, round);
       for (size_t i = 0; i < small; ++i) b[i] = value_at(arena.rank(), i, round + 1);
       for (size_t i = 0; i < c.size(); ++i) c[i] = value_at(arena.rank(), i, round + 2);
