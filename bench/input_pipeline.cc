@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 #include <jpeglib.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/data/augment.h"
@@ -82,7 +83,8 @@ double bare(const std::vector<std::string>& files, int64_t images, bool scalar) 
   const Normalizer normalizer(augmenter.options());
   Resizer resizer(normalizer);
   std::vector<float> out(kSide * kSide * 3);
-  std::vector<uint8_t> row, part;
+  AlignedArray<uint8_t> row;
+  std::vector<uint8_t> part;
   const double start = cpu_seconds();
   for (int64_t i = 0; i < images; ++i) {
     const std::string& file = files[size_t(i) % files.size()];
@@ -113,12 +115,12 @@ double bare(const std::vector<std::string>& files, int64_t images, bool scalar) 
       scalar_resize(part, width, h, g.x * s - left, g.y * s - rows.begin, g.width * s, g.height * s,
                     normalizer, out.data());
     } else {
-      row.resize(4 * size_t(info.output_width) + kRowSlack);
-      JSAMPROW at = row.data();
+      row.need(int64_t(kRowOffset + 4 * size_t(info.output_width) + kRowSlack));
+      JSAMPROW at = row.data() + kRowOffset;
       resizer.write(columns, rows, left, false,
                     [&]() -> const uint8_t* {
                       jpeg_read_scanlines(&info, &at, 1);
-                      return row.data();
+                      return row.data() + kRowOffset;
                     },
                     {out.data(), 3, kSide, kSide, true});
     }

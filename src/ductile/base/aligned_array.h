@@ -33,6 +33,13 @@ class AlignedArray {
   // Contents undefined; the pages are touched by whoever writes first.
   static AlignedArray uninitialized(int64_t size) { return {allocate(size), size}; }
 
+  // Makes room for `size` values where there is less; contents are undefined after that.
+  void need(int64_t size) {
+    if (size <= size_) return;
+    *this = {};  // the old memory goes before the new comes
+    *this = uninitialized(size);
+  }
+
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
   int64_t size() const { return size_; }

@@ -26,5 +26,14 @@ TEST(AlignedArray, moves_its_memory_and_is_empty_by_default) {
   EXPECT_TRUE(AlignedArray<double>().span().empty());
 }
 
+TEST(AlignedArray, grows_on_need_only) {
+  AlignedArray<int> a(10);
+  const int* at = a.data();
+  a.need(10);
+  EXPECT_EQ(a.data(), at);
+  a.need(11);
+  EXPECT_EQ(a.size(), 11);
+}
+
 }  // namespace
 }  // namespace ductile

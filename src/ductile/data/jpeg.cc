@@ -8,6 +8,7 @@
 #include <jerror.h>
 #include <jpeglib.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/data/resize.h"
 
@@ -63,7 +64,7 @@ struct JpegDecoder::State {
   jpeg_decompress_struct info{};
   ErrorManager errors{};
   std::span<const std::byte> file;
-  std::vector<uint8_t> row;
+  AlignedArray<uint8_t> row;
   bool cmyk = false;
 
   [[noreturn]] void raise() {
@@ -140,13 +141,13 @@ int64_t JpegDecoder::start(const Part& part) {
     if (width < s.info.output_width) jpeg_crop_scanline(&s.info, &left, &width);
     if (part.top > 0) jpeg_skip_scanlines(&s.info, static_cast<JDIMENSION>(part.top));
   });
-  s.row.resize(static_cast<size_t>(s.info.output_width) * 4 + kRowSlack);
+  s.row.need(static_cast<int64_t>(kRowOffset + s.info.output_width * 4 + kRowSlack));
   return width < scaled(part.eighths).width ? static_cast<int64_t>(left) : 0;
 }
 
 const uint8_t* JpegDecoder::next_row() {
   State& s = *state_;
-  JSAMPROW row = s.row.data();
+  JSAMPROW row = s.row.data() + kRowOffset;
   DUCTILE_JPEG(s, jpeg_read_scanlines(&s.info, &row, 1));
   if (s.cmyk) {
     // Adobe writes CMYK inverted: 255 is no ink.

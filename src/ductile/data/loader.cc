@@ -220,9 +220,7 @@ class Loader::Impl {
     b.channels_last = plan_.channels_last && !info_.tokens;
     b.dtype = info_.tokens ? DType::i64 : DType::f32;
     const size_t bytes = static_cast<size_t>(per_part * sample_values_) * size_of(b.dtype);
-    if (slot->input.span().size() < bytes) {
-      slot->input = AlignedArray<std::byte>::uninitialized(static_cast<int64_t>(bytes));
-    }
+    slot->input.need(static_cast<int64_t>(bytes));
     b.input = slot->input.data();
     const size_t count = static_cast<size_t>(b.num_samples);
     slot->labels.resize(count * static_cast<size_t>(info_.tokens ? sample_values_ : 1));

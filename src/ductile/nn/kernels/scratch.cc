@@ -7,10 +7,7 @@ namespace ductile::nn::kernels {
 float* scratch(ScratchKind kind, int64_t floats) {
   thread_local AlignedArray<float> blocks[2];
   AlignedArray<float>& block = blocks[static_cast<int>(kind)];
-  if (block.size() < floats) {
-    block = {};  // the old one goes before the new one comes
-    block = AlignedArray<float>::uninitialized(floats);
-  }
+  block.need(floats);
   return block.data();
 }
 
