@@ -5,7 +5,8 @@ Pairs of equal runs through `ductile train`, one with checkpoint.every_seconds =
 in alternating order. The cost is the share by which a step takes longer, in wall time and in
 core time (which a busy machine disturbs less); both as the median over pairs, with the spread.
 
-  bench/checkpoint_overhead.py [--model resnet18] [--rounds 5] [--seconds 60] [--bin build/release/bin]
+  bench/checkpoint_overhead.py --data CIFAR10_FOLDER [--model resnet18] [--rounds 5]
+                               [--seconds 60] [--bin build/release/bin]
 """
 import argparse
 import json
@@ -35,6 +36,7 @@ def run(binary, folder, job, saves):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
@@ -42,7 +44,8 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default="build/release/bin")
     args = parser.parse_args()
     job = {
-        "data.format": "digits",
+        "data.format": "cifar10",
+        "data.path": args.data.resolve(),
         "model.name": args.model,
         "optimizer.momentum": 0.9,
         "optimizer.lr": 0.01,

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/comm/arena.h"
+#include "ductile/comm/canonical.h"
+#include "ductile/comm/communicator.h"
+
+namespace ductile::parallel {
+
+// Who sums what in one generation of a job: worker r hosts the virtual ranks cut[r] ..
+// cut[r + 1] - 1; their vectors have `vector_size` floats.
+struct ExchangeLayout {
+  std::vector<int64_t> cut;
+  int64_t vector_size = 0;
+
+  int num_workers() const { return static_cast<int>(cut.size()) - 1; }
+  int64_t num_virtual_ranks() const { return cut.back(); }
+  // The nodes of the canonical tree that worker `rank` sums by itself, in leaf order.
+  std::vector<comm::LeafRange> nodes(int rank) const;
+};
+
+// What the workers of one generation say to each other: the canonical sum of a step, the vote on
+// it, and the state that joiners are fed. All workers call the same functions in the same order,
+// but for send() and receive(), which pair up.
+//
+// One thread at a time; fail() from any. Once a peer is lost every call throws peer_lost, at once
+// and on every worker; the exchange is then finished. The last sum that reduce() returned stays
+// what it was.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  virtual int rank() const = 0;
+  const ExchangeLayout& layout() const { return layout_; }
+  // The nodes this worker sums.
+  std::span<const comm::LeafRange> nodes() const { return nodes_; }
+  // Where the sum of nodes()[i] goes; to be filled anew for each reduce().
+  virtual std::span<float> partial(size_t i) = 0;
+  // The sum over all virtual ranks, the same bits on every worker and for every cut. Valid until
+  // a partial is written again.
+  virtual std::span<const float> reduce() = 0;
+
+  // The largest of the workers' values.
+  virtual uint64_t largest(uint64_t value) = 0;
+  // Messages between two workers, in order; lengths agree.
+  virtual void send(int peer, std::span<const std::byte> bytes) = 0;
+  virtual void receive(int peer, std::span<std::byte> bytes) = 0;
+
+  // Ends the exchange on every worker.
+  virtual void fail(const std::string& reason) = 0;
+
+ protected:
+  Exchange(ExchangeLayout layout, int rank);
+
+  ExchangeLayout layout_;
+  std::vector<comm::LeafRange> nodes_;
+};
+
+// How much memory of each worker's arena region such an exchange takes.
+size_t arena_bytes(const ExchangeLayout& layout);
+
+// Workers of one host: partial sums lie in the arena, and every worker sums its share of the vector
+// straight from the memory of all. Nothing else may use the arena.
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout);
+
+// Workers anywhere.
+std::unique_ptr<Exchange> make_exchange(std::unique_ptr<comm::Communicator> communicator,
+                                        ExchangeLayout layout);
+
+}  // namespace ductile::parallel
