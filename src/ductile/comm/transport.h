@@ -11,8 +11,13 @@
 namespace ductile::comm {
 
 // Matches a receive with a send between one ordered pair of ranks. Whoever uses a transport sees to
-// it that a tag is used once between two ranks during the life of the transport.
+// it that a tag is used once between two ranks during the life of the transport. The top byte names
+// the rail: a transport with several links to a peer carries the message on link rail_of(tag)
+// modulo its number of links; one with a single link takes no notice.
 using Tag = uint64_t;
+
+constexpr int kRailShift = 56;
+constexpr int rail_of(Tag tag) { return static_cast<int>(tag >> kRailShift); }
 
 // The state of one send or receive; owned by the caller, who keeps it in place until it is settled.
 struct Transfer {
@@ -35,7 +40,12 @@ struct PeerLoss {
 // Carries messages between the ranks 0 .. size() - 1 of one generation of one job: the seam between
 // the collectives and the wire. Peers are authenticated before a Transport exists.
 //
-// Threads: one thread (the owner) calls everything; wake() and fail() may come from any thread.
+// Threads: one thread at a time (the owner) calls everything; wake() and fail() may come from any
+// thread. Ownership may pass between threads, with the usual synchronisation.
+//
+// Leaving: a peer that destroys its transport without a loss has left. What it had sent by then
+// (its transfer was done) still arrives, and who has no business with it goes on; who has, or
+// starts, a transfer with it that it can no longer serve sees it as lost.
 //
 // Failure: the first lost peer latches. From then on no further transfer completes as done, every
 // pending one is settled as failed (its memory is not touched again), and progress(), send() and

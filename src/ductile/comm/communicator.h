@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/base/dtype.h"
+#include "ductile/comm/engine.h"
+#include "ductile/comm/reduction.h"
+#include "ductile/comm/schedule.h"
+#include "ductile/comm/transport.h"
+
+namespace ductile::comm {
+
+// How one call is to be done; equal on all ranks.
+struct CallOptions {
+  Algorithm algorithm = Algorithm::automatic;
+  Reduction reduction = Reduction::sum;
+  std::optional<DType> wire;  // f16 or bf16: f32 travels as that, is added in f32, rounded once
+  int pipeline = 0;           // pieces a share is cut into; 0: the cost model chooses
+};
+
+struct CommunicatorOptions {
+  Topology topology;  // num_ranks is taken from the transport
+  EngineOptions engine;
+};
+
+// The collectives on pointer + count + type. Every rank calls the same ones, in the same order,
+// with equal counts, types and options. Each comes in two forms: one that returns when this rank is
+// done, and one (`start_`) that returns a handle at once; memory stays in place and untouched until
+// then. `in` may be `out` where both have `count` elements; otherwise they do not overlap, except
+// that the `in` of all_gather may be the own block of `out`. Pointers need no alignment. Any thread
+// may call, as long as the order is the same on all ranks.
+//
+// Failure: once a peer is lost every call and handle, on every thread, throws peer_lost with the
+// reason; the communicator is then finished. Contents of `out` are unspecified after that.
+class Communicator {
+ public:
+  explicit Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options = {});
+  ~Communicator();  // operations under way end with `unavailable`
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return engine_->rank(); }
+  int size() const { return engine_->size(); }
+  const Topology& topology() const { return options_.topology; }
+
+  // out[i] = sum over ranks of in[i].
+  void all_reduce(const void* in, void* out, int64_t count, DType type,
+                  const CallOptions& options = {});
+  Work start_all_reduce(const void* in, void* out, int64_t count, DType type,
+                        const CallOptions& options = {});
+
+  // The canonical sum (canonical.h): cut[r] .. cut[r + 1] - 1 are the virtual ranks of rank r, and
+  // `partials` the sums of the nodes of cover(V, own range), in order. Equal bits for every cut.
+  // partials[0] may be `out`. options.algorithm is ignored; with a wire format the sums travel in
+  // full and the result is rounded once.
+  void canonical_all_reduce(std::span<const void* const> partials, void* out, int64_t count,
+                            DType type, std::span<const int64_t> cut,
+                            const CallOptions& options = {});
+  Work start_canonical_all_reduce(std::span<const void* const> partials, void* out, int64_t count,
+                                  DType type, std::span<const int64_t> cut,
+                                  const CallOptions& options = {});
+
+  // `in` is size() blocks of `count`; out = the sum over ranks of block rank().
+  void reduce_scatter(const void* in, void* out, int64_t count, DType type,
+                      const CallOptions& options = {});
+  Work start_reduce_scatter(const void* in, void* out, int64_t count, DType type,
+                            const CallOptions& options = {});
+
+  // `out` is size() blocks of `count`; block r = `in` of rank r.
+  void all_gather(const void* in, void* out, int64_t count, DType type,
+                  const CallOptions& options = {});
+  Work start_all_gather(const void* in, void* out, int64_t count, DType type,
+                        const CallOptions& options = {});
+
+  // `data` of `root` to all.
+  void broadcast(void* data, int64_t count, DType type, int root, const CallOptions& options = {});
+  Work start_broadcast(void* data, int64_t count, DType type, int root,
+                       const CallOptions& options = {});
+
+  // Both are size() blocks of `count`; block r of out = block rank() of `in` of rank r.
+  void all_to_all(const void* in, void* out, int64_t count, DType type,
+                  const CallOptions& options = {});
+  Work start_all_to_all(const void* in, void* out, int64_t count, DType type,
+                        const CallOptions& options = {});
+
+  // Returns once every rank has called it.
+  void barrier();
+  Work start_barrier();
+
+  // Messages with equal peer and tag (below 2^24) arrive in order; lengths must agree.
+  void send(int peer, uint32_t tag, std::span<const std::byte> bytes);
+  Work start_send(int peer, uint32_t tag, std::span<const std::byte> bytes);
+  void receive(int peer, uint32_t tag, std::span<std::byte> bytes);
+  Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes);
+
+  // What the oldest operation under way is and which ranks it waits for.
+  std::optional<Stall> oldest() const { return engine_->oldest(); }
+  // A failure detector's verdict. Any thread.
+  void report_loss(PeerLoss loss) { engine_->report_loss(std::move(loss)); }
+
+ private:
+  struct Call {
+    Collective collective;
+    const void* in;
+    void* out;
+    int64_t count;
+    DType type;
+    int root = 0;
+  };
+  Work start(const Call& call, const CallOptions& options, bool waits);
+  Work start_canonical(std::span<const void* const> partials, void* out, int64_t count, DType type,
+                       std::span<const int64_t> cut, const CallOptions& options, bool waits);
+  std::shared_ptr<const Plan> plan(Collective collective, Algorithm algorithm,
+                                   const ScheduleOptions& options, bool aliased);
+
+  CommunicatorOptions options_;
+  std::shared_ptr<Engine> engine_;
+  std::mutex plans_mutex_;
+  std::map<std::string, std::shared_ptr<const Plan>> plans_;
+  std::byte flag_{};  // what barriers send
+};
+
+}  // namespace ductile::comm

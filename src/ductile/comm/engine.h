@@ -1,0 +1,116 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/base/dtype.h"
+#include "ductile/comm/plan.h"
+#include "ductile/comm/reduction.h"
+#include "ductile/comm/transport.h"
+
+namespace ductile::comm {
+
+// An operation that has not ended for a while.
+struct Stall {
+  std::string operation;   // "all_reduce ring of 26214400 bytes"
+  uint64_t sequence = 0;   // of the operation on this communicator
+  std::vector<int> ranks;  // whose messages this rank waits for (or who do not take this rank's)
+  double seconds = 0;      // since it began
+};
+
+struct EngineOptions {
+  // Sends of one operation open at a time on a rail, and receives that are held back in staging
+  // memory: at least so many, and more up to so many bytes. Steps earlier in the list always may.
+  int min_open_sends = 4;
+  size_t open_send_bytes = 1 << 20;
+  int min_open_receives = 8;
+  size_t open_receive_bytes = 4 << 20;
+  // How long a waiting thread polls before it sleeps.
+  std::chrono::nanoseconds spin{5'000};
+  // An operation as old as this is reported once; 0: never.
+  std::chrono::nanoseconds soft_deadline{0};
+  std::function<void(const Stall&)> on_stall;  // called by the driving thread; must not block
+};
+
+// The memory that a plan runs on. All of it belongs to the caller and stays in place until the
+// operation has ended.
+struct Binding {
+  // The blocks of `in`: one pointer for blocks that follow each other, or one a block.
+  std::vector<const std::byte*> in;
+  std::byte* out = nullptr;
+  int64_t block_elements = 0;  // elements in each block
+  DType type = DType::u8;
+  Reduction reduction = Reduction::sum;
+  std::optional<DType> wire;  // f16 or bf16: how f32 travels, unless a step is exact
+};
+
+// Runs step lists over one transport: any number at a time, in whatever order their steps become
+// possible. Whoever waits for an operation does the work; while nobody waits, a thread of the
+// engine does, which sleeps when there is nothing to do.
+//
+// Failure: the first error of the transport ends every operation and the engine. All handles and
+// all later calls then throw that error, and no memory of the caller is touched any more.
+class Engine {
+ public:
+  class Operation;
+
+  // A started operation. Copies refer to the same one; letting go of it does not end it. It may
+  // outlive the engine. Any thread may wait.
+  class Work {
+   public:
+    Work() = default;                                 // one that is done
+    bool done() const;                                // ended, well or not
+    void wait() const;                                // throws the error that ended it
+    bool wait_for(std::chrono::nanoseconds d) const;  // false: still under way; throws as wait()
+
+   private:
+    friend class Engine;
+    std::shared_ptr<Engine> engine_;
+    std::shared_ptr<Operation> operation_;
+  };
+
+  static std::shared_ptr<Engine> make(std::unique_ptr<Transport> transport, EngineOptions options);
+  ~Engine();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Starts a collective. All ranks start the same ones in the same order. `waits`: the caller is
+  // going to wait right now, so nobody else need be woken. Throws the latched error.
+  Work start(std::shared_ptr<const Plan> plan, Binding binding, std::string name,
+             bool waits = false);
+  // One message; those with equal peer and tag arrive in order. tag < 2^24.
+  Work send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits = false);
+  Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false);
+
+  // What the oldest operation waits for; nullopt when there is none. For heartbeats and reports.
+  std::optional<Stall> oldest() const;
+  uint64_t num_started() const;  // collectives so far
+
+  // Latches a loss: every operation ends with peer_lost. Any thread.
+  void report_loss(PeerLoss loss);
+  // Ends every operation with `unavailable` and destroys the transport. Called before letting go.
+  void close();
+
+  struct Impl;
+
+ private:
+  Engine(std::unique_ptr<Transport> transport, EngineOptions options);
+  Work submit(std::shared_ptr<Operation> op, bool waits);
+  void check_message(int peer, uint32_t tag) const;
+  std::weak_ptr<Engine> self_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::unique_ptr<Impl> impl_;
+};
+
+using Work = Engine::Work;
+
+}  // namespace ductile::comm

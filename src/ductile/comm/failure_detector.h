@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ductile/comm/mesh.h"
+#include "ductile/comm/transport.h"
+
+namespace ductile::comm {
+
+struct DetectorOptions {
+  std::string link = "127.0.0.1";            // this host's address for heartbeats
+  std::chrono::milliseconds interval{200};   // between two heartbeats
+  std::chrono::milliseconds deadline{2000};  // silence for longer = lost
+  // A collective without progress for longer is reported with the ranks that are missing; nothing
+  // else happens to it.
+  std::chrono::milliseconds soft_deadline{5000};
+  net::OnRefusal on_refusal;
+};
+
+// Where a rank is: the number of its collective, counted from 1 in the order all ranks run them,
+// and how far it is in it in some unit that only grows (bytes, steps).
+struct Position {
+  uint64_t operation = 0;
+  uint64_t progress = 0;
+  bool inside = false;  // false: that operation is over
+};
+
+// A collective that waits.
+struct StallReport {
+  Position own;
+  std::vector<int> missing;         // who has not come as far; ascending
+  std::vector<Position> positions;  // of every rank, as last heard of
+  std::string text;                 // "operation 17 waits for ranks 3, 5: ..."; for people
+};
+
+// Tells which ranks of a generation are alive, over TCP connections of its own between all of them,
+// on a thread of its own. (The time-outs of UCX and TCP were measured to miss stopped processes
+// altogether, and cut links for minutes.)
+//
+// A closed connection is a loss at once, silence is one after the deadline; whoever sees a loss
+// tells the others. A peer that destroys its detector says goodbye first and is not lost. What came
+// in while this process itself was stopped or starved is read before anybody is judged.
+class FailureDetector {
+ public:
+  // Called on the detector's thread, for each newly lost rank or group of ranks; to be passed on to
+  // Transport::fail().
+  using OnLoss = std::function<void(const PeerLoss&)>;
+  using OnStall = std::function<void(const StallReport&)>;
+
+  // Connects to all ranks; throws as connect_mesh does.
+  FailureDetector(const Group& group, net::Store& store, const net::Secret& secret,
+                  const DetectorOptions& options, OnLoss on_loss, OnStall on_stall,
+                  net::Deadline deadline);
+  ~FailureDetector();
+
+  // Where this rank is; cheap, from any thread.
+  void report(const Position& position);
+
+  // Everybody lost so far, and why. A transport may name a survivor that merely gave up first; the
+  // members of the next generation are to be chosen by this list.
+  PeerLoss losses() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace ductile::comm

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "ductile/comm/transport.h"
+
+namespace ductile::comm {
+
+struct InprocOptions {
+  // A message of at most this many bytes is copied by send(), whose transfer is then done at once;
+  // a longer one waits for its receive.
+  size_t eager_bytes = 4096;
+};
+
+// Transports whose ranks are threads of one process: for tests and for single-process jobs. Each
+// element is handed to the thread of its rank. fail() on one is seen by that rank alone, as with a
+// failure detector; destroying one while others still want something of it is seen by those.
+std::vector<std::unique_ptr<Transport>> make_inproc_transports(int size,
+                                                               const InprocOptions& options = {});
+
+}  // namespace ductile::comm

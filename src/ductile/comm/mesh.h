@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ductile/net/gate.h"
+#include "ductile/net/store.h"
+
+namespace ductile::comm {
+
+// One generation of a job, as one of its processes sees it.
+struct Group {
+  std::string job;
+  uint64_t generation = 1;  // at least 1; a process of an older one is refused by every newer one
+  int rank = 0;
+  int size = 1;
+};
+
+// An authenticated connection to `peer` over the link `lane`.
+struct MeshLink {
+  int peer = -1;
+  int lane = 0;
+  net::Socket socket;
+  net::SessionKeys keys;
+  net::Channel::Side side = net::Channel::Side::client;  // the higher rank of the two dials
+};
+
+struct MeshOptions {
+  std::string role;  // what the connections are for; meshes of different roles do not mix
+  // This host's addresses, one a link (network card). Peers are reached over link k from address k;
+  // every rank must give as many.
+  std::vector<std::string> links = {"127.0.0.1"};
+  net::SocketOptions socket;
+  net::OnRefusal on_refusal;  // strangers and late processes that were turned away meanwhile
+};
+
+// Connects every pair of the group's ranks, once a link: addresses are exchanged through `store`,
+// every connection authenticates both its ends, for this role, job, generation and these ranks.
+// Sorted by peer, then lane. All ranks call it at about the same time.
+//
+// Throws deadline, naming the ranks that did not come; conflict, if this process has been fenced
+// out; invalid_argument for different numbers of links.
+std::vector<MeshLink> connect_mesh(const Group& group, net::Store& store, const net::Secret& secret,
+                                   const MeshOptions& options, net::Deadline deadline);
+
+}  // namespace ductile::comm

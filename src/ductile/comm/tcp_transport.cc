@@ -1,0 +1,231 @@
+#include "ductile/comm/tcp_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <ctime>
+#include <mutex>
+#include <utility>
+
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/comm/tcp_connection_impl.h"
+
+namespace ductile::comm {
+namespace {
+
+using std::chrono::nanoseconds;
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(const Group& group, const TcpOptions& options, std::vector<MeshLink> links)
+      : group_(group), num_rails_(options.links.size()), spin_(options.spin) {
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (epoll_ < 0 || wake_ < 0) {
+      const int error = errno;
+      close_descriptors();
+      fail_errno("cannot make the descriptors of a transport", error);
+    }
+    watch(wake_, nullptr, EPOLLIN);
+    by_peer_.resize(static_cast<size_t>(group.size) * num_rails_);
+    for (MeshLink& link : links) {
+      auto& place =
+          by_peer_[static_cast<size_t>(link.peer) * num_rails_ + static_cast<size_t>(link.lane)];
+      place = std::make_unique<TcpConnection>(
+          std::move(link), TcpConnection::Limits{options.unexpected_soft, options.unexpected_hard});
+      watch(place->fd(), place.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+    }
+  }
+
+  ~TcpTransport() override {
+    for (auto& connection : by_peer_) {
+      if (!connection) continue;
+      if (!failed_.load(std::memory_order_acquire)) connection->say_goodbye();
+      connection->abandon();
+    }
+    by_peer_.clear();
+    close_descriptors();
+  }
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+
+  void send(int peer, Tag tag, std::span<const std::byte> bytes, Transfer& transfer) override {
+    guarded([&] {
+      try {
+        settled_ += connection(peer, tag).send(tag, bytes, transfer);
+      } catch (const Error&) {
+        transfer.state.store(Transfer::State::failed, std::memory_order_release);
+        throw;
+      }
+    });
+  }
+
+  void receive(int peer, Tag tag, std::span<std::byte> bytes, Transfer& transfer) override {
+    guarded([&] {
+      TcpConnection& from = connection(peer, tag);
+      try {
+        settled_ += from.receive(tag, bytes, transfer);
+      } catch (const Error&) {
+        transfer.state.store(Transfer::State::failed, std::memory_order_release);
+        throw;
+      }
+      if (from.wants_reading()) again_.push_back(&from);
+    });
+  }
+
+  void progress(nanoseconds wait) override {
+    guarded([&] {
+      const auto start = std::chrono::steady_clock::now();
+      const auto deadline = start + std::min<nanoseconds>(wait, std::chrono::hours(1));
+      auto now = start;
+      while (true) {
+        const bool sleep = settled_ == 0 && again_.empty() && now >= start + spin_;
+        poll(sleep ? std::max(nanoseconds(0), nanoseconds(deadline - now)) : nanoseconds(0));
+        if (settled_ > 0 || woken_ || failed_.load(std::memory_order_acquire)) break;
+        now = std::chrono::steady_clock::now();
+        if (now >= deadline && again_.empty()) break;
+        if (!sleep && again_.empty()) sched_yield();
+      }
+      settled_ = 0;
+      woken_ = false;
+    });
+  }
+
+  void wake() override {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+  }
+
+  void fail(PeerLoss loss) override {
+    latch(ErrorCode::peer_lost, std::move(loss));
+    wake();
+  }
+
+  std::byte* peer_memory(int, const std::byte*) override { return nullptr; }
+
+ private:
+  void watch(int fd, TcpConnection* connection, uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    event.data.ptr = connection;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+  }
+
+  TcpConnection& connection(int peer, Tag tag) {
+    if (peer < 0 || peer >= group_.size || peer == group_.rank) {
+      ductile::fail(ErrorCode::invalid_argument, "rank {} of {} has no connection to rank {}",
+                    group_.rank, group_.size, peer);
+    }
+    lost_peer_ = {peer};
+    const size_t rail = static_cast<size_t>(rail_of(tag)) % num_rails_;
+    return *by_peer_[static_cast<size_t>(peer) * num_rails_ + rail];
+  }
+
+  // Runs `body`; latches the loss it meets, and throws the one latched first.
+  template <class Body>
+  void guarded(const Body& body) {
+    if (!failed_.load(std::memory_order_acquire)) {
+      try {
+        body();
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::peer_lost && error.code() != ErrorCode::data_loss) throw;
+        latch(error.code(), {lost_peer_, error.what()});
+      }
+    }
+    if (failed_.load(std::memory_order_acquire)) give_up();
+  }
+
+  void latch(ErrorCode code, PeerLoss loss) {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    loss_ = std::move(loss);
+    code_ = code;
+    failed_.store(true, std::memory_order_release);
+  }
+
+  [[noreturn]] void give_up() {
+    for (auto& connection : by_peer_) {
+      if (connection) connection->abandon();
+    }
+    again_.clear();
+    const std::lock_guard lock(mutex_);
+    ductile::fail(code_, "rank {} in generation {}: {}", group_.rank, group_.generation,
+                  loss_.reason);
+  }
+
+  void poll(nanoseconds wait) {
+    std::array<epoll_event, 64> events;
+    timespec timeout;
+    timeout.tv_sec = static_cast<time_t>(wait.count() / 1'000'000'000);
+    timeout.tv_nsec = static_cast<long>(wait.count() % 1'000'000'000);
+    const int count =
+        epoll_pwait2(epoll_, events.data(), static_cast<int>(events.size()), &timeout, nullptr);
+    if (count < 0 && errno != EINTR) fail_errno("epoll_pwait2", errno);
+    std::vector<TcpConnection*> ready = std::exchange(again_, {});
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<size_t>(i)];
+      auto* connection = static_cast<TcpConnection*>(event.data.ptr);
+      if (connection == nullptr) {
+        uint64_t ignored;
+        woken_ = read(wake_, &ignored, sizeof ignored) > 0;
+        continue;
+      }
+      if (event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) connection->set_closing();
+      if (event.events & ~static_cast<uint32_t>(EPOLLOUT)) connection->set_readable();
+      if (event.events & ~static_cast<uint32_t>(EPOLLIN)) connection->set_writable();
+      if (std::find(ready.begin(), ready.end(), connection) == ready.end()) {
+        ready.push_back(connection);
+      }
+    }
+    for (TcpConnection* connection : ready) {
+      lost_peer_ = {connection->peer()};
+      settled_ += connection->write();
+      settled_ += connection->read();
+      if (connection->wants_reading()) again_.push_back(connection);
+    }
+  }
+
+  void close_descriptors() {
+    if (epoll_ >= 0) close(epoll_);
+    if (wake_ >= 0) close(wake_);
+  }
+
+  const Group group_;
+  const size_t num_rails_;
+  const nanoseconds spin_;
+  int epoll_ = -1;
+  int wake_ = -1;
+  std::vector<std::unique_ptr<TcpConnection>> by_peer_;  // peer * num_rails_ + rail
+  std::vector<TcpConnection*> again_;                    // have more to read than one turn took
+  std::vector<int> lost_peer_;                           // whose connection is at work
+  int settled_ = 0;                                      // since progress() last returned
+  bool woken_ = false;
+
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  PeerLoss loss_;
+  ErrorCode code_ = ErrorCode::peer_lost;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> connect_tcp(const Group& group, net::Store& store,
+                                       const net::Secret& secret, const TcpOptions& options,
+                                       net::Deadline deadline) {
+  MeshOptions mesh;
+  mesh.role = "transport";
+  mesh.links = options.links;
+  mesh.socket = options.socket;
+  mesh.on_refusal = options.on_refusal;
+  return std::make_unique<TcpTransport>(group, options,
+                                        connect_mesh(group, store, secret, mesh, deadline));
+}
+
+}  // namespace ductile::comm

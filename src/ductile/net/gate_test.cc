@@ -1,0 +1,243 @@
+#include "ductile/net/gate.h"
+
+#include <atomic>
+#include <future>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "ductile/net/bytes_impl.h"
+
+namespace ductile::net {
+namespace {
+
+using std::chrono::milliseconds;
+
+Deadline in(int ms) { return Clock::now() + milliseconds(ms); }
+
+const Secret& secret() {
+  static const Secret s(std::string_view("the secret of the tests"));
+  return s;
+}
+const Identity kServer{"store", "job", 0, -1, 0};
+const Identity kClient{"store", "job", 2, 1, 0};
+
+// A gate served by a thread of its own, which lets frames of admitted peers echo.
+class Door {
+ public:
+  explicit Door(GateOptions options = {}, Identity self = kServer)
+      : gate_(
+            Listener({"127.0.0.1", 0}), secret(), self, options,
+            [self](const Identity& peer) { return same_job(self, peer); },
+            [this](const Refusal& r) {
+              const std::lock_guard lock(mutex_);
+              refusals_.push_back(r);
+            }),
+        thread_([this](std::stop_token stop) {
+          while (!stop.stop_requested()) {
+            if (auto a = gate_.accept(in(50))) {
+              Channel channel(std::move(a->socket), a->keys, Channel::Side::server);
+              channel.send(channel.receive(in(5000)), in(5000));
+              ++served_;
+            }
+          }
+        }) {}
+
+  Address address() const { return gate_.address(); }
+  int served() const { return served_; }
+  size_t num_pending() const { return gate_.num_pending(); }
+  std::vector<Refusal> refusals() {
+    const std::lock_guard lock(mutex_);
+    return refusals_;
+  }
+  bool wait_refusals(size_t count) {
+    const Deadline deadline = in(10000);
+    while (Clock::now() < deadline) {
+      if (refusals().size() >= count) return true;
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+    return false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Refusal> refusals_;
+  std::atomic<int> served_{0};
+  Gate gate_;
+  std::jthread thread_;
+};
+
+void expect_service(Door& door) {
+  Admission a = dial(door.address(), secret(), kClient, kServer, {}, in(10000));
+  Channel channel(std::move(a.socket), a.keys, Channel::Side::client);
+  channel.send(bytes_of("hello"), in(5000));
+  EXPECT_EQ(text_of(channel.receive(in(5000))), "hello");
+}
+
+TEST(Gate, LetsPeersInAndTheyExchangeFrames) {
+  Door door;
+  expect_service(door);
+  EXPECT_TRUE(door.refusals().empty());
+}
+
+TEST(Gate, RefusesRandomBytesAndGoesOn) {
+  Door door;
+  std::mt19937 random(7);
+  for (int i = 0; i < 8; ++i) {
+    Socket stranger = connect(door.address(), {}, in(5000));
+    std::vector<std::byte> bytes(1 + random() % 4000);
+    for (auto& b : bytes) b = static_cast<std::byte>(random());
+    try {
+      stranger.write_all(bytes, in(5000));
+      std::array<std::byte, 64> got;
+      EXPECT_EQ(stranger.read_some(got, in(5000)), 0u) << "a stranger gets no byte";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::peer_lost) << error.what();
+    }
+  }
+  ASSERT_TRUE(door.wait_refusals(8));
+  EXPECT_EQ(door.refusals()[0].address.substr(0, 10), "127.0.0.1:");
+  expect_service(door);
+}
+
+TEST(Gate, RefusesAWrongSecretAndSaysSoToBothSides) {
+  Door door;
+  try {
+    dial(door.address(), Secret(std::string_view("not the right secret")), kClient, kServer, {},
+         in(5000));
+    FAIL() << "let in";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unavailable);
+    EXPECT_NE(std::string(error.what()).find("secret"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(door.address().to_string()), std::string::npos);
+  }
+  EXPECT_TRUE(door.wait_refusals(1));
+  expect_service(door);
+}
+
+TEST(Gate, FencesOutAnOlderGeneration) {
+  Identity server = kServer;
+  server.generation = 5;
+  Door door({}, server);
+  try {
+    dial(door.address(), secret(), kClient, server, {}, in(5000));
+    FAIL() << "let in";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::conflict);
+    EXPECT_NE(std::string(error.what()).find("fenced out"), std::string::npos) << error.what();
+  }
+  ASSERT_TRUE(door.wait_refusals(1));
+  EXPECT_NE(door.refusals()[0].reason.find("generation is over"), std::string::npos);
+}
+
+TEST(Gate, SlowAndSilentConnectionsEndAtTheHandshakesDeadline) {
+  GateOptions options;
+  options.handshake_deadline = milliseconds(200);
+  Door door(options);
+  Socket silent = connect(door.address(), {}, in(5000));
+  Socket slow = connect(door.address(), {}, in(5000));
+  std::jthread drip([&](std::stop_token stop) {  // a right hello, but a byte at a time
+    std::vector<std::byte> hello = Handshake::client(secret(), kClient, kServer).take_output();
+    for (size_t i = 0; i < hello.size() && !stop.stop_requested(); ++i) {
+      const auto one = std::span(hello).subspan(i, 1);
+      if (::send(slow.fd(), one.data(), 1, MSG_NOSIGNAL) < 0) return;
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  });
+  expect_service(door);  // meanwhile
+  EXPECT_TRUE(door.wait_refusals(2));
+  for (const Refusal& r : door.refusals()) {
+    EXPECT_NE(r.reason.find("not done within"), std::string::npos) << r.reason;
+  }
+}
+
+TEST(Gate, AFloodOfHalfOpenConnectionsIsBoundedAndAPeerStillGetsIn) {
+  GateOptions options;
+  options.max_pending = 16;
+  options.handshake_deadline = milliseconds(60000);
+  Door door(options);
+  SocketOptions from;
+  from.local_address = "127.0.0.66";
+  std::vector<Socket> flood;
+  for (int i = 0; i < 200; ++i) flood.push_back(connect(door.address(), from, in(5000)));
+  expect_service(door);  // from another address, so it is not the one that is dropped
+  EXPECT_LE(door.num_pending(), 16u);
+  ASSERT_TRUE(door.wait_refusals(1));
+  EXPECT_LE(door.refusals().size(), 200u);
+  EXPECT_NE(door.refusals()[0].reason.find("too many"), std::string::npos);
+}
+
+TEST(Gate, ReportsOfAFloodAreCountedNotRepeated) {
+  GateOptions options;
+  options.max_logs_a_second = 3;
+  Door door(options);
+  for (int i = 0; i < 50; ++i) {
+    Socket s = connect(door.address(), {}, in(5000));
+    s.write_all(bytes_of("GET / HTTP/1.1\r\n"), in(5000));
+  }
+  ASSERT_TRUE(door.wait_refusals(3));
+  expect_service(door);
+  EXPECT_LE(door.refusals().size(), 12u);
+}
+
+TEST(Gate, OutOfDescriptorsItWaitsAndGoesOn) {
+  std::vector<Refusal> refusals;
+  Gate gate(
+      Listener({"127.0.0.1", 0}), secret(), kServer, {},
+      [](const Identity& peer) { return same_job(kServer, peer); },
+      [&](const Refusal& r) { refusals.push_back(r); });
+  auto client = std::async(std::launch::async, [&] {
+    return dial(gate.address(), secret(), kClient, kServer, {}, in(10000));
+  });
+  std::this_thread::sleep_for(milliseconds(20));  // the connection is in the queue by now
+  rlimit old{};
+  getrlimit(RLIMIT_NOFILE, &old);
+  rlimit none = old;
+  none.rlim_cur = 3;
+  setrlimit(RLIMIT_NOFILE, &none);
+  EXPECT_FALSE(gate.accept(in(30)));
+  setrlimit(RLIMIT_NOFILE, &old);
+  EXPECT_FALSE(refusals.empty());
+  EXPECT_TRUE(gate.accept(in(10000)));
+  client.get();
+}
+
+TEST(Dial, WaitsForAServerThatIsNotThereYetAndGivesUpAtTheDeadline) {
+  Address address;
+  {
+    Listener listener({"127.0.0.1", 0});
+    address = listener.address();
+  }
+  try {
+    dial(address, secret(), kClient, kServer, {}, in(60));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unavailable) << error.what();
+  }
+  auto client = std::async(
+      std::launch::async, [&] { return dial(address, secret(), kClient, kServer, {}, in(10000)); });
+  std::this_thread::sleep_for(milliseconds(30));
+  Gate gate(Listener(address), secret(), kServer, {},
+            [](const Identity& peer) { return same_job(kServer, peer); }, {});
+  EXPECT_TRUE(gate.accept(in(10000)));
+  EXPECT_EQ(client.get().peer.role, "store");
+}
+
+TEST(Dial, RefusesAServerThatIsAnotherThanWanted) {
+  Door door;
+  Identity wanted = kServer;
+  wanted.role = "transport";
+  wanted.peer = 3;
+  try {
+    dial(door.address(), secret(), kClient, wanted, {}, in(5000));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace ductile::net

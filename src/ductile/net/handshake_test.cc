@@ -1,0 +1,155 @@
+#include "ductile/net/handshake.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "ductile/net/bytes_impl.h"
+
+namespace ductile::net {
+namespace {
+
+const Secret& secret() {
+  static const Secret s(std::string_view("the secret of the tests"));
+  return s;
+}
+const Identity kServer{"transport", "job", 4, 0, 0};
+const Identity kClient{"transport", "job", 4, 3, 1};
+
+Admit rules(const Identity& self) {
+  return [self](const Identity& peer) { return same_job(self, peer); };
+}
+
+struct Pair {
+  Handshake client = Handshake::client(secret(), kClient, kServer);
+  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+};
+
+// Moves bytes until nobody has any left; `tamper` may alter what passes, by its place in the whole.
+void run(Pair& p, const std::function<void(bool to_server, std::vector<std::byte>&)>& tamper = {}) {
+  for (int round = 0; round < 4; ++round) {
+    for (const bool to_server : {true, false}) {
+      std::vector<std::byte> bytes = to_server ? p.client.take_output() : p.server.take_output();
+      if (tamper && !bytes.empty()) tamper(to_server, bytes);
+      Handshake& to = to_server ? p.server : p.client;
+      std::span<const std::byte> rest(bytes);
+      while (!rest.empty() && to.state() == Handshake::State::running) {
+        const size_t part = std::min(rest.size(), to.wanted());
+        to.feed(rest.first(part));
+        rest = rest.subspan(part);
+      }
+    }
+  }
+}
+
+TEST(Handshake, BothSidesLearnWhoTheOtherIsAndAgreeOnKeys) {
+  Pair p;
+  run(p);
+  ASSERT_EQ(p.client.state(), Handshake::State::done) << p.client.reason();
+  ASSERT_EQ(p.server.state(), Handshake::State::done) << p.server.reason();
+  EXPECT_EQ(p.server.peer(), kClient);
+  EXPECT_EQ(p.client.peer(), kServer);
+  EXPECT_EQ(p.client.keys().from_client, p.server.keys().from_client);
+  EXPECT_EQ(p.client.keys().from_server, p.server.keys().from_server);
+  EXPECT_NE(p.client.keys().from_client, p.client.keys().from_server);
+}
+
+TEST(Handshake, AWrongSecretIsSeenByTheClientAndProvesNothingToTheServer) {
+  const Secret other(std::string_view("some other secret at all"));
+  Pair p{Handshake::client(other, kClient, kServer),
+         Handshake::server(secret(), kServer, rules(kServer))};
+  run(p);
+  EXPECT_EQ(p.client.state(), Handshake::State::refused);
+  EXPECT_NE(p.client.reason().find("secret"), std::string::npos);
+  EXPECT_NE(p.server.state(), Handshake::State::done);
+}
+
+// Whatever single bit is altered on the way, in whichever message: never two sides that are done.
+RC_GTEST_PROP(Handshake, NoAlteredBitPasses, ()) {
+  const auto at = *rc::gen::inRange<size_t>(0, 136 + 32 + 168 + 41);
+  const auto bit = *rc::gen::inRange(0, 8);
+  Pair p;
+  size_t seen = 0;
+  run(p, [&](bool, std::vector<std::byte>& bytes) {
+    if (at >= seen && at < seen + bytes.size()) {
+      bytes[at - seen] ^= static_cast<std::byte>(1 << bit);
+    }
+    seen += bytes.size();
+  });
+  RC_ASSERT(
+      !(p.client.state() == Handshake::State::done && p.server.state() == Handshake::State::done));
+  RC_ASSERT(p.client.state() != Handshake::State::done);  // the last word is the server's
+}
+
+TEST(Handshake, ARecordedClientCannotBeReplayed) {
+  std::vector<std::vector<std::byte>> recorded;
+  Pair first;
+  run(first, [&](bool to_server, std::vector<std::byte>& b) {
+    if (to_server) recorded.push_back(b);
+  });
+  ASSERT_EQ(first.server.state(), Handshake::State::done);
+  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+  server.feed(recorded[0]);
+  server.feed(recorded[1]);
+  EXPECT_EQ(server.state(), Handshake::State::refused);
+}
+
+TEST(Handshake, ReflectingAClientsBytesBackToItProvesNothing) {
+  Handshake client = Handshake::client(secret(), kClient, kClient);
+  const std::vector<std::byte> hello = client.take_output();
+  std::vector<std::byte> echoed = hello;
+  echoed.resize(client.wanted());
+  client.feed(echoed);
+  EXPECT_EQ(client.state(), Handshake::State::refused);
+}
+
+TEST(Handshake, GarbageIsRefusedByItsFirstByte) {
+  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+  server.feed(bytes_of("G"));
+  EXPECT_EQ(server.state(), Handshake::State::refused);
+  EXPECT_TRUE(server.take_output().empty());
+}
+
+TEST(Handshake, AnOlderGenerationIsFencedOutAndToldSo) {
+  Identity late = kClient;
+  late.generation = 3;
+  Pair p{Handshake::client(secret(), late, kServer),
+         Handshake::server(secret(), kServer, rules(kServer))};
+  run(p);
+  EXPECT_EQ(p.server.state(), Handshake::State::refused);
+  EXPECT_EQ(p.client.state(), Handshake::State::refused);
+  EXPECT_EQ(p.client.verdict(), Verdict::fenced);
+  EXPECT_EQ(p.client.code(), ErrorCode::conflict);
+  EXPECT_NE(p.client.reason().find("fenced out: generation 3"), std::string::npos)
+      << p.client.reason();
+}
+
+TEST(Handshake, GenerationsJobsAndRolesThatDoNotFitAreRefused) {
+  const auto outcome = [](Identity self, Identity server, Identity wanted) {
+    Pair p{Handshake::client(secret(), self, wanted),
+           Handshake::server(secret(), server, rules(server))};
+    run(p);
+    EXPECT_NE(p.client.state(), Handshake::State::running);
+    return p.client.state() == Handshake::State::done;
+  };
+  const auto with = [](Identity id, auto change) {
+    change(id);
+    return id;
+  };
+  EXPECT_TRUE(outcome(kClient, kServer, kServer));
+  EXPECT_FALSE(outcome(with(kClient, [](Identity& i) { i.generation = 5; }), kServer, kServer));
+  EXPECT_FALSE(outcome(with(kClient, [](Identity& i) { i.job = "other"; }), kServer, kServer));
+  EXPECT_FALSE(outcome(kClient, with(kServer, [](Identity& i) { i.peer = 2; }), kServer));
+  EXPECT_FALSE(outcome(kClient, with(kServer, [](Identity& i) { i.role = "store"; }), kServer));
+  // A server outside of the generations takes any.
+  const Identity store = with(kServer, [](Identity& i) { i.generation = 0; });
+  EXPECT_TRUE(outcome(kClient, store, store));
+}
+
+TEST(Handshake, NamesThatDoNotFitAreAnError) {
+  Identity self = kClient;
+  self.job = std::string(64, 'x');
+  EXPECT_THROW(Handshake::client(secret(), self, kServer), Error);
+}
+
+}  // namespace
+}  // namespace ductile::net

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ductile/net/gate.h"
+#include "ductile/net/store.h"
+
+namespace ductile::net {
+
+struct StoreServerOptions {
+  GateOptions gate;
+  size_t max_bytes = 64 << 20;  // of all keys and values
+  size_t max_unsent = 8 << 20;  // answers that a client does not take; it is then dropped
+  int max_clients = 4096;
+};
+
+// Serves a Store to the authenticated processes of a job, of any generation, on a thread of its
+// own. Lives as long as the object; clients then see `unavailable`.
+class StoreServer {
+ public:
+  StoreServer(const Address& at, const Secret& secret, const std::string& job,
+              StoreServerOptions options = {}, OnRefusal on_refusal = {});
+  ~StoreServer();
+
+  Address address() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+struct StoreClientOptions {
+  SocketOptions socket;
+};
+
+// A Store at `server`. Connects, and proves itself, by `deadline`. Calls of several threads wait
+// for each other, so give a thread that waits long in get() a client of its own. A client whose
+// connection broke is finished.
+std::unique_ptr<Store> connect_store(const Address& server, const Secret& secret,
+                                     const std::string& job, Deadline deadline,
+                                     const StoreClientOptions& options = {});
+
+}  // namespace ductile::net
