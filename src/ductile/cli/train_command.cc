@@ -9,6 +9,7 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/progress.h"
@@ -108,7 +109,7 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
   if (!listener.error().empty()) {  // the worker ended by itself and said why
     return {end.exit_code == kUsage ? kUsage : kJobFailed, "failed", listener.error()};
   }
-  const std::string log = log_tail(folder.log_file(), 10);
+  const std::string log = process::log_tail(folder.log_file(), 10);
   std::string how =
       end.signal != 0
           ? fmt::format("killed by {} ({})",
@@ -170,13 +171,13 @@ ExitCode train(const TrainCommand& command, Context& context) {
     return kDone;
   }
   WorkerLaunch launch;
-  launch.program = find_worker();
+  launch.program = process::find_worker();
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
   console.say("run {}", folder.path().string());
   launch.arguments = {"--run", folder.path().string()};
   if (command.resume) launch.arguments.push_back("--resume");
-  launch.environment = worker_environment(config.job.train.threads);
+  launch.environment = process::worker_environment(config.job.train.threads);
   launch.log = folder.log_file();
   for (const auto& [name, value] : launch.environment)
     console.explain("worker: {}={}", name, value);
