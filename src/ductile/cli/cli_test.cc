@@ -91,6 +91,11 @@ TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
 TEST(CommandLine, every_command_has_help_that_begins_with_an_example) {
   for (const std::vector<const char*>& words :
        std::vector<std::vector<const char*>>{{"train"},
+                                             {"status"},
+                                             {"resize"},
+                                             {"preempt"},
+                                             {"resume"},
+                                             {"logs"},
                                              {"config"},
                                              {"doctor"},
                                              {"data"},
