@@ -11,6 +11,7 @@
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/commit_impl.h"
 #include "ductile/ckpt/garbage_impl.h"
+#include "ductile/ckpt/pending_impl.h"
 
 namespace ductile::ckpt {
 namespace {
@@ -42,12 +43,15 @@ Committer::Committer(fs::path folder, const WriterOptions& options)
     : folder_(std::move(folder)),
       disk_(options.disk != nullptr ? *options.disk : real_disk()),
       keep_(options.keep),
-      resumed_step_(options.resumed_step) {
-  for (const char* name : {"chunks", "manifests", "tmp"}) {
+      resumed_step_(options.resumed_step),
+      tag_(options.pending_tag) {
+  std::vector<const char*> names = {"chunks", "manifests", "tmp"};
+  if (!tag_.empty()) names.push_back("pending");
+  for (const char* name : names) {
     check(disk_.make_folder(folder_ / name), folder_ / name, "mkdir");
   }
   check(disk_.sync_folder(folder_), folder_, "fsync");
-  remove_temporaries(disk_, folder_);
+  if (tag_.empty()) remove_temporaries(disk_, folder_);
   const ChunkSizes sizes = scan_chunks(folder_);
   for (const ManifestFile& file : list_manifests(folder_)) {
     try {
@@ -57,6 +61,7 @@ Committer::Committer(fs::path folder, const WriterOptions& options)
       }
     } catch (Error& e) {
       if (e.code() == ErrorCode::data_loss) continue;  // open_latest refuses it by name
+      if (e.code() == ErrorCode::not_found && !tag_.empty()) continue;  // removed by a publisher
       e.with_context(file.path.string());
       throw;
     }
@@ -84,6 +89,7 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
     report.total_bytes += refs.back().size;
   }
   const std::string manifest = manifest_text(step, state, refs, tensors);
+  if (!tag_.empty()) return commit_pending(step, manifest, refs, chunks, report);
   const std::vector<NewChunk> fresh = find_new(refs, chunks, report);
   require_space(step, fresh, manifest.size());
   try {
@@ -108,6 +114,30 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
   } catch (const std::exception& e) {
     report.warning = e.what();
   }
+}
+
+// The manifest comes first, as what this save needs: a publisher that cleans meanwhile leaves those
+// chunks alone. On failure only own temporaries go, since other writers may have found the chunks.
+void Committer::commit_pending(int64_t step, std::string_view manifest,
+                               std::span<const ChunkRef> refs,
+                               std::span<const std::span<const std::byte>> chunks,
+                               SaveReport& report) {
+  const fs::path intent = manifest_temporary(step);
+  const fs::path pending = pending_path(folder_, step, tag_);
+  std::vector<NewChunk> fresh;
+  try {
+    write_temporary(intent, std::as_bytes(std::span(manifest)));
+    fresh = find_new(refs, chunks, report);
+    require_space(step, fresh, manifest.size());
+    write_chunks(fresh);
+    check(disk_.rename(intent, pending), pending, "rename");
+  } catch (...) {
+    for (const NewChunk& chunk : fresh) disk_.remove(chunk_temporary(chunk.id));
+    disk_.remove(intent);
+    throw;
+  }
+  check(disk_.sync_folder(pending.parent_path()), pending.parent_path(), "fsync");
+  for (const ChunkRef& ref : refs) known_[ref.id] = true;
 }
 
 // Whether the chunk lies durably and soundly in the folder already.
@@ -165,7 +195,7 @@ void Committer::require_space(int64_t step, std::span<const NewChunk> fresh,
     return free;
   };
   int64_t free = free_now();
-  if (free < needed) {
+  if (free < needed && tag_.empty()) {
     // Chunks that an earlier crash left behind may be in the way.
     clean(std::numeric_limits<int64_t>::max(), [](int64_t) { return true; });
     free = free_now();
@@ -238,10 +268,12 @@ int64_t Committer::clean(int64_t keep, const std::function<bool(int64_t step)>& 
   return remove_garbage(disk_, folder_, garbage);
 }
 
-fs::path Committer::chunk_temporary(const ChunkId& id) const { return folder_ / "tmp" / id.hex(); }
+fs::path Committer::chunk_temporary(const ChunkId& id) const {
+  return tag_.empty() ? folder_ / "tmp" / id.hex() : tagged_chunk_path(folder_, id, tag_);
+}
 
 fs::path Committer::manifest_temporary(int64_t step) const {
-  return folder_ / "tmp" / manifest_name(step);
+  return tag_.empty() ? folder_ / "tmp" / manifest_name(step) : intent_path(folder_, step, tag_);
 }
 
 }  // namespace ductile::ckpt

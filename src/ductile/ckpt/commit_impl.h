@@ -16,7 +16,8 @@
 
 namespace ductile::ckpt {
 
-// Turns chunks in memory into a durable checkpoint of a folder whose lock the caller holds. Used by
+// Turns chunks in memory into a durable checkpoint of a folder whose lock the caller holds, or,
+// with WriterOptions::pending_tag and without a lock, into one that waits for publish(). Used by
 // one thread. The order is what makes it safe: chunks into tmp/, fsync; rename to their names,
 // fsync of those folders; manifest into tmp/, fsync, rename, fsync; only then is anything removed.
 class Committer {
@@ -44,6 +45,8 @@ class Committer {
   void write_temporary(const fs::path& path, std::span<const std::byte> bytes);
   void undo(int64_t step, std::span<const NewChunk> fresh);
   int64_t clean(int64_t keep, const std::function<bool(int64_t step)>& counts);
+  void commit_pending(int64_t step, std::string_view manifest, std::span<const ChunkRef> refs,
+                      std::span<const std::span<const std::byte>> chunks, SaveReport& report);
   fs::path chunk_temporary(const ChunkId& id) const;
   fs::path manifest_temporary(int64_t step) const;
   void check(int result, const fs::path& path, const char* what) const;
@@ -52,6 +55,7 @@ class Committer {
   Disk& disk_;
   int64_t keep_;
   std::optional<int64_t> resumed_step_;
+  std::string tag_;          // empty: checkpoints count at once
   std::set<int64_t> saved_;  // steps this writer saved
   int64_t needed_ = 0;       // bytes of disk for the checkpoint being written, and how many of them
   int64_t written_ = 0;      // have been, for the message when there are no more

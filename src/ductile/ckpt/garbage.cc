@@ -81,9 +81,11 @@ int64_t remove_garbage(Disk& disk, const fs::path& folder, const Garbage& garbag
 int64_t remove_temporaries(Disk& disk, const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
-  for (auto it = fs::directory_iterator(folder / "tmp", error);
-       !error && it != fs::directory_iterator(); it.increment(error)) {
-    files.push_back(it->path());
+  for (const char* place : {"tmp", "pending"}) {
+    for (auto it = fs::directory_iterator(folder / place, error);
+         !error && it != fs::directory_iterator(); it.increment(error)) {
+      files.push_back(it->path());
+    }
   }
   int64_t freed = 0;
   for (const fs::path& file : files) {

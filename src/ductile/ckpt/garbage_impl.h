@@ -30,7 +30,7 @@ Garbage find_garbage(const fs::path& folder, int64_t keep,
 // what is kept intact. Throws on the first operation that fails. Returns the bytes freed.
 int64_t remove_garbage(Disk& disk, const fs::path& folder, const Garbage& garbage);
 
-// Removes everything in tmp/. Returns the bytes freed.
+// Removes everything in tmp/, and what waits in pending/ to be published. Returns the bytes freed.
 int64_t remove_temporaries(Disk& disk, const fs::path& folder);
 
 }  // namespace ductile::ckpt

@@ -17,6 +17,7 @@
 #include "ductile/ckpt/commit_impl.h"
 #include "ductile/ckpt/folder_lock_impl.h"
 #include "ductile/ckpt/layout_impl.h"
+#include "ductile/ckpt/pending_impl.h"
 #include "ductile/ckpt/staging_impl.h"
 
 namespace ductile::ckpt {
@@ -47,7 +48,12 @@ WriterOptions checked(WriterOptions o) {
     fail(ErrorCode::invalid_argument, "chunk_bytes is {}; 0 or a multiple of 4096 up to {}",
          o.chunk_bytes, kMaxChunkBytes);
   }
+  if (!o.pending_tag.empty()) check_tag(o.pending_tag);
   return o;
+}
+
+std::unique_ptr<FolderLock> lock_of(const fs::path& folder, const WriterOptions& options) {
+  return options.pending_tag.empty() ? std::make_unique<FolderLock>(folder) : nullptr;
 }
 
 std::string state_text(const nlohmann::json& state) {
@@ -62,8 +68,8 @@ std::string state_text(const nlohmann::json& state) {
 
 struct CheckpointWriter::Impl {
   Impl(const fs::path& folder, WriterOptions o)
-      : options(checked(o)),
-        lock(made(folder)),
+      : options(checked(std::move(o))),
+        lock(lock_of(made(folder), options)),
         committer(folder, options),
         thread([this] { run(); }) {}
 
@@ -108,8 +114,8 @@ struct CheckpointWriter::Impl {
   }
 
   const WriterOptions options;
-  const FolderLock lock;
-  Committer committer;  // the thread's
+  const std::unique_ptr<FolderLock> lock;  // none for a writer of pending checkpoints
+  Committer committer;                     // the thread's
 
   // The job: the thread's while busy, the caller's otherwise.
   Staging staging;

@@ -23,6 +23,11 @@ struct WriterOptions {
   // The step training continues from, if it does: checkpoints of later steps were refused or given
   // up, do not count for `keep`, and go when the first save is durable.
   std::optional<int64_t> resumed_step;
+  // Not empty: save() leaves a durable checkpoint that does not count until publish() (publish.h)
+  // makes it, under this tag, which no other writer of this folder ever has. No lock is held and
+  // nothing but own leftovers is removed, so any number of such writers may work at once; `keep`
+  // and `resumed_step` are then the publisher's matter.
+  std::string pending_tag;
   Disk* disk = nullptr;  // the real one when null; outlives the writer
 };
 
@@ -48,7 +53,8 @@ struct SaveReport {
 // removed only when a newer one is durable. Saving step s also removes checkpoints of steps above
 // s: they belong to a history that was given up.
 //
-// Holds the folder's lock for life. Methods are for one thread at a time.
+// Holds the folder's lock for life (but with pending_tag, where it holds none). Methods are for one
+// thread at a time.
 class CheckpointWriter {
  public:
   // Makes the folder. Throws conflict when another process saves into it or a newer program did,

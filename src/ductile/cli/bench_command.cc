@@ -5,7 +5,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/worker_process.h"
+#include "ductile/process/worker.h"
 
 namespace ductile::cli {
 namespace {
@@ -65,7 +65,7 @@ ExitCode bench(const BenchCommand& command, Context& context) {
          near ? "did you mean " + *near + "?" : "there are train, input, optimizer, checkpoint");
   }
   const fs::path program = find_benchmark(chosen->program);
-  for (const auto& [name, value] : worker_environment(0)) setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : process::worker_environment(0)) setenv(name.c_str(), value.c_str(), 1);
   std::vector<std::string> words = {program.string()};
   words.insert(words.end(), command.arguments.begin(), command.arguments.end());
   std::vector<char*> argv;

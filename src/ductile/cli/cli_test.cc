@@ -91,6 +91,11 @@ TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
 TEST(CommandLine, every_command_has_help_that_begins_with_an_example) {
   for (const std::vector<const char*>& words :
        std::vector<std::vector<const char*>>{{"train"},
+                                             {"status"},
+                                             {"resize"},
+                                             {"preempt"},
+                                             {"resume"},
+                                             {"logs"},
                                              {"config"},
                                              {"doctor"},
                                              {"data"},
@@ -152,32 +157,6 @@ TEST(Doctor, names_only_packages_that_the_setup_script_knows) {
     EXPECT_NE(setup.find(package), std::string::npos) << package;
     EXPECT_NE(source.find("\"" + std::string(package) + "\""), std::string::npos) << package;
   }
-}
-
-TEST(LogTail, is_the_last_lines) {
-  const TempFolder folder;
-  const fs::path log = folder.path() / "log";
-  EXPECT_EQ(log_tail(log, 3), "");
-  write_file_atomic(log, "one");
-  EXPECT_EQ(log_tail(log, 3), "one");
-  write_file_atomic(log, "1\n2\n3\n4\n\n");
-  EXPECT_EQ(log_tail(log, 2), "3\n4");
-  EXPECT_EQ(log_tail(log, 9), "1\n2\n3\n4");
-}
-
-TEST(WorkerEnvironment, is_set_unless_the_user_did) {
-  unsetenv("OMP_WAIT_POLICY");
-  unsetenv("OMP_NUM_THREADS");
-  using Pairs = std::vector<std::pair<std::string, std::string>>;
-  EXPECT_EQ(worker_environment(3),
-            (Pairs{{"OMP_WAIT_POLICY", "PASSIVE"}, {"OMP_NUM_THREADS", "3"}}));
-  EXPECT_EQ(worker_environment(0).at(1).second, std::to_string(cpu_share().usable()));
-  setenv("OMP_WAIT_POLICY", "ACTIVE", 1);
-  setenv("OMP_NUM_THREADS", "5", 1);
-  EXPECT_EQ(worker_environment(0), Pairs{});
-  EXPECT_EQ(worker_environment(2), (Pairs{{"OMP_NUM_THREADS", "2"}}));
-  setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
-  unsetenv("OMP_NUM_THREADS");
 }
 
 TEST_F(Worker, lines_arrive_whole_and_in_order_up_to_its_end) {

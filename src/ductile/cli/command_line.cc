@@ -32,6 +32,7 @@ struct Parsed {
   DataConvertCommand data_convert;
   CkptCommand ckpt;
   ModelsCommand models;
+  LiveCommand live;
   ReportCommand report;
   BenchCommand bench;
   std::function<ExitCode(Context&)> chosen;
@@ -57,6 +58,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
   parsed.example[sub] =
       "Example:\n"
       "  ductile train job.toml --set train.epochs=5\n"
+      "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
@@ -74,6 +76,10 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set");
+  sub->add_option("--workers", c.workers,
+                  "processes that share the job; none: one, or as many as before")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
   add_json(*sub, c.json);
   sub->callback([&parsed] {
@@ -244,6 +250,49 @@ void add_report(CLI::App& app, Parsed& parsed) {
   });
 }
 
+CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
+                           const char* example, ExitCode (*run)(const LiveCommand&, Context&)) {
+  LiveCommand& c = parsed.live;
+  CLI::App* sub = app.add_subcommand(name, help);
+  parsed.example[sub] = fmt::format("Example:\n  ductile {} {}\n", name, example);
+  sub->add_option("run", c.run, "a run directory")->option_text(" ")->required();
+  sub->callback([&parsed, run] {
+    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
+  });
+  return sub;
+}
+
+void add_live(CLI::App& app, Parsed& parsed) {
+  LiveCommand& c = parsed.live;
+  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  CLI::App* sub = add_live_command(
+      app, parsed, "status", "what a live job is doing, and why",
+      "runs/latest\n\nWorks while `ductile train --workers N` runs, from another terminal.",
+      status);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "resize", "give a live job another number of workers",
+                         "runs/latest 4\n\nThe job goes on meanwhile; its result does not change.",
+                         resize);
+  sub->add_option("workers", c.workers, "how many")->option_text(" ")->required()->check(count);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "preempt", "save a live job and free what it uses",
+                         "runs/latest\n\nReturns when all its processes are gone.", preempt);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "resume", "go on with a job that was preempted",
+                         "runs/latest --workers 2\n\nBit-exactly, with any number of workers.",
+                         resume);
+  sub->add_option("--workers", c.workers, "how many; none: as many as before")
+      ->option_text("N")
+      ->check(count);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
+                         "runs/latest --follow", logs);
+  sub->add_option("-n,--lines", c.lines, "the last N lines")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
+}
+
 void add_bench(CLI::App& app, Parsed& parsed) {
   BenchCommand& c = parsed.bench;
   CLI::App* sub = app.add_subcommand("bench", "measure this build, beside its peers where present");
@@ -352,6 +401,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
       "conflict, 5 server unreachable, 130 interrupted.");
   add_train(app, parsed);
+  add_live(app, parsed);
   add_config(app, parsed);
   add_data(app, parsed);
   add_ckpt(app, parsed);

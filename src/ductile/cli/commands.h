@@ -24,10 +24,25 @@ struct TrainCommand {
   std::optional<fs::path> out;     // the run directory itself
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
+  std::optional<int64_t> workers;  // none: one, or as many as before
   bool dry_run = false;
   bool json = false;
 };
 ExitCode train(const TrainCommand& command, Context& context);
+
+// What acts on a live job, from another terminal.
+struct LiveCommand {
+  fs::path run;
+  std::optional<int64_t> workers;  // resize, resume
+  int64_t lines = 50;              // logs
+  bool follow = false;             // logs
+  bool json = false;
+};
+ExitCode status(const LiveCommand& command, Context& context);
+ExitCode resize(const LiveCommand& command, Context& context);
+ExitCode preempt(const LiveCommand& command, Context& context);
+ExitCode resume(const LiveCommand& command, Context& context);
+ExitCode logs(const LiveCommand& command, Context& context);
 
 struct ConfigCommand {
   JobRequest job;

@@ -11,7 +11,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
-#include "ductile/cli/worker_process.h"
+#include "ductile/process/worker.h"
 #include "ductile/run/format.h"
 
 namespace ductile::cli {
@@ -150,7 +150,7 @@ Json blas_facts() {
 Json worker_facts() {
   Json facts;
   try {
-    const std::string program = find_worker().string();
+    const std::string program = process::find_worker().string();
     facts["path"] = program;
     const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --describe");
     facts["runs"] = text.has_value();

@@ -8,7 +8,9 @@
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/elastic_run.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/progress.h"
@@ -65,6 +67,15 @@ class Listener {
     }
   }
 
+  // What the controller of several workers notes and a user wants to know at once.
+  void note(const control::Note& note) {
+    for (const std::string_view event : {"lost", "unreachable", "launch_failed",
+                                         "checkpoint_failed", "checkpoint_unreadable", "disk"}) {
+      if (note.event == event) return message({"warning", note.text});
+    }
+    if (note.event == "resize" || note.event == "generation") message({"info", note.text});
+  }
+
   void finish() {
     if (bar_) bar_->finish();
   }
@@ -94,7 +105,7 @@ std::string resume_command(const run::RunFolder& folder) {
 
 // How a run ended, for people and for programs.
 struct Outcome {
-  ExitCode code;
+  ExitCode code = kDone;
   std::string status;  // done, interrupted, failed
   std::string error;   // for failed: what the worker said last
 };
@@ -108,7 +119,7 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
   if (!listener.error().empty()) {  // the worker ended by itself and said why
     return {end.exit_code == kUsage ? kUsage : kJobFailed, "failed", listener.error()};
   }
-  const std::string log = log_tail(folder.log_file(), 10);
+  const std::string log = process::log_tail(folder.log_file(), 10);
   std::string how =
       end.signal != 0
           ? fmt::format("killed by {} ({})",
@@ -117,6 +128,13 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
   if (end.signal == SIGKILL) how += "; the kernel does this when memory runs out";
   return {end.signal == 0 && end.exit_code == kUsage ? kUsage : kJobFailed, "failed",
           fmt::format("the worker died ({}){}{}", how, log.empty() ? "" : ":\n", log)};
+}
+
+Outcome outcome_of(const server::JobEnd& end) {
+  if (end.killed || end.phase == control::Phase::preempted)
+    return {kInterrupted, "interrupted", ""};
+  if (end.phase == control::Phase::finished) return {kDone, "done", ""};
+  return {kJobFailed, "failed", end.reason};
 }
 
 // The numbers of a run that people ask for first; `done` is the worker's last line.
@@ -169,23 +187,37 @@ ExitCode train(const TrainCommand& command, Context& context) {
     }
     return kDone;
   }
-  WorkerLaunch launch;
-  launch.program = find_worker();
+  // Once a job has had a controller only a controller knows which of its checkpoints count.
+  const bool elastic =
+      command.workers.value_or(1) > 1 ||
+      (command.resume && server::was_elastic(run::RunFolder::open(*command.resume).path()));
+  check_workers(config.job, command.workers.value_or(1));
+  const fs::path program = process::find_worker();
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
   console.say("run {}", folder.path().string());
-  launch.arguments = {"--run", folder.path().string()};
-  if (command.resume) launch.arguments.push_back("--resume");
-  launch.environment = worker_environment(config.job.train.threads);
-  launch.log = folder.log_file();
-  for (const auto& [name, value] : launch.environment)
-    console.explain("worker: {}={}", name, value);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
-  const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
-  listener.finish();
-
-  const Outcome outcome = outcome_of(end, listener, folder);
+  Outcome outcome;
+  if (elastic) {
+    ElasticRun run{program, command.workers.value_or(0), {}, {}};
+    run.on_line = [&](std::string_view line) { listener.line(line); };
+    run.on_note = [&](const control::Note& note) { listener.note(note); };
+    outcome = outcome_of(run_elastic(folder, config.job, run));
+    listener.finish();
+  } else {
+    WorkerLaunch launch;
+    launch.program = program;
+    launch.arguments = {"--run", folder.path().string()};
+    if (command.resume) launch.arguments.push_back("--resume");
+    launch.environment = process::worker_environment(config.job.train.threads);
+    launch.log = folder.log_file();
+    for (const auto& [name, value] : launch.environment)
+      console.explain("worker: {}={}", name, value);
+    const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
+    listener.finish();
+    outcome = outcome_of(end, listener, folder);
+  }
   if (outcome.status == "failed") run::write_report(folder);  // a dead worker wrote none
   if (command.json) {
     Json result = {{"status", outcome.status},

@@ -28,16 +28,6 @@ struct WorkerEnd {
   bool interrupted = false;  // SIGINT, SIGTERM or SIGHUP reached us and was passed on
 };
 
-// The ductile-worker to use: $DUCTILE_WORKER, else the one beside this program, else the one on
-// PATH. Throws not_found, with what to build or set.
-fs::path find_worker();
-
-// The environment that libtorch must find at its start, for a worker of `threads` (0: the cores
-// this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
-// wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE;
-// a user's own setting stays.
-std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
-
 // Runs a worker to its end. `on_line` gets each line the worker writes to the progress pipe.
 //
 // SIGINT and SIGTERM of this process are passed on to the worker, which saves a checkpoint and
@@ -46,8 +36,5 @@ std::vector<std::pair<std::string, std::string>> worker_environment(int64_t thre
 // is tied to the thread that starts it). Throws unavailable where the worker cannot be started.
 WorkerEnd run_worker(const WorkerLaunch& launch,
                      const std::function<void(std::string_view)>& on_line);
-
-// The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.
-std::string log_tail(const fs::path& log, int lines);
 
 }  // namespace ductile::cli

@@ -21,7 +21,9 @@ Membership::Membership(MembershipOptions options) : state_(std::make_unique<Stat
         "{} to {} workers for {} virtual ranks: the minimum is at least 1, the maximum at most the "
         "number of virtual ranks",
         options.min_workers, options.max_workers, options.virtual_ranks);
-  state_->options = options;
+  state_->checkpoints = std::move(options.checkpoints);
+  state_->high_water = std::max<int64_t>(0, state_->newest_checkpoint());
+  state_->options = std::move(options);
 }
 
 Membership::~Membership() = default;

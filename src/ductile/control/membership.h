@@ -136,6 +136,8 @@ struct MembershipOptions {
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   Time checkpoint_retry = std::chrono::seconds(1);
+  // Steps of the checkpoints that a job has when it is new here, ascending: it begins with the last.
+  std::vector<int64_t> checkpoints;
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };
 

@@ -251,6 +251,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("failures", s.failures);
     in.read("barren", s.barren);
     in.read("last_failure", s.last_failure);
+    s.checkpoints.clear();
     for (const json& step : in.array("checkpoints")) {
       if (!step.is_number_integer())
         fail(ErrorCode::data_loss, "saved controller state: 'checkpoints' is not a list of steps");

@@ -1,7 +1,10 @@
 #include "ductile/net/frames.h"
 
 #include <array>
+#include <cerrno>
 #include <utility>
+
+#include <sys/socket.h>
 
 #include "ductile/net/bytes_impl.h"
 
@@ -85,6 +88,24 @@ std::vector<std::byte> Channel::receive(Deadline deadline) {
       fail(ErrorCode::peer_lost, "{}: connection closed by the other end", socket_.peer());
     }
     reader_.feed(std::span(chunk).first(got));
+  }
+}
+
+std::optional<std::vector<std::byte>> Channel::try_receive() {
+  std::array<std::byte, 16384> chunk;
+  while (true) {
+    try {
+      if (auto payload = reader_.next()) return payload;
+    } catch (Error& error) {
+      throw error.with_context(socket_.peer());
+    }
+    const ssize_t got = ::recv(socket_.fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
+    if (got <= 0) {
+      fail(ErrorCode::peer_lost, "{}: connection closed by the other end", socket_.peer());
+    }
+    reader_.feed(std::span(chunk).first(static_cast<size_t>(got)));
   }
 }
 

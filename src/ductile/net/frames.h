@@ -59,6 +59,8 @@ class Channel {
   void send(std::span<const std::byte> payload, Deadline deadline);
   // Throws deadline, peer_lost (closed), data_loss (forged or too long), naming the peer.
   std::vector<std::byte> receive(Deadline deadline);
+  // The next payload if all of it is here; never waits. Throws as receive() does.
+  std::optional<std::vector<std::byte>> try_receive();
 
   const Socket& socket() const { return socket_; }
 

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "ductile/control/membership.h"
+#include "ductile/run/folder.h"
+#include "ductile/server/job_controller.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::cli {
+
+struct ElasticRun {
+  fs::path program;                                    // ductile-worker
+  int64_t workers = 0;                                 // 0: as many as before
+  std::function<void(std::string_view line)> on_line;  // of any worker's progress pipe
+  std::function<void(const control::Note& note)> on_note;
+};
+
+// Throws invalid_argument, naming the options, where the job cannot have that many workers.
+void check_workers(const spec::JobOptions& job, int64_t workers);
+
+// Runs the job with a controller of its own in this process, until no worker is left.
+//
+// SIGINT, SIGTERM and SIGHUP of this process preempt the job: it finishes its step, saves and ends;
+// a second one kills the workers. Call from a program's only thread.
+server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions& job,
+                           const ElasticRun& run);
+
+}  // namespace ductile::cli

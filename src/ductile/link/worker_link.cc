@@ -1,0 +1,252 @@
+#include "ductile/link/worker_link.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/link/boot_clock.h"
+#include "ductile/net/frames.h"
+
+namespace ductile::link {
+namespace {
+
+using control::Time;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kDialDeadline{1000};
+constexpr milliseconds kRedial{100};
+constexpr milliseconds kSendDeadline{2000};
+
+bool waits_for_the_loop(const control::WorkerCommand& command) {
+  return std::holds_alternative<control::Restore>(command) ||
+         std::holds_alternative<control::Feed>(command) ||
+         std::holds_alternative<control::RunStep>(command) ||
+         std::holds_alternative<control::CastVote>(command);
+}
+
+// Waits for `fd` (or -1) to become readable, a wake() or the time; true when `fd` is.
+bool wait_for(int fd, int wake_fd, milliseconds wait) {
+  pollfd watched[2] = {{wake_fd, POLLIN, 0}, {fd, POLLIN, 0}};
+  const int timeout = static_cast<int>(std::clamp<int64_t>(wait.count(), 0, 60'000));
+  if (::poll(watched, 2, timeout) < 0 && errno != EINTR) fail_errno("poll", errno);
+  uint64_t count = 0;
+  if (watched[0].revents != 0) {
+    [[maybe_unused]] const ssize_t n = ::read(wake_fd, &count, sizeof count);
+  }
+  return watched[1].revents != 0;
+}
+
+}  // namespace
+
+WorkerLink::WorkerLink(WorkerLinkOptions options, const net::Secret& secret)
+    : options_(std::move(options)), secret_(secret), protocol_(options_.worker) {
+  worker_identity(options_.job, options_.worker.worker);  // checks the id
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_ < 0) fail_errno("eventfd", errno);
+  heard_at_ = boot_time();
+  thread_ = std::jthread([this] { run(); });
+}
+
+WorkerLink::~WorkerLink() {
+  {
+    const std::lock_guard guard(mutex_);
+    stopping_ = true;
+  }
+  wake();
+  thread_.join();
+  ::close(wake_);
+}
+
+void WorkerLink::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
+}
+
+void WorkerLink::tell(const control::WorkerEvent& event) { apply(event); }
+
+void WorkerLink::apply(const control::WorkerEvent& event) {
+  bool report = false;
+  bool commands = false;
+  control::Generation abandoned = 0;
+  {
+    const std::lock_guard guard(mutex_);
+    for (control::WorkerCommand& command : protocol_.apply(event, boot_time())) {
+      if (auto* send = std::get_if<control::SendReport>(&command)) {
+        report_ = std::move(send->report);
+        report = true;
+        continue;
+      }
+      if (const auto* abandon = std::get_if<control::Abandon>(&command)) {
+        std::erase_if(commands_, waits_for_the_loop);
+        abandoned = abandoned_ = std::max(abandoned_, abandon->generation);
+      }
+      exited_ = exited_ || std::holds_alternative<control::Exit>(command);
+      commands_.push_back(std::move(command));
+      commands = true;
+    }
+    report = report || exited_;
+  }
+  if (commands) changed_.notify_all();
+  if (report) wake();
+  if (abandoned > 0 && options_.on_abandon) options_.on_abandon(abandoned);
+}
+
+std::optional<control::WorkerCommand> WorkerLink::next(milliseconds wait) {
+  std::unique_lock guard(mutex_);
+  const auto ready = [this] { return !commands_.empty() || exited_; };
+  if (!changed_.wait_for(guard, wait, ready) || commands_.empty()) return std::nullopt;
+  control::WorkerCommand command = std::move(commands_.front());
+  commands_.pop_front();
+  return command;
+}
+
+bool WorkerLink::abandoned(control::Generation generation) const {
+  const std::lock_guard guard(mutex_);
+  return generation <= abandoned_ || exited_;
+}
+
+net::Address WorkerLink::store(const net::Address& otherwise) const {
+  if (options_.run.empty()) return otherwise;
+  try {
+    return read_addresses(options_.run).store;
+  } catch (const Error&) {  // none was written
+    return otherwise;
+  }
+}
+
+bool WorkerLink::connected() const {
+  const std::lock_guard guard(mutex_);
+  return connected_;
+}
+
+control::WorkerPhase WorkerLink::phase() const {
+  const std::lock_guard guard(mutex_);
+  return protocol_.phase();
+}
+
+int64_t WorkerLink::step() const {
+  const std::lock_guard guard(mutex_);
+  return protocol_.step();
+}
+
+control::Generation WorkerLink::generation() const {
+  const std::lock_guard guard(mutex_);
+  return protocol_.generation();
+}
+
+// ---- The link's thread.
+
+void WorkerLink::say(const std::string& text) {
+  if (text == said_) return;  // a controller that is away is told once
+  said_ = text;
+  if (options_.log) options_.log(text);
+}
+
+void WorkerLink::run() {
+  while (true) {
+    {
+      const std::lock_guard guard(mutex_);
+      if (stopping_ || exited_) return;
+    }
+    std::optional<net::Channel> channel = connect();
+    if (channel) {
+      said_.clear();
+      try {
+        converse(*channel);
+      } catch (const std::exception& e) {
+        say(fmt::format("the connection to the controller broke: {}", e.what()));
+      }
+    }
+    Time silent{0};
+    {
+      const std::lock_guard guard(mutex_);
+      connected_ = false;
+      if (stopping_ || exited_) return;
+      silent = boot_time() - heard_at_;
+    }
+    if (silent > options_.orphan_after) {
+      const std::string reason = fmt::format("no controller answered for {:.0f} seconds",
+                                             std::chrono::duration<double>(silent).count());
+      say(reason);
+      apply(control::InstructionReceived{
+          {UINT64_MAX, options_.worker.worker, control::Stop{reason}}});
+      return;
+    }
+    wait_for(-1, wake_, kRedial);
+  }
+}
+
+std::optional<net::Channel> WorkerLink::connect() {
+  std::vector<net::Address> places = {options_.controller};
+  if (!options_.run.empty()) {
+    try {
+      const net::Address now = read_addresses(options_.run).controller;
+      if (now != places.front()) places.insert(places.begin(), now);
+    } catch (const Error&) {  // none was written
+    }
+  }
+  for (const net::Address& place : places) {
+    try {
+      net::Admission admission = net::dial(
+          place, secret_, worker_identity(options_.job, options_.worker.worker),
+          controller_identity(options_.job), {.socket = options_.socket, .wait_for_server = false},
+          net::Clock::now() + kDialDeadline);
+      return net::Channel(std::move(admission.socket), admission.keys, net::Channel::Side::client);
+    } catch (const Error& e) {
+      say(fmt::format("cannot reach the controller: {}", e.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+bool WorkerLink::take_reports(std::optional<control::Report>& report) {
+  const std::lock_guard guard(mutex_);
+  report = std::exchange(report_, std::nullopt);
+  return !stopping_ && !exited_;
+}
+
+control::Time WorkerLink::beat_in() const {
+  const std::lock_guard guard(mutex_);
+  return protocol_.next_deadline() - boot_time();
+}
+
+void WorkerLink::converse(net::Channel& channel) {
+  {
+    const std::lock_guard guard(mutex_);
+    connected_ = true;
+  }
+  // What was sent over a connection that broke may be lost, so a new one begins with a report.
+  bool first = true;
+  while (true) {
+    apply(control::Beat{});
+    std::optional<control::Report> report;
+    const bool go_on = take_reports(report);
+    if (report) newest_ = report;
+    if (report || (first && newest_)) {
+      const std::string text = control::to_json(*newest_).dump();
+      channel.send(std::as_bytes(std::span(text)), net::Clock::now() + kSendDeadline);
+    }
+    first = false;
+    if (!go_on) return;
+    const milliseconds wait = std::chrono::ceil<milliseconds>(beat_in());
+    if (!wait_for(channel.socket().fd(), wake_, wait)) continue;
+    while (auto payload = channel.try_receive()) {
+      const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
+      const auto value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      {
+        const std::lock_guard guard(mutex_);
+        heard_at_ = boot_time();
+      }
+      apply(control::InstructionReceived{control::instruction_from_json(value)});
+    }
+  }
+}
+
+}  // namespace ductile::link

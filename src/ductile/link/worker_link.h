@@ -1,0 +1,111 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "ductile/control/worker_protocol.h"
+#include "ductile/link/addresses.h"
+#include "ductile/net/frames.h"
+#include "ductile/net/gate.h"
+#include "ductile/net/secret.h"
+
+namespace ductile::link {
+
+struct WorkerLinkOptions {
+  control::WorkerOptions worker;  // its id, its address for peers, heartbeat, lease
+  std::string job;                // job_name(run folder)
+  net::Address controller;        // --controller
+  // The run folder: where connecting fails its addresses_file() is read for a controller that was
+  // started again elsewhere. Empty: always `controller`.
+  fs::path run;
+  // Without a word from any controller for so long the worker is told to exit: nobody will come.
+  std::chrono::milliseconds orphan_after = std::chrono::minutes(2);
+  net::SocketOptions socket;
+  // From the link's own thread; must not block and must not call the link. May be empty.
+  std::function<void(const std::string& text)> log;
+  // The step loop is to give up what it does in generations up to this one: make its communicator
+  // fail (Transport::fail), so that it comes back at once. Called before the Abandon command is
+  // handed out, from the thread that brought it about (the link's own, or one in tell()), without
+  // locks. Must not block. See also WorkerLink::abandoned().
+  std::function<void(control::Generation)> on_abandon;
+};
+
+// A worker's connection to the controller: dials, proves itself, dials again when the connection
+// breaks; sends Reports and heartbeats, takes Instructions, and drives the WorkerProtocol with both
+// under one lock. The step loop takes commands with next(), carries them out in order, and tells
+// what came of them:
+//
+//   link.tell(Loaded{});
+//   while (auto command = link.next()) { ... link.tell(Reduced{...}); ... }
+//
+// Handed out are all commands of worker_protocol.h but SendReport; after Exit comes nothing more.
+// When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
+// so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
+// report has been sent or given up.
+//
+// Threads: tell() and the getters from any; next() from one. The clock is boot_time().
+class WorkerLink {
+ public:
+  // Returns at once; connecting goes on behind. Throws invalid_argument for an impossible id.
+  WorkerLink(WorkerLinkOptions options, const net::Secret& secret);
+  WorkerLink(const WorkerLink&) = delete;
+  WorkerLink& operator=(const WorkerLink&) = delete;
+  ~WorkerLink();  // closes the connection; waits a second at most for a dial under way
+
+  void tell(const control::WorkerEvent& event);
+
+  // The next command, waiting up to `wait` for one. Nothing: none came. After Exit always nothing.
+  std::optional<control::WorkerCommand> next(
+      std::chrono::milliseconds wait = std::chrono::hours(1));
+
+  // Whether the loop has been told to abandon `generation`. For work that on_abandon cannot reach:
+  // look before building a communicator, and after it was built.
+  bool abandoned(control::Generation generation) const;
+
+  // Where the job's store is now: as the run folder says, or `otherwise` where it says nothing.
+  net::Address store(const net::Address& otherwise) const;
+
+  bool connected() const;
+  control::WorkerPhase phase() const;
+  int64_t step() const;
+  control::Generation generation() const;
+
+ private:
+  void apply(const control::WorkerEvent& event);
+  void run();
+  std::optional<net::Channel> connect();
+  void converse(net::Channel& channel);
+  bool take_reports(std::optional<control::Report>& report);
+  void say(const std::string& text);
+  void wake();
+  control::Time beat_in() const;
+
+  const WorkerLinkOptions options_;
+  const net::Secret secret_;
+  int wake_ = -1;  // an eventfd: a report is due, or the end
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  control::WorkerProtocol protocol_;
+  std::deque<control::WorkerCommand> commands_;
+  std::optional<control::Report> report_;  // the newest, not sent yet
+  control::Generation abandoned_ = 0;
+  control::Time heard_at_{0};
+  bool connected_ = false;
+  bool exited_ = false;  // Exit was decided
+  bool stopping_ = false;
+
+  // Of the link's thread.
+  std::string said_;
+  std::optional<control::Report> newest_;  // the last one that was taken to be sent
+
+  std::jthread thread_;
+};
+
+}  // namespace ductile::link

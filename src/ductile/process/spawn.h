@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include "ductile/base/files.h"
+
+// Starting programs as own processes.
+namespace ductile::process {
+
+struct SpawnOptions {
+  fs::path program;
+  std::vector<std::string> arguments;                            // without the program
+  std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
+  fs::path log;                    // takes stdout and stderr; appended
+  int progress_fd = -1;            // stays open in the child; "--progress-fd N" is added
+  const sigset_t* mask = nullptr;  // the child's blocked signals; null: none
+  // The child gets SIGTERM when the thread that starts it ends.
+  bool dies_with_parent = true;
+  std::vector<int> cpus;  // the child runs on these alone; empty: where this process may
+};
+
+// fork and exec, in a process group of its own. The caller reaps the child. Throws not_found or
+// unavailable where the program cannot be started.
+pid_t spawn(const SpawnOptions& launch);
+
+}  // namespace ductile::process

@@ -1,0 +1,96 @@
+#include "ductile/process/spawn.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/machine.h"
+#include "ductile/process/descriptor.h"
+#include "ductile/process/line_reader.h"
+#include "ductile/process/worker.h"
+
+namespace ductile::process {
+namespace {
+
+TEST(LogTail, is_the_last_lines) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  EXPECT_EQ(log_tail(log, 3), "");
+  write_file_atomic(log, "one");
+  EXPECT_EQ(log_tail(log, 3), "one");
+  write_file_atomic(log, "1\n2\n3\n4\n\n");
+  EXPECT_EQ(log_tail(log, 2), "3\n4");
+  EXPECT_EQ(log_tail(log, 9), "1\n2\n3\n4");
+}
+
+TEST(WorkerEnvironment, is_set_unless_the_user_did) {
+  unsetenv("OMP_WAIT_POLICY");
+  unsetenv("OMP_NUM_THREADS");
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(worker_environment(3),
+            (Pairs{{"OMP_WAIT_POLICY", "PASSIVE"}, {"OMP_NUM_THREADS", "3"}}));
+  EXPECT_EQ(worker_environment(0).at(1).second, std::to_string(cpu_share().usable()));
+  setenv("OMP_WAIT_POLICY", "ACTIVE", 1);
+  setenv("OMP_NUM_THREADS", "5", 1);
+  EXPECT_EQ(worker_environment(0), Pairs{});
+  EXPECT_EQ(worker_environment(2), (Pairs{{"OMP_NUM_THREADS", "2"}}));
+  setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
+  unsetenv("OMP_NUM_THREADS");
+}
+
+TEST(CoreShare, parts_are_disjoint_and_cover_all_cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  const int cores = CPU_COUNT(&set);
+  for (int workers = 2; workers <= cores; ++workers) {
+    std::vector<int> all;
+    for (int place = 0; place < workers; ++place) {
+      const std::vector<int> share = core_share(place, workers);
+      EXPECT_FALSE(share.empty());
+      all.insert(all.end(), share.begin(), share.end());
+    }
+    EXPECT_EQ(static_cast<int>(all.size()), cores);
+    for (size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1], all[i]);
+  }
+  EXPECT_TRUE(core_share(0, 1).empty());
+  EXPECT_TRUE(core_share(0, cores + 1).empty());
+}
+
+TEST(Spawn, gives_the_child_its_environment_log_pipe_and_cores) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  Descriptor read_end(ends[0]), write_end(ends[1]);
+  const pid_t pid = spawn({.program = "/bin/sh",
+                           .arguments = {"-c", "echo $ANSWER", "name"},
+                           .environment = {{"ANSWER", "42"}},
+                           .log = log});
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(log_tail(log, 1), "42");
+  const pid_t other = spawn({.program = "/bin/sh",
+                             .arguments = {"-c", "eval \"echo line >&$2\"", "name"},
+                             .environment = {},
+                             .log = log,
+                             .progress_fd = write_end.get(),
+                             .cpus = {core_share(0, 1)}});
+  write_end.close();
+  ASSERT_EQ(waitpid(other, &status, 0), other);
+  std::vector<std::string> lines;
+  LineReader reader;
+  while (reader.read(read_end.get(), [&](std::string_view l) { lines.emplace_back(l); })) continue;
+  EXPECT_EQ(lines, std::vector<std::string>{"line"});
+  EXPECT_THROW(spawn({.program = folder.path() / "none", .log = log}), Error);
+}
+
+}  // namespace
+}  // namespace ductile::process

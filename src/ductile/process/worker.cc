@@ -1,0 +1,82 @@
+#include "ductile/process/worker.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/machine.h"
+
+namespace ductile::process {
+
+fs::path find_worker() {
+  const char* named = std::getenv("DUCTILE_WORKER");
+  if (named != nullptr && *named != '\0') {
+    if (access(named, X_OK) == 0) return fs::absolute(named);
+    fail(ErrorCode::not_found, "DUCTILE_WORKER = {} is not a program that can be run", named);
+  }
+  std::error_code ignored;
+  const fs::path self = fs::read_symlink("/proc/self/exe", ignored);
+  std::vector<fs::path> places;
+  if (!self.empty()) places.push_back(self.parent_path() / "ductile-worker");
+  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
+  while (!path.empty()) {
+    const size_t colon = path.find(':');
+    if (colon != 0) places.push_back(fs::path(path.substr(0, colon)) / "ductile-worker");
+    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
+  }
+  for (const fs::path& place : places) {
+    if (access(place.c_str(), X_OK) == 0) return place;
+  }
+  fail(ErrorCode::not_found,
+       "ductile-worker is neither beside {} nor on PATH; build it (scripts/demo does) or set "
+       "DUCTILE_WORKER",
+       self.empty() ? "this program" : self.string());
+}
+
+std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {
+  std::vector<std::pair<std::string, std::string>> environment;
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr)
+    environment.emplace_back("OMP_WAIT_POLICY", "PASSIVE");
+  if (threads > 0) {
+    environment.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  } else if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    environment.emplace_back("OMP_NUM_THREADS", std::to_string(cpu_share().usable()));
+  }
+  return environment;
+}
+
+std::vector<int> core_share(int64_t place, int64_t workers) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::vector<int> usable;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(static_cast<size_t>(cpu), &set)) usable.push_back(cpu);
+  const auto cores = static_cast<int64_t>(usable.size());
+  if (workers <= 1 || workers > cores) return {};
+  const int64_t slot = place % workers;
+  return {usable.begin() + slot * cores / workers, usable.begin() + (slot + 1) * cores / workers};
+}
+
+std::string log_tail(const fs::path& log, int lines) {
+  std::ifstream in(log, std::ios::binary);
+  if (!in) return "";
+  in.seekg(0, std::ios::end);
+  const std::streamoff size = in.tellg();
+  in.seekg(std::max<std::streamoff>(0, size - 8192));
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  size_t begin = text.size();
+  for (int i = 0; i < lines && begin != std::string::npos && begin > 0; ++i) {
+    begin = text.rfind('\n', begin - 1);
+  }
+  return begin == std::string::npos || begin == 0 ? text : text.substr(begin + 1);
+}
+
+}  // namespace ductile::process

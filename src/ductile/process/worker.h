@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ductile/base/files.h"
+
+// What every process that starts `ductile-worker`, the program that links torch, needs to know.
+namespace ductile::process {
+
+// The ductile-worker to use: $DUCTILE_WORKER, else the one beside this program, else the one on
+// PATH. Throws not_found, with what to build or set.
+fs::path find_worker();
+
+// The environment that libtorch must find at its start, for a worker of `threads` (0: the cores
+// this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
+// wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE;
+// a user's own setting stays.
+std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
+
+// The cores of worker `place` (0, 1, ...) of `workers` on this machine: equal parts of those this
+// process may use, by number. Empty, for no pinning, where there is one worker or more than cores.
+std::vector<int> core_share(int64_t place, int64_t workers);
+
+// The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.
+std::string log_tail(const fs::path& log, int lines);
+
+}  // namespace ductile::process

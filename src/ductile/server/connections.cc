@@ -1,0 +1,89 @@
+#include <span>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/link/addresses.h"
+#include "ductile/server/connections_impl.h"
+
+namespace ductile::server {
+
+using control::WorkerId;
+
+Connections::Connections(const net::Address& listen, const net::Secret& secret,
+                         const std::string& job, net::OnRefusal on_refusal, OnEvent on_event)
+    : gate_(
+          net::Listener(listen), secret, link::controller_identity(job), {},
+          [self = link::controller_identity(job)](const net::Identity& peer) {
+            if (peer.role != self.role || peer.peer < 1) return net::Verdict::unexpected;
+            return net::same_job(self, peer);
+          },
+          on_refusal),
+      on_refusal_(on_refusal),
+      on_event_(std::move(on_event)) {}
+
+void Connections::send(const control::Instruction& instruction) {
+  const auto found = channels_.find(instruction.worker);
+  if (found == channels_.end()) return;
+  const std::string text = control::to_json(instruction).dump();
+  try {
+    // Without waiting: of a worker that is stopped the buffers fill up, and the rest of a frame
+    // cannot be sent later. It comes back with a new connection when it wakes up.
+    found->second.send(std::as_bytes(std::span(text)), net::Clock::now());
+  } catch (const Error& e) {
+    close(instruction.worker, e.what());
+  }
+}
+
+void Connections::add_to(std::vector<pollfd>& watched) const {
+  watched.push_back({gate_.fd(), POLLIN, 0});
+  for (const auto& [worker, channel] : channels_)
+    watched.push_back({channel.socket().fd(), POLLIN, 0});
+}
+
+void Connections::serve() {
+  admit();
+  std::vector<WorkerId> workers;
+  for (const auto& [worker, channel] : channels_) workers.push_back(worker);
+  for (const WorkerId worker : workers) receive(worker);
+}
+
+void Connections::admit() {
+  while (auto admission = gate_.poll()) {
+    const auto worker = static_cast<WorkerId>(admission->peer.peer);
+    channels_.erase(worker);  // it dialled again, so the old connection is dead
+    channels_.emplace(worker, net::Channel(std::move(admission->socket), admission->keys,
+                                           net::Channel::Side::server));
+  }
+}
+
+void Connections::receive(WorkerId worker) {
+  while (true) {
+    const auto found = channels_.find(worker);
+    if (found == channels_.end()) return;  // closed by what the last report brought about
+    try {
+      const auto payload = found->second.try_receive();
+      if (!payload) return;
+      const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
+      control::Report report =
+          control::report_from_json(nlohmann::json::parse(text, nullptr, false));
+      if (report.worker != worker)
+        fail(ErrorCode::invalid_argument, "worker {} reports as worker {}", worker, report.worker);
+      on_event_(control::WorkerReported{std::move(report)});
+    } catch (const Error& e) {
+      close(worker, e.what());
+      return;
+    }
+  }
+}
+
+void Connections::close(WorkerId worker, const std::string& why) {
+  const auto found = channels_.find(worker);
+  if (found == channels_.end()) return;
+  if (on_refusal_) on_refusal_({found->second.socket().peer(), why});
+  channels_.erase(found);
+  on_event_(control::ConnectionClosed{worker});
+}
+
+}  // namespace ductile::server

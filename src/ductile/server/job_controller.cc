@@ -1,0 +1,439 @@
+#include "ductile/server/job_controller.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/link/addresses.h"
+#include "ductile/link/boot_clock.h"
+#include "ductile/net/store_server.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/server/connections_impl.h"
+#include "ductile/server/publisher_impl.h"
+#include "ductile/server/request_server_impl.h"
+
+namespace ductile::server {
+namespace {
+
+using namespace control;
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kSaveRetry{500};
+
+fs::path state_file(const fs::path& run) { return run / "membership.json"; }
+
+// Held for life, and given up by the kernel however the process ends.
+process::Descriptor lock_run(const fs::path& run) {
+  const fs::path path = run / "controller.lock";
+  process::Descriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (fd.get() < 0) fail_errno(path.string(), errno);
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_errno(path.string(), errno);
+    fail(ErrorCode::conflict,
+         "{0}: a controller runs this job already; `ductile status {0}` shows it, `ductile resize` "
+         "and `ductile preempt` change it",
+         run.string());
+  }
+  return fd;
+}
+
+net::Secret secret_of(const fs::path& run) {
+  const fs::path file = run / "secret";
+  if (!fs::exists(file)) net::Secret::create_file(file);
+  return net::Secret::from_file(file);
+}
+
+// The port that the controller before this one had, where it is known: its workers look there
+// first.
+template <class Listen>
+auto listen_again(uint16_t port, const Listen& listen) {
+  if (port != 0) {
+    try {
+      return listen(port);
+    } catch (const Error&) {  // somebody else has it now
+    }
+  }
+  return listen(uint16_t{0});
+}
+
+link::Addresses addresses_before(const fs::path& run) {
+  try {
+    return link::read_addresses(run);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
+
+}  // namespace
+
+bool was_elastic(const fs::path& run) { return fs::exists(state_file(run)); }
+
+struct JobController::Impl {
+  Impl(JobControllerOptions o, std::unique_ptr<Launcher> l);
+
+  // ---- the machine
+  void begin(int64_t workers);
+  void drain();
+  void handle(Outcome outcome);
+  bool try_save();
+  void carry_out(const std::vector<Command>& commands);
+  void on(const LaunchWorker& command);
+  void on(const KillWorker& command) { launcher->kill(command.worker); }
+  void on(const SendInstruction& command) { connections->send(command.instruction); }
+  void on(const PublishCheckpoint& command) { publisher.publish(command); }
+  void on(const Release&) {}  // processes of this machine hold nothing once they are gone
+  void on(const Note& command);
+
+  // ---- the world
+  JobEnd loop();
+  void wait();
+  void take_from_launcher();
+  bool at_rest() const;
+  void log(std::string_view event, const std::string& text);
+
+  // ---- requests
+  json answer(const json& request);
+  json request(const Event& event);
+  json status() const;
+
+  JobControllerOptions options;
+  std::unique_ptr<Launcher> launcher;
+  process::Descriptor lock;
+  run::JsonLines events;
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  double seconds_before = 0;
+  net::Secret secret;
+  std::string job;
+  std::unique_ptr<Connections> connections;
+  std::unique_ptr<net::StoreServer> store;
+  std::mutex refusals_mutex;  // of the store's thread, too
+  std::vector<net::Refusal> refusals;
+  link::Addresses addresses;
+  Publisher publisher;
+  std::unique_ptr<RequestServer> requests;
+
+  std::optional<Membership> membership;
+  std::deque<Event> inbox;
+  std::vector<Command> held;  // of a state that could not be saved yet
+  net::Deadline save_again{};
+  std::string save_error;
+  std::string refused;  // what the machine said to the last request; empty: taken
+  std::map<WorkerId, Report> reports;
+  bool killed = false;
+};
+
+JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
+    : options(std::move(o)),
+      launcher(std::move(l)),
+      lock(lock_run(options.run)),
+      events(run::RunFolder::open(options.run).events_file()),
+      secret(secret_of(options.run)),
+      job(link::job_name(options.run)),
+      publisher(options.run / "checkpoints", options.keep_checkpoints) {
+  run::for_each_json_line(run::RunFolder::open(options.run).events_file(), [&](json& line) {
+    double seconds = 0;
+    if (line.contains("seconds") && run::number_from_json(line["seconds"], seconds))
+      seconds_before = std::max(seconds_before, seconds);
+  });
+  const link::Addresses before = addresses_before(options.run);
+  const auto refuse = [this](const net::Refusal& refusal) {
+    const std::lock_guard guard(refusals_mutex);
+    refusals.push_back(refusal);
+  };
+  connections = listen_again(before.controller.port, [&](uint16_t port) {
+    return std::make_unique<Connections>(net::Address{options.listen, port}, secret, job, refuse,
+                                         [this](const Event& e) { inbox.push_back(e); });
+  });
+  store = listen_again(before.store.port, [&](uint16_t port) {
+    return std::make_unique<net::StoreServer>(net::Address{options.listen, port}, secret, job,
+                                              net::StoreServerOptions{}, refuse);
+  });
+  addresses = {{options.listen, connections->address().port},
+               {options.listen, store->address().port}};
+}
+
+// ---- The machine.
+
+void JobController::Impl::begin(int64_t workers) {
+  const Time now = link::boot_time();
+  std::optional<json> saved;
+  if (was_elastic(options.run)) {
+    saved = json::parse(read_file(state_file(options.run)), nullptr, false);
+    if (!saved->is_object())
+      fail(ErrorCode::data_loss,
+           "{}: not a saved state of a job; remove it to start the job anew "
+           "from its last checkpoint",
+           state_file(options.run).string());
+  }
+  MembershipOptions wishes = options.membership;
+  for (const ckpt::CheckpointSummary& c : ckpt::list(options.run / "checkpoints"))
+    if (c.error.empty()) wishes.checkpoints.push_back(c.step);
+  std::reverse(wishes.checkpoints.begin(), wishes.checkpoints.end());
+  Outcome first;
+  if (saved) {
+    membership.emplace(Membership::restore(wishes, *saved, now, first));
+    std::vector<WorkerId> known;
+    for (const json& worker : saved->at("workers"))
+      known.push_back(report_from_json(worker.at("report")).worker);
+    launcher->adopt(known);
+  }
+  if (!membership || membership->phase() == Phase::finished) membership.emplace(wishes);
+  link::write_addresses(options.run, addresses);
+  requests = std::make_unique<RequestServer>(options.run);
+  first.must_save = true;  // also: that a controller has run this job
+  handle(std::move(first));
+  const Phase phase = membership->phase();
+  if (phase == Phase::queued) {
+    request(StartJob{std::max<int64_t>(1, workers)});
+  } else if (phase == Phase::preempted || phase == Phase::failed || phase == Phase::preempting) {
+    request(ResumeJob{workers});
+  } else if (workers > 0 && workers != membership->wanted_workers()) {
+    request(ResizeJob{workers});
+  }
+  if (!refused.empty()) fail(ErrorCode::invalid_argument, "{}", refused);
+}
+
+// Until nothing is left to tell the machine, or its state cannot be saved now.
+void JobController::Impl::drain() {
+  while (!inbox.empty() && held.empty()) {
+    const Event event = std::move(inbox.front());
+    inbox.pop_front();
+    if (const auto* reported = std::get_if<WorkerReported>(&event))
+      reports[reported->report.worker] = reported->report;
+    if (const auto* exited = std::get_if<WorkerExited>(&event)) reports.erase(exited->worker);
+    handle(membership->apply(event, link::boot_time()));
+  }
+}
+
+void JobController::Impl::handle(Outcome outcome) {
+  if (outcome.must_save && !try_save()) {
+    held = std::move(outcome.commands);
+    held.emplace_back(
+        Note{"disk", fmt::format("the job waits: its state could not be saved: {}", save_error)});
+    return;
+  }
+  carry_out(outcome.commands);
+}
+
+bool JobController::Impl::try_save() {
+  try {
+    write_file_atomic(state_file(options.run), membership->save().dump());
+    return true;
+  } catch (const Error& e) {
+    save_error = e.what();
+    save_again = net::Clock::now() + kSaveRetry;
+    return false;
+  }
+}
+
+void JobController::Impl::carry_out(const std::vector<Command>& commands) {
+  for (const Command& command : commands) std::visit([&](const auto& c) { on(c); }, command);
+}
+
+void JobController::Impl::on(const LaunchWorker& command) {
+  try {
+    launcher->start(
+        {command.worker,
+         {"--run", options.run.string(), "--worker", std::to_string(command.worker), "--controller",
+          addresses.controller.to_string(), "--store", addresses.store.to_string()},
+         {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
+         membership->wanted_workers()});
+    log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
+  } catch (const Error& e) {
+    inbox.emplace_back(LaunchFailed{command.worker, e.what()});
+  }
+}
+
+void JobController::Impl::on(const Note& command) {
+  if (command.event == "refused") refused = command.text;
+  log(command.event, command.text);
+  if (options.on_note) options.on_note(command);
+}
+
+void JobController::Impl::log(std::string_view event, const std::string& text) {
+  const double seconds =
+      seconds_before +
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  try {
+    events.append({{"time", rounded(wall_seconds())},
+                   {"seconds", rounded(seconds)},
+                   {"kind", "control"},
+                   {"event", event},
+                   {"text", text}});
+  } catch (const Error&) {  // a full disk: the job is worth more than its diary
+  }
+}
+
+// ---- The world.
+
+bool JobController::Impl::at_rest() const {
+  const Phase phase = membership->phase();
+  return phase == Phase::preempted || phase == Phase::finished || phase == Phase::failed;
+}
+
+JobEnd JobController::Impl::loop() {
+  while (true) {
+    drain();
+    if (killed) break;
+    if (at_rest() && launcher->running() == 0 && held.empty() && inbox.empty()) break;
+    wait();
+    // Everything that has come is heard before time is said to have passed: a controller that was
+    // stopped for a while must not take its workers for silent.
+    connections->serve();
+    take_from_launcher();
+    for (Event& event : publisher.take()) inbox.push_back(std::move(event));
+    drain();
+    requests->serve([this](const json& request) { return answer(request); });
+    std::vector<net::Refusal> strangers;
+    {
+      const std::lock_guard guard(refusals_mutex);
+      strangers.swap(refusals);
+    }
+    for (const net::Refusal& r : strangers) log("connection", r.address + ": " + r.reason);
+    if (!held.empty() && net::Clock::now() >= save_again && try_save())
+      carry_out(std::exchange(held, {}));
+    if (membership->next_deadline() <= link::boot_time()) inbox.emplace_back(Tick{});
+  }
+  if (killed) {
+    launcher.reset();  // ends and reaps them
+    log("killed", "all workers were killed on request");
+  }
+  try_save();
+  return {membership->phase(), membership->reason(), membership->step(), membership->checkpoint(),
+          killed};
+}
+
+void JobController::Impl::wait() {
+  using std::chrono::milliseconds;
+  std::vector<pollfd> watched = {{launcher->fd(), POLLIN, 0},
+                                 {publisher.fd(), POLLIN, 0},
+                                 {requests->fd(), POLLIN, 0},
+                                 {options.watch_fd, POLLIN, 0}};
+  connections->add_to(watched);
+  int64_t wait = 500;
+  const Time next = membership->next_deadline();
+  if (next != Time::max())
+    wait =
+        std::min<int64_t>(wait, std::chrono::ceil<milliseconds>(next - link::boot_time()).count());
+  if (connections->next_deadline() != net::Deadline::max())
+    wait = std::min<int64_t>(wait, net::poll_milliseconds(connections->next_deadline()));
+  const int timeout = static_cast<int>(std::max<int64_t>(0, wait));
+  if (::poll(watched.data(), watched.size(), timeout) < 0 && errno != EINTR)
+    fail_errno("poll", errno);
+  if (watched[3].revents != 0 && options.on_watch) options.on_watch();
+}
+
+void JobController::Impl::take_from_launcher() {
+  for (LauncherEvent& event : launcher->take()) {
+    if (auto* line = std::get_if<WorkerLine>(&event)) {
+      if (options.on_line) options.on_line(line->worker, line->text);
+    } else {
+      inbox.emplace_back(std::get<WorkerExited>(event));
+    }
+  }
+}
+
+// ---- Requests.
+
+json JobController::Impl::request(const Event& event) {
+  refused.clear();
+  inbox.push_back(event);
+  drain();
+  return json::object();
+}
+
+json JobController::Impl::answer(const json& value) {
+  const auto workers = [&](int64_t otherwise) {
+    const auto found = value.find("workers");
+    if (found == value.end() && otherwise >= 0) return otherwise;
+    if (found == value.end() || !found->is_number_integer() || *found < 0 || *found > 1'000'000)
+      fail(ErrorCode::invalid_argument, "\"workers\" is a number of workers");
+    return found->get<int64_t>();
+  };
+  const std::string what = value.value("request", json()).is_string() ? value["request"] : "";
+  if (what == "status") return status();
+  if (what == "resize") {
+    request(ResizeJob{workers(-1)});
+  } else if (what == "resume") {
+    request(ResumeJob{workers(0)});
+  } else if (what == "preempt") {
+    request(PreemptJob{});
+  } else if (what == "stop") {
+    request(StopJob{});
+  } else if (what == "save") {
+    request(SaveJob{});
+  } else {
+    fail(ErrorCode::invalid_argument,
+         "unknown request; there are status, resize, preempt, resume, save and stop");
+  }
+  if (!refused.empty()) fail(ErrorCode::conflict, "{}", refused);
+  return {{"phase", to_string(membership->phase())}};
+}
+
+json JobController::Impl::status() const {
+  const GenerationPlan& plan = membership->generation();
+  json workers = json::array();
+  for (const auto& [id, report] : reports) {
+    json worker = {{"id", id},
+                   {"phase", to_string(report.phase)},
+                   {"step", report.step},
+                   {"generation", report.generation},
+                   {"connected", connections->has(id)}};
+    if (const Member* member = plan.find(id))
+      worker["ranks"] = {member->ranks.begin, member->ranks.end};
+    if (!report.note.empty()) worker["note"] = report.note;
+    workers.push_back(std::move(worker));
+  }
+  return {{"run", options.run.string()},
+          {"pid", getpid()},
+          {"phase", to_string(membership->phase())},
+          {"reason", membership->reason()},
+          {"why", held.empty() ? membership->why(link::boot_time())
+                               : "waits for room to save its state: " + save_error},
+          {"wanted", membership->wanted_workers()},
+          {"step", membership->step()},
+          {"checkpoint", membership->checkpoint()},
+          {"generation", {{"number", plan.number}, {"start", plan.start}}},
+          {"processes", launcher->running()},
+          {"workers", std::move(workers)}};
+}
+
+JobController::JobController(JobControllerOptions options, std::unique_ptr<Launcher> launcher)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(launcher))) {}
+
+JobController::~JobController() = default;
+
+JobEnd JobController::run(int64_t workers) {
+  impl_->begin(workers);
+  return impl_->loop();
+}
+
+void JobController::request(const Event& event) { impl_->request(event); }
+
+void JobController::kill() { impl_->killed = true; }
+
+nlohmann::json JobController::status() const { return impl_->status(); }
+
+}  // namespace ductile::server

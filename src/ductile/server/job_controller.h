@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/control/membership.h"
+#include "ductile/net/socket.h"
+#include "ductile/server/launcher.h"
+
+// The controller's host of one job: carries out what control::Membership decides.
+namespace ductile::server {
+
+struct JobControllerOptions {
+  fs::path run;  // the run directory; its checkpoints lie in checkpoints/
+  control::MembershipOptions membership;
+  int64_t keep_checkpoints = 2;
+  std::string listen = "127.0.0.1";  // for workers; of other hosts: an address they can reach
+  // Each line a worker writes to its progress pipe. May be empty.
+  std::function<void(control::WorkerId, std::string_view line)> on_line;
+  // What happened, as it is written to events.jsonl. May be empty.
+  std::function<void(const control::Note&)> on_note;
+  // Called on the controller's thread when `watch_fd` is readable, until it no longer is: for a
+  // signalfd. -1: nothing is watched.
+  int watch_fd = -1;
+  std::function<void()> on_watch;
+};
+
+// How a controller came to its end; nothing of the job runs any more.
+struct JobEnd {
+  control::Phase phase = control::Phase::failed;  // finished, failed or preempted
+  std::string reason;
+  int64_t step = 0;
+  int64_t checkpoint = -1;  // the step of the newest published one; -1: none
+  bool killed = false;      // by kill(): the job is in whatever phase it was
+};
+
+// Runs one job from its run directory to its end, on the thread that calls run(). It keeps there
+//
+//   secret           what the job's processes prove themselves with (mode 0600)
+//   membership.json  the saved state of control::Membership, on disk before anything is done
+//   controller.json  where the workers find controller and store (link/addresses.h)
+//   controller.lock  held by the one live controller
+//   control.sock     takes requests (client.h)
+//
+// and starts workers through `launcher` as
+//
+//   ductile-worker --run RUN --worker ID --controller HOST:PORT --store HOST:PORT
+//
+// with DUCTILE_SECRET_FILE in their environment. A controller that was killed is replaced by a new
+// one on the same directory: it restores the saved state, finds the workers that still run, and
+// they find it. Nothing is lost but time.
+class JobController {
+ public:
+  // Throws conflict where another controller runs this job, data_loss where its saved state is not
+  // one, invalid_argument for options that fit no job.
+  JobController(JobControllerOptions options, std::unique_ptr<Launcher> launcher);
+  JobController(const JobController&) = delete;
+  JobController& operator=(const JobController&) = delete;
+  ~JobController();
+
+  // Starts the job, or goes on with it, until no process is left. `workers` 0: as many as before,
+  // or 1. Throws invalid_argument where that many workers cannot share the job.
+  JobEnd run(int64_t workers);
+
+  // From callbacks on run()'s thread.
+  void request(const control::Event& event);
+  void kill();  // all workers at once, without saving; run() then ends
+
+  // What `status` answers: {"phase", "reason", "why", "wanted", "step", "checkpoint",
+  // "generation": {"number", "start"}, "workers": [{"id", "phase", "step", "ranks", ...}]}.
+  nlohmann::json status() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Whether the run has been run by a JobController: then only one can go on with it.
+bool was_elastic(const fs::path& run);
+
+}  // namespace ductile::server

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/control/membership.h"
+
+namespace ductile::server {
+
+struct WorkerStart {
+  control::WorkerId worker = 0;
+  std::vector<std::string> arguments;  // of ductile-worker, --progress-fd left out
+  std::vector<std::pair<std::string, std::string>> environment;
+  int64_t workers = 1;  // how many share the machine
+};
+
+struct WorkerLine {  // of its progress pipe
+  control::WorkerId worker = 0;
+  std::string text;
+};
+using LauncherEvent = std::variant<control::WorkerExited, WorkerLine>;
+
+// Starts workers and ends them: the seam between the controller and where processes run. One
+// thread.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+
+  // Throws Error where the worker cannot be started.
+  virtual void start(const WorkerStart& start) = 0;
+  // Ends the process for certain. Its WorkerExited comes through take(), also for one that is gone.
+  virtual void kill(control::WorkerId worker) = 0;
+  // After the controller was started again: finds the processes that an earlier one started. For
+  // those that are gone take() gives WorkerExited.
+  virtual void adopt(std::span<const control::WorkerId> workers) = 0;
+
+  virtual int fd() const = 0;  // readable while take() has something
+  virtual std::vector<LauncherEvent> take() = 0;
+  virtual size_t running() const = 0;
+};
+
+struct LocalLauncherOptions {
+  fs::path program;     // ductile-worker
+  fs::path log;         // takes what all workers print
+  int64_t threads = 0;  // a worker; 0: its share of the cores
+};
+
+// Workers as processes of this machine, each on its share of the cores. They outlive a launcher
+// that is killed, and are found again by their command line; its destructor kills and reaps those
+// that are left.
+std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options, const fs::path& run);
+
+}  // namespace ductile::server

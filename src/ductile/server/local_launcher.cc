@@ -1,0 +1,229 @@
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <set>
+#include <string_view>
+#include <system_error>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern "C" {  // glibc 2.36 forgot to say so
+#include <sys/pidfd.h>
+}
+
+#include "ductile/base/error.h"
+#include "ductile/base/machine.h"
+#include "ductile/process/descriptor.h"
+#include "ductile/process/line_reader.h"
+#include "ductile/process/spawn.h"
+#include "ductile/process/worker.h"
+#include "ductile/server/launcher.h"
+
+namespace ductile::server {
+namespace {
+
+using control::WorkerId;
+using process::Descriptor;
+
+// Whether the process `pid` is `ductile-worker ... --run RUN --worker ID ...`.
+bool is_worker(pid_t pid, const std::string& run, WorkerId worker) {
+  std::string line;
+  try {
+    line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
+  } catch (const Error&) {  // gone, or another user's
+    return false;
+  }
+  const std::string_view text(line);
+  const auto has = [&](std::string_view key, const std::string& value) {
+    std::string part(1, '\0');
+    part.append(key).append(1, '\0').append(value).append(1, '\0');
+    return text.find(part) != std::string_view::npos;
+  };
+  return has("--run", run) && has("--worker", std::to_string(worker));
+}
+
+std::vector<pid_t> all_processes() {
+  std::vector<pid_t> pids;
+  std::error_code error;
+  for (auto it = fs::directory_iterator("/proc", error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    pid_t pid = 0;
+    const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (failed == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
+  }
+  return pids;
+}
+
+class LocalLauncher : public Launcher {
+ public:
+  LocalLauncher(LocalLauncherOptions options, const fs::path& run)
+      : options_(std::move(options)),
+        run_(run.string()),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (epoll_.get() < 0 || ready_.get() < 0) fail_errno("epoll", errno);
+    watch(ready_.get());
+  }
+
+  ~LocalLauncher() override {
+    for (auto& [id, worker] : workers_) {
+      ::pidfd_send_signal(worker.pid_fd.get(), SIGKILL, nullptr, 0);
+      siginfo_t info{};
+      if (worker.child) ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED);
+    }
+  }
+
+  void start(const WorkerStart& start) override {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
+    Worker worker;
+    worker.progress = Descriptor(ends[0]);
+    Descriptor write_end(ends[1]);
+    fcntl(worker.progress.get(), F_SETFL, O_NONBLOCK);
+    worker.place = free_place();
+    const int64_t sharing = std::max<int64_t>(1, start.workers);
+    const int64_t threads = options_.threads > 0
+                                ? options_.threads
+                                : std::max<int64_t>(1, cpu_share().usable() / sharing);
+    process::SpawnOptions launch;
+    launch.program = options_.program;
+    launch.arguments = start.arguments;
+    launch.environment = process::worker_environment(threads);
+    launch.environment.insert(launch.environment.end(), start.environment.begin(),
+                              start.environment.end());
+    launch.log = options_.log;
+    launch.progress_fd = write_end.get();
+    launch.dies_with_parent = false;  // a controller that is started again finds it at work
+    launch.cpus = process::core_share(worker.place, sharing);
+    const pid_t pid = process::spawn(launch);
+    worker.child = true;
+    worker.pid_fd = Descriptor(::pidfd_open(pid, 0));
+    if (worker.pid_fd.get() < 0) {
+      const int error = errno;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+      fail_errno("pidfd_open", error);
+    }
+    watch(worker.pid_fd.get());
+    watch(worker.progress.get());
+    workers_[start.worker] = std::move(worker);
+  }
+
+  void kill(WorkerId id) override {
+    const auto found = workers_.find(id);
+    if (found == workers_.end()) {
+      gone(id);
+    } else {
+      ::pidfd_send_signal(found->second.pid_fd.get(), SIGKILL, nullptr, 0);
+    }
+  }
+
+  void adopt(std::span<const WorkerId> ids) override {
+    const std::vector<pid_t> pids = all_processes();
+    for (const WorkerId id : ids) {
+      Worker worker;
+      for (const pid_t pid : pids) {
+        if (!is_worker(pid, run_, id)) continue;
+        Descriptor fd(::pidfd_open(pid, 0));
+        // Once more: the number could have gone to another process in between.
+        if (fd.get() >= 0 && is_worker(pid, run_, id)) worker.pid_fd = std::move(fd);
+      }
+      if (worker.pid_fd.get() < 0) {
+        gone(id);
+        continue;
+      }
+      worker.place = free_place();
+      watch(worker.pid_fd.get());
+      workers_[id] = std::move(worker);
+    }
+  }
+
+  int fd() const override { return epoll_.get(); }
+  size_t running() const override { return workers_.size(); }
+
+  std::vector<LauncherEvent> take() override {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t n = ::read(ready_.get(), &count, sizeof count);
+    std::vector<LauncherEvent> events = std::move(events_);
+    events_.clear();
+    for (auto it = workers_.begin(); it != workers_.end();) {
+      auto& [id, worker] = *it;
+      pollfd end{worker.pid_fd.get(), POLLIN, 0};
+      const bool ended = ::poll(&end, 1, 0) > 0;
+      read_lines(id, worker, events);  // after looking: what it wrote before it ended is here
+      if (!ended) {
+        ++it;
+        continue;
+      }
+      control::WorkerExited exited{id, 0, 0};
+      siginfo_t info{};
+      if (worker.child &&
+          ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED) == 0) {
+        (info.si_code == CLD_EXITED ? exited.code : exited.signal) = info.si_status;
+      }
+      events.emplace_back(exited);
+      it = workers_.erase(it);
+    }
+    return events;
+  }
+
+ private:
+  struct Worker {
+    Descriptor pid_fd;
+    Descriptor progress;  // none of an adopted one
+    process::LineReader lines;
+    int64_t place = 0;
+    bool child = false;
+  };
+
+  void watch(int fd) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+  }
+
+  void read_lines(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
+    if (worker.progress.get() < 0) return;
+    const bool open = worker.lines.read(worker.progress.get(), [&](std::string_view line) {
+      events.emplace_back(WorkerLine{id, std::string(line)});
+    });
+    if (!open) worker.progress.close();
+  }
+
+  int64_t free_place() const {
+    std::set<int64_t> taken;
+    for (const auto& [id, worker] : workers_) taken.insert(worker.place);
+    int64_t place = 0;
+    while (taken.contains(place)) ++place;
+    return place;
+  }
+
+  void gone(WorkerId id) {
+    events_.emplace_back(control::WorkerExited{id, 0, 0});
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = ::write(ready_.get(), &one, sizeof one);
+  }
+
+  const LocalLauncherOptions options_;
+  const std::string run_;
+  Descriptor epoll_;
+  Descriptor ready_;  // readable while events_ holds something
+  std::map<WorkerId, Worker> workers_;
+  std::vector<LauncherEvent> events_;
+};
+
+}  // namespace
+
+std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options, const fs::path& run) {
+  return std::make_unique<LocalLauncher>(std::move(options), run);
+}
+
+}  // namespace ductile::server

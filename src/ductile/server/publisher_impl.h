@@ -1,0 +1,42 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/control/membership.h"
+#include "ductile/process/descriptor.h"
+
+namespace ductile::server {
+
+// Publishes checkpoints on a thread of its own, in order, so that a slow disk does not keep the
+// controller from its workers.
+class Publisher {
+ public:
+  Publisher(fs::path checkpoints, int64_t keep);
+  ~Publisher();  // finishes the one under way
+
+  void publish(const control::PublishCheckpoint& what);
+  int fd() const { return ready_.get(); }  // readable while take() has something
+  // CheckpointPublished or PublishFailed, one for each publish().
+  std::vector<control::Event> take();
+
+ private:
+  void run();
+  control::Event carry_out(const control::PublishCheckpoint& what) const;
+
+  const fs::path checkpoints_;
+  const int64_t keep_;
+  process::Descriptor ready_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<control::PublishCheckpoint> asked_;
+  std::vector<control::Event> answers_;
+  bool stopping_ = false;
+  std::jthread thread_;
+};
+
+}  // namespace ductile::server

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "ductile/base/files.h"
+#include "ductile/process/descriptor.h"
+
+namespace ductile::server {
+
+inline constexpr const char* kRequestSocket = "control.sock";
+inline constexpr size_t kMaxRequest = 64 << 10;
+
+// A listening socket at folder/kRequestSocket, mode 0600, in place of what a dead process left
+// there. The path may be longer than a socket's address can hold.
+process::Descriptor listen_unix(const fs::path& folder);
+// A connection to it; without a descriptor where nobody listens.
+process::Descriptor connect_unix(const fs::path& folder);
+// Whether the process at the other end belongs to this process's user.
+bool same_user(int fd);
+
+}  // namespace ductile::server
