@@ -53,7 +53,8 @@ class Exchange {
   virtual void send(int peer, std::span<const std::byte> bytes) = 0;
   virtual void receive(int peer, std::span<std::byte> bytes) = 0;
 
-  // Ends the exchange on every worker.
+  // Ends the exchange here: at once on the workers of the same arena, elsewhere when it is
+  // destroyed or the controller tells them.
   virtual void fail(const std::string& reason) = 0;
 
  protected:

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include <dlfcn.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/Context.h>
@@ -33,6 +34,12 @@ void prepare_torch(const spec::TrainOptions& options) {
   if (threads == 0 && told != nullptr) threads = std::atoi(told);
   if (threads <= 0) threads = cpu_share().usable();
   at::set_num_threads(threads);
+  // OpenBLAS cuts a product by the number of its threads, and rounds accordingly; alone it rounds
+  // one way, and a job's bits do not depend on how many cores a worker has. (What is parallel in
+  // our own kernels is so over fixed pieces.)
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) {
+    reinterpret_cast<void (*)(int)>(symbol)(1);
+  }
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setFlushDenormal(true);
 }

@@ -12,6 +12,7 @@
 #include "ductile/run/folder.h"
 #include "ductile/run/progress.h"
 #include "ductile/spec/job.h"
+#include "ductile/train/elastic.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
 #include "ductile/train/trainer.h"
@@ -28,6 +29,8 @@ struct Arguments {
   bool resume = false;
   int progress_fd = -1;
   bool describe = false;
+  uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
+  ductile::net::Address controller, store;
 };
 
 Arguments parse(int argc, char** argv) {
@@ -44,12 +47,19 @@ Arguments parse(int argc, char** argv) {
       out.resume = true;
     } else if (arg == "--progress-fd") {
       out.progress_fd = std::atoi(value(i).c_str());
+    } else if (arg == "--worker") {
+      out.worker = std::strtoull(value(i).c_str(), nullptr, 10);
+    } else if (arg == "--controller") {
+      out.controller = ductile::net::Address::parse(value(i));
+    } else if (arg == "--store") {
+      out.store = ductile::net::Address::parse(value(i));
     } else if (arg == "--describe") {
       out.describe = true;
     } else {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR [--resume] "
-                    "[--progress-fd N] | --describe",
+                    "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT] | "
+                    "--describe",
                     arg);
     }
   }
@@ -67,6 +77,11 @@ int run(const Arguments& arguments) {
   spec::check(job);
   train::prepare_torch(job.train);
 
+  if (arguments.worker != 0) {
+    train::train_elastic({folder, job, arguments.worker, arguments.controller, arguments.store,
+                          arguments.progress_fd});
+    return kDone;
+  }
   nlohmann::json summary;
   const train::Ending ending =
       train::train({folder, job, arguments.resume, arguments.progress_fd}, summary);
