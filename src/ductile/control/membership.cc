@@ -136,7 +136,6 @@ void Membership::State::on(const StartJob& event) {
   if (phase != Phase::queued) return refuse("start");
   if (!count_in_range(event.workers)) return;
   wanted = event.workers;
-  last_checkpoint = now;
   set_phase(Phase::starting, fmt::format("start with {} workers asked for", wanted));
 }
 
@@ -174,7 +173,6 @@ void Membership::State::on(const ResumeJob& event) {
   failures = 0;
   barren = 0;
   next_try = now;
-  last_checkpoint = now;
   ran = ran && phase == Phase::preempting;
   set_phase(ran ? Phase::running : Phase::starting,
             fmt::format("resume with {} workers asked for", wanted));

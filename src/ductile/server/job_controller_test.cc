@@ -236,6 +236,7 @@ TEST(JobController, resizes_a_live_job) {
   }
   EXPECT_THROW(live.tell({{"request", "resize"}, {"workers", kVirtualRanks + 1}}), Error);
   live.expect_result();
+  EXPECT_NE(live.events().find("\"resize\""), std::string::npos);
 }
 
 TEST(JobController, is_preempted_and_resumed_with_another_number_of_workers) {
