@@ -49,7 +49,7 @@ server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions&
           interrupted = true;
           break;
         case SIGTSTP:
-          raise(SIGSTOP);  // returns when we are continued; the workers wait for us meanwhile
+          raise(SIGSTOP);  // returns when we are continued; the workers halt when their lease ends
           break;
         default:
           break;

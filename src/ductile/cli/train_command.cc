@@ -69,8 +69,8 @@ class Listener {
 
   // What the controller of several workers notes and a user wants to know at once.
   void note(const control::Note& note) {
-    for (const std::string_view event : {"lost", "unreachable", "launch_failed",
-                                         "checkpoint_failed", "checkpoint_unreadable", "disk"}) {
+    for (const std::string_view event :
+         {"lost", "launch_failed", "checkpoint_failed", "checkpoint_unreadable", "disk"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});
@@ -151,7 +151,8 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   const auto part = [&](const char* key) -> const Json& {
     return done.is_object() && done.contains(key) ? done[key] : nothing;
   };
-  if (done.value("status", "") == "target_reached") rows.push_back({"ending", "target reached"});
+  if (done.is_object() && done.value("status", "") == "target_reached")
+    rows.push_back({"ending", "target reached"});
   row("steps", number(done, "step"), run::with_thousands);
   row("epochs", number(done, "epoch"), run::as_number);
   row("accuracy", number(part("final"), "accuracy"), run::as_percent);

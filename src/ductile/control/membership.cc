@@ -206,6 +206,7 @@ void Membership::State::on(const WorkerExited& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr) return;
   const std::string how = event.signal != 0 ? fmt::format("was killed by signal {}", event.signal)
+                          : event.code < 0  ? "is gone"
                                             : fmt::format("exited with code {}", event.code);
   const bool asked = worker->doomed || (worker->report.leaving && event.code == 0);
   note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));

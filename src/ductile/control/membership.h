@@ -51,7 +51,7 @@ struct LaunchFailed {
 };
 struct WorkerExited {  // certain: the process was reaped, or its host is known to have rebooted
   WorkerId worker = 0;
-  int64_t code = 0;
+  int64_t code = 0;    // -1: nobody saw how it ended
   int64_t signal = 0;  // 0: it exited by itself
 };
 // From the connections to workers. A worker that connects (again) says so with a Report.
@@ -136,7 +136,8 @@ struct MembershipOptions {
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   Time checkpoint_retry = std::chrono::seconds(1);
-  // Steps of the checkpoints that a job has when it is new here, ascending: it begins with the last.
+  // Steps of the checkpoints that a job has when it is new here, ascending: it begins with the
+  // last.
   std::vector<int64_t> checkpoints;
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };

@@ -124,6 +124,7 @@ void WorkerProtocol::enter_if_free() {
   waiting_ = nullptr;
   generation_ = plan_->number;
   stop_ = 0;
+  agreed_ = 0;
   fed_ = false;
   suspects_.clear();
   unreadable_ = -1;
@@ -161,8 +162,8 @@ void WorkerProtocol::go_on() {
   report_due_ = true;
   phase_ = done_ ? WorkerPhase::done : WorkerPhase::running;
   save_if_due();
-  if (stop_ > generation_) {
-    promised_ = std::max(promised_, stop_);
+  if (agreed_ > generation_) {
+    promised_ = std::max(promised_, agreed_);
     if (!done_) halt("pause after the step, as asked");
   } else if (!done_) {
     activity_ = Activity::stepping;
@@ -211,7 +212,9 @@ void WorkerProtocol::on(const Reduced& event, Time now) {
 
 void WorkerProtocol::on(const AllVoted& event, Time now) {
   if (!may_step(event.generation, event.step, Activity::voting) || !has_lease(now)) return;
-  stop_ = std::max(stop_, event.stop);
+  // A wish that came after the own vote was cast waits for the next one: the others do not know of
+  // it, and would wait in the next step for a worker that halted after this one.
+  agreed_ = event.stop;
   activity_ = Activity::applying;
   commands_.push_back(Apply{generation_, step_});
 }

@@ -170,7 +170,8 @@ class WorkerProtocol {
   bool exited_ = false;
   Generation generation_ = 0;
   Generation promised_ = 0;
-  Generation stop_ = 0;  // halt after the step under way, for this generation
+  Generation stop_ = 0;    // the wish, to be cast with the next vote, to halt for this generation
+  Generation agreed_ = 0;  // what the votes of the step said: all members halt after it
   int64_t step_ = -1;
   bool voted_ = false;
   bool done_ = false;

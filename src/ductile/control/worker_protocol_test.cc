@@ -156,6 +156,22 @@ TEST_F(WorkerProtocolTest, StopsAfterTheStepAsAPeerWasTold) {
   EXPECT_EQ(machine_.promised(), 2u);
 }
 
+TEST_F(WorkerProtocolTest, AWishThatComesAfterTheVoteWaitsForTheNextOne) {
+  begin();
+  tell(Reduced{1, 0});
+  EXPECT_EQ(said<CastVote>()->stop, 0u);
+  hear(Halt{2, true, "resize"});  // the others have this worker's vote already, without the wish
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false});
+  ASSERT_NE(said<RunStep>(), nullptr);  // they run this step, and need this worker in it
+  tell(Reduced{1, 1});
+  EXPECT_EQ(said<CastVote>()->stop, 2u);
+  tell(AllVoted{1, 1, 2});
+  tell(Restored{1, 2, false});
+  EXPECT_EQ(machine_.phase(), WorkerPhase::halted);
+  EXPECT_EQ(machine_.promised(), 2u);
+}
+
 TEST_F(WorkerProtocolTest, WithoutALeaseNothingIsDecided) {
   begin();
   now_ += seconds(11);

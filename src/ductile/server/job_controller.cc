@@ -94,6 +94,8 @@ struct JobController::Impl {
   Impl(JobControllerOptions o, std::unique_ptr<Launcher> l);
 
   // ---- the machine
+  // From 0 on: a new job's first checkpoint by time is due when that time has passed.
+  Time now() const { return link::boot_time() - epoch; }
   void begin(int64_t workers);
   void drain();
   void handle(Outcome outcome);
@@ -112,6 +114,8 @@ struct JobController::Impl {
   void take_from_launcher();
   bool at_rest() const;
   void log(std::string_view event, const std::string& text);
+  void write_event(std::string_view kind, json fields);
+  void note_size();
 
   // ---- requests
   json answer(const json& request);
@@ -124,6 +128,7 @@ struct JobController::Impl {
   run::JsonLines events;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   double seconds_before = 0;
+  const Time epoch = link::boot_time();
   net::Secret secret;
   std::string job;
   std::unique_ptr<Connections> connections;
@@ -141,6 +146,7 @@ struct JobController::Impl {
   std::string save_error;
   std::string refused;  // what the machine said to the last request; empty: taken
   std::map<WorkerId, Report> reports;
+  size_t members = 0;  // of the last generation
   bool killed = false;
 };
 
@@ -177,7 +183,7 @@ JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
 // ---- The machine.
 
 void JobController::Impl::begin(int64_t workers) {
-  const Time now = link::boot_time();
+  const Time begun = now();
   std::optional<json> saved;
   if (was_elastic(options.run)) {
     saved = json::parse(read_file(state_file(options.run)), nullptr, false);
@@ -193,7 +199,7 @@ void JobController::Impl::begin(int64_t workers) {
   std::reverse(wishes.checkpoints.begin(), wishes.checkpoints.end());
   Outcome first;
   if (saved) {
-    membership.emplace(Membership::restore(wishes, *saved, now, first));
+    membership.emplace(Membership::restore(wishes, *saved, begun, first));
     std::vector<WorkerId> known;
     for (const json& worker : saved->at("workers"))
       known.push_back(report_from_json(worker.at("report")).worker);
@@ -223,7 +229,7 @@ void JobController::Impl::drain() {
     if (const auto* reported = std::get_if<WorkerReported>(&event))
       reports[reported->report.worker] = reported->report;
     if (const auto* exited = std::get_if<WorkerExited>(&event)) reports.erase(exited->worker);
-    handle(membership->apply(event, link::boot_time()));
+    handle(membership->apply(event, now()));
   }
 }
 
@@ -235,6 +241,7 @@ void JobController::Impl::handle(Outcome outcome) {
     return;
   }
   carry_out(outcome.commands);
+  note_size();
 }
 
 bool JobController::Impl::try_save() {
@@ -273,17 +280,29 @@ void JobController::Impl::on(const Note& command) {
 }
 
 void JobController::Impl::log(std::string_view event, const std::string& text) {
+  write_event("control", {{"event", event}, {"text", text}});
+}
+
+void JobController::Impl::write_event(std::string_view kind, json fields) {
   const double seconds =
       seconds_before +
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  fields["kind"] = kind;
+  fields["time"] = rounded(wall_seconds());
+  fields["seconds"] = rounded(seconds);
   try {
-    events.append({{"time", rounded(wall_seconds())},
-                   {"seconds", rounded(seconds)},
-                   {"kind", "control"},
-                   {"event", event},
-                   {"text", text}});
+    events.append(fields);
   } catch (const Error&) {  // a full disk: the job is worth more than its diary
   }
+}
+
+// The report draws the number of workers over time by these events.
+void JobController::Impl::note_size() {
+  const size_t size = membership->generation().members.size();
+  if (size == members || size == 0) return;
+  if (members > 0)
+    write_event("resize", {{"from", members}, {"to", size}, {"step", membership->step()}});
+  members = size;
 }
 
 // ---- The world.
@@ -314,7 +333,7 @@ JobEnd JobController::Impl::loop() {
     for (const net::Refusal& r : strangers) log("connection", r.address + ": " + r.reason);
     if (!held.empty() && net::Clock::now() >= save_again && try_save())
       carry_out(std::exchange(held, {}));
-    if (membership->next_deadline() <= link::boot_time()) inbox.emplace_back(Tick{});
+    if (membership->next_deadline() <= now()) inbox.emplace_back(Tick{});
   }
   if (killed) {
     launcher.reset();  // ends and reaps them
@@ -335,8 +354,7 @@ void JobController::Impl::wait() {
   int64_t wait = 500;
   const Time next = membership->next_deadline();
   if (next != Time::max())
-    wait =
-        std::min<int64_t>(wait, std::chrono::ceil<milliseconds>(next - link::boot_time()).count());
+    wait = std::min<int64_t>(wait, std::chrono::ceil<milliseconds>(next - now()).count());
   if (connections->next_deadline() != net::Deadline::max())
     wait = std::min<int64_t>(wait, net::poll_milliseconds(connections->next_deadline()));
   const int timeout = static_cast<int>(std::max<int64_t>(0, wait));
@@ -410,7 +428,7 @@ json JobController::Impl::status() const {
           {"pid", getpid()},
           {"phase", to_string(membership->phase())},
           {"reason", membership->reason()},
-          {"why", held.empty() ? membership->why(link::boot_time())
+          {"why", held.empty() ? membership->why(now())
                                : "waits for room to save its state: " + save_error},
           {"wanted", membership->wanted_workers()},
           {"step", membership->step()},

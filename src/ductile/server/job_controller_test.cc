@@ -236,6 +236,7 @@ TEST(JobController, resizes_a_live_job) {
   }
   EXPECT_THROW(live.tell({{"request", "resize"}, {"workers", kVirtualRanks + 1}}), Error);
   live.expect_result();
+  EXPECT_NE(live.events().find("\"resize\""), std::string::npos);
 }
 
 TEST(JobController, is_preempted_and_resumed_with_another_number_of_workers) {
@@ -358,6 +359,26 @@ TEST(JobController, there_is_one_at_a_time_and_strangers_are_refused) {
   }
   live.expect_result();
   EXPECT_NE(live.events().find("\"connection\""), std::string::npos);
+}
+
+TEST(JobController, decides_nothing_while_its_state_cannot_be_saved_and_goes_on_after) {
+  Live live({.steps = 400});
+  live.start(2);
+  live.wait_for_members(2);
+  const fs::path state = live.run() / "membership.json";
+  fs::rename(state, live.run() / "kept");
+  fs::create_directory(state);  // nothing can be renamed over it
+  const std::vector<pid_t> pids = live.processes();
+  ASSERT_FALSE(pids.empty());
+  ::kill(pids.front(), SIGKILL);
+  const json waiting = live.wait_for("the disk", [](const json& s) {
+    return s.value("why", "").find("could not be saved") != std::string::npos ||
+           s.value("why", "").find("save its state") != std::string::npos;
+  });
+  EXPECT_EQ(waiting.at("generation").at("number"), 1);
+  std::this_thread::sleep_for(700ms);
+  fs::remove(state);
+  live.expect_result();
 }
 
 TEST(JobController, begins_with_the_checkpoints_of_a_run_without_controller) {

@@ -167,6 +167,8 @@ class LocalLauncher : public Launcher {
       if (worker.child &&
           ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED) == 0) {
         (info.si_code == CLD_EXITED ? exited.code : exited.signal) = info.si_status;
+      } else {
+        exited.code = -1;
       }
       events.emplace_back(exited);
       it = workers_.erase(it);
@@ -207,7 +209,7 @@ class LocalLauncher : public Launcher {
   }
 
   void gone(WorkerId id) {
-    events_.emplace_back(control::WorkerExited{id, 0, 0});
+    events_.emplace_back(control::WorkerExited{id, -1, 0});
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = ::write(ready_.get(), &one, sizeof one);
   }

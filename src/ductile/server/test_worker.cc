@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/options.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/comm/tcp_transport.h"
@@ -24,6 +25,7 @@
 #include "ductile/net/store_server.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/test_model_impl.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::server::testing {
 namespace {
@@ -259,6 +261,17 @@ class Worker {
   link::WorkerLink link_;  // last: its thread calls back
 };
 
+// test.json of the run, or what the job says where a user's command started it.
+nlohmann::json test_of(const fs::path& run) {
+  if (fs::exists(run / "test.json")) return nlohmann::json::parse(read_file(run / "test.json"));
+  spec::JobOptions job;
+  OptionSet(job).read_toml(run / "job.toml");
+  return {{"steps", job.train.max_steps},
+          {"step_ms", 5},
+          {"virtual_ranks", job.train.virtual_ranks},
+          {"lease_ms", 10000}};
+}
+
 }  // namespace
 }  // namespace ductile::server::testing
 
@@ -266,7 +279,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   try {
     const auto arguments = ductile::server::testing::parse(argc, argv);
-    const auto test = nlohmann::json::parse(ductile::read_file(arguments.run / "test.json"));
+    const auto test = ductile::server::testing::test_of(arguments.run);
     ductile::server::testing::Worker(arguments, test).run();
     return 0;
   } catch (const std::exception& e) {
