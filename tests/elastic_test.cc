@@ -1,10 +1,6 @@
-// Jobs of several workers, started as a user does: whatever their number, and whoever is killed on
-// the way, the final weights are those of one undisturbed process, bit for bit.
-#include <chrono>
-#include <csignal>
-#include <fstream>
+// Jobs of several workers, started as a user does: whatever their number, the final weights are
+// those of one process, bit for bit.
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -12,7 +8,6 @@
 #include <unistd.h>
 
 #include "ductile/base/files.h"
-#include "ductile/base/rng.h"
 
 namespace ductile {
 namespace {
@@ -32,12 +27,10 @@ class Program {
       ::_exit(127);
     }
   }
-  bool running() { return ::waitpid(pid_, &status_, WNOHANG) == 0; }
   int wait() {
     ::waitpid(pid_, &status_, 0);
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
   }
-  int exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
 
  private:
   pid_t pid_ = -1;
@@ -59,22 +52,6 @@ std::vector<std::string> train(const fs::path& out, std::vector<std::string> mor
   return words;
 }
 
-// The processes of the run's workers.
-std::vector<pid_t> workers_of(const fs::path& run) {
-  std::vector<pid_t> pids;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream file(entry.path() / "cmdline");
-    const std::string line((std::istreambuf_iterator<char>(file)), {});
-    if (line.find("ductile-worker") != std::string::npos &&
-        line.find(run.string()) != std::string::npos) {
-      pids.push_back(std::stoi(name));
-    }
-  }
-  return pids;
-}
-
 TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
   const TempFolder root;
   ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);
@@ -85,31 +62,6 @@ TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
         << read_file(root.path() / "log");
     EXPECT_EQ(read_file(run / "model.safetensors"), expected) << n << " workers";
   }
-}
-
-TEST(Elastic, KilledWorkersChangeNothing) {
-  const TempFolder root;
-  ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);
-  const fs::path run = root.path() / "killed";
-  Program job(train(run, {"--workers", "3"}), root.path() / "log");
-  Rng rng(3);
-  int kills = 0;
-  while (job.running()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200 + rng.below(500)));
-    if (kills >= 10) continue;
-    // Once the workers step: before that a kill is a start that failed.
-    if (!fs::exists(run / "metrics.jsonl")) continue;
-    const std::vector<pid_t> workers = workers_of(run);
-    if (workers.empty()) continue;
-    ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
-    ++kills;
-  }
-  EXPECT_EQ(job.exit_code(), 0) << read_file(root.path() / "log");
-  EXPECT_GT(kills, 0);
-  RecordProperty("kills", kills);
-  EXPECT_EQ(read_file(run / "model.safetensors"),
-            read_file(root.path() / "one" / "model.safetensors"));
-  EXPECT_TRUE(workers_of(run).empty());
 }
 
 }  // namespace

@@ -66,6 +66,7 @@ class ElasticWorker {
   void lead();
   void evaluate_together();
   void note_finished_saves();
+  void settled(Generation generation, int64_t step);
   void finish();
   void on_error(const Error& e);
   int rank_of(WorkerId worker) const {
@@ -227,7 +228,19 @@ void ElasticWorker::on(const Restore& command) {
   const RankRange own = command.self.ranks;
   replica_->host(own.begin, own.size());
   lead();
-  link_->tell(Restored{plan_->number, plan_->start, replica_->done()});
+  settled(plan_->number, plan_->start);
+}
+
+// The state before `step` is complete. The result is on disk before anybody is told that it is the
+// last one.
+void ElasticWorker::settled(Generation generation, int64_t step) {
+  const bool done = replica_->done();
+  if (done && leads()) {
+    ckpt::write_safetensors(
+        input_.folder.path() / "model.safetensors", replica_->model_tensors(),
+        {{"format", "pt"}, {"job", input_.job.name}, {"step", std::to_string(step)}});
+  }
+  link_->tell(Restored{generation, step, done});
 }
 
 void ElasticWorker::read_checkpoint(int64_t step) {
@@ -304,7 +317,7 @@ void ElasticWorker::on(const Apply& command) {
     link_->tell(Restored{command.generation, command.step + 1, false});
     throw;
   }
-  link_->tell(Restored{command.generation, command.step + 1, replica_->done()});
+  settled(command.generation, command.step + 1);
 }
 
 // The leader evaluates and tells the others.
@@ -354,13 +367,9 @@ void ElasticWorker::note_finished_saves() {
 // The controller has published the last checkpoint; what people look at is the leader's to write.
 void ElasticWorker::finish() {
   if (!recorder_) return;
-  std::string_view status = "interrupted";
-  if (replica_->done()) {
-    status = replica_->target_reached() ? "target_reached" : "done";
-    ckpt::write_safetensors(
-        input_.folder.path() / "model.safetensors", replica_->model_tensors(),
-        {{"format", "pt"}, {"job", input_.job.name}, {"step", std::to_string(replica_->step())}});
-  }
+  const std::string_view status = !replica_->done()            ? "interrupted"
+                                  : replica_->target_reached() ? "target_reached"
+                                                               : "done";
   const Json summary = recorder_->summary(status);
   recorder_->event("end", summary);
   recorder_->flush();
