@@ -65,7 +65,8 @@ ExitCode bench(const BenchCommand& command, Context& context) {
          near ? "did you mean " + *near + "?" : "there are train, input, optimizer, checkpoint");
   }
   const fs::path program = find_benchmark(chosen->program);
-  for (const auto& [name, value] : process::worker_environment(0)) setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : process::worker_environment(0))
+    setenv(name.c_str(), value.c_str(), 1);
   std::vector<std::string> words = {program.string()};
   words.insert(words.end(), command.arguments.begin(), command.arguments.end());
   std::vector<char*> argv;
