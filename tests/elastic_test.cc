@@ -1,6 +1,10 @@
-// Jobs of several workers, started as a user does: whatever their number, the final weights are
-// those of one process, bit for bit.
+// Jobs of several workers, started as a user does: whatever their number, and whoever is killed on
+// the way, the final weights are those of one undisturbed process, bit for bit.
+#include <chrono>
+#include <csignal>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,6 +12,7 @@
 #include <unistd.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/rng.h"
 
 namespace ductile {
 namespace {
@@ -27,10 +32,12 @@ class Program {
       ::_exit(127);
     }
   }
+  bool running() { return ::waitpid(pid_, &status_, WNOHANG) == 0; }
   int wait() {
     ::waitpid(pid_, &status_, 0);
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
   }
+  int exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
 
  private:
   pid_t pid_ = -1;
@@ -43,13 +50,29 @@ std::vector<std::string> train(const fs::path& out, std::vector<std::string> mor
                                     out.string()};
   for (const char* set :
        {"data.train_limit=512", "data.test_limit=64", "augment.pad=2", "optimizer.lr=0.02",
-        "train.batch_size=32", "train.virtual_ranks=8", "train.epochs=6", "train.ema_decay=0.9",
+        "train.batch_size=32", "train.virtual_ranks=8", "train.epochs=10", "train.ema_decay=0.9",
         "checkpoint.every_seconds=0", "checkpoint.every_steps=9"}) {
     words.insert(words.end(), {"--set", set});
   }
   words.insert(words.end(), {"--set", "model.name=" + model});
   words.insert(words.end(), more.begin(), more.end());
   return words;
+}
+
+// The processes of the run's workers.
+std::vector<pid_t> workers_of(const fs::path& run) {
+  std::vector<pid_t> pids;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(entry.path() / "cmdline");
+    const std::string line((std::istreambuf_iterator<char>(file)), {});
+    if (line.find("ductile-worker") != std::string::npos &&
+        line.find(run.string()) != std::string::npos) {
+      pids.push_back(std::stoi(name));
+    }
+  }
+  return pids;
 }
 
 TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
@@ -62,6 +85,53 @@ TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
         << read_file(root.path() / "log");
     EXPECT_EQ(read_file(run / "model.safetensors"), expected) << n << " workers";
   }
+}
+
+TEST(Elastic, KilledWorkersChangeNothing) {
+  const TempFolder root;
+  ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);
+  const fs::path run = root.path() / "killed";
+  Program job(train(run, {"--workers", "3"}), root.path() / "log");
+  Rng rng(3);
+  int kills = 0;
+  while (job.running()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200 + rng.below(500)));
+    if (kills >= 10) continue;
+    // Once the workers step: before that a kill is a start that failed.
+    if (!fs::exists(run / "metrics.jsonl")) continue;
+    const std::vector<pid_t> workers = workers_of(run);
+    if (workers.empty()) continue;
+    ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
+    ++kills;
+  }
+  EXPECT_EQ(job.exit_code(), 0) << read_file(root.path() / "log");
+  EXPECT_GT(kills, 0) << read_file(root.path() / "log");
+  RecordProperty("kills", kills);
+  EXPECT_EQ(read_file(run / "model.safetensors"),
+            read_file(root.path() / "one" / "model.safetensors"));
+  EXPECT_TRUE(workers_of(run).empty());
+}
+
+TEST(Elastic, ResizedPreemptedAndResumedItIsTheSameJob) {
+  const TempFolder root;
+  const fs::path log = root.path() / "log", run = root.path() / "run";
+  ASSERT_EQ(Program(train(root.path() / "one", {}), log).wait(), 0);
+  const auto command = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), DUCTILE_BINARY_DIR "/bin/ductile");
+    return Program(words, log).wait();
+  };
+  Program job(train(run, {"--workers", "2"}), log);
+  while (job.running() && !fs::exists(run / "metrics.jsonl")) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_EQ(command({"resize", run.string(), "3"}), 0) << read_file(log);
+  EXPECT_EQ(command({"preempt", run.string()}), 0) << read_file(log);
+  EXPECT_EQ(job.wait(), 130) << read_file(log);
+  EXPECT_TRUE(workers_of(run).empty());
+  ASSERT_EQ(command({"-q", "train", "--resume", run.string(), "--workers", "1"}), 0)
+      << read_file(log);
+  EXPECT_EQ(read_file(run / "model.safetensors"),
+            read_file(root.path() / "one" / "model.safetensors"));
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ class ElasticWorker {
 
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
+  void take_up();
   void read_checkpoint(int64_t step);
   void receive_state(int feeder);
   void lead();
@@ -91,6 +92,7 @@ class ElasticWorker {
   std::mutex mutex_;  // of what the link's thread looks at
   std::shared_ptr<parallel::Exchange> exchange_;
   Generation exchanging_ = 0;
+  Generation taken_up_ = 0;               // of the step loop alone
   std::optional<link::WorkerLink> link_;  // last: its thread calls back
 };
 
@@ -163,7 +165,7 @@ void ElasticWorker::on_error(const Error& e) {
 
 // Meets the members of a new generation.
 void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
-  if (plan_->number == plan->number) return;
+  if (exchange_ && exchanging_ == plan->number) return;
   leave();
   plan_ = plan;
   if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
@@ -223,12 +225,19 @@ void ElasticWorker::on(const Restore& command) {
       if (replica_->step() > 0) replica_ = std::make_unique<Replica>(input_.job);
       break;
   }
+  take_up();
+  settled(plan_->number, plan_->start);
+}
+
+// Once a generation, with the state before its first step.
+void ElasticWorker::take_up() {
+  if (taken_up_ == plan_->number) return;
   // An evaluation that a lost leader left undone: the same on every member, without words.
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
-  const RankRange own = command.self.ranks;
+  const RankRange own = plan_->find(input_.worker)->ranks;
   replica_->host(own.begin, own.size());
   lead();
-  settled(plan_->number, plan_->start);
+  taken_up_ = plan_->number;
 }
 
 // The state before `step` is complete. The result is on disk before anybody is told that it is the
@@ -289,6 +298,8 @@ void ElasticWorker::receive_state(int feeder) {
 }
 
 void ElasticWorker::on(const RunStep& command) {
+  enter(command.plan);
+  take_up();  // who has the state already is not told to restore it
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     std::ranges::copy(replica_->compute(nodes[i].size()), exchange_->partial(i).begin());
