@@ -100,11 +100,15 @@ Secret Secret::load() {
        "no secret for this job: set DUCTILE_SECRET_FILE to a file of mode 600, or DUCTILE_SECRET");
 }
 
+std::string to_hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(b));
+  return text;
+}
+
 void Secret::create_file(const std::filesystem::path& path) {
   Nonce bytes = random_nonce();
-  std::string text;
-  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
-  text += '\n';
+  std::string text = to_hex(bytes) + '\n';
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) {
     fail_errno(fmt::format("cannot create the job's secret {}", path.string()), errno);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace ductile::net {
@@ -45,6 +46,9 @@ class Secret {
 
 // Takes the same time wherever the bytes differ.
 bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b);
+
+// Two lower-case digits a byte.
+std::string to_hex(std::span<const std::byte> bytes);
 
 // From the kernel's generator.
 Nonce random_nonce();

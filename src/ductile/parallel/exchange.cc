@@ -38,6 +38,7 @@ class SharedExchange final : public Exchange {
     for (size_t i = 0; i < most_nodes(layout_); ++i) {
       partials_.push_back(arena_->allocate(vector_bytes(layout_)));
     }
+    for (size_t r = 0; r < layout_.cut.size(); ++r) vote_bounds_.push_back(r);
     std::vector<LeafRange> pieces;
     for (int r = 0; r < layout_.num_workers(); ++r) {
       const std::vector<LeafRange> nodes = layout_.nodes(r);
@@ -62,9 +63,7 @@ class SharedExchange final : public Exchange {
   uint64_t largest(uint64_t value) override {
     const auto slots = reinterpret_cast<uint64_t*>(votes_);
     slots[rank()] = value;
-    std::vector<size_t> bounds;
-    for (size_t r = 0; r < layout_.cut.size(); ++r) bounds.push_back(r);
-    comm::all_gather(*arena_, DType::i64, votes_, bounds);
+    comm::all_gather(*arena_, DType::i64, votes_, vote_bounds_);
     const uint64_t result = *std::max_element(slots, slots + layout_.num_workers());
     comm::barrier(*arena_);  // all have read before anybody writes again
     return result;
@@ -92,7 +91,8 @@ class SharedExchange final : public Exchange {
 
   std::shared_ptr<comm::Arena> arena_;
   std::unique_ptr<comm::Transport> transport_;
-  std::byte* votes_;
+  std::byte* votes_;                 // a word a worker
+  std::vector<size_t> vote_bounds_;  // 0, 1 ...
   std::byte* sum_;
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order

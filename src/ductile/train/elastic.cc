@@ -5,14 +5,12 @@
 #include <iostream>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/safetensors.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/comm/arena.h"
 #include "ductile/link/addresses.h"
@@ -33,12 +31,6 @@ using Json = nlohmann::json;
 
 // Longest wait for the other members of a generation to come.
 constexpr auto kMeeting = 10s;
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string out;
-  for (const std::byte b : bytes) out += fmt::format("{:02x}", std::to_integer<int>(b));
-  return out;
-}
 
 class ElasticWorker {
  public:
@@ -82,7 +74,6 @@ class ElasticWorker {
   std::optional<Recorder> recorder_;  // of the leader
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
   uint64_t saving_ = 0;  // the attempt under way; 0: none
-  int64_t saving_step_ = 0;
 
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
   std::span<const float> sum_;   // of the last step, in exchange_ or kept_sum_
@@ -181,7 +172,7 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   const net::Mac mac = secret_.mac(
       {std::as_bytes(std::span(std::string_view("arena"))), std::as_bytes(std::span(job_name_))});
   const std::string name =
-      fmt::format("ductile-{}-{}", hex(std::span(mac).first(16)), plan->number);
+      fmt::format("ductile-{}-{}", net::to_hex(std::span(mac).first(16)), plan->number);
   arena_ = comm::Arena::meet(name, rank_of(input_.worker), layout.num_workers(), options, kMeeting);
   std::shared_ptr<parallel::Exchange> exchange = parallel::make_exchange(arena_, layout);
   {
@@ -244,11 +235,7 @@ void ElasticWorker::take_up() {
 // last one.
 void ElasticWorker::settled(Generation generation, int64_t step) {
   const bool done = replica_->done();
-  if (done && leads()) {
-    ckpt::write_safetensors(
-        input_.folder.path() / "model.safetensors", replica_->model_tensors(),
-        {{"format", "pt"}, {"job", input_.job.name}, {"step", std::to_string(step)}});
-  }
+  if (done && leads()) replica_->write_model(input_.folder.path() / "model.safetensors");
   link_->tell(Restored{generation, step, done});
 }
 
@@ -315,8 +302,7 @@ void ElasticWorker::on(const CastVote& command) {
 
 void ElasticWorker::on(const Apply& command) {
   replica_->apply(sum_);
-  if (replica_->window().steps == input_.job.train.log_every ||
-      replica_->step() == replica_->total_steps()) {
+  if (replica_->window_due()) {
     const Window window = replica_->take_window();
     if (recorder_) recorder_->log(window);
   }
@@ -356,7 +342,6 @@ void ElasticWorker::on(const WriteCheckpoint& command) {
     state["cost"] = recorder_ ? run::to_json(recorder_->cost()) : Json();
     writer_->save(replica_->step(), state, replica_->tensors());
     saving_ = command.attempt;
-    saving_step_ = command.step;
   } catch (const Error& e) {
     link_->tell(SaveFailed{command.attempt, e.what()});
   }

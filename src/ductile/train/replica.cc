@@ -10,6 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/optim/schedule.h"
@@ -251,6 +252,11 @@ Json Replica::state() const {
       {"evaluated_step", evaluated_step_},
       {"best", json_of(best_)},
       {"last", json_of(last_)}};
+}
+
+void Replica::write_model(const fs::path& file) const {
+  ckpt::write_safetensors(file, snapshot_->model_views(),
+                          {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step_)}});
 }
 
 void Replica::restore(const ckpt::Checkpoint& checkpoint) {

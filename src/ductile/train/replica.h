@@ -72,8 +72,8 @@ class Replica {
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
 
-  // Figures of the steps since the last take.
-  const Window& window() const { return window_; }
+  // Whether the figures of the steps since the last take are to become a metric line now.
+  bool window_due() const { return window_.steps == job_.train.log_every || step_ == total_steps_; }
   Window take_window() { return std::exchange(window_, {}); }
   int64_t skipped_steps() const { return scaler_.state().skipped; }
 
@@ -94,7 +94,8 @@ class Replica {
   // The state but for the tensors; with them it is all that a checkpoint or a peer needs.
   nlohmann::json state() const;
   std::vector<ckpt::TensorView> tensors() const { return snapshot_->views(); }
-  std::vector<ckpt::TensorView> model_tensors() const { return snapshot_->model_views(); }
+  // The model alone as safetensors (averaged, where averaging is on): what is deployed.
+  void write_model(const fs::path& file) const;
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
   // Takes up `state` of step `step`, whose tensors were written to writable_tensors().

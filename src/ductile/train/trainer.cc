@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/ckpt/safetensors.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/run/meters.h"
 #include "ductile/run/report.h"
@@ -94,9 +93,7 @@ Ending Trainer::run(Json& summary) {
   writer_->wait();
   note_finished_saves();
   if (ending != Ending::interrupted) {
-    ckpt::write_safetensors(
-        input_.folder.path() / "model.safetensors", replica_.model_tensors(),
-        {{"format", "pt"}, {"job", input_.job.name}, {"step", std::to_string(replica_.step())}});
+    replica_.write_model(input_.folder.path() / "model.safetensors");
   }
   summary = recorder_->summary(to_string(ending));
   if (ending == Ending::interrupted) {
@@ -112,10 +109,7 @@ Ending Trainer::run(Json& summary) {
 
 void Trainer::train_step() {
   replica_.apply(replica_.compute(replica_.num_ranks()));
-  if (replica_.window().steps == input_.job.train.log_every ||
-      replica_.step() == replica_.total_steps()) {
-    recorder_->log(replica_.take_window());
-  }
+  if (replica_.window_due()) recorder_->log(replica_.take_window());
   recorder_->show_now_and_then();
 }
 
