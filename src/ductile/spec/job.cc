@@ -125,6 +125,12 @@ void describe(Describer& d, TrainOptions& o) {
       .range(0, 4096);
 }
 
+void describe(Describer& d, ElasticOptions& o) {
+  d.field("peer_deadline", o.peer_deadline,
+          "seconds after which a worker that says nothing (stopped, cut off) is replaced")
+      .range(0.2, 3600);
+}
+
 void describe(Describer& d, CheckpointOptions& o) {
   d.field("every_seconds", o.every_seconds, "seconds between checkpoints; 0 = not by time")
       .at_least(0);
@@ -150,6 +156,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("optimizer", o.optimizer, "How weights are updated.");
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train, "The run.");
+  d.section("elastic", o.elastic, "How losses are noticed, with several workers.");
   d.section("checkpoint", o.checkpoint, "When state is saved.");
   d.section("target", o.target, "What ends the run early, with the cost reported.");
 }

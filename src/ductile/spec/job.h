@@ -98,6 +98,10 @@ struct TrainOptions {
   int64_t threads = 0;
 };
 
+struct ElasticOptions {
+  double peer_deadline = 1.5;
+};
+
 struct CheckpointOptions {
   double every_seconds = 60;
   int64_t every_steps = 0;
@@ -121,6 +125,7 @@ struct JobOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   TrainOptions train;
+  ElasticOptions elastic;
   CheckpointOptions checkpoint;
   TargetOptions target;
 };
@@ -132,6 +137,7 @@ void describe(Describer& d, ModelOptions& o);
 void describe(Describer& d, OptimizerOptions& o);
 void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, TrainOptions& o);
+void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
