@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
 
 namespace ductile::nn {
 namespace {

@@ -73,7 +73,7 @@ void Trainer::begin() {
       ckpt::WriterOptions{.keep = input_.job.checkpoint.keep, .resumed_step = replica_.step()});
   recorder_.emplace(input_.folder, replica_, input_.resume, carried, input_.progress_fd);
   recorder_->started(1, refused);
-  replica_.host(0, replica_.num_ranks());
+  replica_.host_all();
 }
 
 Ending Trainer::run(Json& summary) {
