@@ -49,4 +49,9 @@ std::span<float> GradientTree::finish() {
   return *result_;
 }
 
+void GradientTree::clear() {
+  for (const Node& node : stack_) free_.push_back(node.values);
+  stack_.clear();
+}
+
 }  // namespace ductile::parallel

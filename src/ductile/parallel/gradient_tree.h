@@ -27,6 +27,8 @@ class GradientTree {
   void push();
   // The sum of the leaves pushed since the last finish(); at least one.
   std::span<float> finish();
+  // Forgets the leaves pushed since the last finish().
+  void clear();
 
  private:
   struct Node {

@@ -225,8 +225,7 @@ void ElasticWorker::take_up() {
   if (taken_up_ == plan_->number) return;
   // An evaluation that a lost leader left undone: the same on every member, without words.
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
-  const RankRange own = plan_->find(input_.worker)->ranks;
-  replica_->host(own.begin, own.size());
+  replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
   lead();
   taken_up_ = plan_->number;
 }

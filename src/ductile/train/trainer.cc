@@ -76,7 +76,7 @@ void Trainer::begin() {
   }
   recorder_.emplace(input_.folder, replica_, input_.resume, carried, input_.progress_fd);
   recorder_->started(1, refused);
-  replica_.host(0, replica_.num_ranks());
+  replica_.host_all();
 }
 
 Ending Trainer::run(Json& summary) {
