@@ -161,6 +161,11 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   plan_ = plan;
   if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   parallel::ExchangeLayout layout{{0}, replica_->vector_size()};
+  layout.reduction = input_.job.train.reduction == "fast" ? parallel::Reduction::fast
+                                                          : parallel::Reduction::canonical;
+  if (input_.job.train.wire != "fp32") {
+    layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
+  }
   comm::ArenaOptions options;
   for (const Member& m : plan->members) {
     layout.cut.push_back(m.ranks.end);
@@ -289,7 +294,7 @@ void ElasticWorker::on(const RunStep& command) {
   take_up();  // who has the state already is not told to restore it
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
-    std::ranges::copy(replica_->compute(nodes[i].size()), exchange_->partial(i).begin());
+    replica_->compute(nodes[i].size(), exchange_->partial(i));
   }
   sum_ = exchange_->reduce();
   link_->tell(Reduced{plan_->number, command.step});

@@ -119,13 +119,14 @@ void Replica::host(int64_t first, int64_t count) {
   loader_ = std::make_unique<data::Loader>(train_set_, augment_, job_.loader, plan);
 }
 
-std::span<const float> Replica::compute(int64_t count) {
+void Replica::compute(int64_t count, std::span<float> out) {
+  tree_->sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
     const auto batch = loader_->next();
     forward_backward(*batch, batch->part, tree_->leaf());
     tree_->push();
   }
-  return tree_->finish();
+  tree_->finish();
 }
 
 // One virtual rank's part of the step: gradient, running statistics and figures, all computed from

@@ -65,9 +65,9 @@ class Replica {
   // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
   // predictions].
   int64_t vector_size() const;
-  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
-  // canonical tree; they are one node of it. Valid until the next call.
-  std::span<const float> compute(int64_t count);
+  // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
+  // values; in the order of the canonical tree where they are one node of it.
+  void compute(int64_t count, std::span<float> out);
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
