@@ -51,7 +51,8 @@ std::unique_ptr<net::Store> find_store(const MeetingOptions& options, const net:
 Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
                  MeetingOptions options)
     : options_(std::move(options)) {
-  layout_ = {{0}, options_.vector_size};
+  layout_ = options_.layout;
+  layout_.cut = {0};
   std::map<std::string, int> places;
   for (const control::Member& m : plan.members) {
     if (m.worker == options_.worker) rank_ = static_cast<int>(members_.size());

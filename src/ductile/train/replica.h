@@ -73,11 +73,11 @@ class Replica {
   // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
   // predictions].
   int64_t vector_size() const;
-  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
-  // canonical tree; they are one node of it. Valid until the next call. Once it has thrown
+  // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
+  // values; in the order of the canonical tree where they are one node of it. Once it has thrown
   // (peer_lost where a member of a batch norm group is gone), the state is that before the step,
   // and host() comes next.
-  std::span<const float> compute(int64_t count);
+  void compute(int64_t count, std::span<float> out);
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);

@@ -41,12 +41,16 @@ class Trainer {
 
   const RunInput& input_;
   Replica replica_;
+  AlignedArray<float> sum_;  // of a step
   std::optional<Recorder> recorder_;
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
   Clock::time_point last_save_;
 };
 
-Trainer::Trainer(const RunInput& input) : input_(input), replica_(input.job) { begin(); }
+Trainer::Trainer(const RunInput& input) : input_(input), replica_(input.job) {
+  sum_ = AlignedArray<float>::uninitialized(replica_.vector_size());
+  begin();
+}
 
 // Takes up the state of the newest good checkpoint, if the run is to be resumed and has one.
 void Trainer::begin() {
@@ -111,7 +115,8 @@ Ending Trainer::run(Json& summary) {
 }
 
 void Trainer::train_step() {
-  replica_.apply(replica_.compute(replica_.num_ranks()));
+  replica_.compute(replica_.num_ranks(), sum_.span());
+  replica_.apply(sum_.span());
   if (replica_.window_due()) recorder_->log(replica_.take_window());
   recorder_->show_now_and_then();
 }
