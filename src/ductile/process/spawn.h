@@ -16,7 +16,8 @@ struct SpawnOptions {
   fs::path program;
   std::vector<std::string> arguments;                            // without the program
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
-  fs::path log;                    // takes stdout and stderr; appended
+  fs::path log;  // takes stdout and stderr; appended. Empty: see below
+  int input_fd = -1, output_fd = -1, error_fd = -1;  // instead of nothing, and of the log
   int progress_fd = -1;            // stays open in the child; "--progress-fd N" is added
   const sigset_t* mask = nullptr;  // the child's blocked signals; null: none
   // The child gets SIGTERM when the thread that starts it ends.
