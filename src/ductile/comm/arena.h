@@ -68,6 +68,7 @@ class Arena {
   // Throws unavailable where the region is full. Lives until release() of an earlier mark, or the
   // arena's end.
   std::byte* allocate(size_t bytes);
+  size_t room() const;  // bytes of the largest block that is left
   size_t mark() const;
   void release(size_t mark);  // frees what was allocated since mark() returned `mark`
 
