@@ -195,9 +195,14 @@ CutAxis cut_whole(int64_t size, int parts) {
   return a;
 }
 
+at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole) {
+  const Range rows = split.own_rows(whole.size(-2)), cols = split.own_cols(whole.size(-1));
+  return whole.narrow(-2, rows.begin, rows.size()).narrow(-1, cols.begin, cols.size());
+}
+
 WholeSize whole_size(SpatialSplit& split, const at::Tensor& x) {
   double sums[2] = {static_cast<double>(x.size(-2)), static_cast<double>(x.size(-1))};
-  split.all_reduce(sums);
+  split.sum(sums);
   const WholeSize whole{std::llround(sums[0]) / split.cols(), std::llround(sums[1]) / split.rows()};
   const Range rows = split.own_rows(whole.height), cols = split.own_cols(whole.width);
   if (rows.size() != x.size(-2) || cols.size() != x.size(-1)) {

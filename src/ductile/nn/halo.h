@@ -28,6 +28,9 @@ CutAxis cut_twice(int64_t size, int parts);
 // Every cell needs, and gives, everything.
 CutAxis cut_whole(int64_t size, int parts);
 
+// The own part, a view, of `whole` [.., H, W]: images, or labels of pixels.
+at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole);
+
 // Height and width of the whole activation of which x [.., h, w] is the own part: cells add theirs
 // up. Throws conflict if the own part is not part_of that.
 struct WholeSize {

@@ -30,7 +30,8 @@ struct BatchNorm {
 };
 
 // act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the
-// batch's statistics and moves the running ones; otherwise the running ones are used.
+// statistics of the batch, or of the whole current group's (batch_group.h), and moves the running
+// ones; otherwise the running ones are used.
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
                        const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training);
 

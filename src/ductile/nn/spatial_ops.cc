@@ -28,7 +28,7 @@ at::Tensor fetch_window(SpatialSplit& split, const at::Tensor& x, int64_t kernel
 // Sums over the cells, in double: sum over cells of scale * x, on every cell.
 at::Tensor sum_over_cells(SpatialSplit& split, const at::Tensor& x, double scale) {
   const at::Tensor sums = x.to(at::kDouble).mul(scale).contiguous();
-  split.all_reduce({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
+  split.sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
   return sums.to(x.scalar_type());
 }
 

@@ -73,7 +73,7 @@ class UNet : public LayerModel {
     out.losses = ops::pixel_cross_entropy(logits, labels, label_smoothing);
     double counts[2] = {at::argmax(logits.detach(), 1).eq(labels).sum().item<double>(),
                         static_cast<double>(labels.numel())};
-    if (SpatialSplit* split = current_spatial_split()) split->all_reduce(counts);
+    if (SpatialSplit* split = current_spatial_split()) split->sum(counts);
     out.correct = static_cast<int64_t>(counts[0]);
     out.predictions = static_cast<int64_t>(counts[1]);
     return out;
