@@ -16,11 +16,13 @@ namespace {
 using server::testing::EmulatedHosts;
 using std::chrono::milliseconds;
 
+const std::vector<std::string> kSets = {"augment.pad=2", "train.epochs=6"};
+
 class Hosts : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!hosts_.why().empty()) GTEST_SKIP() << hosts_.why();
-    ASSERT_EQ(Program(train(root_.path() / "one", {}), log_).wait(), 0) << read_file(log_);
+    ASSERT_EQ(Program(train(root_.path() / "one", {}, kSets), log_).wait(), 0) << read_file(log_);
     weights_ = model_of(root_.path() / "one");
   }
 
@@ -42,7 +44,8 @@ class Hosts : public ::testing::Test {
     return Program(words, log_);
   }
   Program start(const fs::path& run, const std::vector<int>& places) const {
-    return at_home(train(run, {"--hosts", list(places), "--launcher", EmulatedHosts::launcher()}));
+    return at_home(
+        train(run, {"--hosts", list(places), "--launcher", EmulatedHosts::launcher()}, kSets));
   }
   Program resume(const fs::path& run, std::vector<std::string> more = {}) const {
     more.insert(more.begin(), {"-q", "train", "--resume", run.string()});
