@@ -75,28 +75,35 @@ std::vector<pid_t> workers_of(const fs::path& run) {
   return pids;
 }
 
-TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
+// 1, 2, 3 and 8 workers; the options are those of `more`.
+void expect_equal_for_every_number(const std::vector<std::string>& more) {
   const TempFolder root;
-  ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);
+  ASSERT_EQ(Program(train(root.path() / "one", more), root.path() / "log").wait(), 0)
+      << read_file(root.path() / "log");
   const std::string expected = read_file(root.path() / "one" / "model.safetensors");
   for (const char* n : {"2", "3", "8"}) {
     const fs::path run = root.path() / n;
-    ASSERT_EQ(Program(train(run, {"--workers", n}), root.path() / "log").wait(), 0)
+    std::vector<std::string> words = {"--workers", n};
+    words.insert(words.end(), more.begin(), more.end());
+    ASSERT_EQ(Program(train(run, words), root.path() / "log").wait(), 0)
         << read_file(root.path() / "log");
     EXPECT_EQ(read_file(run / "model.safetensors"), expected) << n << " workers";
   }
 }
 
-TEST(Elastic, KilledWorkersChangeNothing) {
+// Three workers, killed at random; the options are those of `more`.
+void expect_equal_through_kills(const std::vector<std::string>& more, int most_kills) {
   const TempFolder root;
-  ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);
+  ASSERT_EQ(Program(train(root.path() / "one", more), root.path() / "log").wait(), 0);
   const fs::path run = root.path() / "killed";
-  Program job(train(run, {"--workers", "3"}), root.path() / "log");
+  std::vector<std::string> words = {"--workers", "3"};
+  words.insert(words.end(), more.begin(), more.end());
+  Program job(train(run, words), root.path() / "log");
   Rng rng(3);
   int kills = 0;
   while (job.running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + rng.below(500)));
-    if (kills >= 10) continue;
+    if (kills >= most_kills) continue;
     // Once the workers step: before that a kill is a start that failed.
     if (!fs::exists(run / "metrics.jsonl")) continue;
     const std::vector<pid_t> workers = workers_of(run);
@@ -106,10 +113,26 @@ TEST(Elastic, KilledWorkersChangeNothing) {
   }
   EXPECT_EQ(job.exit_code(), 0) << read_file(root.path() / "log");
   EXPECT_GT(kills, 0) << read_file(root.path() / "log");
-  RecordProperty("kills", kills);
+  testing::Test::RecordProperty("kills", kills);
   EXPECT_EQ(read_file(run / "model.safetensors"),
             read_file(root.path() / "one" / "model.safetensors"));
   EXPECT_TRUE(workers_of(run).empty());
+}
+
+TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) { expect_equal_for_every_number({}); }
+
+TEST(Elastic, KilledWorkersChangeNothing) { expect_equal_through_kills({}, 10); }
+
+// Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
+const std::vector<std::string> kBatchNormGroups = {
+    "--set", "train.bn_group=4", "--set", "train.max_steps=60", "--set", "train.log_every=2"};
+
+TEST(Elastic, BatchNormGroupsAreTheSameForAnyNumberOfWorkers) {
+  expect_equal_for_every_number(kBatchNormGroups);
+}
+
+TEST(Elastic, KilledWorkersChangeNothingInBatchNormGroups) {
+  expect_equal_through_kills(kBatchNormGroups, 4);
 }
 
 TEST(Elastic, ResizedPreemptedAndResumedItIsTheSameJob) {
