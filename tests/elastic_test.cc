@@ -123,6 +123,22 @@ TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) { expect_equal_for_eve
 
 TEST(Elastic, KilledWorkersChangeNothing) { expect_equal_through_kills({}, 10); }
 
+// Faster sums depend on the number of workers, but on nothing else.
+TEST(Elastic, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
+  const TempFolder root;
+  const fs::path log = root.path() / "log";
+  for (const char* name : {"a", "b"}) {
+    ASSERT_EQ(Program(train(root.path() / name, {"--workers", "3", "--set", "train.reduction=fast",
+                                                 "--set", "train.epochs=2"}),
+                      log)
+                  .wait(),
+              0)
+        << read_file(log);
+  }
+  EXPECT_EQ(read_file(root.path() / "a" / "model.safetensors"),
+            read_file(root.path() / "b" / "model.safetensors"));
+}
+
 // Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
 const std::vector<std::string> kBatchNormGroups = {
     "--set", "train.bn_group=4", "--set", "train.max_steps=60", "--set", "train.log_every=2"};

@@ -265,6 +265,11 @@ std::byte* Arena::allocate(size_t bytes) {
   return impl_->region(impl_->rank) + start;
 }
 
+size_t Arena::room() const {
+  const size_t start = round_up(impl_->cursor, kHugePage);
+  return impl_->region_bytes - std::min(start, impl_->region_bytes);
+}
+
 size_t Arena::mark() const { return impl_->cursor; }
 
 void Arena::release(size_t mark) {

@@ -167,6 +167,7 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
     next_look = now + kNap;
     if (ready()) return;
     if (!look_for_dead()) on_nap();
+    if (options.given_up && options.given_up()) fail({{}, "the meeting was given up"});
     if (options.stall_deadline.count() > 0 && now - start > options.stall_deadline && !ready()) {
       PeerLoss loss;
       const uint32_t reached = slots[rank].arrived.value.load();

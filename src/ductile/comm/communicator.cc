@@ -291,6 +291,18 @@ Work Communicator::start_barrier() {
                false);
 }
 
+void Communicator::run_list(Schedule list, const void* in, void* out, int64_t count, DType type) {
+  check_count(count);
+  Binding binding;
+  binding.in = {static_cast<const std::byte*>(in)};
+  binding.out = static_cast<std::byte*>(out);
+  binding.block_elements = count;
+  binding.type = type;
+  engine_->start(std::make_shared<const Plan>(make_plan(std::move(list))), std::move(binding),
+                 fmt::format("a list of steps on {} {}", count, to_string(type)), true)
+      .wait();
+}
+
 void Communicator::send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail) {
   engine_->send(peer, tag, bytes, true, rail).wait();
 }

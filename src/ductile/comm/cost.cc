@@ -264,6 +264,20 @@ double closed_price(Collective collective, Algorithm algorithm, const Fabric& fa
   return 0;
 }
 
+double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
+                int pipeline) {
+  if (fabric.ranks > kExactRanks) {
+    return closed_price(collective, algorithm, fabric, load, pipeline);
+  }
+  return run_in_virtual_time(collective, algorithm, fabric, load, {.pipeline = pipeline}).seconds;
+}
+
+double shared_memory_price(const Fabric& fabric, const Load& load) {
+  if (fabric.shared_bandwidth <= 0) return 0;
+  const auto bytes = static_cast<double>(load.elements) * static_cast<double>(load.element_size);
+  return fabric.shared_latency + bytes / fabric.shared_bandwidth;
+}
+
 Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load) {
   if (!knows(collective, algorithm)) {
     fail(ErrorCode::invalid_argument, "{} has no algorithm \"{}\"", to_string(collective),
@@ -282,10 +296,7 @@ Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, co
     constexpr double kLargestPiece = 4 << 20;
     if (k > 1 && share / k < kSmallestPiece) break;
     if (k < 32 && share / k > kLargestPiece) continue;
-    const double seconds =
-        fabric.ranks <= kExactRanks
-            ? run_in_virtual_time(collective, algorithm, fabric, load, {.pipeline = k}).seconds
-            : closed_price(collective, algorithm, fabric, load, k);
+    const double seconds = price_of(collective, algorithm, fabric, load, k);
     if (best.seconds < 0 || seconds < 0.99 * best.seconds) {
       best.seconds = seconds;
       best.pipeline = k;

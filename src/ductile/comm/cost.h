@@ -38,6 +38,13 @@ int64_t num_rounds(Collective collective, Algorithm algorithm, const Fabric& fab
 double closed_price(Collective collective, Algorithm algorithm, const Fabric& fabric,
                     const Load& load, int pipeline);
 
+// What the model says of one way: of the lists in virtual time, or the closed form.
+double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
+                int pipeline);
+
+// An all-reduce in memory that all ranks share; 0 where the fabric does not know.
+double shared_memory_price(const Fabric& fabric, const Load& load);
+
 // The algorithm with its best pipeline. Throws invalid_argument if the collective does not have it.
 Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load);
 

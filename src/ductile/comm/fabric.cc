@@ -25,6 +25,12 @@ void describe(Describer& d, Fabric& fabric) {
           "links are point to point and full speed both ways at once (not behind a switch)");
   d.field("reduce_bandwidth", fabric.reduce_bandwidth, "bytes of a sum a second, of one rank")
       .above(0);
+  d.field("shared_latency", fabric.shared_latency,
+          "seconds of an all-reduce of no length in memory that all ranks share")
+      .at_least(0);
+  d.field("shared_bandwidth", fabric.shared_bandwidth,
+          "bytes a second of an all-reduce in memory that all ranks share; 0 = unknown")
+      .at_least(0);
   d.section("inside", fabric.inside, "between ranks of one host");
   d.section("between", fabric.between, "between hosts, each rail");
 }

@@ -29,6 +29,10 @@ struct Fabric {
   int64_t columns = 0;
   bool both_directions = false;   // links are point to point: no sharing between destinations
   double reduce_bandwidth = 4e9;  // bytes of a sum a second, of one rank
+  // An all-reduce in memory that all ranks share (shm_collectives.h): seconds of one of no length,
+  // and bytes of the vector a second; 0: there is none, or nobody measured it.
+  double shared_latency = 0;
+  double shared_bandwidth = 0;
   Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};  // ranks of one host
   Link between;                                                        // hosts, each rail
   std::vector<int64_t> host;  // of each rank; overrides ranks_per_host

@@ -11,6 +11,7 @@
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/precision.h"
+#include "ductile/nn/spatial_ops_impl.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -387,6 +388,40 @@ struct GroupBatchNorm : Function<GroupBatchNorm> {
   static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
 };
 
+// Class probabilities and their gradient in one pass over the saved log-probabilities, as above.
+struct PixelCrossEntropy : Function<PixelCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
+                            const at::Tensor& labels, double smoothing, SpatialSplit* split) {
+    const at::Tensor log_p = at::log_softmax(logits, 1);
+    at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
+    if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
+    // The sums of the own pixels, and how many they are for each sample.
+    const at::Tensor sums = at::full({loss.size(0) + 1}, loss.size(1) * loss.size(2), at::kDouble);
+    sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    if (split != nullptr) split->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
+    const double pixels = sums[-1].item<double>();
+    ctx->save_for_backward({log_p, labels});
+    ctx->saved_data["smoothing"] = smoothing;
+    ctx->saved_data["pixels"] = pixels;
+    return sums.narrow(0, 0, loss.size(0)).div(pixels).to(logits.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const double smoothing = ctx->saved_data["smoothing"].toDouble();
+    const at::Tensor labels = saved[1].unsqueeze(1);
+    const at::Tensor scale = grads[0].div(ctx->saved_data["pixels"].toDouble()).view({-1, 1, 1, 1});
+    at::Tensor d = saved[0].exp();
+    if (smoothing != 0) d.sub_(smoothing / static_cast<double>(d.size(1)));
+    d.scatter_add_(1, labels, at::full_like(labels, smoothing - 1, d.options()));
+    return {d.mul_(scale), {}, {}, {}};
+  }
+};
+
+at::Tensor at_least_float(const at::Tensor& t) {
+  return t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
+}
+
 // Normalisation is in the type of its parameters (float where x is half), the result rounded once.
 at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t stride,
                             int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
@@ -416,6 +451,8 @@ bool requires_grad(std::initializer_list<at::Tensor> tensors) {
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, int64_t stride,
                   int64_t padding) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::conv2d(*split, x, w, bias, stride, padding);
   if (conv_covered(x, w, stride, padding)) {
     const at::Tensor y = Conv::apply(x, w, stride, padding);
     return bias.defined() ? y + bias.to(y.scalar_type()).view({1, -1, 1, 1}) : y;
@@ -429,6 +466,8 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
                        const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::conv_bn_act(*split, x, w, stride, padding, bn, residual, relu, training);
   const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
   const bool covered =
       conv_covered(x, w, stride, padding) && bn.weight.scalar_type() == at::kFloat &&
@@ -443,6 +482,8 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
 }
 
 at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::max_pool2d(*split, x, kernel, stride, padding);
   if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 &&
       kernels::max_pool_supported(MaxPool::shape_of(x, kernel, stride, padding)))
     return MaxPool::apply(x, kernel, stride, padding);
@@ -451,10 +492,27 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 }
 
 at::Tensor global_avg_pool(const at::Tensor& x) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::global_avg_pool(*split, x);
   if (has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(x.size(1)) != nullptr)
     return GlobalAvgPool::apply(x);
   if (widen(x)) return global_avg_pool(x.to(at::kFloat)).to(x.scalar_type());
   return x.mean({2, 3});
+}
+
+at::Tensor subsample(const at::Tensor& x, int64_t stride) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::subsample(*split, x, stride);
+  return x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+}
+
+at::Tensor upsample_twice(const at::Tensor& x) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::upsample_twice(*split, x);
+  if (widen(x)) return upsample_twice(x.to(at::kFloat)).to(x.scalar_type());
+  return at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)});
+}
+
+at::Tensor whole_image(const at::Tensor& x) {
+  SpatialSplit* split = current_spatial_split();
+  return split != nullptr ? spatial::whole_image(*split, x) : x;
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
@@ -466,8 +524,15 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
-  const bool narrow = logits.scalar_type() != at::kFloat && logits.scalar_type() != at::kDouble;
-  return CrossEntropy::apply(narrow ? logits.to(at::kFloat) : logits, labels, smoothing);
+  const at::Tensor losses = CrossEntropy::apply(at_least_float(logits), labels, smoothing);
+  SpatialSplit* split = current_spatial_split();
+  return split != nullptr ? spatial::shared_by_cells(*split, losses) : losses;
+}
+
+at::Tensor pixel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                               double smoothing) {
+  return PixelCrossEntropy::apply(at_least_float(logits), labels, smoothing,
+                                  current_spatial_split());
 }
 
 }  // namespace ductile::nn::ops

@@ -4,25 +4,37 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ductile/base/dtype.h"
 #include "ductile/comm/arena.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/communicator.h"
 
 namespace ductile::parallel {
 
+// In which order the workers' parts are added.
+enum class Reduction {
+  canonical,  // that of one fixed tree: the same bits for every spread of virtual ranks
+  fast,       // whichever is quickest: all workers get the same bits, other spreads other ones
+};
+
 // Who sums what in one generation of a job: worker r hosts the virtual ranks cut[r] ..
 // cut[r + 1] - 1; their vectors have `vector_size` floats.
 struct ExchangeLayout {
   std::vector<int64_t> cut;
   int64_t vector_size = 0;
+  Reduction reduction = Reduction::canonical;
+  // bf16 or f16: what sums travel in between hosts; with Reduction::fast alone.
+  std::optional<DType> wire = std::nullopt;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
-  // The nodes of the canonical tree that worker `rank` sums by itself, in leaf order.
+  // What worker `rank` sums by itself, in leaf order: nodes of the canonical tree, or all its ranks
+  // at once.
   std::vector<comm::LeafRange> nodes(int rank) const;
 };
 
@@ -49,8 +61,8 @@ class Exchange {
   std::span<const comm::LeafRange> nodes() const { return nodes_; }
   // Where the sum of nodes()[i] goes; to be filled anew for each reduce().
   virtual std::span<float> partial(size_t i) = 0;
-  // The sum over all virtual ranks, the same bits on every worker and for every cut. Valid until
-  // a partial is written again.
+  // The sum over all virtual ranks, the same bits on every worker (and, canonical, for every cut).
+  // Valid until a partial is written again.
   virtual std::span<const float> reduce() = 0;
 
   // The largest of the workers' values.

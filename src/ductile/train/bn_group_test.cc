@@ -13,7 +13,6 @@
 #include "ductile/base/files.h"
 #include "ductile/comm/arena.h"
 #include "ductile/parallel/exchange.h"
-#include "ductile/parallel/gradient_tree.h"
 #include "ductile/train/replica.h"
 
 namespace ductile::train {
@@ -37,8 +36,9 @@ spec::JobOptions job_of(const std::string& model, int64_t virtual_ranks, int64_t
 }
 
 Vec sum_of_step(Replica& replica) {
-  const std::span<const float> sum = replica.compute(replica.num_ranks());
-  return {sum.begin(), sum.end()};
+  Vec sum(static_cast<size_t>(replica.vector_size()));
+  replica.compute(replica.num_ranks(), sum);
+  return sum;
 }
 
 double relative(std::span<const float> got, std::span<const float> want, double scale) {
@@ -59,7 +59,7 @@ TEST(BnGroup, OfAllVirtualRanksIsTheBatchNormOfOneProcess) {
     const Vec want = sum_of_step(one), got = sum_of_step(eight), other = sum_of_step(apart);
     size_t at = 0;
     double worst_apart = 0;
-    for (const FlatModel::Entry& entry : one.parameters()) {
+    for (const optim::Segment& entry : one.layout().segments()) {
       const auto offset = static_cast<size_t>(entry.offset), size = static_cast<size_t>(entry.size);
       const auto part = [&](const Vec& v) { return std::span(v).subspan(offset, size); };
       EXPECT_LT(relative(part(got), part(want), 1.0 / 8), 1e-4) << model << " " << entry.name;
@@ -107,8 +107,7 @@ struct Workers {
   void step(size_t r) {
     parallel::Exchange& exchange = *exchanges[r];
     for (size_t i = 0; i < exchange.nodes().size(); ++i) {
-      std::ranges::copy(replicas[r]->compute(exchange.nodes()[i].size()),
-                        exchange.partial(i).begin());
+      replicas[r]->compute(exchange.nodes()[i].size(), exchange.partial(i));
     }
     replicas[r]->apply(exchange.reduce());
   }
@@ -129,7 +128,7 @@ TEST(BnGroup, GivesTheSameBitsForEverySpread) {
     const spec::JobOptions job = job_of("cnn", 6, group);
     Replica alone(job);
     alone.host_all();
-    for (int s = 0; s < 3; ++s) alone.apply(alone.compute(6));
+    for (int s = 0; s < 3; ++s) alone.apply(sum_of_step(alone));
     for (const std::vector<int64_t>& cut :
          {std::vector<int64_t>{0, 3, 6}, {0, 1, 5, 6}, {0, 2, 3, 6}, {0, 1, 2, 3, 4, 5, 6}}) {
       Workers workers(job, cut);
@@ -150,7 +149,7 @@ TEST(BnGroup, AStepThatFailedInAMeetingIsDoneAgainWithTheSameBits) {
   const spec::JobOptions job = job_of("cnn", 6, 6);
   Replica alone(job);
   alone.host_all();
-  for (int s = 0; s < 2; ++s) alone.apply(alone.compute(6));
+  for (int s = 0; s < 2; ++s) alone.apply(sum_of_step(alone));
   Workers workers(job, {0, 2, 4, 6});
   const auto errors = workers.each([&](size_t r) {
     workers.step(r);
@@ -161,7 +160,7 @@ TEST(BnGroup, AStepThatFailedInAMeetingIsDoneAgainWithTheSameBits) {
   for (auto& replica : workers.replicas) {
     EXPECT_EQ(replica->step(), 1);
     replica->host_all();
-    replica->apply(replica->compute(6));
+    replica->apply(sum_of_step(*replica));
     EXPECT_EQ(bytes_of(*replica), bytes_of(alone));
   }
 }
@@ -173,7 +172,7 @@ TEST(BnGroup, HalfPrecisionAndAveragesFollow) {
     job.train.ema_decay = 0.9;
     Replica alone(job);
     alone.host_all();
-    for (int s = 0; s < 2; ++s) alone.apply(alone.compute(4));
+    for (int s = 0; s < 2; ++s) alone.apply(sum_of_step(alone));
     Workers workers(job, {0, 1, 4});
     for (const std::string& e : workers.each([&](size_t r) {
            for (int s = 0; s < 2; ++s) workers.step(r);
@@ -202,7 +201,7 @@ TEST(BnGroup, IsRefusedWhereItMeansNothing) {
   job.model.library = TORCH_MODEL;
   Replica replica(job);
   replica.host_all();
-  text = error_of([&] { replica.compute(4); });
+  text = error_of([&] { sum_of_step(replica); });
   EXPECT_NE(text.find("conv_bn_act"), std::string::npos) << text;
 }
 

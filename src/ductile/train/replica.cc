@@ -134,10 +134,10 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
   next_rank_ = hosted_.begin;
   batches_.clear();
   contributions_.clear();
-  tree_->clear();
 }
 
-std::span<const float> Replica::compute(int64_t count) {
+void Replica::compute(int64_t count, std::span<float> out) {
+  tree_->sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
     while (!contributions_.contains(next_rank_)) run_part(next_part_++);
     write(contributions_.extract(next_rank_).mapped(), tree_->leaf());
@@ -147,7 +147,7 @@ std::span<const float> Replica::compute(int64_t count) {
       next_part_ = 0;
     }
   }
-  return tree_->finish();
+  tree_->finish();
 }
 
 // The hosted members of one batch norm group, all computed from the state before the step, which

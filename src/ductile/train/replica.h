@@ -51,6 +51,7 @@ class Replica {
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return train_set_->info(); }
   const data::DatasetInfo& test_info() const { return test_set_->info(); }
+  const optim::ParamLayout& layout() const { return flat_->layout(); }
   int64_t num_parameters() const { return flat_->layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
@@ -73,11 +74,11 @@ class Replica {
   // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
   // predictions].
   int64_t vector_size() const;
-  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
-  // canonical tree; they are one node of it. Valid until the next call. Once it has thrown
+  // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
+  // values; in the order of the canonical tree where they are one node of it. Once it has thrown
   // (peer_lost where a member of a batch norm group is gone), the state is that before the step,
   // and host() comes next.
-  std::span<const float> compute(int64_t count);
+  void compute(int64_t count, std::span<float> out);
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
