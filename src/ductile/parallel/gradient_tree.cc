@@ -65,9 +65,4 @@ std::span<float> GradientTree::finish() {
   return result_->values;
 }
 
-void GradientTree::clear() {
-  for (const Node& node : stack_) free_.push_back(node.values);
-  stack_.clear();
-}
-
 }  // namespace ductile::parallel

@@ -32,8 +32,6 @@ class GradientTree {
   void push();
   // The sum of the leaves pushed since the last finish(); at least one.
   std::span<float> finish();
-  // Forgets the leaves pushed since the last finish().
-  void clear();
 
  private:
   // A vector of the tree's own, or the caller's.

@@ -134,7 +134,6 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
   next_rank_ = hosted_.begin;
   batches_.clear();
   contributions_.clear();
-  tree_->clear();
 }
 
 void Replica::compute(int64_t count, std::span<float> out) {

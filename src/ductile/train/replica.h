@@ -51,6 +51,7 @@ class Replica {
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return train_set_->info(); }
   const data::DatasetInfo& test_info() const { return test_set_->info(); }
+  const optim::ParamLayout& layout() const { return flat_->layout(); }
   int64_t num_parameters() const { return flat_->layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
