@@ -8,6 +8,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include "ductile/base/error.h"
@@ -20,6 +21,14 @@ namespace {
 
 using at::Tensor;
 namespace ops = nn::ops;
+
+// oneDNN 2.6 corrupts its primitives when several threads make some at once, as ranks that are
+// threads do; ranks that are processes, as in real jobs, have one each.
+class Spatial : public testing::Test {
+ protected:
+  void SetUp() override { at::globalContext().setUserEnabledMkldnn(false); }
+  void TearDown() override { at::globalContext().setUserEnabledMkldnn(true); }
+};
 
 Tensor leaf(const Tensor& t) { return t.detach().clone().requires_grad_(); }
 
@@ -106,13 +115,14 @@ struct Window {
 Window any_window(const std::vector<int64_t>& kernels, bool pool) {
   Window w;
   w.kernel = *rc::gen::elementOf(kernels);
-  w.stride = *rc::gen::inRange<int64_t>(1, 4);
-  w.padding = *rc::gen::inRange<int64_t>(0, (pool ? w.kernel / 2 : w.kernel - 1) + 1);
-  w.batch = *rc::gen::inRange<int64_t>(1, 4);
+  w.stride = *rc::gen::element<int64_t>(1, 2, 2, 3);
+  w.padding =
+      *rc::gen::resize(100, rc::gen::inRange<int64_t>(0, (pool ? w.kernel / 2 : w.kernel - 1) + 1));
+  w.batch = *rc::gen::element<int64_t>(1, 2, 3);
   w.in = *rc::gen::element<int64_t>(1, 3, 8, 16);
   w.out = *rc::gen::element<int64_t>(2, 8, 16);
-  w.height = *rc::gen::inRange<int64_t>(1, 24);
-  w.width = *rc::gen::inRange<int64_t>(1, 24);
+  w.height = *rc::gen::resize(100, rc::gen::inRange<int64_t>(1, 24));
+  w.width = *rc::gen::resize(100, rc::gen::inRange<int64_t>(1, 24));
   return w;
 }
 
@@ -138,7 +148,7 @@ void check(const Window& w, const Grid& grid, const Operands& o, const Operator&
   });
 }
 
-RC_GTEST_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
   const Window w = any_window({1, 3, 5, 7}, false);
   const bool biased = *rc::gen::arbitrary<bool>();
   Operands o{{image(w.batch, w.in, w.height, w.width)},
@@ -150,12 +160,14 @@ RC_GTEST_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
   });
 }
 
-RC_GTEST_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages, ()) {
   Window w = any_window({1, 3, 5, 7}, false);
   const bool relu = *rc::gen::arbitrary<bool>(), residual = *rc::gen::arbitrary<bool>();
   const int64_t height = w.along(w.height), width = w.along(w.width);
-  // Statistics over a few values amplify every rounding.
+  // Statistics over a few values amplify every rounding, and behind a normalisation the gradient of
+  // a filter of one weight is nothing but rounding.
   RC_PRE(w.batch * height * width >= 24);
+  RC_PRE(w.in * w.kernel > 1);
   Operands o{{image(w.batch, w.in, w.height, w.width)},
              {at::randn({w.out, w.in, w.kernel, w.kernel}, at::kDouble) * 0.3,
               at::rand({w.out}, at::kDouble) + 0.5, at::randn({w.out}, at::kDouble)}};
@@ -169,7 +181,7 @@ RC_GTEST_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages, ()) {
   });
 }
 
-RC_GTEST_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
   const Window w = any_window({1, 2, 3, 5}, true);
   check(w, *rc::gen::elementOf(kGrids), {{image(w.batch, w.in, w.height, w.width)}, {}},
         [&](const Operands& p) {
@@ -177,7 +189,7 @@ RC_GTEST_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
         });
 }
 
-RC_GTEST_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
   const Grid grid = *rc::gen::elementOf(kGrids);
   const auto height = *rc::gen::inRange<int64_t>(grid.rows, 14);
   const auto width = *rc::gen::inRange<int64_t>(grid.cols, 14);
