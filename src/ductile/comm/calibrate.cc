@@ -99,6 +99,7 @@ class Prober {
     constexpr size_t kSmall = 8;
     const double step = seconds(probe.row(), kSmall) / kRow;
     const double fan = seconds(probe.fan(), kSmall);
+    const double empty = seconds(probe.stream(), kSmall);
     const double stream = seconds(probe.stream(), options_.large_bytes / kPieces);
     Link link;
     // A rank works for each message that it sends and for each that it gets. Messages to one peer
@@ -110,7 +111,9 @@ class Prober {
       link.overhead = 0.1 * step;
     }
     link.latency = step - 2 * link.overhead;
-    link.bandwidth = static_cast<double>(options_.large_bytes) / std::max(stream - step, 1e-9);
+    // A disturbance of one of the two must not make bytes look free.
+    const double bytes_alone = std::max({stream - empty, stream / 4, 1e-9});
+    link.bandwidth = static_cast<double>(options_.large_bytes) / bytes_alone;
     return link;
   }
 

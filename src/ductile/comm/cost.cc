@@ -54,12 +54,21 @@ double chain(double n, double s, int k, const Link& link, double beta, double g)
   return n * (piece + delay) + (k - 1) * piece;
 }
 
+// As chain, between ranks of one host: whatever a piece costs, the processor spends.
+double near_chain(double n, double s, int k, const Link& link, double g) {
+  if (n <= 0) return 0;
+  const double piece = s / k * (1 / link.bandwidth + g) + 2 * link.overhead;
+  if ((k - 1) * piece >= link.latency) return n * k * piece + link.latency;
+  return n * (piece + link.latency) + (k - 1) * piece;
+}
+
 // Only every G-th step of a ring leaves the host; its link carries one of the G shares at a time.
 double ring_price(const Model& m, double steps, double share, double total, int k, double g) {
+  const double near = near_chain(steps, share, k, m.fabric.inside, g);
+  if (m.one_host()) return near;
   const double b = Model::beta(m.far(), total);
   const double far = chain(steps, share, k, m.far(), b, g);
-  if (m.one_host() || m.flat()) return far;
-  const double near = chain(steps, share, k, m.fabric.inside, 1 / m.fabric.inside.bandwidth, g);
+  if (m.flat()) return far;
   const double alone = far / m.G + near * (1 - 1 / m.G);
   return std::max(alone, steps * share * b);
 }
@@ -115,9 +124,14 @@ double halving_price(const Model& m, int k, bool reduces) {
 
 // One way of direct exchange: P - 1 messages, those that leave the host over a shared link.
 double direct_price(const Model& m, int k, bool reduces, double part) {
+  if (m.one_host()) {
+    const Link& link = m.fabric.inside;
+    return link.latency +
+           (m.P - 1) * (2 * k * link.overhead + part / link.bandwidth + (reduces ? part * m.g : 0));
+  }
   const double remote = m.P - m.G;
   const double near = (m.G - 1) * part * Model::beta(m.fabric.inside, m.S);
-  const double far = m.one_host() ? 0 : m.G * remote * part * Model::beta(m.far(), 2 * m.S);
+  const double far = m.G * remote * part * Model::beta(m.far(), 2 * m.S);
   const double messages = (m.P - 1) * k * m.far().overhead;
   return m.far().latency + std::max({near + far, messages, 2 * m.far().overhead}) +
          (reduces ? part / k * m.g : 0);
@@ -137,6 +151,11 @@ double torus_price(const Model& m, int k) {
   const double b = Model::beta(link, shared);
   const double flow = m.S / flows;
   const double steps = 2 * (m.X - 1) + 2 * (m.Y - 1);
+  if (m.one_host()) {  // the processor moves all flows
+    const double work = 2 * (m.P - 1) / m.P * m.S / link.bandwidth + (m.P - 1) / m.P * m.S * m.g +
+                        steps * flows * 2 * link.overhead;
+    return work + steps * link.latency / flows;
+  }
   const double one = 2 * (m.P - 1) / m.P * flow * b;  // a flow's own bytes, both dimensions
   const double delay = steps * (Model::alpha(link) + flow / m.P * m.g);
   if (shared * b + delay / flows > one + delay) return shared * b + delay / flows;
@@ -249,6 +268,12 @@ double closed_price(Collective collective, Algorithm algorithm, const Fabric& fa
       return ring_price(m, m.P - 1, m.S, m.P * m.S, k, reduces ? m.g : 0);
     }
     case Collective::broadcast: {
+      if (algorithm == Algorithm::ring && m.one_host()) {
+        // Each rank takes a piece in and passes it on.
+        const Link& link = m.fabric.inside;
+        const double piece = m.S / k / link.bandwidth + 2 * link.overhead;
+        return (m.P - 1) * (piece + link.latency) + (k - 1) * piece;
+      }
       const double b = Model::beta(m.far(), m.S);
       const double piece = std::max(m.S / k * b, m.far().overhead);
       if (algorithm == Algorithm::ring) {

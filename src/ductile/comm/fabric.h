@@ -33,8 +33,9 @@ struct Fabric {
   // and bytes of the vector a second; 0: there is none, or nobody measured it.
   double shared_latency = 0;
   double shared_bandwidth = 0;
-  Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};  // ranks of one host
-  Link between;                                                        // hosts, each rail
+  // Ranks of one host. Their processors move the bytes, so that nothing else overlaps with it.
+  Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};
+  Link between;               // hosts, each rail
   std::vector<int64_t> host;  // of each rank; overrides ranks_per_host
 
   Topology topology() const;
