@@ -7,6 +7,7 @@
 
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -366,8 +367,9 @@ void Arena::detach() {
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (copy == MAP_FAILED) fail_errno("copy the arena's region", errno);
   std::memcpy(copy, own, used);
-  if (mremap(copy, impl_->region_bytes, impl_->region_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own) ==
-      MAP_FAILED) {
+  // By its number: UCX puts an mremap of its own before the C library's, which drops the address.
+  if (syscall(SYS_mremap, copy, impl_->region_bytes, impl_->region_bytes,
+              MREMAP_MAYMOVE | MREMAP_FIXED, own) == -1) {
     const int error = errno;
     munmap(copy, impl_->region_bytes);
     fail_errno("detach the arena's region", error);

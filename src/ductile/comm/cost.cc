@@ -39,8 +39,7 @@ struct Model {
 
   // Seconds a byte on `link` when an operation sends `total` bytes over it.
   static double beta(const Link& link, double total) {
-    if (link.sustained <= 0 || total <= link.burst) return 1 / link.bandwidth;
-    return (link.burst / link.bandwidth + (total - link.burst) / link.sustained) / total;
+    return total > 0 ? bytes_seconds(link, total) / total : 1 / link.bandwidth;
   }
   static double alpha(const Link& link) { return link.latency + 2 * link.overhead; }
 };
@@ -57,7 +56,7 @@ double chain(double n, double s, int k, const Link& link, double beta, double g)
 // As chain, between ranks of one host: whatever a piece costs, the processor spends.
 double near_chain(double n, double s, int k, const Link& link, double g) {
   if (n <= 0) return 0;
-  const double piece = s / k * (1 / link.bandwidth + g) + 2 * link.overhead;
+  const double piece = bytes_seconds(link, s / k) + s / k * g + 2 * link.overhead;
   if ((k - 1) * piece >= link.latency) return n * k * piece + link.latency;
   return n * (piece + link.latency) + (k - 1) * piece;
 }
@@ -152,8 +151,8 @@ double torus_price(const Model& m, int k) {
   const double flow = m.S / flows;
   const double steps = 2 * (m.X - 1) + 2 * (m.Y - 1);
   if (m.one_host()) {  // the processor moves all flows
-    const double work = 2 * (m.P - 1) / m.P * m.S / link.bandwidth + (m.P - 1) / m.P * m.S * m.g +
-                        steps * flows * 2 * link.overhead;
+    const double work = 2 * (m.P - 1) / m.P * m.S * Model::beta(link, flow / m.X) +
+                        (m.P - 1) / m.P * m.S * m.g + steps * flows * 2 * link.overhead;
     return work + steps * link.latency / flows;
   }
   const double one = 2 * (m.P - 1) / m.P * flow * b;  // a flow's own bytes, both dimensions
@@ -271,7 +270,7 @@ double closed_price(Collective collective, Algorithm algorithm, const Fabric& fa
       if (algorithm == Algorithm::ring && m.one_host()) {
         // Each rank takes a piece in and passes it on.
         const Link& link = m.fabric.inside;
-        const double piece = m.S / k / link.bandwidth + 2 * link.overhead;
+        const double piece = bytes_seconds(link, m.S / k) + 2 * link.overhead;
         return (m.P - 1) * (piece + link.latency) + (k - 1) * piece;
       }
       const double b = Model::beta(m.far(), m.S);
@@ -322,7 +321,7 @@ Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, co
     if (k > 1 && share / k < kSmallestPiece) break;
     if (k < 32 && share / k > kLargestPiece) continue;
     const double seconds = price_of(collective, algorithm, fabric, load, k);
-    if (best.seconds < 0 || seconds < 0.99 * best.seconds) {
+    if (best.seconds < 0 || seconds < 0.95 * best.seconds) {
       best.seconds = seconds;
       best.pipeline = k;
     }

@@ -41,9 +41,7 @@ struct Wire {
   double duration(double bytes) {
     const double before = carried;
     carried += bytes;
-    if (link->sustained <= 0) return bytes / link->bandwidth;
-    const double fast = std::clamp(link->burst - before, 0.0, bytes);
-    return fast / link->bandwidth + (bytes - fast) / link->sustained;
+    return bytes_seconds(*link, bytes, before);
   }
 };
 
@@ -156,7 +154,7 @@ class Simulation {
 
   // Within a host bytes are moved by the processors of the two ranks, half by each.
   double moving(int r, const Step& s, const Chunks& run) const {
-    return inside(r, s.peer) ? bytes(r, s, run) / fabric_.inside.bandwidth / 2 : 0;
+    return inside(r, s.peer) ? bytes_seconds(fabric_.inside, bytes(r, s, run)) / 2 : 0;
   }
 
   // One wire a rail, or, where links are point to point, one for each neighbour.
