@@ -87,6 +87,23 @@ TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
   }
 }
 
+// Faster sums depend on the number of workers, but on nothing else.
+TEST(Elastic, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
+  const TempFolder root;
+  const fs::path log = root.path() / "log";
+  for (const char* name : {"a", "b"}) {
+    ASSERT_EQ(Program(train(root.path() / name,
+                            {"--workers", "3", "--set", "train.reduction=fast", "--set",
+                             "train.epochs=2"}),
+                      log)
+                  .wait(),
+              0)
+        << read_file(log);
+  }
+  EXPECT_EQ(read_file(root.path() / "a" / "model.safetensors"),
+            read_file(root.path() / "b" / "model.safetensors"));
+}
+
 TEST(Elastic, KilledWorkersChangeNothing) {
   const TempFolder root;
   ASSERT_EQ(Program(train(root.path() / "one", {}), root.path() / "log").wait(), 0);

@@ -5,10 +5,12 @@
 #include <map>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/version.h"
+#include "ductile/server/host_agent.h"
 
 namespace ductile::cli {
 namespace {
@@ -53,6 +55,16 @@ void add_job(CLI::App& app, JobRequest& job) {
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
 
+void add_hosts(CLI::App& app, HostsRequest& hosts) {
+  app.add_option("--hosts", hosts.hosts,
+                 "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
+      ->option_text("LIST");
+  app.add_option("--launcher", hosts.launcher, "what starts a program on a host; none: ssh {host}")
+      ->option_text("COMMAND");
+  app.add_option("--listen", hosts.listen, "this machine's address for the hosts; none: found out")
+      ->option_text("ADDRESS");
+}
+
 void add_train(CLI::App& app, Parsed& parsed) {
   TrainCommand& c = parsed.train;
   CLI::App* sub = app.add_subcommand("train", "train a model");
@@ -60,6 +72,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile train job.toml --set train.epochs=5\n"
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
+      "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
@@ -81,6 +94,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "processes that share the job; none: one, or as many as before")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_hosts(*sub, c.hosts);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
   add_json(*sub, c.json);
   sub->callback([&parsed] {
@@ -285,6 +299,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_option("--workers", c.workers, "how many; none: as many as before")
       ->option_text("N")
       ->check(count);
+  add_hosts(*sub, c.hosts);
   add_json(*sub, c.json);
   sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
                          "runs/latest --follow", logs);
@@ -453,6 +468,12 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_report(app, parsed);
   add_doctor(app, parsed);
   add_bench(app, parsed);
+  // What launcher commands start; not for people.
+  app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
+    parsed.chosen = [](Context&) {
+      return server::run_host_agent(STDIN_FILENO, STDOUT_FILENO) == 0 ? kDone : kFailed;
+    };
+  });
 
   try {
     app.parse(argc, argv);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@ struct ArenaOptions {
   // A wait as long as this ends the arena and names the ranks waited for. 0: never; then a failure
   // detector outside must notice peers that live but stand still.
   std::chrono::nanoseconds stall_deadline{0};
+  // Asked every few milliseconds while ranks meet; true ends the meeting with peer_lost.
+  std::function<bool()> given_up;
   std::vector<int> labels;  // what to call ranks 0, 1 ... in messages; empty: by their numbers
 };
 
@@ -50,7 +53,7 @@ class Arena {
   // `name`: rank 0 makes the segment and hands it out over an abstract unix socket, which ends with
   // the meeting. `name` has at most 80 characters, and is unique to the job and generation.
   // Processes of other users are refused. Throws deadline if ranks are missing after `patience`,
-  // and names them.
+  // and names them; peer_lost as soon as options.given_up says so.
   static std::unique_ptr<Arena> meet(const std::string& name, int rank, int num_ranks,
                                      const ArenaOptions& options,
                                      std::chrono::nanoseconds patience);

@@ -187,6 +187,7 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
       reported = op;
       if (const auto stalled = stall()) on_stall(*stalled);
     }
+    if (options.given_up && options.given_up()) fail({{}, "the meeting was given up"});
     if (options.stall_deadline.count() > 0 && now - start > options.stall_deadline && !ready()) {
       PeerLoss loss;
       const uint32_t reached = slots[rank].arrived.value.load();

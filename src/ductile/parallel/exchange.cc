@@ -1,6 +1,7 @@
 #include "ductile/parallel/exchange.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "ductile/base/aligned_array.h"
@@ -13,8 +14,9 @@ namespace {
 
 using comm::LeafRange;
 
+// At least one, which a worker without virtual ranks fills with zeros.
 size_t most_nodes(const ExchangeLayout& layout) {
-  size_t most = 0;
+  size_t most = 1;
   for (int r = 0; r < layout.num_workers(); ++r) most = std::max(most, layout.nodes(r).size());
   return most;
 }
@@ -33,12 +35,16 @@ class SharedExchange final : public Exchange {
       : Exchange(std::move(layout), arena->rank()),
         arena_(std::move(arena)),
         transport_(comm::make_shm_transport(arena_)),
-        votes_(arena_->allocate(sizeof(uint64_t) * layout_.cut.size())),
-        sum_(arena_->allocate(vector_bytes(layout_))) {
+        votes_(arena_->allocate(sizeof(uint64_t) * layout_.cut.size())) {
     for (size_t i = 0; i < most_nodes(layout_); ++i) {
       partials_.push_back(arena_->allocate(vector_bytes(layout_)));
     }
     for (size_t r = 0; r < layout_.cut.size(); ++r) vote_bounds_.push_back(r);
+    if (layout_.reduction == Reduction::fast) {
+      sum_ = partials_.front();
+      return;
+    }
+    sum_ = arena_->allocate(vector_bytes(layout_));
     std::vector<LeafRange> pieces;
     for (int r = 0; r < layout_.num_workers(); ++r) {
       const std::vector<LeafRange> nodes = layout_.nodes(r);
@@ -55,8 +61,13 @@ class SharedExchange final : public Exchange {
   std::span<float> partial(size_t i) override { return floats(partials_[i], layout_.vector_size); }
 
   std::span<const float> reduce() override {
-    comm::all_reduce_combine(*arena_, DType::f32, inputs_, steps_, sum_,
-                             static_cast<size_t>(layout_.vector_size));
+    const auto size = static_cast<size_t>(layout_.vector_size);
+    if (layout_.reduction == Reduction::canonical) {
+      comm::all_reduce_combine(*arena_, DType::f32, inputs_, steps_, sum_, size);
+    } else {
+      if (nodes_.empty()) std::ranges::fill(partial(0), 0.0F);
+      comm::all_reduce(*arena_, DType::f32, sum_, size);
+    }
     return floats(sum_, layout_.vector_size);
   }
 
@@ -81,6 +92,15 @@ class SharedExchange final : public Exchange {
     finish(transfer);
   }
 
+  void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
+    std::deque<comm::Transfer> transfers;
+    for (const PeerMessage& m : theirs) {
+      transport_->receive(m.peer, received_[m.peer]++, m.bytes, transfers.emplace_back());
+      transport_->send(m.peer, sent_[m.peer]++, bytes, transfers.emplace_back());
+    }
+    for (const comm::Transfer& transfer : transfers) finish(transfer);
+  }
+
   void fail(const std::string& reason) override { arena_->fail({{}, reason}); }
 
  private:
@@ -93,7 +113,7 @@ class SharedExchange final : public Exchange {
   std::unique_ptr<comm::Transport> transport_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...
-  std::byte* sum_;
+  std::byte* sum_ = nullptr;         // with Reduction::fast the partial itself
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order
   std::vector<comm::Combine> steps_;
@@ -103,12 +123,15 @@ class SharedExchange final : public Exchange {
 class MessageExchange final : public Exchange {
  public:
   MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout)
-      : Exchange(std::move(layout), communicator->rank()),
-        communicator_(std::move(communicator)),
-        sum_(layout_.vector_size) {
+      : Exchange(std::move(layout), communicator->rank()), communicator_(std::move(communicator)) {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       partials_.emplace_back(layout_.vector_size);
       inputs_.push_back(partials_.back().data());
+    }
+    if (layout_.reduction == Reduction::canonical) {
+      sum_ = AlignedArray<float>(layout_.vector_size);
+    } else if (partials_.empty()) {
+      partials_.emplace_back(layout_.vector_size);
     }
   }
 
@@ -116,9 +139,16 @@ class MessageExchange final : public Exchange {
   std::span<float> partial(size_t i) override { return partials_[i].span(); }
 
   std::span<const float> reduce() override {
-    communicator_->canonical_all_reduce(inputs_, sum_.data(), layout_.vector_size, DType::f32,
-                                        layout_.cut);
-    return sum_.span();
+    if (layout_.reduction == Reduction::canonical) {
+      communicator_->canonical_all_reduce(inputs_, sum_.data(), layout_.vector_size, DType::f32,
+                                          layout_.cut);
+      return sum_.span();
+    }
+    const std::span<float> part = partials_.front().span();
+    if (nodes_.empty()) std::ranges::fill(part, 0.0F);
+    communicator_->all_reduce(part.data(), part.data(), layout_.vector_size, DType::f32,
+                              {.wire = layout_.wire});
+    return part;
   }
 
   uint64_t largest(uint64_t value) override {
@@ -135,24 +165,40 @@ class MessageExchange final : public Exchange {
     communicator_->receive(peer, 0, bytes);
   }
 
+  void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
+    std::vector<comm::Work> works;
+    for (const PeerMessage& m : theirs) {
+      works.push_back(communicator_->start_receive(m.peer, 0, m.bytes));
+      works.push_back(communicator_->start_send(m.peer, 0, bytes));
+    }
+    for (comm::Work& work : works) work.wait();
+  }
+
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }
 
  private:
   std::unique_ptr<comm::Communicator> communicator_;
   std::vector<AlignedArray<float>> partials_;
   std::vector<const void*> inputs_;
-  AlignedArray<float> sum_;
+  AlignedArray<float> sum_;  // with Reduction::fast it is the partial
 };
 
 }  // namespace
 
 std::vector<LeafRange> ExchangeLayout::nodes(int rank) const {
   const auto r = static_cast<size_t>(rank);
+  if (reduction == Reduction::fast) {
+    if (cut[r] == cut[r + 1]) return {};
+    return {{cut[r], cut[r + 1]}};
+  }
   return comm::cover(num_virtual_ranks(), {cut[r], cut[r + 1]});
 }
 
 Exchange::Exchange(ExchangeLayout layout, int rank)
-    : layout_(std::move(layout)), nodes_(layout_.nodes(rank)) {}
+    : layout_(std::move(layout)), nodes_(layout_.nodes(rank)) {
+  DUCTILE_CHECK(!layout_.wire || layout_.reduction == Reduction::fast,
+                "a wire format would change the canonical sum");
+}
 
 size_t arena_bytes(const ExchangeLayout& layout) {
   constexpr size_t kSlack = size_t{4} << 20;  // alignment, rings, votes

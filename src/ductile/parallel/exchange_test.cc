@@ -68,33 +68,71 @@ std::vector<int64_t> random_cut(int64_t num_leaves, int num_workers) {
   return inner;
 }
 
+// What this worker's virtual ranks contribute.
+void fill_partials(Exchange& exchange) {
+  const int64_t size = exchange.layout().vector_size;
+  for (size_t i = 0; i < exchange.nodes().size(); ++i) {
+    const comm::LeafRange node = exchange.nodes()[i];
+    GradientTree tree(size);
+    tree.sum_into(exchange.partial(i));
+    for (int64_t v = node.begin; v < node.end; ++v) {
+      std::ranges::copy(leaf(v, size), tree.leaf().begin());
+      tree.push();
+    }
+    tree.finish();
+  }
+}
+
 RC_GTEST_PROP(Exchange, sums_as_one_process_does_whatever_the_cut, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
   const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
   const int64_t size = *rc::gen::element<int64_t>(1, 3, 64, 1000, 20'011);
-  const ExchangeLayout layout{random_cut(num_leaves, workers), size};
+  ExchangeLayout layout{random_cut(num_leaves, workers), size};
+  const int idle = *rc::gen::inRange(0, 2);  // members without virtual ranks
+  layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
   const Vec expected = serial_sum(num_leaves, size);
-  std::vector<int> right(static_cast<size_t>(workers), 0);
+  std::vector<int> right(static_cast<size_t>(workers + idle), 0);
   with_workers(kind, layout, [&](Exchange& exchange) {
     for (int round = 0; round < 3; ++round) {
-      for (size_t i = 0; i < exchange.nodes().size(); ++i) {
-        const comm::LeafRange node = exchange.nodes()[i];
-        GradientTree tree(size);
-        for (int64_t v = node.begin; v < node.end; ++v) {
-          std::ranges::copy(leaf(v, size), tree.leaf().begin());
-          tree.push();
-        }
-        std::ranges::copy(tree.finish(), exchange.partial(i).begin());
-      }
+      fill_partials(exchange);
       const std::span<const float> sum = exchange.reduce();
       const auto rank = static_cast<uint64_t>(exchange.rank());
-      const bool voted = exchange.largest(100 * rank + static_cast<uint64_t>(round)) ==
-                         100 * static_cast<uint64_t>(workers - 1) + static_cast<uint64_t>(round);
+      const bool voted =
+          exchange.largest(100 * rank + static_cast<uint64_t>(round)) ==
+          100 * static_cast<uint64_t>(workers + idle - 1) + static_cast<uint64_t>(round);
       right[rank] += voted && std::ranges::equal(sum, expected);
     }
   });
-  RC_ASSERT(right == std::vector<int>(static_cast<size_t>(workers), 3));
+  RC_ASSERT(right == std::vector<int>(static_cast<size_t>(workers + idle), 3));
+}
+
+RC_GTEST_PROP(Exchange, a_fast_sum_is_the_same_on_all_and_near_the_canonical_one, ()) {
+  const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
+  const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
+  const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
+  const int64_t size = *rc::gen::element<int64_t>(1, 3, 64, 1000, 20'011);
+  ExchangeLayout layout{random_cut(num_leaves, workers), size, Reduction::fast};
+  if (kind == Kind::messages && *rc::gen::arbitrary<bool>()) layout.wire = DType::bf16;
+  const int idle = *rc::gen::inRange(0, 2);
+  layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
+  const Vec expected = serial_sum(num_leaves, size);
+  std::vector<std::vector<Vec>> sums(static_cast<size_t>(workers + idle));
+  with_workers(kind, layout, [&](Exchange& exchange) {
+    for (int round = 0; round < 3; ++round) {
+      fill_partials(exchange);
+      const std::span<const float> sum = exchange.reduce();
+      sums[static_cast<size_t>(exchange.rank())].emplace_back(sum.begin(), sum.end());
+      exchange.largest(0);
+    }
+  });
+  const float tolerance = layout.wire ? 0.2F : 1e-4F;
+  for (const std::vector<Vec>& rounds : sums) {
+    for (const Vec& sum : rounds) RC_ASSERT(sum == sums[0][0]);
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    RC_ASSERT(std::abs(sums[0][0][i] - expected[i]) < tolerance);
+  }
 }
 
 TEST(Exchange, carries_states_from_one_worker_to_another) {
@@ -125,15 +163,7 @@ TEST(Exchange, a_failure_ends_it_everywhere_and_leaves_the_last_sum) {
     const Vec expected = serial_sum(4, 5000);
     std::atomic<int> ended = 0;
     with_workers(kind, layout, [&](Exchange& exchange) {
-      for (size_t i = 0; i < exchange.nodes().size(); ++i) {
-        const comm::LeafRange node = exchange.nodes()[i];
-        GradientTree tree(5000);
-        for (int64_t v = node.begin; v < node.end; ++v) {
-          std::ranges::copy(leaf(v, 5000), tree.leaf().begin());
-          tree.push();
-        }
-        std::ranges::copy(tree.finish(), exchange.partial(i).begin());
-      }
+      fill_partials(exchange);
       const std::span<const float> sum = exchange.reduce();
       try {
         if (exchange.rank() == 1) exchange.fail("a test");
