@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kSmall = 8;          // bytes of a message that measures latency
+constexpr int kRested = 2;            // messages in a row on a link that has rested
 constexpr size_t kMiddle = 32 << 10;  // and of one that buffers and caches hold with ease
 
 double since(Clock::time_point start) {
@@ -109,16 +111,18 @@ class Prober {
     };
     const auto bytes = static_cast<double>(options_.large_bytes);
     link.bandwidth = rate(bytes, small, large);
-    if (within_host && options_.large_bytes > kMiddle) {
-      constexpr auto kBurst = static_cast<double>(kMiddle);
-      const double middle = message_seconds(probe, kMiddle, 16);
-      const double fast = rate(kBurst, small, middle);
-      const double slow = rate(bytes - kBurst, middle, large);
-      if (slow < fast) {
-        link.burst = kBurst;
-        link.bandwidth = fast;
-        link.sustained = slow;
-      }
+    if (options_.large_bytes <= kMiddle) return link;
+    constexpr auto kBurst = static_cast<double>(kMiddle);
+    const double middle =
+        within_host ? message_seconds(probe, kMiddle, 16) : rested_message_seconds(probe, kMiddle);
+    const double fast = rate(kBurst, small, middle);
+    // Buffers and caches hold one message; a shaper of traffic lets so many bytes of an operation
+    // pass and then keeps to its rate.
+    const double slow = within_host ? rate(bytes - kBurst, middle, large) : link.bandwidth;
+    if (fast > (within_host ? 1 : 1.5) * slow) {
+      link.burst = within_host ? kBurst : kRested * kBurst;
+      link.bandwidth = fast;
+      link.sustained = slow;
     }
     return link;
   }
@@ -126,6 +130,12 @@ class Prober {
  private:
   double message_seconds(const Probe& probe, size_t bytes, int messages) {
     return seconds(probe.row(messages), bytes, 1) / messages;
+  }
+
+  // Of a few messages after a time in which a shaper has gathered what it lets pass at once.
+  double rested_message_seconds(const Probe& probe, size_t bytes) {
+    constexpr std::chrono::milliseconds kRest{5};
+    return seconds(probe.row(kRested), bytes, 1, kRest) / kRested;
   }
 
   // More on links where it costs little.
@@ -144,11 +154,13 @@ class Prober {
   // Seconds of `runs` of a list whose chunks have `bytes`: the median of several times. One run of
   // messages that do not wait for each other tells nothing, since a rank may be ahead of its
   // neighbours by all that fits into buffers.
-  double seconds(const Schedule& list, size_t bytes, int runs) {
+  double seconds(const Schedule& list, size_t bytes, int runs,
+                 std::chrono::milliseconds rest = std::chrono::milliseconds(0)) {
     const auto size = static_cast<int64_t>(bytes) * list.chunks_per_block;
     if (memory_.size() < static_cast<size_t>(size)) memory_.resize(static_cast<size_t>(size));
     std::vector<double> times;
     for (int i = 0; i <= repeats_; ++i) {
+      std::this_thread::sleep_for(rest);
       comm_.barrier();
       const auto start = Clock::now();
       for (int k = 0; k < runs; ++k) {
@@ -183,7 +195,7 @@ double seconds_a_reduced_byte() {
 }
 
 // The measured values of a fabric as one row, and back; what is 0 keeps its place.
-using Row = std::array<double, 11>;
+using Row = std::array<double, 13>;
 
 double inverse(double x) { return x > 0 ? 1 / x : 0; }
 
@@ -196,6 +208,8 @@ Row row_of(const Fabric& f) {
           f.between.latency,
           inverse(f.between.bandwidth),
           f.between.overhead,
+          f.between.burst,
+          inverse(f.between.sustained),
           inverse(f.reduce_bandwidth),
           f.shared_latency,
           inverse(f.shared_bandwidth)};
@@ -216,10 +230,12 @@ void take_row(Fabric& f, const Row& row) {
     f.between.latency = row[5];
     f.between.bandwidth = 1 / row[6];
     f.between.overhead = row[7];
+    f.between.burst = row[8];
+    f.between.sustained = inverse(row[9]);
   }
-  set(f.reduce_bandwidth, inverse(row[8]));
-  set(f.shared_latency, row[9]);
-  set(f.shared_bandwidth, inverse(row[10]));
+  set(f.reduce_bandwidth, inverse(row[10]));
+  set(f.shared_latency, row[11]);
+  set(f.shared_bandwidth, inverse(row[12]));
 }
 
 // Sums in shared memory, small and large; of data outside of it where it is full.
@@ -249,8 +265,8 @@ void measure_shared(Communicator& comm, int repeats, Row& row) {
     larges.push_back(since(start));
   }
   arena.release(mark);
-  row[9] = median(smalls);
-  row[10] = std::max(median(larges) - row[9], 1e-9) / (kCount * sizeof(float));
+  row[11] = median(smalls);
+  row[12] = std::max(median(larges) - row[11], 1e-9) / (kCount * sizeof(float));
 }
 
 Row measure_all(Communicator& comm, const CalibrationOptions& options) {
@@ -270,9 +286,8 @@ Row measure_all(Communicator& comm, const CalibrationOptions& options) {
     most(at, link.latency);
     most(at + 1, inverse(link.bandwidth));
     most(at + 2, link.overhead);
-    if (!within_host) return;
-    most(3, link.burst);
-    most(4, inverse(link.sustained));
+    most(at + 3, link.burst);
+    most(at + 4, inverse(link.sustained));
   };
   const auto several = [](const auto& list) { return list.second.size() > 1; };
   if (std::any_of(hosts.begin(), hosts.end(), several)) {
@@ -282,7 +297,7 @@ Row measure_all(Communicator& comm, const CalibrationOptions& options) {
     measure(leaders, rail, false);
   }
   comm.barrier();
-  row[8] = seconds_a_reduced_byte();
+  row[10] = seconds_a_reduced_byte();
   measure_shared(comm, options.repeats, row);
   return row;
 }
