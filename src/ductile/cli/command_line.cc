@@ -316,7 +316,7 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
       "Example:\n"
       "  ductile bench all-reduce --workers 4 --explain\n"
       "  ductile bench all-reduce --workers 4 --transport tcp --sizes 4K,1M,25M\n"
-      "  ductile bench all-reduce --hosts node1,node2=10.0.0.2 --launcher 'ssh {host}'\n"
+      "  ductile bench all-reduce --hosts node1:4,node2=10.0.0.2:4\n"
       "\n"
       "Measures the links between the workers (kept in ~/.cache/ductile for the next start), then\n"
       "for each size what the cost model says of each algorithm, what it takes, and which one is\n"
@@ -326,9 +326,10 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
   sub->add_option("--workers", c.workers, "how many processes; none: two, or one a host")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{128}));
-  sub->add_option("--hosts", c.hosts, "hosts, with their addresses where names are not enough")
-      ->option_text("NAME[=ADDRESS[+ADDRESS]],...");
-  sub->add_option("--launcher", c.launcher, "what starts a program on {host}; ssh {host}")
+  sub->add_option("--hosts", c.hosts,
+                  "where the workers run: a,b:2,c=10.0.0.3+10.1.0.3:2 (host=addresses:workers)")
+      ->option_text("LIST");
+  sub->add_option("--launcher", c.launcher, "what starts a program on a host; none: ssh {host}")
       ->option_text("COMMAND");
   sub->add_option("--transport", c.transport, "shm, tcp or ucx; none: shm, tcp between hosts")
       ->option_text("NAME")

@@ -25,7 +25,12 @@ using Json = nlohmann::ordered_json;
 void say(const Json& line) { std::cout << line.dump() << std::endl; }
 
 Json link_json(const Link& l) {
-  return {{"latency", l.latency}, {"bandwidth", l.bandwidth}, {"overhead", l.overhead}};
+  Json j = {{"latency", l.latency}, {"bandwidth", l.bandwidth}, {"overhead", l.overhead}};
+  if (l.sustained > 0) {
+    j["burst"] = l.burst;
+    j["sustained"] = l.sustained;
+  }
+  return j;
 }
 
 Json spread_json(const Spread& s) {

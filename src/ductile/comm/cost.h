@@ -48,7 +48,7 @@ double shared_memory_price(const Fabric& fabric, const Load& load);
 // The algorithm with its best pipeline. Throws invalid_argument if the collective does not have it.
 Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load);
 
-// The cheapest algorithm; of two within one percent, the earlier in algorithms_of(). The same on
+// The cheapest algorithm; of two within three percent, the earlier in algorithms_of(). The same on
 // all ranks that hold the same fabric.
 Choice choose(Collective collective, const Fabric& fabric, const Load& load);
 
