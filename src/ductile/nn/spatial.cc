@@ -9,6 +9,10 @@ namespace {
 
 thread_local SpatialSplit* current = nullptr;
 
+SpatialSplit* several(SpatialSplit* split) {
+  return split != nullptr && split->num_cells() > 1 ? split : nullptr;
+}
+
 }  // namespace
 
 Range part_of(int64_t size, int parts, int index) {
@@ -26,8 +30,8 @@ SpatialSplit::SpatialSplit(int rows, int cols, int cell) : rows_(rows), cols_(co
 SpatialSplit* current_spatial_split() { return current; }
 
 SpatialScope::SpatialScope(SpatialSplit* split)
-    : before_(std::exchange(current, split)),
-      group_(current_batch_group() != nullptr ? current_batch_group() : split) {}
+    : before_(std::exchange(current, several(split))),
+      group_(current_batch_group() != nullptr ? current_batch_group() : several(split)) {}
 
 SpatialScope::~SpatialScope() { current = before_; }
 

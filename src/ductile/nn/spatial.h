@@ -74,8 +74,9 @@ class SpatialSplit : public BatchGroup {
 // in the split of its forward pass, which must live until then.
 SpatialSplit* current_spatial_split();
 
-// Makes `split` (nullptr: none) the current one of this thread for the life of the scope, and the
-// batch group with it, unless the thread is in one already (which then has to hold all cells).
+// Makes `split` (nullptr, or one of a single cell: none) the current one of this thread for the life
+// of the scope, and the batch group with it, unless the thread is in one already (which then has to
+// hold all cells).
 class SpatialScope {
  public:
   explicit SpatialScope(SpatialSplit* split);
