@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/halo.h"
 
 namespace ductile::nn {
 namespace {
@@ -19,13 +20,16 @@ Range part_of(int64_t size, int parts, int index) {
   return {size * index / parts, size * (index + 1) / parts};
 }
 
-SpatialSplit::SpatialSplit(int rows, int cols, int cell) : rows_(rows), cols_(cols), cell_(cell) {
+SpatialSplit::SpatialSplit(int rows, int cols, int cell)
+    : rows_(rows), cols_(cols), cell_(cell), sizes_(std::make_unique<Sizes>()) {
   if (rows < 1 || cols < 1 || cell < 0 || cell >= rows * cols) {
     fail(ErrorCode::invalid_argument,
          "cell {} of a grid of {}x{}: both sides are at least 1, and cells count from 0", cell,
          rows, cols);
   }
 }
+
+SpatialSplit::~SpatialSplit() = default;
 
 SpatialSplit* current_spatial_split() { return current; }
 

@@ -142,6 +142,7 @@ void check(const Window& w, const Grid& grid, const Operands& o, const Operator&
     RC_ASSERT(!testing::Test::HasFailure());
     return;
   }
+  if (grid.rows * grid.cols == 1) return;  // whole images: libtorch's business
   comm::run_ranks(grid.rows * grid.cols, [&](comm::Communicator& communicator) {
     CommunicatorSplit split(communicator, grid.rows, grid.cols);
     const nn::SpatialScope scope(&split);
