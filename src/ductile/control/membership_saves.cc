@@ -91,7 +91,9 @@ void Membership::State::start_save(WorkerRecord& writer, int64_t at_step, const 
 void Membership::State::drive_saves() {
   if (save_task) {
     const WorkerRecord* writer = find(save_task->worker);
-    if (writer == nullptr || !writer->live()) save_task.reset();
+    const bool stands_still = phase == Phase::preempting || phase == Phase::finishing;
+    if (writer == nullptr || !writer->live() || (stands_still && !holds_all(*writer)))
+      save_task.reset();
   }
   if (phase == Phase::preempting)
     save_before_preempting();

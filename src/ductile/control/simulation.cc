@@ -318,7 +318,7 @@ void Simulation::on_plan(const GenerationPlan& plan) {
   if (from_state) {
     // A member that was lost may have taken along the only copy of a part of the newest state.
     // Where nobody alive has applied that step, all go back to the one before.
-    const int64_t lost = sharded_ && faults_since_commit_ > 0 ? 1 : 0;
+    const int64_t lost = sharded_ ? 1 : 0;
     require(plan.start >= max_committed_ - lost, "generation {} starts at {}, but {} was committed",
             plan.number, plan.start, max_committed_);
     max_committed_ = plan.start;

@@ -122,9 +122,9 @@ struct Process {
   std::vector<DataMessage> early;
 
   // Of a sharded job: parts as bits.
-  uint32_t held = 0;     // of the state of state_step
-  uint32_t next = 0;     // of the reduction, hence of the state after it
-  uint32_t missing = 0;  // not arrived yet
+  uint32_t held = 0;  // of the state of state_step
+  uint32_t next = 0;  // of the reduction, hence of the state after it
+  uint32_t missing = 0, arrived = 0;
   bool fed = true;
   std::set<WorkerId> waits_for;
   size_t writer = 0;

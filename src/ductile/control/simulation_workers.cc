@@ -97,6 +97,7 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
     close_connections(id, process);
     ++process.token;
     process.writer = 0;
+    if (sharded_) process.restoring = false;
     loop_event(id, process, span(10, 3'000), Abandoned{abandon->generation});
   } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
     require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
@@ -209,6 +210,7 @@ void Simulation::exchange_parts(WorkerId id, Process& process, const Restore& co
             process.state_step, plan.start);
   }
   process.missing = parts_of(plan, id) & ~process.held;
+  process.arrived = 0;
   process.waits_for.clear();
   if (!process.fed) process.waits_for.insert(command.self.feeder);
   for (const Member& to : plan.members) {
@@ -239,12 +241,13 @@ void Simulation::exchange_parts(WorkerId id, Process& process, const Restore& co
 
 void Simulation::parts_arrived(WorkerId id, Process& process, const DataMessage& message) {
   process.waits_for.erase(message.from);
-  process.missing &= ~message.parts;
-  process.held |= message.parts;
+  process.arrived |= message.parts;
   if (!process.fed && message.from != 0) process.state = message.state;
   if (mutation_ == Mutation::parts_are_claimed && process.fed && chance(0.2))
     process.waits_for.clear();
   if (!process.waits_for.empty()) return;
+  process.missing &= ~process.arrived;
+  process.held |= process.arrived;  // those of an exchange that fails are dropped
   require(process.missing == 0 || mutation_ == Mutation::parts_are_claimed,
           "worker {} did not get all parts", id);
   const int64_t start = process.plan->start;
