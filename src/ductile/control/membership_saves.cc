@@ -92,7 +92,8 @@ void Membership::State::drive_saves() {
   if (save_task) {
     const WorkerRecord* writer = find(save_task->worker);
     const bool stands_still = phase == Phase::preempting || phase == Phase::finishing;
-    if (writer == nullptr || !writer->live() || (stands_still && !holds_all(*writer)))
+    if (writer == nullptr || !writer->live() ||
+        (stands_still && (writer->report.step < 0 || !holds_all(*writer))))
       save_task.reset();
   }
   if (phase == Phase::preempting)
