@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct TcpOptions {
   size_t unexpected_hard = size_t{1} << 30;
   // How long progress() looks again and again before it sleeps.
   std::chrono::microseconds spin{0};
+  std::function<bool()> given_up;  // as MeshOptions has it
   net::OnRefusal on_refusal;
 };
 

@@ -1,6 +1,7 @@
 #include "ductile/parallel/exchange.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "ductile/base/aligned_array.h"
@@ -158,6 +159,15 @@ class SharedExchange final : public Exchange {
     finish(transfer);
   }
 
+  void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
+    std::deque<comm::Transfer> transfers;
+    for (const PeerMessage& m : theirs) {
+      transport_->receive(m.peer, received_[m.peer]++, m.bytes, transfers.emplace_back());
+      transport_->send(m.peer, sent_[m.peer]++, bytes, transfers.emplace_back());
+    }
+    for (const comm::Transfer& transfer : transfers) finish(transfer);
+  }
+
   void fail(const std::string& reason) override { arena_->fail({{}, reason}); }
 
  private:
@@ -303,6 +313,15 @@ class MessageExchange final : public Exchange {
   }
   void receive(int peer, std::span<std::byte> bytes) override {
     communicator_->receive(peer, 0, bytes);
+  }
+
+  void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
+    std::vector<comm::Work> works;
+    for (const PeerMessage& m : theirs) {
+      works.push_back(communicator_->start_receive(m.peer, 0, m.bytes));
+      works.push_back(communicator_->start_send(m.peer, 0, bytes));
+    }
+    for (comm::Work& work : works) work.wait();
   }
 
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }

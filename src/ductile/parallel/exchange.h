@@ -40,6 +40,12 @@ struct ExchangeLayout {
   std::vector<comm::LeafRange> nodes(int rank) const;
 };
 
+// A message that one of several peers is to send.
+struct PeerMessage {
+  int peer = 0;
+  std::span<std::byte> bytes;
+};
+
 // Elements begin .. end - 1 of a vector.
 struct FloatRange {
   int64_t begin = 0;
@@ -48,7 +54,7 @@ struct FloatRange {
 
 // What the workers of one generation say to each other: the canonical sum of a step, the vote on
 // it, and the state that joiners are fed. All workers call the same functions in the same order,
-// but for send() and receive(), which pair up.
+// but for send(), receive() and trade(), which pair up.
 //
 // One thread at a time; fail() from any. Once a peer is lost every call throws peer_lost, at once
 // and on every worker; the exchange is then finished. The last sum that reduce() returned stays
@@ -81,6 +87,9 @@ class Exchange {
   // Messages between two workers, in order; lengths agree.
   virtual void send(int peer, std::span<const std::byte> bytes) = 0;
   virtual void receive(int peer, std::span<std::byte> bytes) = 0;
+
+  // Sends `bytes` to each of the peers and receives theirs, all at once; they do the same.
+  virtual void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) = 0;
 
   // Ends the exchange here: at once on the workers of the same arena, elsewhere when it is
   // destroyed or the controller tells them.

@@ -106,6 +106,10 @@ void describe(Describer& d, TrainOptions& o) {
           "logical world size; fixed for the job, whatever machines it runs on")
       .range(1, 65536);
   d.field(
+       "bn_group", o.bn_group,
+       "virtual ranks whose batches are normalised together by batch norm; divides virtual_ranks")
+      .range(1, 65536);
+  d.field(
        "reduction", o.reduction,
        "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
        "(the quickest all-reduce; results depend on the number of workers)")
@@ -130,6 +134,12 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("log_every", o.log_every, "steps between metric lines").at_least(1);
   d.field("threads", o.threads, "compute threads of a worker; 0 = the cores it may use")
       .range(0, 4096);
+}
+
+void describe(Describer& d, ElasticOptions& o) {
+  d.field("peer_deadline", o.peer_deadline,
+          "seconds after which a worker that says nothing (stopped, cut off) is replaced")
+      .range(0.2, 3600);
 }
 
 void describe(Describer& d, CheckpointOptions& o) {
@@ -157,6 +167,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("optimizer", o.optimizer, "How weights are updated.");
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train, "The run.");
+  d.section("elastic", o.elastic, "How losses are noticed, with several workers.");
   d.section("checkpoint", o.checkpoint, "When state is saved.");
   d.section("target", o.target, "What ends the run early, with the cost reported.");
 }
@@ -166,6 +177,10 @@ void check(const JobOptions& job) {
   if (job.train.batch_size % job.train.virtual_ranks != 0) {
     bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
                     job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.train.virtual_ranks % job.train.bn_group != 0) {
+    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
+                    job.train.virtual_ranks, job.train.bn_group));
   }
   if (job.train.wire != "fp32" && job.train.reduction != "fast") {
     bad(fmt::format(

@@ -12,13 +12,13 @@
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
-#include "ductile/comm/arena.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/worker_link.h"
 #include "ductile/net/secret.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/report.h"
 #include "ductile/train/interrupt.h"
+#include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
 
@@ -28,9 +28,6 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
-
-// Longest wait for the other members of a generation to come.
-constexpr auto kMeeting = 10s;
 
 class ElasticWorker {
  public:
@@ -76,9 +73,10 @@ class ElasticWorker {
   uint64_t saving_ = 0;  // the attempt under way; 0: none
 
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
-  std::span<const float> sum_;   // of the last step, in exchange_ or kept_sum_
-  std::vector<float> kept_sum_;  // of a generation that is over
-  std::shared_ptr<comm::Arena> arena_;
+  std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
+  std::vector<float> kept_sum_;       // of a generation that is over
+  const std::string address_;         // of this host
+  std::unique_ptr<Meeting> meeting_;  // of the step loop alone
 
   std::mutex mutex_;  // of what the link's thread looks at
   std::shared_ptr<parallel::Exchange> exchange_;
@@ -88,13 +86,21 @@ class ElasticWorker {
 };
 
 ElasticWorker::ElasticWorker(const ElasticInput& input)
-    : input_(input), secret_(net::Secret::load()), job_name_(link::job_name(input.folder.path())) {
+    : input_(input),
+      secret_(net::Secret::load()),
+      job_name_(link::job_name(input.folder.path())),
+      address_(input.address.empty() ? net::local_address_towards(input.controller)
+                                     : input.address) {
   link_.emplace(link_options(), secret_);
 }
 
 link::WorkerLinkOptions ElasticWorker::link_options() {
   link::WorkerLinkOptions options;
-  options.worker = {.worker = input_.worker, .address = "127.0.0.1"};
+  options.worker = {.worker = input_.worker,
+                    .address = link::PeerAddress::here(address_).to_string()};
+  const auto deadline = std::chrono::duration_cast<Time>(
+      std::chrono::duration<double>(input_.job.elastic.peer_deadline));
+  options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
   options.job = job_name_;
   options.controller = input_.controller;
   options.run = input_.folder.path();
@@ -145,12 +151,7 @@ void ElasticWorker::on_error(const Error& e) {
     return;
   }
   PeerLost lost{plan_->number, {}, e.what()};
-  const std::optional<comm::PeerLoss> loss = arena_ ? arena_->loss() : std::nullopt;
-  if (loss) {
-    for (const int rank : loss->ranks) {
-      lost.suspects.push_back(plan_->members[static_cast<size_t>(rank)].worker);
-    }
-  }
+  if (meeting_) lost.suspects = meeting_->lost();
   link_->tell(lost);
 }
 
@@ -160,31 +161,29 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   leave();
   plan_ = plan;
   if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
-  parallel::ExchangeLayout layout{{0}, replica_->vector_size()};
-  layout.reduction = input_.job.train.reduction == "fast" ? parallel::Reduction::fast
-                                                          : parallel::Reduction::canonical;
+  MeetingOptions options;
+  options.job = job_name_;
+  options.worker = input_.worker;
+  options.address = address_;
+  options.layout.vector_size = replica_->vector_size();
+  if (input_.job.train.reduction == "fast") {
+    options.layout.reduction = parallel::Reduction::fast;
+  }
   if (input_.job.train.wire != "fp32") {
-    layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
+    options.layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
   }
-  comm::ArenaOptions options;
-  for (const Member& m : plan->members) {
-    layout.cut.push_back(m.ranks.end);
-    options.labels.push_back(static_cast<int>(m.worker));
-  }
-  options.region_bytes = parallel::arena_bytes(layout);
-  options.generation = plan->number;
-  // Who knows the name knows the secret.
-  const net::Mac mac = secret_.mac(
-      {std::as_bytes(std::span(std::string_view("arena"))), std::as_bytes(std::span(job_name_))});
-  const std::string name =
-      fmt::format("ductile-{}-{}", net::to_hex(std::span(mac).first(16)), plan->number);
-  arena_ = comm::Arena::meet(name, rank_of(input_.worker), layout.num_workers(), options, kMeeting);
-  std::shared_ptr<parallel::Exchange> exchange = parallel::make_exchange(arena_, layout);
+  options.store = [this] { return link_->store(input_.store); };
+  options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::duration<double>(input_.job.elastic.peer_deadline));
+  options.given_up = [this, number = plan->number] { return link_->abandoned(number); };
+  options.log = [](const std::string& text) { std::cerr << text << std::endl; };
+  auto meeting = std::make_unique<Meeting>(*plan, secret_, std::move(options));
   {
     const std::lock_guard lock(mutex_);
-    exchange_ = std::move(exchange);
+    exchange_ = meeting->exchange();
     exchanging_ = plan->number;
   }
+  meeting_ = std::move(meeting);
   if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up while it began");
 }
 
@@ -193,9 +192,11 @@ void ElasticWorker::leave() {
   if (!exchange_) return;
   if (sum_.data() != kept_sum_.data()) kept_sum_.assign(sum_.begin(), sum_.end());
   sum_ = kept_sum_;
-  const std::lock_guard lock(mutex_);
-  exchange_ = nullptr;
-  arena_ = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    exchange_ = nullptr;
+  }
+  meeting_ = nullptr;
 }
 
 void ElasticWorker::on(const Restore& command) {
@@ -230,8 +231,7 @@ void ElasticWorker::take_up() {
   if (taken_up_ == plan_->number) return;
   // An evaluation that a lost leader left undone: the same on every member, without words.
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
-  const RankRange own = plan_->find(input_.worker)->ranks;
-  replica_->host(own.begin, own.size());
+  replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
   lead();
   taken_up_ = plan_->number;
 }

@@ -75,9 +75,12 @@ void Trainer::begin() {
   writer_ = std::make_unique<ckpt::CheckpointWriter>(
       checkpoints,
       ckpt::WriterOptions{.keep = input_.job.checkpoint.keep, .resumed_step = replica_.step()});
+  if (input_.job.checkpoint.every_seconds > 0 || input_.job.checkpoint.every_steps > 0) {
+    writer_->prepare(replica_.tensors());
+  }
   recorder_.emplace(input_.folder, replica_, input_.resume, carried, input_.progress_fd);
   recorder_->started(1, refused);
-  replica_.host(0, replica_.num_ranks());
+  replica_.host_all();
 }
 
 Ending Trainer::run(Json& summary) {
