@@ -240,7 +240,11 @@ void WorkerProtocol::on(const AllVoted& event, Time now) {
 
 void WorkerProtocol::on(const Restored& event, Time) {
   if (event.generation != generation_) return;
-  if (activity_ == Activity::applying ? event.step != step_ + 1 : activity_ != Activity::restoring)
+  // In place of Reduced: an evaluation that was made up for showed that no step is left to run.
+  const bool nothing_left =
+      activity_ == Activity::stepping && event.done && event.step == step_ && !voted_;
+  if (activity_ == Activity::applying ? event.step != step_ + 1
+                                      : activity_ != Activity::restoring && !nothing_left)
     return;
   const bool caught_up = activity_ == Activity::applying && phase_ == WorkerPhase::restoring;
   activity_ = Activity::none;

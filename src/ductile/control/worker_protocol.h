@@ -83,7 +83,8 @@ struct Feed {  // give the state before plan->start to each of these members
   std::shared_ptr<const GenerationPlan> plan;
   std::vector<WorkerId> to;
 };
-struct RunStep {  // compute own ranks, reduce; answer Reduced or PeerLost
+// Compute own ranks, reduce; answer Reduced or PeerLost, or Restored where the job turns out done.
+struct RunStep {
   std::shared_ptr<const GenerationPlan> plan;
   int64_t step = 0;
 };
