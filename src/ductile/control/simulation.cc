@@ -321,7 +321,7 @@ void Simulation::on_plan(const GenerationPlan& plan) {
     const int64_t lost = sharded_ ? 1 : 0;
     require(plan.start >= max_committed_ - lost, "generation {} starts at {}, but {} was committed",
             plan.number, plan.start, max_committed_);
-    max_committed_ = plan.start;
+    max_committed_ = std::min(max_committed_, plan.start);
     result_.redone += std::max<int64_t>(max_begun_ + 1 - plan.start, 0);
     // One fault costs one step at most. Only a second one, of the single survivor that held the
     // reduction of a step not committed yet, can cost that step, too.
