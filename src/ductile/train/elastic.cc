@@ -54,6 +54,7 @@ class ElasticWorker {
   void read_checkpoint(int64_t step);
   void receive_state(int feeder);
   void lead();
+  void evaluate(Generation generation);
   void evaluate_together();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
@@ -307,14 +308,19 @@ void ElasticWorker::on(const Apply& command) {
     if (recorder_) recorder_->log(window);
   }
   if (recorder_) recorder_->show_now_and_then();
-  try {
-    if (replica_->evaluation_due()) evaluate_together();
-  } catch (const Error& e) {
-    // The step is applied all the same; the evaluation is made up for in the next generation.
-    link_->tell(Restored{command.generation, command.step + 1, false});
-    throw;
-  }
+  if (replica_->evaluation_due()) evaluate(command.generation);
   settled(command.generation, command.step + 1);
+}
+
+// By the leader, or, where it is lost or the step's generation is over, by each for itself: the
+// result is the same, and whether it ends the job must not depend on who was there.
+void ElasticWorker::evaluate(Generation generation) {
+  try {
+    if (exchange_ && exchanging_ == generation) evaluate_together();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) throw;
+  }
+  if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
 }
 
 // The leader evaluates and tells the others.
