@@ -42,6 +42,10 @@ class Elastic : public ::testing::TestWithParam<const char*> {
                "train.batch_size=16"};
     } else {
       sets_ = {"augment.pad=2"};
+      // Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
+      if (std::string(GetParam()) == "batch_norm_groups") {
+        sets_.insert(sets_.end(), {"train.bn_group=4", "train.max_steps=60", "train.log_every=2"});
+      }
     }
   }
 
@@ -76,7 +80,7 @@ class Elastic : public ::testing::TestWithParam<const char*> {
   std::vector<std::string> sets_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, Elastic, ::testing::Values("resnet8", "gpt"),
+INSTANTIATE_TEST_SUITE_P(, Elastic, ::testing::Values("resnet8", "batch_norm_groups", "gpt"),
                          [](const auto& info) { return std::string(info.param); });
 
 class ElasticOnce : public Elastic {};  // for what does not depend on the model
@@ -90,6 +94,15 @@ TEST_P(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
     ASSERT_EQ(start(run, {"--workers", n}).wait(), 0) << read_file(log_);
     EXPECT_EQ(model_of(run), weights) << n << " workers";
   }
+}
+
+// Faster sums depend on the number of workers, but on nothing else.
+TEST_P(ElasticOnce, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
+  for (const char* name : {"a", "b"}) {
+    Program job = start(root_.path() / name, {"--workers", "3", "--set", "train.reduction=fast"});
+    ASSERT_EQ(job.wait(), 0) << read_file(log_);
+  }
+  EXPECT_EQ(model_of(root_.path() / "a"), model_of(root_.path() / "b"));
 }
 
 TEST_P(Elastic, KilledWorkersChangeNothing) {

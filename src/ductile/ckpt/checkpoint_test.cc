@@ -189,6 +189,17 @@ TEST(Writer, the_copy_is_taken_before_save_returns) {
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), before);
 }
 
+TEST(Writer, memory_got_before_changes_nothing_of_what_is_saved) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  writer.prepare(views(state_of_step(1)));
+  writer.prepare(views(state_of_step(2)));
+  writer.wait();
+  EXPECT_FALSE(writer.take_report());
+  save(writer, 1, state_of_step(1));
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(1));
+}
+
 TEST(Writer, saves_follow_each_other_without_waiting_by_the_caller) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);

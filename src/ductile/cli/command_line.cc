@@ -37,6 +37,7 @@ struct Parsed {
   LiveCommand live;
   ReportCommand report;
   BenchCommand bench;
+  AllReduceBenchCommand bench_all_reduce;
   std::function<ExitCode(Context&)> chosen;
 };
 
@@ -308,20 +309,64 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
 }
 
+void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
+  AllReduceBenchCommand& c = parsed.bench_all_reduce;
+  CLI::App* sub = bench.add_subcommand("all-reduce", "every algorithm, predicted and measured");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile bench all-reduce --workers 4 --explain\n"
+      "  ductile bench all-reduce --workers 4 --transport tcp --sizes 4K,1M,25M\n"
+      "  ductile bench all-reduce --hosts node1:4,node2=10.0.0.2:4\n"
+      "\n"
+      "Measures the links between the workers (kept in ~/.cache/ductile for the next start), then\n"
+      "for each size what the cost model says of each algorithm, what it takes, and which one is\n"
+      "chosen. Times are those of the slowest worker, float32 in place; spread is the distance of\n"
+      "the quartiles.\n";
+  sub->fallthrough();
+  sub->add_option("--workers", c.workers, "how many processes; none: two, or one a host")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{128}));
+  sub->add_option("--hosts", c.hosts,
+                  "where the workers run: a,b:2,c=10.0.0.3+10.1.0.3:2 (host=addresses:workers)")
+      ->option_text("LIST");
+  sub->add_option("--launcher", c.launcher, "what starts a program on a host; none: ssh {host}")
+      ->option_text("COMMAND");
+  sub->add_option("--transport", c.transport, "shm, tcp or ucx; none: shm, tcp between hosts")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"shm", "tcp", "ucx"}));
+  sub->add_option("--sizes", c.sizes, "bytes of the vector; 4K,64K,1M,16M")->option_text("LIST");
+  sub->add_option("--algorithms", c.algorithms, "only these, perhaps with pieces: ring:8,torus")
+      ->option_text("LIST");
+  sub->add_option("--seconds", c.seconds, "for each algorithm and size; 0.15")
+      ->option_text("X")
+      ->check(CLI::Range(0.001, 3600.0));
+  sub->add_flag("--explain", c.explain, "what each price is made of, and why the choice");
+  sub->add_flag("--recalibrate", c.recalibrate, "measure the links anew");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) {
+      return bench_all_reduce(parsed.bench_all_reduce, context);
+    };
+  });
+}
+
 void add_bench(CLI::App& app, Parsed& parsed) {
   BenchCommand& c = parsed.bench;
   CLI::App* sub = app.add_subcommand("bench", "measure this build, beside its peers where present");
   parsed.example[sub] =
       "Example:\n"
       "  ductile bench                       # what there is\n"
+      "  ductile bench all-reduce --workers 4 --explain\n"
       "  ductile bench optimizer\n"
       "\n"
       "Runs a benchmark of the source tree; what follows its name goes to it (try --help there).\n";
+  add_bench_all_reduce(*sub, parsed);
   sub->add_option("name", c.name, "train, input, optimizer or checkpoint")->option_text(" ");
   sub->prefix_command();
   sub->fallthrough(false);
   sub->set_help_flag();  // --help after a benchmark's name goes to the benchmark
   sub->callback([&parsed, sub] {
+    if (!sub->get_subcommands().empty()) return;
     parsed.bench.arguments = sub->remaining();
     const std::string& name = parsed.bench.name;
     if (name == "--help" || name == "-h") throw CLI::CallForHelp();

@@ -117,4 +117,18 @@ struct BenchCommand {
 };
 ExitCode bench(const BenchCommand& command, Context& context);
 
+struct AllReduceBenchCommand {
+  std::optional<int64_t> workers;  // none: two, or one a host
+  std::string hosts;               // a list, or a file of them; empty: this machine
+  std::string launcher = "ssh {host}";
+  std::string transport;  // shm, tcp, ucx; empty: shm on one machine, else tcp
+  std::string sizes = "4K,64K,1M,16M";
+  std::string algorithms;  // "ring:8,torus"; empty: all
+  double seconds = 0.15;
+  bool explain = false;
+  bool recalibrate = false;
+  bool json = false;
+};
+ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context);
+
 }  // namespace ductile::cli

@@ -18,7 +18,7 @@ class Cnn : public LayerModel {
   at::Tensor forward(const at::Tensor& x) override {
     at::Tensor h = ops::max_pool2d(run(conv1_, cast(x), true), 2, 2, 0);
     h = ops::max_pool2d(run(conv2_, h, true), 2, 2, 0);
-    return fc2_(relu(fc1_(h.flatten(1))));
+    return fc2_(relu(fc1_(ops::whole_image(h).flatten(1))));
   }
 
   bool prefers_channels_last() override { return true; }

@@ -15,7 +15,11 @@ at::Tensor LayerModel::add_parameter(const std::string& name, const at::Tensor& 
 }
 
 at::Tensor LayerModel::add_norm_parameter(const std::string& name, const at::Tensor& value) {
-  return register_parameter(name, value, /*is_norm=*/true);
+  return register_parameter(name, value.to(norm_type()), /*is_norm=*/true);
+}
+
+at::ScalarType LayerModel::norm_type() const {
+  return type_ == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 Linear LayerModel::add_linear(const std::string& name, int64_t in, int64_t out) {
@@ -24,6 +28,16 @@ Linear LayerModel::add_linear(const std::string& name, int64_t in, int64_t out) 
   const std::string weight = name + ".weight", bias = name + ".bias";
   Linear layer;
   layer.weight = add_parameter(weight, init_uniform({out, in}, bound, seed_, weight));
+  layer.bias = add_parameter(bias, init_uniform({out}, bound, seed_, bias));
+  return layer;
+}
+
+Conv LayerModel::add_conv(const std::string& name, int64_t in, int64_t out, int64_t kernel) {
+  const double bound = 1 / std::sqrt(static_cast<double>(in * kernel * kernel));
+  const std::string weight = name + ".weight", bias = name + ".bias";
+  Conv layer;
+  layer.weight =
+      add_parameter(weight, init_uniform({out, in, kernel, kernel}, bound, seed_, weight));
   layer.bias = add_parameter(bias, init_uniform({out}, bound, seed_, bias));
   return layer;
 }
@@ -41,8 +55,11 @@ ConvBn LayerModel::add_conv_bn(const std::string& conv, const std::string& bn, i
   layer.weight = add_parameter(name, weight);
   layer.bn.weight = add_norm_parameter(bn + ".weight", init_constant({out}, 1));
   layer.bn.bias = add_norm_parameter(bn + ".bias", init_constant({out}, 0));
-  layer.bn.running_mean = register_buffer(bn + ".running_mean", init_constant({out}, 0), true);
-  layer.bn.running_var = register_buffer(bn + ".running_var", init_constant({out}, 1), true);
+  const auto statistic = [&](const char* which, double value) {
+    return register_buffer(bn + which, init_constant({out}, value).to(norm_type()), true);
+  };
+  layer.bn.running_mean = statistic(".running_mean", 0);
+  layer.bn.running_var = statistic(".running_var", 1);
   layer.bn.momentum = 0.1;
   layer.bn.eps = 1e-5;
   layer.stride = stride;

@@ -18,6 +18,10 @@ struct Linear {
   at::Tensor operator()(const at::Tensor& x) const { return ops::linear(x, weight, bias); }
 };
 
+struct Conv {
+  at::Tensor weight, bias;  // [O, I, k, k], [O]
+};
+
 struct ConvBn {
   at::Tensor weight;  // [O, I, k, k]
   ops::BatchNorm bn;
@@ -35,13 +39,15 @@ class LayerModel : public Model {
 
   // NAME.weight and NAME.bias, as nn.Linear.
   Linear add_linear(const std::string& name, int64_t in, int64_t out);
+  // NAME.weight and NAME.bias, as nn.Conv2d.
+  Conv add_conv(const std::string& name, int64_t in, int64_t out, int64_t kernel);
   // CONV.weight without bias, BN.weight, BN.bias, BN.running_mean, BN.running_var. Padding keeps
   // the size at stride 1.
   ConvBn add_conv_bn(const std::string& conv, const std::string& bn, int64_t in, int64_t out,
                      int64_t kernel, int64_t stride, ConvInit init);
   // A parameter with the given first values (float), stored in the model's precision.
   at::Tensor add_parameter(const std::string& name, const at::Tensor& value);
-  // A normalisation layer's parameter: stays float.
+  // A normalisation layer's parameter: stays float (double in a model of doubles).
   at::Tensor add_norm_parameter(const std::string& name, const at::Tensor& value);
 
   // relu?(bn(conv(x)) + residual?)
@@ -56,6 +62,8 @@ class LayerModel : public Model {
   uint64_t seed() const { return seed_; }
 
  private:
+  at::ScalarType norm_type() const;
+
   at::ScalarType type_;
   uint64_t seed_;
 };

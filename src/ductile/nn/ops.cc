@@ -6,10 +6,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/batch_group.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/precision.h"
+#include "ductile/nn/spatial_ops_impl.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -124,6 +126,32 @@ void move_running(const at::Tensor& running, const float* batch, double factor, 
     r[c] = static_cast<float>((1 - momentum) * r[c] + momentum * factor * batch[c]);
 }
 
+// Statistics of `count` values a channel become those of all members' values; returns how many
+// those are. Sums in double: the squares' mean loses no digit that the float results could show.
+template <class T>
+double join_statistics(BatchGroup& group, double count, int64_t channels, T* mean, T* variance) {
+  std::vector<double> sums(static_cast<size_t>(1 + 2 * channels));
+  double* first = sums.data() + 1;
+  double* second = first + channels;
+  sums[0] = count;
+  for (int64_t c = 0; c < channels; ++c) {
+    const double m = mean[c];
+    first[c] = count * m;
+    second[c] = count * (m * m + variance[c]);
+  }
+  group.sum(sums);
+  for (int64_t c = 0; c < channels; ++c) {
+    const double m = first[c] / sums[0];
+    mean[c] = static_cast<T>(m);
+    variance[c] = static_cast<T>(std::max(0.0, second[c] / sums[0] - m * m));
+  }
+  return sums[0];
+}
+
+// What autograd nodes keep of the group: an address, which IValue holds as an integer.
+int64_t address_of(BatchGroup* group) { return reinterpret_cast<int64_t>(group); }
+BatchGroup* group_at(int64_t address) { return reinterpret_cast<BatchGroup*>(address); }
+
 struct ConvBnAct : Function<ConvBnAct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
                             const at::Tensor& gamma, const at::Tensor& beta,
@@ -141,10 +169,17 @@ struct ConvBnAct : Function<ConvBnAct> {
     kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
                           y.data_ptr(), training ? rows + kMean * channels : nullptr,
                           training ? rows + kVariance * channels : nullptr);
+    BatchGroup* const group = training ? current_batch_group() : nullptr;
+    double n = static_cast<double>(pixels);
     if (training) {
-      const double n = static_cast<double>(pixels);
-      move_running(running_mean, rows + kMean * channels, 1.0, momentum);
-      move_running(running_var, rows + kVariance * channels, n / std::max(n - 1, 1.0), momentum);
+      if (group != nullptr) {
+        n = join_statistics(*group, n, channels, rows + kMean * channels,
+                            rows + kVariance * channels);
+      }
+      if (group == nullptr || group->moves_running_statistics()) {
+        move_running(running_mean, rows + kMean * channels, 1.0, momentum);
+        move_running(running_var, rows + kVariance * channels, n / std::max(n - 1, 1.0), momentum);
+      }
     } else {
       std::copy_n(running_mean.data_ptr<float>(), channels, rows + kMean * channels);
       std::copy_n(running_var.data_ptr<float>(), channels, rows + kVariance * channels);
@@ -163,6 +198,8 @@ struct ConvBnAct : Function<ConvBnAct> {
       ctx->saved_data["padding"] = padding;
       ctx->saved_data["relu"] = relu;
       ctx->saved_data["residual"] = residual.defined();
+      ctx->saved_data["count"] = n;
+      ctx->saved_data["group"] = address_of(group);
     }
     return out;
   }
@@ -190,14 +227,20 @@ struct ConvBnAct : Function<ConvBnAct> {
                           write_g ? g.data_ptr() : nullptr, storage_of(y), pixels, channels, scale,
                           rows + kShift * channels, relu, rows + kMean * channels, sum_g, sum_gy});
 
-    // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std.
+    // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std; the means
+    // are over all members, the gradients of gamma and beta this member's share.
+    const double count = ctx->saved_data["count"].toDouble();
+    std::vector<double> sums(sum_g, sum_g + channels);
+    sums.insert(sums.end(), sum_gy, sum_gy + channels);
+    BatchGroup* const group = group_at(ctx->saved_data["group"].toInt());
+    if (group != nullptr) group->sum(sums);
     const at::Tensor map = channel_rows(2, channels);
     float* slope = map.data_ptr<float>();
     float* offset = slope + channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const double per_pixel = static_cast<double>(scale[c]) / static_cast<double>(pixels);
-      slope[c] = static_cast<float>(-per_pixel * inv_std[c] * inv_std[c] * sum_gy[c]);
-      offset[c] = static_cast<float>(-per_pixel * sum_g[c]);
+      const double per_pixel = static_cast<double>(scale[c]) / count;
+      slope[c] = static_cast<float>(-per_pixel * inv_std[c] * inv_std[c] * sums[channels + c]);
+      offset[c] = static_cast<float>(-per_pixel * sums[c]);
       sum_gy[c] *= inv_std[c];
     }
     kernels::GradSource source{};
@@ -301,6 +344,84 @@ struct CrossEntropy : Function<CrossEntropy> {
   }
 };
 
+// Batch norm in a group by ATen's elementwise operators; float or double.
+struct GroupBatchNorm : Function<GroupBatchNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gamma,
+                            const at::Tensor& beta, const at::Tensor& running_mean,
+                            const at::Tensor& running_var, double momentum, double eps) {
+    BatchGroup* const group = current_batch_group();
+    const int64_t channels = y.size(1);
+    at::Tensor variance, mean;
+    std::tie(variance, mean) = at::var_mean(y, {0, 2, 3}, /*unbiased=*/false);
+    variance = variance.to(at::kDouble).contiguous();
+    mean = mean.to(at::kDouble).contiguous();
+    const double count =
+        join_statistics(*group, static_cast<double>(y.numel() / channels), channels,
+                        mean.data_ptr<double>(), variance.data_ptr<double>());
+    if (group->moves_running_statistics()) {
+      const double unbiased = count / std::max(count - 1, 1.0);
+      running_mean.mul_(1 - momentum).add_(mean, momentum);
+      running_var.mul_(1 - momentum).add_(variance, momentum * unbiased);
+    }
+    const at::Tensor inv_std = (variance + eps).rsqrt().to(y.scalar_type());
+    const at::Tensor centred = y - per_channel(mean.to(y.scalar_type()));
+    ctx->save_for_backward({centred, inv_std, gamma});
+    ctx->saved_data["count"] = count;
+    ctx->saved_data["group"] = address_of(group);
+    return centred * per_channel(inv_std * gamma) + per_channel(beta);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &centred = saved[0], &inv_std = saved[1], &gamma = saved[2], &g = grads[0];
+    const at::Tensor xhat = centred * per_channel(inv_std);
+    const at::Tensor dbeta = g.sum({0, 2, 3}), dgamma = (g * xhat).sum({0, 2, 3});
+    const at::Tensor sums = at::stack({dbeta, dgamma}).to(at::kDouble).contiguous();
+    group_at(ctx->saved_data["group"].toInt())
+        ->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
+    const at::Tensor means = (sums / ctx->saved_data["count"].toDouble()).to(g.scalar_type());
+    const at::Tensor dy =
+        (g - per_channel(means[0]) - xhat * per_channel(means[1])) * per_channel(inv_std * gamma);
+    return {dy, dgamma, dbeta, {}, {}, {}, {}};
+  }
+
+  static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
+};
+
+// Class probabilities and their gradient in one pass over the saved log-probabilities, as above.
+struct PixelCrossEntropy : Function<PixelCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
+                            const at::Tensor& labels, double smoothing, SpatialSplit* split) {
+    const at::Tensor log_p = at::log_softmax(logits, 1);
+    at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
+    if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
+    // The sums of the own pixels, and how many they are for each sample.
+    const at::Tensor sums = at::full({loss.size(0) + 1}, loss.size(1) * loss.size(2), at::kDouble);
+    sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    if (split != nullptr) split->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
+    const double pixels = sums[-1].item<double>();
+    ctx->save_for_backward({log_p, labels});
+    ctx->saved_data["smoothing"] = smoothing;
+    ctx->saved_data["pixels"] = pixels;
+    return sums.narrow(0, 0, loss.size(0)).div(pixels).to(logits.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const double smoothing = ctx->saved_data["smoothing"].toDouble();
+    const at::Tensor labels = saved[1].unsqueeze(1);
+    const at::Tensor scale = grads[0].div(ctx->saved_data["pixels"].toDouble()).view({-1, 1, 1, 1});
+    at::Tensor d = saved[0].exp();
+    if (smoothing != 0) d.sub_(smoothing / static_cast<double>(d.size(1)));
+    d.scatter_add_(1, labels, at::full_like(labels, smoothing - 1, d.options()));
+    return {d.mul_(scale), {}, {}, {}};
+  }
+};
+
+at::Tensor at_least_float(const at::Tensor& t) {
+  return t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
+}
+
 // Normalisation is in the type of its parameters (float where x is half), the result rounded once.
 at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t stride,
                             int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
@@ -308,8 +429,13 @@ at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t st
   const at::ScalarType type = bn.weight.scalar_type();
   at::Tensor y = at::conv2d(widened(x), widened(w), {}, {stride, stride}, {padding, padding},
                             {1, 1}, x.size(1) / w.size(1));
-  y = at::batch_norm(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
-                     bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  if (training && current_batch_group() != nullptr) {
+    y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                              bn.momentum, bn.eps);
+  } else {
+    y = at::batch_norm(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
+                       bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  }
   if (residual.defined()) y = y + residual.to(type);
   return (relu ? y.relu_() : y).to(x.scalar_type());
 }
@@ -325,6 +451,8 @@ bool requires_grad(std::initializer_list<at::Tensor> tensors) {
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, int64_t stride,
                   int64_t padding) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::conv2d(*split, x, w, bias, stride, padding);
   if (conv_covered(x, w, stride, padding)) {
     const at::Tensor y = Conv::apply(x, w, stride, padding);
     return bias.defined() ? y + bias.to(y.scalar_type()).view({1, -1, 1, 1}) : y;
@@ -338,6 +466,8 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
                        const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::conv_bn_act(*split, x, w, stride, padding, bn, residual, relu, training);
   const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
   const bool covered =
       conv_covered(x, w, stride, padding) && bn.weight.scalar_type() == at::kFloat &&
@@ -352,6 +482,8 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
 }
 
 at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::max_pool2d(*split, x, kernel, stride, padding);
   if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 &&
       kernels::max_pool_supported(MaxPool::shape_of(x, kernel, stride, padding)))
     return MaxPool::apply(x, kernel, stride, padding);
@@ -360,10 +492,27 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 }
 
 at::Tensor global_avg_pool(const at::Tensor& x) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::global_avg_pool(*split, x);
   if (has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(x.size(1)) != nullptr)
     return GlobalAvgPool::apply(x);
   if (widen(x)) return global_avg_pool(x.to(at::kFloat)).to(x.scalar_type());
   return x.mean({2, 3});
+}
+
+at::Tensor subsample(const at::Tensor& x, int64_t stride) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::subsample(*split, x, stride);
+  return x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+}
+
+at::Tensor upsample_twice(const at::Tensor& x) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::upsample_twice(*split, x);
+  if (widen(x)) return upsample_twice(x.to(at::kFloat)).to(x.scalar_type());
+  return at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)});
+}
+
+at::Tensor whole_image(const at::Tensor& x) {
+  SpatialSplit* split = current_spatial_split();
+  return split != nullptr ? spatial::whole_image(*split, x) : x;
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
@@ -375,8 +524,15 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
-  const bool narrow = logits.scalar_type() != at::kFloat && logits.scalar_type() != at::kDouble;
-  return CrossEntropy::apply(narrow ? logits.to(at::kFloat) : logits, labels, smoothing);
+  const at::Tensor losses = CrossEntropy::apply(at_least_float(logits), labels, smoothing);
+  SpatialSplit* split = current_spatial_split();
+  return split != nullptr ? spatial::shared_by_cells(*split, losses) : losses;
+}
+
+at::Tensor pixel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                               double smoothing) {
+  return PixelCrossEntropy::apply(at_least_float(logits), labels, smoothing,
+                                  current_spatial_split());
 }
 
 }  // namespace ductile::nn::ops

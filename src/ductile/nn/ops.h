@@ -12,6 +12,10 @@
 // devices) runs ATen's operators; CPU fp16 and bf16 are then computed in fp32 and rounded. Weights
 // have PyTorch's shapes and their gradients the same shape and type. Inputs are never changed,
 // except the running statistics of BatchNorm.
+//
+// Under a spatial split (spatial.h) an activation [B,C,H,W] is the own cell's part of it, and so is
+// an operator's output; H and W below are those of the whole images. What [B, ..] tensors hold is
+// the same on every cell.
 namespace ductile::nn::ops {
 
 // x [B,C,H,W], w [K,C,R,R], bias [K] or undefined -> [B,K,H',W'].
@@ -26,7 +30,8 @@ struct BatchNorm {
 };
 
 // act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the
-// batch's statistics and moves the running ones; otherwise the running ones are used.
+// statistics of the batch, or of the whole current group's (batch_group.h), and moves the running
+// ones; otherwise the running ones are used.
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
                        const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training);
 
@@ -35,11 +40,25 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 // [B,C,H,W] -> [B,C].
 at::Tensor global_avg_pool(const at::Tensor& x);
 
+// Every stride-th pixel each way, from the first on.
+at::Tensor subsample(const at::Tensor& x, int64_t stride);
+
+// Every pixel as 2x2 pixels (nearest neighbour): [B,C,H,W] -> [B,C,2H,2W].
+at::Tensor upsample_twice(const at::Tensor& x);
+
+// x itself; under a spatial split the whole of it, on every cell, for layers that see all pixels.
+at::Tensor whole_image(const at::Tensor& x);
+
 // x [B,I], w [O,I], b [O] or undefined -> [B,O].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 
 // Per-sample loss [B] (fp32 at least) of logits [B,K] against int64 labels [B], with the target
 // (1 - smoothing) * one-hot + smoothing / K.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing);
+
+// The same for a class for each pixel: per-sample means [B] over the pixels of logits [B,K,H,W]
+// against labels [B,H,W].
+at::Tensor pixel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                               double smoothing);
 
 }  // namespace ductile::nn::ops

@@ -8,6 +8,7 @@ at::ScalarType scalar_type_of(std::string_view precision) {
   if (precision == "fp32") return at::kFloat;
   if (precision == "bf16") return at::kBFloat16;
   if (precision == "fp16") return at::kHalf;
+  if (precision == "fp64") return at::kDouble;
   fail(ErrorCode::invalid_argument, "precision \"{}\" is not known; use fp32, bf16 or fp16",
        precision);
 }

@@ -15,7 +15,8 @@
 // rounding points, without libtorch's slow reference kernels (and 1.13 has none for half on CPUs).
 namespace ductile::nn {
 
-// "fp32", "bf16" or "fp16"; throws invalid_argument for another name.
+// "fp32", "bf16" or "fp16"; throws invalid_argument for another name. Also "fp64", which no job can
+// ask for: a model in which everything is double, for comparisons that rounding must not blur.
 at::ScalarType scalar_type_of(std::string_view precision);
 
 // True where tensors of this type on this device are to be widened to float for arithmetic. Depends

@@ -26,6 +26,7 @@ constexpr Maker kMakers[] = {
     {"resnet56", make_resnet_cifar<9>},
     {"resnet18", make_resnet18},
     {"resnet50", make_resnet50},
+    {"unet", make_unet},
     {"gpt", make_gpt},
 };
 

@@ -23,6 +23,12 @@ std::unique_ptr<Model> make_resnet_cifar(const ModelArgs& args);
 std::unique_ptr<Model> make_resnet18(const ModelArgs& args);
 std::unique_ptr<Model> make_resnet50(const ModelArgs& args);
 
+// A small U-Net (Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical image
+// segmentation", 2015) with padded convolutions and batch norm: four levels of width (or 16), 2, 4
+// and 8 times that; nearest-neighbour upsampling. Images [B, C, H, W] with sides in multiples of 8
+// -> logits [B, K, H, W]; labels [B, H, W].
+std::unique_ptr<Model> make_unet(const ModelArgs& args);
+
 // Radford et al., "Language models are unsupervised multitask learners" (2019): pre-norm decoder,
 // learnt positions, tied head; parameters as Hugging Face's GPT-2 names and lays them out.
 std::unique_ptr<Model> make_gpt(const ModelArgs& args);

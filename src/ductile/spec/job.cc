@@ -105,6 +105,17 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("virtual_ranks", o.virtual_ranks,
           "logical world size; fixed for the job, whatever machines it runs on")
       .range(1, 65536);
+  d.field(
+       "bn_group", o.bn_group,
+       "virtual ranks whose batches are normalised together by batch norm; divides virtual_ranks")
+      .range(1, 65536);
+  d.field(
+       "reduction", o.reduction,
+       "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
+       "(the quickest all-reduce; results depend on the number of workers)")
+      .one_of({"canonical", "fast"});
+  d.field("wire", o.wire, "numbers that gradients travel in between hosts (reduction = fast)")
+      .one_of({"fp32", "bf16", "fp16"});
   d.field("precision", o.precision, "arithmetic of forward and backward; master weights are fp32")
       .one_of({"fp32", "bf16", "fp16"});
   d.field("memory_format", o.memory_format, "layout of images in memory")
@@ -166,6 +177,16 @@ void check(const JobOptions& job) {
   if (job.train.batch_size % job.train.virtual_ranks != 0) {
     bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
                     job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.train.virtual_ranks % job.train.bn_group != 0) {
+    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
+                    job.train.virtual_ranks, job.train.bn_group));
+  }
+  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
+    bad(fmt::format(
+        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
+        "same on every placement of the workers, so it cannot round what leaves a host",
+        job.train.wire));
   }
   if (job.data.format != "digits" && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));

@@ -87,6 +87,9 @@ struct TrainOptions {
   int64_t max_steps = 0;
   int64_t batch_size = 128;
   int64_t virtual_ranks = 1;
+  int64_t bn_group = 1;
+  std::string reduction = "canonical";
+  std::string wire = "fp32";
   std::string precision = "fp32";
   std::string memory_format = "auto";
   double label_smoothing = 0;

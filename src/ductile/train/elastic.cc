@@ -166,7 +166,13 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   options.job = job_name_;
   options.worker = input_.worker;
   options.address = address_;
-  options.vector_size = replica_->vector_size();
+  options.layout.vector_size = replica_->vector_size();
+  if (input_.job.train.reduction == "fast") {
+    options.layout.reduction = parallel::Reduction::fast;
+  }
+  if (input_.job.train.wire != "fp32") {
+    options.layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
+  }
   options.store = [this] { return link_->store(input_.store); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(input_.job.elastic.peer_deadline));
@@ -226,8 +232,7 @@ void ElasticWorker::take_up() {
   if (taken_up_ == plan_->number) return;
   // An evaluation that a lost leader left undone: the same on every member, without words.
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
-  const RankRange own = plan_->find(input_.worker)->ranks;
-  replica_->host(own.begin, own.size());
+  replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
   lead();
   taken_up_ = plan_->number;
 }
@@ -290,7 +295,7 @@ void ElasticWorker::on(const RunStep& command) {
   take_up();  // who has the state already is not told to restore it
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
-    std::ranges::copy(replica_->compute(nodes[i].size()), exchange_->partial(i).begin());
+    replica_->compute(nodes[i].size(), exchange_->partial(i));
   }
   sum_ = exchange_->reduce();
   link_->tell(Reduced{plan_->number, command.step});

@@ -51,7 +51,8 @@ std::unique_ptr<net::Store> find_store(const MeetingOptions& options, const net:
 Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
                  MeetingOptions options)
     : options_(std::move(options)) {
-  layout_ = {{0}, options_.vector_size};
+  layout_ = options_.layout;
+  layout_.cut = {0};
   std::map<std::string, int> places;
   for (const control::Member& m : plan.members) {
     if (m.worker == options_.worker) rank_ = static_cast<int>(members_.size());
@@ -92,6 +93,11 @@ void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secr
   options.region_bytes = parallel::arena_bytes(layout_);
   arena_ = comm::Arena::meet(arena_name(secret, options_.job, plan.number), rank_,
                              layout_.num_workers(), options, kPatience);
+  if (options_.log) {
+    arena_->report_stalls(options_.soft_deadline, [log = options_.log](const comm::Stall& stall) {
+      log(comm::to_string(stall));
+    });
+  }
   exchange_ = parallel::make_exchange(arena_, layout_);
 }
 
@@ -123,6 +129,13 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   }
   comm::CommunicatorOptions communicator;
   communicator.topology.host = hosts_;
+  if (options_.log) {
+    communicator.engine.soft_deadline = options_.soft_deadline;
+    communicator.engine.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
+      for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
+      log(comm::to_string(stall));
+    };
+  }
   exchange_ = parallel::make_exchange(
       std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator)), layout_);
 

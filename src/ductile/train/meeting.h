@@ -16,13 +16,15 @@
 namespace ductile::train {
 
 struct MeetingOptions {
-  std::string job;               // link::job_name
-  control::WorkerId worker = 0;  // this one
-  std::string address;           // where workers of other hosts reach it
-  int64_t vector_size = 0;       // floats of the canonical sum
+  std::string job;                  // link::job_name
+  control::WorkerId worker = 0;     // this one
+  std::string address;              // where workers of other hosts reach it
+  parallel::ExchangeLayout layout;  // but for the cut, which the plan gives
   std::function<net::Address()> store;
   // Between hosts a member that is silent for longer is lost.
   std::chrono::milliseconds deadline{1500};
+  // Longer in one collective: `log` is told once, with the workers who are missing.
+  std::chrono::milliseconds soft_deadline{10'000};
   std::function<bool()> given_up;  // true: the generation is over before it began
   std::function<void(const std::string&)> log;
 };

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include "ductile/base/error.h"
@@ -91,6 +92,14 @@ Replica::Replica(const spec::JobOptions& job)
     std::ranges::copy(flat_->weights(), average_.span().begin());
     std::ranges::copy(flat_->buffer_values(), buffer_average_.span().begin());
   }
+  for (const FlatModel::Entry& buffer : flat_->buffers()) {
+    num_batch_norms_ += buffer.name.ends_with("running_mean");
+  }
+  if (job_.train.bn_group > 1 && num_batch_norms_ == 0) {
+    fail(ErrorCode::invalid_argument,
+         "train.bn_group = {}, but model.name = \"{}\" has no batch norm; set it to 1",
+         job_.train.bn_group, job_.model.name);
+  }
   snapshot_ =
       std::make_unique<Snapshot>(*flat_, *optimizer_, average_.span(), buffer_average_.span());
   tree_ = std::make_unique<parallel::GradientTree>(vector_size());
@@ -106,50 +115,97 @@ double Replica::learning_rate() const {
                               total_steps_, steps_per_epoch_);
 }
 
-void Replica::host(int64_t first, int64_t count) {
+void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange) {
+  const auto r = static_cast<size_t>(rank);
+  hosted_ = {layout.cut[r], layout.cut[r + 1]};
   data::LoaderPlan plan;
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = job_.train.batch_size;
   plan.parts = num_ranks();
-  plan.first_part = first;
-  plan.num_parts = count;
+  plan.first_part = hosted_.begin;
+  plan.num_parts = hosted_.size();
   plan.channels_last = channels_last_;
   plan.start_epoch = step_ / steps_per_epoch_;
   plan.start_step = step_ % steps_per_epoch_;
   loader_ = std::make_unique<data::Loader>(train_set_, augment_, job_.loader, plan);
+  groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
+  parts_ = groups_->parts();
+  next_part_ = 0;
+  next_rank_ = hosted_.begin;
+  batches_.clear();
+  contributions_.clear();
 }
 
-std::span<const float> Replica::compute(int64_t count) {
+void Replica::compute(int64_t count, std::span<float> out) {
+  tree_->sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
-    const auto batch = loader_->next();
-    forward_backward(*batch, batch->part, tree_->leaf());
+    while (!contributions_.contains(next_rank_)) run_part(next_part_++);
+    write(contributions_.extract(next_rank_).mapped(), tree_->leaf());
     tree_->push();
+    if (++next_rank_ == hosted_.end) {
+      next_rank_ = hosted_.begin;
+      next_part_ = 0;
+    }
   }
-  return tree_->finish();
+  tree_->finish();
 }
 
-// One virtual rank's part of the step: gradient, running statistics and figures, all computed from
-// the state before the step, which stays as it was.
-void Replica::forward_backward(const data::Batch& batch, int64_t virtual_rank,
-                               std::span<float> leaf) {
+// The hosted members of one batch norm group, all computed from the state before the step, which
+// stays as it was.
+void Replica::run_part(size_t part) {
+  const comm::LeafRange& ranks = parts_[part];
+  while (!batches_.contains(ranks.end - 1)) {
+    auto batch = loader_->next();
+    const int64_t rank = batch->part;
+    batches_.emplace(rank, std::move(batch));
+  }
   const std::span<float> buffers = flat_->buffer_values();
   buffers_before_.assign(buffers.begin(), buffers.end());
+  try {
+    groups_->run(part, [&](int64_t rank) {
+      contributions_[rank] = forward_backward(*batches_.extract(rank).mapped(), rank);
+    });
+  } catch (...) {
+    std::ranges::copy(buffers_before_, buffers.begin());
+    throw;
+  }
+  const auto after = std::make_shared<const std::vector<float>>(buffers.begin(), buffers.end());
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) contributions_[rank].buffers = after;
+  std::ranges::copy(buffers_before_, buffers.begin());
+}
+
+Replica::Contribution Replica::forward_backward(const data::Batch& batch, int64_t virtual_rank) {
+  at::init_num_threads();  // this thread may be new
   nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
                     static_cast<uint64_t>(virtual_rank)));
   const at::Tensor labels = labels_of(batch);
-  const nn::LossOutput loss =
-      model_->loss(model_->forward(input_of(batch)), labels, job_.train.label_smoothing);
+  const at::Tensor logits = model_->forward(input_of(batch));
+  const nn::BatchGroup* group = nn::current_batch_group();
+  if (group != nullptr && group->num_sums() < num_batch_norms_) {
+    fail(ErrorCode::invalid_argument,
+         "train.bn_group = {}: {} of the model's {} batch norm layers normalise by themselves; "
+         "make them of nn::ops::conv_bn_act (nn::LayerModel does), not torch::nn::BatchNorm2d, or "
+         "set train.bn_group = 1",
+         job_.train.bn_group, num_batch_norms_ - group->num_sums(), num_batch_norms_);
+  }
+  const nn::LossOutput loss = model_->loss(logits, labels, job_.train.label_smoothing);
   const at::Tensor mean = loss.losses.mean();
-  (scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale())).backward();
+  Contribution out;
+  out.gradients = flat_->gradients(scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()));
+  out.loss = mean.item<float>();
+  out.correct = static_cast<float>(loss.correct);
+  out.predictions = static_cast<float>(loss.predictions);
+  return out;
+}
 
+void Replica::write(const Contribution& contribution, std::span<float> leaf) const {
   const int64_t num_gradients = flat_->layout().total_size();
-  flat_->take_gradients(leaf.first(num_gradients));
-  std::ranges::copy(buffers, leaf.begin() + num_gradients);
-  std::ranges::copy(buffers_before_, buffers.begin());
+  flat_->write_gradients(contribution.gradients, leaf.first(num_gradients));
+  std::ranges::copy(*contribution.buffers, leaf.begin() + num_gradients);
   const std::span<float> tail = leaf.last(kTailSize);
-  tail[kTailLoss] = mean.item<float>();
-  tail[kTailCorrect] = static_cast<float>(loss.correct);
-  tail[kTailPredictions] = static_cast<float>(loss.predictions);
+  tail[kTailLoss] = contribution.loss;
+  tail[kTailCorrect] = contribution.correct;
+  tail[kTailPredictions] = contribution.predictions;
 }
 
 void Replica::apply(std::span<const float> sum) {

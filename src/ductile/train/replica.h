@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,10 +12,13 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/comm/canonical.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/loss_scaler.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/parallel/batch_groups.h"
+#include "ductile/parallel/exchange.h"
 #include "ductile/parallel/gradient_tree.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
@@ -47,6 +51,7 @@ class Replica {
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return train_set_->info(); }
   const data::DatasetInfo& test_info() const { return test_set_->info(); }
+  const optim::ParamLayout& layout() const { return flat_->layout(); }
   int64_t num_parameters() const { return flat_->layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
@@ -58,16 +63,22 @@ class Replica {
   // Of the last step, or of the first one before it.
   double learning_rate() const;
 
-  // Takes over the virtual ranks first .. first + count - 1 from the present step on.
-  void host(int64_t first, int64_t count);
+  // Takes over the virtual ranks that worker `rank` of `layout` hosts, from the present step on.
+  // Batch norm groups that the layout cuts sum through `exchange`, which lives until the next
+  // host() or the last compute().
+  void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
+  // Takes over all of them.
+  void host_all() { host({{0, num_ranks()}, vector_size()}, 0, nullptr); }
   data::LoaderStats loader_stats() const { return loader_->stats(); }
 
   // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
   // predictions].
   int64_t vector_size() const;
-  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
-  // canonical tree; they are one node of it. Valid until the next call.
-  std::span<const float> compute(int64_t count);
+  // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
+  // values; in the order of the canonical tree where they are one node of it. Once it has thrown
+  // (peer_lost where a member of a batch norm group is gone), the state is that before the step,
+  // and host() comes next.
+  void compute(int64_t count, std::span<float> out);
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
@@ -103,7 +114,15 @@ class Replica {
   std::vector<std::span<std::byte>> writable_tensors() { return snapshot_->writable(); }
 
  private:
-  void forward_backward(const data::Batch& batch, int64_t virtual_rank, std::span<float> leaf);
+  // What one virtual rank contributes to a step.
+  struct Contribution {
+    std::vector<at::Tensor> gradients;
+    std::shared_ptr<const std::vector<float>> buffers;
+    float loss = 0, correct = 0, predictions = 0;
+  };
+  void run_part(size_t part);
+  Contribution forward_backward(const data::Batch& batch, int64_t virtual_rank);
+  void write(const Contribution& contribution, std::span<float> leaf) const;
 
   const spec::JobOptions job_;
   std::shared_ptr<const data::Dataset> train_set_, test_set_;
@@ -124,6 +143,16 @@ class Replica {
   Window window_;
   std::optional<Evaluation> last_, best_;
   std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
+
+  int64_t num_batch_norms_ = 0;
+  comm::LeafRange hosted_;  // virtual ranks
+  std::unique_ptr<parallel::BatchGroups> groups_;
+  std::vector<comm::LeafRange> parts_;  // of groups_
+  // The present step:
+  size_t next_part_ = 0;                                           // to run
+  int64_t next_rank_ = 0;                                          // to be summed
+  std::map<int64_t, std::shared_ptr<const data::Batch>> batches_;  // loaded, not run
+  std::map<int64_t, Contribution> contributions_;                  // run, not summed
 };
 
 }  // namespace ductile::train

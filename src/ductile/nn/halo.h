@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ductile/nn/spatial.h"
+
+// What a cell has to see of its neighbours' pixels, and how it gets them.
+namespace ductile::nn {
+
+// One axis of an activation and of what an operator makes of it, cut over the cells along it.
+struct CutAxis {
+  int64_t size = 0;         // pixels of the operator's input, over all cells
+  int64_t out_size = 0;     // and of its output
+  std::vector<Range> held;  // each cell's part of the input,
+  std::vector<Range> out;   // of the output,
+  std::vector<Range> need;  // and what of the input that output comes from; outside of [0, size)
+                            // is padding
+};
+
+// A window (convolution, pooling) of `kernel` pixels. A cell that holds pixels which no window
+// starts at keeps them, where they do not add an output.
+CutAxis cut_window(int64_t size, int parts, int64_t kernel, int64_t stride, int64_t padding);
+// Each pixel twice.
+CutAxis cut_twice(int64_t size, int parts);
+// Every cell needs, and gives, everything.
+CutAxis cut_whole(int64_t size, int parts);
+
+// The own part, a view, of `whole` [.., H, W]: images, or labels of pixels.
+at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole);
+
+// Height and width of the whole activation of which x [.., h, w] is the own part: cells add theirs
+// up. Throws conflict if the own part is not part_of that.
+struct WholeSize {
+  int64_t height, width;
+};
+WholeSize whole_size(SpatialSplit& split, const at::Tensor& x);
+
+// The pixels `need` of each cell, x [B,C,h,w] being what it holds; `fill` where there are none. A
+// view of x, or x itself, where no cell needs more than it holds. Differentiable: the gradients of
+// the pixels that others hold are sent back and added, own ones first, then by cell.
+at::Tensor fetch(SpatialSplit& split, const at::Tensor& x, const CutAxis& rows, const CutAxis& cols,
+                 double fill);
+
+}  // namespace ductile::nn
