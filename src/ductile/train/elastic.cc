@@ -55,9 +55,11 @@ class ElasticWorker {
   void receive_state(int feeder);
   void restore_shards(const Restore& command);
   void gather_all_at(int rank);
+  void finish_sharded_step(const Apply& command);
   bool sharded() const { return input_.job.train.shard_optimizer; }
   Restored restored(Generation generation, int64_t step, bool done);
   void lead();
+  void evaluate(Generation generation);
   void evaluate_together();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
@@ -398,6 +400,16 @@ void ElasticWorker::on(const Apply& command) {
     if (recorder_) recorder_->log(window);
   }
   if (recorder_) recorder_->show_now_and_then();
+  if (sharded()) {
+    finish_sharded_step(command);
+  } else {
+    if (replica_->evaluation_due()) evaluate(command.generation);
+    settled(command.generation, command.step + 1);
+  }
+}
+
+// What needs whole weights or the whole state, while all members are there.
+void ElasticWorker::finish_sharded_step(const Apply& command) {
   // A member that catches up in a new generation does not talk to the old one any more.
   if (!exchange_ || exchanging_ != command.generation) {
     link_->tell(restored(command.generation, command.step + 1, false));
@@ -405,19 +417,28 @@ void ElasticWorker::on(const Apply& command) {
   }
   try {
     if (replica_->evaluation_due()) {
-      if (sharded()) replica_->gather(*exchange_);
+      replica_->gather(*exchange_);
       evaluate_together();
     }
-    if (sharded()) {
-      const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
-      if (saver >= 0) gather_all_at(saver);
-    }
+    const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
+    if (saver >= 0) gather_all_at(saver);
   } catch (const Error& e) {
     // The step is applied all the same; the evaluation is made up for in the next generation.
     link_->tell(restored(command.generation, command.step + 1, false));
     throw;
   }
   settled(command.generation, command.step + 1);
+}
+
+// By the leader, or, where it is lost or the step's generation is over, by each for itself: the
+// result is the same, and whether it ends the job must not depend on who was there.
+void ElasticWorker::evaluate(Generation generation) {
+  try {
+    if (exchange_ && exchanging_ == generation) evaluate_together();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) throw;
+  }
+  if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
 }
 
 // The leader evaluates and tells the others.
