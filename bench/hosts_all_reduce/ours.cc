@@ -33,6 +33,9 @@ int run(int rank, const std::vector<std::vector<std::string>>& links, char** arg
   tcp.links = links[static_cast<size_t>(rank)];
   if (const char* congestion = std::getenv("CONGESTION")) tcp.socket.congestion = congestion;
   if (const char* buffer = std::getenv("BUFFER")) tcp.socket.send_buffer = std::atoi(buffer);
+  if (const char* spin = std::getenv("SPIN")) {
+    tcp.spin = std::chrono::microseconds(std::atoi(spin));
+  }
   CommunicatorOptions options;
   options.topology.num_rails = static_cast<int>(tcp.links.size());
   Communicator communicator(connect_tcp(group, *store, secret, tcp, deadline), options);

@@ -131,8 +131,8 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile doctor\n"
       "\n"
-      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, GPUs,\n"
-      "compilers; and for what is missing, the command that installs it.\n";
+      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, NCCL,\n"
+      "GPUs, compilers; and for what is missing, the command that installs it.\n";
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };

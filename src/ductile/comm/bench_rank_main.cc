@@ -88,6 +88,13 @@ void run(const Json& spec) {
   const auto sizes = spec.at("sizes").get<std::vector<int64_t>>();
   for (const int64_t bytes : sizes) place.arena_bytes += static_cast<size_t>(bytes) + (2 << 20);
 
+  BenchmarkOptions options;
+  options.seconds = spec.at("seconds");
+  for (const Json& v : spec.at("algorithms")) {
+    options.variants.push_back(
+        {algorithm_from_string(v.at("algorithm").get<std::string>()), v.at("pieces")});
+  }
+
   std::optional<net::StoreServer> server;
   if (place.transport != "shm") {
     if (place.rank == 0) {
@@ -111,12 +118,6 @@ void run(const Json& spec) {
     say({{"ready", true},
          {"cores", cpu.usable()},
          {"calibration", calibration_json(links, comm.topology())}});
-  }
-  BenchmarkOptions options;
-  options.seconds = spec.at("seconds");
-  for (const Json& v : spec.at("algorithms")) {
-    options.variants.push_back(
-        {algorithm_from_string(v.at("algorithm").get<std::string>()), v.at("pieces")});
   }
   for (const int64_t bytes : sizes) {
     float* const data = rank.memory(static_cast<size_t>(bytes) / sizeof(float) + 1);
