@@ -120,8 +120,10 @@ class Group {
 
   void tell(size_t r, const Json& line) {
     const std::string text = line.dump() + "\n";
-    // One line is far shorter than a pipe; a rank that is gone says so on its other end.
+    // One line is far shorter than a pipe; that a rank is gone shows on its other end.
+    const auto before = signal(SIGPIPE, SIG_IGN);
     [[maybe_unused]] const ssize_t n = write(ranks[r].in.get(), text.data(), text.size());
+    signal(SIGPIPE, before);
   }
 
   // Calls on_line(rank, line) for what the ranks say, until all have ended or it returns false.
