@@ -7,7 +7,8 @@
 DIR holds CIFAR-10's binary files or Fashion-MNIST's idx .gz files. Prints one JSON line saying what
 was chosen, then one a burst: samples, wall and CPU seconds, loss. With --driven a burst runs for
 each line "go" (or "go SECONDS") on stdin, so that another program can alternate with it; the end
-of stdin ends it.
+of stdin ends it. With --ranks N it is one of N processes of DistributedDataParallel over gloo, each
+with its own --batch; rank 0 is the one that is driven, and the others follow it.
 
 What is done for speed: the OpenMP waiting policy, no malloc trimming or mmap of tensors, denormals
 flushed, data held in memory as bytes and augmented a batch at a time (or a DataLoader: --workers),
@@ -60,10 +61,17 @@ def parse():
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=5, help="length of a burst")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=1, help="processes of DistributedDataParallel")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--rendezvous", default="tcp://127.0.0.1:29501")
+    parser.add_argument("--compress", action="store_true", help="gradients travel as fp16")
+    parser.add_argument("--core", type=int, help="run on this core only")
     parser.add_argument("--driven", action="store_true", help='one burst a line "go" on stdin')
     args = parser.parse_args()
     if args.augment is None:
         args.augment = args.task == "cifar10"
+    if args.ranks > 1 and "auto" in (args.memory_format, args.foreach):
+        parser.error("--ranks needs --memory-format and --foreach: ranks must not choose differently")
     return args
 
 
@@ -71,6 +79,7 @@ ARGS = parse()
 restart_with_environment(ARGS.threads)
 
 import torch  # noqa: E402  (after the environment)
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -203,6 +212,13 @@ class Trainer:
         count = sum(p.numel() for p in self.model.parameters())
         assert count == {"cifar10": 269722, "fashion": 105914}[ARGS.task], count
         self.model = self.model.to(memory_format=self.format)
+        if ARGS.ranks > 1:
+            # Buffers stay each rank's own, as samples/s are best; the order of torch's own buckets.
+            self.model = nn.parallel.DistributedDataParallel(
+                self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            if ARGS.compress:
+                from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+                self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=ARGS.lr, momentum=0.9,
                                          weight_decay=5e-4, foreach=foreach)
         self.stream, self.loss = stream, None
@@ -230,10 +246,12 @@ def cpu_seconds():
     return total
 
 
-def burst(trainer, seconds):
-    samples, wall, cpu = 0, time.perf_counter(), cpu_seconds()
-    while time.perf_counter() - wall < seconds:
-        samples += trainer.step()
+def burst(trainer, seconds, steps=0):
+    """As many steps as `seconds` allow, or `steps` of them."""
+    samples, wall, cpu, done = 0, time.perf_counter(), cpu_seconds(), 0
+    while done < steps or (steps == 0 and time.perf_counter() - wall < seconds):
+        samples += trainer.step() * ARGS.ranks
+        done += 1
     wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
     return {"samples": samples, "wall_s": round(wall, 4), "cpu_s": round(cpu, 4),
             "samples_per_s": round(samples / wall, 1), "samples_per_cpu_s": round(samples / cpu, 1),
@@ -263,6 +281,11 @@ def choose(stream):
 def main():
     torch.set_num_threads(ARGS.threads)
     torch.set_flush_denormal(True)
+    if ARGS.core is not None:
+        os.sched_setaffinity(0, {ARGS.core})
+    if ARGS.ranks > 1:
+        dist.init_process_group("gloo", init_method=ARGS.rendezvous, rank=ARGS.rank,
+                                world_size=ARGS.ranks)
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: tensors come from the heap, which keeps its pages
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
@@ -274,16 +297,34 @@ def main():
         print(json.dumps(record), flush=True)
 
     say({"torch": torch.__version__, "task": ARGS.task, "precision": ARGS.precision,
-         "batch": ARGS.batch, "threads": ARGS.threads, "workers": ARGS.workers,
+         "batch": ARGS.batch, "ranks": ARGS.ranks, "compress": ARGS.compress, "threads": ARGS.threads, "workers": ARGS.workers,
          "augment": ARGS.augment, "channels_last": channels_last, "foreach": foreach})
     if not ARGS.driven:
         for _ in range(ARGS.repetitions):
             say(burst(trainer, ARGS.seconds))
         return
+    if ARGS.ranks > 1:
+        follow(trainer, say)
+        return
     for line in sys.stdin:
         words = line.split()
         if words[:1] == ["go"]:
             say(burst(trainer, float(words[1]) if len(words) > 1 else ARGS.seconds))
+
+
+def follow(trainer, say):
+    """Bursts of all ranks: rank 0 says how many steps, 0 of them is the end."""
+    steps, rate = torch.zeros(1, dtype=torch.int64), 0.0
+    while True:
+        if ARGS.rank == 0:
+            steps[0] = max(2, int(rate * ARGS.seconds)) if sys.stdin.readline() else 0
+        dist.broadcast(steps, 0)
+        if not steps[0]:
+            return
+        record = burst(trainer, 0, int(steps[0]))
+        rate = int(steps[0]) / record["wall_s"]
+        if ARGS.rank == 0:
+            say(record)
 
 
 if __name__ == "__main__":

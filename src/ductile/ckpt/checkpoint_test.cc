@@ -8,6 +8,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/ckpt/testing_impl.h"
 #include "ductile/ckpt/writer.h"
 
@@ -33,16 +34,7 @@ SaveReport save(CheckpointWriter& writer, int64_t step, const State& state) {
   return report.value_or(SaveReport{});
 }
 
-ErrorCode code_of(const std::function<void()>& f, std::string* message = nullptr) {
-  try {
-    f();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 State arbitrary_state() {
   State state;
@@ -187,6 +179,17 @@ TEST(Writer, the_copy_is_taken_before_save_returns) {
   for (auto& [name, t] : state) std::fill(t.bytes.begin(), t.bytes.end(), std::byte{0});
   writer.wait();
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), before);
+}
+
+TEST(Writer, memory_got_before_changes_nothing_of_what_is_saved) {
+  const TempFolder folder("ckpt");
+  CheckpointWriter writer(folder.path(), kSmall);
+  writer.prepare(views(state_of_step(1)));
+  writer.prepare(views(state_of_step(2)));
+  writer.wait();
+  EXPECT_FALSE(writer.take_report());
+  save(writer, 1, state_of_step(1));
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(1));
 }
 
 TEST(Writer, saves_follow_each_other_without_waiting_by_the_caller) {

@@ -9,13 +9,23 @@
 #include "ductile/ckpt/staging_impl.h"
 
 namespace ductile::ckpt {
+namespace {
+
+constexpr size_t kAlign = 4096;
+
+}  // namespace
 
 Staging::~Staging() {
   if (data_ != nullptr) ::munmap(data_, capacity_);
 }
 
-void Staging::reserve(size_t bytes) {
-  if (bytes <= capacity_) return;
+std::vector<size_t> Staging::reserve(const Layout& layout) {
+  std::vector<size_t> starts = {0};
+  for (const int64_t size : layout.chunk_sizes) {
+    starts.push_back(starts.back() + (static_cast<size_t>(size) + kAlign - 1) / kAlign * kAlign);
+  }
+  const size_t bytes = starts.back();
+  if (bytes <= capacity_) return starts;
   if (data_ != nullptr) ::munmap(std::exchange(data_, nullptr), std::exchange(capacity_, 0));
   void* room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
@@ -25,19 +35,18 @@ void Staging::reserve(size_t bytes) {
   ::madvise(room, bytes, MADV_HUGEPAGE);  // only for speed: fewer page faults at the first save
   data_ = static_cast<std::byte*>(room);
   capacity_ = bytes;
+  return starts;
+}
+
+void Staging::prepare(const Layout& layout) {
+  reserve(layout);
+  for (size_t at = 0; at < capacity_; at += kAlign) data_[at] = std::byte{0};
 }
 
 void Staging::fill(std::span<const TensorView> tensors, const Layout& layout) {
-  constexpr size_t kAlign = 4096;
   chunks_.clear();
-  std::vector<size_t> starts;
-  size_t end = 0;
-  for (int64_t size : layout.chunk_sizes) {
-    starts.push_back(end);
-    end += (static_cast<size_t>(size) + kAlign - 1) / kAlign * kAlign;
-  }
-  reserve(end);
-  for (size_t i = 0; i < starts.size(); ++i) {
+  const std::vector<size_t> starts = reserve(layout);
+  for (size_t i = 0; i < layout.chunk_sizes.size(); ++i) {
     chunks_.emplace_back(data_ + starts[i], static_cast<size_t>(layout.chunk_sizes[i]));
   }
 

@@ -20,6 +20,10 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();
 
+  // Gets the memory for fill() calls of that layout, every page of it, so that they only copy.
+  // Throws unavailable when there is not enough.
+  void prepare(const Layout& layout);
+
   // Throws unavailable when there is not enough memory.
   void fill(std::span<const TensorView> tensors, const Layout& layout);
 
@@ -27,7 +31,8 @@ class Staging {
   const std::vector<std::span<const std::byte>>& chunks() const { return chunks_; }
 
  private:
-  void reserve(size_t bytes);
+  // Where each chunk begins, and the end of the last one.
+  std::vector<size_t> reserve(const Layout& layout);
 
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;

@@ -81,6 +81,28 @@ struct CheckpointWriter::Impl {
     changed.notify_all();
   }
 
+  // ---- the caller's
+
+  void wait_until_idle() {
+    std::unique_lock guard(mutex);
+    changed.wait(guard, [this] { return !busy; });
+  }
+
+  void plan(std::span<const TensorView> views) {
+    const int64_t chosen = options.chunk_bytes;
+    layout = plan_layout(views, chosen > 0 ? chosen : default_chunk_bytes(views));
+  }
+
+  void hand_over() {
+    {
+      const std::lock_guard guard(mutex);
+      busy = true;
+    }
+    changed.notify_all();
+  }
+
+  // ---- the thread's
+
   void run() {
     ::setpriority(PRIO_PROCESS, 0,
                   options.nice);  // of this thread alone; a failure costs only speed
@@ -89,13 +111,27 @@ struct CheckpointWriter::Impl {
       changed.wait(guard, [this] { return busy || stopping; });
       if (!busy) return;
       guard.unlock();
-      std::exception_ptr failure = write();
-      guard.lock();
-      error = std::move(failure);
-      reports.push_back(std::move(report));
+      if (preparing) {
+        prepare();
+        guard.lock();
+      } else {
+        std::exception_ptr failure = write();
+        guard.lock();
+        error = std::move(failure);
+        reports.push_back(std::move(report));
+      }
       busy = false;
       changed.notify_all();
     }
+  }
+
+  void prepare() {
+    try {
+      staging.prepare(layout);
+    } catch (const Error&) {
+      // save() meets the same lack of memory, and reports it.
+    }
+    preparing = false;
   }
 
   std::exception_ptr write() {
@@ -118,7 +154,9 @@ struct CheckpointWriter::Impl {
   Committer committer;                     // the thread's
 
   // The job: the thread's while busy, the caller's otherwise.
+  Layout layout;
   Staging staging;
+  bool preparing = false;  // the job is to get memory, not to save
   std::vector<TensorInfo> tensors;
   std::string state;
   SaveReport report;
@@ -138,37 +176,36 @@ CheckpointWriter::CheckpointWriter(fs::path folder, WriterOptions options)
 
 CheckpointWriter::~CheckpointWriter() = default;
 
+void CheckpointWriter::prepare(std::span<const TensorView> tensors) {
+  check_views(tensors);
+  impl_->wait_until_idle();
+  impl_->plan(tensors);
+  impl_->preparing = true;
+  impl_->hand_over();
+}
+
 void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
                             std::span<const TensorView> tensors) {
   Impl& s = *impl_;
   if (step < 0) fail(ErrorCode::invalid_argument, "checkpoint of step {}: negative", step);
   check_views(tensors);
   std::string text = state_text(state);
-  const int64_t chosen = s.options.chunk_bytes;
-  const Layout layout = plan_layout(tensors, chosen > 0 ? chosen : default_chunk_bytes(tensors));
-
   const Clock::time_point begin = Clock::now();
-  {
-    std::unique_lock guard(s.mutex);
-    s.changed.wait(guard, [&] { return !s.busy; });
-    s.error = nullptr;
-  }
+  s.wait_until_idle();
+  s.error = nullptr;
+  s.plan(tensors);
   s.report = SaveReport{.step = step, .wait_seconds = seconds_since(begin)};
   const Clock::time_point copy_begin = Clock::now();
-  s.staging.fill(tensors, layout);
+  s.staging.fill(tensors, s.layout);
   s.state = std::move(text);
   s.tensors.clear();
-  for (size_t i : layout.order) {
+  for (size_t i : s.layout.order) {
     const TensorView& t = tensors[i];
-    s.tensors.push_back(
-        {t.name, t.dtype, t.shape, static_cast<int64_t>(t.bytes.size()), layout.tensor_offsets[i]});
+    s.tensors.push_back({t.name, t.dtype, t.shape, static_cast<int64_t>(t.bytes.size()),
+                         s.layout.tensor_offsets[i]});
   }
   s.report.copy_seconds = seconds_since(copy_begin);
-  {
-    const std::lock_guard guard(s.mutex);
-    s.busy = true;
-  }
-  s.changed.notify_all();
+  s.hand_over();
 }
 
 bool CheckpointWriter::idle() const {
@@ -177,8 +214,7 @@ bool CheckpointWriter::idle() const {
 }
 
 void CheckpointWriter::wait() {
-  std::unique_lock guard(impl_->mutex);
-  impl_->changed.wait(guard, [&] { return !impl_->busy; });
+  impl_->wait_until_idle();
   if (impl_->error) std::rethrow_exception(std::exchange(impl_->error, nullptr));
 }
 

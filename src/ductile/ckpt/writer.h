@@ -64,6 +64,10 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
   ~CheckpointWriter();  // waits for the save under way
 
+  // Gets the memory that save() of such tensors copies into, in the background, so that the first
+  // save blocks no longer than later ones. Where there is too little memory, that save says so.
+  void prepare(std::span<const TensorView> tensors);
+
   // Waits for the save before this one, copies the tensors, and returns; hashing and writing follow
   // in the background. `state` is any JSON value (text must be UTF-8; not-a-number becomes null).
   // Throws invalid_argument for a bad argument and unavailable when there is no memory for the

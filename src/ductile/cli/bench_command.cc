@@ -47,7 +47,8 @@ fs::path find_benchmark(std::string_view program) {
 
 ExitCode bench(const BenchCommand& command, Context& context) {
   if (command.name.empty()) {
-    std::vector<std::vector<std::string>> rows;
+    std::vector<std::vector<std::string>> rows = {
+        {"all-reduce", "all-reduce algorithms between workers, predicted and measured"}};
     for (const Benchmark& b : kBenchmarks)
       rows.push_back({std::string(b.name), std::string(b.help)});
     context.console.print("{}", table(rows));
@@ -62,7 +63,8 @@ ExitCode bench(const BenchCommand& command, Context& context) {
   if (chosen == nullptr) {
     const auto near = nearest_name(command.name, names);
     fail(ErrorCode::invalid_argument, "bench: unknown benchmark '{}'; {}", command.name,
-         near ? "did you mean " + *near + "?" : "there are train, input, optimizer, checkpoint");
+         near ? "did you mean " + *near + "?"
+              : "there are all-reduce, train, input, optimizer, checkpoint");
   }
   const fs::path program = find_benchmark(chosen->program);
   for (const auto& [name, value] : process::worker_environment(0))

@@ -5,10 +5,12 @@
 #include <map>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/version.h"
+#include "ductile/server/host_agent.h"
 
 namespace ductile::cli {
 namespace {
@@ -35,6 +37,8 @@ struct Parsed {
   LiveCommand live;
   ReportCommand report;
   BenchCommand bench;
+  AllReduceBenchCommand bench_all_reduce;
+  bool quiet = false, verbose = false;
   std::function<ExitCode(Context&)> chosen;
 };
 
@@ -52,6 +56,16 @@ void add_job(CLI::App& app, JobRequest& job) {
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
 
+void add_hosts(CLI::App& app, HostsRequest& hosts) {
+  app.add_option("--hosts", hosts.hosts,
+                 "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
+      ->option_text("LIST");
+  app.add_option("--launcher", hosts.launcher, "what starts a program on a host; none: ssh {host}")
+      ->option_text("COMMAND");
+  app.add_option("--listen", hosts.listen, "this machine's address for the hosts; none: found out")
+      ->option_text("ADDRESS");
+}
+
 void add_train(CLI::App& app, Parsed& parsed) {
   TrainCommand& c = parsed.train;
   CLI::App* sub = app.add_subcommand("train", "train a model");
@@ -59,6 +73,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile train job.toml --set train.epochs=5\n"
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
+      "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
@@ -80,6 +95,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "processes that share the job; none: one, or as many as before")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_hosts(*sub, c.hosts);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
   add_json(*sub, c.json);
   sub->callback([&parsed] {
@@ -116,8 +132,8 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile doctor\n"
       "\n"
-      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, GPUs,\n"
-      "compilers; and for what is missing, the command that installs it.\n";
+      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, NCCL,\n"
+      "GPUs, compilers; and for what is missing, the command that installs it.\n";
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
@@ -284,6 +300,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_option("--workers", c.workers, "how many; none: as many as before")
       ->option_text("N")
       ->check(count);
+  add_hosts(*sub, c.hosts);
   add_json(*sub, c.json);
   sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
                          "runs/latest --follow", logs);
@@ -293,20 +310,67 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
 }
 
+void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
+  AllReduceBenchCommand& c = parsed.bench_all_reduce;
+  CLI::App* sub = bench.add_subcommand("all-reduce", "every algorithm, predicted and measured");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile bench all-reduce --workers 4 --explain\n"
+      "  ductile bench all-reduce --workers 4 --transport tcp --sizes 4K,1M,25M\n"
+      "  ductile bench all-reduce --hosts node1:4,node2=10.0.0.2:4\n"
+      "\n"
+      "Measures the links between the workers (kept in ~/.cache/ductile for the next start), then\n"
+      "for each size what the cost model says of each algorithm, what it takes, and which one is\n"
+      "chosen. Times are those of the slowest worker, float32 in place; spread is the distance of\n"
+      "the quartiles.\n";
+  // `bench` hands on what it does not know to its scripts, so nothing may fall through to it.
+  sub->fallthrough(false);
+  sub->add_flag("-q,--quiet", parsed.quiet)->group("");
+  sub->add_flag("-v,--verbose", parsed.verbose)->group("");
+  sub->add_option("--workers", c.workers, "how many processes; none: two, or one a host")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{128}));
+  sub->add_option("--hosts", c.hosts,
+                  "where the workers run: a,b:2,c=10.0.0.3+10.1.0.3:2 (host=addresses:workers)")
+      ->option_text("LIST");
+  sub->add_option("--launcher", c.launcher, "what starts a program on a host; none: ssh {host}")
+      ->option_text("COMMAND");
+  sub->add_option("--transport", c.transport, "shm, tcp or ucx; none: shm, tcp between hosts")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"shm", "tcp", "ucx"}));
+  sub->add_option("--sizes", c.sizes, "bytes of the vector; 4K,64K,1M,16M")->option_text("LIST");
+  sub->add_option("--algorithms", c.algorithms, "only these, perhaps with pieces: ring:8,torus")
+      ->option_text("LIST");
+  sub->add_option("--seconds", c.seconds, "for each algorithm and size; 0.15")
+      ->option_text("X")
+      ->check(CLI::Range(0.001, 3600.0));
+  sub->add_flag("--explain", c.explain, "what each price is made of, and why the choice");
+  sub->add_flag("--recalibrate", c.recalibrate, "measure the links anew");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) {
+      return bench_all_reduce(parsed.bench_all_reduce, context);
+    };
+  });
+}
+
 void add_bench(CLI::App& app, Parsed& parsed) {
   BenchCommand& c = parsed.bench;
   CLI::App* sub = app.add_subcommand("bench", "measure this build, beside its peers where present");
   parsed.example[sub] =
       "Example:\n"
       "  ductile bench                       # what there is\n"
+      "  ductile bench all-reduce --workers 4 --explain\n"
       "  ductile bench optimizer\n"
       "\n"
       "Runs a benchmark of the source tree; what follows its name goes to it (try --help there).\n";
+  add_bench_all_reduce(*sub, parsed);
   sub->add_option("name", c.name, "train, input, optimizer or checkpoint")->option_text(" ");
   sub->prefix_command();
   sub->fallthrough(false);
   sub->set_help_flag();  // --help after a benchmark's name goes to the benchmark
   sub->callback([&parsed, sub] {
+    if (!sub->get_subcommands().empty()) return;
     parsed.bench.arguments = sub->remaining();
     const std::string& name = parsed.bench.name;
     if (name == "--help" || name == "-h") throw CLI::CallForHelp();
@@ -392,9 +456,9 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   app.set_version_flag("--version", fmt::format("ductile {}", version()));
   app.require_subcommand(1);
   app.fallthrough();
-  bool quiet = false, verbose = false;
-  CLI::Option* quiet_flag = app.add_flag("-q,--quiet", quiet, "no talk, only data and errors");
-  app.add_flag("-v,--verbose", verbose, "say more")->excludes(quiet_flag);
+  CLI::Option* quiet_flag =
+      app.add_flag("-q,--quiet", parsed.quiet, "no talk, only data and errors");
+  app.add_flag("-v,--verbose", parsed.verbose, "say more")->excludes(quiet_flag);
   app.get_option("--help")->description("print this help");
   app.get_option("--version")->description("print the version");
   app.footer(
@@ -409,6 +473,12 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_report(app, parsed);
   add_doctor(app, parsed);
   add_bench(app, parsed);
+  // What launcher commands start; not for people.
+  app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
+    parsed.chosen = [](Context&) {
+      return server::run_host_agent(STDIN_FILENO, STDOUT_FILENO) == 0 ? kDone : kFailed;
+    };
+  });
 
   try {
     app.parse(argc, argv);
@@ -424,7 +494,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   } catch (const CLI::ParseError& error) {
     return usage_error(app, error, console);
   }
-  console.verbosity = quiet ? -1 : verbose ? 1 : 0;
+  console.verbosity = parsed.quiet ? -1 : parsed.verbose ? 1 : 0;
 
   try {
     return parsed.chosen(context);

@@ -19,12 +19,20 @@ struct Context {
   const char* const* environment;  // NAME=value ..., ends with nullptr
 };
 
+// Where workers run, as the command line says it; what is not said is as before, or this machine.
+struct HostsRequest {
+  std::optional<std::string> hosts;     // a list, or a file of them
+  std::optional<std::string> launcher;  // a command with {host} in it
+  std::optional<std::string> listen;    // this machine's address
+};
+
 struct TrainCommand {
   JobRequest job;
   std::optional<fs::path> out;     // the run directory itself
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
-  std::optional<int64_t> workers;  // none: one, or as many as before
+  std::optional<int64_t> workers;  // none: one, or as many as before, or as the hosts take
+  HostsRequest hosts;
   bool dry_run = false;
   bool json = false;
 };
@@ -34,6 +42,7 @@ ExitCode train(const TrainCommand& command, Context& context);
 struct LiveCommand {
   fs::path run;
   std::optional<int64_t> workers;  // resize, resume
+  HostsRequest hosts;              // resume
   int64_t lines = 50;              // logs
   bool follow = false;             // logs
   bool json = false;
@@ -107,5 +116,19 @@ struct BenchCommand {
   std::vector<std::string> arguments;
 };
 ExitCode bench(const BenchCommand& command, Context& context);
+
+struct AllReduceBenchCommand {
+  std::optional<int64_t> workers;  // none: two, or one a host
+  std::string hosts;               // a list, or a file of them; empty: this machine
+  std::string launcher = "ssh {host}";
+  std::string transport;  // shm, tcp, ucx; empty: shm on one machine, else tcp
+  std::string sizes = "4K,64K,1M,16M";
+  std::string algorithms;  // "ring:8,torus"; empty: all
+  double seconds = 0.15;
+  bool explain = false;
+  bool recalibrate = false;
+  bool json = false;
+};
+ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context);
 
 }  // namespace ductile::cli

@@ -1,5 +1,9 @@
 #include "ductile/cli/elastic_run.h"
 
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -18,12 +22,65 @@ void check_workers(const spec::JobOptions& job, int64_t workers) {
       workers, job.train.virtual_ranks);
 }
 
+server::Fleet fleet_of(const HostsRequest& request, const server::Fleet& before) {
+  server::Fleet fleet = before;
+  if (request.hosts) {
+    std::error_code ignored;
+    fleet.hosts = fs::is_regular_file(*request.hosts, ignored)
+                      ? server::read_hosts(*request.hosts)
+                      : server::parse_hosts(*request.hosts);
+  } else if (before.hosts.empty() && (request.launcher || request.listen)) {
+    fail(ErrorCode::invalid_argument, "{} says how hosts are reached, and --hosts names none",
+         request.launcher ? "--launcher" : "--listen");
+  }
+  if (request.launcher) fleet.launcher = *request.launcher;
+  if (request.listen) fleet.listen = *request.listen;
+  for (const server::Host& host : fleet.hosts) {
+    if (server::is_this_machine(host)) continue;
+    if (server::launch_words(fleet.launcher, "") == server::launch_words(fleet.launcher, "x"))
+      fail(ErrorCode::invalid_argument,
+           "--launcher '{}': {{host}} stands for the host, as in 'ssh {{host}}'", fleet.launcher);
+  }
+  return fleet;
+}
+
+namespace {
+
+std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
+                                                const spec::JobOptions& job,
+                                                const ElasticRun& run) {
+  if (run.fleet.hosts.empty())
+    return server::make_local_launcher({run.program, folder.log_file(), job.train.threads},
+                                       folder.path());
+  server::HostsLauncherOptions options;
+  options.fleet = run.fleet;
+  options.program = fs::read_symlink("/proc/self/exe");
+  options.worker = run.program;
+  options.log = folder.log_file();
+  options.threads = job.train.threads;
+  options.all = run.every_host;
+  options.elsewhere =
+      server::was_elastic(folder.path()) && server::load_fleet(folder.path()) != run.fleet;
+  return server::make_hosts_launcher(std::move(options), folder.path());
+}
+
+}  // namespace
+
 server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions& job,
                            const ElasticRun& run) {
-  HeldSignals signals;
   server::JobControllerOptions options;
+  // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
+  std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
+  if (!run.fleet.hosts.empty()) options.listen = server::listen_address(run.fleet);
+  if (run.fleet != server::load_fleet(folder.path())) server::save_fleet(folder.path(), run.fleet);
+  if (const int64_t places = run.fleet.places(); places > 0)
+    options.membership.max_workers = std::min(places, job.train.virtual_ranks);
+  options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
+      std::chrono::duration<double>(job.elastic.peer_deadline));
+  HeldSignals signals;
   options.run = folder.path();
   options.membership.virtual_ranks = job.train.virtual_ranks;
+  options.membership.sharded = job.train.shard_optimizer;
   options.membership.checkpoint_every = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.checkpoint.every_seconds));
   options.membership.checkpoint_steps = job.checkpoint.every_steps;
@@ -56,9 +113,7 @@ server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions&
       }
     }
   };
-  server::JobController job_controller(
-      std::move(options), server::make_local_launcher(
-                              {run.program, folder.log_file(), job.train.threads}, folder.path()));
+  server::JobController job_controller(std::move(options), std::move(launcher));
   controller = &job_controller;
   return job_controller.run(run.workers);
 }

@@ -69,12 +69,13 @@ ExitCode status(const LiveCommand& command, Context& context) {
              {"checkpoint", checkpoint < 0 ? "none" : std::to_string(checkpoint)},
              {"workers wanted", number("wanted")},
              {"generation", std::to_string(answer.at("generation").at("number").get<int64_t>())}}));
-  std::vector<std::vector<std::string>> rows = {{"worker", "phase", "step", "virtual ranks", ""}};
+  std::vector<std::vector<std::string>> rows = {
+      {"worker", "phase", "step", "virtual ranks", "host", ""}};
   for (const json& worker : answer.at("workers")) {
-    rows.push_back({std::to_string(worker.at("id").get<int64_t>()),
-                    worker.at("phase").get<std::string>(),
-                    std::to_string(worker.at("step").get<int64_t>()), ranks_of(worker),
-                    worker.at("connected").get<bool>() ? "" : "not connected"});
+    rows.push_back(
+        {std::to_string(worker.at("id").get<int64_t>()), worker.at("phase").get<std::string>(),
+         std::to_string(worker.at("step").get<int64_t>()), ranks_of(worker),
+         worker.value("host", ""), worker.at("connected").get<bool>() ? "" : "not connected"});
   }
   if (rows.size() > 1) console.print("\n{}", table(rows));
   return kDone;
@@ -115,6 +116,7 @@ ExitCode resume(const LiveCommand& command, Context& context) {
   TrainCommand again;
   again.resume = folder.path();
   again.workers = command.workers;
+  again.hosts = command.hosts;
   again.json = command.json;
   return train(again, context);
 }

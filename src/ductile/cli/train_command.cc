@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <signal.h>
@@ -13,6 +15,7 @@
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
+#include "ductile/run/json_lines.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
 #include "ductile/run/report.h"
@@ -80,7 +83,8 @@ class Listener {
     if (bar_) bar_->finish();
   }
 
-  const Json& done() const { return done_; }           // null until the worker is done
+  const Json& done() const { return done_; }  // null until the worker is done
+  void done(Json figures) { done_ = std::move(figures); }
   const std::string& error() const { return error_; }  // empty where it named none
 
  private:
@@ -98,6 +102,29 @@ class Listener {
   Json done_;
   std::string error_;
 };
+
+// What the last worker to lead wrote at its end; null where there is nothing.
+Json last_summary(const run::RunFolder& folder) {
+  Json summary;
+  run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", "") == "end") summary = Json::parse(line.dump());
+  });
+  return summary;
+}
+
+// 0: as many as before. Hosts that are named get as many as they take.
+int64_t count_workers(const TrainCommand& command, const server::Fleet& fleet,
+                      const spec::JobOptions& job) {
+  int64_t places = 0;
+  for (const server::Host& host : fleet.hosts) places += std::max<int64_t>(host.places, 1);
+  if (command.workers) {
+    check_workers(job, *command.workers);
+    if (const int64_t most = fleet.places(); most > 0 && *command.workers > most)
+      fail(ErrorCode::invalid_argument, "--workers {}: the hosts take {}", *command.workers, most);
+    return *command.workers;
+  }
+  return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
+}
 
 std::string resume_command(const run::RunFolder& folder) {
   return fmt::format("ductile train --resume {}", folder.path().string());
@@ -189,10 +216,12 @@ ExitCode train(const TrainCommand& command, Context& context) {
     return kDone;
   }
   // Once a job has had a controller only a controller knows which of its checkpoints count.
-  const bool elastic =
-      command.workers.value_or(1) > 1 ||
-      (command.resume && server::was_elastic(run::RunFolder::open(*command.resume).path()));
-  check_workers(config.job, command.workers.value_or(1));
+  const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
+  const server::Fleet fleet =
+      fleet_of(command.hosts, command.resume ? server::load_fleet(before) : server::Fleet());
+  const bool elastic = command.workers.value_or(1) > 1 || !fleet.hosts.empty() ||
+                       (command.resume && server::was_elastic(before));
+  const int64_t workers = count_workers(command, fleet, config.job);
   const fs::path program = process::find_worker();
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
@@ -201,10 +230,12 @@ ExitCode train(const TrainCommand& command, Context& context) {
   Listener listener(console, console.verbosity >= 0 && !command.json);
   Outcome outcome;
   if (elastic) {
-    ElasticRun run{program, command.workers.value_or(0), {}, {}};
+    ElasticRun run{program, workers, fleet, command.hosts.hosts.has_value(), {}, {}};
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
+    // A worker that an earlier controller started cannot tell this one.
+    if (outcome.code == kDone && listener.done().is_null()) listener.done(last_summary(folder));
     listener.finish();
   } else {
     WorkerLaunch launch;

@@ -70,8 +70,14 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   fcntl(progress.get(), F_SETFL, O_NONBLOCK);
 
   const sigset_t mask = signals.before();
-  const pid_t worker = process::spawn(
-      {launch.program, launch.arguments, launch.environment, launch.log, worker_side.get(), &mask});
+  process::SpawnOptions options;
+  options.program = launch.program;
+  options.arguments = launch.arguments;
+  options.environment = launch.environment;
+  options.log = launch.log;
+  options.progress_fd = worker_side.get();
+  options.mask = &mask;
+  const pid_t worker = process::spawn(options);
   WorkerGuard guard(worker);
   worker_side.close();
 

@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "ductile/comm/stall.h"
 #include "ductile/comm/transport.h"
 
 namespace ductile::comm {
@@ -19,6 +21,8 @@ struct ArenaOptions {
   // A wait as long as this ends the arena and names the ranks waited for. 0: never; then a failure
   // detector outside must notice peers that live but stand still.
   std::chrono::nanoseconds stall_deadline{0};
+  // Asked every few milliseconds while ranks meet; true ends the meeting with peer_lost.
+  std::function<bool()> given_up;
   std::vector<int> labels;  // what to call ranks 0, 1 ... in messages; empty: by their numbers
 };
 
@@ -30,7 +34,8 @@ struct ArenaOptions {
 // that ends. A peer's death is seen through pidfds, at once and also while it is a zombie.
 //
 // Threads: one thread at a time (the owner) allocates and runs collectives, while another may drive
-// a transport over the arena; fail(), failed(), loss() and stall_report() may come from any thread.
+// a transport over the arena; fail(), failed(), loss(), stall() and stall_report() may come from
+// any thread.
 //
 // Failure: the first loss latches, for all ranks of the arena; every local wait then ends with
 // Error peer_lost within milliseconds. The arena is finished: build another under a new generation.
@@ -48,7 +53,7 @@ class Arena {
   // `name`: rank 0 makes the segment and hands it out over an abstract unix socket, which ends with
   // the meeting. `name` has at most 80 characters, and is unique to the job and generation.
   // Processes of other users are refused. Throws deadline if ranks are missing after `patience`,
-  // and names them.
+  // and names them; peer_lost as soon as options.given_up says so.
   static std::unique_ptr<Arena> meet(const std::string& name, int rank, int num_ranks,
                                      const ArenaOptions& options,
                                      std::chrono::nanoseconds patience);
@@ -65,6 +70,7 @@ class Arena {
   // Throws unavailable where the region is full. Lives until release() of an earlier mark, or the
   // arena's end.
   std::byte* allocate(size_t bytes);
+  size_t room() const;  // bytes of the largest block that is left
   size_t mark() const;
   void release(size_t mark);  // frees what was allocated since mark() returned `mark`
 
@@ -82,6 +88,12 @@ class Arena {
   // Throws peer_lost, with the reason, if failed(); also looks for dead peers if `look`.
   void check(bool look = false);
 
+  // A collective of this rank that waits for longer than `soft_deadline` is told to `on_stall`
+  // once, with the labels of the ranks that have not come to it, or that are at work in it and do
+  // not finish. By the owner, before collectives; 0: never.
+  void report_stalls(std::chrono::nanoseconds soft_deadline, OnStall on_stall);
+  // The collective in which this rank has been waiting for some time; nothing where it does not.
+  std::optional<Stall> stall() const;
   // "all_reduce #17 of 26214400 bytes: waiting for rank 2 (last in #16)"; empty if no rank waits.
   std::string stall_report() const;
 

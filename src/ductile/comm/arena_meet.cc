@@ -81,7 +81,12 @@ bool same_user(int socket, pid_t* pid = nullptr) {
 
 int milliseconds_to(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 10));
+}
+
+void check_given_up(const ArenaOptions& options, const std::string& name) {
+  if (options.given_up && options.given_up())
+    fail(ErrorCode::peer_lost, "the meeting in the arena '{}' was given up", name);
 }
 
 Fd make_segment(size_t bytes) {
@@ -156,6 +161,7 @@ class Host {
     if (listener_.get() < 0) fail_errno("open a socket for the arena", errno);
     while (bind(listener_.get(), address.get(), address.length) != 0) {
       if (errno != EADDRINUSE) fail_errno(fmt::format("meet under the name '{}'", name), errno);
+      check_given_up(options, name);
       if (Clock::now() > deadline) {
         fail(ErrorCode::conflict,
              "another process meets under the name '{}': is rank 0 of this job running twice?",
@@ -166,8 +172,9 @@ class Host {
     if (listen(listener_.get(), 256) != 0) fail_errno("listen for the arena", errno);
   }
 
-  std::vector<Guest> gather(Clock::time_point deadline) {
+  std::vector<Guest> gather(const std::string& name, Clock::time_point deadline) {
     while (missing() > 0) {
+      check_given_up(options_, name);
       if (Clock::now() > deadline) {
         std::string who;
         for (int r = 1; r < num_ranks_; ++r) {
@@ -252,7 +259,8 @@ class Host {
   std::string refused_;
 };
 
-std::vector<Fd> join(const std::string& name, const Hello& hello, Clock::time_point deadline) {
+std::vector<Fd> join(const std::string& name, const Hello& hello, const ArenaOptions& options,
+                     Clock::time_point deadline) {
   const Address address(name);
   std::string reason = "nobody meets there";
   while (true) {
@@ -266,6 +274,7 @@ std::vector<Fd> join(const std::string& name, const Hello& hello, Clock::time_po
       (void)send(fd.get(), &hello, sizeof hello, MSG_NOSIGNAL);
       pollfd polled{fd.get(), POLLIN, 0};
       while (poll(&polled, 1, milliseconds_to(deadline)) <= 0 && Clock::now() < deadline) {
+        check_given_up(options, name);
       }
       if (polled.revents != 0) {
         const Welcome welcome = receive_fds(fd.get(), fds);
@@ -279,6 +288,7 @@ std::vector<Fd> join(const std::string& name, const Hello& hello, Clock::time_po
         reason = "rank 0 still waits for others";
       }
     }
+    check_given_up(options, name);
     if (Clock::now() > deadline) {
       fail(ErrorCode::deadline, "local rank {} of {} did not get into the arena '{}': {}",
            hello.rank, hello.num_ranks, name, reason);
@@ -306,7 +316,7 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
   const ArenaLayout layout(num_ranks, rounded.region_bytes);
   std::vector<Fd> fds;  // the segment, then a pidfd of each rank
   if (rank == 0) {
-    std::vector<Guest> guests = Host(name, num_ranks, rounded, deadline).gather(deadline);
+    std::vector<Guest> guests = Host(name, num_ranks, rounded, deadline).gather(name, deadline);
     fds.push_back(make_segment(layout.total));
     {
       ArenaMapping mapping(fds[0].get(), layout.total);
@@ -326,7 +336,8 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
       send_fds(guests[r].socket.get(), Welcome{kMagic, num_ranks + 1, {}}, raw);
     }
   } else {
-    fds = join(name, {kMagic, options.generation, rounded.region_bytes, num_ranks, rank}, deadline);
+    fds = join(name, {kMagic, options.generation, rounded.region_bytes, num_ranks, rank}, options,
+               deadline);
   }
   auto mapping = std::make_shared<ArenaMapping>(fds[0].get(), layout.total);
   DUCTILE_CHECK(reinterpret_cast<const ArenaHeader*>(mapping->base)->magic == kMagic);
@@ -339,6 +350,7 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
   impl->begin(OpKind::barrier, 0, 0);
   impl->end();
   impl->options.stall_deadline = options.stall_deadline;
+  impl->options.given_up = nullptr;
   return std::unique_ptr<Arena>(new Arena(std::move(impl)));
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/fabric.h"
@@ -9,17 +11,35 @@ namespace ductile::comm {
 
 struct CalibrationOptions {
   size_t large_bytes = 256 << 10;  // of the messages that measure bandwidth
-  int repeats = 6;                 // of each message; the fastest counts
-  // Where the result is kept for the next start of the same arrangement; read and written by rank 0
-  // alone. Empty: nowhere. Remove the file to measure anew.
+  int repeats = 3;                 // of each measurement, at least; the median counts
+  // A folder that keeps results for the next start, such as calibration_cache(): a file for each
+  // combination of host names, ranks, links, transport and version of this library, read and
+  // written by rank 0 alone. Empty: nothing is kept.
   std::filesystem::path cache;
+  std::string transport;  // "tcp", "ucx": what carries the messages, for the cache to tell apart
+  bool anew = false;      // measure although the cache has a result
 };
 
-// Measures the links between the ranks of a communicator that nothing else uses: pairs of ranks of
-// one host, and of the first ranks of neighbouring hosts on every rail, exchange messages forth and
-// back; the slowest pair of a kind stands for all of that kind. Takes tens of milliseconds on links
-// of 200 Mbit/s. All ranks call it and get the same fabric, which is also set on the communicator.
-// What no pair of ranks could measure keeps its value.
-Fabric calibrate(Communicator& comm, const CalibrationOptions& options = {});
+struct Calibration {
+  Fabric fabric;
+  double seconds = 0;          // what measuring took; 0: from the cache
+  std::filesystem::path file;  // of the cache; on rank 0, where there is one
+};
+
+// $XDG_CACHE_HOME/ductile, or ~/.cache/ductile; empty where neither variable is set.
+std::filesystem::path calibration_cache();
+
+// Measures the links between the ranks of a communicator that nothing else uses: the ranks of each
+// host among themselves, and the first ranks of all hosts on every rail. All of them send and
+// receive at the same time, as in a collective, by lists that the engine runs, so that a time
+// contains what the engine, and ranks that share the cores, add to it: a row of small messages,
+// each waiting for the one before (latency); one to every other rank at once (what a message costs
+// the processor); a large one in pieces (bandwidth). The slowest rank of a kind stands for that
+// kind. Where the ranks share memory, sums in it are timed too. Takes tens of milliseconds on one
+// host, a fifth of a second on links of 200 Mbit/s and 1 ms.
+//
+// All ranks call it, with equal options but for the cache, and get the same fabric, which is also
+// set on the communicator. What no ranks could measure keeps its value.
+Calibration calibrate(Communicator& comm, const CalibrationOptions& options = {});
 
 }  // namespace ductile::comm

@@ -61,6 +61,9 @@ class Communicator {
   int size() const { return engine_->size(); }
   const Topology& topology() const { return options_.topology; }
 
+  // The memory shared by all ranks; null where there is none.
+  Arena* arena() const { return options_.arena.get(); }
+
   // What the choice of algorithms rests on. set_fabric: all ranks, with equal values, at the same
   // place in their order of calls.
   Fabric fabric() const;
@@ -113,14 +116,19 @@ class Communicator {
   void barrier();
   Work start_barrier();
 
+  // A list of the caller's own (schedule.h); its buffers have blocks of `count` elements. All ranks
+  // call it, each with the list of its rank, which may be empty.
+  void run_list(Schedule list, const void* in, void* out, int64_t count, DType type);
+
   // Messages with equal peer and tag (below 2^24) arrive in order; lengths must agree.
   void send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail = 0);
   Work start_send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail = 0);
   void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
   Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
 
-  // What the oldest operation under way is and which ranks it waits for.
-  std::optional<Stall> oldest() const { return engine_->oldest(); }
+  // What the oldest operation under way is and which ranks it waits for. Any thread. See also
+  // EngineOptions::soft_deadline, which holds for sums in shared memory as well.
+  std::optional<Stall> oldest() const;
   // A failure detector's verdict. Any thread.
   void report_loss(PeerLoss loss) { engine_->report_loss(std::move(loss)); }
 

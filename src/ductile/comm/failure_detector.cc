@@ -349,6 +349,7 @@ FailureDetector::FailureDetector(const Group& group, net::Store& store, const ne
   mesh.role = "detector";
   mesh.links = {options.link};
   mesh.socket.user_timeout = options.deadline;
+  mesh.given_up = options.given_up;
   mesh.on_refusal = options.on_refusal;
   loop_ = std::make_unique<Loop>(group, options, std::move(on_loss), std::move(on_stall),
                                  connect_mesh(group, store, secret, mesh, deadline));

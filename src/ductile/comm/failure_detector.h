@@ -19,6 +19,7 @@ struct DetectorOptions {
   // A collective without progress for longer is reported with the ranks that are missing; nothing
   // else happens to it.
   std::chrono::milliseconds soft_deadline{5000};
+  std::function<bool()> given_up;  // as MeshOptions has it
   net::OnRefusal on_refusal;
 };
 

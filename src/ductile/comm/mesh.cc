@@ -27,11 +27,40 @@ std::string address_key(const Group& group, const std::string& role, int rank) {
   return fmt::format("mesh/{}/{}/{}", role, group.generation, rank);
 }
 
+constexpr std::chrono::milliseconds kLook{100};
+// For one try to connect: long enough for a handshake over any network.
+constexpr std::chrono::milliseconds kTry{2000};
+
+Deadline soon(Deadline deadline, std::chrono::milliseconds wait) {
+  return std::min(deadline, net::Clock::now() + wait);
+}
+
+void check_given_up(const MeshOptions& options) {
+  if (options.given_up && options.given_up())
+    fail(ErrorCode::peer_lost, "{} connections: the meeting was given up", options.role);
+}
+
+// Calls `once(deadline)` again and again, up to `wait` each time, until it does not run into its
+// deadline, or that has passed which is everybody's.
+template <class Once>
+auto in_slices(const MeshOptions& options, std::chrono::milliseconds wait, Deadline deadline,
+               const Once& once) {
+  while (true) {
+    check_given_up(options);
+    const Deadline end = soon(deadline, wait);
+    try {
+      return once(end);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::deadline || end == deadline) throw;
+    }
+  }
+}
+
 // Takes the connections of the higher ranks, one thread a link, until all are there.
 class Reception {
  public:
   Reception(const Group& group, const net::Secret& secret, const MeshOptions& options)
-      : group_(group), role_(options.role) {
+      : group_(group), options_(options), role_(options.role) {
     for (size_t lane = 0; lane < options.links.size(); ++lane) {
       Identity self{role_, group.job, group.generation, group.rank, static_cast<uint32_t>(lane)};
       gates_.push_back(std::make_unique<Gate>(
@@ -92,7 +121,8 @@ class Reception {
 
   void take(size_t lane, Deadline deadline, const std::stop_token& stop) {
     while (!missing_[lane].empty() && !stop.stop_requested()) {
-      std::optional<Admission> a = gates_[lane]->accept(deadline);
+      check_given_up(options_);
+      std::optional<Admission> a = gates_[lane]->accept(soon(deadline, kLook));
       if (!a) {
         if (net::Clock::now() >= deadline) return;
         continue;
@@ -105,6 +135,7 @@ class Reception {
   }
 
   const Group& group_;
+  const MeshOptions& options_;
   const std::string role_;
   std::vector<std::unique_ptr<Gate>> gates_;
   std::vector<std::set<int>> missing_;  // by lane; belongs to the lane's thread
@@ -125,7 +156,9 @@ std::vector<Call> look_up(const Group& group, net::Store& store, const MeshOptio
                           Deadline deadline) {
   std::vector<Call> calls;
   for (int peer = 0; peer < group.rank; ++peer) {
-    std::istringstream text(store.get(address_key(group, options.role, peer), deadline));
+    std::istringstream text(in_slices(options, kLook, deadline, [&](Deadline end) {
+      return store.get(address_key(group, options.role, peer), end);
+    }));
     std::string address;
     int lane = 0;
     while (text >> address) calls.push_back({peer, lane++, net::Address::parse(address)});
@@ -154,9 +187,11 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
       dialing.socket = options.socket;
       dialing.socket.local_address = options.links[lane];
       try {
-        Admission a = net::dial(
-            call.address, secret, {options.role, group.job, group.generation, group.rank, lane},
-            {options.role, group.job, group.generation, call.peer, lane}, dialing, deadline);
+        Admission a = in_slices(options, kTry, deadline, [&](Deadline end) {
+          return net::dial(
+              call.address, secret, {options.role, group.job, group.generation, group.rank, lane},
+              {options.role, group.job, group.generation, call.peer, lane}, dialing, end);
+        });
         links[i] = {call.peer, call.lane, std::move(a.socket), a.keys, net::Channel::Side::client};
       } catch (Error& e) {
         e.with_context(

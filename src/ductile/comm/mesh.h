@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct MeshOptions {
   // every rank must give as many.
   std::vector<std::string> links = {"127.0.0.1"};
   net::SocketOptions socket;
+  // Asked about ten times a second while it waits; true ends it with peer_lost.
+  std::function<bool()> given_up;
   net::OnRefusal on_refusal;  // strangers and late processes that were turned away meanwhile
 };
 
@@ -40,7 +43,7 @@ struct MeshOptions {
 // Sorted by peer, then lane. All ranks call it at about the same time.
 //
 // Throws deadline, naming the ranks that did not come; conflict, if this process has been fenced
-// out; invalid_argument for different numbers of links.
+// out; peer_lost where options.given_up says so; invalid_argument for different numbers of links.
 std::vector<MeshLink> connect_mesh(const Group& group, net::Store& store, const net::Secret& secret,
                                    const MeshOptions& options, net::Deadline deadline);
 

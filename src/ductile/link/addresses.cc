@@ -1,9 +1,11 @@
 #include "ductile/link/addresses.h"
 
 #include <cstdint>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 
@@ -26,6 +28,26 @@ Addresses read_addresses(const fs::path& run) {
     return net::Address::parse(value[key].get<std::string>());
   };
   return {address("controller"), address("store")};
+}
+
+PeerAddress PeerAddress::here(std::string host) {
+  std::string boot = read_file("/proc/sys/kernel/random/boot_id");
+  while (!boot.empty() && boot.back() == '\n') boot.pop_back();
+  std::string place = fmt::format("{}/{}", boot, geteuid());
+  // Meeting takes the network namespace, watching each other the one of processes.
+  for (const char* space : {"net", "pid"}) {
+    std::error_code error;
+    place += "/" + fs::read_symlink(fs::path("/proc/self/ns") / space, error).string();
+  }
+  return {std::move(host), std::move(place)};
+}
+
+std::string PeerAddress::to_string() const { return host + " " + place; }
+
+PeerAddress PeerAddress::parse(std::string_view text) {
+  const size_t blank = text.find(' ');
+  if (blank == std::string_view::npos) return {std::string(text), std::string(text)};
+  return {std::string(text.substr(0, blank)), std::string(text.substr(blank + 1))};
 }
 
 std::string job_name(const fs::path& run) {

@@ -24,6 +24,19 @@ fs::path addresses_file(const fs::path& run);
 void write_addresses(const fs::path& run, const Addresses& addresses);
 Addresses read_addresses(const fs::path& run);
 
+// Where the other members of a generation reach a worker: what it reports as its address.
+struct PeerAddress {
+  std::string host;   // name or number
+  std::string place;  // equal for two workers that can share memory, and for no others
+  bool operator==(const PeerAddress&) const = default;
+
+  // At this machine: the same kernel since it was started, user and namespaces.
+  static PeerAddress here(std::string host);
+  std::string to_string() const;
+  // An address without a place is its own.
+  static PeerAddress parse(std::string_view text);
+};
+
 // The run's name as the job's name of handshakes and store: those take at most 63 bytes, so a
 // longer one is cut and ends in a hash of the whole.
 std::string job_name(const fs::path& run);

@@ -69,6 +69,10 @@ class Socket {
 // and not cut short by the deadline.
 Socket connect(const Address& to, const SocketOptions& options, Deadline deadline);
 
+// The address that this host would use to talk to `to`: under which those over there reach it.
+// Nothing is sent. Throws unavailable where there is no way or no such name.
+std::string local_address_towards(const Address& to);
+
 // A listening socket. IPv6 listeners take IPv6 only.
 class Listener {
  public:

@@ -1,5 +1,6 @@
 #include "ductile/nn/batch_group.h"
 
+#include <mutex>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -15,8 +16,13 @@ thread_local BatchGroup* current = nullptr;
 void BatchGroup::sum(std::span<double> values) {
   ++num_sums_;
   at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const at::Tensor state = generator.get_state();
+  at::Tensor state;
+  {
+    const std::lock_guard lock(generator.mutex());
+    state = generator.get_state();
+  }
   all_reduce(values);
+  const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
 

@@ -10,14 +10,12 @@ namespace {
 class Adam final : public FlatOptimizer {
  public:
   Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
-      : FlatOptimizer(layout, 0),
+      : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
         beta1_(options.beta1),
         beta2_(options.beta2),
         eps_(options.eps),
         weight_decay_(options.weight_decay),
-        decoupled_(decoupled),
-        first_(layout.total_size()),
-        second_(layout.total_size()) {}
+        decoupled_(decoupled) {}
 
   void prepare(const StepInput&, BlockRange) override {}
 
@@ -42,21 +40,19 @@ class Adam final : public FlatOptimizer {
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
       const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
+      float* const first = state_at(0, piece.begin);
+      float* const second = state_at(1, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
-        kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first_.data() + i,
-                      second_.data() + i, n, scalars);
+        const int64_t k = i - piece.begin;
+        kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first + k, second + k, n,
+                      scalars);
       });
     });
-  }
-
-  std::vector<StateBuffer> state() override {
-    return {{"exp_avg", first_.span()}, {"exp_avg_sq", second_.span()}};
   }
 
  private:
   double beta1_, beta2_, eps_, weight_decay_;
   bool decoupled_;
-  AlignedArray<float> first_, second_;
 };
 
 }  // namespace

@@ -1,9 +1,13 @@
+#include <utility>
+
+#include "ductile/base/error.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
 
-FlatOptimizer::FlatOptimizer(const ParamLayout& layout, int sums_a_piece)
-    : Optimizer(layout), sums_a_piece_(sums_a_piece) {
+FlatOptimizer::FlatOptimizer(const ParamLayout& layout, int sums_a_piece,
+                             std::vector<std::string> state_names)
+    : Optimizer(layout), state_names_(std::move(state_names)), sums_a_piece_(sums_a_piece) {
   first_piece_.push_back(0);
   const auto reach_block = [&](int64_t block) {
     while (static_cast<int64_t>(first_piece_.size()) <= block) {
@@ -23,6 +27,72 @@ FlatOptimizer::FlatOptimizer(const ParamLayout& layout, int sums_a_piece)
   }
   reach_block(num_blocks());
   norm_sums_.resize(pieces_.size() * static_cast<size_t>(sums_a_piece_));
+  hold({{0, num_blocks()}});
+}
+
+void FlatOptimizer::hold(std::vector<BlockRange> ranges) {
+  std::erase_if(ranges, [](const BlockRange& r) { return r.begin >= r.end; });
+  std::ranges::sort(ranges, {}, &BlockRange::begin);
+  std::vector<BlockRange> merged;
+  for (const BlockRange& r : ranges) {
+    DUCTILE_CHECK(r.begin >= 0 && r.end <= num_blocks(), "blocks {} to {} of {}", r.begin, r.end,
+                  num_blocks());
+    if (merged.empty() || merged.back().end < r.begin) {
+      merged.push_back(r);
+    } else {
+      merged.back().end = std::max(merged.back().end, r.end);
+    }
+  }
+  if (merged == held_) return;
+  const std::vector<Chunk> before = std::exchange(chunks_, {});
+  for (const BlockRange& r : merged) {
+    Chunk chunk{first_float(r), num_floats(r), {}};
+    chunk.values = AlignedArray<float>(chunk.size * static_cast<int64_t>(state_names_.size()));
+    for (const Chunk& old : before) {
+      const int64_t begin = std::max(chunk.begin, old.begin);
+      const int64_t size = std::min(chunk.begin + chunk.size, old.begin + old.size) - begin;
+      for (size_t s = 0; size > 0 && s < state_names_.size(); ++s) {
+        const auto which = static_cast<int64_t>(s);
+        std::copy_n(old.values.data() + which * old.size + (begin - old.begin), size,
+                    chunk.values.data() + which * chunk.size + (begin - chunk.begin));
+      }
+    }
+    chunks_.push_back(std::move(chunk));
+  }
+  held_ = std::move(merged);
+}
+
+FlatOptimizer::Chunk& FlatOptimizer::chunk_of(int64_t begin, int64_t size) {
+  for (Chunk& c : chunks_) {
+    if (begin >= c.begin && begin + size <= c.begin + c.size) return c;
+  }
+  fail(ErrorCode::internal, "the state of the floats {} to {} is not held", begin, begin + size);
+}
+
+float* FlatOptimizer::state_at(size_t which, int64_t begin) {
+  Chunk& c = chunk_of(begin, 1);
+  return c.values.data() + static_cast<int64_t>(which) * c.size + (begin - c.begin);
+}
+
+std::vector<Optimizer::StateBuffer> FlatOptimizer::state(BlockRange blocks) {
+  std::vector<StateBuffer> buffers;
+  const int64_t begin = first_float(blocks), size = num_floats(blocks);
+  for (size_t s = 0; s < state_names_.size(); ++s) {
+    if (size <= 0) {
+      buffers.push_back({state_names_[s], {}});
+      continue;
+    }
+    Chunk& c = chunk_of(begin, size);
+    float* const at = c.values.data() + static_cast<int64_t>(s) * c.size + (begin - c.begin);
+    buffers.push_back({state_names_[s], {at, static_cast<size_t>(size)}});
+  }
+  return buffers;
+}
+
+size_t FlatOptimizer::state_bytes() const {
+  size_t bytes = 0;
+  for (const Chunk& c : chunks_) bytes += c.values.span().size_bytes();
+  return bytes;
 }
 
 std::span<double> FlatOptimizer::norm_sums_of(BlockRange blocks) {

@@ -16,6 +16,12 @@ namespace ductile::optim {
 class FlatOptimizer : public Optimizer {
  public:
   std::span<double> norm_sums_of(BlockRange blocks) override;
+  void hold(std::vector<BlockRange> ranges) override;
+  const std::vector<BlockRange>& held() const override { return held_; }
+  using Optimizer::state;
+  std::vector<StateBuffer> state(BlockRange blocks) override;
+  std::vector<std::string> state_names() const override { return state_names_; }
+  size_t state_bytes() const override;
 
  protected:
   // Floats updated before the half copy and the average of the same floats: they stay in L1.
@@ -29,7 +35,11 @@ class FlatOptimizer : public Optimizer {
   };
 
   // `sums_a_piece` doubles of norm_sums() belong to each piece.
-  FlatOptimizer(const ParamLayout& layout, int sums_a_piece);
+  FlatOptimizer(const ParamLayout& layout, int sums_a_piece, std::vector<std::string> state_names);
+
+  // The state `which` from the float `begin` of the flat buffers on, to the end of its block at
+  // least, which is held.
+  float* state_at(size_t which, int64_t begin);
 
   // Calls visit(piece, index) for every piece of the blocks, spread over the OpenMP team.
   template <class Visit>
@@ -68,6 +78,21 @@ class FlatOptimizer : public Optimizer {
   const kernels::Table& kernels_ = kernels::best();
 
  private:
+  // The floats of one of held_, all states one after the other.
+  struct Chunk {
+    int64_t begin = 0;
+    int64_t size = 0;
+    AlignedArray<float> values;
+  };
+  int64_t first_float(BlockRange blocks) const { return blocks.begin * kBlock; }
+  int64_t num_floats(BlockRange blocks) const {
+    return std::min(blocks.end * kBlock, layout_.total_size()) - first_float(blocks);
+  }
+  Chunk& chunk_of(int64_t begin, int64_t size);
+
+  std::vector<std::string> state_names_;
+  std::vector<BlockRange> held_;
+  std::vector<Chunk> chunks_;  // of held_
   int sums_a_piece_;
   std::vector<Piece> pieces_;
   std::vector<size_t> first_piece_;  // of each block, and one more

@@ -66,12 +66,24 @@ DUCTILE_INLINE void adam(float* w, const float* g, float* m, float* v, int64_t n
   }
 }
 
-DUCTILE_INLINE float lamb_direction(float w, float m, float v, const LambScalars& s) {
+DUCTILE_INLINE float lamb_ratio(float w, float m, float v, const LambScalars& s) {
   return s.first_scale * m / (__builtin_sqrtf(v) * s.root_scale + s.eps) + s.decay * w;
 }
 
-DUCTILE_INLINE void lamb_prepare(float* r, const float* w, const float* g, float* m, float* v,
-                                 int64_t n, const LambScalars& scalars) {
+DUCTILE_INLINE void lamb_direction(float* r, const float* w, const float* g, const float* m,
+                                   const float* v, int64_t n, const LambScalars& scalars) {
+  const LambScalars s = scalars;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = s.gradient_scale * g[i];
+    const float first = s.beta1 * m[i] + s.one_minus_beta1 * d;
+    const float second = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
+    r[i] = lamb_ratio(w[i], first, second, s);
+  }
+}
+
+DUCTILE_INLINE void lamb_apply(float* w, const float* g, float* m, float* v, int64_t n, float rate,
+                               const LambScalars& scalars) {
   const LambScalars s = scalars;
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
@@ -80,15 +92,8 @@ DUCTILE_INLINE void lamb_prepare(float* r, const float* w, const float* g, float
     const float second = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
     m[i] = first;
     v[i] = second;
-    r[i] = lamb_direction(w[i], first, second, s);
+    w[i] -= rate * lamb_ratio(w[i], first, second, s);
   }
-}
-
-DUCTILE_INLINE void lamb_apply(float* w, const float* m, const float* v, int64_t n, float rate,
-                               const LambScalars& scalars) {
-  const LambScalars s = scalars;
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) w[i] -= rate * lamb_direction(w[i], m[i], v[i], s);
 }
 
 DUCTILE_INLINE void ema(float* average, const float* w, int64_t n, float rate) {
@@ -234,7 +239,7 @@ constexpr Table make_table() {
           .momentum = pick<isa, body::momentum>(),
           .nesterov = pick<isa, body::nesterov>(),
           .adam = pick<isa, body::adam>(),
-          .lamb_prepare = pick<isa, body::lamb_prepare>(),
+          .lamb_direction = pick<isa, body::lamb_direction>(),
           .lamb_apply = pick<isa, body::lamb_apply>(),
           .ema = pick<isa, body::ema>(),
           .add = pick<isa, body::add>(),

@@ -38,10 +38,10 @@ struct Table {
   void (*momentum)(float* w, const float* g, float* u, int64_t n, const MomentumScalars& s);
   void (*nesterov)(float* w, const float* g, float* u, int64_t n, const MomentumScalars& s);
   void (*adam)(float* w, const float* g, float* m, float* v, int64_t n, const AdamScalars& s);
-  // Updates the moments and writes the direction r; then w -= rate * r, with r computed again.
-  void (*lamb_prepare)(float* r, const float* w, const float* g, float* m, float* v, int64_t n,
-                       const LambScalars& s);
-  void (*lamb_apply)(float* w, const float* m, const float* v, int64_t n, float rate,
+  // The direction r from the moments as they will be; and the step: moments, then w -= rate * r.
+  void (*lamb_direction)(float* r, const float* w, const float* g, const float* m, const float* v,
+                         int64_t n, const LambScalars& s);
+  void (*lamb_apply)(float* w, const float* g, float* m, float* v, int64_t n, float rate,
                      const LambScalars& s);
 
   void (*ema)(float* average, const float* w, int64_t n, float rate);  // a += rate * (w - a)

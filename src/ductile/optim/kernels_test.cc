@@ -183,9 +183,9 @@ std::vector<float> run_all(const Table& t, uint64_t seed, int64_t n, int64_t shi
   t.nesterov(wp, gp, mp, n, ms);
   keep(w);
   t.adam(wp, gp, mp, vp, n, as);
-  t.lamb_prepare(r.data() + shift, wp, gp, mp, vp, n, ls);
+  t.lamb_direction(r.data() + shift, wp, gp, mp, vp, n, ls);
   keep(r);
-  t.lamb_apply(wp, mp, vp, n, 0.3F, ls);
+  t.lamb_apply(wp, gp, mp, vp, n, 0.3F, ls);
   t.ema(mp, wp, n, 0.1F);
   t.add(gp, wp, n);
   for (const auto* values : {&w, &g, &m, &v}) keep(*values);

@@ -9,32 +9,34 @@ namespace {
 // LAMB (You et al., arXiv 1904.00962v3, algorithm 2) with bias correction and phi the identity:
 //   r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + wd * w
 //   w -= lr * |w| / |r| * r, with the ratio 1 where |w| or |r| is 0.
-// Segments that do not decay have wd 0 and ratio 1, which makes them Adam. The direction r is
-// computed in both passes, which costs less than a buffer to keep it.
+// Segments that do not decay have wd 0 and ratio 1, which makes them Adam. Moments and
+// direction are computed in both passes, which costs less than buffers to keep them, and leaves the
+// state alone until the sums are there.
 class Lamb final : public FlatOptimizer {
  public:
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 2),
+      : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}),
         beta1_(options.beta1),
         beta2_(options.beta2),
         eps_(options.eps),
-        weight_decay_(options.weight_decay),
-        first_(layout.total_size()),
-        second_(layout.total_size()) {}
+        weight_decay_(options.weight_decay) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
+      if (!decays(piece)) return;  // its sums stay 0
       const kernels::LambScalars scalars = scalars_of(in, piece);
       alignas(64) std::array<float, kStrip> direction;
       double w_squares = 0;
       double r_squares = 0;
+      const float* const first = state_at(0, piece.begin);
+      const float* const second = state_at(1, piece.begin);
       const int64_t end = piece.begin + piece.size;
       for (int64_t i = piece.begin; i < end; i += kStrip) {
         const int64_t n = std::min(kStrip, end - i);
         const float* w = in.weights.data() + i;
-        kernels_.lamb_prepare(direction.data(), w, in.gradient.data() + i, first_.data() + i,
-                              second_.data() + i, n, scalars);
-        if (!decays(piece)) continue;
+        const int64_t k = i - piece.begin;
+        kernels_.lamb_direction(direction.data(), w, in.gradient.data() + i, first + k, second + k,
+                                n, scalars);
         w_squares += kernels_.sum_squares(w, n);
         r_squares += kernels_.sum_squares(direction.data(), n);
       }
@@ -54,15 +56,14 @@ class Lamb final : public FlatOptimizer {
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
       const kernels::LambScalars scalars = scalars_of(in, piece);
+      float* const first = state_at(0, piece.begin);
+      float* const second = state_at(1, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
-        kernels_.lamb_apply(in.weights.data() + i, first_.data() + i, second_.data() + i, n,
+        const int64_t k = i - piece.begin;
+        kernels_.lamb_apply(in.weights.data() + i, in.gradient.data() + i, first + k, second + k, n,
                             rates[piece.segment], scalars);
       });
     });
-  }
-
-  std::vector<StateBuffer> state() override {
-    return {{"exp_avg", first_.span()}, {"exp_avg_sq", second_.span()}};
   }
 
  private:
@@ -80,7 +81,6 @@ class Lamb final : public FlatOptimizer {
   }
 
   double beta1_, beta2_, eps_, weight_decay_;
-  AlignedArray<float> first_, second_;
 };
 
 }  // namespace

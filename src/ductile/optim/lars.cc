@@ -13,13 +13,12 @@ namespace {
 class Lars final : public FlatOptimizer {
  public:
   Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 2),
+      : FlatOptimizer(layout, 2, {"momentum_buffer"}),
         eta_(options.trust_coefficient),
         momentum_(options.momentum),
         weight_decay_(options.weight_decay),
         eps_(options.eps),
-        outside_(options.trust_outside),
-        velocity_(layout.total_size()) {}
+        outside_(options.trust_outside) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
@@ -48,19 +47,17 @@ class Lars final : public FlatOptimizer {
                          .outer = outside_ ? rate : 1.0F});
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
+      float* const velocity = state_at(0, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
-        kernels_.momentum(in.weights.data() + i, in.gradient.data() + i, velocity_.data() + i, n,
-                          scalars[piece.segment]);
+        kernels_.momentum(in.weights.data() + i, in.gradient.data() + i,
+                          velocity + (i - piece.begin), n, scalars[piece.segment]);
       });
     });
   }
 
-  std::vector<StateBuffer> state() override { return {{"momentum_buffer", velocity_.span()}}; }
-
  private:
   double eta_, momentum_, weight_decay_, eps_;
   bool outside_;
-  AlignedArray<float> velocity_;
 };
 
 }  // namespace

@@ -44,6 +44,11 @@ void Optimizer::step(const StepInput& in) {
 
 int64_t Optimizer::num_blocks() const { return (layout_.total_size() + kBlock - 1) / kBlock; }
 
+bool Optimizer::holds_all() const {
+  const std::vector<BlockRange>& ranges = held();
+  return num_blocks() == 0 || (ranges.size() == 1 && ranges[0] == BlockRange{0, num_blocks()});
+}
+
 void Optimizer::set_num_steps(int64_t n) {
   if (n < 0) fail(ErrorCode::invalid_argument, "the number of steps is {}; it must be >= 0", n);
   num_steps_ = n;

@@ -39,18 +39,20 @@ struct StepInput {
 //
 // step() is prepare() and apply() over all blocks, then finish(). A worker that owns only a part
 // of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls the three itself
-// on its range of blocks, and between the first two exchanges norm_sums() with its peers; the
-// result has the same bits as step().
+// on the blocks it holds, and between the first two exchanges norm_sums() with its peers; the
+// result has the same bits as step(). Until apply() nothing but norm_sums() has changed, so a step
+// can be given up.
 class Optimizer {
  public:
   struct StateBuffer {
     std::string name;         // as torch.optim names it: momentum_buffer, exp_avg, exp_avg_sq
-    std::span<float> values;  // total_size() floats; owned by the optimiser; restore by writing
+    std::span<float> values;  // owned by the optimiser; restore by writing
   };
   // The flat buffers cut into kBlock floats each (the last one shorter): [begin, end).
   struct BlockRange {
     int64_t begin = 0;
     int64_t end = 0;
+    bool operator==(const BlockRange&) const = default;
   };
   static constexpr int64_t kBlock = 16384;
 
@@ -61,20 +63,32 @@ class Optimizer {
   // One update of all parameters. Throws invalid_argument when a span has the wrong length.
   void step(const StepInput& in);
 
-  // First pass, where the rule needs one: moments, and sums of squares for layer-wise scaling.
+  // First pass, where the rule needs one: sums of squares for layer-wise scaling.
   virtual void prepare(const StepInput& in, BlockRange blocks) = 0;
   // The sums prepare() leaves, a fixed set for each block in block order; norm_sums_of() is the
   // part that belongs to a range. Empty for rules without layer-wise scaling.
   std::span<double> norm_sums() { return norm_sums_; }
   virtual std::span<double> norm_sums_of(BlockRange blocks) = 0;
-  // Second pass: the update itself, from the sums of all blocks.
+  // Second pass: the update itself, from the sums of all blocks. `blocks` are held.
   virtual void apply(const StepInput& in, BlockRange blocks) = 0;
   void finish() { ++num_steps_; }
 
   int64_t num_blocks() const;
   int64_t num_steps() const { return num_steps_; }  // steps done; bias corrections depend on it
   void set_num_steps(int64_t n);                    // when a checkpoint is restored; n >= 0
-  virtual std::vector<StateBuffer> state() = 0;
+
+  // From now on state is kept for these blocks alone, which prepare() and apply() may then be
+  // called on. Where state was held before it stays; elsewhere it is zero. All, in the beginning.
+  virtual void hold(std::vector<BlockRange> ranges) = 0;
+  // Ascending, not touching each other.
+  virtual const std::vector<BlockRange>& held() const = 0;
+  bool holds_all() const;
+  // The state of the floats of `blocks`, which lie in one of held(). Valid until hold().
+  virtual std::vector<StateBuffer> state(BlockRange blocks) = 0;
+  // Of all total_size() floats; where all are held.
+  std::vector<StateBuffer> state() { return state({0, num_blocks()}); }
+  virtual std::vector<std::string> state_names() const = 0;
+  virtual size_t state_bytes() const = 0;  // of memory that the state takes
 
  protected:
   explicit Optimizer(const ParamLayout& layout) : layout_(layout) {}

@@ -306,43 +306,99 @@ TEST(Optimizer, gaps_stay_zero_even_without_eps) {
   }
 }
 
-// Workers that own ranges of blocks, exchange norm sums, and together make the step of one.
+ParamLayout large_layout() {
+  ParamLayout layout;
+  layout.add("a.weight", 100'003, 4, false);
+  layout.add("a.bias", 5, 1, false);
+  layout.add("norm.weight", 17, 1, true);
+  layout.add("zero.weight", 40, 2, false);
+  layout.add("b.weight", 73'001, 2, false);
+  return layout;
+}
+
+std::vector<Optimizer::BlockRange> random_spread(int64_t num_blocks, int64_t num_workers) {
+  std::vector<int64_t> cut{0, num_blocks};
+  while (static_cast<int64_t>(cut.size()) <= num_workers) {
+    cut.push_back(*rc::gen::inRange<int64_t>(0, num_blocks + 1));
+  }
+  std::sort(cut.begin(), cut.end());
+  std::vector<Optimizer::BlockRange> ranges;
+  for (size_t i = 0; i + 1 < cut.size(); ++i) ranges.push_back({cut[i], cut[i + 1]});
+  return ranges;
+}
+
+// Workers that hold ranges of blocks, exchange norm sums, together make the step of one, and now
+// and then give ranges to each other.
 RC_GTEST_PROP(Optimizer, sharded_update_has_the_bits_of_the_whole, (uint64_t seed)) {
   const std::string name = *rc::gen::elementOf(kRules);
-  const int64_t num_workers = *rc::gen::inRange(1, 5);
-  Buffers whole(example_layout(), seed);
-  Buffers shared(example_layout(), seed);  // each worker writes its own range only
+  const int64_t num_workers = *rc::gen::inRange(1, 9);
+  Buffers whole(large_layout(), seed);
+  Buffers shared(large_layout(), seed);  // each worker writes its own range only
   const auto expected = make_optimizer(options_of(name), whole.layout);
-  std::vector<std::unique_ptr<Optimizer>> workers;
-  for (int64_t i = 0; i < num_workers; ++i) {
-    workers.push_back(make_optimizer(options_of(name), shared.layout));
-  }
   const int64_t num_blocks = expected->num_blocks();
-  const auto range = [&](int64_t i) {
-    return Optimizer::BlockRange{num_blocks * i / num_workers, num_blocks * (i + 1) / num_workers};
-  };
-  for (uint64_t step = 0; step < 3; ++step) {
+  std::vector<std::unique_ptr<Optimizer>> workers;
+  auto ranges = random_spread(num_blocks, num_workers);
+  for (const auto& range : ranges) {
+    workers.push_back(make_optimizer(options_of(name), shared.layout));
+    workers.back()->hold({range});
+  }
+  for (uint64_t step = 0; step < 4; ++step) {
     whole.draw_gradient(step);
     shared.draw_gradient(step);
     expected->step(whole.full_input(0.02));
     const StepInput in = shared.full_input(0.02);
-    for (int64_t i = 0; i < num_workers; ++i)
-      workers[static_cast<size_t>(i)]->prepare(in, range(i));
-    for (int64_t from = 0; from < num_workers; ++from) {
-      const auto sums = workers[static_cast<size_t>(from)]->norm_sums_of(range(from));
+    const std::vector<float> before = shared.weights;
+    for (size_t i = 0; i < workers.size(); ++i) workers[i]->prepare(in, ranges[i]);
+    RC_ASSERT(shared.weights == before);
+    for (size_t from = 0; from < workers.size(); ++from) {
+      const auto sums = workers[from]->norm_sums_of(ranges[from]);
       for (auto& to : workers) {
-        const auto target = to->norm_sums_of(range(from));
+        const auto target = to->norm_sums_of(ranges[from]);
         std::copy(sums.begin(), sums.end(), target.begin());
       }
     }
-    for (int64_t i = 0; i < num_workers; ++i) {
-      workers[static_cast<size_t>(i)]->apply(in, range(i));
-      workers[static_cast<size_t>(i)]->finish();
+    size_t bytes = 0;
+    for (size_t i = 0; i < workers.size(); ++i) {
+      workers[i]->apply(in, ranges[i]);
+      workers[i]->finish();
+      bytes += workers[i]->state_bytes();
     }
+    RC_ASSERT(bytes == expected->state_bytes());
+    // Another spread: what is new to a worker comes from who held it.
+    const auto next = random_spread(num_blocks, num_workers);
+    for (size_t to = 0; to < workers.size(); ++to) {
+      workers[to]->hold({ranges[to], next[to]});
+      for (size_t from = 0; from < workers.size(); ++from) {
+        const Optimizer::BlockRange common{std::max(next[to].begin, ranges[from].begin),
+                                           std::min(next[to].end, ranges[from].end)};
+        if (from == to || common.begin >= common.end) continue;
+        const auto sources = workers[from]->state(common);
+        const auto targets = workers[to]->state(common);
+        for (size_t s = 0; s < sources.size(); ++s) {
+          std::ranges::copy(sources[s].values, targets[s].values.begin());
+        }
+      }
+    }
+    ranges = next;
+    for (size_t i = 0; i < workers.size(); ++i) workers[i]->hold({ranges[i]});
   }
   RC_ASSERT(same_bits(whole.weights, shared.weights));
   RC_ASSERT(same_bits(whole.ema, shared.ema));
   RC_ASSERT(whole.half == shared.half);
+}
+
+TEST(Optimizer, state_takes_memory_for_the_blocks_that_are_held_alone) {
+  for (const std::string& name : kRules) {
+    const auto optimizer = make_optimizer(options_of(name), large_layout());
+    EXPECT_TRUE(optimizer->holds_all());
+    const size_t whole = optimizer->state_bytes();
+    optimizer->hold({{2, 3}, {7, 8}, {3, 4}});
+    EXPECT_EQ(optimizer->held(), (std::vector<Optimizer::BlockRange>{{2, 4}, {7, 8}}));
+    EXPECT_EQ(optimizer->state_bytes(),
+              3 * Optimizer::kBlock * sizeof(float) * optimizer->state_names().size());
+    EXPECT_THROW((void)optimizer->state({4, 5}), Error);
+    EXPECT_LT(optimizer->state_bytes(), whole / 3);
+  }
 }
 
 TEST(Optimizer, goes_on_with_the_same_bits_from_saved_state) {

@@ -9,11 +9,10 @@ namespace {
 class Sgd final : public FlatOptimizer {
  public:
   Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 0),
+      : FlatOptimizer(layout, 0, state_names_of(options)),
         momentum_(static_cast<float>(options.momentum)),
         nesterov_(options.nesterov),
-        weight_decay_(static_cast<float>(options.weight_decay)),
-        velocity_(momentum_ == 0 ? 0 : layout.total_size()) {
+        weight_decay_(static_cast<float>(options.weight_decay)) {
     if (nesterov_ && momentum_ == 0) {
       fail(ErrorCode::invalid_argument,
            "optimizer.nesterov needs optimizer.momentum above 0, for example 0.9");
@@ -29,29 +28,29 @@ class Sgd final : public FlatOptimizer {
                                              .momentum = momentum_,
                                              .inner = 1,
                                              .outer = static_cast<float>(in.lr)};
+      float* const velocity = momentum_ == 0 ? nullptr : state_at(0, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
         float* w = in.weights.data() + i;
         const float* g = in.gradient.data() + i;
         if (momentum_ == 0) {
           kernels_.sgd(w, g, n, scalars);
         } else {
-          (nesterov_ ? kernels_.nesterov : kernels_.momentum)(w, g, velocity_.data() + i, n,
+          (nesterov_ ? kernels_.nesterov : kernels_.momentum)(w, g, velocity + (i - piece.begin), n,
                                                               scalars);
         }
       });
     });
   }
 
-  std::vector<StateBuffer> state() override {
-    if (momentum_ == 0) return {};
-    return {{"momentum_buffer", velocity_.span()}};
+ private:
+  static std::vector<std::string> state_names_of(const spec::OptimizerOptions& options) {
+    if (static_cast<float>(options.momentum) == 0) return {};
+    return {"momentum_buffer"};
   }
 
- private:
   float momentum_;
   bool nesterov_;
   float weight_decay_;
-  AlignedArray<float> velocity_;
 };
 
 }  // namespace

@@ -4,31 +4,57 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ductile/base/dtype.h"
 #include "ductile/comm/arena.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/communicator.h"
 
 namespace ductile::parallel {
 
+// In which order the workers' parts are added.
+enum class Reduction {
+  canonical,  // that of one fixed tree: the same bits for every spread of virtual ranks
+  fast,       // whichever is quickest: all workers get the same bits, other spreads other ones
+};
+
 // Who sums what in one generation of a job: worker r hosts the virtual ranks cut[r] ..
 // cut[r + 1] - 1; their vectors have `vector_size` floats.
 struct ExchangeLayout {
   std::vector<int64_t> cut;
   int64_t vector_size = 0;
+  Reduction reduction = Reduction::canonical;
+  // bf16 or f16: what sums travel in between hosts; with Reduction::fast alone.
+  std::optional<DType> wire = std::nullopt;
+  // The sum is asked for in parts (reduce_parts()), never as a whole.
+  bool in_parts = false;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
-  // The nodes of the canonical tree that worker `rank` sums by itself, in leaf order.
+  // What worker `rank` sums by itself, in leaf order: nodes of the canonical tree, or all its ranks
+  // at once.
   std::vector<comm::LeafRange> nodes(int rank) const;
+};
+
+// A message that one of several peers is to send.
+struct PeerMessage {
+  int peer = 0;
+  std::span<std::byte> bytes;
+};
+
+// Elements begin .. end - 1 of a vector.
+struct FloatRange {
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
 // What the workers of one generation say to each other: the canonical sum of a step, the vote on
 // it, and the state that joiners are fed. All workers call the same functions in the same order,
-// but for send() and receive(), which pair up.
+// but for send(), receive() and trade(), which pair up.
 //
 // One thread at a time; fail() from any. Once a peer is lost every call throws peer_lost, at once
 // and on every worker; the exchange is then finished. The last sum that reduce() returned stays
@@ -43,15 +69,27 @@ class Exchange {
   std::span<const comm::LeafRange> nodes() const { return nodes_; }
   // Where the sum of nodes()[i] goes; to be filled anew for each reduce().
   virtual std::span<float> partial(size_t i) = 0;
-  // The sum over all virtual ranks, the same bits on every worker and for every cut. Valid until
-  // a partial is written again.
+  // The sum over all virtual ranks, the same bits on every worker (and, canonical, for every cut).
+  // Valid until a partial is written again.
   virtual std::span<const float> reduce() = 0;
+
+  // As reduce(), where worker r needs the elements wanted[r] alone; the others are unspecified.
+  // `wanted` is the same on all workers. Partials are read by the others until the next call of
+  // largest() or all_gather(), which has to come before they are filled again.
+  virtual std::span<const float> reduce_parts(std::span<const std::vector<FloatRange>> wanted) = 0;
+
+  // Bytes bounds[r] .. bounds[r + 1] - 1 of `data` go from worker r to all. Same bounds on all;
+  // bounds.back() at most the bytes of a vector.
+  virtual void all_gather(std::span<std::byte> data, std::span<const size_t> bounds) = 0;
 
   // The largest of the workers' values.
   virtual uint64_t largest(uint64_t value) = 0;
   // Messages between two workers, in order; lengths agree.
   virtual void send(int peer, std::span<const std::byte> bytes) = 0;
   virtual void receive(int peer, std::span<std::byte> bytes) = 0;
+
+  // Sends `bytes` to each of the peers and receives theirs, all at once; they do the same.
+  virtual void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) = 0;
 
   // Ends the exchange here: at once on the workers of the same arena, elsewhere when it is
   // destroyed or the controller tells them.

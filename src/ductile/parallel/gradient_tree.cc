@@ -9,25 +9,41 @@ namespace ductile::parallel {
 
 GradientTree::GradientTree(int64_t size) : size_(size) {}
 
-std::vector<float>* GradientTree::take() {
+GradientTree::Buffer GradientTree::take() {
+  if (into_) return *std::exchange(into_, std::nullopt);
   if (free_.empty()) {
-    owned_.push_back(std::make_unique<std::vector<float>>(size_));
-    return owned_.back().get();
+    owned_.push_back(AlignedArray<float>::uninitialized(size_));
+    return {owned_.back().span()};
   }
-  std::vector<float>* buffer = free_.back();
+  const std::span<float> values = free_.back();
   free_.pop_back();
-  return buffer;
+  return {values};
+}
+
+void GradientTree::release(Buffer buffer) {
+  if (buffer.own) free_.push_back(buffer.values);
+}
+
+void GradientTree::sum_into(std::span<float> out) {
+  for (const Node& node : stack_) release(node.buffer);
+  stack_.clear();
+  for (std::optional<Buffer>* held : {&open_, &result_}) {
+    if (*held) release(*std::exchange(*held, std::nullopt));
+  }
+  DUCTILE_CHECK(static_cast<int64_t>(out.size()) == size_, "a sum of {} into {} values", size_,
+                out.size());
+  into_ = Buffer{out, false};
 }
 
 std::span<float> GradientTree::leaf() {
-  if (result_ != nullptr) free_.push_back(std::exchange(result_, nullptr));
-  if (open_ == nullptr) open_ = take();
-  return *open_;
+  if (result_) release(*std::exchange(result_, std::nullopt));
+  if (!open_) open_ = take();
+  return open_->values;
 }
 
 void GradientTree::push() {
-  DUCTILE_CHECK(open_ != nullptr, "push() without leaf()");
-  stack_.push_back({std::exchange(open_, nullptr), 1});
+  DUCTILE_CHECK(open_.has_value(), "push() without leaf()");
+  stack_.push_back({*std::exchange(open_, std::nullopt), 1});
   while (stack_.size() >= 2 && stack_[stack_.size() - 2].num_leaves == stack_.back().num_leaves) {
     merge_top();
   }
@@ -36,17 +52,17 @@ void GradientTree::push() {
 void GradientTree::merge_top() {
   const Node right = stack_.back();
   stack_.pop_back();
-  optim::add_into(*stack_.back().values, *right.values);
+  optim::add_into(stack_.back().buffer.values, right.buffer.values);
   stack_.back().num_leaves += right.num_leaves;
-  free_.push_back(right.values);
+  release(right.buffer);
 }
 
 std::span<float> GradientTree::finish() {
   DUCTILE_CHECK(!stack_.empty(), "finish() without leaves");
   while (stack_.size() > 1) merge_top();
-  result_ = stack_.back().values;
+  result_ = stack_.back().buffer;
   stack_.clear();
-  return *result_;
+  return result_->values;
 }
 
 }  // namespace ductile::parallel

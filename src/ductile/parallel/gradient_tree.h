@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
+
+#include "ductile/base/aligned_array.h"
 
 namespace ductile::parallel {
 
@@ -21,6 +23,9 @@ class GradientTree {
  public:
   explicit GradientTree(int64_t size);
 
+  // The next sum is made in `out`, which is of the vectors' size, and finish() returns it. What was
+  // under way is forgotten.
+  void sum_into(std::span<float> out);
   // Where the next leaf goes; its contents are unspecified.
   std::span<float> leaf();
   // The span that leaf() gave is filled.
@@ -29,19 +34,26 @@ class GradientTree {
   std::span<float> finish();
 
  private:
+  // A vector of the tree's own, or the caller's.
+  struct Buffer {
+    std::span<float> values;
+    bool own = true;
+  };
   struct Node {
-    std::vector<float>* values;
+    Buffer buffer;
     int64_t num_leaves;
   };
-  std::vector<float>* take();
+  Buffer take();
+  void release(Buffer buffer);
   void merge_top();
 
   int64_t size_;
-  std::vector<std::vector<float>*> free_;
-  std::vector<std::unique_ptr<std::vector<float>>> owned_;
+  std::vector<std::span<float>> free_;
+  std::vector<AlignedArray<float>> owned_;
   std::vector<Node> stack_;
-  std::vector<float>* open_ = nullptr;    // handed out by leaf()
-  std::vector<float>* result_ = nullptr;  // handed out by finish()
+  std::optional<Buffer> into_;    // the next leaf 0: the left of every sum is where the sum goes
+  std::optional<Buffer> open_;    // handed out by leaf()
+  std::optional<Buffer> result_;  // handed out by finish()
 };
 
 }  // namespace ductile::parallel

@@ -66,5 +66,24 @@ TEST(GradientTree, AlignedSubtreesSummedElsewhereGiveTheSameBits) {
   }
 }
 
+TEST(GradientTree, SumsStraightIntoTheCallersMemory) {
+  for (const size_t count : {1, 2, 5, 8}) {
+    const auto leaves = random_leaves(count, 100);
+    GradientTree tree(100);
+    for (int round = 0; round < 3; ++round) {
+      Vec out(100);
+      tree.leaf();  // of a sum that is given up
+      if (round == 1) tree.push();
+      tree.sum_into(out);
+      for (const Vec& leaf : leaves) {
+        std::copy(leaf.begin(), leaf.end(), tree.leaf().begin());
+        tree.push();
+      }
+      ASSERT_EQ(tree.finish().data(), out.data());
+      EXPECT_EQ(out, tree_sum(leaves, 0, count)) << count;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ductile::parallel

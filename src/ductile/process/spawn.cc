@@ -53,8 +53,9 @@ pid_t spawn(const SpawnOptions& launch) {
   const std::vector<char*> argv = c_strings(arguments);
   const std::vector<char*> envp = c_strings(environment);
 
-  Descriptor log(open(launch.log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (log.get() < 0) fail_errno(launch.log.string(), errno);
+  const fs::path log_file = launch.log.empty() ? fs::path("/dev/null") : launch.log;
+  Descriptor log(open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (log.get() < 0) fail_errno(log_file.string(), errno);
   Descriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   int status_pipe[2];
   if (pipe2(status_pipe, O_CLOEXEC) != 0) fail_errno("pipe", errno);
@@ -71,9 +72,9 @@ pid_t spawn(const SpawnOptions& launch) {
       if (getppid() != parent) _exit(127);  // we died before the line above
     }
     if (!launch.cpus.empty()) sched_setaffinity(0, sizeof cpus, &cpus);
-    dup2(null.get(), STDIN_FILENO);
-    dup2(log.get(), STDOUT_FILENO);
-    dup2(log.get(), STDERR_FILENO);
+    dup2(launch.input_fd >= 0 ? launch.input_fd : null.get(), STDIN_FILENO);
+    dup2(launch.output_fd >= 0 ? launch.output_fd : log.get(), STDOUT_FILENO);
+    dup2(launch.error_fd >= 0 ? launch.error_fd : log.get(), STDERR_FILENO);
     if (launch.progress_fd >= 0) fcntl(launch.progress_fd, F_SETFD, 0);
     sigset_t none;
     sigemptyset(&none);

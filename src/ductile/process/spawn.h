@@ -16,12 +16,13 @@ struct SpawnOptions {
   fs::path program;
   std::vector<std::string> arguments;                            // without the program
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
-  fs::path log;                    // takes stdout and stderr; appended
+  fs::path log;                    // takes stdout and stderr; appended. Empty: nothing does
   int progress_fd = -1;            // stays open in the child; "--progress-fd N" is added
   const sigset_t* mask = nullptr;  // the child's blocked signals; null: none
   // The child gets SIGTERM when the thread that starts it ends.
   bool dies_with_parent = true;
   std::vector<int> cpus;  // the child runs on these alone; empty: where this process may
+  int input_fd = -1, output_fd = -1, error_fd = -1;  // instead of nothing, and of the log
 };
 
 // fork and exec, in a process group of its own. The caller reaps the child. Throws not_found or

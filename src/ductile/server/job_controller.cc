@@ -24,6 +24,7 @@
 #include "ductile/net/store_server.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/connections_impl.h"
 #include "ductile/server/publisher_impl.h"
 #include "ductile/server/request_server_impl.h"
@@ -51,12 +52,6 @@ process::Descriptor lock_run(const fs::path& run) {
          run.string());
   }
   return fd;
-}
-
-net::Secret secret_of(const fs::path& run) {
-  const fs::path file = run / "secret";
-  if (!fs::exists(file)) net::Secret::create_file(file);
-  return net::Secret::from_file(file);
 }
 
 // The port that the controller before this one had, where it is known: its workers look there
@@ -87,6 +82,12 @@ double wall_seconds() {
 double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 }  // namespace
+
+net::Secret secret_of(const fs::path& run) {
+  const fs::path file = run / "secret";
+  if (!fs::exists(file)) net::Secret::create_file(file);
+  return net::Secret::from_file(file);
+}
 
 bool was_elastic(const fs::path& run) { return fs::exists(state_file(run)); }
 
@@ -367,6 +368,8 @@ void JobController::Impl::take_from_launcher() {
   for (LauncherEvent& event : launcher->take()) {
     if (auto* line = std::get_if<WorkerLine>(&event)) {
       if (options.on_line) options.on_line(line->worker, line->text);
+    } else if (auto* failed = std::get_if<LaunchFailed>(&event)) {
+      inbox.emplace_back(std::move(*failed));
     } else {
       inbox.emplace_back(std::get<WorkerExited>(event));
     }
@@ -421,6 +424,7 @@ json JobController::Impl::status() const {
                    {"connected", connections->has(id)}};
     if (const Member* member = plan.find(id))
       worker["ranks"] = {member->ranks.begin, member->ranks.end};
+    if (const std::string host = launcher->host_of(id); !host.empty()) worker["host"] = host;
     if (!report.note.empty()) worker["note"] = report.note;
     workers.push_back(std::move(worker));
   }

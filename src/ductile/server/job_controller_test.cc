@@ -3,27 +3,21 @@
 
 #include <chrono>
 #include <csignal>
-#include <optional>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
-#include "ductile/run/folder.h"
-#include "ductile/run/json_lines.h"
-#include "ductile/server/client.h"
-#include "ductile/server/test_model_impl.h"
+#include "ductile/server/live_job_impl.h"
 
 namespace ductile::server::testing {
 namespace {
@@ -31,184 +25,6 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 using nlohmann::json;
-
-constexpr int64_t kVirtualRanks = 4;
-constexpr auto kPatience = 60s;
-
-struct Job {
-  int64_t steps = 60;
-  int64_t step_ms = 5;
-  int64_t error_at = -1;
-  int64_t checkpoint_steps = 10;
-  std::string program = DUCTILE_TEST_WORKER;
-};
-
-// A run directory, its controller in a process of its own, and whatever the test does to them.
-class Live {
- public:
-  explicit Live(const Job& job) : job_(job), run_(folder_.path() / "run-1") {
-    // Orphans of a killed controller become children of this process, which can then reap them.
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    fs::create_directories(run_ / "checkpoints");
-    fs::create_directories(run_ / "tensorboard");
-    write_file_atomic(run_ / "job.toml", "");
-    const json test = {{"steps", job.steps},
-                       {"step_ms", job.step_ms},
-                       {"virtual_ranks", kVirtualRanks},
-                       {"lease_ms", 2000},
-                       {"error_at", job.error_at}};
-    write_file_atomic(run_ / "test.json", test.dump());
-  }
-  ~Live() {
-    if (controller_ > 0) kill_controller();
-    for (const pid_t pid : processes()) ::kill(pid, SIGKILL);
-    while (::waitpid(-1, nullptr, 0) > 0) continue;
-  }
-
-  const fs::path& run() const { return run_; }
-
-  static MembershipOptions membership(const Job& job) {
-    MembershipOptions m;
-    m.virtual_ranks = kVirtualRanks;
-    m.heartbeat_deadline = 600ms;
-    m.lease = 2s;
-    m.reattach = 1500ms;
-    m.backoff_base = 20ms;
-    m.backoff_max = 200ms;
-    m.max_failures = 3;
-    m.start_deadline = 20s;
-    m.join_window = 200ms;
-    m.checkpoint_steps = job.checkpoint_steps;
-    return m;
-  }
-
-  std::unique_ptr<JobController> make_controller() const {
-    JobControllerOptions o;
-    o.run = run_;
-    o.membership = membership(job_);
-    o.on_line = [run = run_](WorkerId worker, std::string_view line) {
-      const int fd = open((run / "lines").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-      const std::string text = fmt::format("{} {}\n", worker, line);
-      [[maybe_unused]] const ssize_t n = write(fd, text.data(), text.size());
-      close(fd);
-    };
-    return std::make_unique<JobController>(
-        std::move(o), make_local_launcher({job_.program, run_ / "worker.log"}, run_));
-  }
-
-  void start(int64_t workers) {
-    std::error_code ignored;
-    fs::remove(run_ / "end.json", ignored);
-    controller_ = ::fork();
-    if (controller_ != 0) return;
-    try {
-      const JobEnd end = make_controller()->run(workers);
-      const json value = {{"phase", to_string(end.phase)},
-                          {"reason", end.reason},
-                          {"step", end.step},
-                          {"checkpoint", end.checkpoint}};
-      write_file_atomic(run_ / "end.json", value.dump());
-      ::_exit(0);
-    } catch (const std::exception& e) {
-      write_file_atomic(run_ / "end.json", json{{"phase", "error"}, {"reason", e.what()}}.dump());
-      ::_exit(1);
-    }
-  }
-
-  void kill_controller() {
-    ::kill(controller_, SIGKILL);
-    ::waitpid(controller_, nullptr, 0);
-    controller_ = -1;
-  }
-
-  json status() const {
-    try {
-      return ask(run_, {{"request", "status"}}, 5s);
-    } catch (const Error&) {  // none yet, or ended
-      return {{"phase", "none"}, {"step", -1}, {"workers", json::array()}};
-    }
-  }
-  void tell(const json& request) const { ask(run_, request); }
-
-  template <class Predicate>
-  json wait_for(const char* what, const Predicate& holds) const {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    json now;
-    while (std::chrono::steady_clock::now() < deadline) {
-      now = status();
-      if (holds(now)) return now;
-      std::this_thread::sleep_for(5ms);
-    }
-    ADD_FAILURE() << "waited in vain for " << what << ": " << now.dump() << "\n"
-                  << read_file(run_ / "events.jsonl");
-    return now;
-  }
-  void wait_for_step(int64_t step) const {
-    wait_for("a step", [&](const json& s) { return s.at("step") >= step || ended(); });
-  }
-  void wait_for_members(size_t count) const {
-    wait_for("members", [&](const json& s) {
-      size_t running = 0;
-      for (const json& w : s.at("workers"))
-        running += w.at("phase") == "running" && w.contains("ranks") ? 1 : 0;
-      return (running == count && s.at("workers").size() == count) || ended();
-    });
-  }
-  bool ended() const { return fs::exists(run_ / "end.json"); }
-
-  // Processes of this run, the controller left out.
-  std::vector<pid_t> processes() const {
-    std::vector<pid_t> pids;
-    std::error_code error;
-    for (auto it = fs::directory_iterator("/proc", error); !error && it != fs::directory_iterator();
-         it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      try {
-        const std::string line = read_file(it->path() / "cmdline");
-        if (line.find(run_.string()) != std::string::npos) pids.push_back(std::stoi(name));
-      } catch (const Error&) {  // gone
-      }
-    }
-    return pids;
-  }
-
-  json end() {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    int status = 0;
-    pid_t done = 0;
-    while ((done = ::waitpid(controller_, &status, WNOHANG)) == 0 &&
-           std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(5ms);
-    if (done == 0) {
-      ADD_FAILURE() << "no end: " << this->status().dump() << "\n"
-                    << read_file(run_ / "events.jsonl") << read_file(run_ / "worker.log");
-      return {};
-    }
-    controller_ = -1;
-    EXPECT_TRUE(processes().empty()) << "a process was left behind";
-    EXPECT_FALSE(fs::exists(run_ / "control.sock"));
-    return json::parse(read_file(run_ / "end.json"));
-  }
-
-  // It ran to its end, and the result is that of the undisturbed run.
-  void expect_result() {
-    const json last = end();
-    ASSERT_EQ(last.value("phase", ""), "finished") << last << read_file(run_ / "events.jsonl");
-    EXPECT_EQ(last.at("checkpoint"), job_.steps);
-    EXPECT_EQ(read_checkpoint(run_ / "checkpoints", job_.steps),
-              run_undisturbed(job_.steps, kVirtualRanks));
-    EXPECT_TRUE(ckpt::verify(run_ / "checkpoints").ok());
-  }
-
-  std::string events() const { return read_file(run_ / "events.jsonl"); }
-
- private:
-  TempFolder folder_;
-  const Job job_;
-  const fs::path run_;
-  pid_t controller_ = -1;
-};
 
 TEST(JobController, runs_workers_to_the_result_of_one) {
   for (const int64_t workers : {1, 3}) {
@@ -390,6 +206,93 @@ TEST(JobController, begins_with_the_checkpoints_of_a_run_without_controller) {
   live.expect_result();
   EXPECT_EQ(read_file(live.run() / "lines").find("step 30\""), std::string::npos);
   EXPECT_NE(read_file(live.run() / "lines").find("step 31\""), std::string::npos);
+}
+
+// ---- On several hosts.
+
+std::shared_ptr<EmulatedHosts> hosts_or_skip(int count) {
+  auto hosts = std::make_shared<EmulatedHosts>(count);
+  return hosts->why().empty() ? hosts : nullptr;
+}
+
+TEST(JobOnHosts, runs_where_the_places_are_and_ends_with_the_result_of_one) {
+  const auto hosts = hosts_or_skip(3);
+  if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
+  Live live({.steps = 150, .hosts = hosts, .places = {1, 2}});
+  live.start(3);
+  const json status = live.wait_for_members(3);
+  std::map<std::string, int> found;
+  for (const json& worker : status.at("workers")) ++found[worker.value("host", "")];
+  if (!found.empty()) {
+    EXPECT_EQ(found, (std::map<std::string, int>{{hosts->name(1), 1}, {hosts->name(2), 2}}));
+  }
+  live.expect_result();
+  EXPECT_NE(read_file(live.run() / "lines").find("step 150"), std::string::npos);
+}
+
+TEST(JobOnHosts, goes_on_when_workers_controllers_and_agents_are_killed) {
+  const auto hosts = hosts_or_skip(3);
+  if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
+  Live live({.steps = 500, .hosts = hosts, .places = {2, 2}});
+  live.start(3);
+  Rng rng(5);
+  for (int round = 0; round < 6 && !live.ended(); ++round) {
+    live.wait_for_members(3);
+    const std::vector<pid_t> pids = live.processes();
+    if (!pids.empty()) ::kill(pids[rng.below(static_cast<uint32_t>(pids.size()))], SIGKILL);
+    if (round == 2) {
+      live.kill_controller();
+      live.start(3);
+    }
+    if (round == 4)
+      for (const pid_t agent : live.agents()) ::kill(agent, SIGKILL);
+  }
+  live.expect_result();
+}
+
+TEST(JobOnHosts, a_host_that_is_cut_off_is_done_without_until_it_is_back) {
+  const auto hosts = hosts_or_skip(3);
+  if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
+  Live live({.steps = 1200, .hosts = hosts, .places = {1, 1}});
+  live.start(2);
+  live.wait_for_members(2);
+  ASSERT_TRUE(hosts->cut(2));
+  const int64_t before = live.status().at("step");
+  live.wait_for("progress without it",
+                [&](const json& s) { return s.at("step") > before + 20 || live.ended(); });
+  ASSERT_TRUE(hosts->restore(2));
+  live.wait_for_members(2);
+  live.expect_result();
+}
+
+TEST(JobOnHosts, hosts_that_cannot_take_part_are_named_before_anything_starts) {
+  const Live live({});
+  const auto complaint = [&](const Fleet& fleet, const fs::path& run) {
+    HostsLauncherOptions options;
+    options.fleet = fleet;
+    options.program = options.worker = DUCTILE_TEST_WORKER;
+    options.patience = 5s;
+    try {
+      make_hosts_launcher(options, run);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("none");
+  };
+  const Fleet fails{{{"remote1", "", 1}}, "sh -c 'echo no route to {host} >&2; exit 255'", ""};
+  EXPECT_NE(complaint(fails, live.run()).find("no route to remote1"), std::string::npos);
+  const Fleet absent{{{"remote1", "", 1}}, "no-such-launcher {host}", ""};
+  EXPECT_NE(complaint(absent, live.run()).find("no program 'no-such-launcher'"), std::string::npos);
+  // A host that sees another folder under the same path.
+  const std::string command = fmt::format(
+      "sh -c 'exec unshare -m sh -c \"mount -t tmpfs none {} && exec \\$0 \\$1\" $0 $1'",
+      live.run().string());
+  if (geteuid() == 0) {
+    const Fleet hidden{{{"remote1", "", 1}}, command, ""};
+    const std::string text = complaint(hidden, live.run());
+    EXPECT_NE(text.find("does not see"), std::string::npos) << text;
+    EXPECT_NE(text.find("file system that all of them share"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

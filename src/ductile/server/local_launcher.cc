@@ -31,8 +31,8 @@ namespace {
 using control::WorkerId;
 using process::Descriptor;
 
-// Whether the process `pid` is `ductile-worker ... --run RUN --worker ID ...`.
-bool is_worker(pid_t pid, const std::string& run, WorkerId worker) {
+// Whether the process `pid` is `ductile-worker ... --run RUN --worker ID ... [--host HOST] ...`.
+bool is_worker(pid_t pid, const std::string& run, WorkerId worker, const std::string& host) {
   std::string line;
   try {
     line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
@@ -45,7 +45,8 @@ bool is_worker(pid_t pid, const std::string& run, WorkerId worker) {
     part.append(key).append(1, '\0').append(value).append(1, '\0');
     return text.find(part) != std::string_view::npos;
   };
-  return has("--run", run) && has("--worker", std::to_string(worker));
+  return has("--run", run) && has("--worker", std::to_string(worker)) &&
+         (host.empty() || has("--host", host));
 }
 
 std::vector<pid_t> all_processes() {
@@ -73,6 +74,7 @@ class LocalLauncher : public Launcher {
   }
 
   ~LocalLauncher() override {
+    if (!options_.kills_at_end) return;
     for (auto& [id, worker] : workers_) {
       ::pidfd_send_signal(worker.pid_fd.get(), SIGKILL, nullptr, 0);
       siginfo_t info{};
@@ -130,10 +132,10 @@ class LocalLauncher : public Launcher {
     for (const WorkerId id : ids) {
       Worker worker;
       for (const pid_t pid : pids) {
-        if (!is_worker(pid, run_, id)) continue;
+        if (!is_worker(pid, run_, id, options_.host)) continue;
         Descriptor fd(::pidfd_open(pid, 0));
         // Once more: the number could have gone to another process in between.
-        if (fd.get() >= 0 && is_worker(pid, run_, id)) worker.pid_fd = std::move(fd);
+        if (fd.get() >= 0 && is_worker(pid, run_, id, options_.host)) worker.pid_fd = std::move(fd);
       }
       if (worker.pid_fd.get() < 0) {
         gone(id);

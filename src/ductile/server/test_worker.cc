@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
@@ -24,6 +25,7 @@
 #include "ductile/link/worker_link.h"
 #include "ductile/net/store_server.h"
 #include "ductile/run/progress.h"
+#include "ductile/server/host_agent.h"
 #include "ductile/server/test_model_impl.h"
 #include "ductile/spec/job.h"
 
@@ -38,6 +40,7 @@ struct Arguments {
   WorkerId worker = 0;
   net::Address controller;
   net::Address store;
+  std::string address = "127.0.0.1";
   int progress_fd = -1;
 };
 
@@ -50,6 +53,7 @@ Arguments parse(int argc, char** argv) {
     if (key == "--worker") a.worker = std::stoull(value);
     if (key == "--controller") a.controller = net::Address::parse(value);
     if (key == "--store") a.store = net::Address::parse(value);
+    if (key == "--address") a.address = value;
     if (key == "--progress-fd") a.progress_fd = std::stoi(value);
   }
   return a;
@@ -85,7 +89,7 @@ class Worker {
  private:
   link::WorkerLinkOptions options() {
     link::WorkerLinkOptions o;
-    o.worker = {arguments_.worker, "127.0.0.1", 50ms,
+    o.worker = {arguments_.worker, arguments_.address, 50ms,
                 std::chrono::milliseconds(test_.at("lease_ms").get<int64_t>())};
     o.job = job_;
     o.controller = arguments_.controller;
@@ -183,8 +187,11 @@ class Worker {
     if (link_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "abandoned before it began");
     const net::Deadline deadline = net::Clock::now() + 3s;
     const auto store = net::connect_store(link_.store(arguments_.store), secret_, job_, deadline);
+    comm::TcpOptions tcp;
+    tcp.links = {arguments_.address};
+    tcp.given_up = [this, number = plan->number] { return link_.abandoned(number); };
     std::shared_ptr<comm::Transport> transport =
-        comm::connect_tcp({job_, plan->number, rank_, size()}, *store, secret_, {}, deadline);
+        comm::connect_tcp({job_, plan->number, rank_, size()}, *store, secret_, tcp, deadline);
     {
       const std::lock_guard guard(mutex_);
       transport_ = std::move(transport);
@@ -277,6 +284,8 @@ nlohmann::json test_of(const fs::path& run) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  if (argc > 1 && std::string_view(argv[1]) == ductile::server::kHostAgent)
+    return ductile::server::run_host_agent(STDIN_FILENO, STDOUT_FILENO);
   try {
     const auto arguments = ductile::server::testing::parse(argc, argv);
     const auto test = ductile::server::testing::test_of(arguments.run);

@@ -105,6 +105,23 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("virtual_ranks", o.virtual_ranks,
           "logical world size; fixed for the job, whatever machines it runs on")
       .range(1, 65536);
+  d.field(
+       "bn_group", o.bn_group,
+       "virtual ranks whose batches are normalised together by batch norm; divides virtual_ranks")
+      .range(1, 65536);
+  d.field(
+       "reduction", o.reduction,
+       "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
+       "(the quickest all-reduce; results depend on the number of workers)")
+      .one_of({"canonical", "fast"});
+  d.field("wire", o.wire, "numbers that gradients travel in between hosts (reduction = fast)")
+      .one_of({"fp32", "bf16", "fp16"});
+  d.field("shard_optimizer", o.shard_optimizer,
+          "spread the optimiser's state and update over the workers; changes no bit");
+  d.field("shard_copies", o.shard_copies,
+          "workers that keep each part of it; with 1 a lost worker costs the way back to the last "
+          "checkpoint, with 2 one step")
+      .range(1, 64);
   d.field("precision", o.precision, "arithmetic of forward and backward; master weights are fp32")
       .one_of({"fp32", "bf16", "fp16"});
   d.field("memory_format", o.memory_format, "layout of images in memory")
@@ -123,6 +140,12 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("log_every", o.log_every, "steps between metric lines").at_least(1);
   d.field("threads", o.threads, "compute threads of a worker; 0 = the cores it may use")
       .range(0, 4096);
+}
+
+void describe(Describer& d, ElasticOptions& o) {
+  d.field("peer_deadline", o.peer_deadline,
+          "seconds after which a worker that says nothing (stopped, cut off) is replaced")
+      .range(0.2, 3600);
 }
 
 void describe(Describer& d, CheckpointOptions& o) {
@@ -150,6 +173,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("optimizer", o.optimizer, "How weights are updated.");
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train, "The run.");
+  d.section("elastic", o.elastic, "How losses are noticed, with several workers.");
   d.section("checkpoint", o.checkpoint, "When state is saved.");
   d.section("target", o.target, "What ends the run early, with the cost reported.");
 }
@@ -159,6 +183,16 @@ void check(const JobOptions& job) {
   if (job.train.batch_size % job.train.virtual_ranks != 0) {
     bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
                     job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.train.virtual_ranks % job.train.bn_group != 0) {
+    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
+                    job.train.virtual_ranks, job.train.bn_group));
+  }
+  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
+    bad(fmt::format(
+        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
+        "same on every placement of the workers, so it cannot round what leaves a host",
+        job.train.wire));
   }
   if (job.data.format != "digits" && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));

@@ -87,6 +87,11 @@ struct TrainOptions {
   int64_t max_steps = 0;
   int64_t batch_size = 128;
   int64_t virtual_ranks = 1;
+  int64_t bn_group = 1;
+  std::string reduction = "canonical";
+  std::string wire = "fp32";
+  bool shard_optimizer = false;
+  int64_t shard_copies = 2;
   std::string precision = "fp32";
   std::string memory_format = "auto";
   double label_smoothing = 0;
@@ -96,6 +101,10 @@ struct TrainOptions {
   int64_t eval_batch_size = 0;
   int64_t log_every = 10;
   int64_t threads = 0;
+};
+
+struct ElasticOptions {
+  double peer_deadline = 1.5;
 };
 
 struct CheckpointOptions {
@@ -121,6 +130,7 @@ struct JobOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   TrainOptions train;
+  ElasticOptions elastic;
   CheckpointOptions checkpoint;
   TargetOptions target;
 };
@@ -132,6 +142,7 @@ void describe(Describer& d, ModelOptions& o);
 void describe(Describer& d, OptimizerOptions& o);
 void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, TrainOptions& o);
+void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);

@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/optim/elementwise.h"
@@ -74,16 +75,28 @@ void FlatModel::refresh_half_weights() {
   }
 }
 
-void FlatModel::take_gradients(std::span<float> out) {
+std::vector<at::Tensor> FlatModel::gradients(const at::Tensor& loss) const {
+  std::vector<at::Tensor> inputs;
+  for (const nn::NamedTensor& p : parameters_) {
+    if (p.tensor.requires_grad()) inputs.push_back(p.tensor);
+  }
+  std::vector<at::Tensor> found =
+      torch::autograd::grad({loss}, inputs, {}, c10::nullopt, false, /*allow_unused=*/true);
+  std::vector<at::Tensor> all(parameters_.size());
+  for (size_t i = 0, next = 0; i < all.size(); ++i) {
+    if (parameters_[i].tensor.requires_grad()) all[i] = std::move(found[next++]);
+  }
+  return all;
+}
+
+void FlatModel::write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const {
   const at::NoGradGuard no_grad;
   int64_t end = 0;  // of the segment before: what lies between two segments is a gap
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const optim::Segment& segment = layout_.segments()[i];
     std::fill(out.begin() + end, out.begin() + segment.offset, 0.0f);
-    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
-    if (gradient.defined()) {
-      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradient);
-      gradient.reset();
+    if (gradients[i].defined()) {
+      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
     } else {
       std::fill_n(out.begin() + segment.offset, segment.size, 0.0f);
     }

@@ -44,9 +44,12 @@ class FlatModel {
   // The floating-point buffers (running statistics): the model's own tensors are views into this.
   std::span<float> buffer_values() { return buffer_values_.span(); }
 
-  // Moves the gradients of the last backward pass into `out` (layout().total_size() values, fp32;
-  // gaps are zeroed) and clears them. A parameter without gradient counts as zero.
-  void take_gradients(std::span<float> out);
+  // The gradients of `loss`, one a parameter, in the parameter's type; undefined where the loss
+  // does not depend on it. The parameters' own .grad stays as it was.
+  std::vector<at::Tensor> gradients(const at::Tensor& loss) const;
+  // Writes such gradients into `out` (layout().total_size() values, fp32); undefined ones and the
+  // gaps between parameters as zeros.
+  void write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const;
 
  private:
   optim::ParamLayout layout_;

@@ -109,7 +109,8 @@ void Recorder::checkpoint(const ckpt::SaveReport& report) {
                                 {"bytes", report.total_bytes},
                                 {"bytes_written", report.new_bytes},
                                 {"blocking_ms", 1e3 * blocking},
-                                {"write_seconds", report.write_seconds}});
+                                {"write_seconds", report.write_seconds},
+                                {"write_core_seconds", report.write_cpu_seconds}});
 }
 
 void Recorder::show_now_and_then() {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,11 +12,15 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/comm/canonical.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/loss_scaler.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/parallel/batch_groups.h"
+#include "ductile/parallel/exchange.h"
 #include "ductile/parallel/gradient_tree.h"
+#include "ductile/parallel/sharded_update.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/flat_model.h"
@@ -47,6 +52,7 @@ class Replica {
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return train_set_->info(); }
   const data::DatasetInfo& test_info() const { return test_set_->info(); }
+  const optim::ParamLayout& layout() const { return flat_->layout(); }
   int64_t num_parameters() const { return flat_->layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
@@ -58,19 +64,37 @@ class Replica {
   // Of the last step, or of the first one before it.
   double learning_rate() const;
 
-  // Takes over the virtual ranks first .. first + count - 1 from the present step on.
-  void host(int64_t first, int64_t count);
+  // Takes over the virtual ranks that worker `rank` of `layout` hosts, from the present step on.
+  // Batch norm groups that the layout cuts sum through `exchange`, which lives until the next
+  // host() or the last compute().
+  void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
+  // Takes over all of them.
+  void host_all() { host({{0, num_ranks()}, vector_size()}, 0, nullptr); }
   data::LoaderStats loader_stats() const { return loader_->stats(); }
 
   // The vectors that virtual ranks sum: [gradient | running statistics | loss, correct,
   // predictions].
   int64_t vector_size() const;
-  // The sum of the next `count` hosted virtual ranks of the present step, in the order of the
-  // canonical tree; they are one node of it. Valid until the next call.
-  std::span<const float> compute(int64_t count);
+  // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
+  // values; in the order of the canonical tree where they are one node of it. Once it has thrown
+  // (peer_lost where a member of a batch norm group is gone), the state is that before the step,
+  // and host() comes next.
+  void compute(int64_t count, std::span<float> out);
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
+
+  // ---- Where the update is spread over workers (job.train.shard_optimizer): who holds what, and
+  // its moves. All workers of a generation hold the state together; weights and averages are whole
+  // on each after gather().
+  parallel::ShardedUpdate& shards() { return *shards_; }
+  // Sums what all have computed, and gets all that apply() needs from the others.
+  std::span<const float> reduce(parallel::Exchange& exchange);
+  void gather_weights(parallel::Exchange& exchange);
+  void gather(parallel::Exchange& exchange);  // averages too
+  // All but what is in shards, for a worker that has nothing yet.
+  void send_small_state(parallel::Exchange& exchange, int to);
+  void receive_small_state(parallel::Exchange& exchange, int from, int64_t step);
 
   // Whether the figures of the steps since the last take are to become a metric line now.
   bool window_due() const { return window_.steps == job_.train.log_every || step_ == total_steps_; }
@@ -93,17 +117,34 @@ class Replica {
 
   // The state but for the tensors; with them it is all that a checkpoint or a peer needs.
   nlohmann::json state() const;
-  std::vector<ckpt::TensorView> tensors() const { return snapshot_->views(); }
+  // Where the state is spread, all of it has to be held.
+  std::vector<ckpt::TensorView> tensors();
   // The model alone as safetensors (averaged, where averaging is on): what is deployed.
-  void write_model(const fs::path& file) const;
+  void write_model(const fs::path& file);
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
   // Takes up `state` of step `step`, whose tensors were written to writable_tensors().
   void restore(int64_t step, const nlohmann::json& state);
-  std::vector<std::span<std::byte>> writable_tensors() { return snapshot_->writable(); }
+  std::vector<std::span<std::byte>> writable_tensors() { return snapshot().writable(); }
 
  private:
-  void forward_backward(const data::Batch& batch, int64_t virtual_rank, std::span<float> leaf);
+  Snapshot snapshot() { return {*flat_, *optimizer_, average_.span(), buffer_average_.span()}; }
+  bool needs_norm() const { return job_.train.precision == "fp16" || job_.optimizer.clip_norm > 0; }
+  bool overflows(double norm) const;
+  float inverse_scale() const {
+    return 1.0f / (static_cast<float>(num_ranks()) * static_cast<float>(scaler_.scale()));
+  }
+  optim::StepInput step_input(std::span<const float> sum, double norm);
+
+  // What one virtual rank contributes to a step.
+  struct Contribution {
+    std::vector<at::Tensor> gradients;
+    std::shared_ptr<const std::vector<float>> buffers;
+    float loss = 0, correct = 0, predictions = 0;
+  };
+  void run_part(size_t part);
+  Contribution forward_backward(const data::Batch& batch, int64_t virtual_rank);
+  void write(const Contribution& contribution, std::span<float> leaf) const;
 
   const spec::JobOptions job_;
   std::shared_ptr<const data::Dataset> train_set_, test_set_;
@@ -113,7 +154,8 @@ class Replica {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LossScaler scaler_;
   AlignedArray<float> average_, buffer_average_;
-  std::unique_ptr<Snapshot> snapshot_;
+  std::optional<parallel::ShardedUpdate> shards_;
+  std::optional<double> norm_;  // of the present step's gradient, from reduce()
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<parallel::GradientTree> tree_;
   bool channels_last_ = true;
@@ -124,6 +166,16 @@ class Replica {
   Window window_;
   std::optional<Evaluation> last_, best_;
   std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
+
+  int64_t num_batch_norms_ = 0;
+  comm::LeafRange hosted_;  // virtual ranks
+  std::unique_ptr<parallel::BatchGroups> groups_;
+  std::vector<comm::LeafRange> parts_;  // of groups_
+  // The present step:
+  size_t next_part_ = 0;                                           // to run
+  int64_t next_rank_ = 0;                                          // to be summed
+  std::map<int64_t, std::shared_ptr<const data::Batch>> batches_;  // loaded, not run
+  std::map<int64_t, Contribution> contributions_;                  // run, not summed
 };
 
 }  // namespace ductile::train

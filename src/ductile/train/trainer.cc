@@ -41,12 +41,16 @@ class Trainer {
 
   const RunInput& input_;
   Replica replica_;
+  AlignedArray<float> sum_;  // of a step
   std::optional<Recorder> recorder_;
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
   Clock::time_point last_save_;
 };
 
-Trainer::Trainer(const RunInput& input) : input_(input), replica_(input.job) { begin(); }
+Trainer::Trainer(const RunInput& input) : input_(input), replica_(input.job) {
+  sum_ = AlignedArray<float>::uninitialized(replica_.vector_size());
+  begin();
+}
 
 // Takes up the state of the newest good checkpoint, if the run is to be resumed and has one.
 void Trainer::begin() {
@@ -71,9 +75,12 @@ void Trainer::begin() {
   writer_ = std::make_unique<ckpt::CheckpointWriter>(
       checkpoints,
       ckpt::WriterOptions{.keep = input_.job.checkpoint.keep, .resumed_step = replica_.step()});
+  if (input_.job.checkpoint.every_seconds > 0 || input_.job.checkpoint.every_steps > 0) {
+    writer_->prepare(replica_.tensors());
+  }
   recorder_.emplace(input_.folder, replica_, input_.resume, carried, input_.progress_fd);
   recorder_->started(1, refused);
-  replica_.host(0, replica_.num_ranks());
+  replica_.host_all();
 }
 
 Ending Trainer::run(Json& summary) {
@@ -108,7 +115,8 @@ Ending Trainer::run(Json& summary) {
 }
 
 void Trainer::train_step() {
-  replica_.apply(replica_.compute(replica_.num_ranks()));
+  replica_.compute(replica_.num_ranks(), sum_.span());
+  replica_.apply(sum_.span());
   if (replica_.window_due()) recorder_->log(replica_.take_window());
   recorder_->show_now_and_then();
 }

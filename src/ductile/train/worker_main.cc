@@ -31,6 +31,7 @@ struct Arguments {
   bool describe = false;
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   ductile::net::Address controller, store;
+  std::string address;  // of its host
 };
 
 Arguments parse(int argc, char** argv) {
@@ -53,12 +54,17 @@ Arguments parse(int argc, char** argv) {
       out.controller = ductile::net::Address::parse(value(i));
     } else if (arg == "--store") {
       out.store = ductile::net::Address::parse(value(i));
+    } else if (arg == "--address") {
+      out.address = value(i);
+    } else if (arg == "--host") {
+      value(i);  // for those who look for it among a host's processes
     } else if (arg == "--describe") {
       out.describe = true;
     } else {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR [--resume] "
-                    "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT] | "
+                    "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
+                    "[--host NAME] [--address ADDRESS]] | "
                     "--describe",
                     arg);
     }
@@ -79,7 +85,7 @@ int run(const Arguments& arguments) {
 
   if (arguments.worker != 0) {
     train::train_elastic({folder, job, arguments.worker, arguments.controller, arguments.store,
-                          arguments.progress_fd});
+                          arguments.address, arguments.progress_fd});
     return kDone;
   }
   nlohmann::json summary;

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/server/launcher.h"
+
+// The hosts of a job: how a user writes them, and how workers are started there.
+namespace ductile::server {
+
+struct Host {
+  std::string name;     // what the launcher command calls it
+  std::string address;  // where workers of other hosts reach its workers; empty: they find out
+  int64_t places = 0;   // workers it takes at most; 0: nobody said
+  bool operator==(const Host&) const = default;
+};
+
+// What a run remembers of its hosts, so that it can be resumed without saying them again.
+struct Fleet {
+  std::vector<Host> hosts;  // empty: this machine alone
+  // Starts a program on a host: "ssh {host}", "srun --overlap -N1 -n1 -w {host}",
+  // "ip netns exec {host}". The program and its one argument are added to it. Hosts that are this
+  // machine ("localhost", its own name) need none.
+  std::string launcher = "ssh {host}";
+  std::string listen;  // the address under which the hosts reach this one; empty: found out
+  bool operator==(const Fleet&) const = default;
+
+  // 0 where not every host says how many it takes.
+  int64_t places() const;
+};
+
+// "a,b:2,c=10.0.0.3:4": a name, perhaps "=address", perhaps ":workers". Throws invalid_argument
+// that shows the right form; also where a name comes twice.
+std::vector<Host> parse_hosts(std::string_view list);
+// One such host a line, or "name slots=4" as in host files of MPI; '#' begins a comment.
+std::vector<Host> read_hosts(const fs::path& file);
+
+// `hosts.json` in the run directory. load() gives no hosts where there is none.
+void save_fleet(const fs::path& run, const Fleet& fleet);
+Fleet load_fleet(const fs::path& run);
+
+bool is_this_machine(const Host& host);
+// fleet.listen, or the address of this machine that faces the fleet's hosts. Throws
+// invalid_argument where a host's address cannot be found.
+std::string listen_address(const Fleet& fleet);
+
+// Words of a command, as a shell would cut them: blanks, '...' and "..."; {host} stands for `host`.
+std::vector<std::string> launch_words(std::string_view command, const std::string& host);
+
+struct HostsLauncherOptions {
+  Fleet fleet;
+  fs::path program;     // ductile: the same path on every host
+  fs::path worker;      // ductile-worker: the same path on every host, or beside `program` there
+  fs::path log;         // in the run directory: takes what all workers print
+  int64_t threads = 0;  // a worker; 0: its share of its host's cores
+  bool all = true;      // at the start every host must answer; else one is enough
+  // Workers of an earlier controller may run on hosts that are not in the fleet: those that are not
+  // found are not said to be gone.
+  bool elsewhere = false;
+  std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
+};
+
+// Workers as processes of several hosts. On each runs one `ductile host-agent` (host_agent.h) at
+// the other end of the launcher command's stdin and stdout; it starts, watches and kills the
+// workers of its host. An agent whose connection breaks leaves them at work, and the next one finds
+// them, so neither a controller that is killed nor a broken ssh connection costs a worker.
+//
+// Workers fill the hosts in order; hosts without a number of places share them evenly. Throws where
+// hosts do not answer, or do not see the run directory, naming them and what they said.
+std::unique_ptr<Launcher> make_hosts_launcher(HostsLauncherOptions options, const fs::path& run);
+
+}  // namespace ductile::server

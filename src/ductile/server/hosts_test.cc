@@ -1,0 +1,73 @@
+#include "ductile/server/hosts.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::server {
+namespace {
+
+using Hosts = std::vector<Host>;
+using Words = std::vector<std::string>;
+
+std::string complaint(const auto& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Hosts, are_read_as_mpirun_and_horovod_write_them) {
+  EXPECT_EQ(parse_hosts("a"), (Hosts{{"a", "", 0}}));
+  EXPECT_EQ(parse_hosts("a,b:2,c=10.0.0.3:4,d=10.0.0.4,e=[fe80::1]:3"),
+            (Hosts{{"a", "", 0},
+                   {"b", "", 2},
+                   {"c", "10.0.0.3", 4},
+                   {"d", "10.0.0.4", 0},
+                   {"e", "fe80::1", 3}}));
+}
+
+TEST(Hosts, that_cannot_be_meant_are_refused_by_name) {
+  for (const char* bad : {"", "a,", "a,,b", "a:", "a:x", "a:0", "a:5000", "=1", "a=", "-x", "a b",
+                          "a;reboot", "$(x)"}) {
+    EXPECT_NE(complaint([&] { parse_hosts(bad); }), "") << bad;
+  }
+  EXPECT_NE(complaint([] { parse_hosts("a,b,a"); }).find("write a:2"), std::string::npos);
+}
+
+TEST(Hosts, come_from_a_file_with_comments_and_slots) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "hosts";
+  write_file_atomic(file, "# my cluster\na slots=4\n\n b=10.0.0.2:2  # the old one\nc\n");
+  EXPECT_EQ(read_hosts(file), (Hosts{{"a", "", 4}, {"b", "10.0.0.2", 2}, {"c", "", 0}}));
+  write_file_atomic(file, "a\nb max_slots=3\n");
+  EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2"), std::string::npos);
+}
+
+TEST(Fleet, is_remembered_by_its_run) {
+  const TempFolder run;
+  EXPECT_EQ(load_fleet(run.path()), Fleet{});
+  const Fleet fleet{{{"a", "10.0.0.1", 2}, {"b", "", 0}}, "srun -w {host}", "10.0.0.9"};
+  EXPECT_EQ(fleet.places(), 0);
+  save_fleet(run.path(), fleet);
+  EXPECT_EQ(load_fleet(run.path()), fleet);
+  write_file_atomic(run.path() / "hosts.json", "{\"hosts\": 3}");
+  EXPECT_THROW(load_fleet(run.path()), Error);
+}
+
+TEST(LaunchWords, are_those_of_a_shell) {
+  EXPECT_EQ(launch_words("ssh {host}", "a"), (Words{"ssh", "a"}));
+  EXPECT_EQ(launch_words("  srun -w{host}  --x='a b' \"{host} c\" ''", "n1"),
+            (Words{"srun", "-wn1", "--x=a b", "n1 c", ""}));
+  EXPECT_NE(complaint([] { launch_words("ssh 'x", "a"); }), "");
+  EXPECT_NE(complaint([] { launch_words("  ", "a"); }), "");
+}
+
+}  // namespace
+}  // namespace ductile::server

@@ -1,0 +1,172 @@
+#include "ductile/train/meeting.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/comm/communicator.h"
+#include "ductile/comm/composite_transport.h"
+#include "ductile/comm/shm_transport.h"
+#include "ductile/comm/tcp_transport.h"
+#include "ductile/link/addresses.h"
+#include "ductile/net/store_server.h"
+
+namespace ductile::train {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A member may have a long step to finish before it comes; the controller's word, which `given_up`
+// passes on, comes sooner.
+constexpr auto kPatience = std::chrono::minutes(30);
+constexpr auto kStoreTry = 2s;
+
+// Who knows the name knows the secret.
+std::string arena_name(const net::Secret& secret, const std::string& job,
+                       control::Generation generation) {
+  const net::Mac mac = secret.mac(
+      {std::as_bytes(std::span(std::string_view("arena"))), std::as_bytes(std::span(job))});
+  return fmt::format("ductile-{}-{}", net::to_hex(std::span(mac).first(16)), generation);
+}
+
+std::unique_ptr<net::Store> find_store(const MeetingOptions& options, const net::Secret& secret) {
+  while (true) {
+    const net::Address address = options.store();
+    try {
+      return net::connect_store(address, secret, options.job, net::Clock::now() + kStoreTry);
+    } catch (const Error& e) {
+      if (options.given_up && options.given_up()) throw;
+      if (options.log) options.log(fmt::format("the store is not there yet: {}", e.what()));
+    }
+  }
+}
+
+}  // namespace
+
+Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
+                 MeetingOptions options)
+    : options_(std::move(options)) {
+  layout_ = options_.layout;
+  layout_.cut = {0};
+  std::map<std::string, int> places;
+  for (const control::Member& m : plan.members) {
+    if (m.worker == options_.worker) rank_ = static_cast<int>(members_.size());
+    members_.push_back(m.worker);
+    layout_.cut.push_back(m.ranks.end);
+    const std::string place = link::PeerAddress::parse(m.address).place;
+    hosts_.push_back(places.try_emplace(place, static_cast<int>(places.size())).first->second);
+  }
+  try {
+    if (places.size() == 1) {
+      meet_in_arena(plan, secret);
+    } else {
+      meet_by_messages(plan, secret);
+    }
+  } catch (const Error& e) {
+    // Whatever kept them apart is for the protocol to settle.
+    if (e.code() == ErrorCode::invalid_argument || e.code() == ErrorCode::internal) throw;
+    fail(ErrorCode::peer_lost, "generation {} did not come together: {}", plan.number, e.what());
+  }
+}
+
+Meeting::~Meeting() = default;
+
+comm::ArenaOptions Meeting::arena_options(const std::vector<int>& ranks,
+                                          const control::GenerationPlan& plan) const {
+  comm::ArenaOptions options;
+  for (const int r : ranks)
+    options.labels.push_back(static_cast<int>(members_[static_cast<size_t>(r)]));
+  options.generation = plan.number;
+  options.given_up = options_.given_up;
+  return options;
+}
+
+void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secret& secret) {
+  std::vector<int> ranks;
+  for (int r = 0; r < layout_.num_workers(); ++r) ranks.push_back(r);
+  comm::ArenaOptions options = arena_options(ranks, plan);
+  options.region_bytes = parallel::arena_bytes(layout_);
+  arena_ = comm::Arena::meet(arena_name(secret, options_.job, plan.number), rank_,
+                             layout_.num_workers(), options, kPatience);
+  if (options_.log) {
+    arena_->report_stalls(options_.soft_deadline, [log = options_.log](const comm::Stall& stall) {
+      log(comm::to_string(stall));
+    });
+  }
+  exchange_ = parallel::make_exchange(arena_, layout_);
+}
+
+void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::Secret& secret) {
+  const net::Deadline deadline = net::Clock::now() + kPatience;
+  const std::unique_ptr<net::Store> store = find_store(options_, secret);
+  const comm::Group group{options_.job, plan.number, rank_, layout_.num_workers()};
+  const auto refused = [this](const net::Refusal& r) {
+    if (options_.log) options_.log(fmt::format("refused {}: {}", r.address, r.reason));
+  };
+  comm::TcpOptions tcp;
+  tcp.links = {options_.address};
+  tcp.given_up = options_.given_up;
+  tcp.on_refusal = refused;
+  std::unique_ptr<comm::Transport> transport =
+      comm::connect_tcp(group, *store, secret, tcp, deadline);
+
+  std::vector<int> local;
+  const int own_host = hosts_[static_cast<size_t>(rank_)];
+  for (int r = 0; r < layout_.num_workers(); ++r)
+    if (hosts_[static_cast<size_t>(r)] == own_host) local.push_back(r);
+  if (local.size() > 1) {
+    const auto place = std::find(local.begin(), local.end(), rank_) - local.begin();
+    std::shared_ptr<comm::Arena> arena =
+        comm::Arena::meet(arena_name(secret, options_.job, plan.number), static_cast<int>(place),
+                          static_cast<int>(local.size()), arena_options(local, plan), kPatience);
+    transport = comm::make_composite_transport(comm::make_shm_transport(std::move(arena)),
+                                               std::move(local), std::move(transport));
+  }
+  comm::CommunicatorOptions communicator;
+  communicator.topology.host = hosts_;
+  if (options_.log) {
+    communicator.engine.soft_deadline = options_.soft_deadline;
+    communicator.engine.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
+      for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
+      log(comm::to_string(stall));
+    };
+  }
+  exchange_ = parallel::make_exchange(
+      std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator)), layout_);
+
+  comm::DetectorOptions detector;
+  detector.link = options_.address;
+  detector.deadline = options_.deadline;
+  detector.interval = std::max(options_.deadline / 8, 20ms);
+  detector.given_up = options_.given_up;
+  detector.on_refusal = refused;
+  detector_ = std::make_unique<comm::FailureDetector>(
+      group, *store, secret, detector,
+      [this](const comm::PeerLoss& loss) {
+        if (options_.log) options_.log(loss.reason);
+        exchange_->fail(loss.reason);
+      },
+      [this](const comm::StallReport& stall) {
+        if (options_.log) options_.log(stall.text);
+      },
+      deadline);
+}
+
+std::vector<control::WorkerId> Meeting::lost() const {
+  std::vector<int> ranks;
+  if (arena_) {
+    if (const auto loss = arena_->loss()) ranks = loss->ranks;
+  } else if (detector_) {
+    ranks = detector_->losses().ranks;
+  }
+  std::vector<control::WorkerId> workers;
+  for (const int r : ranks) workers.push_back(members_[static_cast<size_t>(r)]);
+  return workers;
+}
+
+}  // namespace ductile::train
