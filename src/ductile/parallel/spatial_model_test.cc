@@ -1,10 +1,12 @@
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,6 +20,7 @@
 #include "ductile/comm/shm_transport.h"
 #include "ductile/nn/halo.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/ops.h"
 #include "ductile/parallel/spatial_split.h"
 
 // Whole models under a spatial split against themselves on whole images.
@@ -218,17 +221,22 @@ TEST_F(SpatialModels, EqualThemselvesAt512x512) {
   expect_equal_to_whole({"unet", 8, 1, 512, 2, 1, "fp32"}, kFloat);
 }
 
-// Processes of one host over shared memory, as in real jobs; these have oneDNN.
+// A communicator over shared memory for a process of this host.
+comm::Communicator meet(const std::string& name, int rank, int size) {
+  std::shared_ptr<comm::Arena> arena = comm::Arena::meet(
+      name, rank, size, {.region_bytes = size_t{4} << 20}, std::chrono::seconds(60));
+  comm::CommunicatorOptions options;
+  options.arena = arena;
+  return comm::Communicator(comm::make_shm_transport(arena), options);
+}
+
+// Processes of one host over shared memory, as in real jobs.
 TEST_F(SpatialModels, EqualThemselvesInProcesses) {
   const std::string name = comm::fresh_arena_name();
   const Setting s = {"unet", 8, 2, 64, 2, 1, "fp32"};
   comm::LocalProcesses processes(2, [&](int rank) {
     at::set_num_threads(1);
-    std::shared_ptr<comm::Arena> arena = comm::Arena::meet(
-        name, rank, 2, {.region_bytes = size_t{4} << 20}, std::chrono::seconds(60));
-    comm::CommunicatorOptions options;
-    options.arena = arena;
-    comm::Communicator communicator(comm::make_shm_transport(arena), options);
+    comm::Communicator communicator = meet(name, rank, 2);
     const Result got = split_step(s, communicator);
     const Result want = whole_step(s);
     expect_near(got, want, kFloat);
@@ -236,6 +244,121 @@ TEST_F(SpatialModels, EqualThemselvesInProcesses) {
     return HasFailure() ? 1 : 0;
   });
   for (int r = 0; r < 2; ++r) EXPECT_EQ(processes.wait(r), 0);
+}
+
+// Counts the bytes of tensors.
+class CountingAllocator : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) const override {
+    void* block = std::aligned_alloc(kHeader, kHeader + (bytes + kHeader - 1) / kHeader * kHeader);
+    *static_cast<size_t*>(block) = bytes;
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+    return {static_cast<char*>(block) + kHeader, block, &release, c10::Device(c10::kCPU)};
+  }
+  static size_t peak() { return peak_; }
+
+ private:
+  static void release(void* block) {
+    live_ -= *static_cast<size_t*>(block);
+    std::free(block);
+  }
+
+  static constexpr size_t kHeader = 64;
+  static inline size_t live_ = 0, peak_ = 0;
+};
+
+// The peak over a step of each worker's tensors, in bytes.
+std::vector<double> peaks(Setting s, int rows, int cols) {
+  s.rows = rows;
+  s.cols = cols;
+  const int size = rows * cols;
+  const std::string name = comm::fresh_arena_name();
+  int results[2];
+  EXPECT_EQ(pipe(results), 0);
+  comm::LocalProcesses processes(size, [&](int rank) {
+    static CountingAllocator allocator;
+    c10::SetAllocator(c10::kCPU, &allocator, /*priority=*/1);
+    at::set_num_threads(1);
+    comm::Communicator communicator = meet(name, rank, size);
+    CommunicatorSplit split(communicator, rows, cols);
+    const nn::SpatialScope scope(&split);
+    const auto model = make(s);
+    const nn::Range own_rows = split.own_rows(s.side), own_cols = split.own_cols(s.side);
+    const Tensor x = at::rand({s.batch, 3, own_rows.size(), own_cols.size()})
+                         .contiguous(at::MemoryFormat::ChannelsLast);
+    const Tensor labels = at::randint(5, {s.batch, own_rows.size(), own_cols.size()}, at::kLong);
+    model->loss(model->forward(x), labels, 0).losses.mean().backward();
+    const double peak = static_cast<double>(CountingAllocator::peak());
+    const bool written = write(results[1], &peak, sizeof peak) == sizeof peak;
+    communicator.barrier();
+    return written ? 0 : 1;
+  });
+  for (int r = 0; r < size; ++r) EXPECT_EQ(processes.wait(r), 0);
+  std::vector<double> all(static_cast<size_t>(size));
+  const auto bytes = static_cast<ssize_t>(all.size() * sizeof(double));
+  EXPECT_EQ(read(results[0], all.data(), static_cast<size_t>(bytes)), bytes);
+  close(results[0]);
+  close(results[1]);
+  return all;
+}
+
+TEST_F(SpatialModels, TakeTheirShareOfTheMemory) {
+  const Setting s = {"unet", 4, 1, 256, 1, 1, "fp32"};
+  const double whole = peaks(s, 1, 1)[0];
+  for (const auto& [rows, cols] : {std::pair{2, 1}, {2, 2}}) {
+    for (const double peak : peaks(s, rows, cols))
+      EXPECT_LT(peak, 1.12 * whole / (rows * cols)) << rows << "x" << cols;
+  }
+}
+
+TEST_F(SpatialModels, RememberSizesInsteadOfAskingForThem) {
+  comm::run_ranks(2, [&](comm::Communicator& communicator) {
+    at::set_num_threads(1);
+    CommunicatorSplit split(communicator, 2, 1);
+    const nn::SpatialScope scope(&split);
+    const Setting s = {"resnet20", 8, 2, 32, 2, 1, "fp32"};
+    const auto model = make(s);
+    const Tensor x = nn::own_part(split, make_batch(s).x).to(at::kFloat);
+    model->forward(x);
+    EXPECT_EQ(split.num_sums(), 19 + 1 + 1) << "normalisations, the mean, the input's size";
+    EXPECT_LT(split.sizes().known.size(), 6) << "what is no longer in use is forgotten";
+  });
+}
+
+TEST_F(SpatialModels, RefusePartsThatAreNot) {
+  comm::run_ranks(2, [&](comm::Communicator& communicator) {
+    CommunicatorSplit split(communicator, 2, 1);
+    const nn::SpatialScope scope(&split);
+    const Tensor x = at::zeros({1, 8, split.cell() == 0 ? 7 : 3, 8});
+    try {
+      nn::ops::max_pool2d(x, 3, 1, 1);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::conflict) << e.what();
+      EXPECT_NE(e.message().find("own_part()"), std::string::npos) << e.what();
+    }
+  });
+}
+
+TEST_F(SpatialModels, EndTheStepWhereAWorkerIsLost) {
+  comm::run_ranks(3, [&](comm::Communicator& communicator) {
+    at::set_num_threads(1);
+    CommunicatorSplit split(communicator, 3, 1);
+    const nn::SpatialScope scope(&split);
+    const Setting s = {"unet", 8, 1, 48, 3, 1, "fp32"};
+    const auto model = make(s);
+    const Batch b = make_batch(s);
+    const Tensor x = nn::own_part(split, b.x).to(at::kFloat);
+    const nn::LossOutput out = model->loss(model->forward(x), nn::own_part(split, b.labels), 0);
+    if (split.cell() == 1) return;  // leaves with its communicator
+    try {
+      out.losses.mean().backward();
+      ADD_FAILURE() << "not noticed";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+    }
+  });
 }
 
 }  // namespace
