@@ -120,8 +120,10 @@ class Group {
 
   void tell(size_t r, const Json& line) {
     const std::string text = line.dump() + "\n";
-    // One line is far shorter than a pipe; a rank that is gone says so on its other end.
+    // One line is far shorter than a pipe; that a rank is gone shows on its other end.
+    const auto before = signal(SIGPIPE, SIG_IGN);
     [[maybe_unused]] const ssize_t n = write(ranks[r].in.get(), text.data(), text.size());
+    signal(SIGPIPE, before);
   }
 
   // Calls on_line(rank, line) for what the ranks say, until all have ended or it returns false.
@@ -249,7 +251,7 @@ std::string wrapped(const std::string& text) {
   return result + "  " + line + "\n";
 }
 
-void print_size(const Json& size, bool explain, Console& console) {
+void print_size(const Json& size, bool first, bool explain, Console& console) {
   std::vector<Column> columns = {{"", true},   {"algorithm", true}, {"pieces"}, {"predicted"},
                                  {"measured"}, {"spread"},          {"to best"}};
   if (explain) {
@@ -282,7 +284,7 @@ void print_size(const Json& size, bool explain, Console& console) {
       rows.back().push_back(time_text(parts.at(part)));
     }
   }
-  console.print("\n{}\n{}", size_text(size.at("bytes")), aligned(columns, rows));
+  console.print("{}{}\n{}", first ? "" : "\n", size_text(size.at("bytes")), aligned(columns, rows));
   if (explain) {
     console.print("{}{}", others, wrapped("why: " + size.at("reason").get<std::string>()));
   }
@@ -462,8 +464,9 @@ ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context
       if (!command.json && command.explain) print_links(line, console);
     } else if (line.contains("bytes")) {
       correct = correct && line.at("correct").get<bool>();
+      const bool first = result["sizes"].empty() && !command.explain;
       result["sizes"].push_back(line);
-      if (!command.json) print_size(line, command.explain, console);
+      if (!command.json) print_size(line, first, command.explain, console);
       console.out().flush();
       console.explain("{} of {} sizes done", result["sizes"].size(), num_sizes);
     }

@@ -290,10 +290,19 @@ double closed_price(Collective collective, Algorithm algorithm, const Fabric& fa
 
 double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
                 int pipeline) {
-  if (fabric.ranks > kExactRanks) {
-    return closed_price(collective, algorithm, fabric, load, pipeline);
-  }
-  return run_in_virtual_time(collective, algorithm, fabric, load, {.pipeline = pipeline}).seconds;
+  const auto once = [&](const Fabric& f) {
+    if (f.ranks > kExactRanks) return closed_price(collective, algorithm, f, load, pipeline);
+    return run_in_virtual_time(collective, algorithm, f, load, {.pipeline = pipeline}).seconds;
+  };
+  const double seconds = once(fabric);
+  if (fabric.between.sustained <= 0) return seconds;
+  // A burst is there again only after a rest: calls that follow each other get the lasting rate.
+  Fabric bytes_alone = fabric;
+  constexpr double kEndless = 1e18;
+  bytes_alone.inside = {.latency = 0, .bandwidth = kEndless, .overhead = 0};
+  bytes_alone.between = {.latency = 0, .bandwidth = fabric.between.sustained, .overhead = 0};
+  bytes_alone.reduce_bandwidth = kEndless;
+  return std::max(seconds, once(bytes_alone));
 }
 
 double shared_memory_price(const Fabric& fabric, const Load& load) {

@@ -38,7 +38,8 @@ int64_t num_rounds(Collective collective, Algorithm algorithm, const Fabric& fab
 double closed_price(Collective collective, Algorithm algorithm, const Fabric& fabric,
                     const Load& load, int pipeline);
 
-// What the model says of one way: of the lists in virtual time, or the closed form.
+// What the model says of one way, by the lists in virtual time or the closed form: the time of one
+// of many calls, so that no link carries more than it can for long (Link::sustained).
 double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
                 int pipeline);
 

