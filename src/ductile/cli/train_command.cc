@@ -235,7 +235,10 @@ ExitCode train(const TrainCommand& command, Context& context) {
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
     // A worker that an earlier controller started cannot tell this one.
-    if (outcome.code == kDone && listener.done().is_null()) listener.done(last_summary(folder));
+    if (outcome.code == kDone && listener.done().is_null()) {
+      run::write_report(folder);
+      listener.done(last_summary(folder));
+    }
     listener.finish();
   } else {
     WorkerLaunch launch;

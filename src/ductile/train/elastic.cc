@@ -462,6 +462,8 @@ void ElasticWorker::on(const Abandon& command) {
 void ElasticWorker::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
+    // The leader may have been lost between its last vote and this.
+    if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
     Json state = replica_->state();
     state["cost"] = recorder_ ? run::to_json(recorder_->cost()) : Json();
     writer_->save(replica_->step(), state, replica_->tensors());
