@@ -14,6 +14,22 @@ if(DUCTILE_UCX)
   pkg_check_modules(ucx IMPORTED_TARGET ucx)
 endif()
 
+# NCCL needs the CUDA toolkit and nccl.h (Debian: nvidia-cuda-toolkit, libnccl-dev; else NCCL_HOME).
+set(DUCTILE_NCCL_FOUND OFF)
+if(NOT DUCTILE_NCCL STREQUAL "OFF")
+  find_package(CUDAToolkit QUIET)
+  find_path(DUCTILE_NCCL_INCLUDE nccl.h
+    HINTS $ENV{NCCL_HOME} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(DUCTILE_NCCL_LIBRARY nccl
+    HINTS $ENV{NCCL_HOME} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+  if(CUDAToolkit_FOUND AND DUCTILE_NCCL_INCLUDE AND DUCTILE_NCCL_LIBRARY)
+    set(DUCTILE_NCCL_FOUND ON)
+  elseif(DUCTILE_NCCL STREQUAL "ON")
+    message(FATAL_ERROR "DUCTILE_NCCL=ON needs the CUDA toolkit, nccl.h and libnccl: install them, "
+      "set NCCL_HOME to where NCCL lies, or use DUCTILE_NCCL=AUTO")
+  endif()
+endif()
+
 find_program(DUCTILE_CCACHE ccache)
 if(DUCTILE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${DUCTILE_CCACHE})

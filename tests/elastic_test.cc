@@ -2,178 +2,154 @@
 // the way, the final weights are those of one undisturbed process, bit for bit.
 #include <chrono>
 #include <csignal>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "ductile/base/files.h"
 #include "ductile/base/rng.h"
+#include "elastic_programs.h"
 
-namespace ductile {
+namespace ductile::testing {
 namespace {
 
-// A program that is running; its output goes to a file.
-class Program {
- public:
-  Program(std::vector<std::string> words, const fs::path& output) {
-    std::vector<char*> argv;
-    for (std::string& w : words) argv.push_back(w.data());
-    argv.push_back(nullptr);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      [[maybe_unused]] FILE* out = std::freopen(output.c_str(), "a", stdout);
-      [[maybe_unused]] FILE* err = std::freopen(output.c_str(), "a", stderr);
-      ::execv(argv[0], argv.data());
-      ::_exit(127);
+using std::chrono::milliseconds;
+
+// By model.
+class Elastic : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (std::string(GetParam()) == "gpt") {
+      std::string tokens;  // little-endian words below 64, with something to learn
+      for (int i = 0, state = 1; i < 40000; ++i) {
+        state = (state * 5 + i % 7) % 64;
+        tokens += {static_cast<char>(state), 0};
+      }
+      write_file_atomic(root_.path() / "train.bin", tokens);
+      write_file_atomic(root_.path() / "test.bin", tokens.substr(0, 4096));
+      sets_ = {"data.format=tokens",
+               "data.path=" + (root_.path() / "train.bin").string(),
+               "data.test_path=" + (root_.path() / "test.bin").string(),
+               "data.sequence_length=32",
+               "model.name=gpt",
+               "model.layers=2",
+               "model.heads=2",
+               "model.dim=32",
+               "model.vocab_size=64",
+               "optimizer.name=adamw",
+               "optimizer.lr=0.003",
+               "train.batch_size=16"};
+    } else {
+      sets_ = {"augment.pad=2"};
+      // Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
+      if (std::string(GetParam()) == "batch_norm_groups") {
+        sets_.insert(sets_.end(), {"train.bn_group=4", "train.max_steps=60", "train.log_every=2"});
+      }
     }
   }
-  bool running() { return ::waitpid(pid_, &status_, WNOHANG) == 0; }
-  int wait() {
-    ::waitpid(pid_, &status_, 0);
-    return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
-  }
-  int exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
 
- private:
-  pid_t pid_ = -1;
-  int status_ = 0;
+  Program start(const fs::path& run, const std::vector<std::string>& more) {
+    return Program(train(run, more, sets_), log_);
+  }
+  // The weights of one process, with as many threads as there are cores.
+  std::string expected() {
+    EXPECT_EQ(start(root_.path() / "one", {}).wait(), 0) << read_file(log_);
+    return model_of(root_.path() / "one");
+  }
+  int command(const std::vector<std::string>& words) {
+    return Program(ductile(words), log_).wait();
+  }
+  // Kills `count` workers at random times, once the job steps.
+  int kill_workers(Program& job, const fs::path& run, int count, uint64_t seed) {
+    Rng rng(seed);
+    int kills = 0;
+    while (job.running()) {
+      std::this_thread::sleep_for(milliseconds(200 + rng.below(500)));
+      if (kills >= count || !fs::exists(run / "metrics.jsonl")) continue;
+      const std::vector<pid_t> workers = workers_of(run);
+      if (workers.empty()) continue;
+      ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
+      ++kills;
+    }
+    return kills;
+  }
+
+  TempFolder root_;
+  fs::path log_ = root_.path() / "log";
+  std::vector<std::string> sets_;
 };
 
-std::vector<std::string> train(const fs::path& out, std::vector<std::string> more,
-                               const std::string& model = "resnet8") {
-  std::vector<std::string> words = {DUCTILE_BINARY_DIR "/bin/ductile", "-q", "train", "--out",
-                                    out.string()};
-  for (const char* set :
-       {"data.train_limit=512", "data.test_limit=64", "augment.pad=2", "optimizer.lr=0.02",
-        "train.batch_size=32", "train.virtual_ranks=8", "train.epochs=10", "train.ema_decay=0.9",
-        "checkpoint.every_seconds=0", "checkpoint.every_steps=9"}) {
-    words.insert(words.end(), {"--set", set});
-  }
-  words.insert(words.end(), {"--set", "model.name=" + model});
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
+INSTANTIATE_TEST_SUITE_P(, Elastic, ::testing::Values("resnet8", "batch_norm_groups", "gpt"),
+                         [](const auto& info) { return std::string(info.param); });
 
-// The processes of the run's workers.
-std::vector<pid_t> workers_of(const fs::path& run) {
-  std::vector<pid_t> pids;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream file(entry.path() / "cmdline");
-    const std::string line((std::istreambuf_iterator<char>(file)), {});
-    if (line.find("ductile-worker") != std::string::npos &&
-        line.find(run.string()) != std::string::npos) {
-      pids.push_back(std::stoi(name));
-    }
-  }
-  return pids;
-}
+class ElasticOnce : public Elastic {};  // for what does not depend on the model
+INSTANTIATE_TEST_SUITE_P(, ElasticOnce, ::testing::Values("gpt"),
+                         [](const auto& info) { return std::string(info.param); });
 
-// 1, 2, 3 and 8 workers; the options are those of `more`.
-void expect_equal_for_every_number(const std::vector<std::string>& more) {
-  const TempFolder root;
-  ASSERT_EQ(Program(train(root.path() / "one", more), root.path() / "log").wait(), 0)
-      << read_file(root.path() / "log");
-  const std::string expected = read_file(root.path() / "one" / "model.safetensors");
-  for (const char* n : {"2", "3", "8"}) {
-    const fs::path run = root.path() / n;
-    std::vector<std::string> words = {"--workers", n};
-    words.insert(words.end(), more.begin(), more.end());
-    ASSERT_EQ(Program(train(run, words), root.path() / "log").wait(), 0)
-        << read_file(root.path() / "log");
-    EXPECT_EQ(read_file(run / "model.safetensors"), expected) << n << " workers";
+TEST_P(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) {
+  const std::string weights = expected();
+  for (const char* n : {"2", "3", "4", "8"}) {
+    const fs::path run = root_.path() / n;
+    ASSERT_EQ(start(run, {"--workers", n}).wait(), 0) << read_file(log_);
+    EXPECT_EQ(model_of(run), weights) << n << " workers";
   }
 }
-
-// Three workers, killed at random; the options are those of `more`.
-void expect_equal_through_kills(const std::vector<std::string>& more, int most_kills) {
-  const TempFolder root;
-  ASSERT_EQ(Program(train(root.path() / "one", more), root.path() / "log").wait(), 0);
-  const fs::path run = root.path() / "killed";
-  std::vector<std::string> words = {"--workers", "3"};
-  words.insert(words.end(), more.begin(), more.end());
-  Program job(train(run, words), root.path() / "log");
-  Rng rng(3);
-  int kills = 0;
-  while (job.running()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200 + rng.below(500)));
-    if (kills >= most_kills) continue;
-    // Once the workers step: before that a kill is a start that failed.
-    if (!fs::exists(run / "metrics.jsonl")) continue;
-    const std::vector<pid_t> workers = workers_of(run);
-    if (workers.empty()) continue;
-    ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
-    ++kills;
-  }
-  EXPECT_EQ(job.exit_code(), 0) << read_file(root.path() / "log");
-  EXPECT_GT(kills, 0) << read_file(root.path() / "log");
-  testing::Test::RecordProperty("kills", kills);
-  EXPECT_EQ(read_file(run / "model.safetensors"),
-            read_file(root.path() / "one" / "model.safetensors"));
-  EXPECT_TRUE(workers_of(run).empty());
-}
-
-TEST(Elastic, AnyNumberOfWorkersGivesTheBitsOfOneProcess) { expect_equal_for_every_number({}); }
-
-TEST(Elastic, KilledWorkersChangeNothing) { expect_equal_through_kills({}, 10); }
 
 // Faster sums depend on the number of workers, but on nothing else.
-TEST(Elastic, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
-  const TempFolder root;
-  const fs::path log = root.path() / "log";
+TEST_P(ElasticOnce, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
   for (const char* name : {"a", "b"}) {
-    ASSERT_EQ(Program(train(root.path() / name, {"--workers", "3", "--set", "train.reduction=fast",
-                                                 "--set", "train.epochs=2"}),
-                      log)
-                  .wait(),
-              0)
-        << read_file(log);
+    Program job = start(root_.path() / name, {"--workers", "3", "--set", "train.reduction=fast"});
+    ASSERT_EQ(job.wait(), 0) << read_file(log_);
   }
-  EXPECT_EQ(read_file(root.path() / "a" / "model.safetensors"),
-            read_file(root.path() / "b" / "model.safetensors"));
+  EXPECT_EQ(model_of(root_.path() / "a"), model_of(root_.path() / "b"));
 }
 
-// Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
-std::vector<std::string> in_groups(const std::string& steps) {
-  return {"--set", "train.bn_group=4", "--set", "train.max_steps=" + steps,
-          "--set", "train.log_every=2"};
-}
-
-TEST(Elastic, BatchNormGroupsAreTheSameForAnyNumberOfWorkers) {
-  expect_equal_for_every_number(in_groups("32"));
-}
-
-TEST(Elastic, KilledWorkersChangeNothingInBatchNormGroups) {
-  expect_equal_through_kills(in_groups("60"), 3);
-}
-
-TEST(Elastic, ResizedPreemptedAndResumedItIsTheSameJob) {
-  const TempFolder root;
-  const fs::path log = root.path() / "log", run = root.path() / "run";
-  ASSERT_EQ(Program(train(root.path() / "one", {}), log).wait(), 0);
-  const auto command = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), DUCTILE_BINARY_DIR "/bin/ductile");
-    return Program(words, log).wait();
-  };
-  Program job(train(run, {"--workers", "2"}), log);
-  while (job.running() && !fs::exists(run / "metrics.jsonl")) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  EXPECT_EQ(command({"resize", run.string(), "3"}), 0) << read_file(log);
-  EXPECT_EQ(command({"preempt", run.string()}), 0) << read_file(log);
-  EXPECT_EQ(job.wait(), 130) << read_file(log);
+TEST_P(Elastic, KilledWorkersChangeNothing) {
+  const std::string weights = expected();
+  const fs::path run = root_.path() / "killed";
+  Program job = start(run, {"--workers", "3"});
+  const int kills = kill_workers(job, run, 10, 3);
+  EXPECT_EQ(job.wait(), 0) << read_file(log_);
+  EXPECT_GT(kills, 0) << read_file(log_);
+  RecordProperty("kills", kills);
+  EXPECT_EQ(model_of(run), weights);
   EXPECT_TRUE(workers_of(run).empty());
-  ASSERT_EQ(command({"-q", "train", "--resume", run.string(), "--workers", "1"}), 0)
-      << read_file(log);
-  EXPECT_EQ(read_file(run / "model.safetensors"),
-            read_file(root.path() / "one" / "model.safetensors"));
+}
+
+TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {
+  const std::string weights = expected();
+  const fs::path run = root_.path() / "run", moved = root_.path() / "elsewhere" / "renamed";
+  Program job = start(run, {"--workers", "2"});
+  ASSERT_TRUE(wait_until_it_steps(job, run)) << read_file(log_);
+  EXPECT_EQ(command({"resize", run.string(), "3"}), 0) << read_file(log_);
+  EXPECT_EQ(command({"preempt", run.string()}), 0) << read_file(log_);
+  EXPECT_EQ(job.wait(), 130) << read_file(log_);
+  EXPECT_TRUE(workers_of(run).empty());
+  fs::create_directory(moved.parent_path());
+  fs::rename(run, moved);
+  ASSERT_EQ(command({"-q", "train", "--resume", moved.string(), "--workers", "1"}), 0)
+      << read_file(log_);
+  EXPECT_EQ(model_of(moved), weights);
+}
+
+TEST_P(ElasticOnce, AKilledControllerIsReplacedWhileTheWorkersGoOn) {
+  const std::string weights = expected();
+  const fs::path run = root_.path() / "run";
+  Program job = start(run, {"--workers", "2"});
+  ASSERT_TRUE(wait_until_it_steps(job, run)) << read_file(log_);
+  job.kill();
+  const std::vector<pid_t> before = workers_of(run);
+  EXPECT_EQ(before.size(), 2u);
+  job = Program(ductile({"-q", "train", "--resume", run.string()}), log_);
+  std::this_thread::sleep_for(milliseconds(500));
+  if (job.running()) {
+    EXPECT_EQ(workers_of(run), before) << "workers were replaced for nothing";
+  }
+  EXPECT_EQ(job.wait(), 0) << read_file(log_);
+  EXPECT_EQ(model_of(run), weights);
+  EXPECT_TRUE(workers_of(run).empty());
 }
 
 }  // namespace
-}  // namespace ductile
+}  // namespace ductile::testing

@@ -4,10 +4,7 @@
 #include <exception>
 #include <optional>
 
-#include "ductile/comm/communicator.h"
-#include "ductile/comm/failure_detector.h"
-#include "ductile/comm/tcp_transport.h"
-#include "ductile/net/store_server.h"
+#include "ductile/comm/bench_ranks.h"
 #include "measure.h"
 
 namespace {
@@ -23,24 +20,21 @@ std::vector<std::string> split(std::string text) {
 int run(int rank, const std::vector<std::vector<std::string>>& links, char** argv, int argc) {
   const int size = static_cast<int>(links.size());
   const net::Secret secret(std::string_view("a secret for a benchmark"));
-  const auto deadline = net::Clock::now() + std::chrono::seconds(30);
-  const net::Address at{links[0][0], 7700};
+  BenchPlace place;
+  place.job = "bench";
+  place.rank = rank;
+  place.size = size;
+  place.store = {links[0][0], 7700};
+  place.tcp.links = links[static_cast<size_t>(rank)];
+  if (const char* congestion = std::getenv("CONGESTION")) place.tcp.socket.congestion = congestion;
+  if (const char* buffer = std::getenv("BUFFER")) place.tcp.socket.send_buffer = std::atoi(buffer);
+  if (const char* spin = std::getenv("SPIN")) {
+    place.tcp.spin = std::chrono::microseconds(std::atoi(spin));
+  }
   std::optional<net::StoreServer> server;
-  if (rank == 0) server.emplace(at, secret, "bench");
-  const auto store = net::connect_store(at, secret, "bench", deadline);
-  const Group group{"bench", 1, rank, size};
-  TcpOptions tcp;
-  tcp.links = links[static_cast<size_t>(rank)];
-  if (const char* congestion = std::getenv("CONGESTION")) tcp.socket.congestion = congestion;
-  if (const char* buffer = std::getenv("BUFFER")) tcp.socket.send_buffer = std::atoi(buffer);
-  CommunicatorOptions options;
-  options.topology.num_rails = static_cast<int>(tcp.links.size());
-  Communicator communicator(connect_tcp(group, *store, secret, tcp, deadline), options);
-  DetectorOptions detection;
-  detection.link = tcp.links[0];
-  FailureDetector detector(
-      group, *store, secret, detection,
-      [&](const PeerLoss& loss) { communicator.report_loss(loss); }, {}, deadline);
+  if (rank == 0) server.emplace(place.store, secret, place.job);
+  BenchRank bench_rank(place, secret);
+  Communicator& communicator = bench_rank.communicator();
   const auto largest = [&](double mine) {
     std::vector<double> all(static_cast<size_t>(size));
     communicator.all_gather(&mine, all.data(), 1, DType::f64);

@@ -8,6 +8,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/ckpt/testing_impl.h"
 #include "ductile/ckpt/writer.h"
 
@@ -33,16 +34,7 @@ SaveReport save(CheckpointWriter& writer, int64_t step, const State& state) {
   return report.value_or(SaveReport{});
 }
 
-ErrorCode code_of(const std::function<void()>& f, std::string* message = nullptr) {
-  try {
-    f();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 State arbitrary_state() {
   State state;

@@ -18,6 +18,7 @@
 #include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
+#include "ductile/server/hosts.h"
 
 namespace ductile::cli {
 namespace {
@@ -119,8 +120,10 @@ class Group {
 
   void tell(size_t r, const Json& line) {
     const std::string text = line.dump() + "\n";
-    // One line is far shorter than a pipe; a rank that is gone says so on its other end.
+    // One line is far shorter than a pipe; that a rank is gone shows on its other end.
+    const auto before = signal(SIGPIPE, SIG_IGN);
     [[maybe_unused]] const ssize_t n = write(ranks[r].in.get(), text.data(), text.size());
+    signal(SIGPIPE, before);
   }
 
   // Calls on_line(rank, line) for what the ranks say, until all have ended or it returns false.
@@ -248,7 +251,7 @@ std::string wrapped(const std::string& text) {
   return result + "  " + line + "\n";
 }
 
-void print_size(const Json& size, bool explain, Console& console) {
+void print_size(const Json& size, bool first, bool explain, Console& console) {
   std::vector<Column> columns = {{"", true},   {"algorithm", true}, {"pieces"}, {"predicted"},
                                  {"measured"}, {"spread"},          {"to best"}};
   if (explain) {
@@ -281,7 +284,7 @@ void print_size(const Json& size, bool explain, Console& console) {
       rows.back().push_back(time_text(parts.at(part)));
     }
   }
-  console.print("\n{}\n{}", size_text(size.at("bytes")), aligned(columns, rows));
+  console.print("{}{}\n{}", first ? "" : "\n", size_text(size.at("bytes")), aligned(columns, rows));
   if (explain) {
     console.print("{}{}", others, wrapped("why: " + size.at("reason").get<std::string>()));
   }
@@ -299,6 +302,10 @@ void print_links(const Json& ready, Console& console) {
       console.print("  {:>9} of processor a message, each end", time_text(l.at("overhead")));
     }
     console.print("\n");
+    if (l.contains("sustained")) {
+      console.print("  {:<16}{:>9} {:>9}{:>11} beyond\n", "", "",
+                    size_text(l.at("burst").get<int64_t>()) + ",", rate(l.at("sustained")));
+    }
   };
   link("inside", "inside a host");
   link("between", "between hosts");
@@ -329,26 +336,33 @@ struct Place {
   std::vector<std::string> links = {"127.0.0.1"};
 };
 
-// "a,b=10.0.0.2,c=10.0.0.3+10.1.0.3": a name, and where it is not an address itself, its addresses,
-// one a link. `launcher` starts a program there; {host} in it stands for the name.
-std::vector<Place> parse_hosts(const std::string& list, const std::string& launcher) {
+// The hosts of --hosts; this machine alone where it names none. Adds up their workers where they
+// all say how many they take.
+std::vector<Place> places_of(const AllReduceBenchCommand& command,
+                             std::optional<int64_t>& workers) {
   std::vector<Place> places;
-  for (const std::string& item : split(list, ',')) {
-    Place place;
-    const size_t equals = item.find('=');
-    place.name = item.substr(0, equals);
-    place.links = split(equals == std::string::npos ? item : item.substr(equals + 1), '+');
-    if (place.name.empty() || place.name.front() == '-' || place.links.empty())
-      fail(ErrorCode::invalid_argument,
-           "bench all-reduce: host '{}': write name, name=address or name=address+address", item);
-    for (std::string word : split(launcher, ' ')) {
-      const size_t at = word.find("{host}");
-      if (at != std::string::npos) word.replace(at, 6, place.name);
-      place.launcher.push_back(word);
-    }
-    if (place.name == "localhost") place.launcher.clear();
-    places.push_back(std::move(place));
+  if (command.hosts.empty()) {
+    places.emplace_back();
+    return places;
   }
+  std::error_code error;
+  const auto hosts = fs::is_regular_file(command.hosts, error) ? server::read_hosts(command.hosts)
+                                                               : server::parse_hosts(command.hosts);
+  int64_t sum = 0;
+  for (const server::Host& host : hosts) {
+    Place place;
+    place.name = host.name;
+    place.links = split(host.address.empty() ? host.name : host.address, '+');
+    if (!server::is_this_machine(host))
+      place.launcher = server::launch_words(command.launcher, host.name);
+    places.push_back(std::move(place));
+    sum += host.places;
+    if (host.places != hosts.front().places)
+      fail(ErrorCode::invalid_argument,
+           "bench all-reduce: every host takes as many workers as the others; {} takes {}, {} {}",
+           hosts.front().name, hosts.front().places, host.name, host.places);
+  }
+  if (!workers && sum > 0) workers = sum;
   return places;
 }
 
@@ -373,11 +387,11 @@ Json checked_algorithms(const std::string& list) {
 
 ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context) {
   Console& console = context.console;
-  std::vector<Place> places = parse_hosts(command.hosts, command.launcher);
-  const bool hosts = !places.empty();
-  if (!hosts) places.emplace_back();
+  std::optional<int64_t> wanted = command.workers;
+  const std::vector<Place> places = places_of(command, wanted);
+  const bool hosts = !command.hosts.empty();
   const auto num_hosts = static_cast<int64_t>(places.size());
-  const int64_t workers = command.workers.value_or(hosts ? num_hosts : 2);
+  const int64_t workers = wanted.value_or(hosts ? num_hosts : 2);
   const std::string transport = !command.transport.empty() ? command.transport
                                 : hosts                    ? "tcp"
                                                            : "shm";
@@ -450,8 +464,9 @@ ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context
       if (!command.json && command.explain) print_links(line, console);
     } else if (line.contains("bytes")) {
       correct = correct && line.at("correct").get<bool>();
+      const bool first = result["sizes"].empty() && !command.explain;
       result["sizes"].push_back(line);
-      if (!command.json) print_size(line, command.explain, console);
+      if (!command.json) print_size(line, first, command.explain, console);
       console.out().flush();
       console.explain("{} of {} sizes done", result["sizes"].size(), num_sizes);
     }

@@ -38,6 +38,7 @@ struct Parsed {
   ReportCommand report;
   BenchCommand bench;
   AllReduceBenchCommand bench_all_reduce;
+  bool quiet = false, verbose = false;
   std::function<ExitCode(Context&)> chosen;
 };
 
@@ -131,8 +132,8 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile doctor\n"
       "\n"
-      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, GPUs,\n"
-      "compilers; and for what is missing, the command that installs it.\n";
+      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, NCCL,\n"
+      "GPUs, compilers; and for what is missing, the command that installs it.\n";
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
@@ -316,19 +317,23 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
       "Example:\n"
       "  ductile bench all-reduce --workers 4 --explain\n"
       "  ductile bench all-reduce --workers 4 --transport tcp --sizes 4K,1M,25M\n"
-      "  ductile bench all-reduce --hosts node1,node2=10.0.0.2 --launcher 'ssh {host}'\n"
+      "  ductile bench all-reduce --hosts node1:4,node2=10.0.0.2:4\n"
       "\n"
       "Measures the links between the workers (kept in ~/.cache/ductile for the next start), then\n"
       "for each size what the cost model says of each algorithm, what it takes, and which one is\n"
       "chosen. Times are those of the slowest worker, float32 in place; spread is the distance of\n"
       "the quartiles.\n";
-  sub->fallthrough();
+  // `bench` hands on what it does not know to its scripts, so nothing may fall through to it.
+  sub->fallthrough(false);
+  sub->add_flag("-q,--quiet", parsed.quiet)->group("");
+  sub->add_flag("-v,--verbose", parsed.verbose)->group("");
   sub->add_option("--workers", c.workers, "how many processes; none: two, or one a host")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{128}));
-  sub->add_option("--hosts", c.hosts, "hosts, with their addresses where names are not enough")
-      ->option_text("NAME[=ADDRESS[+ADDRESS]],...");
-  sub->add_option("--launcher", c.launcher, "what starts a program on {host}; ssh {host}")
+  sub->add_option("--hosts", c.hosts,
+                  "where the workers run: a,b:2,c=10.0.0.3+10.1.0.3:2 (host=addresses:workers)")
+      ->option_text("LIST");
+  sub->add_option("--launcher", c.launcher, "what starts a program on a host; none: ssh {host}")
       ->option_text("COMMAND");
   sub->add_option("--transport", c.transport, "shm, tcp or ucx; none: shm, tcp between hosts")
       ->option_text("NAME")
@@ -451,9 +456,9 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   app.set_version_flag("--version", fmt::format("ductile {}", version()));
   app.require_subcommand(1);
   app.fallthrough();
-  bool quiet = false, verbose = false;
-  CLI::Option* quiet_flag = app.add_flag("-q,--quiet", quiet, "no talk, only data and errors");
-  app.add_flag("-v,--verbose", verbose, "say more")->excludes(quiet_flag);
+  CLI::Option* quiet_flag =
+      app.add_flag("-q,--quiet", parsed.quiet, "no talk, only data and errors");
+  app.add_flag("-v,--verbose", parsed.verbose, "say more")->excludes(quiet_flag);
   app.get_option("--help")->description("print this help");
   app.get_option("--version")->description("print the version");
   app.footer(
@@ -489,7 +494,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   } catch (const CLI::ParseError& error) {
     return usage_error(app, error, console);
   }
-  console.verbosity = quiet ? -1 : verbose ? 1 : 0;
+  console.verbosity = parsed.quiet ? -1 : parsed.verbose ? 1 : 0;
 
   try {
     return parsed.chosen(context);

@@ -119,7 +119,7 @@ ExitCode bench(const BenchCommand& command, Context& context);
 
 struct AllReduceBenchCommand {
   std::optional<int64_t> workers;  // none: two, or one a host
-  std::string hosts;               // "a,b=10.0.0.2"; empty: this machine
+  std::string hosts;               // a list, or a file of them; empty: this machine
   std::string launcher = "ssh {host}";
   std::string transport;  // shm, tcp, ucx; empty: shm on one machine, else tcp
   std::string sizes = "4K,64K,1M,16M";

@@ -125,6 +125,12 @@ Json ucx_facts() {
   return facts;
 }
 
+// Whether this build can use NCCL between GPUs, and the library that it would then find.
+Json nccl_facts() {
+  const Json found = library_facts(find_library("libnccl.so.2"));
+  return {{"built_in", DUCTILE_HAS_NCCL != 0}, {"library", found}};
+}
+
 // BLAS as the dynamic linker finds it: Debian's alternatives link libblas.so.3 to one of several.
 Json blas_facts() {
   const auto library = find_library("libblas.so.3");
@@ -216,6 +222,8 @@ std::vector<Missing> find_missing(const Json& facts) {
   need(!blas.is_null() && blas["name"].get<std::string>() != "reference", "an optimised BLAS",
        "the reference BLAS is many times slower", "libopenblas0-pthread");
   need(!facts["ucx"].is_null(), "UCX", "workers on several hosts talk through it", "libucx-dev");
+  need(facts["gpus"].empty() || facts["nccl"]["built_in"].get<bool>(), "NCCL",
+       "GPUs of several workers sum through it, where Ductile is built with it", "libnccl-dev");
   const Json& tools = facts["tools"];
   need(!tools["g++"].is_null(), "g++", "builds Ductile and custom models", "g++");
   need(!tools["cmake"].is_null(), "cmake", "builds Ductile", "cmake");
@@ -276,6 +284,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
                                             blas["path"].get<std::string>())},
       {"worker", worker_text},
       {"ucx", library("ucx")},
+      {"nccl", facts["nccl"]["built_in"].get<bool>() ? "built in" : "not built in (DUCTILE_NCCL)"},
       {"gpus", gpus.empty() ? "none" : gpus},
   };
   for (const auto& [name, version] : facts["tools"].items()) {
@@ -310,6 +319,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["blas"] = blas_facts();
   facts["worker"] = worker_facts();
   facts["ucx"] = ucx_facts();
+  facts["nccl"] = nccl_facts();
   facts["gpus"] = gpu_facts();
   facts["tools"] = compiler_facts();
   const std::vector<Missing> missing = find_missing(facts);

@@ -80,6 +80,7 @@ server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions&
   HeldSignals signals;
   options.run = folder.path();
   options.membership.virtual_ranks = job.train.virtual_ranks;
+  options.membership.sharded = job.train.shard_optimizer;
   options.membership.checkpoint_every = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.checkpoint.every_seconds));
   options.membership.checkpoint_steps = job.checkpoint.every_steps;

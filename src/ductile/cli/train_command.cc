@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
+#include "ductile/run/json_lines.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
 #include "ductile/run/report.h"
@@ -81,7 +83,8 @@ class Listener {
     if (bar_) bar_->finish();
   }
 
-  const Json& done() const { return done_; }           // null until the worker is done
+  const Json& done() const { return done_; }  // null until the worker is done
+  void done(Json figures) { done_ = std::move(figures); }
   const std::string& error() const { return error_; }  // empty where it named none
 
  private:
@@ -99,6 +102,15 @@ class Listener {
   Json done_;
   std::string error_;
 };
+
+// What the last worker to lead wrote at its end; null where there is nothing.
+Json last_summary(const run::RunFolder& folder) {
+  Json summary;
+  run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", "") == "end") summary = Json::parse(line.dump());
+  });
+  return summary;
+}
 
 // 0: as many as before. Hosts that are named get as many as they take.
 int64_t count_workers(const TrainCommand& command, const server::Fleet& fleet,
@@ -222,6 +234,11 @@ ExitCode train(const TrainCommand& command, Context& context) {
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
+    // A worker that an earlier controller started cannot tell this one.
+    if (outcome.code == kDone && listener.done().is_null()) {
+      run::write_report(folder);
+      listener.done(last_summary(folder));
+    }
     listener.finish();
   } else {
     WorkerLaunch launch;

@@ -7,6 +7,7 @@
 
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -100,9 +101,11 @@ Arena::Impl::~Impl() {
   }
 }
 
-std::string Arena::Impl::label(int r) const {
+std::string Arena::Impl::label(int r) const { return fmt::format("rank {}", number(r)); }
+
+int Arena::Impl::number(int r) const {
   const size_t i = static_cast<size_t>(r);
-  return fmt::format("rank {}", i < options.labels.size() ? options.labels[i] : r);
+  return i < options.labels.size() ? options.labels[i] : r;
 }
 
 void Arena::Impl::fail(const PeerLoss& loss) {
@@ -186,6 +189,38 @@ std::string Arena::Impl::stall_report() const {
   }
   if (!missing.empty()) return text + "waiting for " + missing;
   return text + "all arrived; not done: " + busy;
+}
+
+std::optional<Stall> Arena::Impl::stall() const {
+  const RankSlot& own = slots[rank];
+  const uint32_t m = own.arrived.value.load(std::memory_order_relaxed);
+  if (own.waits.load(std::memory_order_relaxed) == 0 || waiting_in.load() != m) return {};
+  Stall stall;
+  const auto kind = static_cast<OpKind>(own.kind.load(std::memory_order_relaxed));
+  stall.operation = fmt::format("{} of {} bytes (shared memory)", name_of(kind),
+                                own.bytes.load(std::memory_order_relaxed));
+  stall.sequence = m;
+  stall.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch() -
+                                    Nanoseconds(waiting_since.load()))
+          .count();
+  const auto missing = [&](const RankSlot& slot) {
+    return static_cast<int32_t>(slot.arrived.value.load(std::memory_order_relaxed) - m) < 0;
+  };
+  const auto at_work = [&](const RankSlot& slot) {
+    return slot.arrived.value.load(std::memory_order_relaxed) == m &&
+           slot.inside.load(std::memory_order_relaxed) &&
+           !slot.waits.load(std::memory_order_relaxed);
+  };
+  const auto add_all = [&](const auto& predicate) {
+    for (int r = 0; r < size; ++r) {
+      if (predicate(slots[r])) stall.ranks.push_back(number(r));
+    }
+  };
+  add_all(missing);
+  if (stall.ranks.empty()) add_all(at_work);
+  std::sort(stall.ranks.begin(), stall.ranks.end());
+  return stall;
 }
 
 uint32_t Arena::Impl::begin(OpKind kind, uint64_t bytes, uint64_t signature) {
@@ -314,6 +349,13 @@ void Arena::check(bool look) {
   impl_->check();
 }
 
+void Arena::report_stalls(std::chrono::nanoseconds soft_deadline, OnStall on_stall) {
+  impl_->soft_deadline = soft_deadline;
+  impl_->on_stall = std::move(on_stall);
+}
+
+std::optional<Stall> Arena::stall() const { return impl_->stall(); }
+
 std::string Arena::stall_report() const { return impl_->stall_report(); }
 
 void Arena::detach() {
@@ -325,8 +367,9 @@ void Arena::detach() {
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (copy == MAP_FAILED) fail_errno("copy the arena's region", errno);
   std::memcpy(copy, own, used);
-  if (mremap(copy, impl_->region_bytes, impl_->region_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own) ==
-      MAP_FAILED) {
+  // By its number: UCX puts an mremap of its own before the C library's, which drops the address.
+  if (syscall(SYS_mremap, copy, impl_->region_bytes, impl_->region_bytes,
+              MREMAP_MAYMOVE | MREMAP_FIXED, own) == -1) {
     const int error = errno;
     munmap(copy, impl_->region_bytes);
     fail_errno("detach the arena's region", error);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ductile/comm/stall.h"
 #include "ductile/comm/transport.h"
 
 namespace ductile::comm {
@@ -33,7 +34,8 @@ struct ArenaOptions {
 // that ends. A peer's death is seen through pidfds, at once and also while it is a zombie.
 //
 // Threads: one thread at a time (the owner) allocates and runs collectives, while another may drive
-// a transport over the arena; fail(), failed(), loss() and stall_report() may come from any thread.
+// a transport over the arena; fail(), failed(), loss(), stall() and stall_report() may come from
+// any thread.
 //
 // Failure: the first loss latches, for all ranks of the arena; every local wait then ends with
 // Error peer_lost within milliseconds. The arena is finished: build another under a new generation.
@@ -86,6 +88,12 @@ class Arena {
   // Throws peer_lost, with the reason, if failed(); also looks for dead peers if `look`.
   void check(bool look = false);
 
+  // A collective of this rank that waits for longer than `soft_deadline` is told to `on_stall`
+  // once, with the labels of the ranks that have not come to it, or that are at work in it and do
+  // not finish. By the owner, before collectives; 0: never.
+  void report_stalls(std::chrono::nanoseconds soft_deadline, OnStall on_stall);
+  // The collective in which this rank has been waiting for some time; nothing where it does not.
+  std::optional<Stall> stall() const;
   // "all_reduce #17 of 26214400 bytes: waiting for rank 2 (last in #16)"; empty if no rank waits.
   std::string stall_report() const;
 

@@ -13,13 +13,13 @@ namespace ductile::comm {
 namespace {
 
 // Ranks as threads that share an arena, with messages beside it.
-void run_with_arena(int size, const std::function<void(Communicator&, Arena&)>& body) {
+void run_with_arena(int size, const std::function<void(Communicator&, Arena&)>& body,
+                    CommunicatorOptions options = {}) {
   auto arenas = Arena::for_threads(size, {.region_bytes = 4 << 20});
   auto transports = make_inproc_transports(size);
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      CommunicatorOptions options;
+    threads.emplace_back([&, r, options]() mutable {
       options.arena = std::move(arenas[r]);
       const auto arena = options.arena;
       Communicator comm(std::move(transports[r]), options);
@@ -27,6 +27,32 @@ void run_with_arena(int size, const std::function<void(Communicator&, Arena&)>& 
     });
   }
   for (auto& t : threads) t.join();
+}
+
+TEST(ArenaCommunicator, a_stall_in_shared_memory_names_the_missing_rank) {
+  std::atomic<int> told{0};
+  std::atomic<bool> go{false};
+  CommunicatorOptions options;
+  options.engine.soft_deadline = std::chrono::milliseconds(50);
+  options.engine.on_stall = [&](const Stall& stall) {
+    EXPECT_EQ(stall.operation, "all_reduce of 16 bytes (shared memory)");
+    EXPECT_EQ(stall.ranks, std::vector<int>{1});
+    if (++told == 2) go = true;
+  };
+  run_with_arena(
+      3,
+      [&](Communicator& comm, Arena&) {
+        float data[4] = {1, 1, 1, 1};
+        while (comm.rank() == 1 && !go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const Work work = comm.start_all_reduce(data, data, 4, DType::f32);
+        if (comm.rank() == 0) {
+          while (told < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        work.wait();
+        EXPECT_EQ(data[3], 3.0f);
+      },
+      options);
+  EXPECT_EQ(told, 2);
 }
 
 TEST(ArenaCommunicator, sums_through_shared_memory_beside_messages) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct RankSlot {
   std::atomic<uint32_t> left;            // has destroyed its arena
   std::atomic<uint32_t> left_transport;  // has destroyed its transport
   std::atomic<uint32_t> inside;          // in an operation now
+  std::atomic<uint32_t> waits;           // ... and has been waiting for others for a while
   std::atomic<uint32_t> kind;
   std::atomic<uint64_t> bytes;
 };
@@ -108,6 +110,11 @@ struct Arena::Impl {
   size_t cursor = 0;
   uint32_t op = 0;          // the last operation of this rank
   std::vector<int> pidfds;  // one a rank, -1 for those that share this process
+  Nanoseconds soft_deadline{0};
+  OnStall on_stall;
+  std::atomic<uint32_t> waiting_in{0};    // the operation of the last long wait ...
+  std::atomic<int64_t> waiting_since{0};  // ... and when that began, in ns of the steady clock
+  uint32_t reported = 0;                  // the last operation told to on_stall
 
   std::byte* region(int r) const { return mapping->base + layout.regions + r * region_bytes; }
   std::byte* staging(int r) const { return mapping->base + layout.staging + r * kStagingBytes; }
@@ -115,6 +122,7 @@ struct Arena::Impl {
   std::byte* ring(int from, int to) const {
     return mapping->base + layout.rings + (static_cast<size_t>(from) * size + to) * kRingBytes;
   }
+  int number(int r) const;  // what people call the rank
   std::string label(int r) const;
 
   bool failed() const {
@@ -128,6 +136,7 @@ struct Arena::Impl {
   // Latches the loss of peers that died without leaving. True if there are any.
   bool look_for_dead();
   std::string stall_report() const;
+  std::optional<Stall> stall() const;
 
   // Waits until ready(). `signal` changes when ready() may have; `on_nap` is called every few
   // milliseconds while waiting, and may fail the arena. Throws peer_lost.
@@ -157,6 +166,12 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
     if (ready()) return;
     check();
   } while (Clock::now() - start < kYieldFor);
+  if (waiting_in.load() != op) {
+    waiting_since.store(Nanoseconds(start.time_since_epoch()).count());
+    waiting_in.store(op);
+  }
+  std::atomic<uint32_t>& waits = slots[rank].waits;
+  waits.store(1, std::memory_order_relaxed);
   auto next_look = start + kNap;
   while (!ready()) {
     check();
@@ -165,8 +180,13 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
     const auto now = Clock::now();
     if (now < next_look) continue;
     next_look = now + kNap;
-    if (ready()) return;
+    if (ready()) break;
     if (!look_for_dead()) on_nap();
+    if (soft_deadline.count() > 0 && on_stall && reported != op &&
+        now.time_since_epoch() - Nanoseconds(waiting_since.load()) >= soft_deadline) {
+      reported = op;
+      if (const auto stalled = stall()) on_stall(*stalled);
+    }
     if (options.given_up && options.given_up()) fail({{}, "the meeting was given up"});
     if (options.stall_deadline.count() > 0 && now - start > options.stall_deadline && !ready()) {
       PeerLoss loss;
@@ -183,6 +203,7 @@ void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) 
       fail(loss);
     }
   }
+  waits.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace ductile::comm

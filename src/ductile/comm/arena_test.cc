@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -163,6 +164,47 @@ TEST(Arena, AReportedLossEndsEveryWaitWithTheFirstReason) {
       << arenas[3]->stall_report();
   arenas[3]->fail({{3}, "no heartbeat"});
   arenas[3]->fail({{2}, "a second reason"});
+}
+
+TEST(Arena, AStallIsToldOnceWithTheRanksThatHaveNotComeAndTheCollectiveGoesOn) {
+  auto arenas = Arena::for_threads(4, {.region_bytes = 1 << 20, .labels = {10, 11, 12, 13}});
+  std::mutex mutex;
+  std::vector<Stall> told;
+  std::atomic<bool> go{false};
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      Arena& arena = *arenas[r];
+      arena.report_stalls(50ms, [&](const Stall& stall) {
+        const std::lock_guard lock(mutex);
+        told.push_back(stall);
+      });
+      barrier(arena);
+      while (r % 2 == 1 && !go) std::this_thread::sleep_for(1ms);
+      auto* data = arena.allocate(80'000);
+      all_reduce(arena, DType::f32, data, 20'000);
+      EXPECT_FALSE(arena.stall());
+    });
+  }
+  const auto deadline = Clock::now() + kPatience;
+  const auto enough = [&] {
+    const std::lock_guard lock(mutex);
+    return told.size() >= 2;
+  };
+  while (!enough() && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(120ms);  // no second report
+  const auto now = arenas[0]->stall();
+  EXPECT_TRUE(now && now->ranks == std::vector<int>({11, 13}) && now->seconds > 0.1);
+  EXPECT_FALSE(arenas[1]->stall()) << "it waits for nobody";
+  go = true;
+  threads.clear();
+  ASSERT_EQ(told.size(), 2u);
+  for (const Stall& stall : told) {
+    EXPECT_EQ(stall.operation, "all_reduce of 80000 bytes (shared memory)");
+    EXPECT_EQ(stall.ranks, (std::vector<int>{11, 13}));
+    EXPECT_GE(stall.seconds, 0.05);
+    EXPECT_NE(to_string(stall).find("for ranks 11 and 13"), std::string::npos) << to_string(stall);
+  }
 }
 
 TEST(Arena, AMeetingRefusesStrangersAndOtherGenerationsAndGoesOn) {

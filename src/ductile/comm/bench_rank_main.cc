@@ -25,7 +25,12 @@ using Json = nlohmann::ordered_json;
 void say(const Json& line) { std::cout << line.dump() << std::endl; }
 
 Json link_json(const Link& l) {
-  return {{"latency", l.latency}, {"bandwidth", l.bandwidth}, {"overhead", l.overhead}};
+  Json j = {{"latency", l.latency}, {"bandwidth", l.bandwidth}, {"overhead", l.overhead}};
+  if (l.sustained > 0) {
+    j["burst"] = l.burst;
+    j["sustained"] = l.sustained;
+  }
+  return j;
 }
 
 Json spread_json(const Spread& s) {
@@ -79,14 +84,21 @@ void run(const Json& spec) {
   place.ranks_per_host = spec.at("ranks_per_host");
   place.transport = spec.at("transport");
   place.shm_inside = spec.at("shm_inside");
-  place.links = spec.at("links").get<std::vector<std::string>>();
+  place.tcp.links = spec.at("links").get<std::vector<std::string>>();
   const auto sizes = spec.at("sizes").get<std::vector<int64_t>>();
   for (const int64_t bytes : sizes) place.arena_bytes += static_cast<size_t>(bytes) + (2 << 20);
+
+  BenchmarkOptions options;
+  options.seconds = spec.at("seconds");
+  for (const Json& v : spec.at("algorithms")) {
+    options.variants.push_back(
+        {algorithm_from_string(v.at("algorithm").get<std::string>()), v.at("pieces")});
+  }
 
   std::optional<net::StoreServer> server;
   if (place.transport != "shm") {
     if (place.rank == 0) {
-      server.emplace(net::Address{place.links.front(), 0}, secret, place.job);
+      server.emplace(net::Address{place.tcp.links.front(), 0}, secret, place.job);
       place.store = server->address();
       say({{"store", place.store.to_string()}});
     } else {
@@ -106,12 +118,6 @@ void run(const Json& spec) {
     say({{"ready", true},
          {"cores", cpu.usable()},
          {"calibration", calibration_json(links, comm.topology())}});
-  }
-  BenchmarkOptions options;
-  options.seconds = spec.at("seconds");
-  for (const Json& v : spec.at("algorithms")) {
-    options.variants.push_back(
-        {algorithm_from_string(v.at("algorithm").get<std::string>()), v.at("pieces")});
   }
   for (const int64_t bytes : sizes) {
     float* const data = rank.memory(static_cast<size_t>(bytes) / sizeof(float) + 1);

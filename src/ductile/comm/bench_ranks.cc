@@ -6,7 +6,6 @@
 #include "ductile/base/error.h"
 #include "ductile/comm/composite_transport.h"
 #include "ductile/comm/shm_transport.h"
-#include "ductile/comm/tcp_transport.h"
 #include "ductile/comm/ucx_transport.h"
 
 namespace ductile::comm {
@@ -21,7 +20,7 @@ BenchRank::BenchRank(const BenchPlace& place, const net::Secret& secret) {
   const Group group{place.job, 1, place.rank, place.size};
   CommunicatorOptions options;
   options.topology.ranks_per_host = place.ranks_per_host;
-  options.topology.num_rails = static_cast<int>(place.links.size());
+  options.topology.num_rails = static_cast<int>(place.tcp.links.size());
 
   std::unique_ptr<Transport> inside;
   std::vector<int> local;
@@ -47,12 +46,10 @@ BenchRank::BenchRank(const BenchPlace& place, const net::Secret& secret) {
   store_ = net::connect_store(place.store, secret, place.job, deadline);
   std::unique_ptr<Transport> between;
   if (place.transport == "tcp") {
-    TcpOptions tcp;
-    tcp.links = place.links;
-    between = connect_tcp(group, *store_, secret, tcp, deadline);
+    between = connect_tcp(group, *store_, secret, place.tcp, deadline);
   } else if (place.transport == "ucx") {
     UcxOptions ucx;
-    ucx.link = place.links.front();
+    ucx.link = place.tcp.links.front();
     between = connect_ucx(group, *store_, secret, ucx, deadline);
   } else {
     fail(ErrorCode::invalid_argument, "transport '{}': there are shm, tcp and ucx",
@@ -63,7 +60,7 @@ BenchRank::BenchRank(const BenchPlace& place, const net::Secret& secret) {
   }
   communicator_ = std::make_unique<Communicator>(std::move(between), options);
   DetectorOptions detection;
-  detection.link = place.links.front();
+  detection.link = place.tcp.links.front();
   detector_ = std::make_unique<FailureDetector>(
       group, *store_, secret, detection,
       [this](const PeerLoss& loss) { communicator_->report_loss(loss); },

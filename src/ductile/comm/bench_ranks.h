@@ -8,6 +8,7 @@
 
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/failure_detector.h"
+#include "ductile/comm/tcp_transport.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {
@@ -20,9 +21,9 @@ struct BenchPlace {
   int ranks_per_host = 1;
   std::string transport = "tcp";  // between ranks: shm (one host), tcp, ucx
   bool shm_inside = false;        // within each host shared memory, `transport` between hosts
-  std::vector<std::string> links = {"127.0.0.1"};  // this host's addresses
-  net::Address store;                              // of rank 0's StoreServer; not for shm
-  size_t arena_bytes = 0;                          // memory for data, where memory is shared
+  TcpOptions tcp;                 // its links are this host's addresses, also for ucx
+  net::Address store;             // of rank 0's StoreServer; not for shm
+  size_t arena_bytes = 0;         // memory for data, where memory is shared
 };
 
 // A rank of a benchmark that is connected with the others: what a worker has, without the training.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -20,8 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRow = 16;    // messages, each one after the one before has arrived
-constexpr int kPieces = 8;  // that a large message goes in, under way at the same time
+constexpr size_t kSmall = 8;          // bytes of a message that measures latency
+constexpr int kRested = 2;            // messages in a row on a link that has rested
+constexpr size_t kMiddle = 32 << 10;  // and of one that buffers and caches hold with ease
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -41,11 +43,11 @@ class Probe {
 
   bool takes_part() const { return place_ >= 0; }
 
-  // kRow messages, each to the next rank once the one from the previous rank is there.
-  Schedule row() const {
+  // Messages to the next rank, each once the one from the previous rank is there.
+  Schedule row(int messages) const {
     Schedule list = list_;
     list.chunks_per_block = 4;
-    for (int i = 0; takes_part() && i < kRow; ++i) add(list, 1, i % 4, (i + 1) % 4);
+    for (int i = 0; takes_part() && i < messages; ++i) add(list, 1, i % 4, (i + 1) % 4);
     return list;
   }
   // A message to every other rank, and one of each.
@@ -54,13 +56,6 @@ class Probe {
     const int n = static_cast<int>(ranks_.size());
     list.chunks_per_block = 2 * n;
     for (int d = 1; takes_part() && d < n; ++d) add(list, d, d, n + d);
-    return list;
-  }
-  // A large message to the next rank, in pieces.
-  Schedule stream() const {
-    Schedule list = list_;
-    list.chunks_per_block = 2 * kPieces;
-    for (int i = 0; takes_part() && i < kPieces; ++i) add(list, 1, i, kPieces + i);
     return list;
   }
 
@@ -95,34 +90,82 @@ class Prober {
   Prober(Communicator& comm, const CalibrationOptions& options) : comm_(comm), options_(options) {}
 
   // All ranks of the communicator call it.
-  Link measure(const Probe& probe, size_t num_ranks) {
-    constexpr size_t kSmall = 8;
-    const double step = seconds(probe.row(), kSmall) / kRow;
-    const double fan = seconds(probe.fan(), kSmall);
-    const double stream = seconds(probe.stream(), options_.large_bytes / kPieces);
+  Link measure(const Probe& probe, size_t num_ranks, bool within_host) {
+    agree_on_repeats(probe);
+    const double small = message_seconds(probe, kSmall, 16);
+    const double large = message_seconds(probe, options_.large_bytes, 4);
+    const double fan = seconds(probe.fan(), kSmall, 4) / 4;
     Link link;
     // A rank works for each message that it sends and for each that it gets. Messages to one peer
     // share system calls and wake-ups, hence one to each.
     if (num_ranks > 2) {
       const auto more = 2 * static_cast<double>(num_ranks - 2);
-      link.overhead = std::clamp((fan - step) / more, 0.0, 0.45 * step);
+      link.overhead = std::clamp((fan - small) / more, 0.0, 0.45 * small);
     } else {
-      link.overhead = 0.1 * step;
+      link.overhead = 0.1 * small;
     }
-    link.latency = step - 2 * link.overhead;
-    link.bandwidth = static_cast<double>(options_.large_bytes) / std::max(stream - step, 1e-9);
+    link.latency = small - 2 * link.overhead;
+    // A disturbance of one measurement must not make bytes look free.
+    const auto rate = [](double bytes, double shorter, double longer) {
+      return bytes / std::max({longer - shorter, longer / 8, 1e-9});
+    };
+    const auto bytes = static_cast<double>(options_.large_bytes);
+    link.bandwidth = rate(bytes, small, large);
+    if (options_.large_bytes <= kMiddle) return link;
+    constexpr auto kBurst = static_cast<double>(kMiddle);
+    const double middle =
+        within_host ? message_seconds(probe, kMiddle, 16) : rested_message_seconds(probe, kMiddle);
+    const double fast = rate(kBurst, small, middle);
+    // Buffers and caches hold one message; a shaper of traffic lets so many bytes of an operation
+    // pass and then keeps to its rate.
+    const double slow = within_host ? rate(bytes - kBurst, middle, large) : link.bandwidth;
+    if (fast > (within_host ? 1 : 1.5) * slow) {
+      link.burst = within_host ? kBurst : kRested * kBurst;
+      link.bandwidth = fast;
+      link.sustained = slow;
+    }
     return link;
   }
 
  private:
-  // The median time of a list whose chunks have `bytes`.
-  double seconds(const Schedule& list, size_t bytes) {
+  double message_seconds(const Probe& probe, size_t bytes, int messages) {
+    return seconds(probe.row(messages), bytes, 1) / messages;
+  }
+
+  // Of a few messages after a time in which a shaper has gathered what it lets pass at once.
+  double rested_message_seconds(const Probe& probe, size_t bytes) {
+    constexpr std::chrono::milliseconds kRest{5};
+    return seconds(probe.row(kRested), bytes, 1, kRest) / kRested;
+  }
+
+  // More on links where it costs little.
+  void agree_on_repeats(const Probe& probe) {
+    repeats_ = 1;
+    constexpr double kWorthIt = 10e-3;
+    double took = seconds(probe.row(16), kSmall, 1);
+    CallOptions plain;
+    plain.algorithm = Algorithm::recursive_doubling;
+    plain.pipeline = 1;
+    plain.reduction = Reduction::max;
+    comm_.all_reduce(&took, &took, 1, DType::f64, plain);
+    repeats_ = std::clamp(static_cast<int>(kWorthIt / took), 1, 4) * options_.repeats;
+  }
+
+  // Seconds of `runs` of a list whose chunks have `bytes`: the median of several times. One run of
+  // messages that do not wait for each other tells nothing, since a rank may be ahead of its
+  // neighbours by all that fits into buffers.
+  double seconds(const Schedule& list, size_t bytes, int runs,
+                 std::chrono::milliseconds rest = std::chrono::milliseconds(0)) {
     const auto size = static_cast<int64_t>(bytes) * list.chunks_per_block;
     if (memory_.size() < static_cast<size_t>(size)) memory_.resize(static_cast<size_t>(size));
     std::vector<double> times;
-    for (int i = 0; i <= options_.repeats; ++i) {
+    for (int i = 0; i <= repeats_; ++i) {
+      std::this_thread::sleep_for(rest);
+      comm_.barrier();
       const auto start = Clock::now();
-      comm_.run_list(list, memory_.data(), memory_.data(), size, DType::u8);
+      for (int k = 0; k < runs; ++k) {
+        comm_.run_list(list, memory_.data(), memory_.data(), size, DType::u8);
+      }
       if (i > 0) times.push_back(since(start));  // the first warms up
     }
     return median(times);
@@ -130,6 +173,7 @@ class Prober {
 
   Communicator& comm_;
   const CalibrationOptions& options_;
+  int repeats_ = 1;
   std::vector<std::byte> memory_;
 };
 
@@ -151,36 +195,47 @@ double seconds_a_reduced_byte() {
 }
 
 // The measured values of a fabric as one row, and back; what is 0 keeps its place.
-using Row = std::array<double, 9>;
+using Row = std::array<double, 13>;
+
+double inverse(double x) { return x > 0 ? 1 / x : 0; }
 
 Row row_of(const Fabric& f) {
   return {f.inside.latency,
-          1 / f.inside.bandwidth,
+          inverse(f.inside.bandwidth),
           f.inside.overhead,
+          f.inside.burst,
+          inverse(f.inside.sustained),
           f.between.latency,
-          1 / f.between.bandwidth,
+          inverse(f.between.bandwidth),
           f.between.overhead,
-          1 / f.reduce_bandwidth,
+          f.between.burst,
+          inverse(f.between.sustained),
+          inverse(f.reduce_bandwidth),
           f.shared_latency,
-          f.shared_bandwidth > 0 ? 1 / f.shared_bandwidth : 0};
+          inverse(f.shared_bandwidth)};
 }
 
 void take_row(Fabric& f, const Row& row) {
   const auto set = [](double& to, double value) {
     if (value > 0) to = value;
   };
-  const auto set_rate = [](double& to, double value) {
-    if (value > 0) to = 1 / value;
-  };
-  set(f.inside.latency, row[0]);
-  set_rate(f.inside.bandwidth, row[1]);
-  set(f.inside.overhead, row[2]);
-  set(f.between.latency, row[3]);
-  set_rate(f.between.bandwidth, row[4]);
-  set(f.between.overhead, row[5]);
-  set_rate(f.reduce_bandwidth, row[6]);
-  set(f.shared_latency, row[7]);
-  set_rate(f.shared_bandwidth, row[8]);
+  if (row[0] > 0) {
+    f.inside.latency = row[0];
+    f.inside.bandwidth = 1 / row[1];
+    f.inside.overhead = row[2];
+    f.inside.burst = row[3];
+    f.inside.sustained = inverse(row[4]);
+  }
+  if (row[5] > 0) {
+    f.between.latency = row[5];
+    f.between.bandwidth = 1 / row[6];
+    f.between.overhead = row[7];
+    f.between.burst = row[8];
+    f.between.sustained = inverse(row[9]);
+  }
+  set(f.reduce_bandwidth, inverse(row[10]));
+  set(f.shared_latency, row[11]);
+  set(f.shared_bandwidth, inverse(row[12]));
 }
 
 // Sums in shared memory, small and large; of data outside of it where it is full.
@@ -201,8 +256,8 @@ void measure_shared(Communicator& comm, int repeats, Row& row) {
   std::vector<double> smalls, larges;
   for (int i = 0; i <= repeats; ++i) {
     auto start = Clock::now();
-    for (int k = 0; k < kRow; ++k) comm.all_reduce(small, small, 2, DType::f32);
-    const double small_seconds = since(start) / kRow;
+    for (int k = 0; k < 16; ++k) comm.all_reduce(small, small, 2, DType::f32);
+    const double small_seconds = since(start) / 16;
     start = Clock::now();
     comm.all_reduce(data, data, kCount, DType::f32);
     if (i == 0) continue;
@@ -210,8 +265,8 @@ void measure_shared(Communicator& comm, int repeats, Row& row) {
     larges.push_back(since(start));
   }
   arena.release(mark);
-  row[7] = median(smalls);
-  row[8] = std::max(median(larges) - row[7], 1e-9) / (kCount * sizeof(float));
+  row[11] = median(smalls);
+  row[12] = std::max(median(larges) - row[11], 1e-9) / (kCount * sizeof(float));
 }
 
 Row measure_all(Communicator& comm, const CalibrationOptions& options) {
@@ -222,19 +277,27 @@ Row measure_all(Communicator& comm, const CalibrationOptions& options) {
   for (const auto& [host, ranks] : hosts) leaders.push_back(ranks.front());
   Row row{};
   Prober prober(comm, options);
-  const auto measure = [&](const std::vector<int>& ranks, size_t at, int rail) {
+  const auto measure = [&](const std::vector<int>& ranks, int rail, bool within_host) {
     const Probe probe(comm, ranks, rail);
-    comm.barrier();
-    const Link link = prober.measure(probe, ranks.size());
+    const Link link = prober.measure(probe, ranks.size(), within_host);
     if (!probe.takes_part()) return;
-    row[at] = std::max(row[at], link.latency);
-    row[at + 1] = std::max(row[at + 1], 1 / link.bandwidth);
-    row[at + 2] = std::max(row[at + 2], link.overhead);
+    const auto most = [&](size_t at, double value) { row[at] = std::max(row[at], value); };
+    const size_t at = within_host ? 0 : 5;
+    most(at, link.latency);
+    most(at + 1, inverse(link.bandwidth));
+    most(at + 2, link.overhead);
+    most(at + 3, link.burst);
+    most(at + 4, inverse(link.sustained));
   };
-  measure(hosts[topology.host_of(comm.rank())], 0, 0);
-  for (int rail = 0; rail < topology.num_rails; ++rail) measure(leaders, 3, rail);
+  const auto several = [](const auto& list) { return list.second.size() > 1; };
+  if (std::any_of(hosts.begin(), hosts.end(), several)) {
+    measure(hosts[topology.host_of(comm.rank())], 0, true);
+  }
+  for (int rail = 0; rail < topology.num_rails && leaders.size() > 1; ++rail) {
+    measure(leaders, rail, false);
+  }
   comm.barrier();
-  row[6] = seconds_a_reduced_byte();
+  row[10] = seconds_a_reduced_byte();
   measure_shared(comm, options.repeats, row);
   return row;
 }

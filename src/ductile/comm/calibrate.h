@@ -11,7 +11,7 @@ namespace ductile::comm {
 
 struct CalibrationOptions {
   size_t large_bytes = 256 << 10;  // of the messages that measure bandwidth
-  int repeats = 5;                 // of each measurement; the median counts
+  int repeats = 3;                 // of each measurement, at least; the median counts
   // A folder that keeps results for the next start, such as calibration_cache(): a file for each
   // combination of host names, ranks, links, transport and version of this library, read and
   // written by rank 0 alone. Empty: nothing is kept.

@@ -80,14 +80,4 @@ std::vector<Combine> combine_order(int64_t num_leaves, std::span<const LeafRange
   return Combiner(pieces).take(num_leaves);
 }
 
-std::vector<int64_t> even_cut(int64_t num_virtual_ranks, int num_workers) {
-  if (num_workers < 1) fail(ErrorCode::invalid_argument, "{} workers", num_workers);
-  std::vector<int64_t> cut(num_workers + 1);
-  for (int r = 0; r < num_workers; ++r) {
-    cut[r + 1] =
-        cut[r] + num_virtual_ranks / num_workers + (r < num_virtual_ranks % num_workers ? 1 : 0);
-  }
-  return cut;
-}
-
 }  // namespace ductile::comm

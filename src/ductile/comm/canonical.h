@@ -42,8 +42,4 @@ struct Combine {
 // workers, one after the other); throws invalid_argument if they do not.
 std::vector<Combine> combine_order(int64_t num_leaves, std::span<const LeafRange> pieces);
 
-// An even spread of V virtual ranks over the workers: worker r hosts cut[r] .. cut[r + 1] - 1. The
-// first V % workers of them have one more.
-std::vector<int64_t> even_cut(int64_t num_virtual_ranks, int num_workers);
-
 }  // namespace ductile::comm

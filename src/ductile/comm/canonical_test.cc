@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/comm/even_cut_impl.h"
 
 namespace ductile::comm {
 namespace {

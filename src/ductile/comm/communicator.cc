@@ -45,6 +45,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
       fail(ErrorCode::invalid_argument, "rank {} of {} has the arena of rank {} of {}",
            transport->rank(), transport->size(), options_.arena->rank(), options_.arena->size());
     }
+    options_.arena->report_stalls(options_.engine.soft_deadline, options_.engine.on_stall);
     options_.engine.on_failure = [arena = options_.arena,
                                   then = options_.engine.on_failure](const std::string& reason) {
       arena->fail({{}, reason});
@@ -291,6 +292,14 @@ Work Communicator::start_barrier() {
                false);
 }
 
+std::optional<Stall> Communicator::oldest() const {
+  auto stall = engine_->oldest();
+  if (options_.arena != nullptr && (!stall || stall->ranks.empty())) {
+    if (auto shared = options_.arena->stall()) return shared;
+  }
+  return stall;
+}
+
 void Communicator::run_list(Schedule list, const void* in, void* out, int64_t count, DType type) {
   check_count(count);
   Binding binding;
@@ -298,8 +307,9 @@ void Communicator::run_list(Schedule list, const void* in, void* out, int64_t co
   binding.out = static_cast<std::byte*>(out);
   binding.block_elements = count;
   binding.type = type;
-  engine_->start(std::make_shared<const Plan>(make_plan(std::move(list))), std::move(binding),
-                 fmt::format("a list of steps on {} {}", count, to_string(type)), true)
+  engine_
+      ->start(std::make_shared<const Plan>(make_plan(std::move(list))), std::move(binding),
+              fmt::format("a list of steps on {} {}", count, to_string(type)), true)
       .wait();
 }
 

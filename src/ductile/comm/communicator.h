@@ -126,8 +126,9 @@ class Communicator {
   void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
   Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
 
-  // What the oldest operation under way is and which ranks it waits for.
-  std::optional<Stall> oldest() const { return engine_->oldest(); }
+  // What the oldest operation under way is and which ranks it waits for. Any thread. See also
+  // EngineOptions::soft_deadline, which holds for sums in shared memory as well.
+  std::optional<Stall> oldest() const;
   // A failure detector's verdict. Any thread.
   void report_loss(PeerLoss loss) { engine_->report_loss(std::move(loss)); }
 

@@ -38,7 +38,8 @@ int64_t num_rounds(Collective collective, Algorithm algorithm, const Fabric& fab
 double closed_price(Collective collective, Algorithm algorithm, const Fabric& fabric,
                     const Load& load, int pipeline);
 
-// What the model says of one way: of the lists in virtual time, or the closed form.
+// What the model says of one way, by the lists in virtual time or the closed form: the time of one
+// of many calls, so that no link carries more than it can for long (Link::sustained).
 double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
                 int pipeline);
 
@@ -48,7 +49,7 @@ double shared_memory_price(const Fabric& fabric, const Load& load);
 // The algorithm with its best pipeline. Throws invalid_argument if the collective does not have it.
 Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load);
 
-// The cheapest algorithm; of two within one percent, the earlier in algorithms_of(). The same on
+// The cheapest algorithm; of two within three percent, the earlier in algorithms_of(). The same on
 // all ranks that hold the same fabric.
 Choice choose(Collective collective, const Fabric& fabric, const Load& load);
 

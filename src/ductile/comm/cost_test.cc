@@ -91,6 +91,44 @@ TEST(Cost, the_torus_needs_fewer_rounds_than_the_ring) {
   }
 }
 
+TEST(Cost, a_burst_helps_one_call_and_not_one_of_many) {
+  // A shaper that lets 64 KiB pass at once, then 25 MB/s: doubling has the least latency, and with
+  // it the most bytes.
+  Fabric f = hosts(4, 1, 50e-6);
+  f.between.burst = 64 << 10;
+  f.between.sustained = 25e6;
+  const Load load{4096, 4, 0};
+  const auto once = [&](Algorithm a) {
+    return run_in_virtual_time(Collective::all_reduce, a, f, load).seconds;
+  };
+  EXPECT_LT(once(Algorithm::recursive_doubling), 0.5 * once(Algorithm::ring));
+  const double bytes = 2 * 16384.0;
+  EXPECT_NEAR(price_of(Collective::all_reduce, Algorithm::recursive_doubling, f, load, 1),
+              bytes / 25e6, 1e-5);
+  EXPECT_NE(choose(Collective::all_reduce, f, load).best.algorithm, Algorithm::recursive_doubling);
+  f.between.sustained = 0;
+  EXPECT_EQ(price_of(Collective::all_reduce, Algorithm::recursive_doubling, f, load, 1),
+            once(Algorithm::recursive_doubling));
+}
+
+TEST(Cost, within_a_host_pieces_and_messages_only_add) {
+  // The processors move the bytes, so nothing overlaps: with equal bytes fewer messages win.
+  Fabric f;
+  f.ranks = f.ranks_per_host = 4;
+  f.inside = {.latency = 5e-6, .bandwidth = 1e9, .overhead = 20e-6};
+  const Load load{kMiB, 4, 0};
+  const auto seconds = [&](Algorithm a, int k) {
+    return price_of(Collective::all_reduce, a, f, load, k);
+  };
+  EXPECT_GT(seconds(Algorithm::ring, 8), seconds(Algorithm::ring, 1));
+  EXPECT_LT(seconds(Algorithm::halving_doubling, 1), seconds(Algorithm::ring, 1));
+  EXPECT_EQ(price(Collective::all_reduce, Algorithm::ring, f, load).pipeline, 1);
+  // Unless long messages fall out of the caches.
+  f.inside.burst = 32 << 10;
+  f.inside.sustained = 0.2e9;
+  EXPECT_GT(price(Collective::all_reduce, Algorithm::ring, f, load).pipeline, 1);
+}
+
 TEST(Cost, tables_name_every_algorithm_the_choice_and_why) {
   const Choice choice = choose(Collective::all_reduce, hosts(7), {kMiB, 4, 0});
   const std::string text = explain(choice);

@@ -13,17 +13,10 @@
 #include "ductile/base/dtype.h"
 #include "ductile/comm/plan.h"
 #include "ductile/comm/reduction.h"
+#include "ductile/comm/stall.h"
 #include "ductile/comm/transport.h"
 
 namespace ductile::comm {
-
-// An operation that has not ended for a while.
-struct Stall {
-  std::string operation;   // "all_reduce ring of 26214400 bytes"
-  uint64_t sequence = 0;   // of the operation on this communicator
-  std::vector<int> ranks;  // whose messages this rank waits for (or who do not take this rank's)
-  double seconds = 0;      // since it began
-};
 
 struct EngineOptions {
   // Sends of one operation open at a time on a rail, and receives that are held back in staging
@@ -34,9 +27,9 @@ struct EngineOptions {
   size_t open_receive_bytes = 4 << 20;
   // How long a waiting thread polls before it sleeps.
   std::chrono::nanoseconds spin{5'000};
-  // An operation as old as this is reported once; 0: never.
+  // An operation as old as this is reported once, to a tenth of a second; 0: never.
   std::chrono::nanoseconds soft_deadline{0};
-  std::function<void(const Stall&)> on_stall;  // called by the driving thread; must not block
+  OnStall on_stall;
   // Told once when the engine ends by an error, so that what lies beside it can end too. Any
   // thread, possibly under the engine's lock: must not call the engine.
   std::function<void(const std::string& reason)> on_failure;

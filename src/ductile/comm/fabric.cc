@@ -1,5 +1,6 @@
 #include "ductile/comm/fabric.h"
 
+#include <algorithm>
 #include <tuple>
 
 namespace ductile::comm {
@@ -9,9 +10,17 @@ void describe(Describer& d, Link& link) {
   d.field("bandwidth", link.bandwidth, "bytes a second each way").above(0);
   d.field("overhead", link.overhead, "seconds of processor time for a message at each end")
       .at_least(0);
-  d.field("burst", link.burst, "bytes of one operation after which `sustained` holds").at_least(0);
+  d.field("burst", link.burst,
+          "bytes of one operation, within a host of one message, after which `sustained` holds")
+      .at_least(0);
   d.field("sustained", link.sustained, "bytes a second beyond the burst; 0 = as before")
       .at_least(0);
+}
+
+double bytes_seconds(const Link& link, double bytes, double before) {
+  if (link.sustained <= 0) return bytes / link.bandwidth;
+  const double fast = std::clamp(link.burst - before, 0.0, bytes);
+  return fast / link.bandwidth + (bytes - fast) / link.sustained;
 }
 
 void describe(Describer& d, Fabric& fabric) {

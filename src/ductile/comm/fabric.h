@@ -14,10 +14,15 @@ struct Link {
   double latency = 30e-6;    // from one end to the other, of a message of no length
   double bandwidth = 1.2e9;  // bytes a second each way
   double overhead = 2e-6;    // processor time for a message at each end
-  double burst = 0;          // after so many bytes in one operation ...
-  double sustained = 0;      // ... it carries so many a second; 0: as before
+  // After so many bytes, of one operation between hosts, of one message within a host, it carries
+  // `sustained` bytes a second; 0: as before.
+  double burst = 0;
+  double sustained = 0;
 };
 void describe(Describer& d, Link& link);
+
+// How long `bytes` keep a link busy that has carried `before` of the same burst.
+double bytes_seconds(const Link& link, double bytes, double before = 0);
 
 // Ranks and the links between them, as far as time is concerned. Equal on all ranks of a job, or
 // they would choose different algorithms.
@@ -33,8 +38,9 @@ struct Fabric {
   // and bytes of the vector a second; 0: there is none, or nobody measured it.
   double shared_latency = 0;
   double shared_bandwidth = 0;
-  Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};  // ranks of one host
-  Link between;                                                        // hosts, each rail
+  // Ranks of one host. Their processors move the bytes, so that nothing else overlaps with it.
+  Link inside{.latency = 2e-6, .bandwidth = 6e9, .overhead = 0.5e-6};
+  Link between;               // hosts, each rail
   std::vector<int64_t> host;  // of each rank; overrides ranks_per_host
 
   Topology topology() const;

@@ -9,6 +9,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/checker.h"
+#include "ductile/comm/even_cut_impl.h"
 #include "ductile/comm/plan.h"
 
 namespace ductile::comm {

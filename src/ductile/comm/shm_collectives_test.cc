@@ -10,6 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/comm/even_cut_impl.h"
 #include "ductile/comm/local_processes_impl.h"
 #include "ductile/comm/reduce_kernels.h"
 

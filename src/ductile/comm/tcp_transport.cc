@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <ctime>
-#include <mutex>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/comm/loss_latch_impl.h"
 #include "ductile/comm/tcp_connection_impl.h"
 
 namespace ductile::comm {
@@ -24,7 +24,7 @@ using std::chrono::nanoseconds;
 class TcpTransport final : public Transport {
  public:
   TcpTransport(const Group& group, const TcpOptions& options, std::vector<MeshLink> links)
-      : group_(group), num_rails_(options.links.size()), spin_(options.spin) {
+      : group_(group), num_rails_(options.links.size()), spin_(options.spin), loss_(group) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (epoll_ < 0 || wake_ < 0) {
@@ -46,7 +46,7 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override {
     for (auto& connection : by_peer_) {
       if (!connection) continue;
-      if (!failed_.load(std::memory_order_acquire)) connection->say_goodbye();
+      if (!loss_.failed()) connection->say_goodbye();
       connection->abandon();
     }
     by_peer_.clear();
@@ -57,38 +57,26 @@ class TcpTransport final : public Transport {
   int size() const override { return group_.size; }
 
   void send(int peer, Tag tag, std::span<const std::byte> bytes, Transfer& transfer) override {
-    guarded([&] {
-      try {
-        settled_ += connection(peer, tag).send(tag, bytes, transfer);
-      } catch (const Error&) {
-        transfer.state.store(Transfer::State::failed, std::memory_order_release);
-        throw;
-      }
-    });
+    guarded(&transfer, [&] { settled_ += connection(peer, tag).send(tag, bytes, transfer); });
   }
 
   void receive(int peer, Tag tag, std::span<std::byte> bytes, Transfer& transfer) override {
-    guarded([&] {
+    guarded(&transfer, [&] {
       TcpConnection& from = connection(peer, tag);
-      try {
-        settled_ += from.receive(tag, bytes, transfer);
-      } catch (const Error&) {
-        transfer.state.store(Transfer::State::failed, std::memory_order_release);
-        throw;
-      }
+      settled_ += from.receive(tag, bytes, transfer);
       if (from.wants_reading()) again_.push_back(&from);
     });
   }
 
   void progress(nanoseconds wait) override {
-    guarded([&] {
+    guarded(nullptr, [&] {
       const auto start = std::chrono::steady_clock::now();
       const auto deadline = start + std::min<nanoseconds>(wait, std::chrono::hours(1));
       auto now = start;
       while (true) {
         const bool sleep = settled_ == 0 && again_.empty() && now >= start + spin_;
         poll(sleep ? std::max(nanoseconds(0), nanoseconds(deadline - now)) : nanoseconds(0));
-        if (settled_ > 0 || woken_ || failed_.load(std::memory_order_acquire)) break;
+        if (settled_ > 0 || woken_ || loss_.failed()) break;
         now = std::chrono::steady_clock::now();
         if (now >= deadline && again_.empty()) break;
         if (!sleep && again_.empty()) sched_yield();
@@ -104,7 +92,7 @@ class TcpTransport final : public Transport {
   }
 
   void fail(PeerLoss loss) override {
-    latch(ErrorCode::peer_lost, std::move(loss));
+    loss_.latch(ErrorCode::peer_lost, std::move(loss));
     wake();
   }
 
@@ -128,36 +116,14 @@ class TcpTransport final : public Transport {
     return *by_peer_[static_cast<size_t>(peer) * num_rails_ + rail];
   }
 
-  // Runs `body`; latches the loss it meets, and throws the one latched first.
   template <class Body>
-  void guarded(const Body& body) {
-    if (!failed_.load(std::memory_order_acquire)) {
-      try {
-        body();
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::peer_lost && error.code() != ErrorCode::data_loss) throw;
-        latch(error.code(), {lost_peer_, error.what()});
+  void guarded(Transfer* transfer, const Body& body) {
+    loss_.guard(transfer, lost_peer_, body, [&] {
+      for (auto& connection : by_peer_) {
+        if (connection) connection->abandon();
       }
-    }
-    if (failed_.load(std::memory_order_acquire)) give_up();
-  }
-
-  void latch(ErrorCode code, PeerLoss loss) {
-    const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
-    loss_ = std::move(loss);
-    code_ = code;
-    failed_.store(true, std::memory_order_release);
-  }
-
-  [[noreturn]] void give_up() {
-    for (auto& connection : by_peer_) {
-      if (connection) connection->abandon();
-    }
-    again_.clear();
-    const std::lock_guard lock(mutex_);
-    ductile::fail(code_, "rank {} in generation {}: {}", group_.rank, group_.generation,
-                  loss_.reason);
+      again_.clear();
+    });
   }
 
   void poll(nanoseconds wait) {
@@ -208,10 +174,7 @@ class TcpTransport final : public Transport {
   int settled_ = 0;                                      // since progress() last returned
   bool woken_ = false;
 
-  std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  PeerLoss loss_;
-  ErrorCode code_ = ErrorCode::peer_lost;
+  LossLatch loss_;
 };
 
 }  // namespace

@@ -23,7 +23,8 @@ struct TcpOptions {
   // beyond the second the transport fails.
   size_t unexpected_soft = 1 << 20;
   size_t unexpected_hard = size_t{1} << 30;
-  // How long progress() looks again and again before it sleeps.
+  // How long progress() looks again and again before it sleeps. 20-60 us save 5 % of a small sum
+  // where every rank has a core; where ranks share cores they cost a factor of two.
   std::chrono::microseconds spin{0};
   std::function<bool()> given_up;  // as MeshOptions has it
   net::OnRefusal on_refusal;

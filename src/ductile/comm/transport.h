@@ -49,9 +49,9 @@ struct PeerLoss {
 //
 // Failure: the first lost peer latches. From then on no further transfer completes as done, every
 // pending one is settled as failed (its memory is not touched again), and progress(), send() and
-// receive() throw Error peer_lost with the reason of loss(). The transport is then finished:
-// destroy it, and build another under a new generation. Destruction releases sockets, segments and
-// threads, and never blocks on a peer.
+// receive() throw Error peer_lost, or data_loss, with the reason of that first one. The transport
+// is then finished: destroy it, and build another under a new generation. Destruction releases
+// sockets, segments and threads, and never blocks on a peer.
 class Transport {
  public:
   virtual ~Transport() = default;

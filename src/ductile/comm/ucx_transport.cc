@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/comm/loss_latch_impl.h"
 #include "ductile/comm/ucx_endpoints_impl.h"
 
 namespace ductile::comm {
@@ -48,6 +48,7 @@ class UcxTransport final : public Transport {
       : group_(group),
         options_(options),
         peers_(static_cast<size_t>(group.size)),
+        loss_(group),
         ucx_(options, group.size,
              [this](int peer, ucs_status_t status) { on_endpoint_error(peer, status); }) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -64,7 +65,7 @@ class UcxTransport final : public Transport {
   }
 
   ~UcxTransport() override {
-    if (!failed_.load(std::memory_order_acquire) && sends_.empty()) {
+    if (!loss_.failed() && sends_.empty()) {
       for (int peer = 0; peer < group_.size; ++peer) {
         if (of(peer).channel && !of(peer).left) send_control(peer, kGoodbye);
       }
@@ -127,7 +128,7 @@ class UcxTransport final : public Transport {
       while (true) {
         ucx_.progress_all();
         throw_found_loss();
-        if (settled_ > 0 || woken_ || failed_.load(std::memory_order_acquire)) break;
+        if (settled_ > 0 || woken_ || loss_.failed()) break;
         now = Clock::now();
         if (now >= deadline) break;
         if (now < start + options_.spin || !ucx_.arm()) continue;
@@ -144,7 +145,7 @@ class UcxTransport final : public Transport {
   }
 
   void fail(PeerLoss loss) override {
-    latch(ErrorCode::peer_lost, std::move(loss));
+    loss_.latch(ErrorCode::peer_lost, std::move(loss));
     wake();
   }
 
@@ -310,7 +311,7 @@ class UcxTransport final : public Transport {
     auto& operation = *static_cast<Operation*>(argument);
     UcxTransport& t = *operation.owner;
     ucp_request_free(request);
-    if (status == UCS_OK && !t.failed_.load(std::memory_order_acquire)) {
+    if (status == UCS_OK && !t.loss_.failed()) {
       t.settle(operation.transfer);
     } else {
       if (operation.transfer != nullptr) {
@@ -482,34 +483,11 @@ class UcxTransport final : public Transport {
 
   template <class Body>
   void guarded(Transfer* transfer, const Body& body) {
-    if (!failed_.load(std::memory_order_acquire)) {
-      try {
-        body();
-        if (transfer != nullptr) throw_found_loss();
-      } catch (const Error& error) {
-        if (transfer != nullptr) {
-          transfer->state.store(Transfer::State::failed, std::memory_order_release);
-        }
-        if (error.code() != ErrorCode::peer_lost && error.code() != ErrorCode::data_loss) throw;
-        latch(error.code(), {lost_peer_, error.what()});
-      }
-    }
-    if (failed_.load(std::memory_order_acquire)) give_up();
-  }
-
-  void latch(ErrorCode code, PeerLoss loss) {
-    const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
-    loss_ = std::move(loss);
-    code_ = code;
-    failed_.store(true, std::memory_order_release);
-  }
-
-  [[noreturn]] void give_up() {
-    tear_down();
-    const std::lock_guard lock(mutex_);
-    ductile::fail(code_, "rank {} in generation {}: {}", group_.rank, group_.generation,
-                  loss_.reason);
+    const auto checked = [&] {
+      body();
+      if (transfer != nullptr) throw_found_loss();
+    };
+    loss_.guard(transfer, lost_peer_, checked, [&] { tear_down(); });
   }
 
   // After the endpoints are closed nothing touches the callers' memory any more. (A receive that
@@ -553,10 +531,7 @@ class UcxTransport final : public Transport {
   bool woken_ = false;
   std::optional<Error> found_;
   std::vector<int> lost_peer_;
-  std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  PeerLoss loss_;
-  ErrorCode code_ = ErrorCode::peer_lost;
+  LossLatch loss_;
   UcxEndpoints ucx_;  // last: its end may call back into the rest
 };
 

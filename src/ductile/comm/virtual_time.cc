@@ -41,9 +41,7 @@ struct Wire {
   double duration(double bytes) {
     const double before = carried;
     carried += bytes;
-    if (link->sustained <= 0) return bytes / link->bandwidth;
-    const double fast = std::clamp(link->burst - before, 0.0, bytes);
-    return fast / link->bandwidth + (bytes - fast) / link->sustained;
+    return bytes_seconds(*link, bytes, before);
   }
 };
 
@@ -80,6 +78,10 @@ class Simulation {
           complete(e.rank, e.step, e.at);
           break;
         case Kind::offered: {
+          if (inside(e.rank, plans_[e.rank].list.steps[e.step].peer)) {
+            hand_over(e.rank, e.step, e.at);
+            break;
+          }
           const int wire = wire_out(e.rank, plans_[e.rank].list.steps[e.step]);
           wires_[wire].queue.push({e.step, e.rank});
           dispatch(wire, e.at);
@@ -150,15 +152,17 @@ class Simulation {
     return it->second;
   }
 
-  // Ranks of one host have a channel each; between hosts there is one wire a rail, or, where links
-  // are point to point, one for each neighbour.
+  // Within a host bytes are moved by the processors of the two ranks, half by each.
+  double moving(int r, const Step& s, const Chunks& run) const {
+    return inside(r, s.peer) ? bytes_seconds(fabric_.inside, bytes(r, s, run)) / 2 : 0;
+  }
+
+  // One wire a rail, or, where links are point to point, one for each neighbour.
   int wire_out(int r, const Step& s) {
-    if (inside(r, s.peer)) return wire(0, r, -1, 0, fabric_.inside);
     const int to = topology_.both_directions ? topology_.host_of(s.peer) : -1;
     return wire(1, topology_.host_of(r), to, s.rail % topology_.num_rails, fabric_.between);
   }
   int wire_in(int r, const Step& s) {
-    if (inside(r, s.peer)) return wire(2, s.peer, -1, 0, fabric_.inside);
     const int from = topology_.both_directions ? topology_.host_of(r) : -1;
     return wire(3, topology_.host_of(s.peer), from, s.rail % topology_.num_rails, fabric_.between);
   }
@@ -175,7 +179,7 @@ class Simulation {
     switch (s.op) {
       case Op::send:
         if (elements(r, s.a) == 0) return post(at, Kind::completed, r, i);
-        return post(work(r, at, link(r, s.peer).overhead), Kind::offered, r, i);
+        return post(work(r, at, link(r, s.peer).overhead + moving(r, s, s.a)), Kind::offered, r, i);
       case Op::receive:
       case Op::receive_reduce:
         if (elements(r, s.dst) == 0) return post(at, Kind::completed, r, i);
@@ -190,7 +194,7 @@ class Simulation {
 
   void absorb(int r, int32_t i, double at) {
     const Step& s = plans_[r].list.steps[i];
-    double seconds = link(r, s.peer).overhead;
+    double seconds = link(r, s.peer).overhead + moving(r, s, s.dst);
     if (s.op == Op::receive_reduce) {
       seconds +=
           elements(r, s.dst) * static_cast<double>(load_.element_size) / fabric_.reduce_bandwidth;
@@ -205,6 +209,14 @@ class Simulation {
     for (const int32_t next : plans_[r].successors(i)) {
       if (--rank.waiting[next] == 0) become_ready(r, next, at);
     }
+  }
+
+  // A message within a host.
+  void hand_over(int r, int32_t i, double at) {
+    const Step& s = plans_[r].list.steps[i];
+    post(at, Kind::completed, r, i);
+    const auto& receives = ranks_[s.peer].receive.at({r, s.rail});
+    post(at + fabric_.inside.latency, Kind::arrived, s.peer, receives.at(plans_[r].message[i]));
   }
 
   void dispatch(int index, double at) {

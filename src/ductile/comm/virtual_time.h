@@ -23,8 +23,10 @@ struct Load {
 };
 
 // Runs the plans of all ranks in virtual time: the same lists, order and preferences as the engine,
-// with links that carry one message after the other, each way. A message occupies the sender's link
-// and, `latency` later, the receiver's, at the same time otherwise (it is not stored in between).
+// with links between hosts that carry one message after the other, each way. A message occupies the
+// sender's link and, `latency` later, the receiver's, at the same time otherwise (it is not stored
+// in between). Within a host there are no links: the bytes of a message keep the processors of both
+// ranks busy, half of the time each, as do adding and the messages themselves.
 // Exact in the model, and the same on every machine: no clock, no threads.
 VirtualRun run_in_virtual_time(std::span<const Plan> plans, const Fabric& fabric, const Load& load);
 

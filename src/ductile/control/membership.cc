@@ -264,7 +264,8 @@ void Membership::State::repeat_instructions(WorkerRecord& worker) {
   const bool member = plan->find(worker.id) != nullptr;
   if (change) {
     if (member && !worker.halted_for(change->number))
-      tell(worker, Halt{change->number, change->at_boundary, change->reason});
+      tell(worker,
+           Halt{change->number, change->at_boundary, change->reason, phase == Phase::preempting});
   } else if (member && worker.report.generation < plan->number) {
     tell(worker, Enter{plan, "repeated"});
   }

@@ -52,11 +52,17 @@ std::string Membership::State::broken() {
         worker->report.promised <= plan->number)
       return fmt::format("worker {} halted: {}", member.worker, worker->report.note);
   }
-  return plan->members.empty() ? "no generation yet" : "";
+  if (plan->members.empty()) return "no generation yet";
+  bool apart = options.sharded;
+  for (const Member& member : plan->members) {
+    const WorkerRecord& worker = *find(member.worker);
+    apart &= worker.report.phase == WorkerPhase::done && !holds_all(worker);
+  }
+  return apart ? "nobody has all parts of the result" : "";
 }
 
 std::string Membership::State::change_asked() {
-  if (phase == Phase::preempting) return "preemption";
+  if (phase == Phase::preempting && !options.sharded) return "preemption";
   int64_t staying = 0;
   bool leaver = false;
   for (const WorkerRecord* worker : participants()) {
@@ -68,6 +74,7 @@ std::string Membership::State::change_asked() {
     else
       ++staying;
   }
+  if (phase == Phase::preempting) return "preemption";
   const auto members = static_cast<int64_t>(plan->members.size());
   if (staying > wanted) return fmt::format("from {} to {} workers", members, wanted);
   if (leaver && staying >= options.min_workers) return "a worker was asked to leave its host";
@@ -83,7 +90,7 @@ void Membership::State::begin_change(bool at_boundary, bool after_loss, const st
   again = true;
   for (WorkerRecord* worker : participants())
     if (worker->reachable && !worker->halted_for(granted))
-      tell(*worker, Halt{granted, at_boundary, why});
+      tell(*worker, Halt{granted, at_boundary, why, phase == Phase::preempting});
 }
 
 // One member that promised not to vote any more blocks every further commit, since each needs all
@@ -123,7 +130,8 @@ void Membership::State::drive_change() {
           tell(*worker, Halt{change->number, false, change->reason});
     }
   }
-  if (change && phase != Phase::preempting && halted()) try_form();
+  const bool to_form = phase != Phase::preempting || parts_are_apart();
+  if (change && to_form && halted()) try_form();
   if (active() && !winding_down) update_phase();
 }
 
@@ -166,11 +174,13 @@ void Membership::State::try_form() {
   const std::vector<WorkerRecord*> joined = joiners();
   int64_t start = -1;
   for (const WorkerRecord* worker : survivors) start = std::max(start, worker->reach());
+  if (options.sharded) start = common_start(survivors);
   const bool from_state = start >= 0;
   if (!from_state) {
     // Those who cannot be reached may come back with the state, or be gone for certain.
     for (const WorkerRecord* worker : silent)
       if (may_still_act(*worker)) return;
+    if (phase == Phase::preempting) return wind_down(Phase::preempted, "preempted");
     if (!joiners_complete() || publishing) return;
     start = std::max<int64_t>(newest_checkpoint(), 0);
   }
@@ -178,7 +188,64 @@ void Membership::State::try_form() {
   if (static_cast<int64_t>(chosen.size()) < options.min_workers) return;
   for (WorkerRecord* worker : silent) lose(*worker, "could not be reached in time");
   if (!change) return;  // one failure too many
-  form(std::move(chosen), start, from_state);
+  const bool hand_over = options.sharded && from_state;
+  const std::vector<WorkerRecord*> beside =
+      hand_over ? donors(chosen, survivors, start) : std::vector<WorkerRecord*>{};
+  form(std::move(chosen), beside, start, from_state);
+}
+
+bool Membership::State::cover(const std::vector<WorkerRecord*>& workers, int64_t start) {
+  std::vector<const Parts*> parts;
+  int64_t num_parts = 0;
+  for (const WorkerRecord* worker : workers) {
+    if (!worker->can_start(start)) continue;
+    parts.push_back(&worker->parts_at(start));
+    num_parts = std::max(num_parts, worker->report.num_parts);
+  }
+  return covers(parts, num_parts);
+}
+
+// Where somebody has applied a step all have voted for it. Where nobody has, and those who voted do
+// not have all parts, the step is given up: what they had before it may be enough.
+int64_t Membership::State::common_start(const std::vector<WorkerRecord*>& survivors) {
+  int64_t reach = -1, step = -1;
+  for (const WorkerRecord* worker : survivors) {
+    reach = std::max(reach, worker->reach());
+    step = std::max(step, worker->report.step);
+  }
+  for (int64_t start = reach; start >= 0 && start >= step; --start)
+    if (cover(survivors, start)) return start;
+  return -1;
+}
+
+std::vector<WorkerRecord*> Membership::State::donors(const std::vector<WorkerRecord*>& chosen,
+                                                     const std::vector<WorkerRecord*>& survivors,
+                                                     int64_t start) {
+  std::vector<WorkerRecord*> all = chosen, beside;
+  for (WorkerRecord* worker : survivors) {
+    if (cover(all, start)) break;
+    if (std::ranges::find(chosen, worker) != chosen.end() || !worker->can_start(start) ||
+        worker->parts_at(start).empty())
+      continue;
+    all.push_back(worker);
+    beside.push_back(worker);
+  }
+  return beside;
+}
+
+bool Membership::State::holds_all(const WorkerRecord& worker) {
+  return !options.sharded || covers({&worker.report.held}, worker.report.num_parts);
+}
+
+bool Membership::State::parts_are_apart() {
+  if (!options.sharded) return false;
+  bool some = false;
+  for (const WorkerRecord* worker : participants()) {
+    if (!worker->reachable || worker->report.step < 0) continue;
+    if (holds_all(*worker)) return false;
+    some = true;
+  }
+  return some;
 }
 
 // As many as are wanted: those that can start by themselves first, then other survivors, then
@@ -187,14 +254,16 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
                                                      const std::vector<WorkerRecord*>& joined,
                                                      int64_t start) {
   std::vector<WorkerRecord*> ranked, leavers;
-  const auto holds = [&](const WorkerRecord* worker) { return worker->reach() == start; };
+  const auto holds = [&](const WorkerRecord* worker) { return worker->can_start(start); };
   for (WorkerRecord* worker : survivors)
     (worker->report.leaving ? leavers : ranked).push_back(worker);
   std::stable_partition(ranked.begin(), ranked.end(), holds);
   std::stable_partition(leavers.begin(), leavers.end(), holds);
   ranked.insert(ranked.end(), joined.begin(), joined.end());
   if (static_cast<int64_t>(ranked.size()) > wanted) ranked.resize(static_cast<size_t>(wanted));
-  const bool state_leaves = start >= 0 && (ranked.empty() || !holds(ranked.front()));
+  // Sharded: who leaves hands its parts over.
+  const bool state_leaves =
+      start >= 0 && !options.sharded && (ranked.empty() || !holds(ranked.front()));
   for (WorkerRecord* worker : leavers) {
     const bool few = static_cast<int64_t>(ranked.size()) < options.min_workers;
     if (!few && !(state_leaves && worker == leavers.front())) continue;
@@ -211,24 +280,30 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
   return ranked;
 }
 
-void Membership::State::form(std::vector<WorkerRecord*> chosen, int64_t start, bool from_state) {
+void Membership::State::form(std::vector<WorkerRecord*> chosen,
+                             const std::vector<WorkerRecord*>& donors, int64_t start,
+                             bool from_state) {
   auto next = std::make_shared<GenerationPlan>();
   next->number = change->number;
   next->start = start;
-  const std::vector<RankRange> ranges =
+  std::vector<RankRange> ranges =
       spread_ranks(options.virtual_ranks, static_cast<int64_t>(chosen.size()));
+  ranges.resize(chosen.size() + donors.size(), {options.virtual_ranks, options.virtual_ranks});
+  chosen.insert(chosen.end(), donors.begin(), donors.end());
   std::vector<WorkerId> holders;
   for (size_t i = 0; i < chosen.size(); ++i) {
     const Report& report = chosen[i]->report;
-    Member member{report.worker, report.address, ranges[i], StateSource::peer, 0};
+    Member member{report.worker, report.address, ranges[i], StateSource::peer, 0, {}};
     if (from_state && report.step == start)
       member.source = StateSource::keep;
     else if (from_state && chosen[i]->reach() == start)
       member.source = StateSource::apply_voted;
     else if (!from_state && newest_checkpoint() < 0)
       member.source = StateSource::initial;
-    else if (!from_state && i == 0)
+    else if (!from_state && (i == 0 || options.sharded))
       member.source = StateSource::checkpoint;  // one reads, the others get it from there
+    if (from_state && options.sharded && member.source != StateSource::peer)
+      member.held = chosen[i]->parts_at(start);
     if (member.source != StateSource::peer) holders.push_back(member.worker);
     next->members.push_back(std::move(member));
   }

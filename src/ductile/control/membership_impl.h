@@ -27,6 +27,13 @@ struct WorkerRecord {
   bool halted_for(Generation generation) const { return report.promised >= generation; }
   // The step from which it can start by itself; -1: it has no state.
   int64_t reach() const { return report.step < 0 ? -1 : report.step + (report.voted ? 1 : 0); }
+  bool can_start(int64_t step) const {
+    return report.step >= 0 && (report.step == step || reach() == step);
+  }
+  // Sharded: what it would begin `step` with.
+  const Parts& parts_at(int64_t step) const {
+    return report.step == step ? report.held : report.next;
+  }
 };
 
 // A change of members under way: those of the last generation are being halted for `number`.
@@ -144,7 +151,17 @@ struct Membership::State {
   bool judge();
   std::vector<WorkerRecord*> choose(const std::vector<WorkerRecord*>& survivors,
                                     const std::vector<WorkerRecord*>& joined, int64_t start);
-  void form(std::vector<WorkerRecord*> chosen, int64_t start, bool from_state);
+  // Sharded: where the survivors can start from with all parts; -1: nowhere.
+  int64_t common_start(const std::vector<WorkerRecord*>& survivors);
+  bool cover(const std::vector<WorkerRecord*>& workers, int64_t start);
+  // Sharded: the survivors beside `chosen` without whom parts would be missing.
+  std::vector<WorkerRecord*> donors(const std::vector<WorkerRecord*>& chosen,
+                                    const std::vector<WorkerRecord*>& survivors, int64_t start);
+  bool holds_all(const WorkerRecord& worker);
+  // Sharded: nobody can save by itself, but those who can be reached have states.
+  bool parts_are_apart();
+  void form(std::vector<WorkerRecord*> chosen, const std::vector<WorkerRecord*>& donors,
+            int64_t start, bool from_state);
   void update_phase();
 
   // ---- checkpoints (membership_saves.cc)

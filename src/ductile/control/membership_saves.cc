@@ -77,7 +77,8 @@ void Membership::State::drop_unreadable(int64_t step) {
 
 WorkerRecord* Membership::State::done_worker() {
   for (WorkerRecord* worker : participants())
-    if (worker->reachable && worker->report.phase == WorkerPhase::done) return worker;
+    if (worker->reachable && worker->report.phase == WorkerPhase::done && holds_all(*worker))
+      return worker;
   return nullptr;
 }
 
@@ -90,7 +91,10 @@ void Membership::State::start_save(WorkerRecord& writer, int64_t at_step, const 
 void Membership::State::drive_saves() {
   if (save_task) {
     const WorkerRecord* writer = find(save_task->worker);
-    if (writer == nullptr || !writer->live()) save_task.reset();
+    const bool stands_still = phase == Phase::preempting || phase == Phase::finishing;
+    if (writer == nullptr || !writer->live() ||
+        (stands_still && (writer->report.step < 0 || !holds_all(*writer))))
+      save_task.reset();
   }
   if (phase == Phase::preempting)
     save_before_preempting();
@@ -103,9 +107,10 @@ void Membership::State::drive_saves() {
 void Membership::State::save_before_preempting() {
   const bool late = due(preempt_since + options.preempt_deadline);
   if (!late && (!change || !halted())) return;
+  if (!late && parts_are_apart()) return;  // another generation brings them together
   WorkerRecord* writer = nullptr;
   for (WorkerRecord* worker : participants())
-    if (worker->reachable && worker->report.step >= 0 &&
+    if (worker->reachable && worker->report.step >= 0 && (holds_all(*worker) || late) &&
         (writer == nullptr || worker->report.step > writer->report.step))
       writer = worker;
   if (writer == nullptr || writer->report.step <= newest_checkpoint()) {

@@ -448,5 +448,152 @@ TEST_F(MembershipTest, AWorkerWhoseHostDrainsIsReplacedWithoutLosingAStep) {
   EXPECT_EQ(job_->generation().start, 8);
 }
 
+// A job whose state is in eight parts; `held` by worker, of four workers and two copies at first.
+class ShardedTest : public MembershipTest {
+ protected:
+  ShardedTest() {
+    options_.sharded = true;
+    options_.checkpoints = {3};
+    job_.emplace(options_);
+  }
+  void hold(WorkerId worker, Parts held, Parts next = {}) {
+    reports_[worker].num_parts = 8;
+    reports_[worker].held = std::move(held);
+    reports_[worker].next = std::move(next);
+  }
+  void run_four() {
+    happen(StartJob{4});
+    for (WorkerId w = 1; w <= 4; ++w) say(w, WorkerPhase::ready);
+    hold(1, {{0, 2}, {6, 8}});
+    hold(2, {{0, 4}});
+    hold(3, {{2, 6}});
+    hold(4, {{4, 8}});
+    for (WorkerId w = 1; w <= 4; ++w) say(w, WorkerPhase::running, 1, 1, 5);
+    ASSERT_EQ(job_->phase(), Phase::running);
+  }
+  void halt(WorkerId worker, int64_t step = 5, bool voted = false) {
+    say(worker, WorkerPhase::halted, 1, 2, step, voted);
+  }
+  const GenerationPlan& plan() { return job_->generation(); }
+};
+
+TEST_F(ShardedTest, EveryoneReadsItsPartsOfTheCheckpoint) {
+  run_four();
+  EXPECT_EQ(plan().start, 3);
+  for (const Member& member : plan().members) EXPECT_EQ(member.source, StateSource::checkpoint);
+}
+
+TEST_F(ShardedTest, OneOfTwoCopiesIsEnough) {
+  run_four();
+  happen(WorkerExited{2, 0, 9});
+  for (const WorkerId w : {1, 3, 4}) halt(w);
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 5);
+  EXPECT_EQ(plan().members[1].source, StateSource::keep);
+  EXPECT_EQ(plan().members[1].held, (Parts{{2, 6}}));
+}
+
+TEST_F(ShardedTest, WherePartsAreGoneTheJobGoesBackToTheCheckpoint) {
+  run_four();
+  happen(WorkerExited{2, 0, 9});
+  happen(WorkerExited{3, 0, 9});  // parts 2 and 3 were theirs alone
+  halt(1);
+  halt(4);
+  pass(seconds(120));
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 3);
+  for (const Member& member : plan().members) EXPECT_EQ(member.source, StateSource::checkpoint);
+}
+
+TEST_F(ShardedTest, ItWaitsForASilentWorkerThatHasTheLastCopy) {
+  run_four();
+  happen(WorkerExited{2, 0, 9});
+  happen(ConnectionClosed{3});
+  halt(1);
+  halt(4);
+  EXPECT_EQ(plan().number, 1u);
+  halt(3);  // it is back
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 5);
+}
+
+TEST_F(ShardedTest, AStepThatTooFewVotedForIsGivenUp) {
+  run_four();
+  happen(WorkerExited{2, 0, 9});
+  hold(1, {{0, 2}, {6, 8}}, {{0, 2}, {6, 8}});
+  halt(1, 5, true);
+  halt(3);
+  halt(4);
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 5);
+  EXPECT_EQ(plan().members[0].source, StateSource::keep);
+}
+
+TEST_F(ShardedTest, AStepThatAllVotedForIsKept) {
+  run_four();
+  happen(WorkerExited{2, 0, 9});
+  hold(1, {{0, 8}}, {{0, 2}, {6, 8}});
+  halt(1, 5, true);
+  halt(3, 6);  // it has applied it
+  hold(4, {{4, 8}}, {{4, 8}});
+  halt(4, 5, true);
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 6);
+  EXPECT_EQ(plan().members[0].source, StateSource::apply_voted);
+  EXPECT_EQ(plan().members[0].held, (Parts{{0, 2}, {6, 8}}));
+}
+
+TEST_F(ShardedTest, WhoIsTooManyHandsItsPartsOverAndLeavesAGenerationLater) {
+  run_four();
+  happen(ResizeJob{1});
+  ASSERT_EQ(told<Halt>().size(), 4u);
+  EXPECT_TRUE(told<Halt>()[0].second.at_boundary);
+  for (WorkerId w = 1; w <= 4; ++w) halt(w);
+  EXPECT_EQ(plan().number, 2u);
+  ASSERT_EQ(plan().members.size(), 3u);  // worker 4 has nothing that the others lack
+  EXPECT_EQ(plan().members[0].ranks, (RankRange{0, 8}));
+  EXPECT_EQ(plan().members[1].ranks, (RankRange{8, 8}));
+  EXPECT_EQ(plan().members[2].ranks, (RankRange{8, 8}));
+  EXPECT_EQ(job_->phase(), Phase::resizing);
+  hold(1, {{0, 8}});
+  hold(2, {});
+  hold(3, {});
+  for (WorkerId w = 1; w <= 3; ++w) say(w, WorkerPhase::running, 2, 2, 6);
+  for (WorkerId w = 1; w <= 3; ++w) say(w, WorkerPhase::halted, 2, 3, 7);
+  EXPECT_EQ(plan().number, 3u);
+  EXPECT_EQ(plan().members.size(), 1u);
+  EXPECT_EQ(job_->phase(), Phase::running);
+}
+
+TEST_F(ShardedTest, APreemptedJobIsSavedByWhomAllPartsWereBroughtTo) {
+  run_four();
+  happen(PreemptJob{});
+  ASSERT_EQ(told<Halt>().size(), 4u);
+  EXPECT_TRUE(told<Halt>()[0].second.gather);
+  for (const WorkerId w : {2, 3, 4}) halt(w, 6);
+  hold(1, {{0, 8}});
+  halt(1, 6);
+  const auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0].first, 1u);
+}
+
+TEST_F(ShardedTest, APreemptionThatALossCameBetweenBringsThePartsTogetherFirst) {
+  run_four();
+  happen(PreemptJob{});
+  happen(WorkerExited{1, 0, 9});
+  for (const WorkerId w : {2, 3, 4}) halt(w);
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 5);
+  EXPECT_EQ(job_->phase(), Phase::preempting);
+  for (const WorkerId w : {2, 3, 4}) say(w, WorkerPhase::restoring, 2, 2, 5);
+  EXPECT_TRUE(told<Halt>().empty());
+  say(2, WorkerPhase::running, 2, 2, 5);
+  say(3, WorkerPhase::running, 2, 2, 5);
+  say(4, WorkerPhase::running, 2, 2, 5);
+  ASSERT_EQ(told<Halt>().size(), 3u);
+  EXPECT_TRUE(told<Halt>()[0].second.gather);
+}
+
 }  // namespace
 }  // namespace ductile::control

@@ -21,11 +21,29 @@ const Words<SaveStatus::State> kSaveStates = {{SaveStatus::State::none, "none"},
                                               {SaveStatus::State::written, "written"},
                                               {SaveStatus::State::failed, "failed"}};
 
+json to_json(const Parts& parts) {
+  json list = json::array();
+  for (const PartRange& part : parts) list.push_back({part.begin, part.end});
+  return list;
+}
+
+Parts parts_from_json(const json& list) {
+  Parts parts;
+  for (const json& part : list) {
+    if (!part.is_array() || part.size() != 2 || !part[0].is_number_integer() ||
+        !part[1].is_number_integer())
+      fail(ErrorCode::invalid_argument, "parts: not a list of [begin, end]");
+    parts.push_back({part[0].get<int64_t>(), part[1].get<int64_t>()});
+  }
+  return parts;
+}
+
 json body(const Ack& ack) { return {{"instruction", "ack"}, {"sequence", ack.sequence}}; }
 json body(const Halt& halt) {
   return {{"instruction", "halt"},
           {"generation", halt.generation},
           {"at_boundary", halt.at_boundary},
+          {"gather", halt.gather},
           {"reason", halt.reason}};
 }
 json body(const Enter& enter) {
@@ -41,6 +59,21 @@ json body(const Save& save) {
 json body(const Stop& stop) { return {{"instruction", "stop"}, {"reason", stop.reason}}; }
 
 }  // namespace
+
+bool covers(const std::vector<const Parts*>& held, int64_t num_parts) {
+  int64_t reached = 0;
+  for (bool more = true; more && reached < num_parts;) {
+    more = false;
+    for (const Parts* parts : held) {
+      for (const PartRange& part : *parts) {
+        if (part.begin > reached || part.end <= reached) continue;
+        reached = part.end;
+        more = true;
+      }
+    }
+  }
+  return num_parts > 0 && reached >= num_parts;
+}
 
 const Member* GenerationPlan::find(WorkerId worker) const {
   for (const Member& member : members)
@@ -64,7 +97,8 @@ json to_json(const GenerationPlan& plan) {
                        {"begin", member.ranks.begin},
                        {"end", member.ranks.end},
                        {"source", to_string(member.source)},
-                       {"feeder", member.feeder}});
+                       {"feeder", member.feeder},
+                       {"held", to_json(member.held)}});
   return {{"number", plan.number}, {"start", plan.start}, {"members", std::move(members)}};
 }
 
@@ -82,6 +116,7 @@ GenerationPlan plan_from_json(const json& value) {
     from.read("end", member.ranks.end);
     from.read("source", member.source, kSources);
     from.read("feeder", member.feeder);
+    member.held = parts_from_json(from.array("held"));
     plan.members.push_back(std::move(member));
   }
   return plan;
@@ -96,6 +131,9 @@ json to_json(const Report& report) {
           {"promised", report.promised},
           {"step", report.step},
           {"voted", report.voted},
+          {"num_parts", report.num_parts},
+          {"held", to_json(report.held)},
+          {"next", to_json(report.next)},
           {"suspects", report.suspects},
           {"save",
            {{"attempt", report.save.attempt},
@@ -119,6 +157,9 @@ Report report_from_json(const json& value) {
   in.read("promised", report.promised);
   in.read("step", report.step);
   in.read("voted", report.voted);
+  in.read("num_parts", report.num_parts);
+  report.held = parts_from_json(in.array("held"));
+  report.next = parts_from_json(in.array("next"));
   for (const json& suspect : in.array("suspects")) {
     if (!suspect.is_number_unsigned())
       fail(ErrorCode::invalid_argument, "report: 'suspects' is not a list of worker ids");
@@ -158,6 +199,7 @@ Instruction instruction_from_json(const json& value) {
     Halt halt;
     in.read("generation", halt.generation);
     in.read("at_boundary", halt.at_boundary);
+    in.read("gather", halt.gather);
     in.read("reason", halt.reason);
     instruction.what = halt;
   } else if (kind == "enter") {

@@ -24,6 +24,17 @@ using WorkerId = uint64_t;    // one process: given by the controller at launch,
 using Generation = uint64_t;  // 1, 2, ...: the fencing token; 0 is none
 using Time = std::chrono::microseconds;  // a clock that never goes back; see Membership
 
+// A sharded job: the optimiser's state is cut into parts 0 .. n - 1, and a worker holds some of
+// them (ascending, not touching each other). docs/design/008-sharded-updates.md
+struct PartRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const PartRange&) const = default;
+};
+using Parts = std::vector<PartRange>;
+// Whether these together are all `num_parts`, at least one.
+bool covers(const std::vector<const Parts*>& held, int64_t num_parts);
+
 // Where a member of a new generation gets the state at the generation's first step from.
 enum class StateSource {
   keep,         // it has it
@@ -37,9 +48,10 @@ enum class StateSource {
 struct Member {
   WorkerId worker = 0;
   std::string address;  // as the worker reported it; opaque here
-  RankRange ranks;      // the virtual ranks it hosts
+  RankRange ranks;      // the virtual ranks it hosts; sharded: none where it only hands parts over
   StateSource source = StateSource::keep;
   WorkerId feeder = 0;  // with StateSource::peer
+  Parts held{};         // sharded, keep or apply_voted: what it has of the state before `start`
   bool operator==(const Member&) const = default;
 };
 
@@ -81,6 +93,9 @@ struct Report {
   Generation promised = 0;         // it does nothing any more in a generation below this one
   int64_t step = -1;               // it holds the state before this step; -1: it holds none
   bool voted = false;              // and the whole reduction of this step, not applied yet
+  int64_t num_parts = 0;           // sharded: of the whole state; 0: not known yet
+  Parts held;                      // sharded: what it has of the state before `step`
+  Parts next;                      // sharded, voted: and what it would have of the one after
   std::vector<WorkerId> suspects;  // halted: the peers it could not reach
   SaveStatus save;
   int64_t unreadable = -1;  // the step of a checkpoint that it could not restore
@@ -100,6 +115,7 @@ struct Halt {  // promise `generation`: do nothing more in an older one
   Generation generation = 0;
   bool at_boundary = false;  // finish the step under way, with all members; else give it up now
   std::string reason;
+  bool gather = false;  // sharded, at_boundary: and bring all parts to the leader, for a checkpoint
   bool operator==(const Halt&) const = default;
 };
 struct Enter {  // the worker is a member of this generation

@@ -18,7 +18,7 @@ using nlohmann::json;
 GenerationPlan some_plan() {
   return {7,
           41,
-          {{3, "10.0.0.1:99", {0, 3}, StateSource::apply_voted, 0},
+          {{3, "10.0.0.1:99", {0, 3}, StateSource::apply_voted, 0, {{0, 4}, {7, 8}}},
            {5, "shm", {3, 8}, StateSource::peer, 3}}};
 }
 
@@ -32,6 +32,9 @@ Report some_report() {
   report.promised = 7;
   report.step = 40;
   report.voted = true;
+  report.num_parts = 8;
+  report.held = {{0, 4}, {7, 8}};
+  report.next = {{2, 3}};
   report.suspects = {4, 5};
   report.save = {2, SaveStatus::State::failed, 40, "disk full"};
   report.unreadable = 30;
@@ -44,6 +47,7 @@ Report some_report() {
 std::vector<Instruction> some_instructions() {
   return {{1, 3, Ack{12}},
           {1, 3, Halt{7, true, "from 1 to 2 workers"}},
+          {1, 3, Halt{8, true, "preemption", true}},
           {2, 5, Enter{std::make_shared<GenerationPlan>(some_plan()), "worker 4 is gone"}},
           {2, 5, Save{7, 3, 100, "time for one"}},
           {2, 5, Stop{"finished"}}};
@@ -63,6 +67,16 @@ std::vector<Event> some_events() {
           CheckpointPublished{40},
           PublishFailed{40, "disk full"},
           Tick{}};
+}
+
+TEST(Protocol, PartsCoverAStateWhereNoneIsMissing) {
+  const Parts low = {{0, 2}}, high = {{3, 5}}, middle = {{1, 4}};
+  EXPECT_TRUE(covers({&low, &high, &middle}, 5));
+  EXPECT_TRUE(covers({&high, &middle, &low}, 5));
+  EXPECT_FALSE(covers({&high, &low}, 5));
+  EXPECT_FALSE(covers({&middle, &high}, 5));
+  EXPECT_FALSE(covers({&low, &middle}, 5));
+  EXPECT_FALSE(covers({&low}, 0));  // not known yet
 }
 
 TEST(Protocol, ReportsAndInstructionsSurviveTheWire) {

@@ -35,6 +35,9 @@ void Simulation::draw_scenario() {
   options_.resend = milliseconds(15);
   if (chance(0.4)) options_.checkpoint_steps = between(1, 4);
   if (chance(0.3)) options_.checkpoint_every = span(10'000, 60'000);
+  sharded_ = chance(0.4) || mutation_ == Mutation::parts_are_claimed;
+  copies_ = chance(0.5) ? 2 : 1;
+  options_.sharded = sharded_;
   worker_lease_ = mutation_ == Mutation::no_lease ? std::chrono::hours(1) : options_.lease;
   step_time_ = span(2'000, 12'000);
   data_deadline_ = span(40'000, 90'000);
@@ -141,11 +144,16 @@ void Simulation::handle(Item& item) {
       }
       break;
     case Kind::stalled:
-      if (process != nullptr && item.token == process->token) {
+      if (process != nullptr && item.token == process->token && process->gathering) {
+        end_gathering(item.worker, *process);
+        close_connections(item.worker, *process);
+      } else if (process != nullptr && item.token == process->token) {
         PeerLost lost{process->plan->number, {}, "a peer kept silent"};
         const auto& have = process->machine.voted() ? process->voted : process->contributed;
         for (size_t i = 0; i < process->plan->members.size(); ++i)
-          if (process->restoring
+          if (process->restoring && sharded_
+                  ? process->waits_for.count(process->plan->members[i].worker) != 0
+              : process->restoring
                   ? process->plan->members[i].worker == process->plan->find(item.worker)->feeder
                   : !have[i])
             lost.suspects.push_back(process->plan->members[i].worker);
@@ -160,6 +168,7 @@ void Simulation::handle(Item& item) {
       options.address = "w";
       options.heartbeat = milliseconds(30);
       options.lease = worker_lease_;
+      options.sharded = sharded_;
       auto& born = processes_[item.worker];
       born = std::make_unique<Process>(options);
       feed_worker(item.worker, *born, Beat{});
@@ -293,20 +302,30 @@ void Simulation::on_plan(const GenerationPlan& plan) {
           plans_.empty() ? 0 : plans_.rbegin()->first);
   int64_t at = 0;
   bool from_state = false;
+  uint32_t parts = 0;
   for (const Member& member : plan.members) {
     require(member.ranks.begin == at, "generation {}: virtual rank {} has no host, or two",
             plan.number, at);
     at = member.ranks.end;
-    from_state |= member.source == StateSource::keep || member.source == StateSource::apply_voted;
+    const bool holder =
+        member.source == StateSource::keep || member.source == StateSource::apply_voted;
+    from_state |= holder;
+    if (holder) parts |= bits_of(member.held);
   }
+  require(!sharded_ || !from_state || parts == kAllParts,
+          "generation {} starts without all parts of the state", plan.number);
   require(at == virtual_ranks_, "generation {}: virtual rank {} has no host", plan.number, at);
   if (from_state) {
-    require(plan.start >= max_committed_, "generation {} starts at {}, but {} was committed",
+    // A member that was lost may have taken along the only copy of a part of the newest state.
+    // Where nobody alive has applied that step, all go back to the one before.
+    const int64_t lost = sharded_ ? 1 : 0;
+    require(plan.start >= max_committed_ - lost, "generation {} starts at {}, but {} was committed",
             plan.number, plan.start, max_committed_);
+    max_committed_ = std::min(max_committed_, plan.start);
     result_.redone += std::max<int64_t>(max_begun_ + 1 - plan.start, 0);
     // One fault costs one step at most. Only a second one, of the single survivor that held the
     // reduction of a step not committed yet, can cost that step, too.
-    require(max_begun_ + 1 - plan.start <= std::max<int64_t>(1, faults_since_commit_),
+    require(max_begun_ + 1 - plan.start <= lost + std::max<int64_t>(1, faults_since_commit_),
             "generation {} starts at {}, {} was begun", plan.number, plan.start, max_begun_);
     max_begun_ = plan.start - 1;
   } else {
@@ -400,6 +419,8 @@ std::string_view to_string(Mutation mutation) {
       return "promise_is_not_kept";
     case Mutation::votes_are_forgotten:
       return "votes_are_forgotten";
+    case Mutation::parts_are_claimed:
+      return "parts_are_claimed";
   }
   return "?";
 }

@@ -34,6 +34,27 @@ inline uint64_t leaf(uint64_t state, int64_t step, int64_t rank) {
   return scramble(state ^ scramble(static_cast<uint64_t>(step * 1000 + rank + 1)));
 }
 
+// The parts of a sharded job's state.
+constexpr int64_t kNumParts = 6;
+constexpr uint32_t kAllParts = (1u << kNumParts) - 1;
+inline uint32_t bits_of(const Parts& parts) {
+  uint32_t bits = 0;
+  for (const PartRange& range : parts)
+    for (int64_t p = range.begin; p < range.end; ++p) bits |= 1u << p;
+  return bits;
+}
+inline Parts parts_of(uint32_t bits) {
+  Parts parts;
+  for (int64_t p = 0; p < kNumParts; ++p) {
+    if ((bits >> p & 1) == 0) continue;
+    if (!parts.empty() && parts.back().end == p)
+      ++parts.back().end;
+    else
+      parts.push_back({p, p + 1});
+  }
+  return parts;
+}
+
 struct Violation {
   std::string text;
 };
@@ -54,7 +75,7 @@ enum class Kind : uint8_t {
 };
 
 struct DataMessage {
-  enum class What : uint8_t { contribution, vote, state };
+  enum class What : uint8_t { contribution, vote, state, parts, gathered };
   What what = What::contribution;
   Generation generation = 0;
   int64_t step = 0;
@@ -62,6 +83,8 @@ struct DataMessage {
   RankRange ranks;
   uint64_t state = 0;
   Generation stop = 0;
+  size_t writer = 0;   // of a vote: 1 + the rank at which the parts are to be gathered
+  uint32_t parts = 0;  // of the state, as bits
 };
 
 using Payload = std::variant<std::monostate, Event, WorkerEvent, DataMessage>;
@@ -97,6 +120,16 @@ struct Process {
   int64_t reduction_step = -1;
   bool restoring = false;
   std::vector<DataMessage> early;
+
+  // Of a sharded job: parts as bits.
+  uint32_t held = 0;  // of the state of state_step
+  uint32_t next = 0;  // of the reduction, hence of the state after it
+  uint32_t missing = 0, arrived = 0;
+  bool fed = true;
+  std::set<WorkerId> waits_for;
+  size_t writer = 0;
+  bool gathering = false;
+  Restored applied;  // what is said once the parts are gathered
 };
 
 struct Cut {
@@ -157,6 +190,11 @@ class Simulation {
   }
   void run_step(WorkerId id, Process& process, const RunStep& command);
   void restore_state(WorkerId id, Process& process, const Restore& command);
+  void exchange_parts(WorkerId id, Process& process, const Restore& command);
+  void parts_arrived(WorkerId id, Process& process, const DataMessage& message);
+  void after_apply(WorkerId id, Process& process, const Apply& command);
+  void end_gathering(WorkerId id, Process& process);
+  uint32_t parts_of(const GenerationPlan& plan, WorkerId id) const;
   void send_data(WorkerId from, WorkerId to, DataMessage message);
   void take_data(WorkerId id, Process& process, const DataMessage& message);
   void look_at_early(WorkerId id, Process& process);
@@ -184,6 +222,8 @@ class Simulation {
   double loss_ = 0, doubling_ = 0, slow_ = 0, slow_join_ = 0, launch_failure_ = 0, unconfirmed_ = 0,
          torn_outcome_ = 0;
   bool restarts_ = false;
+  bool sharded_ = false;
+  size_t copies_ = 1;  // of each part
   std::vector<uint64_t> truth_;
 
   // The world.

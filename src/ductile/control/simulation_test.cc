@@ -105,7 +105,8 @@ INSTANTIATE_TEST_SUITE_P(Simulation, BrokenMachine,
                          testing::Values(Mutation::commit_without_vote, Mutation::worker_publishes,
                                          Mutation::no_generation_check, Mutation::saves_are_lost,
                                          Mutation::no_lease, Mutation::promise_is_not_kept,
-                                         Mutation::votes_are_forgotten),
+                                         Mutation::votes_are_forgotten,
+                                         Mutation::parts_are_claimed),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace

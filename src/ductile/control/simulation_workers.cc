@@ -1,5 +1,6 @@
 // The workers with their step loops, the network between them, and the faults.
 #include <algorithm>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -76,6 +77,10 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
     message.step = vote->step;
     message.from = id;
     message.stop = vote->stop;
+    if (vote->gather == CastVote::Gather::at_leader) message.writer = 1;
+    if (vote->gather == CastVote::Gather::here)
+      message.writer =
+          1 + static_cast<size_t>(process.plan->find(id) - process.plan->members.data());
     for (const Member& member : process.plan->members) send_data(id, member.worker, message);
   } else if (auto* apply = std::get_if<Apply>(&command)) {
     check_commit(id, *apply);
@@ -87,15 +92,17 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
     process.state = process.reduction;
     process.state_step = apply->step + 1;
     check_state(id, process);
-    loop_event(id, process, span(50, 800),
-               Restored{apply->generation, apply->step + 1, apply->step + 1 == steps_});
+    after_apply(id, process, *apply);
   } else if (auto* abandon = std::get_if<Abandon>(&command)) {
     close_connections(id, process);
     ++process.token;
+    process.writer = 0;
+    if (sharded_) process.restoring = false;
     loop_event(id, process, span(10, 3'000), Abandoned{abandon->generation});
   } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
     require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
             process.state_step);
+    require(!sharded_ || process.held == kAllParts, "worker {} saves without all parts", id);
     WorkerEvent answer = Saved{write->attempt, write->step};
     if (disk_full_until_ > now_)
       answer = SaveFailed{write->attempt, "disk full"};
@@ -121,6 +128,9 @@ void Simulation::run_step(WorkerId id, Process& process, const RunStep& command)
   process.voted.assign(command.plan->members.size(), false);
   process.sums.assign(static_cast<size_t>(virtual_ranks_), 0);
   process.stop = 0;
+  process.writer = 0;
+  require(!sharded_ || (parts_of(*command.plan, id) & ~process.held) == 0,
+          "worker {} runs step {} without its parts", id, command.step);
   require(process.state_step == command.step, "worker {} runs step {} with state {}", id,
           command.step, process.state_step);
   if (plans_.rbegin()->first == command.plan->number)
@@ -137,8 +147,13 @@ void Simulation::restore_state(WorkerId id, Process& process, const Restore& com
   ++process.token;
   process.plan = command.plan;
   process.restoring = true;
-  process.state_step = -1;
+  process.writer = 0;
   const int64_t start = command.plan->start;
+  const bool anew =
+      command.self.source == StateSource::checkpoint || command.self.source == StateSource::initial;
+  if (sharded_ && !anew) return exchange_parts(id, process, command);
+  process.state_step = -1;
+  process.held = 0;
   if (command.self.source == StateSource::peer) {
     schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
     look_at_early(id, process);
@@ -156,7 +171,137 @@ void Simulation::restore_state(WorkerId id, Process& process, const Restore& com
   }
   process.state_step = start;
   check_state(id, process);
-  loop_event(id, process, span(100, 5'000), Restored{command.plan->number, start, start == steps_});
+  if (sharded_) process.held = start == steps_ ? kAllParts : parts_of(*command.plan, id);
+  loop_event(id, process, span(100, 5'000),
+             Restored{command.plan->number, start, start == steps_, kNumParts,
+                      control::parts_of(process.held)});
+}
+
+// ---- A sharded job.
+
+// The members that host virtual ranks share the parts evenly; each part is at its owner and, with
+// two copies, at the one after it. At the end of the job the leader has all.
+uint32_t Simulation::parts_of(const GenerationPlan& plan, WorkerId id) const {
+  if (plan.start == steps_ && plan.members[0].worker == id) return kAllParts;
+  std::vector<WorkerId> hosts;
+  for (const Member& member : plan.members)
+    if (member.ranks.size() > 0) hosts.push_back(member.worker);
+  const auto n = static_cast<int64_t>(hosts.size());
+  uint32_t bits = 0;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    for (size_t c = 0; c < std::min(copies_, hosts.size()); ++c)
+      if (hosts[(i + c) % hosts.size()] == id)
+        bits |= bits_of({{kNumParts * at / n, kNumParts * (at + 1) / n}});
+  }
+  return bits;
+}
+
+// All members bring the parts to where the plan wants them: what each is told is enough to know who
+// sends what to whom.
+void Simulation::exchange_parts(WorkerId id, Process& process, const Restore& command) {
+  const GenerationPlan& plan = *command.plan;
+  process.fed = command.self.source != StateSource::peer;
+  if (!process.fed) {
+    process.state_step = -1;
+    process.held = 0;
+  } else {
+    require(process.state_step == plan.start, "worker {} keeps state {}, not {}", id,
+            process.state_step, plan.start);
+  }
+  process.missing = parts_of(plan, id) & ~process.held;
+  process.arrived = 0;
+  process.waits_for.clear();
+  if (!process.fed) process.waits_for.insert(command.self.feeder);
+  for (const Member& to : plan.members) {
+    DataMessage message;
+    message.what = DataMessage::What::parts;
+    message.generation = plan.number;
+    message.step = plan.start;
+    message.from = id;
+    message.state = process.state;
+    const uint32_t wanted = parts_of(plan, to.worker) & ~bits_of(to.held);
+    for (int64_t p = 0; p < kNumParts; ++p) {
+      const uint32_t bit = 1u << p;
+      if ((wanted & bit) == 0) continue;
+      const auto source = std::ranges::find_if(
+          plan.members, [&](const Member& m) { return (bits_of(m.held) & bit) != 0; });
+      if (source->worker == id) message.parts |= bit;
+      if (to.worker == id) process.waits_for.insert(source->worker);
+    }
+    require((message.parts & ~process.held) == 0, "worker {} is to give parts it does not have",
+            id);
+    if (message.parts != 0 || (to.source == StateSource::peer && to.feeder == id))
+      send_data(id, to.worker, message);
+  }
+  schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
+  look_at_early(id, process);
+  if (process.restoring && process.waits_for.empty()) parts_arrived(id, process, {});
+}
+
+void Simulation::parts_arrived(WorkerId id, Process& process, const DataMessage& message) {
+  process.waits_for.erase(message.from);
+  process.arrived |= message.parts;
+  if (!process.fed && message.from != 0) process.state = message.state;
+  if (mutation_ == Mutation::parts_are_claimed && process.fed && chance(0.2))
+    process.waits_for.clear();
+  if (!process.waits_for.empty()) return;
+  process.missing &= ~process.arrived;
+  process.held |= process.arrived;  // those of an exchange that fails are dropped
+  require(process.missing == 0 || mutation_ == Mutation::parts_are_claimed,
+          "worker {} did not get all parts", id);
+  const int64_t start = process.plan->start;
+  process.fed = true;
+  process.state_step = start;
+  ++process.token;
+  check_state(id, process);
+  const uint32_t claimed =
+      mutation_ == Mutation::parts_are_claimed ? process.held | process.missing : process.held;
+  process.missing = 0;
+  loop_event(id, process, span(100, 5'000),
+             Restored{process.plan->number, start, start == steps_, kNumParts,
+                      control::parts_of(claimed)});
+}
+
+// The parts go to the worker that all votes agreed on; who only catches up gathers nothing.
+void Simulation::after_apply(WorkerId id, Process& process, const Apply& command) {
+  const bool done = command.step + 1 == steps_;
+  process.applied = Restored{command.generation, command.step + 1, done};
+  if (!sharded_) return loop_event(id, process, span(50, 800), process.applied);
+  process.held = process.next;
+  const bool together = process.plan && process.plan->number == command.generation &&
+                        process.step == command.step && !process.restoring;
+  size_t writer = together ? std::exchange(process.writer, 0) : 0;
+  if (together && done) writer = 1;
+  if (writer != 0) {
+    const WorkerId to = process.plan->members[writer - 1].worker;
+    DataMessage message;
+    message.what = DataMessage::What::gathered;
+    message.generation = command.generation;
+    message.step = command.step + 1;
+    message.from = id;
+    message.parts = process.held;
+    if (to == id) {
+      process.gathering = true;
+      schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
+      look_at_early(id, process);
+      if (process.held == kAllParts && process.gathering) end_gathering(id, process);
+      return;
+    }
+    send_data(id, to, message);
+    // As long as the leader does not have all parts, the job is not done here either.
+  }
+  process.applied.num_parts = kNumParts;
+  process.applied.held = control::parts_of(process.held);
+  loop_event(id, process, span(50, 800), process.applied);
+}
+
+void Simulation::end_gathering(WorkerId id, Process& process) {
+  process.gathering = false;
+  ++process.token;
+  process.applied.num_parts = kNumParts;
+  process.applied.held = control::parts_of(process.held);
+  loop_event(id, process, span(50, 800), process.applied);
 }
 
 void Simulation::send_data(WorkerId from, WorkerId to, DataMessage message) {
@@ -193,6 +338,18 @@ void Simulation::take_data(WorkerId id, Process& process, const DataMessage& mes
                Restored{message.generation, message.step, message.step == steps_});
     return;
   }
+  if (message.what == DataMessage::What::parts) {
+    if (!here || !process.restoring || message.generation != current) return later();
+    if (process.waits_for.count(message.from) != 0) parts_arrived(id, process, message);
+    return;
+  }
+  if (message.what == DataMessage::What::gathered) {
+    if (message.generation != current || message.step != process.state_step || !process.gathering)
+      return later();
+    process.held |= message.parts;
+    if (process.held == kAllParts) end_gathering(id, process);
+    return;
+  }
   if (!here || process.restoring || message.step != process.step) return later();
   const Member* member = process.plan->find(message.from);
   if (member == nullptr) return;
@@ -208,10 +365,14 @@ void Simulation::take_data(WorkerId id, Process& process, const DataMessage& mes
     process.reduction = process.state;
     for (uint64_t sum : process.sums) process.reduction = scramble(process.reduction ^ sum);
     process.reduction_step = process.step;
-    loop_event(id, process, Time{0}, Reduced{current, process.step});
+    if (sharded_) process.next = parts_of(*process.plan, id);
+    loop_event(id, process, Time{0},
+               Reduced{current, process.step, control::parts_of(process.next)});
   } else {
     process.voted[from] = true;
-    process.stop = std::max(process.stop, message.stop);
+    // One word, as the real votes are: a wish to stop hides wishes to save.
+    std::tie(process.stop, process.writer) =
+        std::max(std::pair(process.stop, process.writer), std::pair(message.stop, message.writer));
     if (std::find(process.voted.begin(), process.voted.end(), false) == process.voted.end())
       loop_event(id, process, Time{0}, AllVoted{current, process.step, process.stop});
   }

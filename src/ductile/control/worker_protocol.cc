@@ -32,6 +32,9 @@ void WorkerProtocol::send_report(Time now) {
   report.promised = promised_;
   report.step = step_;
   report.voted = voted_;
+  report.num_parts = num_parts_;
+  report.held = held_;
+  if (voted_) report.next = next_;
   report.suspects = suspects_;
   report.save = save_;
   report.unreadable = unreadable_;
@@ -66,10 +69,12 @@ void WorkerProtocol::follow(const Ack& ack) {
 
 void WorkerProtocol::follow(const Halt& halt) {
   if (halt.generation <= generation_ || halt.generation < promised_) return;
-  if (halt.at_boundary && phase_ == WorkerPhase::running)
+  if (halt.at_boundary && phase_ == WorkerPhase::running) {
     stop_ = std::max(stop_, halt.generation);
-  else
+    stop_gathers_ = halt.gather;
+  } else {
     promise(halt.generation);
+  }
 }
 
 void WorkerProtocol::follow(const Enter& enter) {
@@ -132,10 +137,15 @@ void WorkerProtocol::enter_if_free() {
   report_due_ = true;
   const Member& self = *plan_->find(options_.worker);
   phase_ = WorkerPhase::restoring;
+  const bool anew = self.source == StateSource::checkpoint || self.source == StateSource::initial;
   // What it holds decides, not what it held when the plan was made: an Apply may have ended since.
-  if (step_ == plan_->start) {
+  if (step_ == plan_->start && !options_.sharded) {
     go_on();
-  } else if (step_ + 1 == plan_->start && voted_) {
+  } else if (step_ == plan_->start && !anew) {
+    voted_ = false;  // a step that too few voted for, to bring its parts together, is redone
+    activity_ = Activity::restoring;
+    commands_.push_back(Restore{plan_, self});
+  } else if (step_ + 1 == plan_->start && voted_ && !(options_.sharded && anew)) {
     activity_ = Activity::applying;
     commands_.push_back(Apply{generation_, step_});
   } else if (self.source == StateSource::keep || self.source == StateSource::apply_voted) {
@@ -144,6 +154,7 @@ void WorkerProtocol::enter_if_free() {
     step_ = -1;
     voted_ = false;
     done_ = false;
+    held_.clear();
     activity_ = Activity::restoring;
     commands_.push_back(Restore{plan_, self});
   }
@@ -151,7 +162,7 @@ void WorkerProtocol::enter_if_free() {
 
 // Between two steps, with the state before step_.
 void WorkerProtocol::go_on() {
-  if (!fed_) {
+  if (!fed_ && !options_.sharded) {
     fed_ = true;
     std::vector<WorkerId> to;
     for (const Member& member : plan_->members)
@@ -178,6 +189,7 @@ void WorkerProtocol::save_if_due() {
     return;
   }
   if (phase_ == WorkerPhase::running && step_ < pending_save_->at_step) return;
+  if (!holds_all()) return;  // the next vote asks for the parts
   save_ = {pending_save_->attempt, SaveStatus::State::saving, step_, ""};
   pending_save_.reset();
   commands_.push_back(WriteCheckpoint{save_.attempt, std::max(generation_, promised_), step_});
@@ -185,6 +197,12 @@ void WorkerProtocol::save_if_due() {
 }
 
 // ---- The step loop.
+
+CastVote::Gather WorkerProtocol::gather_wish() const {
+  if (!options_.sharded) return CastVote::Gather::no;
+  if (pending_save_ && step_ + 1 >= pending_save_->at_step) return CastVote::Gather::here;
+  return stop_ > generation_ && stop_gathers_ ? CastVote::Gather::at_leader : CastVote::Gather::no;
+}
 
 bool WorkerProtocol::may_step(Generation generation, int64_t step, Activity activity) const {
   return phase_ == WorkerPhase::running && activity_ == activity && generation == generation_ &&
@@ -206,8 +224,9 @@ void WorkerProtocol::on(const Loaded&, Time) {
 void WorkerProtocol::on(const Reduced& event, Time now) {
   if (!may_step(event.generation, event.step, Activity::stepping) || !has_lease(now)) return;
   voted_ = true;
+  next_ = event.next;
   activity_ = Activity::voting;
-  commands_.push_back(CastVote{generation_, step_, stop_ > generation_ ? stop_ : 0});
+  commands_.push_back(CastVote{generation_, step_, stop_ > generation_ ? stop_ : 0, gather_wish()});
 }
 
 void WorkerProtocol::on(const AllVoted& event, Time now) {
@@ -221,16 +240,26 @@ void WorkerProtocol::on(const AllVoted& event, Time now) {
 
 void WorkerProtocol::on(const Restored& event, Time) {
   if (event.generation != generation_) return;
-  if (activity_ == Activity::applying ? event.step != step_ + 1 : activity_ != Activity::restoring)
+  // In place of Reduced: an evaluation that was made up for showed that no step is left to run.
+  const bool nothing_left =
+      activity_ == Activity::stepping && event.done && event.step == step_ && !voted_;
+  if (activity_ == Activity::applying ? event.step != step_ + 1
+                                      : activity_ != Activity::restoring && !nothing_left)
     return;
+  const bool caught_up = activity_ == Activity::applying && phase_ == WorkerPhase::restoring;
   activity_ = Activity::none;
   step_ = event.step;
   voted_ = false;
   done_ = event.done;
+  num_parts_ = event.num_parts;
+  held_ = event.held;
   if (phase_ == WorkerPhase::halted) {
     report_due_ = true;
     save_if_due();
     enter_if_free();
+  } else if (caught_up && options_.sharded) {
+    activity_ = Activity::restoring;
+    commands_.push_back(Restore{plan_, *plan_->find(options_.worker)});
   } else {
     go_on();
   }

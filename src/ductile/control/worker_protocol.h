@@ -23,7 +23,9 @@ struct InstructionReceived {  // from the controller
 struct Restored {  // after Restore or Apply: the state before `step` is complete
   Generation generation = 0;
   int64_t step = 0;
-  bool done = false;  // it is the state after the last step
+  bool done = false;      // it is the state after the last step
+  int64_t num_parts = 0;  // sharded: of the whole state
+  Parts held{};           // sharded: what is here of it
 };
 struct RestoreFailed {  // the checkpoint cannot be read
   Generation generation = 0;
@@ -32,6 +34,7 @@ struct RestoreFailed {  // the checkpoint cannot be read
 struct Reduced {  // the whole reduction of `step` is in this worker's memory
   Generation generation = 0;
   int64_t step = 0;
+  Parts next{};  // sharded: all it needs of the reduction, to have these parts after Apply
 };
 struct AllVoted {  // the votes of all members for `step` have arrived
   Generation generation = 0;
@@ -69,15 +72,19 @@ using WorkerEvent =
 struct SendReport {
   Report report;
 };
-struct Restore {  // get the state before plan->start; answer Restored. While it is
-  std::shared_ptr<const GenerationPlan> plan;  // on the way the old state is gone
+// Get the state before plan->start; answer Restored. While it is on the way the old state is gone.
+// Sharded: every member is told so, also those that hold what they need, and those keep it: all
+// bring the parts to where the plan wants them, and feed those that have self.source == peer.
+struct Restore {
+  std::shared_ptr<const GenerationPlan> plan;
   Member self;
 };
 struct Feed {  // give the state before plan->start to each of these members
   std::shared_ptr<const GenerationPlan> plan;
   std::vector<WorkerId> to;
 };
-struct RunStep {  // compute own ranks, reduce; answer Reduced or PeerLost
+// Compute own ranks, reduce; answer Reduced or PeerLost, or Restored where the job turns out done.
+struct RunStep {
   std::shared_ptr<const GenerationPlan> plan;
   int64_t step = 0;
 };
@@ -85,6 +92,9 @@ struct CastVote {  // tell every member; answer AllVoted or PeerLost
   Generation generation = 0;
   int64_t step = 0;
   Generation stop = 0;  // not 0: halt after this step, for that generation
+  // Sharded: all parts are to be at one worker after this step, so that it can save.
+  enum class Gather { no, at_leader, here };
+  Gather gather = Gather::no;
 };
 struct Apply {  // apply the reduction of `step`; answer Restored with step + 1
   Generation generation = 0;
@@ -110,6 +120,7 @@ struct WorkerOptions {
   std::string address;
   Time heartbeat = std::chrono::milliseconds(200);
   Time lease = std::chrono::seconds(10);  // as MembershipOptions::lease
+  bool sharded = false;                   // as MembershipOptions::sharded
 };
 
 // One worker. Threads: one at a time; a step loop and a control thread share it under one lock, so
@@ -160,6 +171,8 @@ class WorkerProtocol {
   void save_if_due();
   bool may_step(Generation generation, int64_t step, Activity activity) const;
   bool has_lease(Time now);
+  bool holds_all() const { return !options_.sharded || covers({&held_}, num_parts_); }
+  CastVote::Gather gather_wish() const;
   void send_report(Time now);
 
   WorkerOptions options_;
@@ -170,11 +183,14 @@ class WorkerProtocol {
   bool exited_ = false;
   Generation generation_ = 0;
   Generation promised_ = 0;
-  Generation stop_ = 0;    // the wish, to be cast with the next vote, to halt for this generation
+  Generation stop_ = 0;  // the wish, to be cast with the next vote, to halt for this generation
+  bool stop_gathers_ = false;
   Generation agreed_ = 0;  // what the votes of the step said: all members halt after it
   int64_t step_ = -1;
   bool voted_ = false;
   bool done_ = false;
+  int64_t num_parts_ = 0;
+  Parts held_, next_;
   std::shared_ptr<const GenerationPlan> plan_;     // of generation_
   std::shared_ptr<const GenerationPlan> waiting_;  // entered once the loop has let go
   bool fed_ = false;                               // the members that plan_ has this one feed

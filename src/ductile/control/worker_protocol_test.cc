@@ -268,5 +268,89 @@ TEST_F(WorkerProtocolTest, RepeatsAJobErrorUntilItIsTold) {
   EXPECT_TRUE(last_.empty());
 }
 
+TEST_F(WorkerProtocolTest, AStepThatTurnsOutNotToBeThereEndsTheJob) {
+  begin();
+  tell(Restored{1, 0, true});  // in place of Reduced
+  EXPECT_EQ(machine_.phase(), WorkerPhase::done);
+  EXPECT_EQ(said<RunStep>(), nullptr);
+}
+
+class ShardedProtocolTest : public WorkerProtocolTest {
+ protected:
+  ShardedProtocolTest() {
+    WorkerOptions options{1, "here", milliseconds(200), seconds(10)};
+    options.sharded = true;
+    machine_ = WorkerProtocol(options);
+    tell(Beat{});
+    tell(Loaded{});
+    renew_lease();
+    enter(1, 0, StateSource::initial);
+    tell(Restored{1, 0, false, 4, {{0, 2}}});
+  }
+};
+
+TEST_F(ShardedProtocolTest, ReportsWhatItHasAndWhatItWillHave) {
+  EXPECT_EQ(report().num_parts, 4);
+  EXPECT_EQ(report().held, (Parts{{0, 2}}));
+  tell(Reduced{1, 0, {{0, 1}}});
+  now_ += milliseconds(300);
+  tell(Beat{});
+  EXPECT_EQ(report().held, (Parts{{0, 2}}));
+  EXPECT_EQ(report().next, (Parts{{0, 1}}));
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false, 4, {{0, 1}}});
+  EXPECT_EQ(report().held, (Parts{{0, 1}}));
+  EXPECT_TRUE(report().next.empty());
+}
+
+TEST_F(ShardedProtocolTest, BringsItsPartsIntoEachGenerationEvenIfItHasTheState) {
+  tell(Reduced{1, 0, {{0, 2}}});
+  hear(Halt{2, false, ""});
+  tell(Abandoned{1});
+  enter(2, 1, StateSource::apply_voted);
+  ASSERT_NE(said<Apply>(), nullptr);
+  EXPECT_EQ(said<Restore>(), nullptr);
+  tell(Restored{2, 1, false, 4, {{0, 2}}});
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_EQ(said<RunStep>(), nullptr);
+  EXPECT_EQ(machine_.step(), 1);  // it keeps what it has meanwhile
+  tell(Restored{2, 1, false, 4, {{0, 3}}});
+  EXPECT_NE(said<RunStep>(), nullptr);
+  EXPECT_EQ(report().held, (Parts{{0, 3}}));
+}
+
+TEST_F(ShardedProtocolTest, GoesBackToTheCheckpointWhateverItHas) {
+  tell(Reduced{1, 0, {{0, 2}}});
+  hear(Halt{2, false, ""});
+  tell(Abandoned{1});
+  enter(2, 0, StateSource::initial);
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_EQ(machine_.step(), -1);
+  EXPECT_FALSE(machine_.voted());
+  EXPECT_TRUE(report().held.empty());
+}
+
+TEST_F(ShardedProtocolTest, AsksForAllPartsBeforeItSaves) {
+  hear(Save{1, 1, -1, ""});
+  tell(Reduced{1, 0, {{0, 2}}});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::here);
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false, 4, {{0, 2}}});  // another wish came first
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  tell(Reduced{1, 1, {{0, 2}}});
+  tell(AllVoted{1, 1, 0});
+  tell(Restored{1, 2, false, 4, {{0, 4}}});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(said<WriteCheckpoint>()->step, 2);
+}
+
+TEST_F(ShardedProtocolTest, AHaltForACheckpointBringsThePartsToTheLeader) {
+  hear(Halt{2, true, "preemption", true});
+  tell(Reduced{1, 0, {{0, 2}}});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::at_leader);
+}
+
 }  // namespace
 }  // namespace ductile::control

@@ -8,21 +8,13 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/testing.h"
 #include "ductile/net/bytes_impl.h"
 
 namespace ductile::net {
 namespace {
 
-ErrorCode code_of(const std::function<void()>& f, std::string* text = nullptr) {
-  try {
-    f();
-  } catch (const Error& error) {
-    if (text != nullptr) *text = error.what();
-    return error.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 TEST(Secret, EqualBytesMakeEqualMacsAndEveryBitMatters) {
   const Secret a(std::string_view("0123456789abcdef"));

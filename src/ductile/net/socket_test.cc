@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/net/bytes_impl.h"
 
 namespace ductile::net {
@@ -19,16 +20,7 @@ using std::chrono::milliseconds;
 
 Deadline in(int ms) { return Clock::now() + milliseconds(ms); }
 
-ErrorCode code_of(const std::function<void()>& f, std::string* text = nullptr) {
-  try {
-    f();
-  } catch (const Error& error) {
-    if (text != nullptr) *text = error.what();
-    return error.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 TEST(Address, ReadsAndWritesBothFamilies) {
   EXPECT_EQ(Address::parse("10.0.0.2:80"), (Address{"10.0.0.2", 80}));

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::net {
@@ -20,16 +21,7 @@ const Secret& secret() {
   return s;
 }
 
-ErrorCode code_of(const std::function<void()>& f, std::string* text = nullptr) {
-  try {
-    f();
-  } catch (const Error& error) {
-    if (text != nullptr) *text = error.what();
-    return error.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 // A store as several processes see it: each call makes another client's view of the same one.
 struct Maker {
@@ -37,7 +29,7 @@ struct Maker {
   std::function<std::function<std::shared_ptr<Store>()>()> make;
 };
 
-class StoreConformance : public testing::TestWithParam<Maker> {
+class StoreConformance : public ::testing::TestWithParam<Maker> {
  protected:
   std::function<std::shared_ptr<Store>()> connect_ = GetParam().make();
 };
@@ -130,22 +122,22 @@ TEST_P(StoreConformance, ManyThreadsMayShareOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StoreConformance,
-                         testing::Values(Maker{"memory",
-                                               [] {
-                                                 std::shared_ptr<Store> store = make_memory_store();
-                                                 return [store] { return store; };
-                                               }},
-                                         Maker{"server",
-                                               [] {
-                                                 const auto server = std::make_shared<StoreServer>(
-                                                     Address{"127.0.0.1", 0}, secret(), "job");
-                                                 return [server]() -> std::shared_ptr<Store> {
-                                                   return connect_store(server->address(), secret(),
-                                                                        "job", in(10000));
-                                                 };
-                                               }}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, StoreConformance,
+    ::testing::Values(Maker{"memory",
+                            [] {
+                              std::shared_ptr<Store> store = make_memory_store();
+                              return [store] { return store; };
+                            }},
+                      Maker{"server",
+                            [] {
+                              const auto server = std::make_shared<StoreServer>(
+                                  Address{"127.0.0.1", 0}, secret(), "job");
+                              return [server]() -> std::shared_ptr<Store> {
+                                return connect_store(server->address(), secret(), "job", in(10000));
+                              };
+                            }}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(StoreServer, RefusesStrangersAndServesOn) {
   std::mutex mutex;

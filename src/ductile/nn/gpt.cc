@@ -6,12 +6,12 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 
 #include "ductile/base/error.h"
 #include "ductile/nn/init.h"
+#include "ductile/nn/layer_norm.h"
 #include "ductile/nn/layers.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/zoo_impl.h"
@@ -101,7 +101,7 @@ class Gpt : public LayerModel {
   }
 
   at::Tensor norm(const LayerNorm& layer, const at::Tensor& x) const {
-    return cast(at::layer_norm(x.to(at::kFloat), {dim_}, layer.weight, layer.bias, kEps));
+    return cast(ops::layer_norm(x.to(at::kFloat), layer.weight, layer.bias, kEps));
   }
 
   at::Tensor drop(const at::Tensor& x) const {

@@ -200,7 +200,16 @@ at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole) {
   return whole.narrow(-2, rows.begin, rows.size()).narrow(-1, cols.begin, cols.size());
 }
 
+at::Tensor remember(SpatialSplit& split, const at::Tensor& x, const WholeSize& whole) {
+  auto& known = split.sizes().known;
+  std::erase_if(known, [](const auto& k) { return k.tensor.expired(); });
+  known.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(x.getIntrusivePtr()), whole});
+  return x;
+}
+
 WholeSize whole_size(SpatialSplit& split, const at::Tensor& x) {
+  for (const auto& k : split.sizes().known)
+    if (k.tensor._unsafe_get_target() == x.unsafeGetTensorImpl()) return k.whole;
   double sums[2] = {static_cast<double>(x.size(-2)), static_cast<double>(x.size(-1))};
   split.sum(sums);
   const WholeSize whole{std::llround(sums[0]) / split.cols(), std::llround(sums[1]) / split.rows()};
@@ -212,6 +221,7 @@ WholeSize whole_size(SpatialSplit& split, const at::Tensor& x) {
          split.cell(), split.rows(), split.cols(), x.size(-2), x.size(-1), whole.height,
          whole.width, rows.size(), cols.size());
   }
+  remember(split, x, whole);
   return whole;
 }
 

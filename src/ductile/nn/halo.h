@@ -31,12 +31,26 @@ CutAxis cut_whole(int64_t size, int parts);
 // The own part, a view, of `whole` [.., H, W]: images, or labels of pixels.
 at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole);
 
-// Height and width of the whole activation of which x [.., h, w] is the own part: cells add theirs
-// up. Throws conflict if the own part is not part_of that.
 struct WholeSize {
   int64_t height, width;
 };
+
+// The size of the whole activations whose own parts are some tensors that are still in use. All
+// cells make and use theirs in the same order, so what one of them knows all of them know.
+struct SpatialSplit::Sizes {
+  struct Known {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // keeps the address from being used again
+    WholeSize whole;
+  };
+  std::vector<Known> known;
+};
+
+// Height and width of the whole activation of which x [.., h, w] is the own part. Where x is not
+// remembered, cells add theirs up, and x is. Throws conflict if the own part is not part_of that.
 WholeSize whole_size(SpatialSplit& split, const at::Tensor& x);
+
+// Returns x, and remembers the size of the whole.
+at::Tensor remember(SpatialSplit& split, const at::Tensor& x, const WholeSize& whole);
 
 // The pixels `need` of each cell, x [B,C,h,w] being what it holds; `fill` where there are none. A
 // view of x, or x itself, where no cell needs more than it holds. Differentiable: the gradients of

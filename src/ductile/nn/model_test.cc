@@ -2,17 +2,15 @@
 
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/from_blob.h>
 
 #include "ductile/base/error.h"
 #include "ductile/nn/init.h"
@@ -94,6 +92,11 @@ Batch batch_for(const ModelArgs& args, at::IntArrayRef shape, bool channels_last
   } else {
     b.x = hashed("input", shape).mul(std::sqrt(12.0)).to(at::kFloat);
     if (channels_last) b.x = b.x.contiguous(at::MemoryFormat::ChannelsLast);
+    if (args.options.name == "unet") {
+      const std::vector<int64_t> pixels = {shape[0], shape[2], shape[3]};
+      b.labels = hashed("labels", pixels).add(0.5).mul(classes).floor().to(at::kLong);
+      return b;
+    }
     b.labels = at::arange(shape[0], at::kLong).remainder(args.info.num_classes);
   }
   return b;
@@ -292,6 +295,8 @@ TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
       args.info = {1, 28, 28, 10, 0};
     } else if (help.reference.starts_with("32x32x3")) {
       args.info = {3, 32, 32, 10, 0};
+    } else if (help.reference.starts_with("64x64x3")) {
+      args.info = {3, 64, 64, 4, 0};
     } else {
       args.info = {3, 224, 224, 1000, 0};
     }
@@ -334,6 +339,64 @@ TEST(Loss, CountsWhatIsRightAndAveragesTokens) {
   expect_near(out.losses, {(2 * flat + peaked) / 3, flat}, 1e-6, "losses");
 }
 
+// The same network, written down in ATen's operators.
+at::Tensor plain_unet(Model& model, const at::Tensor& x) {
+  std::map<std::string, at::Tensor> p;
+  for (const NamedTensor& t : model.parameters()) p[t.name] = t.tensor;
+  const auto block = [&](const std::string& name, const std::string& index, const at::Tensor& in) {
+    const at::Tensor w = p.at(name + ".conv" + index + ".weight");
+    const at::Tensor y =
+        at::conv2d(in, w, {}, at::IntArrayRef{1, 1}, {w.size(2) / 2, w.size(2) / 2});
+    return at::batch_norm(y, p.at(name + ".bn" + index + ".weight"),
+                          p.at(name + ".bn" + index + ".bias"), {}, {}, true, 0.1, 1e-5, false)
+        .relu();
+  };
+  std::vector<at::Tensor> levels;
+  at::Tensor h = x;
+  for (const char* name : {"down1", "down2", "down3", "down4"}) {
+    if (!levels.empty()) h = at::max_pool2d(h, {2, 2}, {2, 2});
+    h = block(name, "2", block(name, "1", h));
+    levels.push_back(h);
+  }
+  for (int level = 3; level >= 1; --level) {
+    const std::string name = "up" + std::to_string(level);
+    h = block(name, "0", h);
+    h = h.repeat_interleave(2, 2).repeat_interleave(2, 3);
+    h = block(name, "2", block(name, "1", at::cat({levels[level - 1], h}, 1)));
+  }
+  return at::conv2d(h, p.at("head.weight"), p.at("head.bias"));
+}
+
+TEST(UNet, EqualsPlainOperatorsAndLearnsAClassForEachPixel) {
+  ModelArgs args = args_for("unet");
+  args.precision = "fp64";
+  const auto model = make_model(args);
+  const Batch b = batch_for(args, {2, 3, 24, 16});
+  const at::Tensor x = b.x.to(at::kDouble), logits = model->forward(x);
+  const at::Tensor want = plain_unet(*model, x);
+  ASSERT_EQ(logits.sizes(), at::IntArrayRef({2, 10, 24, 16}));
+  EXPECT_LT((logits - want).abs().max().item<double>(), 1e-12);
+
+  const LossOutput out = model->loss(logits, b.labels, 0.1);
+  const at::Tensor want_losses =
+      at::cross_entropy_loss(want, b.labels, {}, at::Reduction::None, -100, 0.1).mean({1, 2});
+  EXPECT_LT((out.losses - want_losses).abs().max().item<double>(), 1e-12);
+  EXPECT_EQ(out.predictions, 2 * 24 * 16);
+  EXPECT_EQ(out.correct, at::argmax(want, 1).eq(b.labels).sum().item<int64_t>());
+
+  const auto gradients = [&](const at::Tensor& losses) {
+    std::vector<at::Tensor> all;
+    for (NamedTensor& p : model->parameters()) p.tensor.mutable_grad() = at::Tensor();
+    losses.dot(at::tensor({0.3, 0.9}, at::kDouble)).backward();
+    for (NamedTensor& p : model->parameters()) all.push_back(p.tensor.grad());
+    return all;
+  };
+  const auto got = gradients(out.losses), expected = gradients(want_losses);
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_LT((got[i] - expected[i]).abs().max().item<double>(), 1e-11)
+        << model->parameters()[i].name;
+}
+
 TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
   const auto message = [](const ModelArgs& args) -> std::string {
     try {
@@ -356,6 +419,9 @@ TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
   args = args_for("gpt");
   args.options.heads = 3;
   EXPECT_NE(message(args).find("not divisible"), std::string::npos) << message(args);
+  args = args_for("unet");
+  args.info.width = 20;
+  EXPECT_NE(message(args).find("multiples of 8"), std::string::npos) << message(args);
   args = args_for("cnn");
   args.precision = "fp8";
   EXPECT_NE(message(args).find("fp32, bf16 or fp16"), std::string::npos) << message(args);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "ductile/nn/batch_group.h"
@@ -42,6 +43,7 @@ class SpatialSplit : public BatchGroup {
  public:
   // Cell row * cols + col of the grid.
   SpatialSplit(int rows, int cols, int cell);
+  ~SpatialSplit() override;
 
   int rows() const { return rows_; }
   int cols() const { return cols_; }
@@ -66,16 +68,21 @@ class SpatialSplit : public BatchGroup {
   virtual void exchange(std::span<const Outgoing> out, std::span<const Incoming> in,
                         const std::function<void()>& meanwhile) = 0;
 
+  struct Sizes;  // of activations, see halo.h
+  Sizes& sizes() { return *sizes_; }
+
  private:
   int rows_, cols_, cell_;
+  std::unique_ptr<Sizes> sizes_;
 };
 
 // The split that forward passes on this thread run in; nullptr: whole images. A backward pass runs
 // in the split of its forward pass, which must live until then.
 SpatialSplit* current_spatial_split();
 
-// Makes `split` (nullptr: none) the current one of this thread for the life of the scope, and the
-// batch group with it, unless the thread is in one already (which then has to hold all cells).
+// Makes `split` (nullptr, or one of a single cell: none) the current one of this thread for the
+// life of the scope, and the batch group with it, unless the thread is in one already (which then
+// has to hold all cells).
 class SpatialScope {
  public:
   explicit SpatialScope(SpatialSplit* split);

@@ -18,11 +18,18 @@ using torch::autograd::variable_list;
 int64_t as_int(SpatialSplit& split) { return reinterpret_cast<int64_t>(&split); }
 SpatialSplit& as_split(const c10::IValue& v) { return *reinterpret_cast<SpatialSplit*>(v.toInt()); }
 
-at::Tensor fetch_window(SpatialSplit& split, const at::Tensor& x, int64_t kernel, int64_t stride,
-                        int64_t padding, double fill) {
+// The pixels under a window, and the size of what it makes of them.
+struct Windowed {
+  at::Tensor pixels;
+  WholeSize out;
+};
+
+Windowed fetch_window(SpatialSplit& split, const at::Tensor& x, int64_t kernel, int64_t stride,
+                      int64_t padding, double fill) {
   const WholeSize whole = whole_size(split, x);
-  return fetch(split, x, cut_window(whole.height, split.rows(), kernel, stride, padding),
-               cut_window(whole.width, split.cols(), kernel, stride, padding), fill);
+  const CutAxis rows = cut_window(whole.height, split.rows(), kernel, stride, padding);
+  const CutAxis cols = cut_window(whole.width, split.cols(), kernel, stride, padding);
+  return {fetch(split, x, rows, cols, fill), {rows.out_size, cols.out_size}};
 }
 
 // Sums over the cells, in double: sum over cells of scale * x, on every cell.
@@ -62,25 +69,26 @@ struct ScaledGradient : Function<ScaledGradient> {
 
 at::Tensor conv2d(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
                   const at::Tensor& bias, int64_t stride, int64_t padding) {
-  const at::Tensor seen = fetch_window(split, x, w.size(2), stride, padding, 0);
+  const Windowed seen = fetch_window(split, x, w.size(2), stride, padding, 0);
   const SpatialScope local(nullptr);
-  return ops::conv2d(seen, w, bias, stride, 0);
+  return remember(split, ops::conv2d(seen.pixels, w, bias, stride, 0), seen.out);
 }
 
 at::Tensor conv_bn_act(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
                        int64_t stride, int64_t padding, const ops::BatchNorm& bn,
                        const at::Tensor& residual, bool relu, bool training) {
-  const at::Tensor seen = fetch_window(split, x, w.size(2), stride, padding, 0);
+  const Windowed seen = fetch_window(split, x, w.size(2), stride, padding, 0);
   const SpatialScope local(nullptr);  // the batch group stays
-  return ops::conv_bn_act(seen, w, stride, 0, bn, residual, relu, training);
+  return remember(split, ops::conv_bn_act(seen.pixels, w, stride, 0, bn, residual, relu, training),
+                  seen.out);
 }
 
 at::Tensor max_pool2d(SpatialSplit& split, const at::Tensor& x, int64_t kernel, int64_t stride,
                       int64_t padding) {
-  const at::Tensor seen =
+  const Windowed seen =
       fetch_window(split, x, kernel, stride, padding, -std::numeric_limits<double>::infinity());
   const SpatialScope local(nullptr);
-  return ops::max_pool2d(seen, kernel, stride, 0);
+  return remember(split, ops::max_pool2d(seen.pixels, kernel, stride, 0), seen.out);
 }
 
 at::Tensor global_avg_pool(SpatialSplit& split, const at::Tensor& x) {
@@ -92,9 +100,9 @@ at::Tensor global_avg_pool(SpatialSplit& split, const at::Tensor& x) {
 }
 
 at::Tensor subsample(SpatialSplit& split, const at::Tensor& x, int64_t stride) {
-  const at::Tensor seen = fetch_window(split, x, 1, stride, 0, 0);
+  const Windowed seen = fetch_window(split, x, 1, stride, 0, 0);
   const SpatialScope local(nullptr);
-  return ops::subsample(seen, stride);
+  return remember(split, ops::subsample(seen.pixels, stride), seen.out);
 }
 
 at::Tensor upsample_twice(SpatialSplit& split, const at::Tensor& x) {
@@ -106,10 +114,11 @@ at::Tensor upsample_twice(SpatialSplit& split, const at::Tensor& x) {
   const at::Tensor y = ops::upsample_twice(seen);
   const int row = split.cell() / split.cols(), col = split.cell() % split.cols();
   const Range h = rows.out[row], w = cols.out[col];
-  if (h.size() == y.size(2) && w.size() == y.size(3)) return y;
-  return y.narrow(2, h.begin - 2 * rows.need[row].begin, h.size())
-      .narrow(3, w.begin - 2 * cols.need[col].begin, w.size())
-      .contiguous(at::MemoryFormat::ChannelsLast);
+  // A pixel of which only one copy is the own part's was fetched whole.
+  const at::Tensor own = y.narrow(2, h.begin - 2 * rows.need[row].begin, h.size())
+                             .narrow(3, w.begin - 2 * cols.need[col].begin, w.size())
+                             .contiguous(at::MemoryFormat::ChannelsLast);
+  return remember(split, own, {rows.out_size, cols.out_size});
 }
 
 at::Tensor whole_image(SpatialSplit& split, const at::Tensor& x) {

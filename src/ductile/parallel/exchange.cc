@@ -6,6 +6,7 @@
 
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
+#include "ductile/comm/reduce_kernels.h"
 #include "ductile/comm/shm_collectives.h"
 #include "ductile/comm/shm_transport.h"
 
@@ -29,6 +30,44 @@ std::span<float> floats(std::byte* at, int64_t count) {
   return {reinterpret_cast<float*>(at), static_cast<size_t>(count)};
 }
 
+// The additions that make one sum of the pieces of all workers, which are in leaf order.
+std::vector<comm::Combine> additions(const ExchangeLayout& layout,
+                                     std::span<const LeafRange> pieces) {
+  if (layout.reduction == Reduction::canonical) {
+    return comm::combine_order(layout.num_virtual_ranks(), pieces);
+  }
+  std::vector<comm::Combine> steps;
+  for (size_t i = 1; i < pieces.size(); ++i) steps.push_back({0, static_cast<int>(i)});
+  return steps;
+}
+
+// out = the sum of `inputs`, vectors of n floats, by `steps`.
+void combine(std::span<const float* const> inputs, std::span<const comm::Combine> steps, float* out,
+             int64_t n) {
+  constexpr int64_t kPiece = 1024;  // of all values together in the cache next to the core
+  const int64_t num_pieces = (n + kPiece - 1) / kPiece;
+#pragma omp parallel if (num_pieces > 64)
+  {
+    std::vector<float> scratch(inputs.size() * kPiece);
+    std::vector<const float*> value(inputs.size());
+#pragma omp for schedule(static)
+    for (int64_t p = 0; p < num_pieces; ++p) {
+      const int64_t begin = p * kPiece, count = std::min(kPiece, n - begin);
+      for (size_t v = 0; v < inputs.size(); ++v) value[v] = inputs[v] + begin;
+      for (size_t s = 0; s < steps.size(); ++s) {
+        const auto left = static_cast<size_t>(steps[s].left);
+        const auto right = static_cast<size_t>(steps[s].right);
+        float* const to = s + 1 == steps.size() ? out + begin : &scratch[left * kPiece];
+        comm::add(DType::f32, reinterpret_cast<std::byte*>(to),
+                  reinterpret_cast<const std::byte*>(value[left]),
+                  reinterpret_cast<const std::byte*>(value[right]), static_cast<size_t>(count));
+        value[left] = to;
+      }
+      if (steps.empty()) std::copy_n(value[0], count, out + begin);
+    }
+  }
+}
+
 class SharedExchange final : public Exchange {
  public:
   SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout)
@@ -40,11 +79,9 @@ class SharedExchange final : public Exchange {
       partials_.push_back(arena_->allocate(vector_bytes(layout_)));
     }
     for (size_t r = 0; r < layout_.cut.size(); ++r) vote_bounds_.push_back(r);
-    if (layout_.reduction == Reduction::fast) {
-      sum_ = partials_.front();
-      return;
-    }
-    sum_ = arena_->allocate(vector_bytes(layout_));
+    const bool in_place = layout_.reduction == Reduction::fast && !layout_.in_parts;
+    sum_ = in_place ? partials_.front() : arena_->allocate(vector_bytes(layout_));
+    if (layout_.in_parts) gathered_ = arena_->allocate(vector_bytes(layout_));
     std::vector<LeafRange> pieces;
     for (int r = 0; r < layout_.num_workers(); ++r) {
       const std::vector<LeafRange> nodes = layout_.nodes(r);
@@ -53,7 +90,7 @@ class SharedExchange final : public Exchange {
       }
       pieces.insert(pieces.end(), nodes.begin(), nodes.end());
     }
-    steps_ = comm::combine_order(layout_.num_virtual_ranks(), pieces);
+    steps_ = additions(layout_, pieces);
   }
 
   int rank() const override { return arena_->rank(); }
@@ -71,13 +108,43 @@ class SharedExchange final : public Exchange {
     return floats(sum_, layout_.vector_size);
   }
 
+  std::span<const float> reduce_parts(std::span<const std::vector<FloatRange>> wanted) override {
+    DUCTILE_CHECK(layout_.in_parts, "this exchange sums whole vectors");
+    comm::barrier(*arena_);  // all partials are there
+    const std::span<float> sum = floats(sum_, layout_.vector_size);
+    std::vector<const float*> inputs;
+    for (const FloatRange& range : wanted[static_cast<size_t>(rank())]) {
+      inputs.clear();
+      for (const std::byte* input : inputs_) {
+        inputs.push_back(reinterpret_cast<const float*>(input) + range.begin);
+      }
+      combine(inputs, steps_, sum.data() + range.begin, range.end - range.begin);
+    }
+    return sum;
+  }
+
+  void all_gather(std::span<std::byte> data, std::span<const size_t> bounds) override {
+    DUCTILE_CHECK(bounds.back() <= vector_bytes(layout_) && gathered_ != nullptr,
+                  "{} bytes are gathered in place of a vector's {}", bounds.back(),
+                  vector_bytes(layout_));
+    const auto own = static_cast<size_t>(rank());
+    const auto copy = [&](const std::byte* from, std::byte* to, size_t r) {
+      std::copy(from + bounds[r], from + bounds[r + 1], to + bounds[r]);
+    };
+    copy(data.data(), gathered_, own);
+    comm::barrier(*arena_);
+    for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+      if (r != own) copy(arena_->peer(static_cast<int>(r), gathered_), data.data(), r);
+    }
+    comm::barrier(*arena_);  // all have read before anybody writes again
+  }
+
   uint64_t largest(uint64_t value) override {
     const auto slots = reinterpret_cast<uint64_t*>(votes_);
     slots[rank()] = value;
     comm::all_gather(*arena_, DType::i64, votes_, vote_bounds_);
-    const uint64_t result = *std::max_element(slots, slots + layout_.num_workers());
-    comm::barrier(*arena_);  // all have read before anybody writes again
-    return result;
+    // Nobody writes to these slots before this worker has begun the next gather.
+    return *std::max_element(slots, slots + layout_.num_workers());
   }
 
   void send(int peer, std::span<const std::byte> bytes) override {
@@ -113,7 +180,8 @@ class SharedExchange final : public Exchange {
   std::unique_ptr<comm::Transport> transport_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...
-  std::byte* sum_ = nullptr;         // with Reduction::fast the partial itself
+  std::byte* sum_ = nullptr;         // with Reduction::fast and in one piece the partial itself
+  std::byte* gathered_ = nullptr;    // what this worker gives in all_gather(); in_parts alone
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order
   std::vector<comm::Combine> steps_;
@@ -128,8 +196,14 @@ class MessageExchange final : public Exchange {
       partials_.emplace_back(layout_.vector_size);
       inputs_.push_back(partials_.back().data());
     }
-    if (layout_.reduction == Reduction::canonical) {
-      sum_ = AlignedArray<float>(layout_.vector_size);
+    std::vector<LeafRange> pieces;
+    for (int r = 0; r < layout_.num_workers(); ++r) {
+      const std::vector<LeafRange> nodes = layout_.nodes(r);
+      pieces.insert(pieces.end(), nodes.begin(), nodes.end());
+    }
+    steps_ = additions(layout_, pieces);
+    if (layout_.reduction == Reduction::canonical || layout_.in_parts) {
+      sum_ = AlignedArray<float>::uninitialized(layout_.vector_size);
     } else if (partials_.empty()) {
       partials_.emplace_back(layout_.vector_size);
     }
@@ -149,6 +223,82 @@ class MessageExchange final : public Exchange {
     communicator_->all_reduce(part.data(), part.data(), layout_.vector_size, DType::f32,
                               {.wire = layout_.wire});
     return part;
+  }
+
+  // Each worker gets from each other what that has of the wanted elements, and adds them up itself:
+  // the bytes of a reduce-scatter. With a wire format all parts are rounded, the own ones too, so
+  // that the holders of one element get the same sum.
+  std::span<const float> reduce_parts(std::span<const std::vector<FloatRange>> wanted) override {
+    const size_t element = layout_.wire ? size_of(*layout_.wire) : sizeof(float);
+    const std::vector<FloatRange>& own = wanted[static_cast<size_t>(rank())];
+    std::vector<comm::Work> works;
+    std::vector<std::vector<std::byte>> outgoing;  // narrowed
+    const auto travelling = [&](size_t node, const FloatRange& range) {
+      const std::span<const float> part = partials_[node].span().subspan(
+          static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin));
+      if (!layout_.wire) return std::as_bytes(part);
+      std::vector<std::byte>& narrow = outgoing.emplace_back(part.size() * element);
+      comm::narrow(*layout_.wire, narrow.data(), part.data(), part.size());
+      return std::as_bytes(std::span(narrow));
+    };
+    std::vector<std::vector<std::byte>> incoming;
+    std::vector<std::vector<std::span<const std::byte>>> pieces(own.size());  // of each range
+    for (int r = 0; r < layout_.num_workers(); ++r) {
+      const size_t num_nodes = layout_.nodes(r).size();
+      for (size_t i = 0; i < num_nodes; ++i) {
+        for (size_t k = 0; k < own.size(); ++k) {
+          if (r == rank()) {
+            pieces[k].push_back(travelling(i, own[k]));
+            continue;
+          }
+          std::vector<std::byte>& place =
+              incoming.emplace_back(static_cast<size_t>(own[k].end - own[k].begin) * element);
+          pieces[k].push_back(place);
+          works.push_back(communicator_->start_receive(r, kPartsTag, place));
+        }
+      }
+    }
+    for (int r = 0; r < layout_.num_workers(); ++r) {
+      if (r == rank()) continue;
+      for (size_t i = 0; i < nodes_.size(); ++i) {
+        for (const FloatRange& range : wanted[static_cast<size_t>(r)]) {
+          works.push_back(communicator_->start_send(r, kPartsTag, travelling(i, range)));
+        }
+      }
+    }
+    for (const comm::Work& work : works) work.wait();
+    for (size_t k = 0; k < own.size(); ++k) {
+      const int64_t count = own[k].end - own[k].begin;
+      std::vector<AlignedArray<float>> wide;
+      std::vector<const float*> inputs;
+      for (const std::span<const std::byte> piece : pieces[k]) {
+        if (!layout_.wire) {
+          inputs.push_back(reinterpret_cast<const float*>(piece.data()));
+          continue;
+        }
+        wide.push_back(AlignedArray<float>::uninitialized(count));
+        comm::widen(*layout_.wire, wide.back().data(), piece.data(), static_cast<size_t>(count));
+        inputs.push_back(wide.back().data());
+      }
+      combine(inputs, steps_, sum_.data() + own[k].begin, count);
+    }
+    return sum_.span();
+  }
+
+  void all_gather(std::span<std::byte> data, std::span<const size_t> bounds) override {
+    const auto part = [&](int r) {
+      const auto i = static_cast<size_t>(r);
+      return data.subspan(bounds[i], bounds[i + 1] - bounds[i]);
+    };
+    std::vector<comm::Work> works;
+    for (int r = 0; r < layout_.num_workers(); ++r) {
+      if (r == rank()) continue;
+      if (!part(r).empty()) works.push_back(communicator_->start_receive(r, kGatherTag, part(r)));
+      if (!part(rank()).empty()) {
+        works.push_back(communicator_->start_send(r, kGatherTag, part(rank())));
+      }
+    }
+    for (const comm::Work& work : works) work.wait();
   }
 
   uint64_t largest(uint64_t value) override {
@@ -177,10 +327,14 @@ class MessageExchange final : public Exchange {
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }
 
  private:
+  // Beside tag 0, that of send() and receive().
+  static constexpr uint32_t kPartsTag = 1, kGatherTag = 2;
+
   std::unique_ptr<comm::Communicator> communicator_;
   std::vector<AlignedArray<float>> partials_;
   std::vector<const void*> inputs_;
-  AlignedArray<float> sum_;  // with Reduction::fast it is the partial
+  AlignedArray<float> sum_;  // with Reduction::fast and in one piece it is the partial
+  std::vector<comm::Combine> steps_;
 };
 
 }  // namespace
@@ -203,7 +357,8 @@ Exchange::Exchange(ExchangeLayout layout, int rank)
 size_t arena_bytes(const ExchangeLayout& layout) {
   constexpr size_t kSlack = size_t{4} << 20;  // alignment, rings, votes
   const size_t page = size_t{2} << 20;
-  return (most_nodes(layout) + 1) * (vector_bytes(layout) + page) + kSlack;
+  const size_t vectors = most_nodes(layout) + (layout.in_parts ? 2 : 1);
+  return vectors * (vector_bytes(layout) + page) + kSlack;
 }
 
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout) {

@@ -30,6 +30,8 @@ struct ExchangeLayout {
   Reduction reduction = Reduction::canonical;
   // bf16 or f16: what sums travel in between hosts; with Reduction::fast alone.
   std::optional<DType> wire = std::nullopt;
+  // The sum is asked for in parts (reduce_parts()), never as a whole.
+  bool in_parts = false;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
@@ -42,6 +44,12 @@ struct ExchangeLayout {
 struct PeerMessage {
   int peer = 0;
   std::span<std::byte> bytes;
+};
+
+// Elements begin .. end - 1 of a vector.
+struct FloatRange {
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
 // What the workers of one generation say to each other: the canonical sum of a step, the vote on
@@ -64,6 +72,15 @@ class Exchange {
   // The sum over all virtual ranks, the same bits on every worker (and, canonical, for every cut).
   // Valid until a partial is written again.
   virtual std::span<const float> reduce() = 0;
+
+  // As reduce(), where worker r needs the elements wanted[r] alone; the others are unspecified.
+  // `wanted` is the same on all workers. Partials are read by the others until the next call of
+  // largest() or all_gather(), which has to come before they are filled again.
+  virtual std::span<const float> reduce_parts(std::span<const std::vector<FloatRange>> wanted) = 0;
+
+  // Bytes bounds[r] .. bounds[r + 1] - 1 of `data` go from worker r to all. Same bounds on all;
+  // bounds.back() at most the bytes of a vector.
+  virtual void all_gather(std::span<std::byte> data, std::span<const size_t> bounds) = 0;
 
   // The largest of the workers' values.
   virtual uint64_t largest(uint64_t value) = 0;

@@ -7,81 +7,10 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/comm/inproc.h"
-#include "ductile/parallel/gradient_tree.h"
+#include "ductile/parallel/exchange_test_impl.h"
 
 namespace ductile::parallel {
 namespace {
-
-using Vec = std::vector<float>;
-
-Vec leaf(int64_t v, int64_t size) {
-  Rng rng(7, static_cast<uint64_t>(v));
-  Vec out(static_cast<size_t>(size));
-  for (float& x : out) x = rng.normal();
-  return out;
-}
-
-Vec serial_sum(int64_t num_leaves, int64_t size) {
-  GradientTree tree(size);
-  for (int64_t v = 0; v < num_leaves; ++v) {
-    std::ranges::copy(leaf(v, size), tree.leaf().begin());
-    tree.push();
-  }
-  const std::span<float> sum = tree.finish();
-  return {sum.begin(), sum.end()};
-}
-
-enum class Kind { shared, messages };
-
-// Runs `body` on a thread for each worker.
-void with_workers(Kind kind, const ExchangeLayout& layout,
-                  const std::function<void(Exchange&)>& body) {
-  const int n = layout.num_workers();
-  std::vector<std::unique_ptr<Exchange>> exchanges;
-  if (kind == Kind::shared) {
-    for (auto& arena : comm::Arena::for_threads(n, {.region_bytes = arena_bytes(layout)})) {
-      exchanges.push_back(make_exchange(std::shared_ptr(std::move(arena)), layout));
-    }
-  } else {
-    for (auto& transport : comm::make_inproc_transports(n)) {
-      exchanges.push_back(
-          make_exchange(std::make_unique<comm::Communicator>(std::move(transport)), layout));
-    }
-  }
-  std::vector<std::jthread> threads;
-  for (auto& exchange : exchanges) threads.emplace_back([&] { body(*exchange); });
-}
-
-std::vector<int64_t> random_cut(int64_t num_leaves, int num_workers) {
-  std::vector<int64_t> inner;
-  std::vector<int64_t> all;
-  for (int64_t v = 1; v < num_leaves; ++v) all.push_back(v);
-  while (static_cast<int>(inner.size()) < num_workers - 1) {
-    const size_t i = *rc::gen::inRange<size_t>(0, all.size());
-    inner.push_back(all[i]);
-    all.erase(all.begin() + static_cast<ptrdiff_t>(i));
-  }
-  std::sort(inner.begin(), inner.end());
-  inner.insert(inner.begin(), 0);
-  inner.push_back(num_leaves);
-  return inner;
-}
-
-// What this worker's virtual ranks contribute.
-void fill_partials(Exchange& exchange) {
-  const int64_t size = exchange.layout().vector_size;
-  for (size_t i = 0; i < exchange.nodes().size(); ++i) {
-    const comm::LeafRange node = exchange.nodes()[i];
-    GradientTree tree(size);
-    tree.sum_into(exchange.partial(i));
-    for (int64_t v = node.begin; v < node.end; ++v) {
-      std::ranges::copy(leaf(v, size), tree.leaf().begin());
-      tree.push();
-    }
-    tree.finish();
-  }
-}
 
 RC_GTEST_PROP(Exchange, sums_as_one_process_does_whatever_the_cut, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
@@ -133,6 +62,59 @@ RC_GTEST_PROP(Exchange, a_fast_sum_is_the_same_on_all_and_near_the_canonical_one
   for (size_t i = 0; i < expected.size(); ++i) {
     RC_ASSERT(std::abs(sums[0][0][i] - expected[i]) < tolerance);
   }
+}
+
+RC_GTEST_PROP(Exchange, sums_the_parts_that_are_wanted_and_gathers, ()) {
+  const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
+  const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
+  const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
+  const int64_t size = *rc::gen::element<int64_t>(8, 64, 1000, 20'011);
+  ExchangeLayout layout{random_cut(num_leaves, workers), size};
+  layout.in_parts = true;
+  layout.reduction = *rc::gen::element(Reduction::canonical, Reduction::fast);
+  const bool fast = layout.reduction == Reduction::fast;
+  if (fast && kind == Kind::messages && *rc::gen::arbitrary<bool>()) layout.wire = DType::f16;
+  const int idle = *rc::gen::inRange(0, 2);
+  layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
+  const int all = workers + idle;
+  std::vector<std::vector<FloatRange>> wanted(static_cast<size_t>(all));
+  for (std::vector<FloatRange>& ranges : wanted) {
+    const int64_t a = *rc::gen::inRange<int64_t>(0, size + 1);
+    const int64_t b = *rc::gen::inRange<int64_t>(a, size + 1);
+    if (a < b) ranges.push_back({a, b});
+    if (b < size) ranges.push_back({size - 1, size});
+  }
+  const Vec expected = serial_sum(num_leaves, size);
+  const float tolerance = layout.wire ? 0.05F : fast ? 1e-4F : 0.0F;
+  std::vector<int> right(static_cast<size_t>(all), 0);
+  with_workers(kind, layout, [&](Exchange& exchange) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    for (int round = 0; round < 3; ++round) {
+      fill_partials(exchange);
+      const std::span<const float> sum = exchange.reduce_parts(wanted);
+      bool good = true;
+      for (const FloatRange& range : wanted[rank]) {
+        for (int64_t i = range.begin; i < range.end; ++i) {
+          const auto at = static_cast<size_t>(i);
+          good &= std::abs(sum[at] - expected[at]) <= tolerance;
+        }
+      }
+      // Worker r gives r + round times the byte 100 r + round; nothing in between.
+      std::vector<size_t> bounds{0};
+      for (int r = 0; r < all; ++r) {
+        bounds.push_back(bounds.back() + static_cast<size_t>((r + round) % 3));
+      }
+      std::vector<std::byte> data(bounds.back());
+      const auto value = [&](size_t r) { return static_cast<std::byte>(100 * r + round); };
+      std::fill(data.begin() + bounds[rank], data.begin() + bounds[rank + 1], value(rank));
+      exchange.all_gather(data, bounds);
+      for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+        for (size_t i = bounds[r]; i < bounds[r + 1]; ++i) good &= data[i] == value(r);
+      }
+      right[rank] += good;
+    }
+  });
+  RC_ASSERT(right == std::vector<int>(static_cast<size_t>(all), 3));
 }
 
 TEST(Exchange, carries_states_from_one_worker_to_another) {

@@ -50,9 +50,10 @@ std::vector<ShardTransfer> plan_transfers(std::span<const std::vector<BlockRange
   std::vector<ShardTransfer> transfers;
   std::vector<int64_t> load(have.size(), 0);
   for (size_t to = 0; to < want.size(); ++to) {
+    std::vector<BlockRange> there = have[to];
     for (const BlockRange& range : want[to]) {
       for (int64_t b = range.begin; b < range.end; ++b) {
-        if (contains(have[to], b)) continue;
+        if (contains(there, b)) continue;
         // Whoever gave the block before goes on, so that transfers stay long.
         const bool goes_on = !transfers.empty() && transfers.back().to == static_cast<int>(to) &&
                              transfers.back().blocks.end == b &&
@@ -72,6 +73,7 @@ std::vector<ShardTransfer> plan_transfers(std::span<const std::vector<BlockRange
         ++load[from];
         transfers.push_back({static_cast<int>(from), static_cast<int>(to), {b, b + 1}});
       }
+      there.push_back(range);
     }
   }
   return transfers;

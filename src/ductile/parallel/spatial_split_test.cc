@@ -1,13 +1,14 @@
 #include "ductile/parallel/spatial_split.h"
 
+#include <cmath>
 #include <functional>
-#include <mutex>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include "ductile/base/error.h"
@@ -21,12 +22,21 @@ namespace {
 using at::Tensor;
 namespace ops = nn::ops;
 
+// oneDNN 2.6 corrupts its primitives when several threads make some at once, as ranks that are
+// threads do; ranks that are processes, as in real jobs, have one each.
+class Spatial : public testing::Test {
+ protected:
+  void SetUp() override { at::globalContext().setUserEnabledMkldnn(false); }
+  void TearDown() override { at::globalContext().setUserEnabledMkldnn(true); }
+};
+
 Tensor leaf(const Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-double error(const Tensor& got, const Tensor& want) {
+// Relative to the largest value, or to `least`, where that is more.
+double error(const Tensor& got, const Tensor& want, double least = 1e-30) {
   if (got.sizes() != want.sizes()) return 1e30;
   if (got.numel() == 0) return 0;
-  const double scale = std::max(want.abs().max().item<double>(), 1e-30);
+  const double scale = std::max(want.abs().max().item<double>(), least);
   return (got.to(at::kDouble) - want).abs().max().item<double>() / scale;
 }
 
@@ -57,6 +67,8 @@ void expect_equal_to_whole(const Grid& grid, const Operands& given, const Operat
   const Tensor want = op(whole);
   const Tensor d_want = at::rand_like(want) - 0.4;
   want.backward(d_want);
+  // Parameters' gradients are sums over pixels, which may happen to cancel.
+  const double typical_sum = 0.1 * std::sqrt(static_cast<double>(d_want.numel()));
 
   comm::run_ranks(grid.rows * grid.cols, [&](comm::Communicator& communicator) {
     at::set_num_threads(1);
@@ -78,7 +90,7 @@ void expect_equal_to_whole(const Grid& grid, const Operands& given, const Operat
     for (const Tensor& p : own.parameters) gradients.push_back(p.grad());
     sum_gradients(communicator, gradients);
     for (size_t i = 0; i < gradients.size(); ++i)
-      EXPECT_LT(error(gradients[i], whole.parameters[i].grad()), tolerance)
+      EXPECT_LT(error(gradients[i], whole.parameters[i].grad(), typical_sum), tolerance)
           << "gradient of parameter " << i;
   });
 }
@@ -106,26 +118,31 @@ struct Window {
 Window any_window(const std::vector<int64_t>& kernels, bool pool) {
   Window w;
   w.kernel = *rc::gen::elementOf(kernels);
-  w.stride = *rc::gen::inRange<int64_t>(1, 4);
-  w.padding = *rc::gen::inRange<int64_t>(0, (pool ? w.kernel / 2 : w.kernel - 1) + 1);
-  w.batch = *rc::gen::inRange<int64_t>(1, 4);
+  w.stride = *rc::gen::element<int64_t>(1, 2, 2, 3);
+  w.padding =
+      *rc::gen::resize(100, rc::gen::inRange<int64_t>(0, (pool ? w.kernel / 2 : w.kernel - 1) + 1));
+  w.batch = *rc::gen::element<int64_t>(1, 2, 3);
   w.in = *rc::gen::element<int64_t>(1, 3, 8, 16);
   w.out = *rc::gen::element<int64_t>(2, 8, 16);
-  w.height = *rc::gen::inRange<int64_t>(1, 24);
-  w.width = *rc::gen::inRange<int64_t>(1, 24);
+  w.height = *rc::gen::resize(100, rc::gen::inRange<int64_t>(1, 24));
+  w.width = *rc::gen::resize(100, rc::gen::inRange<int64_t>(1, 24));
   return w;
 }
 
 // Cuts images for which the operator leaves every cell a pixel; the others must be refused.
-void check(const Window& w, const Grid& grid, const Operands& o, const Operator& op) {
+// in_float: whether float can be expected to take the same branches as double.
+void check(const Window& w, const Grid& grid, const Operands& o, const Operator& op,
+           bool in_float = true) {
   RC_LOG() << w.kernel << "x" << w.kernel << "/" << w.stride << "+" << w.padding << " " << w.in
            << "->" << w.out << " of " << w.batch << "x" << w.height << "x" << w.width << " on "
            << grid.rows << "x" << grid.cols << std::endl;
   if (w.along(w.height) >= grid.rows && w.along(w.width) >= grid.cols) {
-    expect_equal_to_whole(grid, o, op);
+    expect_equal_to_whole(grid, o, op, true, at::kDouble, 1e-11);
+    if (in_float) expect_equal_to_whole(grid, o, op, true, at::kFloat, 1e-5);
     RC_ASSERT(!testing::Test::HasFailure());
     return;
   }
+  if (grid.rows * grid.cols == 1) return;  // whole images: libtorch's business
   comm::run_ranks(grid.rows * grid.cols, [&](comm::Communicator& communicator) {
     CommunicatorSplit split(communicator, grid.rows, grid.cols);
     const nn::SpatialScope scope(&split);
@@ -138,7 +155,7 @@ void check(const Window& w, const Grid& grid, const Operands& o, const Operator&
   });
 }
 
-RC_GTEST_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
   const Window w = any_window({1, 3, 5, 7}, false);
   const bool biased = *rc::gen::arbitrary<bool>();
   Operands o{{image(w.batch, w.in, w.height, w.width)},
@@ -150,26 +167,33 @@ RC_GTEST_PROP(Spatial, ConvolutionsEqualThoseOfWholeImages, ()) {
   });
 }
 
-RC_GTEST_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages, ()) {
   Window w = any_window({1, 3, 5, 7}, false);
   const bool relu = *rc::gen::arbitrary<bool>(), residual = *rc::gen::arbitrary<bool>();
   const int64_t height = w.along(w.height), width = w.along(w.width);
-  // Statistics over a few values amplify every rounding.
-  RC_PRE(w.batch * height * width >= 24);
+  // Behind a normalisation the gradient of a filter of one weight is nothing but rounding.
+  RC_PRE(w.batch * height * width >= 12);
+  RC_PRE(w.in * w.kernel > 1);
   Operands o{{image(w.batch, w.in, w.height, w.width)},
              {at::randn({w.out, w.in, w.kernel, w.kernel}, at::kDouble) * 0.3,
               at::rand({w.out}, at::kDouble) + 0.5, at::randn({w.out}, at::kDouble)}};
   if (residual) o.images.push_back(image(w.batch, w.out, height, width));
-  check(w, *rc::gen::elementOf(kGrids), o, [&](const Operands& p) {
+  const auto block = [&](const Operands& p, bool with_relu) {
     const auto type = p.parameters[1].options().requires_grad(false);
     const ops::BatchNorm bn{p.parameters[1], p.parameters[2], at::zeros({w.out}, type),
                             at::ones({w.out}, type)};
     return ops::conv_bn_act(p.images[0], p.parameters[0], w.stride, w.padding, bn,
-                            residual ? p.images[1] : Tensor(), relu, true);
-  });
+                            residual ? p.images[1] : Tensor(), with_relu, true);
+  };
+  // Statistics over a few values amplify every rounding.
+  const bool amplified = w.batch * height * width < 100;
+  const bool kinks = relu && block(o, false).abs().min().item<double>() < 1e-4;
+  check(
+      w, *rc::gen::elementOf(kGrids), o, [&](const Operands& p) { return block(p, relu); },
+      !amplified && !kinks);
 }
 
-RC_GTEST_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
   const Window w = any_window({1, 2, 3, 5}, true);
   check(w, *rc::gen::elementOf(kGrids), {{image(w.batch, w.in, w.height, w.width)}, {}},
         [&](const Operands& p) {
@@ -177,7 +201,7 @@ RC_GTEST_PROP(Spatial, MaxPoolingEqualsThatOfWholeImages, ()) {
         });
 }
 
-RC_GTEST_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
+RC_GTEST_FIXTURE_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
   const Grid grid = *rc::gen::elementOf(kGrids);
   const auto height = *rc::gen::inRange<int64_t>(grid.rows, 14);
   const auto width = *rc::gen::inRange<int64_t>(grid.cols, 14);

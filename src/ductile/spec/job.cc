@@ -116,6 +116,12 @@ void describe(Describer& d, TrainOptions& o) {
       .one_of({"canonical", "fast"});
   d.field("wire", o.wire, "numbers that gradients travel in between hosts (reduction = fast)")
       .one_of({"fp32", "bf16", "fp16"});
+  d.field("shard_optimizer", o.shard_optimizer,
+          "spread the optimiser's state and update over the workers; changes no bit");
+  d.field("shard_copies", o.shard_copies,
+          "workers that keep each part of it; with 1 a lost worker costs the way back to the last "
+          "checkpoint, with 2 one step")
+      .range(1, 64);
   d.field("precision", o.precision, "arithmetic of forward and backward; master weights are fp32")
       .one_of({"fp32", "bf16", "fp16"});
   d.field("memory_format", o.memory_format, "layout of images in memory")

@@ -90,6 +90,8 @@ struct TrainOptions {
   int64_t bn_group = 1;
   std::string reduction = "canonical";
   std::string wire = "fp32";
+  bool shard_optimizer = false;
+  int64_t shard_copies = 2;
   std::string precision = "fp32";
   std::string memory_format = "auto";
   double label_smoothing = 0;

@@ -22,7 +22,7 @@ constexpr ModelHelp kModels[] = {
      25'557'032, kImageNet},
     {"unet",
      "small U-Net: a class for each pixel; for programs, no data format has such labels yet",
-     ModelInput::images, 0, "64x64x3, 4 classes"},
+     ModelInput::images, 450'644, "64x64x3, 4 classes"},
     {"gpt", "GPT-2 architecture (model.layers, heads, dim, dropout); Hugging Face's names",
      ModelInput::tokens, 842'496, "128 tokens, vocabulary 256"},
 };

@@ -119,7 +119,7 @@ struct Workers {
   std::vector<std::unique_ptr<parallel::Exchange>> exchanges;
 };
 
-std::string bytes_of(const Replica& replica) {
+std::string bytes_of(Replica& replica) {
   std::string all;
   for (const ckpt::TensorView& t : replica.tensors()) {
     all.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());

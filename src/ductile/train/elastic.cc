@@ -53,7 +53,13 @@ class ElasticWorker {
   void take_up();
   void read_checkpoint(int64_t step);
   void receive_state(int feeder);
+  void restore_shards(const Restore& command);
+  void gather_all_at(int rank);
+  void finish_sharded_step(const Apply& command);
+  bool sharded() const { return input_.job.train.shard_optimizer; }
+  Restored restored(Generation generation, int64_t step, bool done);
   void lead();
+  void evaluate(Generation generation);
   void evaluate_together();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
@@ -75,6 +81,7 @@ class ElasticWorker {
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
   std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
   std::vector<float> kept_sum_;       // of a generation that is over
+  int saver_ = -1;                    // sharded: the rank where all is to be after this step
   const std::string address_;         // of this host
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
 
@@ -100,6 +107,7 @@ link::WorkerLinkOptions ElasticWorker::link_options() {
                     .address = link::PeerAddress::here(address_).to_string()};
   const auto deadline = std::chrono::duration_cast<Time>(
       std::chrono::duration<double>(input_.job.elastic.peer_deadline));
+  options.worker.sharded = sharded();
   options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
   options.job = job_name_;
   options.controller = input_.controller;
@@ -166,6 +174,7 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   options.worker = input_.worker;
   options.address = address_;
   options.layout.vector_size = replica_->vector_size();
+  options.layout.in_parts = sharded();
   if (input_.job.train.reduction == "fast") {
     options.layout.reduction = parallel::Reduction::fast;
   }
@@ -205,10 +214,10 @@ void ElasticWorker::on(const Restore& command) {
     case StateSource::keep:
       break;
     case StateSource::apply_voted:
-      replica_->apply(sum_);
+      if (!sharded()) replica_->apply(sum_);  // or it was told to Apply before
       break;
     case StateSource::peer:
-      receive_state(rank_of(command.self.feeder));
+      if (!sharded()) receive_state(rank_of(command.self.feeder));
       break;
     case StateSource::checkpoint:
       try {
@@ -219,11 +228,74 @@ void ElasticWorker::on(const Restore& command) {
       }
       break;
     case StateSource::initial:
-      if (replica_->step() > 0) replica_ = std::make_unique<Replica>(input_.job);
+      if (replica_->step() > 0 || sharded()) replica_ = std::make_unique<Replica>(input_.job);
       break;
   }
+  if (sharded()) restore_shards(command);
   take_up();
+  if (sharded() && replica_->done()) gather_all_at(0);
   settled(plan_->number, plan_->start);
+}
+
+namespace {
+
+Parts parts_of(const std::vector<parallel::BlockRange>& blocks) {
+  Parts parts;
+  for (const parallel::BlockRange& b : blocks) parts.push_back({b.begin, b.end});
+  return parts;
+}
+
+std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
+  std::vector<parallel::BlockRange> blocks;
+  for (const PartRange& p : parts) blocks.push_back({p.begin, p.end});
+  return blocks;
+}
+
+}  // namespace
+
+// All members together: what each holds goes to where this generation wants it, and the weights are
+// made whole. What was held stays until the first step is applied.
+void ElasticWorker::restore_shards(const Restore& command) {
+  parallel::ShardedUpdate& shards = replica_->shards();
+  shards.enter(exchange_->layout(), exchange_->rank());
+  const auto own = static_cast<size_t>(exchange_->rank());
+  const auto& wanted = shards.layout().held;
+  const StateSource source = command.self.source;
+  if (source == StateSource::checkpoint || source == StateSource::initial) {
+    shards.hold(wanted[own]);  // it had all
+  } else {
+    if (source == StateSource::peer) {
+      shards.hold({});
+      replica_->receive_small_state(*exchange_, rank_of(command.self.feeder), plan_->start);
+    }
+    std::vector<std::vector<parallel::BlockRange>> held;
+    for (const Member& m : plan_->members) {
+      if (m.source == StateSource::peer && m.feeder == input_.worker) {
+        replica_->send_small_state(*exchange_, rank_of(m.worker));
+      }
+      held.push_back(blocks_of(m.held));
+    }
+    shards.transfer(*exchange_, held, wanted);
+  }
+  replica_->gather(*exchange_);
+}
+
+// All members together, whose state is that of the layout.
+void ElasticWorker::gather_all_at(int rank) {
+  parallel::ShardedUpdate& shards = replica_->shards();
+  const auto& held = shards.layout().held;
+  auto wanted = held;
+  wanted[static_cast<size_t>(rank)] = {{0, shards.num_blocks()}};
+  shards.transfer(*exchange_, held, wanted);
+}
+
+Restored ElasticWorker::restored(Generation generation, int64_t step, bool done) {
+  Restored event{generation, step, done};
+  if (sharded()) {
+    event.num_parts = replica_->shards().num_blocks();
+    event.held = parts_of(replica_->shards().held());
+  }
+  return event;
 }
 
 // Once a generation, with the state before its first step.
@@ -241,7 +313,7 @@ void ElasticWorker::take_up() {
 void ElasticWorker::settled(Generation generation, int64_t step) {
   const bool done = replica_->done();
   if (done && leads()) replica_->write_model(input_.folder.path() / "model.safetensors");
-  link_->tell(Restored{generation, step, done});
+  link_->tell(restored(generation, step, done));
 }
 
 void ElasticWorker::read_checkpoint(int64_t step) {
@@ -292,17 +364,33 @@ void ElasticWorker::receive_state(int feeder) {
 void ElasticWorker::on(const RunStep& command) {
   enter(command.plan);
   take_up();  // who has the state already is not told to restore it
+  if (replica_->done()) return settled(plan_->number, command.step);
+  if (sharded()) replica_->gather_weights(*exchange_);
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     replica_->compute(nodes[i].size(), exchange_->partial(i));
   }
-  sum_ = exchange_->reduce();
-  link_->tell(Reduced{plan_->number, command.step});
+  Reduced reduced{plan_->number, command.step};
+  if (sharded()) {
+    sum_ = replica_->reduce(*exchange_);
+    const auto own = static_cast<size_t>(exchange_->rank());
+    reduced.next = parts_of(replica_->shards().layout().held[own]);
+  } else {
+    sum_ = exchange_->reduce();
+  }
+  link_->tell(reduced);
 }
 
 void ElasticWorker::on(const CastVote& command) {
-  const Generation stop = exchange_->largest(command.stop);
-  link_->tell(AllVoted{command.generation, command.step, stop});
+  // One word for both wishes: that to stop, and below it the rank that saves, plus one.
+  constexpr int kRankBits = 16;
+  uint64_t wish = command.stop << kRankBits;
+  if (command.gather == CastVote::Gather::at_leader) wish |= 1;
+  if (command.gather == CastVote::Gather::here)
+    wish |= static_cast<uint64_t>(exchange_->rank() + 1);
+  wish = exchange_->largest(wish);
+  saver_ = static_cast<int>(wish & ((1u << kRankBits) - 1)) - 1;
+  link_->tell(AllVoted{command.generation, command.step, wish >> kRankBits});
 }
 
 void ElasticWorker::on(const Apply& command) {
@@ -312,14 +400,45 @@ void ElasticWorker::on(const Apply& command) {
     if (recorder_) recorder_->log(window);
   }
   if (recorder_) recorder_->show_now_and_then();
+  if (sharded()) {
+    finish_sharded_step(command);
+  } else {
+    if (replica_->evaluation_due()) evaluate(command.generation);
+    settled(command.generation, command.step + 1);
+  }
+}
+
+// What needs whole weights or the whole state, while all members are there.
+void ElasticWorker::finish_sharded_step(const Apply& command) {
+  // A member that catches up in a new generation does not talk to the old one any more.
+  if (!exchange_ || exchanging_ != command.generation) {
+    link_->tell(restored(command.generation, command.step + 1, false));
+    return;
+  }
   try {
-    if (replica_->evaluation_due()) evaluate_together();
+    if (replica_->evaluation_due()) {
+      replica_->gather(*exchange_);
+      evaluate_together();
+    }
+    const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
+    if (saver >= 0) gather_all_at(saver);
   } catch (const Error& e) {
     // The step is applied all the same; the evaluation is made up for in the next generation.
-    link_->tell(Restored{command.generation, command.step + 1, false});
+    link_->tell(restored(command.generation, command.step + 1, false));
     throw;
   }
   settled(command.generation, command.step + 1);
+}
+
+// By the leader, or, where it is lost or the step's generation is over, by each for itself: the
+// result is the same, and whether it ends the job must not depend on who was there.
+void ElasticWorker::evaluate(Generation generation) {
+  try {
+    if (exchange_ && exchanging_ == generation) evaluate_together();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) throw;
+  }
+  if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
 }
 
 // The leader evaluates and tells the others.
@@ -343,6 +462,8 @@ void ElasticWorker::on(const Abandon& command) {
 void ElasticWorker::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
+    // The leader may have been lost between its last vote and this.
+    if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
     Json state = replica_->state();
     state["cost"] = recorder_ ? run::to_json(recorder_->cost()) : Json();
     writer_->save(replica_->step(), state, replica_->tensors());

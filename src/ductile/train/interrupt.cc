@@ -2,9 +2,6 @@
 
 #include <csignal>
 
-#include <sys/prctl.h>
-#include <unistd.h>
-
 namespace ductile::train {
 namespace {
 
@@ -15,15 +12,12 @@ void handle(int number) { g_signal = number; }
 }  // namespace
 
 void catch_interrupts() {
-  const pid_t parent = ::getppid();
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // a reader of our progress that went away is no reason to die
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) g_signal = SIGTERM;  // it died before the line above
 }
 
 int pending_interrupt() { return g_signal; }

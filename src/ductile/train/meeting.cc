@@ -93,6 +93,11 @@ void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secr
   options.region_bytes = parallel::arena_bytes(layout_);
   arena_ = comm::Arena::meet(arena_name(secret, options_.job, plan.number), rank_,
                              layout_.num_workers(), options, kPatience);
+  if (options_.log) {
+    arena_->report_stalls(options_.soft_deadline, [log = options_.log](const comm::Stall& stall) {
+      log(comm::to_string(stall));
+    });
+  }
   exchange_ = parallel::make_exchange(arena_, layout_);
 }
 
@@ -124,6 +129,13 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   }
   comm::CommunicatorOptions communicator;
   communicator.topology.host = hosts_;
+  if (options_.log) {
+    communicator.engine.soft_deadline = options_.soft_deadline;
+    communicator.engine.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
+      for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
+      log(comm::to_string(stall));
+    };
+  }
   exchange_ = parallel::make_exchange(
       std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator)), layout_);
 

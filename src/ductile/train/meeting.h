@@ -23,6 +23,8 @@ struct MeetingOptions {
   std::function<net::Address()> store;
   // Between hosts a member that is silent for longer is lost.
   std::chrono::milliseconds deadline{1500};
+  // Longer in one collective: `log` is told once, with the workers who are missing.
+  std::chrono::milliseconds soft_deadline{10'000};
   std::function<bool()> given_up;  // true: the generation is over before it began
   std::function<void(const std::string&)> log;
 };

@@ -100,8 +100,10 @@ Replica::Replica(const spec::JobOptions& job)
          "train.bn_group = {}, but model.name = \"{}\" has no batch norm; set it to 1",
          job_.train.bn_group, job_.model.name);
   }
-  snapshot_ =
-      std::make_unique<Snapshot>(*flat_, *optimizer_, average_.span(), buffer_average_.span());
+  if (job_.train.shard_optimizer) {
+    shards_.emplace(*optimizer_, flat_->weights(), average_.span(),
+                    static_cast<int>(job_.train.shard_copies));
+  }
   tree_ = std::make_unique<parallel::GradientTree>(vector_size());
 }
 
@@ -118,6 +120,12 @@ double Replica::learning_rate() const {
 void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange) {
   const auto r = static_cast<size_t>(rank);
   hosted_ = {layout.cut[r], layout.cut[r + 1]};
+  batches_.clear();
+  contributions_.clear();
+  if (hosted_.size() == 0) {  // it only hands over what it has
+    loader_ = nullptr;
+    return;
+  }
   data::LoaderPlan plan;
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = job_.train.batch_size;
@@ -132,8 +140,6 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
   parts_ = groups_->parts();
   next_part_ = 0;
   next_rank_ = hosted_.begin;
-  batches_.clear();
-  contributions_.clear();
 }
 
 void Replica::compute(int64_t count, std::span<float> out) {
@@ -208,6 +214,65 @@ void Replica::write(const Contribution& contribution, std::span<float> leaf) con
   tail[kTailPredictions] = contribution.predictions;
 }
 
+// The norm of the gradient as the optimiser sees it, before clipping.
+bool Replica::overflows(double norm) const {
+  return job_.train.precision == "fp16" && !std::isfinite(norm);
+}
+
+optim::StepInput Replica::step_input(std::span<const float> sum, double norm) {
+  optim::StepInput in;
+  in.weights = flat_->weights();
+  in.gradient = sum.first(in.weights.size());
+  in.lr =
+      optim::learning_rate(job_.schedule, job_.optimizer.lr, step_, total_steps_, steps_per_epoch_);
+  in.gradient_scale =
+      inverse_scale() * static_cast<float>(optim::clip_factor(norm, job_.optimizer.clip_norm));
+  in.half_weights = flat_->half_weights();
+  in.half = flat_->half_type();
+  in.ema = average_.span();
+  in.ema_decay = static_cast<float>(job_.train.ema_decay);
+  return in;
+}
+
+std::span<const float> Replica::reduce(parallel::Exchange& exchange) {
+  const std::span<const float> sum = shards_->reduce(exchange);
+  double norm = needs_norm() ? shards_->gradient_norm(exchange, sum) * inverse_scale() : 0;
+  if (!overflows(norm)) shards_->prepare(exchange, step_input(sum, norm));
+  norm_ = norm;
+  return sum;
+}
+
+void Replica::gather_weights(parallel::Exchange& exchange) {
+  shards_->gather_weights(exchange);
+  flat_->refresh_half_weights();
+}
+
+void Replica::gather(parallel::Exchange& exchange) {
+  gather_weights(exchange);
+  if (!average_.span().empty()) shards_->gather_average(exchange);
+}
+
+void Replica::send_small_state(parallel::Exchange& exchange, int to) {
+  const std::string state = this->state().dump();
+  const uint64_t size = state.size();
+  exchange.send(to, std::as_bytes(std::span(&size, 1)));
+  exchange.send(to, std::as_bytes(std::span(state)));
+  for (const std::span<float> values : {flat_->buffer_values(), buffer_average_.span()}) {
+    if (!values.empty()) exchange.send(to, std::as_bytes(values));
+  }
+}
+
+void Replica::receive_small_state(parallel::Exchange& exchange, int from, int64_t step) {
+  uint64_t size = 0;
+  exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
+  std::string state(size, '\0');
+  exchange.receive(from, std::as_writable_bytes(std::span(state)));
+  for (const std::span<float> values : {flat_->buffer_values(), buffer_average_.span()}) {
+    if (!values.empty()) exchange.receive(from, std::as_writable_bytes(values));
+  }
+  restore(step, Json::parse(state));
+}
+
 void Replica::apply(std::span<const float> sum) {
   const auto ranks = static_cast<float>(num_ranks());
   const std::span<const float> gradient = sum.first(flat_->layout().total_size());
@@ -215,11 +280,13 @@ void Replica::apply(std::span<const float> sum) {
   const std::span<const float> tail = sum.last(kTailSize);
   const double loss = tail[kTailLoss] / ranks;
 
-  const bool scaled = job_.train.precision == "fp16";
-  float scale = 1.0f / (ranks * static_cast<float>(scaler_.scale()));
   double norm = 0;
-  if (scaled || job_.optimizer.clip_norm > 0) norm = optim::gradient_norm(gradient) * scale;
-  const bool overflow = scaled && !std::isfinite(norm);
+  if (norm_) {
+    norm = *norm_;
+  } else if (needs_norm()) {
+    norm = optim::gradient_norm(gradient) * inverse_scale();
+  }
+  const bool overflow = overflows(norm);
   if (!overflow && !std::isfinite(loss)) {
     fail(ErrorCode::conflict,
          "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
@@ -230,27 +297,23 @@ void Replica::apply(std::span<const float> sum) {
   window_.correct += tail[kTailCorrect];
   window_.predictions += tail[kTailPredictions];
   ++window_.steps;
-  if (scaled) scaler_.update(overflow);
-  if (!overflow) {
-    scale *= static_cast<float>(optim::clip_factor(norm, job_.optimizer.clip_norm));
-    optim::StepInput in;
-    in.weights = flat_->weights();
-    in.gradient = gradient;
-    in.lr = optim::learning_rate(job_.schedule, job_.optimizer.lr, step_, total_steps_,
-                                 steps_per_epoch_);
-    in.gradient_scale = scale;
-    in.half_weights = flat_->half_weights();
-    in.half = flat_->half_type();
-    in.ema = average_.span();
-    in.ema_decay = static_cast<float>(job_.train.ema_decay);
-    optimizer_->step(in);
-
+  const optim::StepInput in = step_input(sum, norm);
+  if (job_.train.precision == "fp16") scaler_.update(overflow);
+  if (overflow) {
+    if (norm_) shards_->skip();
+  } else {
+    if (norm_) {
+      shards_->apply(in);
+    } else {
+      optimizer_->step(in);
+    }
     for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[gradient.size() + i] / ranks;
     const std::span<float> average = buffer_average_.span();
     for (size_t i = 0; i < average.size(); ++i) {
       average[i] += (1 - in.ema_decay) * (buffers[i] - average[i]);
     }
   }
+  norm_.reset();
   ++step_;
 }
 
@@ -310,21 +373,28 @@ Json Replica::state() const {
       {"last", json_of(last_)}};
 }
 
-void Replica::write_model(const fs::path& file) const {
-  ckpt::write_safetensors(file, snapshot_->model_views(),
+std::vector<ckpt::TensorView> Replica::tensors() {
+  DUCTILE_CHECK(optimizer_->holds_all(), "the state of all blocks is asked for, some are held");
+  return snapshot().views();
+}
+
+void Replica::write_model(const fs::path& file) {
+  ckpt::write_safetensors(file, snapshot().model_views(),
                           {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step_)}});
 }
 
 void Replica::restore(const ckpt::Checkpoint& checkpoint) {
   spec::JobOptions job = job_;
   check_same_job(checkpoint.state().at("job"), OptionSet(job).to_json());
-  snapshot_->restore(checkpoint);
+  optimizer_->hold({{0, optimizer_->num_blocks()}});
+  snapshot().restore(checkpoint);
   restore(checkpoint.step(), checkpoint.state());
 }
 
 void Replica::restore(int64_t step, const Json& state) {
   flat_->refresh_half_weights();
   step_ = step;
+  norm_.reset();
   optimizer_->set_num_steps(state.at("optimizer_steps"));
   const Json& scaler = state.at("loss_scaler");
   scaler_ = optim::LossScaler(

@@ -20,6 +20,7 @@
 #include "ductile/parallel/batch_groups.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/gradient_tree.h"
+#include "ductile/parallel/sharded_update.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/flat_model.h"
@@ -83,6 +84,18 @@ class Replica {
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
 
+  // ---- Where the update is spread over workers (job.train.shard_optimizer): who holds what, and
+  // its moves. All workers of a generation hold the state together; weights and averages are whole
+  // on each after gather().
+  parallel::ShardedUpdate& shards() { return *shards_; }
+  // Sums what all have computed, and gets all that apply() needs from the others.
+  std::span<const float> reduce(parallel::Exchange& exchange);
+  void gather_weights(parallel::Exchange& exchange);
+  void gather(parallel::Exchange& exchange);  // averages too
+  // All but what is in shards, for a worker that has nothing yet.
+  void send_small_state(parallel::Exchange& exchange, int to);
+  void receive_small_state(parallel::Exchange& exchange, int from, int64_t step);
+
   // Whether the figures of the steps since the last take are to become a metric line now.
   bool window_due() const { return window_.steps == job_.train.log_every || step_ == total_steps_; }
   Window take_window() { return std::exchange(window_, {}); }
@@ -104,16 +117,25 @@ class Replica {
 
   // The state but for the tensors; with them it is all that a checkpoint or a peer needs.
   nlohmann::json state() const;
-  std::vector<ckpt::TensorView> tensors() const { return snapshot_->views(); }
+  // Where the state is spread, all of it has to be held.
+  std::vector<ckpt::TensorView> tensors();
   // The model alone as safetensors (averaged, where averaging is on): what is deployed.
-  void write_model(const fs::path& file) const;
+  void write_model(const fs::path& file);
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
   // Takes up `state` of step `step`, whose tensors were written to writable_tensors().
   void restore(int64_t step, const nlohmann::json& state);
-  std::vector<std::span<std::byte>> writable_tensors() { return snapshot_->writable(); }
+  std::vector<std::span<std::byte>> writable_tensors() { return snapshot().writable(); }
 
  private:
+  Snapshot snapshot() { return {*flat_, *optimizer_, average_.span(), buffer_average_.span()}; }
+  bool needs_norm() const { return job_.train.precision == "fp16" || job_.optimizer.clip_norm > 0; }
+  bool overflows(double norm) const;
+  float inverse_scale() const {
+    return 1.0f / (static_cast<float>(num_ranks()) * static_cast<float>(scaler_.scale()));
+  }
+  optim::StepInput step_input(std::span<const float> sum, double norm);
+
   // What one virtual rank contributes to a step.
   struct Contribution {
     std::vector<at::Tensor> gradients;
@@ -132,7 +154,8 @@ class Replica {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LossScaler scaler_;
   AlignedArray<float> average_, buffer_average_;
-  std::unique_ptr<Snapshot> snapshot_;
+  std::optional<parallel::ShardedUpdate> shards_;
+  std::optional<double> norm_;  // of the present step's gradient, from reduce()
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<parallel::GradientTree> tree_;
   bool channels_last_ = true;

@@ -12,9 +12,10 @@ namespace ductile::train {
 namespace {
 
 // Keys (or sections) that may differ between a run and its continuation.
-constexpr std::array<std::string_view, 9> kFree = {
-    "/name",       "/runs",   "/loader/threads",  "/loader/prefetch", "/loader/cache_mb",
-    "/checkpoint", "/target", "/train/log_every", "/train/threads"};
+constexpr std::array kFree = std::to_array<std::string_view>(
+    {"/name", "/runs", "/loader/threads", "/loader/prefetch", "/loader/cache_mb", "/checkpoint",
+     "/target", "/train/log_every", "/train/threads", "/train/shard_optimizer",
+     "/train/shard_copies"});
 
 bool is_free(std::string_view path) {
   return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view free) {
@@ -32,9 +33,11 @@ Snapshot::Snapshot(FlatModel& model, optim::Optimizer& optimizer, std::span<floa
                    std::span<float> buffer_average) {
   const bool averaged = !average.empty();
   if (averaged) deployed_ = "average/";
+  std::vector<optim::Optimizer::StateBuffer> states;
+  if (optimizer.holds_all()) states = optimizer.state();
   for (const FlatModel::Entry& p : model.parameters()) {
     add("model/" + p.name, p.shape, model.weights().subspan(p.offset, p.size));
-    for (const optim::Optimizer::StateBuffer& s : optimizer.state()) {
+    for (const optim::Optimizer::StateBuffer& s : states) {
       add(fmt::format("optimizer/{}/{}", s.name, p.name), p.shape,
           s.values.subspan(p.offset, p.size));
     }

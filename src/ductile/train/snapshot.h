@@ -23,7 +23,8 @@ namespace ductile::train {
 // how arrays are padded, sharded or spread over workers.
 class Snapshot {
  public:
-  // The averages are flat like the model's arrays, or empty. All must outlive the snapshot.
+  // The averages are flat like the model's arrays, or empty. All must outlive the snapshot. Of an
+  // optimiser that holds a part of its state only the snapshot has none.
   Snapshot(FlatModel& model, optim::Optimizer& optimizer, std::span<float> average,
            std::span<float> buffer_average);
 

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/files.h"
+
+// Jobs of several workers, started as a user does.
+namespace ductile::testing {
+
+// A program that is running; its output goes to a file. Killed where nobody waited for it.
+class Program {
+ public:
+  Program(std::vector<std::string> words, const fs::path& output) {
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      [[maybe_unused]] FILE* out = std::freopen(output.c_str(), "a", stdout);
+      [[maybe_unused]] FILE* err = std::freopen(output.c_str(), "a", stderr);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+  }
+  Program(Program&& other) noexcept
+      : pid_(std::exchange(other.pid_, -1)), status_(other.status_), ended_(other.ended_) {}
+  Program& operator=(Program&& other) noexcept {
+    std::swap(pid_, other.pid_);
+    std::swap(status_, other.status_);
+    std::swap(ended_, other.ended_);
+    return *this;
+  }
+  ~Program() {
+    if (pid_ > 0 && running()) kill();
+  }
+
+  bool running() {
+    if (!ended_) ended_ = ::waitpid(pid_, &status_, WNOHANG) != 0;
+    return !ended_;
+  }
+  int wait() {
+    if (!ended_) ::waitpid(pid_, &status_, 0);
+    ended_ = true;
+    return exit_code();
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+  pid_t pid() const { return pid_; }
+  int exit_code() const {
+    return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int status_ = 0;
+  bool ended_ = false;
+};
+
+inline std::vector<std::string> ductile(std::vector<std::string> words) {
+  words.insert(words.begin(), DUCTILE_BINARY_DIR "/bin/ductile");
+  return words;
+}
+
+// `ductile train` of a small job with eight virtual ranks.
+inline std::vector<std::string> train(const fs::path& out, const std::vector<std::string>& more,
+                                      const std::vector<std::string>& sets = {}) {
+  std::vector<std::string> words = ductile({"-q", "train", "--out", out.string()});
+  std::vector<std::string> all = {"data.train_limit=512",     "data.test_limit=64",
+                                  "optimizer.lr=0.02",        "train.batch_size=32",
+                                  "train.virtual_ranks=8",    "train.epochs=10",
+                                  "train.ema_decay=0.9",      "checkpoint.every_seconds=0",
+                                  "checkpoint.every_steps=9", "model.name=resnet8"};
+  all.insert(all.end(), sets.begin(), sets.end());
+  for (const std::string& set : all) words.insert(words.end(), {"--set", set});
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// The processes of the run's workers.
+inline std::vector<pid_t> workers_of(const fs::path& run) {
+  std::vector<pid_t> pids;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(entry.path() / "cmdline");
+    const std::string line((std::istreambuf_iterator<char>(file)), {});
+    if (line.find("ductile-worker") != std::string::npos &&
+        line.find(run.string()) != std::string::npos) {
+      pids.push_back(std::stoi(name));
+    }
+  }
+  return pids;
+}
+
+// Until the job `program` of `run` steps; false where it ended before.
+inline bool wait_until_it_steps(Program& program, const fs::path& run) {
+  std::error_code ignored;
+  while (program.running() &&
+         (!fs::exists(run / "metrics.jsonl") || fs::file_size(run / "metrics.jsonl", ignored) == 0))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return program.running();
+}
+
+// The trained weights of `run`, short enough to be shown where two differ.
+inline std::string model_of(const fs::path& run) {
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : read_file(run / "model.safetensors"))
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return std::to_string(hash);
+}
+
+}  // namespace ductile::testing
