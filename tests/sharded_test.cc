@@ -39,7 +39,8 @@ class Sharded : public ::testing::Test {
              "optimizer.lr=0.003",
              "optimizer.clip_norm=1",
              "train.batch_size=16",
-             "train.log_every=2"};
+             "train.log_every=2",
+             "train.max_steps=80"};
   }
   Program start(const fs::path& run, const std::vector<std::string>& more) {
     return Program(train(run, more, sets_), log_);

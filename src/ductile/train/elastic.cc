@@ -210,7 +210,11 @@ void ElasticWorker::leave() {
 
 void ElasticWorker::on(const Restore& command) {
   enter(command.plan);
-  switch (command.self.source) {
+  const StateSource source = command.self.source;
+  if (source == StateSource::checkpoint || source == StateSource::initial) {
+    recorder_.reset();  // its lines go back, too
+  }
+  switch (source) {
     case StateSource::keep:
       break;
     case StateSource::apply_voted:
