@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -64,6 +65,9 @@ Figures work(const Case& c, int64_t side, int rows, int cols, int cell, int step
              const std::string& meeting) {
   using Clock = std::chrono::steady_clock;
   at::set_num_threads(1);
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) {
+    reinterpret_cast<void (*)(int)>(symbol)(1);
+  }
   nn::keep_freed_memory();
   comm::ArenaOptions arena_options;
   arena_options.region_bytes = size_t{64} << 20;

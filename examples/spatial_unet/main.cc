@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -97,6 +98,9 @@ int train(const Settings& s, int cell, const std::string& meeting) {
   using Clock = std::chrono::steady_clock;
   const int num_cells = s.rows * s.cols;
   at::set_num_threads(1);
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) {
+    reinterpret_cast<void (*)(int)>(symbol)(1);
+  }
   ductile::nn::keep_freed_memory();
 
   // The workers of one host meet by name and share memory; between hosts, a Communicator over

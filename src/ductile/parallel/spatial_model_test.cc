@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -32,7 +33,13 @@ using at::Tensor;
 // See spatial_split_test.cc: oneDNN does not bear ranks that are threads.
 class SpatialModels : public testing::Test {
  protected:
-  void SetUp() override { at::globalContext().setUserEnabledMkldnn(false); }
+  void SetUp() override {
+    at::globalContext().setUserEnabledMkldnn(false);
+    // OpenBLAS's own threads, which ATen's convolutions in double call, wait by yielding.
+    if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) {
+      reinterpret_cast<void (*)(int)>(symbol)(1);
+    }
+  }
   void TearDown() override { at::globalContext().setUserEnabledMkldnn(true); }
 };
 
