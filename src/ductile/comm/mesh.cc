@@ -198,7 +198,8 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
         e.with_context(
             fmt::format("rank {} connecting to rank {} ({})", group.rank, call.peer, options.role));
         const std::lock_guard lock(mutex);
-        const bool unreachable = e.code() == ErrorCode::deadline;
+        const bool unreachable =
+            e.code() == ErrorCode::deadline || e.code() == ErrorCode::unavailable;
         if (!error)
           error = unreachable ? std::make_exception_ptr(UnreachablePeer(e, call.peer))
                               : std::make_exception_ptr(e);
