@@ -187,7 +187,8 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
       dialing.socket = options.socket;
       dialing.socket.local_address = options.links[lane];
       try {
-        Admission a = in_slices(options, kTry, deadline, [&](Deadline end) {
+        const Deadline patience = soon(deadline, options.connect_patience);
+        Admission a = in_slices(options, kTry, patience, [&](Deadline end) {
           return net::dial(
               call.address, secret, {options.role, group.job, group.generation, group.rank, lane},
               {options.role, group.job, group.generation, call.peer, lane}, dialing, end);
@@ -197,7 +198,11 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
         e.with_context(
             fmt::format("rank {} connecting to rank {} ({})", group.rank, call.peer, options.role));
         const std::lock_guard lock(mutex);
-        if (!error) error = std::make_exception_ptr(e);
+        const bool unreachable =
+            e.code() == ErrorCode::deadline || e.code() == ErrorCode::unavailable;
+        if (!error)
+          error = unreachable ? std::make_exception_ptr(UnreachablePeer(e, call.peer))
+                              : std::make_exception_ptr(e);
         next = calls.size();
       }
     }

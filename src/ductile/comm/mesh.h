@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "ductile/base/error.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/store.h"
 
@@ -33,9 +35,17 @@ struct MeshOptions {
   // every rank must give as many.
   std::vector<std::string> links = {"127.0.0.1"};
   net::SocketOptions socket;
+  // For the connection to a peer whose address is known: longer means that it cannot be reached.
+  std::chrono::milliseconds connect_patience = std::chrono::hours(24);
   // Asked about ten times a second while it waits; true ends it with peer_lost.
   std::function<bool()> given_up;
   net::OnRefusal on_refusal;  // strangers and late processes that were turned away meanwhile
+};
+
+// A peer that is there, and that this rank cannot connect to.
+struct UnreachablePeer : Error {
+  UnreachablePeer(const Error& error, int peer) : Error(error), rank(peer) {}
+  int rank;
 };
 
 // Connects every pair of the group's ranks, once a link: addresses are exchanged through `store`,
@@ -43,7 +53,8 @@ struct MeshOptions {
 // Sorted by peer, then lane. All ranks call it at about the same time.
 //
 // Throws deadline, naming the ranks that did not come; conflict, if this process has been fenced
-// out; peer_lost where options.given_up says so; invalid_argument for different numbers of links.
+// out; peer_lost where options.given_up says so; UnreachablePeer (a deadline) after
+// connect_patience; invalid_argument for different numbers of links.
 std::vector<MeshLink> connect_mesh(const Group& group, net::Store& store, const net::Secret& secret,
                                    const MeshOptions& options, net::Deadline deadline);
 

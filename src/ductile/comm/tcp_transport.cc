@@ -187,6 +187,7 @@ std::unique_ptr<Transport> connect_tcp(const Group& group, net::Store& store,
   mesh.links = options.links;
   mesh.socket = options.socket;
   mesh.given_up = options.given_up;
+  mesh.connect_patience = options.connect_patience;
   mesh.on_refusal = options.on_refusal;
   return std::make_unique<TcpTransport>(group, options,
                                         connect_mesh(group, store, secret, mesh, deadline));

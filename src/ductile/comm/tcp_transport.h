@@ -26,7 +26,8 @@ struct TcpOptions {
   // How long progress() looks again and again before it sleeps. 20-60 us save 5 % of a small sum
   // where every rank has a core; where ranks share cores they cost a factor of two.
   std::chrono::microseconds spin{0};
-  std::function<bool()> given_up;  // as MeshOptions has it
+  std::function<bool()> given_up;  // as MeshOptions has it, and the next
+  std::chrono::milliseconds connect_patience = std::chrono::hours(24);
   net::OnRefusal on_refusal;
 };
 

@@ -82,6 +82,9 @@ class EmulatedHosts {
 
   bool cut(int host) const { return link(host, "down"); }
   bool restore(int host) const { return link(host, "up"); }
+  // Two hosts lose each other, and nobody else.
+  bool separate(int a, int b) const { return route(a, b, "add") && route(b, a, "add"); }
+  bool reunite(int a, int b) const { return route(a, b, "del") && route(b, a, "del"); }
 
  private:
   static bool run(const std::string& command) {
@@ -90,6 +93,10 @@ class EmulatedHosts {
   static std::string in(pid_t space) { return fmt::format("nsenter -t {} -n ", space); }
   bool link(int host, const char* state) const {
     return run(fmt::format("{}ip link set port{} {}", in(hub_), host, state));
+  }
+  bool route(int from, int to, const char* what) const {
+    return run(fmt::format("{}ip route {} blackhole {}/32", in(hosts_[static_cast<size_t>(from)]),
+                           what, address(to)));
   }
   void give_up(const char* why) { why_ = why; }
 

@@ -159,7 +159,11 @@ void ElasticWorker::on_error(const Error& e) {
     return;
   }
   PeerLost lost{plan_->number, {}, e.what()};
-  if (meeting_) lost.suspects = meeting_->lost();
+  if (const auto* apart = dynamic_cast<const MeetingFailed*>(&e)) {
+    lost.suspects = apart->suspects;
+  } else if (meeting_) {
+    lost.suspects = meeting_->lost();
+  }
   link_->tell(lost);
 }
 

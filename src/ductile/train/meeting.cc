@@ -25,6 +25,7 @@ using namespace std::chrono_literals;
 // passes on, comes sooner.
 constexpr auto kPatience = std::chrono::minutes(30);
 constexpr auto kStoreTry = 2s;
+constexpr std::chrono::milliseconds kConnect = 3s;  // at least, for a connection between two hosts
 
 // Who knows the name knows the secret.
 std::string arena_name(const net::Secret& secret, const std::string& job,
@@ -67,10 +68,13 @@ Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
     } else {
       meet_by_messages(plan, secret);
     }
+  } catch (const comm::UnreachablePeer& e) {
+    throw MeetingFailed(e.what(), {members_[static_cast<size_t>(e.rank)]});
   } catch (const Error& e) {
     // Whatever kept them apart is for the protocol to settle.
     if (e.code() == ErrorCode::invalid_argument || e.code() == ErrorCode::internal) throw;
-    fail(ErrorCode::peer_lost, "generation {} did not come together: {}", plan.number, e.what());
+    throw MeetingFailed(
+        fmt::format("generation {} did not come together: {}", plan.number, e.what()), {});
   }
 }
 
@@ -111,6 +115,7 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   comm::TcpOptions tcp;
   tcp.links = {options_.address};
   tcp.given_up = options_.given_up;
+  tcp.connect_patience = std::max(2 * options_.deadline, kConnect);
   tcp.on_refusal = refused;
   std::unique_ptr<comm::Transport> transport =
       comm::connect_tcp(group, *store, secret, tcp, deadline);

@@ -4,8 +4,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ductile/base/error.h"
 #include "ductile/comm/arena.h"
 #include "ductile/comm/failure_detector.h"
 #include "ductile/control/protocol.h"
@@ -29,6 +31,13 @@ struct MeetingOptions {
   std::function<void(const std::string&)> log;
 };
 
+// A generation that did not come together.
+struct MeetingFailed : Error {
+  MeetingFailed(std::string text, std::vector<control::WorkerId> who)
+      : Error(ErrorCode::peer_lost, std::move(text)), suspects(std::move(who)) {}
+  std::vector<control::WorkerId> suspects;  // members that are there and cannot be reached
+};
+
 // The members of one generation, connected: through one arena where all of them can share memory;
 // else by messages, through shared memory inside a host and TCP between hosts, watched by a failure
 // detector. (In an arena the controller's heartbeats and the kernel tell of losses.)
@@ -37,8 +46,8 @@ struct MeetingOptions {
 // can members of other generations. One thread; the exchange has its own rules.
 class Meeting {
  public:
-  // Waits for all members, however long they take for what they are at. Throws peer_lost, also when
-  // options.given_up says so.
+  // Waits for all members, however long they take for what they are at. Throws MeetingFailed, also
+  // when options.given_up says so.
   Meeting(const control::GenerationPlan& plan, const net::Secret& secret, MeetingOptions options);
   ~Meeting();
   Meeting(const Meeting&) = delete;
