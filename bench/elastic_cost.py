@@ -52,7 +52,8 @@ def burst(args, mode, steps):
             words += ["--set", s]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begin = time.monotonic()
-        subprocess.run(words, check=True, env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"))
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL,
+                       env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"))
         wall = time.monotonic() - begin
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -111,10 +111,14 @@ TEST_F(Sharded, ResizedPreemptedAndResumedItIsTheSameJob) {
   EXPECT_EQ(command({"resize", run.string(), "4"}), 0) << read_file(log_);
   EXPECT_EQ(command({"preempt", run.string()}), 0) << read_file(log_);
   EXPECT_EQ(job.wait(), 130) << read_file(log_);
-  // Checkpoints are whole: any number of workers goes on with one, also one that shards nothing.
-  ASSERT_EQ(command({"-q", "train", "--resume", run.string(), "--workers", "2", "--set",
-                     "train.shard_optimizer=false"}),
-            0)
+  // Checkpoints are whole: any number of workers goes on with one, also of a job that no longer
+  // shards anything.
+  std::string job_file = read_file(run / "job.toml");
+  const std::string on = "shard_optimizer = true";
+  ASSERT_NE(job_file.find(on), std::string::npos);
+  job_file.replace(job_file.find(on), on.size(), "shard_optimizer = false");
+  write_file_atomic(run / "job.toml", job_file);
+  ASSERT_EQ(command({"-q", "train", "--resume", run.string(), "--workers", "2"}), 0)
       << read_file(log_);
   EXPECT_EQ(model_of(run), weights);
 }
