@@ -1,7 +1,5 @@
 // Generations: when the members have to change, who is in the next one, where it starts.
 #include <algorithm>
-#include <map>
-#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -152,22 +150,16 @@ bool Membership::State::judge() {
   record_failure(change->reason);
   if (phase == Phase::failed) return false;
   if (barren < 2 || plan->members.size() < 2) return true;
-  // Two that do not reach each other may be told of by one of them alone: who waits for a
-  // connection does not know of it. So it counts against both, and the one with the state is seldom
-  // the younger.
-  std::map<WorkerId, std::set<WorkerId>> apart;
+  std::map<WorkerId, int> accusers;
   for (const WorkerRecord* worker : participants())
     for (WorkerId suspect : worker->report.suspects)
-      if (suspect != worker->id && plan->find(suspect) != nullptr) {
-        apart[suspect].insert(worker->id);
-        apart[worker->id].insert(suspect);
-      }
+      if (suspect != worker->id && plan->find(suspect) != nullptr) ++accusers[suspect];
   WorkerId worst = 0;
-  for (const auto& [id, peers] : apart)
-    if (worst == 0 || peers.size() >= apart[worst].size()) worst = id;  // the youngest among equals
+  for (const auto& [id, count] : accusers)
+    if (worst == 0 || count >= accusers[worst]) worst = id;  // the youngest among equals
   if (WorkerRecord* worker = find(worst); worker != nullptr) {
     note("lost",
-         fmt::format("worker {} cannot be reached by {} of its peers", worst, apart[worst].size()));
+         fmt::format("worker {} cannot be reached by {} of its peers", worst, accusers[worst]));
     doom(*worker, true, "its peers cannot reach it");
   }
   return true;
