@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/rng.h"
 
 // Jobs of several workers, started as a user does.
 namespace ductile::testing {
@@ -122,5 +124,61 @@ inline std::string model_of(const fs::path& run) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return std::to_string(hash);
 }
+
+// A small job, and what is done to it.
+class SmallJob : public ::testing::Test {
+ protected:
+  // Token files with something to learn, and a small GPT that reads them.
+  void use_gpt() {
+    std::string tokens;  // little-endian words below 64
+    for (int i = 0, state = 1; i < 40000; ++i) {
+      state = (state * 5 + i % 7) % 64;
+      tokens += {static_cast<char>(state), 0};
+    }
+    write_file_atomic(root_.path() / "train.bin", tokens);
+    write_file_atomic(root_.path() / "test.bin", tokens.substr(0, 4096));
+    sets_ = {"data.format=tokens",
+             "data.path=" + (root_.path() / "train.bin").string(),
+             "data.test_path=" + (root_.path() / "test.bin").string(),
+             "data.sequence_length=32",
+             "model.name=gpt",
+             "model.layers=2",
+             "model.heads=2",
+             "model.vocab_size=64",
+             "optimizer.lr=0.003",
+             "train.batch_size=16"};
+  }
+
+  Program start(const fs::path& run, const std::vector<std::string>& more) {
+    return Program(train(run, more, sets_), log_);
+  }
+  // The weights of one process, with as many threads as there are cores.
+  std::string expected() {
+    EXPECT_EQ(start(root_.path() / "one", {}).wait(), 0) << read_file(log_);
+    return model_of(root_.path() / "one");
+  }
+  int command(const std::vector<std::string>& words) {
+    return Program(ductile(words), log_).wait();
+  }
+  // Kills `count` workers at random times, `pause` apart at least, once the job steps.
+  int kill_workers(Program& job, const fs::path& run, int count, uint64_t seed,
+                   std::chrono::milliseconds pause) {
+    Rng rng(seed);
+    int kills = 0;
+    while (job.running()) {
+      std::this_thread::sleep_for(pause + std::chrono::milliseconds(rng.below(500)));
+      if (kills >= count || !fs::exists(run / "metrics.jsonl")) continue;
+      const std::vector<pid_t> workers = workers_of(run);
+      if (workers.empty()) continue;
+      ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
+      ++kills;
+    }
+    return kills;
+  }
+
+  TempFolder root_;
+  fs::path log_ = root_.path() / "log";
+  std::vector<std::string> sets_;
+};
 
 }  // namespace ductile::testing

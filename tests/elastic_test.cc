@@ -1,14 +1,12 @@
 // Jobs of several workers, started as a user does: whatever their number, and whoever is killed on
 // the way, the final weights are those of one undisturbed process, bit for bit.
 #include <chrono>
-#include <csignal>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "ductile/base/rng.h"
 #include "elastic_programs.h"
 
 namespace ductile::testing {
@@ -17,29 +15,12 @@ namespace {
 using std::chrono::milliseconds;
 
 // By model.
-class Elastic : public ::testing::TestWithParam<const char*> {
+class Elastic : public SmallJob, public ::testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
     if (std::string(GetParam()) == "gpt") {
-      std::string tokens;  // little-endian words below 64, with something to learn
-      for (int i = 0, state = 1; i < 40000; ++i) {
-        state = (state * 5 + i % 7) % 64;
-        tokens += {static_cast<char>(state), 0};
-      }
-      write_file_atomic(root_.path() / "train.bin", tokens);
-      write_file_atomic(root_.path() / "test.bin", tokens.substr(0, 4096));
-      sets_ = {"data.format=tokens",
-               "data.path=" + (root_.path() / "train.bin").string(),
-               "data.test_path=" + (root_.path() / "test.bin").string(),
-               "data.sequence_length=32",
-               "model.name=gpt",
-               "model.layers=2",
-               "model.heads=2",
-               "model.dim=32",
-               "model.vocab_size=64",
-               "optimizer.name=adamw",
-               "optimizer.lr=0.003",
-               "train.batch_size=16"};
+      use_gpt();
+      sets_.insert(sets_.end(), {"model.dim=32", "optimizer.name=adamw"});
     } else {
       sets_ = {"augment.pad=2"};
       // Groups of four virtual ranks, which three workers cut: they meet in every batch norm.
@@ -48,36 +29,6 @@ class Elastic : public ::testing::TestWithParam<const char*> {
       }
     }
   }
-
-  Program start(const fs::path& run, const std::vector<std::string>& more) {
-    return Program(train(run, more, sets_), log_);
-  }
-  // The weights of one process, with as many threads as there are cores.
-  std::string expected() {
-    EXPECT_EQ(start(root_.path() / "one", {}).wait(), 0) << read_file(log_);
-    return model_of(root_.path() / "one");
-  }
-  int command(const std::vector<std::string>& words) {
-    return Program(ductile(words), log_).wait();
-  }
-  // Kills `count` workers at random times, once the job steps.
-  int kill_workers(Program& job, const fs::path& run, int count, uint64_t seed) {
-    Rng rng(seed);
-    int kills = 0;
-    while (job.running()) {
-      std::this_thread::sleep_for(milliseconds(200 + rng.below(500)));
-      if (kills >= count || !fs::exists(run / "metrics.jsonl")) continue;
-      const std::vector<pid_t> workers = workers_of(run);
-      if (workers.empty()) continue;
-      ::kill(workers[rng.below(static_cast<uint32_t>(workers.size()))], SIGKILL);
-      ++kills;
-    }
-    return kills;
-  }
-
-  TempFolder root_;
-  fs::path log_ = root_.path() / "log";
-  std::vector<std::string> sets_;
 };
 
 INSTANTIATE_TEST_SUITE_P(, Elastic, ::testing::Values("resnet8", "batch_norm_groups", "gpt"),
@@ -113,7 +64,7 @@ TEST_P(Elastic, KilledWorkersChangeNothing) {
   const std::string weights = expected();
   const fs::path run = root_.path() / "killed";
   Program job = start(run, {"--workers", "3"});
-  const int kills = kill_workers(job, run, 10, 3);
+  const int kills = kill_workers(job, run, 10, 3, milliseconds(200));
   EXPECT_EQ(job.wait(), 0) << read_file(log_);
   EXPECT_GT(kills, 0) << read_file(log_);
   RecordProperty("kills", kills);

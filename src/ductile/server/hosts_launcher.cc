@@ -10,7 +10,6 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/host_agent.h"
 #include "ductile/server/hosts.h"
+#include "ductile/server/launcher_events_impl.h"
 
 namespace ductile::server {
 namespace {
@@ -238,17 +238,10 @@ class Remote {
 class HostsLauncher final : public Launcher {
  public:
   HostsLauncher(HostsLauncherOptions options, const fs::path& run)
-      : options_(std::move(options)),
-        secret_(secret_of(run)),
-        epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_.get() < 0 || ready_.get() < 0) fail_errno("epoll", errno);
+      : options_(std::move(options)), secret_(secret_of(run)) {
     std::signal(SIGPIPE, SIG_IGN);
-    epoll_event event{};
-    event.events = EPOLLIN;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, ready_.get(), &event);
     for (const Host& host : options_.fleet.hosts)
-      remotes_.push_back(std::make_unique<Remote>(options_, host, run, epoll_.get()));
+      remotes_.push_back(std::make_unique<Remote>(options_, host, run, events_.fd()));
     meet();
   }
 
@@ -279,7 +272,7 @@ class HostsLauncher final : public Launcher {
     const auto found = workers_.find(id);
     if (found == workers_.end()) {
       if (searched_.contains(id)) killed_unfound_.insert(id);
-      if (!searched_.contains(id) && !elsewhere_.contains(id)) gone(id);
+      if (!searched_.contains(id) && !elsewhere_.contains(id)) events_.gone(id);
       return;
     }
     found->second.kill = true;
@@ -293,7 +286,7 @@ class HostsLauncher final : public Launcher {
     for (size_t h = 0; h < remotes_.size(); ++h) look(h);
   }
 
-  int fd() const override { return epoll_.get(); }
+  int fd() const override { return events_.fd(); }
 
   size_t running() const override {
     return static_cast<size_t>(std::ranges::count_if(workers_, [&](const auto& worker) {
@@ -307,8 +300,6 @@ class HostsLauncher final : public Launcher {
   }
 
   std::vector<LauncherEvent> take() override {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t n = ::read(ready_.get(), &count, sizeof count);
     for (size_t h = 0; h < remotes_.size(); ++h) {
       Remote& remote = *remotes_[h];
       const Remote::State before = remote.state();
@@ -316,7 +307,7 @@ class HostsLauncher final : public Launcher {
       if (before == Remote::State::greeting && remote.state() == Remote::State::ready) look(h);
       if (remote.may_dial()) remote.dial(secret_);
     }
-    return std::exchange(events_, {});
+    return events_.take();
   }
 
  private:
@@ -333,7 +324,7 @@ class HostsLauncher final : public Launcher {
     };
     while (count(Remote::State::greeting) > 0) {
       epoll_event event;
-      ::epoll_wait(epoll_.get(), &event, 1, 100);
+      ::epoll_wait(events_.fd(), &event, 1, 100);
       for (size_t h = 0; h < remotes_.size(); ++h)
         for (const json& said : remotes_[h]->take()) hear(h, said);
     }
@@ -406,17 +397,17 @@ class HostsLauncher final : public Launcher {
     try {
       if (said.contains("line")) {
         const json& line = said["line"];
-        events_.emplace_back(WorkerLine{line.at("worker"), line.at("text")});
+        events_.add(WorkerLine{line.at("worker"), line.at("text")});
       } else if (said.contains("failed")) {
         const json& failed = said["failed"];
         workers_.erase(failed.at("worker").get<WorkerId>());
-        events_.emplace_back(control::LaunchFailed{
-            failed.at("worker"), fmt::format("host {}: {}", remotes_[host]->host().name,
-                                             failed.at("text").get<std::string>())});
+        events_.add(control::LaunchFailed{failed.at("worker"),
+                                          fmt::format("host {}: {}", remotes_[host]->host().name,
+                                                      failed.at("text").get<std::string>())});
       } else if (said.contains("exited")) {
         const json& exited = said["exited"];
         if (workers_.erase(exited.at("worker").get<WorkerId>()) > 0)
-          events_.emplace_back(
+          events_.add(
               control::WorkerExited{exited.at("worker"), exited.at("code"), exited.at("signal")});
       } else if (said.contains("adopted")) {
         for (const json& id : said["adopted"].at("found")) found(host, id);
@@ -438,7 +429,7 @@ class HostsLauncher final : public Launcher {
     if (const auto known = workers_.find(id); known != workers_.end()) {
       if (known->second.host != host) return;
       workers_.erase(known);
-      return gone(id);
+      return events_.gone(id);
     }
     const auto searched = searched_.find(id);
     if (searched == searched_.end()) return;
@@ -449,26 +440,18 @@ class HostsLauncher final : public Launcher {
     if (options_.elsewhere) {
       elsewhere_.insert(id);
     } else {
-      gone(id);
+      events_.gone(id);
     }
-  }
-
-  void gone(WorkerId id) {
-    events_.emplace_back(control::WorkerExited{id, -1, 0});
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(ready_.get(), &one, sizeof one);
   }
 
   const HostsLauncherOptions options_;
   const net::Secret secret_;
-  Descriptor epoll_;
-  Descriptor ready_;  // readable while events_ holds something
+  LauncherEvents events_;
   std::vector<std::unique_ptr<Remote>> remotes_;
   std::map<WorkerId, Worker> workers_;
   std::map<WorkerId, std::set<size_t>> searched_;  // hosts that have not said yet
   std::set<WorkerId> killed_unfound_;
   std::set<WorkerId> elsewhere_;  // on no host of ours
-  std::vector<LauncherEvent> events_;
 };
 
 }  // namespace

@@ -9,8 +9,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 extern "C" {  // glibc 2.36 forgot to say so
@@ -24,6 +22,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/launcher_events_impl.h"
 
 namespace ductile::server {
 namespace {
@@ -65,13 +64,7 @@ std::vector<pid_t> all_processes() {
 class LocalLauncher : public Launcher {
  public:
   LocalLauncher(LocalLauncherOptions options, const fs::path& run)
-      : options_(std::move(options)),
-        run_(run.string()),
-        epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_.get() < 0 || ready_.get() < 0) fail_errno("epoll", errno);
-    watch(ready_.get());
-  }
+      : options_(std::move(options)), run_(run.string()) {}
 
   ~LocalLauncher() override {
     if (!options_.kills_at_end) return;
@@ -113,15 +106,15 @@ class LocalLauncher : public Launcher {
       ::waitpid(pid, nullptr, 0);
       fail_errno("pidfd_open", error);
     }
-    watch(worker.pid_fd.get());
-    watch(worker.progress.get());
+    events_.watch(worker.pid_fd.get());
+    events_.watch(worker.progress.get());
     workers_[start.worker] = std::move(worker);
   }
 
   void kill(WorkerId id) override {
     const auto found = workers_.find(id);
     if (found == workers_.end()) {
-      gone(id);
+      events_.gone(id);
     } else {
       ::pidfd_send_signal(found->second.pid_fd.get(), SIGKILL, nullptr, 0);
     }
@@ -138,23 +131,20 @@ class LocalLauncher : public Launcher {
         if (fd.get() >= 0 && is_worker(pid, run_, id, options_.host)) worker.pid_fd = std::move(fd);
       }
       if (worker.pid_fd.get() < 0) {
-        gone(id);
+        events_.gone(id);
         continue;
       }
       worker.place = free_place();
-      watch(worker.pid_fd.get());
+      events_.watch(worker.pid_fd.get());
       workers_[id] = std::move(worker);
     }
   }
 
-  int fd() const override { return epoll_.get(); }
+  int fd() const override { return events_.fd(); }
   size_t running() const override { return workers_.size(); }
 
   std::vector<LauncherEvent> take() override {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t n = ::read(ready_.get(), &count, sizeof count);
-    std::vector<LauncherEvent> events = std::move(events_);
-    events_.clear();
+    std::vector<LauncherEvent> events = events_.take();
     for (auto it = workers_.begin(); it != workers_.end();) {
       auto& [id, worker] = *it;
       pollfd end{worker.pid_fd.get(), POLLIN, 0};
@@ -187,13 +177,6 @@ class LocalLauncher : public Launcher {
     bool child = false;
   };
 
-  void watch(int fd) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
-  }
-
   void read_lines(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
     if (worker.progress.get() < 0) return;
     const bool open = worker.lines.read(worker.progress.get(), [&](std::string_view line) {
@@ -210,18 +193,10 @@ class LocalLauncher : public Launcher {
     return place;
   }
 
-  void gone(WorkerId id) {
-    events_.emplace_back(control::WorkerExited{id, -1, 0});
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(ready_.get(), &one, sizeof one);
-  }
-
   const LocalLauncherOptions options_;
   const std::string run_;
-  Descriptor epoll_;
-  Descriptor ready_;  // readable while events_ holds something
+  LauncherEvents events_;
   std::map<WorkerId, Worker> workers_;
-  std::vector<LauncherEvent> events_;
 };
 
 }  // namespace

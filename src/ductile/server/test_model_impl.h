@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
 
@@ -21,21 +22,15 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
-inline uint64_t scramble(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 inline uint64_t leaf(uint64_t state, int64_t step, int64_t rank) {
-  return scramble(state ^ scramble(static_cast<uint64_t>(step * 1000 + rank + 1)));
+  return mix(state, mix(static_cast<uint64_t>(step), static_cast<uint64_t>(rank)));
 }
 inline uint64_t reduce(std::span<const uint64_t> leaves) {
   uint64_t sum = 0;
-  for (const uint64_t leaf : leaves) sum = scramble(sum ^ leaf);
+  for (const uint64_t leaf : leaves) sum = mix(sum, leaf);
   return sum;
 }
-inline uint64_t apply(uint64_t state, uint64_t reduction) { return scramble(state + reduction); }
+inline uint64_t apply(uint64_t state, uint64_t reduction) { return mix(state, reduction); }
 
 // What an undisturbed run ends with.
 inline State run_undisturbed(int64_t steps, int64_t virtual_ranks) {

@@ -52,7 +52,6 @@ class ElasticWorker {
   void leave();
   void take_up();
   void read_checkpoint(int64_t step);
-  void receive_state(int feeder);
   void restore_shards(const Restore& command);
   void gather_all_at(int rank);
   void finish_sharded_step(const Apply& command);
@@ -60,6 +59,7 @@ class ElasticWorker {
   Restored restored(Generation generation, int64_t step, bool done);
   void lead();
   void evaluate(Generation generation);
+  void evaluate_alone();
   void evaluate_together();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
@@ -225,7 +225,9 @@ void ElasticWorker::on(const Restore& command) {
       if (!sharded()) replica_->apply(sum_);  // or it was told to Apply before
       break;
     case StateSource::peer:
-      if (!sharded()) receive_state(rank_of(command.self.feeder));
+      if (!sharded()) {
+        replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
+      }
       break;
     case StateSource::checkpoint:
       try {
@@ -274,12 +276,12 @@ void ElasticWorker::restore_shards(const Restore& command) {
   } else {
     if (source == StateSource::peer) {
       shards.hold({});
-      replica_->receive_small_state(*exchange_, rank_of(command.self.feeder), plan_->start);
+      replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
     }
     std::vector<std::vector<parallel::BlockRange>> held;
     for (const Member& m : plan_->members) {
       if (m.source == StateSource::peer && m.feeder == input_.worker) {
-        replica_->send_small_state(*exchange_, rank_of(m.worker));
+        replica_->send_state(*exchange_, rank_of(m.worker));
       }
       held.push_back(blocks_of(m.held));
     }
@@ -309,8 +311,7 @@ Restored ElasticWorker::restored(Generation generation, int64_t step, bool done)
 // Once a generation, with the state before its first step.
 void ElasticWorker::take_up() {
   if (taken_up_ == plan_->number) return;
-  // An evaluation that a lost leader left undone: the same on every member, without words.
-  if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
+  evaluate_alone();
   replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
   lead();
   taken_up_ = plan_->number;
@@ -348,25 +349,7 @@ void ElasticWorker::lead() {
 
 void ElasticWorker::on(const Feed& command) {
   enter(command.plan);
-  const std::string state = replica_->state().dump();
-  const uint64_t size = state.size();
-  for (const WorkerId worker : command.to) {
-    const int peer = rank_of(worker);
-    exchange_->send(peer, std::as_bytes(std::span(&size, 1)));
-    exchange_->send(peer, std::as_bytes(std::span(state)));
-    for (const ckpt::TensorView& tensor : replica_->tensors()) exchange_->send(peer, tensor.bytes);
-  }
-}
-
-void ElasticWorker::receive_state(int feeder) {
-  uint64_t size = 0;
-  exchange_->receive(feeder, std::as_writable_bytes(std::span(&size, 1)));
-  std::string state(size, '\0');
-  exchange_->receive(feeder, std::as_writable_bytes(std::span(state)));
-  for (const std::span<std::byte> tensor : replica_->writable_tensors()) {
-    exchange_->receive(feeder, tensor);
-  }
-  replica_->restore(plan_->start, Json::parse(state));
+  for (const WorkerId worker : command.to) replica_->send_state(*exchange_, rank_of(worker));
 }
 
 void ElasticWorker::on(const RunStep& command) {
@@ -446,6 +429,11 @@ void ElasticWorker::evaluate(Generation generation) {
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) throw;
   }
+  evaluate_alone();
+}
+
+// An evaluation that a lost leader left undone: the same on every member, without words.
+void ElasticWorker::evaluate_alone() {
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
 }
 

@@ -252,23 +252,29 @@ void Replica::gather(parallel::Exchange& exchange) {
   if (!average_.span().empty()) shards_->gather_average(exchange);
 }
 
-void Replica::send_small_state(parallel::Exchange& exchange, int to) {
+std::vector<std::span<std::byte>> Replica::fed_tensors() {
+  if (!job_.train.shard_optimizer) return snapshot().writable();
+  return {std::as_writable_bytes(flat_->buffer_values()),
+          std::as_writable_bytes(buffer_average_.span())};
+}
+
+void Replica::send_state(parallel::Exchange& exchange, int to) {
   const std::string state = this->state().dump();
   const uint64_t size = state.size();
   exchange.send(to, std::as_bytes(std::span(&size, 1)));
   exchange.send(to, std::as_bytes(std::span(state)));
-  for (const std::span<float> values : {flat_->buffer_values(), buffer_average_.span()}) {
-    if (!values.empty()) exchange.send(to, std::as_bytes(values));
+  for (const std::span<const std::byte> tensor : fed_tensors()) {
+    if (!tensor.empty()) exchange.send(to, tensor);
   }
 }
 
-void Replica::receive_small_state(parallel::Exchange& exchange, int from, int64_t step) {
+void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
   uint64_t size = 0;
   exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
   std::string state(size, '\0');
   exchange.receive(from, std::as_writable_bytes(std::span(state)));
-  for (const std::span<float> values : {flat_->buffer_values(), buffer_average_.span()}) {
-    if (!values.empty()) exchange.receive(from, std::as_writable_bytes(values));
+  for (const std::span<std::byte> tensor : fed_tensors()) {
+    if (!tensor.empty()) exchange.receive(from, tensor);
   }
   restore(step, Json::parse(state));
 }

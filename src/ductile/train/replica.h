@@ -92,10 +92,6 @@ class Replica {
   std::span<const float> reduce(parallel::Exchange& exchange);
   void gather_weights(parallel::Exchange& exchange);
   void gather(parallel::Exchange& exchange);  // averages too
-  // All but what is in shards, for a worker that has nothing yet.
-  void send_small_state(parallel::Exchange& exchange, int to);
-  void receive_small_state(parallel::Exchange& exchange, int from, int64_t step);
-
   // Whether the figures of the steps since the last take are to become a metric line now.
   bool window_due() const { return window_.steps == job_.train.log_every || step_ == total_steps_; }
   Window take_window() { return std::exchange(window_, {}); }
@@ -123,11 +119,15 @@ class Replica {
   void write_model(const fs::path& file);
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
-  // Takes up `state` of step `step`, whose tensors were written to writable_tensors().
-  void restore(int64_t step, const nlohmann::json& state);
-  std::vector<std::span<std::byte>> writable_tensors() { return snapshot().writable(); }
+  // The state (all but what is in shards, where it is spread) from one worker to another that has
+  // nothing yet; the other calls receive_state, with the step.
+  void send_state(parallel::Exchange& exchange, int to);
+  void receive_state(parallel::Exchange& exchange, int from, int64_t step);
 
  private:
+  // Takes up `state` of step `step`, whose tensors have been written.
+  void restore(int64_t step, const nlohmann::json& state);
+  std::vector<std::span<std::byte>> fed_tensors();
   Snapshot snapshot() { return {*flat_, *optimizer_, average_.span(), buffer_average_.span()}; }
   bool needs_norm() const { return job_.train.precision == "fp16" || job_.optimizer.clip_norm > 0; }
   bool overflows(double norm) const;
