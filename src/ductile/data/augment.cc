@@ -113,6 +113,12 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
            "augment.crop: {} x {} does not fit an image of {} x {} with padding {}", out_h, out_w,
            height, width, pad);
     }
+    if (options_.pad_mode == "reflect" && pad >= std::min(height, width)) {
+      fail(ErrorCode::invalid_argument,
+           "augment.pad = {} cannot be reflected in an image of {} x {}; use a smaller pad or "
+           "augment.pad_mode = \"zero\"",
+           pad, height, width);
+    }
     g.exact = true;
     g.width = static_cast<double>(out_w);
     g.height = static_cast<double>(out_h);

@@ -128,6 +128,7 @@ RC_GTEST_PROP(ExactCrop, MatchesTheSlowTwin, (uint64_t sample)) {
   spec::AugmentOptions o;
   o.crop = *rc::gen::inRange<int64_t>(1, 7);
   o.pad = *rc::gen::inRange<int64_t>(0, 5);
+  o.pad_mode = *rc::gen::element<std::string>("zero", "reflect");
   o.flip = true;
   o.cutout = *rc::gen::inRange<int64_t>(0, 4);
   o = resolve_augment(o, info(h, w, channels));
@@ -138,12 +139,16 @@ RC_GTEST_PROP(ExactCrop, MatchesTheSlowTwin, (uint64_t sample)) {
   const bool last = *rc::gen::arbitrary<bool>();
   std::vector<float> out(size_t(o.crop * o.crop * channels));
   const Normalizer n(o);
-  ExactCrop(n).write({image.data(), h, w, channels, channels, size_t(w * channels)}, g,
-                     {out.data(), channels, o.crop, o.crop, last});
+  ExactCrop(n, o).write({image.data(), h, w, channels, channels, size_t(w * channels)}, g,
+                        {out.data(), channels, o.crop, o.crop, last});
   for (int64_t y = 0; y < o.crop; ++y) {
     for (int64_t x = 0; x < o.crop; ++x) {
       for (int64_t c = 0; c < channels; ++c) {
-        const int64_t sx = int64_t(g.x) + (g.flip ? o.crop - 1 - x : x), sy = int64_t(g.y) + y;
+        int64_t sx = int64_t(g.x) + (g.flip ? o.crop - 1 - x : x), sy = int64_t(g.y) + y;
+        if (o.pad_mode == "reflect") {
+          sx = w - 1 - std::abs(w - 1 - std::abs(sx));
+          sy = h - 1 - std::abs(h - 1 - std::abs(sy));
+        }
         const bool inside = sx >= 0 && sy >= 0 && sx < w && sy < h;
         float want = (inside ? float(image[size_t((sy * w + sx) * channels + c)]) : 0.0f) *
                          n.scale[size_t(c)] +

@@ -20,6 +20,15 @@ Normalizer::Normalizer(const spec::AugmentOptions& resolved) {
   }
 }
 
+namespace {
+
+// Where a coordinate outside [0, size) falls when it is mirrored at the first or last pixel.
+int64_t reflected(int64_t at, int64_t size) {
+  return at < 0 ? -at : at >= size ? 2 * (size - 1) - at : at;
+}
+
+}  // namespace
+
 void ExactCrop::write(const ImageView& image, const Geometry& geometry, const ImageTarget& target) {
   const int64_t channels = target.channels, width = target.width;
   DUCTILE_CHECK(image.channels == channels && image.step == channels, "channels differ");
@@ -43,12 +52,18 @@ void ExactCrop::write(const ImageView& image, const Geometry& geometry, const Im
   uint8_t* const mirrored = row_.data() + row_values;
 
   for (int64_t y = 0; y < target.height; ++y) {
-    const int64_t sy = y + y0;
+    const int64_t sy = reflect_ ? reflected(y + y0, image.height) : y + y0;
     const uint8_t* row = padded;
-    if (sy < 0 || sy >= image.height || left == right) {
-      std::memset(padded, 0, row_values);
-    } else if (whole) {
+    if (whole && sy >= 0 && sy < image.height) {
       row = image.row(sy) + x0 * channels;
+    } else if (reflect_) {
+      for (int64_t x = 0; x < width; ++x) {
+        std::memcpy(padded + x * channels,
+                    image.row(sy) + reflected(x + x0, image.width) * channels,
+                    static_cast<size_t>(channels));
+      }
+    } else if (sy < 0 || sy >= image.height || left == right) {
+      std::memset(padded, 0, row_values);
     } else {
       std::memset(padded, 0, row_values);
       std::memcpy(padded + left * channels, image.row(sy) + (left + x0) * channels,

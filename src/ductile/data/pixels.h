@@ -35,16 +35,19 @@ struct ImageTarget {
   bool channels_last = true;
 };
 
-// Copies the box of an exact geometry (no resize) with zero padding, flip and normalisation.
-// Image and target have the same number of channels; step == channels. Keeps scratch memory: one
-// per thread.
+// Copies the box of an exact geometry (no resize) with padding, flip and normalisation. Padding is
+// zero, or the image reflected at its border pixels (which are not repeated): then the box reaches
+// less than the image's size beyond it. Image and target have the same number of channels; step ==
+// channels. Keeps scratch memory: one per thread.
 class ExactCrop {
  public:
-  explicit ExactCrop(const Normalizer& normalizer) : normalizer_(normalizer) {}
+  ExactCrop(const Normalizer& normalizer, const spec::AugmentOptions& options)
+      : normalizer_(normalizer), reflect_(options.pad_mode == "reflect") {}
   void write(const ImageView& image, const Geometry& geometry, const ImageTarget& target);
 
  private:
   Normalizer normalizer_;
+  bool reflect_;
   std::vector<uint8_t> row_;
   std::vector<float> scale_row_, bias_row_;  // the constants, repeated along one row
 };

@@ -53,7 +53,7 @@ SampleWriter::SampleWriter(const Dataset& dataset, const Augmenter& augmenter, D
       cache_(cache),
       channels_last_(channels_last),
       normalizer_(augmenter.options()),
-      exact_(normalizer_),
+      exact_(normalizer_, augmenter.options()),
       resizer_(normalizer_) {}
 
 void SampleWriter::write_image(int64_t index, uint64_t epoch, float* out) {

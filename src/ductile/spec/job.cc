@@ -24,7 +24,9 @@ void describe(Describer& d, DataOptions& o) {
 void describe(Describer& d, AugmentOptions& o) {
   d.field("crop", o.crop, "side of the square crop fed to the model; 0 = the image's own size")
       .range(0, 4096);
-  d.field("pad", o.pad, "zero padding on each side before a random crop (training)").range(0, 256);
+  d.field("pad", o.pad, "padding on each side before a random crop (training)").range(0, 256);
+  d.field("pad_mode", o.pad_mode, "what padding shows: zero (black), or the image reflected")
+      .one_of({"zero", "reflect"});
   d.field("flip", o.flip, "mirror left-right with probability 1/2 (training)");
   d.field("random_resized_crop", o.random_resized_crop,
           "crop a random area and aspect, resized to `crop` (training)");

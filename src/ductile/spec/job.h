@@ -25,6 +25,7 @@ struct DataOptions {
 struct AugmentOptions {
   int64_t crop = 0;
   int64_t pad = 0;
+  std::string pad_mode = "zero";
   bool flip = false;
   bool random_resized_crop = false;
   double min_scale = 0.08;
