@@ -2,6 +2,7 @@
 """The rival of the training benchmark: PyTorch on the CPU, at its best, data loading included.
 
   train_rival.py cifar10 --data DIR [--seconds 5] [--repetitions 5]     ResNet-20, batch 128
+  train_rival.py cifar10 --model resnet18 --data DIR                    ResNet-18 for small images
   train_rival.py fashion --data DIR --precision bf16                    the cnn
 
 DIR holds CIFAR-10's binary files or Fashion-MNIST's idx .gz files. Prints one JSON line saying what
@@ -48,6 +49,8 @@ def parse():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["cifar10", "fashion"])
     parser.add_argument("--data", required=True, help="folder of the data files")
+    parser.add_argument("--model", choices=["resnet20", "resnet18"], default="resnet20",
+                        help="for cifar10; resnet18 is torchvision's with a 3x3 stem, not pooled")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
@@ -121,6 +124,15 @@ class ResNetCifar(nn.Module):
     def forward(self, x):
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         return self.fc(self.layers(x).mean((2, 3)))
+
+
+def resnet18():
+    import torchvision
+
+    model = torchvision.models.resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, 3, 1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
 
 
 def cnn():
@@ -208,9 +220,10 @@ class Trainer:
     def __init__(self, stream, channels_last, foreach):
         torch.manual_seed(1)
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = ResNetCifar() if ARGS.task == "cifar10" else cnn()
+        name = ARGS.model if ARGS.task == "cifar10" else "cnn"
+        self.model = {"resnet20": ResNetCifar, "resnet18": resnet18, "cnn": cnn}[name]()
         count = sum(p.numel() for p in self.model.parameters())
-        assert count == {"cifar10": 269722, "fashion": 105914}[ARGS.task], count
+        assert count == {"resnet20": 269722, "resnet18": 11173962, "cnn": 105914}[name], count
         self.model = self.model.to(memory_format=self.format)
         if ARGS.ranks > 1:
             # Buffers stay each rank's own, as samples/s are best; the order of torch's own buckets.

@@ -72,6 +72,16 @@ TEST_F(Hosts, GiveTheBitsOfOneProcess) {
   }
 }
 
+// A gradient large enough to travel in pieces while the backward pass goes on.
+TEST_F(Hosts, SumEarlyWithTheBitsOfOneProcess) {
+  const std::vector<std::string> sets = {"model.name=mlp", "model.hidden=[1024]", "train.epochs=2"};
+  ASSERT_EQ(Program(train(root_.path() / "wide", {}, sets), log_).wait(), 0) << read_file(log_);
+  weights_ = model_of(root_.path() / "wide");
+  Program job = at_home(
+      train(run_, {"--hosts", list({1, 2}), "--launcher", EmulatedHosts::launcher()}, sets));
+  expect_end(job, run_);
+}
+
 TEST_F(Hosts, LoseWorkersAndControllersWithoutATrace) {
   Program job = start(run_, {2, 1});
   ASSERT_TRUE(wait_until_it_steps(job, run_)) << read_file(log_);

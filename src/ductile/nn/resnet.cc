@@ -26,20 +26,22 @@ struct Plan {
   std::vector<int64_t> blocks;  // a stage
   int64_t width;                // of the first stage; each next has twice as many channels
   bool bottleneck;              // blocks end four times as wide
-  bool imagenet;                // 7x7 stem with pooling and learnt shortcuts
+  bool large_images;            // 7x7 stem with pooling, not 3x3
+  bool learnt_shortcuts;        // where the shape changes; else padded (option A)
 };
 
 class ResNet : public LayerModel {
  public:
-  ResNet(const ModelArgs& args, const Plan& plan) : LayerModel(args), imagenet_(plan.imagenet) {
+  ResNet(const ModelArgs& args, const Plan& plan)
+      : LayerModel(args), large_images_(plan.large_images) {
     const int64_t expansion = plan.bottleneck ? 4 : 1;
     const auto add = [&](const std::string& conv, const std::string& bn, int64_t in, int64_t out,
                          int64_t kernel, int64_t stride) {
       return add_conv_bn(conv, bn, in, out, kernel, stride, ConvInit::he_fan_out);
     };
     int64_t width = args.options.width > 0 ? args.options.width : plan.width;
-    stem_ = imagenet_ ? add("conv1", "bn1", args.info.channels, width, 7, 2)
-                      : add("conv1", "bn1", args.info.channels, width, 3, 1);
+    stem_ = large_images_ ? add("conv1", "bn1", args.info.channels, width, 7, 2)
+                          : add("conv1", "bn1", args.info.channels, width, 3, 1);
     int64_t in = width;
     for (size_t stage = 0; stage < plan.blocks.size(); ++stage, width *= 2) {
       for (int64_t i = 0; i < plan.blocks[stage]; ++i) {
@@ -55,7 +57,7 @@ class ResNet : public LayerModel {
           block.convs = {add(at + "conv1", at + "bn1", in, width, 3, block.stride),
                          add(at + "conv2", at + "bn2", width, width, 3, 1)};
         }
-        if (imagenet_ && (block.stride != 1 || in != block.out)) {
+        if (plan.learnt_shortcuts && (block.stride != 1 || in != block.out)) {
           block.downsample =
               add(at + "downsample.0", at + "downsample.1", in, block.out, 1, block.stride);
         }
@@ -68,7 +70,7 @@ class ResNet : public LayerModel {
 
   at::Tensor forward(const at::Tensor& x) override {
     at::Tensor h = run(stem_, cast(x), true);
-    if (imagenet_) h = ops::max_pool2d(h, 3, 2, 1);
+    if (large_images_) h = ops::max_pool2d(h, 3, 2, 1);
     for (const Block& block : blocks_) h = run_block(block, h);
     return fc_(ops::global_avg_pool(h));
   }
@@ -88,14 +90,14 @@ class ResNet : public LayerModel {
     return run(block.convs.back(), h, true, shortcut);
   }
 
-  bool imagenet_;
+  bool large_images_;
   ConvBn stem_;
   std::vector<Block> blocks_;
   Linear fc_;
 };
 
 std::unique_ptr<Model> make(const ModelArgs& args, const Plan& plan) {
-  require_images(args, plan.imagenet ? 32 : 4);
+  require_images(args, plan.large_images ? 32 : 4);
   return std::make_unique<ResNet>(args, plan);
 }
 
@@ -103,7 +105,11 @@ std::unique_ptr<Model> make(const ModelArgs& args, const Plan& plan) {
 
 template <int64_t kBlocks>
 std::unique_ptr<Model> make_resnet_cifar(const ModelArgs& args) {
-  return make(args, {{kBlocks, kBlocks, kBlocks}, 16, /*bottleneck=*/false, /*imagenet=*/false});
+  return make(args, {{kBlocks, kBlocks, kBlocks},
+                     16,
+                     /*bottleneck=*/false,
+                     /*large_images=*/false,
+                     /*learnt_shortcuts=*/false});
 }
 template std::unique_ptr<Model> make_resnet_cifar<1>(const ModelArgs&);
 template std::unique_ptr<Model> make_resnet_cifar<3>(const ModelArgs&);
@@ -111,11 +117,27 @@ template std::unique_ptr<Model> make_resnet_cifar<5>(const ModelArgs&);
 template std::unique_ptr<Model> make_resnet_cifar<9>(const ModelArgs&);
 
 std::unique_ptr<Model> make_resnet18(const ModelArgs& args) {
-  return make(args, {{2, 2, 2, 2}, 64, /*bottleneck=*/false, /*imagenet=*/true});
+  return make(args, {{2, 2, 2, 2},
+                     64,
+                     /*bottleneck=*/false,
+                     /*large_images=*/true,
+                     /*learnt_shortcuts=*/true});
+}
+
+std::unique_ptr<Model> make_resnet18_cifar(const ModelArgs& args) {
+  return make(args, {{2, 2, 2, 2},
+                     64,
+                     /*bottleneck=*/false,
+                     /*large_images=*/false,
+                     /*learnt_shortcuts=*/true});
 }
 
 std::unique_ptr<Model> make_resnet50(const ModelArgs& args) {
-  return make(args, {{3, 4, 6, 3}, 64, /*bottleneck=*/true, /*imagenet=*/true});
+  return make(args, {{3, 4, 6, 3},
+                     64,
+                     /*bottleneck=*/true,
+                     /*large_images=*/true,
+                     /*learnt_shortcuts=*/true});
 }
 
 }  // namespace ductile::nn

@@ -25,6 +25,7 @@ constexpr Maker kMakers[] = {
     {"resnet32", make_resnet_cifar<5>},
     {"resnet56", make_resnet_cifar<9>},
     {"resnet18", make_resnet18},
+    {"resnet18-cifar", make_resnet18_cifar},
     {"resnet50", make_resnet50},
     {"unet", make_unet},
     {"gpt", make_gpt},

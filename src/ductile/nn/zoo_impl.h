@@ -21,6 +21,7 @@ std::unique_ptr<Model> make_resnet_cifar(const ModelArgs& args);
 
 // The same paper, section 4.1, as torchvision builds them (stride on the 3x3 of a bottleneck).
 std::unique_ptr<Model> make_resnet18(const ModelArgs& args);
+std::unique_ptr<Model> make_resnet18_cifar(const ModelArgs& args);
 std::unique_ptr<Model> make_resnet50(const ModelArgs& args);
 
 // A small U-Net (Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical image

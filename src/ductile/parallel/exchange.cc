@@ -96,6 +96,9 @@ class SharedExchange final : public Exchange {
   int rank() const override { return arena_->rank(); }
 
   std::span<float> partial(size_t i) override { return floats(partials_[i], layout_.vector_size); }
+  // The additions take the cores that the backward pass needs.
+  void ready(int64_t /*begin*/) override {}
+  bool sums_early() const override { return false; }
 
   std::span<const float> reduce() override {
     const auto size = static_cast<size_t>(layout_.vector_size);
@@ -191,11 +194,10 @@ class SharedExchange final : public Exchange {
 class MessageExchange final : public Exchange {
  public:
   MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout)
-      : Exchange(std::move(layout), communicator->rank()), communicator_(std::move(communicator)) {
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      partials_.emplace_back(layout_.vector_size);
-      inputs_.push_back(partials_.back().data());
-    }
+      : Exchange(std::move(layout), communicator->rank()),
+        started_from_(layout_.vector_size),
+        communicator_(std::move(communicator)) {
+    for (size_t i = 0; i < nodes_.size(); ++i) partials_.emplace_back(layout_.vector_size);
     std::vector<LeafRange> pieces;
     for (int r = 0; r < layout_.num_workers(); ++r) {
       const std::vector<LeafRange> nodes = layout_.nodes(r);
@@ -211,18 +213,38 @@ class MessageExchange final : public Exchange {
 
   int rank() const override { return communicator_->rank(); }
   std::span<float> partial(size_t i) override { return partials_[i].span(); }
+  bool sums_early() const override {
+    return layout_.piece_size > 0 && layout_.piece_size < layout_.vector_size;
+  }
+
+  void ready(int64_t begin) override {
+    if (!sums_early()) return;
+    while (started_from_ > 0) {
+      const int64_t piece =
+          (started_from_ - 1) / layout_.piece_size * layout_.piece_size;  // the next one's begin
+      if (piece < begin) break;
+      sums_.push_back(start_sum(piece, started_from_ - piece));
+      started_from_ = piece;
+    }
+  }
 
   std::span<const float> reduce() override {
-    if (layout_.reduction == Reduction::canonical) {
-      communicator_->canonical_all_reduce(inputs_, sum_.data(), layout_.vector_size, DType::f32,
+    const bool fast = layout_.reduction == Reduction::fast;
+    const std::span<float> sum = fast ? partials_.front().span() : sum_.span();
+    if (fast && nodes_.empty()) std::ranges::fill(sum, 0.0F);
+    if (sums_early()) {
+      ready(0);
+      for (const comm::Work& work : sums_) work.wait();
+      sums_.clear();
+      started_from_ = layout_.vector_size;
+    } else if (fast) {
+      communicator_->all_reduce(sum.data(), sum.data(), layout_.vector_size, DType::f32,
+                                {.wire = layout_.wire});
+    } else {
+      communicator_->canonical_all_reduce(inputs(0), sum.data(), layout_.vector_size, DType::f32,
                                           layout_.cut);
-      return sum_.span();
     }
-    const std::span<float> part = partials_.front().span();
-    if (nodes_.empty()) std::ranges::fill(part, 0.0F);
-    communicator_->all_reduce(part.data(), part.data(), layout_.vector_size, DType::f32,
-                              {.wire = layout_.wire});
-    return part;
+    return sum;
   }
 
   // Each worker gets from each other what that has of the wanted elements, and adds them up itself:
@@ -327,13 +349,29 @@ class MessageExchange final : public Exchange {
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }
 
  private:
+  std::vector<const void*> inputs(int64_t begin) const {
+    std::vector<const void*> all;
+    for (const AlignedArray<float>& p : partials_) all.push_back(p.data() + begin);
+    return all;
+  }
+
+  comm::Work start_sum(int64_t begin, int64_t count) {
+    if (layout_.reduction == Reduction::canonical) {
+      return communicator_->start_canonical_all_reduce(inputs(begin), sum_.data() + begin, count,
+                                                       DType::f32, layout_.cut);
+    }
+    float* const part = partials_.front().data() + begin;
+    return communicator_->start_all_reduce(part, part, count, DType::f32, {.wire = layout_.wire});
+  }
+
   // Beside tag 0, that of send() and receive().
   static constexpr uint32_t kPartsTag = 1, kGatherTag = 2;
 
-  std::unique_ptr<comm::Communicator> communicator_;
   std::vector<AlignedArray<float>> partials_;
-  std::vector<const void*> inputs_;
-  AlignedArray<float> sum_;  // with Reduction::fast and in one piece it is the partial
+  AlignedArray<float> sum_;       // with Reduction::fast and not in parts it is the partial
+  std::vector<comm::Work> sums_;  // of the present step
+  int64_t started_from_;          // they cover the elements from here on
+  std::unique_ptr<comm::Communicator> communicator_;  // first to end: it uses the memory above
   std::vector<comm::Combine> steps_;
 };
 

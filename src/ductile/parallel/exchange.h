@@ -32,6 +32,9 @@ struct ExchangeLayout {
   std::optional<DType> wire = std::nullopt;
   // The sum is asked for in parts (reduce_parts()), never as a whole.
   bool in_parts = false;
+  // Elements that are summed at once while partials are still being filled (ready()), where that
+  // pays: between hosts. 0: all at once, at the end.
+  int64_t piece_size = 0;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
@@ -69,6 +72,12 @@ class Exchange {
   std::span<const comm::LeafRange> nodes() const { return nodes_; }
   // Where the sum of nodes()[i] goes; to be filled anew for each reduce().
   virtual std::span<float> partial(size_t i) = 0;
+  // While the last partial is being filled: all partials are final from element `begin` on, and the
+  // exchange may begin to sum there. `begin` falls from call to call until reduce(); optional. Does
+  // not wait.
+  virtual void ready(int64_t begin) = 0;
+  // Whether ready() is of any use.
+  virtual bool sums_early() const = 0;
   // The sum over all virtual ranks, the same bits on every worker (and, canonical, for every cut).
   // Valid until a partial is written again.
   virtual std::span<const float> reduce() = 0;

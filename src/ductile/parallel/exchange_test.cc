@@ -18,6 +18,7 @@ RC_GTEST_PROP(Exchange, sums_as_one_process_does_whatever_the_cut, ()) {
   const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
   const int64_t size = *rc::gen::element<int64_t>(1, 3, 64, 1000, 20'011);
   ExchangeLayout layout{random_cut(num_leaves, workers), size};
+  layout.piece_size = *rc::gen::element<int64_t>(0, 1 + size / 3, size, 2 * size);
   const int idle = *rc::gen::inRange(0, 2);  // members without virtual ranks
   layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
   const Vec expected = serial_sum(num_leaves, size);
@@ -43,6 +44,7 @@ RC_GTEST_PROP(Exchange, a_fast_sum_is_the_same_on_all_and_near_the_canonical_one
   const int64_t size = *rc::gen::element<int64_t>(1, 3, 64, 1000, 20'011);
   ExchangeLayout layout{random_cut(num_leaves, workers), size, Reduction::fast};
   if (kind == Kind::messages && *rc::gen::arbitrary<bool>()) layout.wire = DType::bf16;
+  layout.piece_size = *rc::gen::element<int64_t>(0, 1 + size / 3);
   const int idle = *rc::gen::inRange(0, 2);
   layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
   const Vec expected = serial_sum(num_leaves, size);

@@ -78,9 +78,20 @@ inline void fill_partials(Exchange& exchange, uint64_t step = 7) {
     const comm::LeafRange node = exchange.nodes()[i];
     GradientTree tree(size);
     tree.sum_into(exchange.partial(i));
-    for (int64_t v = node.begin; v < node.end; ++v) {
+    const bool early = exchange.sums_early() && i + 1 == exchange.nodes().size();
+    for (int64_t v = node.begin; v + early < node.end; ++v) {
       std::ranges::copy(leaf(v, size, step), tree.leaf().begin());
       tree.push();
+    }
+    if (early) {
+      const Vec last = leaf(node.end - 1, size, step);
+      const std::span<float> out = tree.leaf();
+      for (int64_t end = size; end > 0; end -= std::min<int64_t>(end, 1 + size / 7)) {
+        const int64_t begin = std::max<int64_t>(0, end - 1 - size / 7);
+        std::copy(last.begin() + begin, last.begin() + end, out.begin() + begin);
+        tree.finish_part(begin, end);
+        if (begin > 0) exchange.ready(begin);
+      }
     }
     tree.finish();
   }

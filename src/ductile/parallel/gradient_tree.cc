@@ -57,7 +57,29 @@ void GradientTree::merge_top() {
   release(right.buffer);
 }
 
+// The additions that push() and finish() would make of this leaf, in their order.
+std::span<float> GradientTree::finish_part(int64_t begin, int64_t end) {
+  DUCTILE_CHECK(open_.has_value(), "finish_part() without leaf()");
+  const auto part = [&](const Buffer& buffer) {
+    return buffer.values.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  };
+  std::span<float> sum = part(*open_);
+  for (size_t i = stack_.size(); i > 0; --i) {
+    const std::span<float> left = part(stack_[i - 1].buffer);
+    optim::add_into(left, sum);
+    sum = left;
+  }
+  return sum;
+}
+
 std::span<float> GradientTree::finish() {
+  if (open_) {  // summed part by part
+    stack_.push_back({*std::exchange(open_, std::nullopt), 1});
+    while (stack_.size() > 1) {
+      release(stack_.back().buffer);
+      stack_.pop_back();
+    }
+  }
   DUCTILE_CHECK(!stack_.empty(), "finish() without leaves");
   while (stack_.size() > 1) merge_top();
   result_ = stack_.back().buffer;

@@ -30,7 +30,11 @@ class GradientTree {
   std::span<float> leaf();
   // The span that leaf() gave is filled.
   void push();
-  // The sum of the leaves pushed since the last finish(); at least one.
+  // In place of push() for the last leaf of a sum: elements begin .. end - 1 of the span that
+  // leaf() gave are filled, and there finish_part() returns with the sum. Each element once; when
+  // all are done, finish() ends the sum.
+  std::span<float> finish_part(int64_t begin, int64_t end);
+  // The sum of the leaves pushed since the last finish(), at least one; or of all parts.
   std::span<float> finish();
 
  private:

@@ -66,6 +66,30 @@ TEST(GradientTree, AlignedSubtreesSummedElsewhereGiveTheSameBits) {
   }
 }
 
+TEST(GradientTree, TheLastLeafMayComeInParts) {
+  for (size_t count = 1; count <= 17; ++count) {
+    const auto leaves = random_leaves(count, 100);
+    GradientTree tree(100);
+    for (const bool own : {true, false}) {
+      Vec out(100);
+      if (!own) tree.sum_into(out);
+      for (size_t i = 0; i + 1 < count; ++i) {
+        std::copy(leaves[i].begin(), leaves[i].end(), tree.leaf().begin());
+        tree.push();
+      }
+      const std::span<float> last = tree.leaf();
+      const Vec expected = tree_sum(leaves, 0, count);
+      for (const auto& [begin, end] : {std::pair{63, 100}, {63, 63}, {1, 63}, {0, 1}}) {
+        std::copy(leaves.back().begin() + begin, leaves.back().begin() + end, last.begin() + begin);
+        const auto part = tree.finish_part(begin, end);
+        ASSERT_TRUE(std::equal(part.begin(), part.end(), expected.begin() + begin)) << count;
+      }
+      const auto sum = tree.finish();
+      ASSERT_EQ(Vec(sum.begin(), sum.end()), expected) << count;
+    }
+  }
+}
+
 TEST(GradientTree, SumsStraightIntoTheCallersMemory) {
   for (const size_t count : {1, 2, 5, 8}) {
     const auto leaves = random_leaves(count, 100);

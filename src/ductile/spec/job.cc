@@ -53,7 +53,8 @@ void describe(Describer& d, LoaderOptions& o) {
 
 void describe(Describer& d, ModelOptions& o) {
   d.field("name", o.name,
-          "mlp, cnn, resnet8|20|32|56 (CIFAR), resnet18, resnet50, gpt, or custom (see library)");
+          "mlp, cnn, resnet8|20|32|56 (CIFAR), resnet18, resnet18-cifar, resnet50, gpt, or custom "
+          "(see library)");
   d.field("library", o.library, "shared library that holds a custom C++ model");
   d.field("num_classes", o.num_classes, "outputs of a classifier; 0 = as many as the data has")
       .range(0, 1 << 24);

@@ -18,6 +18,8 @@ constexpr ModelHelp kModels[] = {
     {"resnet56", "CIFAR ResNet with 9 blocks a stage", ModelInput::images, 853'018, kCifar},
     {"resnet18", "ImageNet ResNet of basic blocks; torchvision's names", ModelInput::images,
      11'689'512, kImageNet},
+    {"resnet18-cifar", "ResNet-18 for small images: 3x3 stem, no pooling; torchvision's names",
+     ModelInput::images, 11'173'962, kCifar},
     {"resnet50", "ImageNet ResNet of bottleneck blocks; torchvision's names", ModelInput::images,
      25'557'032, kImageNet},
     {"unet",

@@ -29,6 +29,13 @@ using namespace control;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
 
+// Elements that travel together while the backward pass goes on: a message of at least 1 MiB, in
+// which a slow link loses nothing, and not many of them.
+int64_t piece_size(int64_t vector_size) {
+  constexpr int64_t kLeast = 1 << 18, kMostPieces = 16;
+  return std::max(kLeast, (vector_size + kMostPieces - 1) / kMostPieces);
+}
+
 class ElasticWorker {
  public:
   explicit ElasticWorker(const ElasticInput& input);
@@ -179,6 +186,9 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   options.address = address_;
   options.layout.vector_size = replica_->vector_size();
   options.layout.in_parts = sharded();
+  if (!sharded() && input_.job.train.bn_group == 1) {
+    options.layout.piece_size = piece_size(options.layout.vector_size);
+  }
   if (input_.job.train.reduction == "fast") {
     options.layout.reduction = parallel::Reduction::fast;
   }
@@ -359,7 +369,11 @@ void ElasticWorker::on(const RunStep& command) {
   if (sharded()) replica_->gather_weights(*exchange_);
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
-    replica_->compute(nodes[i].size(), exchange_->partial(i));
+    Replica::Ready ready;
+    if (exchange_->sums_early() && i + 1 == nodes.size()) {
+      ready = [this](int64_t begin) { exchange_->ready(begin); };
+    }
+    replica_->compute(nodes[i].size(), exchange_->partial(i), ready);
   }
   Reduced reduced{plan_->number, command.step};
   if (sharded()) {

@@ -1,10 +1,14 @@
 #include "ductile/train/flat_model.h"
 
 #include <algorithm>
+#include <exception>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "ductile/base/error.h"
 #include "ductile/optim/elementwise.h"
@@ -23,6 +27,33 @@ at::Tensor view(float* data, const at::Tensor& like) {
 }
 
 }  // namespace
+
+// Takes the gradient of each parameter where autograd would add it to .grad.
+struct FlatModel::Sink {
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;  // they carry the hooks
+  std::span<float> out;
+  const std::function<void(int64_t)>* ready = nullptr;
+  std::vector<bool> written;
+  size_t complete = 0;  // parameters from here on are written
+  std::exception_ptr error;
+
+  void take(const optim::ParamLayout& layout, size_t i, at::Tensor parameter) {
+    if (ready == nullptr || error) return;
+    const at::NoGradGuard no_grad;
+    at::Tensor& gradient = parameter.mutable_grad();
+    view(out.data() + layout.segments()[i].offset, parameter).copy_(gradient);
+    gradient = at::Tensor();
+    written[i] = true;
+    const size_t before = complete;
+    while (complete > 0 && written[complete - 1]) --complete;
+    if (complete == before || complete == 0) return;
+    try {
+      (*ready)(layout.segments()[complete].offset);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+};
 
 FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
     : layout_(options), parameters_(model.parameters()) {
@@ -103,6 +134,47 @@ void FlatModel::write_gradients(std::span<const at::Tensor> gradients, std::span
     end = segment.offset + segment.size;
   }
   std::fill(out.begin() + end, out.begin() + layout_.total_size(), 0.0f);
+}
+
+void FlatModel::backward(const at::Tensor& loss, std::span<float> out,
+                         const std::function<void(int64_t)>& ready) {
+  if (!sink_) {
+    sink_ = std::make_shared<Sink>();
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor& parameter = parameters_[i].tensor;
+      if (!parameter.requires_grad()) continue;
+      sink_->accumulators.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      using Tensors = std::vector<at::Tensor>;
+      // The hook belongs to the accumulator, which the sink holds.
+      sink_->accumulators.back()->add_post_hook(
+          std::make_unique<torch::autograd::utils::LambdaPostHook>(
+              [this, sink = sink_.get(), i](const Tensors& outputs, const Tensors&) {
+                sink->take(layout_, i, parameters_[i].tensor);
+                return outputs;
+              }));
+    }
+  }
+  for (nn::NamedTensor& p : parameters_) p.tensor.mutable_grad() = at::Tensor();  // of a failed one
+  int64_t end = 0;
+  for (const optim::Segment& segment : layout_.segments()) {  // gaps
+    std::fill(out.begin() + end, out.begin() + segment.offset, 0.0f);
+    end = segment.offset + segment.size;
+  }
+  std::fill(out.begin() + end, out.begin() + layout_.total_size(), 0.0f);
+  Sink& sink = *sink_;
+  sink.out = out;
+  sink.ready = &ready;
+  sink.written.assign(parameters_.size(), false);
+  sink.complete = parameters_.size();
+  sink.error = nullptr;
+  torch::autograd::backward({loss});
+  sink.ready = nullptr;
+  if (sink.error) std::rethrow_exception(std::exchange(sink.error, nullptr));
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const optim::Segment& segment = layout_.segments()[i];
+    if (!sink.written[i]) std::fill_n(out.begin() + segment.offset, segment.size, 0.0f);
+  }
+  ready(0);
 }
 
 WeightsSwap::WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,14 +51,21 @@ class FlatModel {
   // Writes such gradients into `out` (layout().total_size() values, fp32); undefined ones and the
   // gaps between parameters as zeros.
   void write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const;
+  // Both in one, the same bits, while the backward pass goes: `out` fills from its end to its
+  // start, and ready(begin) is called, with falling values and at last with 0, when it is complete
+  // from element `begin` on.
+  void backward(const at::Tensor& loss, std::span<float> out,
+                const std::function<void(int64_t begin)>& ready);
 
  private:
+  struct Sink;
   optim::ParamLayout layout_;
   std::vector<nn::NamedTensor> parameters_, buffers_;
   std::vector<Entry> parameter_entries_, buffer_entries_;
   DType half_type_ = DType::bf16;
   AlignedArray<float> weights_, buffer_values_;
   AlignedArray<uint16_t> half_weights_;
+  std::shared_ptr<Sink> sink_;  // of backward()
 };
 
 // While it lives, the model computes with other weights and buffers (the moving averages); at the

@@ -142,12 +142,30 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
   next_rank_ = hosted_.begin;
 }
 
-void Replica::compute(int64_t count, std::span<float> out) {
+void Replica::compute(int64_t count, std::span<float> out, const Ready& ready) {
   tree_->sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
-    while (!contributions_.contains(next_rank_)) run_part(next_part_++);
-    write(contributions_.extract(next_rank_).mapped(), tree_->leaf());
-    tree_->push();
+    if (ready && i + 1 == count && job_.train.bn_group == 1) {
+      run_part(next_part_++, [&](int64_t, const Forward& forward) {
+        const std::span<float> leaf = tree_->leaf();
+        write_tail(flat_->buffer_values(), forward.figures, leaf);
+        int64_t end = vector_size();
+        flat_->backward(forward.loss, leaf.first(static_cast<size_t>(layout().total_size())),
+                        [&](int64_t begin) {
+                          tree_->finish_part(begin, end);
+                          end = begin;
+                          ready(begin);
+                        });
+      });
+    } else {
+      while (!contributions_.contains(next_rank_)) {
+        run_part(next_part_++, [&](int64_t rank, const Forward& forward) {
+          contributions_[rank] = {flat_->gradients(forward.loss), nullptr, forward.figures};
+        });
+      }
+      write(contributions_.extract(next_rank_).mapped(), tree_->leaf());
+      tree_->push();
+    }
     if (++next_rank_ == hosted_.end) {
       next_rank_ = hosted_.begin;
       next_part_ = 0;
@@ -158,7 +176,7 @@ void Replica::compute(int64_t count, std::span<float> out) {
 
 // The hosted members of one batch norm group, all computed from the state before the step, which
 // stays as it was.
-void Replica::run_part(size_t part) {
+void Replica::run_part(size_t part, const Backward& backward) {
   const comm::LeafRange& ranks = parts_[part];
   while (!batches_.contains(ranks.end - 1)) {
     auto batch = loader_->next();
@@ -169,18 +187,20 @@ void Replica::run_part(size_t part) {
   buffers_before_.assign(buffers.begin(), buffers.end());
   try {
     groups_->run(part, [&](int64_t rank) {
-      contributions_[rank] = forward_backward(*batches_.extract(rank).mapped(), rank);
+      backward(rank, forward(*batches_.extract(rank).mapped(), rank));
     });
   } catch (...) {
     std::ranges::copy(buffers_before_, buffers.begin());
     throw;
   }
   const auto after = std::make_shared<const std::vector<float>>(buffers.begin(), buffers.end());
-  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) contributions_[rank].buffers = after;
+  for (auto& [rank, contribution] : contributions_) {
+    if (rank >= ranks.begin && rank < ranks.end) contribution.buffers = after;
+  }
   std::ranges::copy(buffers_before_, buffers.begin());
 }
 
-Replica::Contribution Replica::forward_backward(const data::Batch& batch, int64_t virtual_rank) {
+Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank) {
   at::init_num_threads();  // this thread may be new
   nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
                     static_cast<uint64_t>(virtual_rank)));
@@ -196,22 +216,23 @@ Replica::Contribution Replica::forward_backward(const data::Batch& batch, int64_
   }
   const nn::LossOutput loss = model_->loss(logits, labels, job_.train.label_smoothing);
   const at::Tensor mean = loss.losses.mean();
-  Contribution out;
-  out.gradients = flat_->gradients(scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()));
-  out.loss = mean.item<float>();
-  out.correct = static_cast<float>(loss.correct);
-  out.predictions = static_cast<float>(loss.predictions);
-  return out;
+  return {
+      scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()),
+      {mean.item<float>(), static_cast<float>(loss.correct), static_cast<float>(loss.predictions)}};
 }
 
 void Replica::write(const Contribution& contribution, std::span<float> leaf) const {
-  const int64_t num_gradients = flat_->layout().total_size();
-  flat_->write_gradients(contribution.gradients, leaf.first(num_gradients));
-  std::ranges::copy(*contribution.buffers, leaf.begin() + num_gradients);
+  flat_->write_gradients(contribution.gradients, leaf.first(flat_->layout().total_size()));
+  write_tail(*contribution.buffers, contribution.figures, leaf);
+}
+
+void Replica::write_tail(std::span<const float> buffers, const Figures& figures,
+                         std::span<float> leaf) const {
+  std::ranges::copy(buffers, leaf.begin() + flat_->layout().total_size());
   const std::span<float> tail = leaf.last(kTailSize);
-  tail[kTailLoss] = contribution.loss;
-  tail[kTailCorrect] = contribution.correct;
-  tail[kTailPredictions] = contribution.predictions;
+  tail[kTailLoss] = figures.loss;
+  tail[kTailCorrect] = figures.correct;
+  tail[kTailPredictions] = figures.predictions;
 }
 
 // The norm of the gradient as the optimiser sees it, before clipping.

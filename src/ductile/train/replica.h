@@ -76,10 +76,12 @@ class Replica {
   // predictions].
   int64_t vector_size() const;
   // Sums the next `count` hosted virtual ranks of the present step into `out`, of vector_size()
-  // values; in the order of the canonical tree where they are one node of it. Once it has thrown
-  // (peer_lost where a member of a batch norm group is gone), the state is that before the step,
-  // and host() comes next.
-  void compute(int64_t count, std::span<float> out);
+  // values; in the order of the canonical tree where they are one node of it. ready(begin), where
+  // given and without batch norm groups, is called during the last backward pass: `out` is final
+  // from element `begin` on, which falls. Once it has thrown (peer_lost where a member of a batch
+  // norm group is gone), the state is that before the step, and host() comes next.
+  using Ready = std::function<void(int64_t begin)>;
+  void compute(int64_t count, std::span<float> out, const Ready& ready = {});
   // Ends the present step by the sum over all virtual ranks. Throws conflict where the run
   // diverged; the state is then that before the step.
   void apply(std::span<const float> sum);
@@ -136,15 +138,27 @@ class Replica {
   }
   optim::StepInput step_input(std::span<const float> sum, double norm);
 
-  // What one virtual rank contributes to a step.
+  // Figures of one virtual rank in a step.
+  struct Figures {
+    float loss = 0, correct = 0, predictions = 0;
+  };
+  // What it contributes.
   struct Contribution {
     std::vector<at::Tensor> gradients;
     std::shared_ptr<const std::vector<float>> buffers;
-    float loss = 0, correct = 0, predictions = 0;
+    Figures figures;
   };
-  void run_part(size_t part);
-  Contribution forward_backward(const data::Batch& batch, int64_t virtual_rank);
+  // After its forward pass: what to differentiate.
+  struct Forward {
+    at::Tensor loss;
+    Figures figures;
+  };
+  using Backward = std::function<void(int64_t rank, const Forward& forward)>;
+  void run_part(size_t part, const Backward& backward);
+  Forward forward(const data::Batch& batch, int64_t virtual_rank);
   void write(const Contribution& contribution, std::span<float> leaf) const;
+  void write_tail(std::span<const float> buffers, const Figures& figures,
+                  std::span<float> leaf) const;
 
   const spec::JobOptions job_;
   std::shared_ptr<const data::Dataset> train_set_, test_set_;

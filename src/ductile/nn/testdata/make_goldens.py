@@ -187,6 +187,13 @@ def case(name, model, shape, classes):
             "parameters": parameters, "buffers": buffers}
 
 
+def small_images(resnet):
+    """With a 3x3 stem and no pooling."""
+    resnet.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    resnet.maxpool = torch.nn.Identity()
+    return resnet
+
+
 def main():
     torch.manual_seed(0)
     cases = [
@@ -195,6 +202,8 @@ def main():
         case("resnet8", CifarResNet(1), (4, 3, 16, 16), 10),
         case("resnet20", CifarResNet(3), (4, 3, 16, 16), 10),
         case("resnet18", torchvision.models.resnet18(num_classes=10), (4, 3, 64, 64), 10),
+        case("resnet18-cifar", small_images(torchvision.models.resnet18(num_classes=10)),
+             (4, 3, 16, 16), 10),
         case("resnet50", torchvision.models.resnet50(num_classes=10), (8, 3, 64, 64), 10),
         case("gpt", Gpt(11, 8, 16, 2, 2), (3, 6), 11),
     ]

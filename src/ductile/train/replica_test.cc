@@ -1,0 +1,98 @@
+#include "ductile/train/replica.h"
+
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/rng.h"
+
+namespace ductile::train {
+namespace {
+
+using Vec = std::vector<float>;
+
+spec::JobOptions job_of(const std::string& model, const fs::path& folder) {
+  spec::JobOptions job;
+  job.data.train_limit = 96;
+  job.data.test_limit = 32;
+  job.model.name = model;
+  job.loader.threads = 1;
+  job.train.batch_size = 24;
+  if (model == "gpt") {
+    std::vector<uint16_t> tokens(20'000);
+    Rng rng(1, 2);
+    for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(50));
+    const fs::path file = folder / "train.bin";
+    write_file_atomic(
+        file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+    fs::copy_file(file, folder / "test.bin", fs::copy_options::overwrite_existing);
+    job.data.format = "tokens";
+    job.data.path = file.string();
+    job.data.test_path = (folder / "test.bin").string();
+    job.data.sequence_length = 16;
+    job.model.layers = 2;
+    job.model.dim = 32;
+    job.model.vocab_size = 50;
+  }
+  return job;
+}
+
+// The sum that grows from its end during the backward pass is the one made at once, and what was
+// called final stayed.
+TEST(Replica, ASumAnnouncedEarlyHasTheSameBits) {
+  const TempFolder folder;
+  for (const char* model : {"mlp", "cnn", "resnet8", "gpt"}) {
+    for (const char* precision : {"fp32", "bf16", "fp16"}) {
+      for (const int64_t ranks : {1, 3, 4}) {
+        spec::JobOptions job = job_of(model, folder.path());
+        job.train.precision = precision;
+        job.train.virtual_ranks = ranks;
+        Replica plain(job), early(job);
+        plain.host_all();
+        early.host_all();
+        for (int step = 0; step < 2; ++step) {
+          Vec want(static_cast<size_t>(plain.vector_size())), got = want, seen = want;
+          plain.compute(ranks, want);
+          int64_t from = early.vector_size();
+          int calls = 0;
+          early.compute(ranks, got, [&](int64_t begin) {
+            ASSERT_LE(begin, from);
+            std::copy(got.begin() + begin, got.begin() + from, seen.begin() + begin);
+            from = begin;
+            ++calls;
+          });
+          EXPECT_EQ(from, 0);
+          EXPECT_GE(calls, 2);
+          const size_t bytes = want.size() * sizeof(float);
+          ASSERT_EQ(std::memcmp(got.data(), want.data(), bytes), 0)
+              << model << " " << precision << " " << ranks;
+          ASSERT_EQ(std::memcmp(seen.data(), want.data(), bytes), 0)
+              << model << " " << precision << " " << ranks;
+          plain.apply(want);
+          early.apply(got);
+        }
+      }
+    }
+  }
+}
+
+TEST(Replica, AnErrorWhileTheBackwardPassGoesComesOut) {
+  const TempFolder folder;
+  Replica replica(job_of("cnn", folder.path()));
+  replica.host_all();
+  Vec out(static_cast<size_t>(replica.vector_size())), want = out;
+  EXPECT_THROW(replica.compute(1, out, [](int64_t) { fail(ErrorCode::peer_lost, "gone"); }), Error);
+  // The state is that before the step: the step can be computed again.
+  Replica other(job_of("cnn", folder.path()));
+  other.host_all();
+  replica.host_all();
+  replica.compute(1, out, [](int64_t) {});
+  other.compute(1, want);
+  EXPECT_EQ(out, want);
+}
+
+}  // namespace
+}  // namespace ductile::train
