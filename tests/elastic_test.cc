@@ -1,12 +1,17 @@
 // Jobs of several workers, started as a user does: whatever their number, and whoever is killed on
 // the way, the final weights are those of one undisturbed process, bit for bit.
 #include <chrono>
+#include <regex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include "ductile/base/rng.h"
+#include "ductile/run/json_lines.h"
 #include "elastic_programs.h"
 
 namespace ductile::testing {
@@ -70,6 +75,55 @@ TEST_P(Elastic, KilledWorkersChangeNothing) {
   RecordProperty("kills", kills);
   EXPECT_EQ(model_of(run), weights);
   EXPECT_TRUE(workers_of(run).empty());
+}
+
+struct FormedGeneration {
+  double time;
+  int64_t start;
+  int workers;
+};
+
+std::vector<FormedGeneration> generations_of(const fs::path& run) {
+  static const std::regex kText(R"(generation \d+ from step (\d+) with (\d+) of .*)");
+  std::vector<FormedGeneration> all;
+  for (const nlohmann::json& line : run::read_json_lines(run / "events.jsonl")) {
+    std::smatch match;
+    const std::string text = line.value("text", "");
+    if (line.value("event", "") == "generation" && std::regex_match(text, match, kText))
+      all.push_back({line["time"], std::stoll(match[1]), std::stoi(match[2])});
+  }
+  return all;
+}
+
+// Whatever was committed before a kill is what the survivors go on from.
+TEST_P(ElasticOnce, AKillCostsTheStepUnderWayAtMost) {
+  const fs::path run = root_.path() / "killed";
+  Program job = start(run, {"--workers", "3", "--set", "train.log_every=1"});
+  Rng rng(4);
+  size_t seen = 0, kills = 0;
+  while (job.running() && kills < 5) {
+    std::this_thread::sleep_for(milliseconds(20 + rng.below(100)));
+    if (!fs::exists(run / "metrics.jsonl")) continue;
+    const std::vector<FormedGeneration> generations = generations_of(run);
+    if (generations.size() == seen || generations.back().workers < 3) continue;
+    seen = generations.size();
+    const std::vector<pid_t> workers = workers_of(run);
+    if (workers.size() != 3) continue;
+    ::kill(workers[rng.below(3)], SIGKILL);
+    ++kills;
+  }
+  ASSERT_EQ(job.wait(), 0) << read_file(log_);
+  EXPECT_GT(kills, 0u);
+  std::vector<std::pair<double, int64_t>> steps;  // when logged
+  for (const nlohmann::json& line : run::read_json_lines(run / "metrics.jsonl"))
+    if (line.contains("train/loss")) steps.emplace_back(line["time"], line["step"]);
+  for (size_t i = 0; i < steps.size(); ++i)
+    ASSERT_EQ(steps[i].second, static_cast<int64_t>(i + 1)) << "once each, in order";
+  for (const FormedGeneration& g : generations_of(run)) {
+    for (const auto& [time, step] : steps) {
+      EXPECT_TRUE(time >= g.time || step <= g.start) << "step " << step << " was taken back";
+    }
+  }
 }
 
 TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {

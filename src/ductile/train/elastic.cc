@@ -81,7 +81,9 @@ class ElasticWorker {
   const net::Secret secret_;
   const std::string job_name_;
   std::unique_ptr<Replica> replica_;
-  std::optional<Recorder> recorder_;  // of the leader
+  std::optional<Recorder> recorder_;                // of the leader
+  std::pair<int64_t, Window> last_window_{-1, {}};  // the step where it ended; a leader may be
+                                                    // killed before it has logged that
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
   uint64_t saving_ = 0;  // the attempt under way; 0: none
 
@@ -353,6 +355,8 @@ void ElasticWorker::lead() {
   const bool resumed = plan_->start > 0 || plan_->number > 1;
   if (!recorder_) {
     recorder_.emplace(input_.folder, *replica_, resumed, std::nullopt, input_.progress_fd);
+    const bool ended = last_window_.first == replica_->step();
+    if (resumed) recorder_->make_up(ended ? std::optional(last_window_.second) : std::nullopt);
   }
   recorder_->started(static_cast<int64_t>(plan_->members.size()), Json::array());
 }
@@ -401,8 +405,8 @@ void ElasticWorker::on(const CastVote& command) {
 void ElasticWorker::on(const Apply& command) {
   replica_->apply(sum_);
   if (replica_->window_due()) {
-    const Window window = replica_->take_window();
-    if (recorder_) recorder_->log(window);
+    last_window_ = {replica_->step(), replica_->take_window()};
+    if (recorder_) recorder_->log(last_window_.second);
   }
   if (recorder_) recorder_->show_now_and_then();
   if (sharded()) {

@@ -23,7 +23,8 @@ double seconds_since(TimePoint begin) {
 
 Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
                    std::optional<run::Cost> carried, int progress_fd)
-    : replica_(replica),
+    : folder_(folder),
+      replica_(replica),
       progress_fd_(progress_fd),
       metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt),
       cost_(carried),
@@ -50,11 +51,11 @@ void Recorder::log(const Window& window) {
   throughput_ = static_cast<double>(samples) / std::max(seconds_since(window_begin_), 1e-9);
   shown_loss_ = window.loss / static_cast<double>(window.steps);
   shown_accuracy_ = window.correct / window.predictions;
-  metrics_.log(replica_.step(), replica_.epoch(),
-               {{run::kTrainLoss, *shown_loss_},
-                {run::kTrainAccuracy, *shown_accuracy_},
-                {run::kLearningRate, replica_.learning_rate()},
-                {run::kSamplesPerSecond, throughput_}});
+  std::vector<run::Metric> scalars = {{run::kTrainLoss, *shown_loss_},
+                                      {run::kTrainAccuracy, *shown_accuracy_},
+                                      {run::kLearningRate, replica_.learning_rate()}};
+  if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
+  metrics_.log(replica_.step(), replica_.epoch(), scalars);
   window_begin_step_ = replica_.step();
   window_begin_ = Clock::now();
 }
@@ -68,29 +69,44 @@ Evaluation Recorder::evaluate(Replica& replica) {
          static_cast<double>(done) / static_cast<double>(replica.test_info().size));
   });
   replica.record(result);
-  const bool tokens = replica.train_info().tokens;
+  const double took = seconds_since(begin);
+  eval_seconds_ += took;
+  log_evaluation(result, took);
+  window_begin_ += Clock::now() - begin;  // throughput speaks of training alone
+  return result;
+}
+
+void Recorder::log_evaluation(const Evaluation& result, std::optional<double> seconds) {
+  const bool tokens = replica_.train_info().tokens;
   std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss},
                                       {run::kEvalAccuracy, result.accuracy}};
   if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
-  metrics_.log(replica.step(), replica.epoch(), scalars);
-  const double took = seconds_since(begin);
-  eval_seconds_ += took;
+  metrics_.log(replica_.step(), replica_.epoch(), scalars);
   Json fields = result.to_json();
-  fields.update({{"step", replica.step()}, {"epoch", replica.epoch()}, {"duration", took}});
+  fields.update({{"step", replica_.step()}, {"epoch", replica_.epoch()}});
+  if (seconds) fields["duration"] = *seconds;
   if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
   metrics_.event("evaluation", fields);
-  if (replica.target_reached()) {
-    const spec::TargetOptions& target = replica.job().target;
-    metrics_.event("target", {{"step", replica.step()},
-                              {"epoch", replica.epoch()},
-                              {"samples", replica.step() * replica.job().train.batch_size},
-                              {"metric", target.metric},
-                              {"threshold", target.value},
-                              {"value", replica.target_value()},
-                              {"cost", run::to_json(cost_.read())}});
+  if (!replica_.target_reached()) return;
+  const spec::TargetOptions& target = replica_.job().target;
+  metrics_.event("target", {{"step", replica_.step()},
+                            {"epoch", replica_.epoch()},
+                            {"samples", replica_.step() * replica_.job().train.batch_size},
+                            {"metric", target.metric},
+                            {"threshold", target.value},
+                            {"value", replica_.target_value()},
+                            {"cost", run::to_json(cost_.read())}});
+}
+
+void Recorder::make_up(const std::optional<Window>& window) {
+  bool has_window = false, has_evaluation = false;
+  for (const Json& line : run::read_json_lines(folder_.metrics_file())) {
+    if (line.value("step", int64_t{-1}) != replica_.step()) continue;
+    has_window |= line.contains(run::kTrainLoss);
+    has_evaluation |= line.contains(run::kEvalLoss);
   }
-  window_begin_ += Clock::now() - begin;  // throughput speaks of training alone
-  return result;
+  if (window && !has_window) log(*window);
+  if (replica_.evaluated() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
 }
 
 void Recorder::checkpoint(const ckpt::SaveReport& report) {

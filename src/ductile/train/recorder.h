@@ -22,7 +22,8 @@ namespace ductile::train {
 class Recorder {
  public:
   // `resumed`: the replica's state was restored; lines of later steps are dropped. `carried`: what
-  // earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere).
+  // earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere). `folder` and
+  // `replica` outlive it.
   Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
            std::optional<run::Cost> carried, int progress_fd);
 
@@ -30,6 +31,9 @@ class Recorder {
   void started(int64_t num_workers, const nlohmann::json& refused);
   // A metric line for the steps of `window`, which end at the replica's present step.
   void log(const Window& window);
+  // Logs what the recorder of a killed process left unsaid of the replica's present step: the steps
+  // of `window`, where one ended there, and its evaluation.
+  void make_up(const std::optional<Window>& window);
   // Times `evaluate()`, logs its result and, where it is reached, the target. The replica has
   // recorded it when this returns.
   Evaluation evaluate(Replica& replica);
@@ -48,7 +52,9 @@ class Recorder {
 
  private:
   using Clock = std::chrono::steady_clock;
+  void log_evaluation(const Evaluation& result, std::optional<double> seconds);
 
+  const run::RunFolder& folder_;
   const Replica& replica_;
   const int progress_fd_;
   run::MetricsWriter metrics_;

@@ -106,6 +106,7 @@ class Replica {
   void record(const Evaluation& result);
   // Whether the present state is to be evaluated and has not been.
   bool evaluation_due() const;
+  bool evaluated() const { return evaluated_step_ == step_; }
   const std::optional<Evaluation>& last() const { return last_; }
   const std::optional<Evaluation>& best() const { return best_; }
   double target_value() const;  // the last evaluation in the metric of the target
