@@ -105,6 +105,21 @@ TEST_F(Hosts, ThatAreCutOffAreDoneWithoutUntilTheyAreBack) {
   expect_end(job, run_);
 }
 
+TEST_F(Hosts, ThatReachTheControllerButNotEachOtherDoNotHoldUpTheJob) {
+  Program job = start(run_, {1, 1});
+  ASSERT_TRUE(wait_until_it_steps(job, run_)) << read_file(log_);
+  ASSERT_TRUE(hosts_.separate(1, 2));
+  const auto lines = [&] { return fs::file_size(run_ / "metrics.jsonl"); };
+  std::this_thread::sleep_for(milliseconds(1000));
+  const auto before = lines();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (job.running() && lines() == before && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_GT(lines(), before) << read_file(run_ / "events.jsonl");
+  ASSERT_TRUE(hosts_.reunite(1, 2));
+  expect_end(job, run_);
+}
+
 TEST_F(Hosts, AreOthersAfterPreemption) {
   Program job = start(run_, {1, 1});
   ASSERT_TRUE(wait_until_it_steps(job, run_)) << read_file(log_);

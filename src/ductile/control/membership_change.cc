@@ -1,5 +1,7 @@
 // Generations: when the members have to change, who is in the next one, where it starts.
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -150,17 +152,29 @@ bool Membership::State::judge() {
   record_failure(change->reason);
   if (phase == Phase::failed) return false;
   if (barren < 2 || plan->members.size() < 2) return true;
-  std::map<WorkerId, int> accusers;
+  // A link that fails speaks against both its ends: only one of them may have tried it.
+  std::set<std::pair<WorkerId, WorkerId>> links;
   for (const WorkerRecord* worker : participants())
     for (WorkerId suspect : worker->report.suspects)
-      if (suspect != worker->id && plan->find(suspect) != nullptr) ++accusers[suspect];
+      if (suspect != worker->id && plan->find(suspect) != nullptr)
+        links.insert(std::minmax(worker->id, suspect));
+  std::map<WorkerId, int> failing;
+  for (const auto& [a, b] : links) {
+    ++failing[a];
+    ++failing[b];
+  }
+  // Among equals one without the state, then the youngest.
   WorkerId worst = 0;
-  for (const auto& [id, count] : accusers)
-    if (worst == 0 || count >= accusers[worst]) worst = id;  // the youngest among equals
+  const auto guilt = [&](WorkerId id) {
+    const WorkerRecord* worker = find(id);
+    return std::tuple(failing[id], worker != nullptr && worker->reach() < 0, id);
+  };
+  for (const auto& [id, count] : failing)
+    if (worst == 0 || guilt(id) > guilt(worst)) worst = id;
   if (WorkerRecord* worker = find(worst); worker != nullptr) {
-    note("lost",
-         fmt::format("worker {} cannot be reached by {} of its peers", worst, accusers[worst]));
-    doom(*worker, true, "its peers cannot reach it");
+    note("lost", fmt::format("worker {} and {} of its peers cannot reach each other", worst,
+                             failing[worst]));
+    doom(*worker, true, "it and its peers cannot reach each other");
   }
   return true;
 }
@@ -172,9 +186,7 @@ void Membership::State::try_form() {
   for (WorkerRecord* worker : participants())
     (worker->reachable ? survivors : silent).push_back(worker);
   const std::vector<WorkerRecord*> joined = joiners();
-  int64_t start = -1;
-  for (const WorkerRecord* worker : survivors) start = std::max(start, worker->reach());
-  if (options.sharded) start = common_start(survivors);
+  int64_t start = options.sharded ? common_start(survivors) : first_start(survivors);
   const bool from_state = start >= 0;
   if (!from_state) {
     // Those who cannot be reached may come back with the state, or be gone for certain.
@@ -203,6 +215,20 @@ bool Membership::State::cover(const std::vector<WorkerRecord*>& workers, int64_t
     num_parts = std::max(num_parts, worker->report.num_parts);
   }
   return covers(parts, num_parts);
+}
+
+// A step that one of them has not voted for was applied by nobody: all who have the state before it
+// go on from there, each by itself. Otherwise somebody who is gone may have applied it.
+int64_t Membership::State::first_start(const std::vector<WorkerRecord*>& survivors) {
+  int64_t reach = -1, step = -1;
+  for (const WorkerRecord* worker : survivors) {
+    reach = std::max(reach, worker->reach());
+    step = std::max(step, worker->report.step);
+  }
+  const bool undecided = std::ranges::any_of(survivors, [&](const WorkerRecord* worker) {
+    return worker->report.step == step && !worker->report.voted;
+  });
+  return undecided ? step : reach;
 }
 
 // Where somebody has applied a step all have voted for it. Where nobody has, and those who voted do

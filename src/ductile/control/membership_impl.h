@@ -151,7 +151,9 @@ struct Membership::State {
   bool judge();
   std::vector<WorkerRecord*> choose(const std::vector<WorkerRecord*>& survivors,
                                     const std::vector<WorkerRecord*>& joined, int64_t start);
-  // Sharded: where the survivors can start from with all parts; -1: nowhere.
+  // Where the survivors can start from; -1: nowhere.
+  int64_t first_start(const std::vector<WorkerRecord*>& survivors);
+  // Sharded: where they can with all parts.
   int64_t common_start(const std::vector<WorkerRecord*>& survivors);
   bool cover(const std::vector<WorkerRecord*>& workers, int64_t start);
   // Sharded: the survivors beside `chosen` without whom parts would be missing.

@@ -367,6 +367,39 @@ TEST_F(MembershipTest, TheWorkerThatPeersCannotReachHasToGo) {
   EXPECT_EQ(job_->generation().find(2), nullptr);
 }
 
+// Nobody has applied a step that a survivor has not voted for: it is redone, and no survivor gives
+// up the state it has.
+TEST_F(MembershipTest, AStepThatNotAllVotedForIsRedoneByAllWhoHaveTheStateBeforeIt) {
+  run_with(3);
+  happen(WorkerExited{3, 0, 9});
+  say(1, WorkerPhase::halted, 1, 2, 5, true);
+  say(2, WorkerPhase::halted, 1, 2, 5, false);
+  const GenerationPlan& plan = job_->generation();
+  ASSERT_EQ(plan.number, 2u);
+  EXPECT_EQ(plan.start, 5);
+  for (const Member& member : plan.members) EXPECT_EQ(member.source, StateSource::keep);
+}
+
+// Two hosts that lose each other: whoever has the state stays.
+TEST_F(MembershipTest, OfTwoThatCannotReachEachOtherTheOneWithTheStateStays) {
+  run_with(2);
+  for (Generation g = 1; g <= 3 && job_->generation().find(1) != nullptr; ++g) {
+    for (WorkerId w : {1, 2}) {
+      if (w == 1) reports_[w].suspects = {2};  // the other end did not try
+      say(w, WorkerPhase::halted, g, g, w == 2 ? 5 : -1);
+    }
+    for (WorkerId w : {1, 2}) say(w, WorkerPhase::halted, g, g + 1, w == 2 ? 5 : -1);
+    for (int i = 0; i < 10; ++i) {
+      now_ += milliseconds(50);
+      for (WorkerId w : {1, 2}) repeat(w);
+    }
+  }
+  const GenerationPlan& plan = job_->generation();
+  ASSERT_EQ(plan.members.size(), 1u);
+  EXPECT_EQ(plan.members[0].worker, 2u);
+  EXPECT_EQ(plan.start, 5);
+}
+
 TEST_F(MembershipTest, RequestsThatDoNotFitAreRefusedWithAReason) {
   happen(ResumeJob{});
   ASSERT_EQ(said<Note>().size(), 1u);

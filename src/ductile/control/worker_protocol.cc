@@ -140,6 +140,7 @@ void WorkerProtocol::enter_if_free() {
   const bool anew = self.source == StateSource::checkpoint || self.source == StateSource::initial;
   // What it holds decides, not what it held when the plan was made: an Apply may have ended since.
   if (step_ == plan_->start && !options_.sharded) {
+    voted_ = false;  // a step that not all voted for is redone
     go_on();
   } else if (step_ == plan_->start && !anew) {
     voted_ = false;  // a step that too few voted for, to bring its parts together, is redone
