@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
+#include "ductile/comm/calibrate.h"
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/composite_transport.h"
 #include "ductile/comm/shm_transport.h"
@@ -141,8 +142,9 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
       log(comm::to_string(stall));
     };
   }
-  exchange_ = parallel::make_exchange(
-      std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator)), layout_);
+  auto made = std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator));
+  comm::Communicator& links = *made;  // lives as long as the exchange
+  exchange_ = parallel::make_exchange(std::move(made), layout_);
 
   comm::DetectorOptions detector;
   detector.link = options_.address;
@@ -160,6 +162,16 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
         if (options_.log) options_.log(stall.text);
       },
       deadline);
+  // Measured once for these hosts; the canonical sum has one algorithm alone. With the detector at
+  // work, as a peer may be lost meanwhile.
+  if (layout_.reduction == parallel::Reduction::fast) {
+    const comm::Calibration calibration =
+        comm::calibrate(links, {.cache = comm::calibration_cache(), .transport = "tcp"});
+    if (options_.log && rank_ == 0 && calibration.seconds > 0) {
+      options_.log(fmt::format("measured the links between the workers in {:.0f} ms",
+                               1e3 * calibration.seconds));
+    }
+  }
 }
 
 std::vector<control::WorkerId> Meeting::lost() const {
