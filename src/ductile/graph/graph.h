@@ -67,6 +67,7 @@ struct Op {
   std::string name;            // unique
   std::string kind;            // "linear", "attention", "concat", "op" where nothing is known
   std::vector<int64_t> shape;  // of one sample's output; empty: unknown
+  double output_bytes = 0;     // per sample; what two devices exchange where the operator is split
   OpCost cost;                 // degree 1, nothing recomputed
   std::vector<OpVariant> variants;
   // Tensor-parallel degrees allowed: the powers of two up to this one, and those of `variants`.
@@ -84,6 +85,10 @@ struct Edge {
   OpId to = 0;
   int output = 0;
   double bytes = 0;  // per sample, forward; the gradient going back is as large
+  // Bytes that a tensor-parallel group exchanges besides, at either end, where this edge crosses
+  // stages; as Piper's profiles give them. Only its own cost model counts them (plan/piper.h).
+  double tensor_bytes_from = 0;
+  double tensor_bytes_to = 0;
 
   bool operator==(const Edge&) const = default;
 };

@@ -82,6 +82,7 @@ struct PlanCosts {
   StageGraph stages;
   std::vector<StageTimes> times;
   std::vector<double> fixed_memory;           // each device of the stage, per stage
+  std::vector<double> memory_limit;           // of the smallest device of the stage
   std::vector<double> activation_per_sample;  // each device, per sample in flight
   std::vector<double> transfer_fixed;         // per stage edge: seconds a message = fixed +
   std::vector<double> transfer_per_sample;    //   samples x per_sample; 0 where devices are equal
