@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "ductile/plan/planner.h"
+
+namespace ductile::plan {
+
+// The planners of others, from their papers, and two simple ones: what ours is measured against.
+struct Baseline {
+  std::string_view name;
+  std::string_view help;
+};
+std::span<const Baseline> baselines();
+
+struct BaselineResult {
+  Plan plan;            // no stages where there is none
+  std::string failure;  // then: why
+  double cpu_seconds = 0;
+  bool ok() const { return failure.empty(); }
+};
+
+// "graphpipe", "pipedream", "piper", "equal" (1F1B, chain cut into equal work) or "data" (pure data
+// parallel). Each with the micro-batch size that the evaluator likes best among
+// options.micro_batches; memory is respected. Throws invalid_argument for another name.
+BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
+                            const Devices& devices, const PlannerOptions& options);
+
+}  // namespace ductile::plan
