@@ -195,7 +195,6 @@ class MinDevices {
     std::fill(fewest_.begin(), fewest_.begin() + num_s_, int16_t{0});
     const double total = work_.back();
     const int num_degrees = static_cast<int>(model_.degrees().size());
-    int most_t = model_.degrees().back();
     PiperModel::StageModel scratch;
     for (int i = 1; i < static_cast<int>(upsets.size()); ++i) {
       int16_t* row = fewest_.data() + static_cast<size_t>(i) * num_s_;
