@@ -22,6 +22,7 @@ struct Work {
   double activation_bytes = 0;  // kept for backward
   double weight_flops = -1;     // of the weight gradient; -1: as many as forward, 0 if no weights
   double workspace_bytes = 0;   // per sample
+  double weight_traffic = -1;   // bytes of weights read a pass; -1: all (an embedding reads few)
 };
 
 // Backward to the input takes as many operations as forward, and so does the weight gradient.
