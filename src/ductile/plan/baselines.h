@@ -17,7 +17,7 @@ struct Baseline {
 std::span<const Baseline> baselines();
 
 struct BaselineResult {
-  Plan plan;            // no stages where there is none
+  Plan plan;            // placed; no stages where there is none. predicted_seconds: evaluated
   std::string failure;  // then: why
   double cpu_seconds = 0;
   bool ok() const { return failure.empty(); }
@@ -28,5 +28,10 @@ struct BaselineResult {
 // options.micro_batches; memory is respected. Throws invalid_argument for another name.
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options);
+
+// The graph with an edge of no bytes from each stage to the next: a planner that knows chains alone
+// also runs them as chains (as GraphPipe's authors do for their comparison). plan.stages must be in
+// the order of the chain. Evaluate "pipedream", "piper" and "equal" on it.
+graph::Graph chained(const graph::Graph& graph, const Plan& plan);
 
 }  // namespace ductile::plan

@@ -32,13 +32,12 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
   const double b = static_cast<double>(micro_batch);
   StageCost c;
   c.forward = times.forward;
-  c.both = times.micro_batch();
   c.transfer = transfer_seconds(boundary.in * b, n, n, link);
-  c.tau = std::max(c.both, c.transfer + transfer_seconds(boundary.out * b, n, n, link));
+  c.tau = std::max(times.micro_batch(), c.transfer + transfer_seconds(boundary.out * b, n, n, link));
   c.sync = times.sync;
   if (objective == Objective::throughput) {
     c.tau = c.tau / b + c.sync / static_cast<double>(batch);
-    c.forward = c.both = c.transfer = c.sync = 0;
+    c.forward = c.transfer = c.sync = 0;
   }
   const double fixed = stage_fixed_memory(sums, boundary, how, graph);
   const double each = sums.activation_bytes * b / shape.replicas;
@@ -428,7 +427,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
           if (w > c.most) continue;
           Label label;
           if (track) {
-            r += c.both;
+            r += c.tau;
             rest = std::max(r + c.sync, rest + c.forward);
           }
           label.done = std::max(before.done, rest);

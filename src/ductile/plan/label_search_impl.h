@@ -24,8 +24,7 @@ struct Shape {
 // What the formula of planner.h needs of a stage in a shape.
 struct StageCost {
   double forward = 0;  // f
-  double both = 0;     // f + g
-  double tau = 0;      // what the bound on the bottleneck applies to
+  double tau = 0;      // per micro-batch; for throughput per sample, gradient sum included
   double transfer = 0;  // x
   double sync = 0;      // s
   int64_t most = 0;     // micro-batches in flight that memory allows

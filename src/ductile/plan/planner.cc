@@ -76,8 +76,7 @@ class Search {
       s.micro_batch = b;
       s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, b, deadline_);
       s.bound = s.search->factor() * s.search->least_tau() +
-                std::max(s.search->least_rest(),
-                         options_.objective == Objective::time ? s.search->least_tau() : 0.0);
+                std::max(s.search->least_rest(), latency() ? s.search->least_tau() : 0.0);
       if (s.search->least_tau() < kInfinity) sizes.push_back(std::move(s));
     }
     std::stable_sort(sizes.begin(), sizes.end(),
@@ -142,13 +141,10 @@ class Search {
     double low = search.least_tau();
     double step = 0.01;
     for (;;) {
-      if (factor * low + std::max(search.least_rest(), low * (factor_is_time() ? 1 : 0)) >=
-          best * keep) {
-        bound = std::min(bound, factor * low + search.least_rest());
-        break;
-      }
-      if (search.timed_out() || left <= 0) {
-        bound = std::min(bound, factor * low + search.least_rest());
+      const double least =
+          factor * low + std::max(search.least_rest(), latency() ? low : 0.0);  // S >= tau
+      if (least >= best * keep || search.timed_out() || left <= 0) {
+        bound = std::min(bound, least);
         break;
       }
       double high = low * (1 + step);
@@ -167,7 +163,7 @@ class Search {
     }
     return bound;
   }
-  bool factor_is_time() const { return options_.objective == Objective::time; }
+  bool latency() const { return options_.objective == Objective::time; }
 
   const SearchSpace& space_;
   const Fleet& fleet_;
@@ -391,7 +387,7 @@ double formula_seconds(const graph::Graph& graph, const Devices& devices, const 
       r[i] = std::max(r[i], r[j] + 2 * x[j]);
       after = std::max(after, s[j] + x[j]);
     }
-    r[i] += c.both;
+    r[i] += c.tau;
     s[i] = std::max(r[i] + c.sync, c.forward + after);
     rest = std::max(rest, s[i]);
   }

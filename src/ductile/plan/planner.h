@@ -14,7 +14,7 @@ namespace ductile::plan {
 // The formula. A plan of micro-batches of b samples, m = batch / b of them, has for each stage i
 // the times f (forward), g (backward), p (its messages, sent or received, one after the other),
 // x (its inputs' transfer, at its own width) and s (gradient sum). With tau = max(f + g, p),
-//   R(i) = f + g + max over readers j of (R(j) + 2 x(j))          there and back again
+//   R(i) = tau(i) + max over readers j of (R(j) + 2 x(j))         there and back again
 //   S(i) = max(R(i) + s(i), f(i) + max over readers j of (S(j) + x(j)))
 //   seconds = (m - 1) max tau + max S                              fill, steady state, drain, sum
 // Memory is counted by plan/cost.h, with GraphPipe's figure of samples in flight. Links are those of

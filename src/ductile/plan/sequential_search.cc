@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "ductile/base/error.h"
+
 namespace ductile::plan {
 
 SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
