@@ -62,7 +62,7 @@ struct StageTimes {
 };
 StageTimes stage_times(const StageSums& sums, const StageShape& shape);
 
-// A ring: each device sends 2 (n-1)/n of the bytes.
+// Each device sends 2 (n-1)/n of the bytes, in 2 log2(n) rounds.
 double all_reduce_seconds(double bytes, int n, const Link& link);
 
 // One message of `bytes` from stage to stage: cut over the devices of the smaller side.
