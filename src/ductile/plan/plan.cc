@@ -187,7 +187,8 @@ void check(const Plan& plan, const Graph& graph, const Devices& devices) {
   std::map<int, size_t> owner;
   std::vector<std::vector<int>> sorted;
   for (const Stage& s : plan.stages) {
-    std::sort(sorted.emplace_back(s.devices).begin(), sorted.back().end());
+    sorted.push_back(s.devices);
+    std::sort(sorted.back().begin(), sorted.back().end());
   }
   for (size_t s = 0; s < sorted.size(); ++s) {
     for (int d : sorted[s]) {
