@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kNever = std::numeric_limits<int>::max() / 2;
-constexpr double kSlack = 1e-9;  // relative: sums of times differ in their last bits
+constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
 
 }  // namespace
 

@@ -105,6 +105,7 @@ class Search {
                   std::vector<Candidate>& found) {
     const double factor = search.factor();
     const double keep = 1 - options_.tolerance;
+    const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
     double bound = kInfinity;
     int left = options_.tolerance > 0 ? 40 : 400;
     const auto solve = [&](double low, double high) {
@@ -117,33 +118,36 @@ class Search {
       }
       return s;
     };
-    const auto interval = [&](auto&& self, double low, double high, double rest) -> void {
+    // `attained`: a solution with bottleneck `high` is known; then what is just below is looked at
+    // first, as there is nothing between that solution and the next.
+    const auto interval = [&](auto&& self, double low, double high, double rest,
+                              bool attained) -> void {
       // No solution with a bottleneck in (low, high] has a smaller rest.
       const double least = factor * low + rest;
-      if (least >= best * keep) {
+      if (done(least) || left <= 0 || search.timed_out() || high - low <= 1e-10 * high) {
         bound = std::min(bound, least);
         return;
       }
-      if (left <= 0 || search.timed_out() || high - low <= 1e-10 * high) {
-        bound = std::min(bound, least);
-        return;
-      }
-      const double middle = low + (high - low) / 2;
-      const Solution s = solve(low, middle);
+      const double at = attained ? high * (1 - 1e-10) : low + (high - low) / 2;
+      const Solution s = solve(low, at);
       if (s.found && s.tau > low) {
         bound = std::min(bound, factor * s.tau + s.rest_bound);
-        self(self, low, s.tau, s.rest_bound);
+        self(self, low, s.tau, s.rest_bound, true);
       } else {
-        self(self, low, middle, s.rest_bound);
+        self(self, low, at, s.rest_bound, false);
       }
-      self(self, middle, high, rest);
+      if (attained) {
+        bound = std::min(bound, factor * at + rest);
+      } else {
+        self(self, at, high, rest, false);
+      }
     };
     double low = search.least_tau();
     double step = 0.01;
     for (;;) {
       const double least =
           factor * low + std::max(search.least_rest(), latency() ? low : 0.0);  // S >= tau
-      if (least >= best * keep || search.timed_out() || left <= 0) {
+      if (done(least) || search.timed_out() || left <= 0) {
         bound = std::min(bound, least);
         break;
       }
@@ -153,9 +157,9 @@ class Search {
       const Solution s = solve(low, high);
       if (s.found) {
         bound = std::min(bound, factor * s.tau + s.rest_bound);
-        interval(interval, low, std::min(high, s.tau), s.rest_bound);
+        interval(interval, low, std::min(high, s.tau), s.rest_bound, true);
       } else {
-        interval(interval, low, high, s.rest_bound);
+        interval(interval, low, high, s.rest_bound, false);
       }
       if (to_the_end) break;
       low = high;
