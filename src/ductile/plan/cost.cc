@@ -49,8 +49,8 @@ StageSums stage_sums(const Graph& graph, std::span<const OpId> ops, int tensor,
   for (OpId id : ops) {
     const Op& op = graph.ops[id];
     const bool again = std::binary_search(recompute.begin(), recompute.end(), id);
-    OpCost cost = graph::cost_of(op, graph::allows(op, tensor, again) ? tensor : 1, again,
-                                 inputs[id]);
+    OpCost cost =
+        graph::cost_of(op, graph::allows(op, tensor, again) ? tensor : 1, again, inputs[id]);
     if (op.tied >= 0) {
       if (std::find(tied.begin(), tied.end(), op.tied) != tied.end()) cost.parameter_bytes = 0;
       tied.push_back(op.tied);
@@ -76,8 +76,8 @@ Boundary boundary(const Graph& graph, std::span<const OpId> ops) {
 StageTimes stage_times(const StageSums& sums, const StageShape& shape) {
   const double n = static_cast<double>(shape.micro_batch) / shape.replicas;
   StageTimes t;
-  t.forward = sums.forward.at(n) / shape.speed +
-              shape.tensor_link.seconds(sums.tensor_forward_bytes * n);
+  t.forward =
+      sums.forward.at(n) / shape.speed + shape.tensor_link.seconds(sums.tensor_forward_bytes * n);
   t.backward_input = sums.backward_input.at(n) / shape.speed +
                      shape.tensor_link.seconds(sums.tensor_backward_bytes * n);
   t.backward_weight = sums.backward_weight.at(n) / shape.speed;
@@ -125,8 +125,8 @@ std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& sta
   for (size_t i = 0; i < crossing.size(); ++i) {
     const auto& [from, output, reader, bytes] = crossing[i];
     out[reader].in += bytes;
-    const bool is_first = i == 0 || std::get<0>(crossing[i - 1]) != from ||
-                          std::get<1>(crossing[i - 1]) != output;
+    const bool is_first =
+        i == 0 || std::get<0>(crossing[i - 1]) != from || std::get<1>(crossing[i - 1]) != output;
     if (is_first) out[stage_of[from]].out += bytes;
   }
   return out;
@@ -207,8 +207,8 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
     shape.shard_optimizer = stage.shard_optimizer;
     shape.speed = placed ? devices.speed(stage.devices) : first.speed;
     shape.tensor_link = tensor_link(devices, stage);
-    shape.sync_link = placed ? devices.within(stage.devices)
-                             : unplaced_link(first, stage.num_devices());
+    shape.sync_link =
+        placed ? devices.within(stage.devices) : unplaced_link(first, stage.num_devices());
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
     costs.times.push_back(stage_times(sums, shape));
     costs.fixed_memory.push_back(stage_fixed_memory(sums, around[s], shape, graph));
@@ -224,19 +224,17 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
       costs.unit.push_back(costs.num_units++);
     }
     // Between stages: where not placed, nodes are shared only if one holds the whole plan.
-    sync_links.push_back(slowest(shape.sync_link, placed ? shape.sync_link
-                                                         : unplaced_link(first, all)));
+    sync_links.push_back(
+        slowest(shape.sync_link, placed ? shape.sync_link : unplaced_link(first, all)));
   }
   for (const StageEdge& e : costs.stages.edges) {
     const Stage &a = plan.stages[e.from], &b = plan.stages[e.to];
     double fixed = 0, per_sample = 0;
     if (costs.unit[e.from] != costs.unit[e.to] && e.bytes > 0) {
       const bool placed = !a.devices.empty() && !b.devices.empty();
-      const Link link =
-          placed ? devices.between(a.devices, b.devices) : unplaced_link(first, all);
+      const Link link = placed ? devices.between(a.devices, b.devices) : unplaced_link(first, all);
       fixed = link.latency;
-      per_sample = transfer_seconds(e.bytes, a.num_devices(), b.num_devices(),
-                                    {link.bandwidth, 0});
+      per_sample = transfer_seconds(e.bytes, a.num_devices(), b.num_devices(), {link.bandwidth, 0});
     }
     costs.transfer_fixed.push_back(fixed);
     costs.transfer_per_sample.push_back(per_sample);

@@ -19,13 +19,13 @@ struct Unit {
   std::string_view name;
   double factor;
 };
-constexpr Unit kBytes[] = {{"B", 1},      {"KB", 1e3},          {"MB", 1e6},
-                           {"GB", 1e9},   {"TB", 1e12},         {"KiB", 1024.0},
+constexpr Unit kBytes[] = {{"B", 1},           {"KB", 1e3},           {"MB", 1e6},
+                           {"GB", 1e9},        {"TB", 1e12},          {"KiB", 1024.0},
                            {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
 constexpr Unit kBytesPerSecond[] = {
-    {"B/s", 1},         {"KB/s", 1e3},          {"MB/s", 1e6},      {"GB/s", 1e9},
-    {"TB/s", 1e12},     {"MiB/s", 1048576.0},   {"GiB/s", 1073741824.0},
-    {"Mb/s", 1e6 / 8},  {"Gb/s", 1e9 / 8},      {"Mbit/s", 1e6 / 8}, {"Gbit/s", 1e9 / 8}};
+    {"B/s", 1},        {"KB/s", 1e3},        {"MB/s", 1e6},           {"GB/s", 1e9},
+    {"TB/s", 1e12},    {"MiB/s", 1048576.0}, {"GiB/s", 1073741824.0}, {"Mb/s", 1e6 / 8},
+    {"Gb/s", 1e9 / 8}, {"Mbit/s", 1e6 / 8},  {"Gbit/s", 1e9 / 8}};
 constexpr Unit kFlops[] = {{"FLOP/s", 1},     {"MFLOP/s", 1e6},  {"GFLOP/s", 1e9},
                            {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}, {"TFLOPS", 1e12}};
 constexpr Unit kSeconds[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
@@ -132,13 +132,16 @@ DeviceGroup group_from_toml(const toml::table& table, std::string_view name, boo
 }  // namespace
 
 Devices::Devices(std::vector<DeviceGroup> groups) : groups_(std::move(groups)) {
-  if (groups_.empty()) fail(ErrorCode::invalid_argument, "no devices: at least one group is needed");
+  if (groups_.empty())
+    fail(ErrorCode::invalid_argument, "no devices: at least one group is needed");
   int64_t total = 0;
   for (DeviceGroup& g : groups_) {
     const std::string where = fmt::format("group \"{}\"", g.name);
     if (g.nodes < 1 || g.devices_per_node < 1) {
-      fail(ErrorCode::invalid_argument, "{}: nodes is {}, devices_per_node is {}: both must be at "
-           "least 1", where, g.nodes, g.devices_per_node);
+      fail(ErrorCode::invalid_argument,
+           "{}: nodes is {}, devices_per_node is {}: both must be at "
+           "least 1",
+           where, g.nodes, g.devices_per_node);
     }
     for (const Figure& f : kFigures) check_figure(f.member(g), f, where);
     total += static_cast<int64_t>(g.nodes) * g.devices_per_node;

@@ -100,8 +100,8 @@ std::vector<int64_t> in_flight_samples(const StageGraph& graph, const Plan& plan
     for (int edge : graph.successors[*at]) {
       const int j = graph.edges[edge].to;
       const Stage& next = plan.stages[j];
-      w[*at] = std::max(w[*at], in_flight_after(w[j], next.k * next.micro_batch, s.micro_batch,
-                                                s.k, plan.batch));
+      w[*at] = std::max(
+          w[*at], in_flight_after(w[j], next.k * next.micro_batch, s.micro_batch, s.k, plan.batch));
     }
   }
   return w;
@@ -123,19 +123,18 @@ void check_stage(const Plan& plan, int number, const Graph& graph, const Devices
     wrong("tensor", fmt::format("is {}, it must be from 1 to {}", s.tensor, graph::kMaxTensor));
   }
   if (s.micro_batch < 1 || plan.batch % s.micro_batch != 0) {
-    wrong("micro_batch", fmt::format("is {}, it must divide the mini-batch of {}", s.micro_batch,
-                                     plan.batch));
+    wrong("micro_batch",
+          fmt::format("is {}, it must divide the mini-batch of {}", s.micro_batch, plan.batch));
   }
   if (s.micro_batch % s.replicas != 0) {
-    wrong("micro_batch", fmt::format("is {}, {} replicas cannot share it equally", s.micro_batch,
-                                     s.replicas));
+    wrong("micro_batch",
+          fmt::format("is {}, {} replicas cannot share it equally", s.micro_batch, s.replicas));
   }
   if (s.k < 1 || s.k > plan.batch / s.micro_batch) {
     wrong("k", fmt::format("is {}, it must be from 1 to the {} micro-batches", s.k,
                            plan.batch / s.micro_batch));
   }
-  if (s.in_flight < s.micro_batch || s.in_flight > plan.batch ||
-      s.in_flight % s.micro_batch != 0) {
+  if (s.in_flight < s.micro_batch || s.in_flight > plan.batch || s.in_flight % s.micro_batch != 0) {
     wrong("in_flight", fmt::format("is {}, it must be a multiple of {} up to {}", s.in_flight,
                                    s.micro_batch, plan.batch));
   }
@@ -201,8 +200,8 @@ void check(const Plan& plan, const Graph& graph, const Devices& devices) {
     }
   }
   if (plan.num_devices() > devices.size()) {
-    fail(ErrorCode::invalid_argument, "the plan takes {} devices, there are {}",
-         plan.num_devices(), devices.size());
+    fail(ErrorCode::invalid_argument, "the plan takes {} devices, there are {}", plan.num_devices(),
+         devices.size());
   }
   if (!plan.orders.empty() && plan.orders.size() != plan.stages.size()) {
     fail(ErrorCode::invalid_argument, "orders has {} entries, there are {} stages",

@@ -21,6 +21,9 @@ enum class Task : uint8_t {
 // each kind, so the kinds say all.
 using Orders = std::vector<std::vector<Task>>;
 
+// The most micro-batches, summed over stages, that are simulated; a plan with more is refused.
+inline constexpr int64_t kMaxTasks = 20'000'000;
+
 std::string to_letters(std::span<const Task> order);  // "F4BFBFB4": letter, count if > 1
 std::vector<Task> order_from_letters(std::string_view letters, int stage);
 
@@ -36,12 +39,13 @@ struct Priority {
 std::span<const Priority> zero_bubble_priorities();
 
 // List scheduling in virtual time under the activation cap Stage::in_flight, which is held by a
-// micro-batch from the start of its F to the end of its W. Never deadlocks where in_flight is at
-// least what in_flight_samples() gives.
+// micro-batch from the start of its F to the end of its W. Always comes to an end where in_flight
+// is at least what in_flight_samples() gives; throws invalid_argument where it does not.
 Orders zero_bubble_orders(const Plan& plan, const PlanCosts& costs, size_t priority);
 
-// Plan::orders if given; else by Plan::schedule, every priority rule (and kFkB with the weight part
-// right behind the input part) tried and the fastest kept.
+// Plan::orders if given. Else by Plan::schedule the fastest of several, as evaluate() has it: kFkB
+// as above, or list schedules under the same cap by each priority rule (without the split two of
+// them: backward first, forward first).
 Orders make_orders(const Plan& plan, const PlanCosts& costs);
 
 }  // namespace ductile::plan
