@@ -39,31 +39,27 @@ class GraphPipe {
     high = 2 * high + 1e-12;
     double low = 0;
     const double eps = 1e-3 * high / fleet_.devices;
-    int doublings = 0;
-    while (high - low > eps || !result.found) {
+    for (double target = high; target == high || high - low > eps; target = (low + high) / 2) {
       if (Clock::now() > deadline_) {
         result.timed_out = true;
-        return result;
+        break;
       }
-      const double target = result.found || doublings > 0 ? (low + high) / 2 : high;
       memo_.clear();
       target_ = target;
-      const Entry& entry = solve(whole(root_), fleet_.devices, 0);
-      if (entry.samples < kNone) {
-        result.found = true;
-        result.seconds_per_sample = target;
-        result.plan = Plan{};
-        result.plan.graph = graph_.name;
-        result.plan.batch = options_.batch;
-        collect(whole(root_), fleet_.devices, 0, result.plan);
-        high = target;
-      } else if (!result.found) {
-        // Even so slow a plan does not fit memory.
-        return result;
-      } else {
+      if (solve(whole(root_), fleet_.devices, 0).samples == kNone) {
+        if (!result.found) return result;  // even so slow a plan does not fit memory
         low = target;
+        continue;
       }
+      result.found = true;
+      result.seconds_per_sample = target;
+      result.plan = Plan{};
+      result.plan.graph = graph_.name;
+      result.plan.batch = options_.batch;
+      collect(whole(root_), fleet_.devices, 0, result.plan);
+      high = target;
     }
+    if (!result.found) return result;
     std::reverse(result.plan.stages.begin(), result.plan.stages.end());
     const std::vector<int64_t> w =
         in_flight_samples(stage_graph(graph_, result.plan), result.plan);
@@ -174,7 +170,9 @@ class GraphPipe {
       if (c.most >= w / micro_batch_ && c.tau <= target_) best = {w, -1, 0};
     }
     const Node& node = nodes_[part.node];
-    if (!node.children.empty() && Clock::now() < deadline_) {
+    // One stage holds the fewest samples there can be.
+    if (best.samples == kNone && !node.children.empty()) {
+      if (Clock::now() > deadline_) return memo_[key] = best;
       for (int cut = part.first + 1; cut < part.end; ++cut) {
         const Part a{part.node, part.first, cut};
         const Part b{part.node, cut, part.end};
