@@ -111,6 +111,12 @@ std::string device_runs(std::vector<int> devices) {
   return out;
 }
 
+std::string seconds_text(double seconds) {
+  if (seconds >= 0.9995 || seconds <= 0) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 9.995e-4) return fmt::format("{:.3g} ms", seconds * 1e3);
+  return fmt::format("{:.3g} us", seconds * 1e6);
+}
+
 nlohmann::json to_json(const Report& report) {
   const Planned& p = report.planned;
   double parameters = 0;

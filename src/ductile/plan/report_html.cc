@@ -66,11 +66,10 @@ std::string stage_table(const Report& r) {
         "<span class='meter'><i style='width:{:.1f}%'></i></span>{} of {}<td class='ops'>{}{}"
         "</tr>\n",
         i, s.devices.empty() ? fmt::format("{}", s.num_devices()) : device_runs(s.devices),
-        s.replicas, s.tensor, s.micro_batch, r.timeline.peak_in_flight[i],
-        run::as_duration(t.forward), run::as_duration(t.backward_input + t.backward_weight),
-        share > 1 ? "over" : "", 100 * std::min(1.0, share),
-        run::as_bytes(r.timeline.peak_memory[i]), run::as_bytes(r.timeline.memory_limit[i]),
-        describe_ops(r.graph, s), extra);
+        s.replicas, s.tensor, s.micro_batch, r.timeline.peak_in_flight[i], seconds_text(t.forward),
+        seconds_text(t.backward_input + t.backward_weight), share > 1 ? "over" : "",
+        100 * std::min(1.0, share), run::as_bytes(r.timeline.peak_memory[i]),
+        run::as_bytes(r.timeline.memory_limit[i]), describe_ops(r.graph, s), extra);
   }
   return out + "</table>\n";
 }
@@ -86,13 +85,13 @@ std::string comparison(const Report& r) {
     return fmt::format(
         "<tr{}><td>{}<td class='number'>{}<td class='number'>{}<td class='number {}'>{}"
         "<td class='number'>{}<td class='number'>{}<td class='number'>{}</tr>\n",
-        ours ? " class='ours'" : "", escape(name), run::as_duration(t.seconds),
+        ours ? " class='ours'" : "", escape(name), seconds_text(t.seconds),
         run::with_thousands(t.throughput(plan)),
         ours         ? ""
         : ratio >= 1 ? "better"
                      : "worse",
         ours ? "" : fmt::format("{:.2f} x", ratio), run::as_percent(t.bubble), plan.stages.size(),
-        cpu > 0 ? run::as_duration(cpu) : "");
+        cpu > 0 ? seconds_text(cpu) : "");
   };
   out += row("ductile", r.timeline, r.planned.plan, r.planned.cpu_seconds, true);
   for (const Compared& c : r.compared) {
@@ -112,7 +111,7 @@ std::string to_html(const Report& r) {
   if (!p.feasible) {
     body += fmt::format("<p class='over'>{}</p>\n", escape(advice(r)));
   } else {
-    body += "<div class='tiles'>" + tile("Iteration", run::as_duration(r.timeline.seconds)) +
+    body += "<div class='tiles'>" + tile("Iteration", seconds_text(r.timeline.seconds)) +
             tile("Samples per second", run::with_thousands(r.timeline.throughput(p.plan))) +
             tile("Bubble", run::as_percent(r.timeline.bubble)) +
             tile("Stages", fmt::format("{}", p.plan.stages.size())) +

@@ -178,7 +178,7 @@ class TimelineDrawing {
       out_ += fmt::format(
           "<line class='grid' x1='{:.1f}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}'/><text class='soft' "
           "x='{:.1f}' y='{:.1f}' text-anchor='middle'>{}</text>\n",
-          x(t), x(t), top_ - 4, bottom(), x(t), bottom() + 14, t == 0 ? "0" : run::as_duration(t));
+          x(t), x(t), top_ - 4, bottom(), x(t), bottom() + 14, t == 0 ? "0" : seconds_text(t));
     }
   }
 
@@ -227,7 +227,7 @@ class TimelineDrawing {
                         opacity < 0.995 ? fmt::format(" opacity='{:.2f}'", opacity) : "");
     out_ += title.empty() ? "/>\n"
                           : fmt::format("><title>{}, {} to {}</title></rect>\n", escape(title),
-                                        run::as_duration(start), run::as_duration(end));
+                                        seconds_text(start), seconds_text(end));
   }
 
   const Report& r_;
