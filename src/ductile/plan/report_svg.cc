@@ -13,7 +13,7 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kWidth = 1200, kLeft = 150, kRight = 20;
-constexpr double kNodeWidth = 128, kNodeHeight = 54, kGapX = 40, kGapY = 14;
+constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 40, kGapY = 14;
 constexpr double kRow = 30, kCompute = 18, kWire = 5;
 constexpr double kNarrow = 0.7;  // pixels; narrower boxes are drawn together
 constexpr size_t kMaxRows = 64, kMaxNodes = 200;
@@ -92,9 +92,8 @@ double draw_stages(const Report& r, double top, std::string& out) {
     const bool full = r.timeline.peak_memory[i] > r.timeline.memory_limit[i];
     const int at = static_cast<int>(i);
     const std::string first = shorten(r.graph.ops[s.ops.front()].name, 17);
-    std::string how = s.replicas > 1 ? fmt::format("{} replicas", s.replicas) : "";
-    if (s.tensor > 1) how += fmt::format("{}split {}", how.empty() ? "" : ", ", s.tensor);
-    if (how.empty()) how = "1 device";
+    std::string how = s.num_devices() > 1 ? fmt::format("{} devices", s.num_devices()) : "1 device";
+    if (s.tensor > 1) how += fmt::format(", split {}", s.tensor);
     out += fmt::format(
         "<g transform='translate({:.1f} {:.1f})'><title>stage {}: {}</title>"
         "<rect class='node' width='{}' height='{}' rx='7'/>"
