@@ -17,12 +17,13 @@ namespace {
 constexpr std::array kBaselines = {
     Baseline{"graphpipe", "GraphPipe's partitioner: series-parallel stages, degrees powers of two"},
     Baseline{"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree"},
-    Baseline{"piper", "Piper's planner: a chain over downsets, with tensor parallelism and recompute"},
+    Baseline{"piper",
+             "Piper's planner: a chain over downsets, with tensor parallelism and recompute"},
     Baseline{"equal", "1F1B on a chain cut into equal work, one device a stage"},
     Baseline{"data", "pure data parallelism"},
 };
 
-constexpr int64_t kPiperDownsets = 40'000;      // of the published program
+constexpr int64_t kPiperDownsets = 40'000;        // of the published program
 constexpr int64_t kPiperTransitions = 5'000'000;  // of our memory
 
 std::vector<int64_t> sizes_of(const PlannerOptions& options) {
@@ -140,8 +141,8 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
     any = true;
     plan.planner = std::string(name);
     place(graph, devices, plan);
-    const Timeline line = is_chain ? evaluate(chained(graph, plan), devices, plan)
-                                   : evaluate(graph, devices, plan);
+    const Timeline line =
+        is_chain ? evaluate(chained(graph, plan), devices, plan) : evaluate(graph, devices, plan);
     if (!line.fits() || line.seconds >= best) return;
     best = line.seconds;
     plan.predicted_seconds = line.seconds;

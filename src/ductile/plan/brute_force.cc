@@ -28,7 +28,10 @@ struct Twin {
   double best = kInfinity;
 
   Twin(const graph::Graph& g, const Devices& devices, const PlannerOptions& o)
-      : graph(g), fleet(fleet_of(devices)), options(o), topology(g),
+      : graph(g),
+        fleet(fleet_of(devices)),
+        options(o),
+        topology(g),
         inputs(graph::input_bytes(g)) {}
 
   const StageCost& cost(Mask set, int k) {
@@ -42,9 +45,9 @@ struct Twin {
       const int own = graph::allows(graph.ops[v], t, false) ? t : 1;
       if (recompute && graph::allows(graph.ops[v], own, true)) again.push_back(v);
     }
-    return it->second = stage_cost(stage_sums(graph, ops, t, again, inputs),
-                                   boundary(graph, ops), {r, t, 0, shard}, graph, fleet, b,
-                                   options.batch, options.objective);
+    return it->second =
+               stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
+                          {r, t, 0, shard}, graph, fleet, b, options.batch, options.objective);
   }
 
   bool reads(Mask from, Mask to) const {
@@ -133,8 +136,7 @@ struct Twin {
         x[block] = c.transfer;
         r[block] = back + c.tau;
         s[block] = std::max(r[block] + c.sync, c.forward + after);
-        self(self, i + 1, devices - t * replicas, std::max(tau, c.tau),
-             std::max(rest, s[block]));
+        self(self, i + 1, devices - t * replicas, std::max(tau, c.tau), std::max(rest, s[block]));
       }
     };
     go(go, 0, fleet.devices, 0, 0);

@@ -33,8 +33,9 @@ class GraphPipe {
     double high = 0;
     for (const graph::Op& op : graph_.ops) {
       const double b = static_cast<double>(micro_batch_);
-      high += (op.cost.forward.at(b) + op.cost.backward_input.at(b) +
-               op.cost.backward_weight.at(b)) / b / fleet_.speed;
+      high +=
+          (op.cost.forward.at(b) + op.cost.backward_input.at(b) + op.cost.backward_weight.at(b)) /
+          b / fleet_.speed;
     }
     high = 2 * high + 1e-12;
     double low = 0;
@@ -61,8 +62,7 @@ class GraphPipe {
     }
     if (!result.found) return result;
     std::reverse(result.plan.stages.begin(), result.plan.stages.end());
-    const std::vector<int64_t> w =
-        in_flight_samples(stage_graph(graph_, result.plan), result.plan);
+    const std::vector<int64_t> w = in_flight_samples(stage_graph(graph_, result.plan), result.plan);
     for (size_t i = 0; i < w.size(); ++i) result.plan.stages[i].in_flight = w[i];
     return result;
   }
@@ -91,9 +91,8 @@ class GraphPipe {
     node.ops = graph::ops_below(tree, i);
     if (from.kind == graph::SpTree::Kind::island) {
       std::vector<OpId> order = node.ops;
-      std::sort(order.begin(), order.end(), [&](OpId a, OpId b) {
-        return topology.position(a) < topology.position(b);
-      });
+      std::sort(order.begin(), order.end(),
+                [&](OpId a, OpId b) { return topology.position(a) < topology.position(b); });
       for (OpId v : order) {
         nodes_.push_back({true, {}, {v}});
         node.children.push_back(static_cast<int>(nodes_.size()) - 1);

@@ -1,9 +1,9 @@
-#include "ductile/plan/label_search_impl.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
+
+#include "ductile/plan/label_search_impl.h"
 
 namespace ductile::plan {
 
@@ -33,7 +33,8 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
   StageCost c;
   c.forward = times.forward;
   c.transfer = transfer_seconds(boundary.in * b, n, n, link);
-  c.tau = std::max(times.micro_batch(), c.transfer + transfer_seconds(boundary.out * b, n, n, link));
+  c.tau =
+      std::max(times.micro_batch(), c.transfer + transfer_seconds(boundary.out * b, n, n, link));
   c.sync = times.sync;
   if (objective == Objective::throughput) {
     c.tau = c.tau / b + c.sync / static_cast<double>(batch);
@@ -114,8 +115,9 @@ void LabelSearch::make_work() {
     if (shape.replicas != 1) continue;
     for (OpId v = 0; v < n; ++v) {
       const graph::OpCost& c = space_.op_cost(v, shape.variant);
-      const double t = shape.tensor * (c.forward.at(b) + c.backward_input.at(b) +
-                                       c.backward_weight.at(b)) / fleet_.speed;
+      const double t = shape.tensor *
+                       (c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b)) /
+                       fleet_.speed;
       least[v] = std::min(least[v], t);
     }
   }
@@ -170,8 +172,9 @@ void LabelSearch::make_heads() {
     for (const Shape& shape : shapes_) {
       const graph::OpCost& c = space_.op_cost(v, shape.variant);
       const double each = static_cast<double>(micro_batch_) / shape.replicas;
-      fastest = std::min(fastest, (c.forward.at(each) + c.backward_input.at(each) +
-                                   c.backward_weight.at(each)) / fleet_.speed);
+      fastest = std::min(
+          fastest, (c.forward.at(each) + c.backward_input.at(each) + c.backward_weight.at(each)) /
+                       fleet_.speed);
     }
     double before = 0;
     for (OpId u : space_.topology().predecessors(v)) before = std::max(before, path[u]);
@@ -223,12 +226,11 @@ void LabelSearch::make_prefixes() {
       sums.workspace_bytes = {};
       if (space_.has_ties()) sums.parameter_bytes = 0;
       const StageTimes times = stage_times(sums, how);
-      prefix_tau_[k * num + s] =
-          latency_ ? times.micro_batch()
-                   : times.micro_batch() / static_cast<double>(micro_batch_) +
-                         times.sync / static_cast<double>(options_.batch);
-      prefix_memory_[k * num + s] =
-          stage_memory(sums, {0, 0}, how, space_.graph(), micro_batch_);
+      prefix_tau_[k * num + s] = latency_
+                                     ? times.micro_batch()
+                                     : times.micro_batch() / static_cast<double>(micro_batch_) +
+                                           times.sync / static_cast<double>(options_.batch);
+      prefix_memory_[k * num + s] = stage_memory(sums, {0, 0}, how, space_.graph(), micro_batch_);
     }
   }
 }
@@ -249,8 +251,8 @@ void LabelSearch::relax(double tau) {
         const double* t = prefix_tau_.data() + k * num;
         const double* m = prefix_memory_.data() + k * num;
         int& e = end[k];
-        while (e > s && (t[s] - t[e] > tau * (1 + kSlack) ||
-                         m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
+        while (e > s &&
+               (t[s] - t[e] > tau * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
           --e;
         }
         if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
@@ -263,7 +265,8 @@ void LabelSearch::relax(double tau) {
     for (int k = 0; k < static_cast<int>(shapes_.size()); ++k) {
       const int n = shapes_[k].devices();
       if (n >= need_[s]) break;
-      const double most = n * tau * (1 + kSlack) * (latency_ ? 1.0 : static_cast<double>(micro_batch_));
+      const double most =
+          n * tau * (1 + kSlack) * (latency_ ? 1.0 : static_cast<double>(micro_batch_));
       for (int i = states[s].num_transitions - 1; i >= 0; --i) {
         if (sorted_work_[first + i] > most) continue;
         const int t = sorted_[first + i];
@@ -394,7 +397,8 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
       }
       // A stage does no more work than its devices can in tau, and leaves no more than the others.
       const double leaves = static_cast<double>(devices - least - n) * per_device;
-      auto it = fewest ? begin : std::lower_bound(begin, end, work_[s] - leaves - kSlack * work_[0]);
+      auto it =
+          fewest ? begin : std::lower_bound(begin, end, work_[s] - leaves - kSlack * work_[0]);
       const auto stop = fewest ? end : std::upper_bound(it, end, n * per_device);
       // The longest first: with few devices they are the better ones.
       for (auto at = stop; at != it;) {
@@ -484,8 +488,8 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
   solution.devices = best->devices;
   solution.rest_bound = std::min(solution.rest_bound, solution.rest);
   for (const Label* l = best; l->parent >= 0; l = &pool_[l->parent]) {
-    solution.stages.push_back({l->state, space_.transitions()[l->transition].to,
-                               shapes_[l->shape], l->in_flight});
+    solution.stages.push_back(
+        {l->state, space_.transitions()[l->transition].to, shapes_[l->shape], l->in_flight});
   }
   std::reverse(solution.stages.begin(), solution.stages.end());
   return solution;

@@ -93,8 +93,7 @@ void PiperModel::make_below() {
   }
 }
 
-bool PiperModel::recomputed(std::span<const OpId> ops, int k, int y,
-                            std::vector<OpId>& out) const {
+bool PiperModel::recomputed(std::span<const OpId> ops, int k, int y, std::vector<OpId>& out) const {
   out.clear();
   double memory = 0;
   savings_.clear();

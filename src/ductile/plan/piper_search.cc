@@ -13,7 +13,7 @@ using graph::OpSet;
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr size_t kPiperLimit = 40'000;   // downsets, as in the published program
+constexpr size_t kPiperLimit = 40'000;        // downsets, as in the published program
 constexpr size_t kMemoryLimit = 200'000'000;  // entries of its table
 
 double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
@@ -43,8 +43,7 @@ PiperResult piper_search(const graph::Graph& graph, const PiperProblem& problem)
   }
   result.downsets = static_cast<int64_t>(model.upsets().size());
   const int num_k = problem.devices + 1;
-  const int num_s = static_cast<int>(
-                        std::min<int64_t>(problem.micro_batches, problem.devices)) + 1;
+  const int num_s = static_cast<int>(std::min<int64_t>(problem.micro_batches, problem.devices)) + 1;
   const size_t table = static_cast<size_t>(num_k) * num_s;
   if (table * model.upsets().size() > kMemoryLimit) {
     result.failure = "its table takes more than 0.8 GB";
@@ -151,8 +150,9 @@ class MinDevices {
   MinDevices(PiperModel& model)
       : model_(model),
         replicas_(model.replica_counts()),
-        num_s_(static_cast<int>(std::min<int64_t>(model.problem().micro_batches,
-                                                  model.problem().devices)) + 1) {
+        num_s_(static_cast<int>(
+                   std::min<int64_t>(model.problem().micro_batches, model.problem().devices)) +
+               1) {
     const auto& upsets = model_.upsets();
     // Work of each upset: device-seconds at the best degree, for bounds.
     const int num_degrees = static_cast<int>(model.degrees().size());

@@ -60,7 +60,11 @@ class Search {
  public:
   Search(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
          std::span<const int64_t> micro_batches, Clock::time_point deadline)
-      : space_(space), fleet_(fleet), options_(options), sizes_(micro_batches), deadline_(deadline) {}
+      : space_(space),
+        fleet_(fleet),
+        options_(options),
+        sizes_(micro_batches),
+        deadline_(deadline) {}
 
   // Improves `best` and appends to `found`; the bound of this space is returned.
   double run(double& best, std::vector<Candidate>& found) {
@@ -316,8 +320,8 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   } else {
     const std::vector<OpId> deep = depth_first_order(graph);
     const std::vector<OpId> level = level_order(graph);
-    const int states = std::clamp(
-        static_cast<int>(std::sqrt(2.0 * options.max_transitions)), 16, kMaxChainStates);
+    const int states =
+        std::clamp(static_cast<int>(std::sqrt(2.0 * options.max_transitions)), 16, kMaxChainStates);
     spaces[0] = SearchSpace::of_order(graph, deep, states);
     out.space = "cuts of the operators branch by branch";
     if (level != deep) {
@@ -344,9 +348,8 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
     return out;
   }
   out.lower_bound = std::min(out.lower_bound, best);
-  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-    return a.seconds < b.seconds;
-  });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
   if (options.evaluate) {
     judge(graph, devices, options, deadline, found, out);
   } else {

@@ -1,5 +1,3 @@
-#include "ductile/plan/search_space_impl.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,6 +5,7 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/search_space_impl.h"
 
 namespace ductile::plan {
 
@@ -168,9 +167,9 @@ class SpaceBuilder {
     for (int s = 0; s <= last; ++s) {
       const int rest = sizes[s];
       space_.states_[s].size = rest;
-      make_groups(s, [&](OpId v) { return position_[v] < rest; },
-                  std::span(space_.chain_).first(rest),
-                  [&](OpId v) { return last_reader_[v] >= rest; });
+      make_groups(
+          s, [&](OpId v) { return position_[v] < rest; }, std::span(space_.chain_).first(rest),
+          [&](OpId v) { return last_reader_[v] >= rest; });
     }
     make_rest_sums([&](int s) {
       return std::vector<OpId>(space_.chain_.begin(),
@@ -198,7 +197,8 @@ class SpaceBuilder {
     std::vector<int> by_size(rests.size());
     std::iota(by_size.begin(), by_size.end(), 0);
     for (size_t i = 0; i < rests.size(); ++i) size[i] = rests[i].size();
-    std::stable_sort(by_size.begin(), by_size.end(), [&](int a, int b) { return size[a] > size[b]; });
+    std::stable_sort(by_size.begin(), by_size.end(),
+                     [&](int a, int b) { return size[a] > size[b]; });
     for (int i : by_size) space_.rests_.push_back(std::move(rests[i]));
     const int num = static_cast<int>(space_.rests_.size());
     space_.states_.resize(num);
@@ -208,12 +208,14 @@ class SpaceBuilder {
       const OpSet& rest = space_.rests_[s];
       const std::vector<OpId> ops = rest.to_vector();
       space_.states_[s].size = static_cast<int>(ops.size());
-      make_groups(s, [&](OpId v) { return rest.contains(v); }, ops, [&](OpId v) {
-        for (OpId w : space_.topology_.successors(v)) {
-          if (!rest.contains(w)) return true;
-        }
-        return false;
-      });
+      make_groups(
+          s, [&](OpId v) { return rest.contains(v); }, ops,
+          [&](OpId v) {
+            for (OpId w : space_.topology_.successors(v)) {
+              if (!rest.contains(w)) return true;
+            }
+            return false;
+          });
     }
     make_rest_sums([&](int s) { return space_.rests_[s].to_vector(); });
     int64_t work = 0;
@@ -226,7 +228,8 @@ class SpaceBuilder {
         if (!space_.rests_[to].is_subset_of(rest)) continue;
         start(s, false);
         std::vector<OpId> ops = (rest - space_.rests_[to]).to_vector();
-        std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return position_[a] > position_[b]; });
+        std::sort(ops.begin(), ops.end(),
+                  [&](OpId a, OpId b) { return position_[a] > position_[b]; });
         work += static_cast<int64_t>(ops.size());
         if (work > max_work) return false;
         for (OpId v : ops) {
@@ -264,7 +267,8 @@ class SpaceBuilder {
     for (size_t i = 0; i < read.size();) {
       size_t end = i;
       const int first = static_cast<int>(space_.members_.size());
-      const bool rest = static_cast<int>(space_.groups_.size()) - state.first_group == kMaxGroups - 1;
+      const bool rest =
+          static_cast<int>(space_.groups_.size()) - state.first_group == kMaxGroups - 1;
       while (end < read.size() && (rest || read[end].first == read[i].first)) {
         if (read[end].first != read[i].first) space_.merges_groups_ = true;
         space_.members_.push_back(read[end++].second);

@@ -1,9 +1,8 @@
-#include "ductile/plan/sequential_search_impl.h"
-
 #include <algorithm>
 #include <limits>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
 
