@@ -4,8 +4,8 @@
 
 namespace ductile::plan {
 
-// The slow twin of the search: every partition of the operators into sets whose quotient is acyclic,
-// every shape of every set, the formula of planner.h. For tests: at most 16 operators.
+// The slow twin of the search: every partition of the operators into sets whose quotient is
+// acyclic, every shape of every set, the formula of planner.h. For tests: at most 16 operators.
 // Infinite where nothing fits.
 double brute_force(const graph::Graph& graph, const Devices& devices,
                    const PlannerOptions& options);

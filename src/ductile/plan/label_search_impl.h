@@ -23,8 +23,8 @@ struct Shape {
 
 // What the formula of planner.h needs of a stage in a shape.
 struct StageCost {
-  double forward = 0;  // f
-  double tau = 0;      // per micro-batch; for throughput per sample, gradient sum included
+  double forward = 0;   // f
+  double tau = 0;       // per micro-batch; for throughput per sample, gradient sum included
   double transfer = 0;  // x
   double sync = 0;      // s
   int64_t most = 0;     // micro-batches in flight that memory allows
@@ -119,15 +119,15 @@ class LabelSearch {
   int64_t num_labels_ = 0;
   int tick_ = 0;
 
-  std::vector<Shape> shapes_;            // by devices
-  std::vector<double> work_;             // per state: least device-seconds of a micro-batch
-  std::vector<int32_t> sorted_;          // transitions of each state by work, ascending
-  std::vector<double> sorted_work_;      // their work
-  std::vector<double> head_;             // per group: least R upstream of its operators
-  std::vector<double> prefix_tau_;       // [shape][state], chains: of the rest, no boundaries
-  std::vector<double> prefix_memory_;    // ... with one micro-batch in flight
-  std::vector<int> need_;                // per state: fewest devices for its rest, at relaxed tau
-  std::vector<StageCost> cache_;         // [transition][shape], most < 0: not known
+  std::vector<Shape> shapes_;             // by devices
+  std::vector<double> work_;              // per state: least device-seconds of a micro-batch
+  std::vector<int32_t> sorted_;           // transitions of each state by work, ascending
+  std::vector<double> sorted_work_;       // their work
+  std::vector<double> head_;              // per group: least R upstream of its operators
+  std::vector<double> prefix_tau_;        // [shape][state], chains: of the rest, no boundaries
+  std::vector<double> prefix_memory_;     // ... with one micro-batch in flight
+  std::vector<int> need_;                 // per state: fewest devices for its rest, at relaxed tau
+  std::vector<StageCost> cache_;          // [transition][shape], most < 0: not known
   std::vector<std::vector<int32_t>> at_;  // labels per state
   std::vector<Label> pool_;
   std::vector<Value> values_;

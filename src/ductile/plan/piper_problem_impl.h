@@ -39,8 +39,8 @@ class PiperModel {
   // What a stage costs at one tensor degree.
   struct StageModel {
     bool allowed = false;
-    double border = 0;      // 2 c(S, t), bytes
-    double parameters = 0;  // of the kept modes
+    double border = 0;        // 2 c(S, t), bytes
+    double parameters = 0;    // of the kept modes
     std::vector<Step> steps;  // ascending time
   };
   // Steps up to `most` in flight.

@@ -17,8 +17,8 @@ namespace ductile::plan {
 //   R(i) = tau(i) + max over readers j of (R(j) + 2 x(j))         there and back again
 //   S(i) = max(R(i) + s(i), f(i) + max over readers j of (S(j) + x(j)))
 //   seconds = (m - 1) max tau + max S                              fill, steady state, drain, sum
-// Memory is counted by plan/cost.h, with GraphPipe's figure of samples in flight. Links are those of
-// a tidy placement: what fits a node is inside one; stages talk over the slower link unless all
+// Memory is counted by plan/cost.h, with GraphPipe's figure of samples in flight. Links are those
+// of a tidy placement: what fits a node is inside one; stages talk over the slower link unless all
 // devices share a node.
 enum class Objective {
   time,        // the formula above
@@ -34,12 +34,12 @@ struct PlannerOptions {
   bool recompute = true;               // what may be chosen stage by stage ...
   bool split = true;                   // ... tensor parallelism
   bool shard_optimizer = true;
-  bool zero_bubble = true;   // let the evaluator try zero-bubble schedules of the best plans
-  bool evaluate = true;      // false: the formula alone chooses, nothing is simulated
-  double time_limit = 60;    // seconds of wall clock, for all of it
-  double tolerance = 0.002;  // a plan is good enough when its gap is below this; 0: exact
+  bool zero_bubble = true;        // let the evaluator try zero-bubble schedules of the best plans
+  bool evaluate = true;           // false: the formula alone chooses, nothing is simulated
+  double time_limit = 60;         // seconds of wall clock, for all of it
+  double tolerance = 0.002;       // a plan is good enough when its gap is below this; 0: exact
   int max_transitions = 400'000;  // of the search space; beyond, orders instead of all downsets
-  int max_labels = 48;            // kept per state; those dropped lower the bound
+  int max_labels = 400;           // kept per state; those dropped lower the bound
 };
 
 struct Planned {
@@ -65,8 +65,7 @@ struct Planned {
 
 // Throws invalid_argument where graph, devices or options are unfit (batch < 1, a micro-batch that
 // does not divide it). Pure: the same arguments give the same plan, unless the time limit cuts in.
-Planned make_plan(const graph::Graph& graph, const Devices& devices,
-                  const PlannerOptions& options);
+Planned make_plan(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options);
 
 // The formula and memory rule applied to any plan of one micro-batch size, placed or not; used to
 // compare. Infinite where memory does not suffice.

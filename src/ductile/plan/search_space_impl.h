@@ -54,8 +54,8 @@ class SearchSpace {
     double in = 0;         // Boundary of the stage, bytes per sample
     double out = 0;
   };
-  // A group of the state after a transition: groups of the state before (bits; mostly one, or none),
-  // and the stage itself if it reads.
+  // A group of the state after a transition: groups of the state before (bits; mostly one, or
+  // none), and the stage itself if it reads.
   struct MapEntry {
     uint64_t old = 0;
     bool reads_stage = false;
@@ -112,7 +112,7 @@ class SearchSpace {
   std::vector<Group> groups_;
   std::vector<OpId> members_;
   std::vector<MapEntry> maps_;
-  std::vector<StageSums> rest_sums_;     // [state][variant]
+  std::vector<StageSums> rest_sums_;      // [state][variant]
   std::vector<graph::Affine> workspace_;  // [transition][variant], if any operator has some
   std::vector<double> tied_;              // [transition][variant]: bytes counted twice, if any
   std::vector<graph::OpSet> rests_;       // per state, unless a chain
