@@ -39,12 +39,15 @@ struct Twin {
     if (!fresh) return it->second;
     const auto [t, recompute, shard, r] = shapes[k];
     std::vector<OpId> ops, again;
+    bool split = t == 1;
     for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) {
       if (!(set >> v & 1)) continue;
       ops.push_back(v);
+      split = split || graph::allows(graph.ops[v], t, false);
       const int own = graph::allows(graph.ops[v], t, false) ? t : 1;
       if (recompute && graph::allows(graph.ops[v], own, true)) again.push_back(v);
     }
+    if (!split) return it->second;  // nothing in flight is allowed: no shape of this stage
     return it->second =
                stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
                           {r, t, 0, shard}, graph, fleet, b, options.batch, options.objective);

@@ -192,6 +192,7 @@ void LabelSearch::make_heads() {
 StageCost LabelSearch::cost(int from, int transition, int shape) {
   const auto make = [&] {
     const SearchSpace::Transition& t = space_.transitions()[transition];
+    if (!space_.can_split(from, t.to, shapes_[shape].variant)) return StageCost{};
     return stage_cost(space_.sums(from, transition, shapes_[shape].variant), {t.in, t.out},
                       shapes_[shape], space_.graph(), fleet_, micro_batch_, options_.batch,
                       options_.objective);

@@ -171,10 +171,7 @@ class SpaceBuilder {
           s, [&](OpId v) { return position_[v] < rest; }, std::span(space_.chain_).first(rest),
           [&](OpId v) { return last_reader_[v] >= rest; });
     }
-    make_rest_sums([&](int s) {
-      return std::vector<OpId>(space_.chain_.begin(),
-                               space_.chain_.begin() + space_.states_[s].size);
-    });
+    make_rest_sums([](int) { return std::vector<OpId>(); });
     for (int s = 0; s < last; ++s) {
       start(s);
       const int end = sizes[s];
@@ -283,25 +280,30 @@ class SpaceBuilder {
   void make_rest_sums(const Ops& ops_of) {
     const size_t num_variants = space_.variants_.size();
     space_.rest_sums_.resize(space_.states_.size() * num_variants);
-    const auto sum = [&](int s) {
+    space_.splittable_.resize(space_.rest_sums_.size());
+    const auto add = [&](size_t s, OpId op) {
       for (size_t v = 0; v < num_variants; ++v) {
-        StageSums& out = space_.rest_sums_[s * num_variants + v];
-        for (OpId op : ops_of(s)) out.add(space_.op_cost(op, static_cast<int>(v)));
-      }
-    };
-    if (space_.is_chain_) {  // cumulative
-      for (int s = static_cast<int>(space_.states_.size()) - 2; s >= 0; --s) {
-        for (size_t v = 0; v < num_variants; ++v) {
-          StageSums& out = space_.rest_sums_[s * num_variants + v];
-          out = space_.rest_sums_[(s + 1) * num_variants + v];
-          for (int i = space_.states_[s + 1].size; i < space_.states_[s].size; ++i) {
-            out.add(space_.op_cost(space_.chain_[i], static_cast<int>(v)));
-          }
+        space_.rest_sums_[s * num_variants + v].add(space_.op_cost(op, static_cast<int>(v)));
+        const int t = space_.variants_[v].tensor;
+        if (t > 1 && graph::allows(graph_.ops[op], t, false)) {
+          ++space_.splittable_[s * num_variants + v];
         }
       }
-      return;
+    };
+    for (size_t s = space_.states_.size(); s-- > 0;) {
+      if (!space_.is_chain_) {
+        for (OpId op : ops_of(static_cast<int>(s))) add(s, op);
+      } else if (s + 1 < space_.states_.size()) {  // cumulative
+        for (size_t v = 0; v < num_variants; ++v) {
+          const size_t before = (s + 1) * num_variants + v;
+          space_.rest_sums_[s * num_variants + v] = space_.rest_sums_[before];
+          space_.splittable_[s * num_variants + v] = space_.splittable_[before];
+        }
+        for (int i = space_.states_[s + 1].size; i < space_.states_[s].size; ++i) {
+          add(s, space_.chain_[i]);
+        }
+      }
     }
-    for (size_t s = 0; s < space_.states_.size(); ++s) sum(static_cast<int>(s));
   }
 
   void mark_groups(int s) {

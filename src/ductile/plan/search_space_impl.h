@@ -94,6 +94,13 @@ class SearchSpace {
   const StageSums& rest_sums(int state, int v) const {
     return rest_sums_[static_cast<size_t>(state) * variants_.size() + v];
   }
+  // Whether any operator of the stage runs split as variant v says; true where it asks for no
+  // split.
+  bool can_split(int from, int to, int v) const {
+    const size_t n = variants_.size();
+    return variants_[v].tensor == 1 || splittable_[static_cast<size_t>(from) * n + v] >
+                                           splittable_[static_cast<size_t>(to) * n + v];
+  }
   const graph::OpCost& op_cost(OpId op, int v) const {
     return op_costs_[static_cast<size_t>(op) * variants_.size() + v];
   }
@@ -113,6 +120,7 @@ class SearchSpace {
   std::vector<OpId> members_;
   std::vector<MapEntry> maps_;
   std::vector<StageSums> rest_sums_;      // [state][variant]
+  std::vector<int> splittable_;           // [state][variant]: operators of the rest
   std::vector<graph::Affine> workspace_;  // [transition][variant], if any operator has some
   std::vector<double> tied_;              // [transition][variant]: bytes counted twice, if any
   std::vector<graph::OpSet> rests_;       // per state, unless a chain

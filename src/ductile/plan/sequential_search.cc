@@ -33,6 +33,7 @@ SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
   best[0] = 0;
   const auto cost = [&](int s, int t, const Shape& shape) {
     const SearchSpace::Transition& tr = space.transitions()[t];
+    if (!space.can_split(s, tr.to, shape.variant)) return StageCost{};
     return stage_cost(space.sums(s, t, shape.variant), {tr.in, tr.out}, shape, space.graph(), fleet,
                       micro_batch, options.batch, Objective::throughput);
   };
