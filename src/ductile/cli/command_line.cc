@@ -36,6 +36,7 @@ struct Parsed {
   ModelsCommand models;
   LiveCommand live;
   ReportCommand report;
+  PlanCommand plan;
   BenchCommand bench;
   AllReduceBenchCommand bench_all_reduce;
   bool quiet = false, verbose = false;
@@ -382,6 +383,54 @@ void add_bench(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_plan(CLI::App& app, Parsed& parsed) {
+  PlanCommand& c = parsed.plan;
+  CLI::App* sub = app.add_subcommand("plan", "cut a model into pipeline stages for given devices");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile plan                              # the built-in graphs\n"
+      "  ductile plan candle:8 --devices 16 --batch 1024 --baseline all\n"
+      "  ductile plan model.json --devices devices.toml --html > plan.html\n"
+      "\n"
+      "Prints the stages, the time an iteration will take, the memory of each device and how far\n"
+      "from the best the plan can be. Reads our format and those of Piper, PipeDream and\n"
+      "dnn-partitioning. See docs/guides/planner.md.\n";
+  sub->add_option("graph", c.graph, "graph file, or a built-in one: mmt, dlrm, candle:8 ...")
+      ->option_text("[GRAPH]");
+  sub->add_option("--devices", c.devices, "devices.toml, or a number of V100s, four a node; 8")
+      ->option_text("FILE|N");
+  sub->add_option("--batch", c.batch, "samples of an iteration; 128")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub->add_option("--micro-batch", c.micro_batch, "samples of a micro-batch; none: the best")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub->add_option("--objective", c.objective, "time of an iteration, or steady throughput; time")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"time", "throughput"}));
+  sub->add_option("--optimizer-state", c.optimizer_state,
+                  "bytes per byte of parameters: 0 SGD, 1 momentum, 2 Adam; none: the graph's")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 100.0));
+  sub->add_option("--baseline", c.baseline,
+                  "compare with graphpipe, pipedream, piper, equal, data, or all")
+      ->option_text("LIST");
+  sub->add_option("--time-limit", c.time_limit, "seconds of search; then the best so far; 60")
+      ->option_text("X")
+      ->check(CLI::Range(0.001, 1e6));
+  sub->add_option("--plan", c.plan, "evaluate this plan instead of searching one")
+      ->option_text("FILE");
+  CLI::Option* svg = sub->add_flag("--svg", c.svg, "write the picture to stdout");
+  CLI::Option* html = sub->add_flag("--html", c.html, "write a page to stdout")->excludes(svg);
+  sub->add_flag("--graph", c.write_graph, "write the graph to stdout in our format");
+  sub->add_option("--schema", c.schema, "write the JSON Schema of a graph or a plan")
+      ->option_text("NAME");
+  sub->add_flag("--json", c.json, "write JSON to stdout")->excludes(svg)->excludes(html);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return plan(parsed.plan, context); };
+  });
+}
+
 // The innermost subcommand the user named.
 CLI::App* innermost(CLI::App& app) {
   CLI::App* at = &app;
@@ -471,6 +520,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_ckpt(app, parsed);
   add_models(app, parsed);
   add_report(app, parsed);
+  add_plan(app, parsed);
   add_doctor(app, parsed);
   add_bench(app, parsed);
   // What launcher commands start; not for people.

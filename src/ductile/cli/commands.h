@@ -111,6 +111,24 @@ struct ReportCommand {
 };
 ExitCode report(const ReportCommand& command, Context& context);
 
+struct PlanCommand {
+  std::string graph;          // a file, or a built-in one; empty: list those
+  std::string devices = "8";  // a file, or how many
+  int64_t batch = 128;
+  std::string objective = "time";  // time, throughput
+  std::string baseline;            // a list, or all
+  double time_limit = 60;
+  std::optional<int64_t> micro_batch;     // none: all are tried
+  std::optional<double> optimizer_state;  // bytes per byte of parameters; none: the graph's
+  std::optional<fs::path> plan;           // evaluate this one
+  std::optional<std::string> schema;      // graph, plan
+  bool write_graph = false;               // print the graph in our own format
+  bool json = false;
+  bool svg = false;
+  bool html = false;
+};
+ExitCode plan(const PlanCommand& command, Context& context);
+
 struct BenchCommand {
   std::string name;  // none: the list
   std::vector<std::string> arguments;

@@ -1,0 +1,197 @@
+#include <charconv>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/cli/commands.h"
+#include "ductile/graph/builders.h"
+#include "ductile/graph/formats.h"
+#include "ductile/plan/report.h"
+#include "ductile/run/format.h"
+
+namespace ductile::cli {
+namespace {
+
+// A file, or a number of devices like GraphPipe's: V100s, four a node.
+plan::Devices find_devices(const std::string& text) {
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size()) return plan::read_devices(text);
+  if (n < 1 || n > plan::kMaxDevices) {
+    fail(ErrorCode::invalid_argument, "--devices: {} devices; from 1 to {} are possible", n,
+         plan::kMaxDevices);
+  }
+  int per_node = std::min(n, 4);
+  while (n % per_node != 0) --per_node;
+  return plan::uniform_devices(n, per_node, {});
+}
+
+graph::Graph find_graph(const std::string& text, const graph::DeviceModel& device) {
+  std::error_code ignored;
+  if (fs::exists(text, ignored)) return graph::read_graph(text);
+  if (graph::is_builder(text)) return graph::build_graph(text, device);
+  std::string known;
+  for (const graph::Builder& b : graph::builders()) {
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", b.name);
+  }
+  fail(ErrorCode::not_found, "{}: no such file, nor a built-in graph ({})", text, known);
+}
+
+std::vector<std::string> find_baselines(const std::string& text) {
+  std::vector<std::string> known, chosen;
+  for (const plan::Baseline& b : plan::baselines()) known.emplace_back(b.name);
+  if (text == "all") return known;
+  for (size_t at = 0; at < text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string name = text.substr(at, comma - at);
+    at = comma + 1;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      fail(ErrorCode::invalid_argument, "--baseline: unknown planner \"{}\"; known are all, {}",
+           name, fmt::join(known, ", "));
+    }
+    chosen.push_back(name);
+  }
+  return chosen;
+}
+
+std::string plain(double v) { return fmt::format("{}", v); }
+
+void print_builders(Console& console) {
+  std::vector<std::vector<std::string>> rows = {{"GRAPH", "PARAMETERS", "WHAT"}};
+  for (const graph::Builder& b : graph::builders()) {
+    std::string parameters;
+    for (const graph::BuilderParameter& p : b.parameters) {
+      parameters += fmt::format("{}{}={}", parameters.empty() ? "" : ",", p.name, p.value);
+    }
+    rows.push_back({std::string(b.name), parameters, std::string(b.help)});
+  }
+  console.print("{}", table(rows));
+}
+
+void print_stages(const plan::Report& r, Console& console) {
+  std::vector<std::vector<std::string>> rows = {{"STAGE", "DEVICES", "REPLICAS", "SPLIT",
+                                                 "MICRO-BATCH", "IN FLIGHT", "FORWARD", "BACKWARD",
+                                                 "MEMORY", "LIMIT", "OPERATORS"}};
+  for (size_t i = 0; i < r.planned.plan.stages.size(); ++i) {
+    const plan::Stage& s = r.planned.plan.stages[i];
+    const plan::StageTimes& t = r.costs.times[i];
+    std::string ops = r.graph.ops[s.ops.front()].name;
+    if (s.ops.size() > 1) ops += fmt::format(" and {} more", s.ops.size() - 1);
+    if (!s.recompute.empty()) ops += fmt::format("; {} recomputed", s.recompute.size());
+    if (s.shard_optimizer) ops += "; optimiser sharded";
+    rows.push_back(
+        {std::to_string(i),
+         s.devices.empty() ? fmt::format("any {}", s.num_devices()) : plan::device_runs(s.devices),
+         std::to_string(s.replicas), std::to_string(s.tensor), std::to_string(s.micro_batch),
+         std::to_string(r.timeline.peak_in_flight[i]), plan::seconds_text(t.forward),
+         plan::seconds_text(t.backward_input + t.backward_weight),
+         run::as_bytes(r.timeline.peak_memory[i]), run::as_bytes(r.timeline.memory_limit[i]), ops});
+  }
+  console.print("{}", table(rows));
+}
+
+void print_comparison(const plan::Report& r, Console& console) {
+  std::vector<std::vector<std::string>> rows = {
+      {"PLANNER", "ITERATION", "SAMPLES/S", "OURS IS FASTER BY", "BUBBLE", "STAGES", "SEARCH"}};
+  const auto row = [&](const std::string& name, const plan::Timeline& t, const plan::Plan& p,
+                       const std::string& ratio, double cpu) {
+    rows.push_back({name, plan::seconds_text(t.seconds), run::with_thousands(t.throughput(p)),
+                    ratio, run::as_percent(t.bubble), std::to_string(p.stages.size()),
+                    plan::seconds_text(cpu)});
+  };
+  row("ductile", r.timeline, r.planned.plan, "", r.planned.cpu_seconds);
+  for (const plan::Compared& c : r.compared) {
+    if (c.result.ok()) {
+      row(c.name, c.timeline, c.result.plan,
+          fmt::format("{:.2f} x", c.timeline.seconds / r.timeline.seconds), c.result.cpu_seconds);
+    } else {
+      rows.push_back({c.name, "none", "", "", "", "", plan::seconds_text(c.result.cpu_seconds)});
+    }
+  }
+  console.print("\n{}", table(rows));
+  for (const plan::Compared& c : r.compared) {
+    if (!c.result.ok()) console.print("{}: {}\n", c.name, c.result.failure);
+  }
+}
+
+void print_report(const plan::Report& r, Console& console) {
+  const plan::Planned& p = r.planned;
+  console.print("{}: {} operators on {} devices, {} samples an iteration, {}\n\n", r.graph.name,
+                r.graph.ops.size(), r.devices.size(), p.plan.batch,
+                p.plan.schedule == plan::ScheduleKind::kfkb ? "1F1B" : "zero-bubble");
+  print_stages(r, console);
+  console.print(
+      "\nIteration  {}, {} samples/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
+      run::with_thousands(r.timeline.throughput(p.plan)), run::as_percent(r.timeline.bubble));
+  if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
+  if (p.formula_seconds > 0) {
+    console.print("Bound      {}, by the planner's formula {}: gap {}\n",
+                  r.objective == plan::Objective::time ? plan::seconds_text(p.lower_bound)
+                                                       : plain(p.lower_bound),
+                  r.objective == plan::Objective::time ? plan::seconds_text(p.formula_seconds)
+                                                       : plain(p.formula_seconds),
+                  run::as_percent(p.gap));
+    console.print("Search     {} CPU, {}{}\n", plan::seconds_text(p.cpu_seconds), p.space,
+                  p.timed_out ? "; ended by the time limit" : "");
+  }
+  if (!r.compared.empty()) print_comparison(r, console);
+}
+
+}  // namespace
+
+ExitCode plan(const PlanCommand& command, Context& context) {
+  Console& console = context.console;
+  if (command.schema) {
+    if (*command.schema != "graph" && *command.schema != "plan") {
+      fail(ErrorCode::invalid_argument, "--schema: \"{}\"; graph and plan have one",
+           *command.schema);
+    }
+    const auto schema = *command.schema == "graph" ? graph::graph_schema() : plan::plan_schema();
+    console.print("{}\n", schema.dump(2));
+    return kDone;
+  }
+  if (command.graph.empty()) {
+    print_builders(console);
+    return kDone;
+  }
+  plan::Devices devices = find_devices(command.devices);
+  graph::Graph graph = find_graph(command.graph, devices.groups().front().model);
+  if (command.optimizer_state) graph.optimizer_factor = *command.optimizer_state;
+  graph::check(graph);
+  if (command.write_graph) {
+    console.print("{}\n", graph::to_json(graph).dump(1));
+    return kDone;
+  }
+
+  plan::Report report;
+  if (command.plan) {
+    nlohmann::json value = nlohmann::json::parse(read_file(*command.plan), nullptr, false);
+    if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
+    plan::Plan given = plan::plan_from_json(value, graph, command.plan->string());
+    report = plan::make_report(std::move(graph), std::move(devices), std::move(given));
+  } else {
+    plan::PlannerOptions options;
+    options.batch = command.batch;
+    options.objective = plan::objective_from(command.objective);
+    options.time_limit = command.time_limit;
+    if (command.micro_batch) options.micro_batches = {*command.micro_batch};
+    report = plan::make_report(std::move(graph), std::move(devices), options,
+                               find_baselines(command.baseline));
+  }
+  if (command.json) {
+    console.print("{}\n", plan::to_json(report).dump(2));
+  } else if (command.html) {
+    console.print("{}", plan::to_html(report));
+  } else if (report.planned.feasible) {
+    if (command.svg) {
+      console.print("{}", plan::to_svg(report));
+    } else {
+      print_report(report, console);
+    }
+  }
+  if (report.planned.feasible) return kDone;
+  console.error(plan::advice(report));
+  return kFailed;
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/graph/graph.h"
+
+namespace ductile::graph {
+
+// Readers never crash, hang or take memory out of proportion, whatever the bytes: every one throws
+// invalid_argument with `name` (the file), the operator or edge, and the field. Each result has
+// passed check().
+
+// The most text accepted: 64 MiB. The parsed form may take twenty times as much.
+inline constexpr size_t kMaxText = size_t{64} << 20;
+
+// Our own format, docs/reference/graph.schema.json.
+nlohmann::json to_json(const Graph& graph);
+Graph graph_from_json(const nlohmann::json& value);
+nlohmann::json graph_schema();
+
+// Piper's input (github.com/msr-fiddle/piper): forward and backward are one figure there; a third
+// of it is taken as forward, the rest as backward, half of that for the weights where there are
+// any. Degrees and recompute become variants; fixed_bytes are its memoryUsageB, which holds the
+// weights, so state_factor is 0. Files whose times are milliseconds (bandwidth and bytes tell
+// nothing of it; Piper itself divides by bytes per second) are told by their size: a mean time per
+// operator above 0.1 cannot be seconds. Sample: one micro-batch.
+Graph graph_from_piper(const nlohmann::json& value);
+
+// PipeDream's profile, graph.txt (github.com/msr-fiddle/pipedream): milliseconds of one
+// micro-batch; activation_size may be a list. Nodes "Input..." cost nothing: what the profile shows
+// is the data loader. Sample: that micro-batch.
+Graph graph_from_pipedream(std::string_view text);
+
+// dnn-partitioning's input (github.com/msr-fiddle/dnn-partitioning). Latencies are milliseconds;
+// `cost` of edges is in seconds in some files and milliseconds in others, and is not used: bytes
+// are, or cost times 2^31 bytes per second in milliseconds where there are none. Backward operators
+// of training graphs stay operators of their own, with their time as forward. colorClass becomes
+// `tied`. Memory is fixed_bytes, state_factor 0.
+Graph graph_from_dnn_partitioning(const nlohmann::json& value);
+
+enum class Format { ductile, piper, pipedream, dnn_partitioning };
+std::string_view to_string(Format format);
+
+// Any of them, told apart by its contents; the name of a nameless graph is the file's.
+Graph read_graph_text(std::string_view text, std::string_view name, Format* found = nullptr);
+Graph read_graph(const std::filesystem::path& file, Format* found = nullptr);
+
+}  // namespace ductile::graph

@@ -1,0 +1,160 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ductile::graph {
+
+// A model as a directed acyclic graph of operators, with what each costs in time and memory.
+//
+// Units, everywhere in this module and in `plan`: seconds, bytes, samples. Times are those of the
+// reference device (speed 1). A cost "per sample" is for one element of the mini-batch; a graph
+// read from a profile of one micro-batch takes that micro-batch as its sample (Graph::sample says
+// so) and has no fixed parts. Bytes are doubles that hold whole numbers.
+
+// A quantity that grows with the number n of samples a device handles at once: fixed + per_sample
+// n. The fixed part is what makes a larger micro-batch cheaper per sample (launches, weights read).
+struct Affine {
+  double fixed = 0;
+  double per_sample = 0;
+
+  double at(double n) const { return fixed + per_sample * n; }
+  Affine& operator+=(const Affine& other) {
+    fixed += other.fixed;
+    per_sample += other.per_sample;
+    return *this;
+  }
+  friend Affine operator+(Affine a, const Affine& b) { return a += b; }
+  friend Affine operator*(double f, Affine a) { return {f * a.fixed, f * a.per_sample}; }
+  bool operator==(const Affine&) const = default;
+};
+
+// What one operator costs on ONE device, at one tensor-parallel degree, kept or recomputed.
+struct OpCost {
+  Affine forward;          // seconds
+  Affine backward_input;   // seconds; with recompute the repeated forward is in here
+  Affine backward_weight;  // seconds; may be delayed (zero-bubble); 0 where there are no weights
+  double parameter_bytes = 0;   // weights of this device; their gradient is as large
+  double activation_bytes = 0;  // held per sample from the start of forward to the end of backward
+  double fixed_bytes = 0;       // held always, besides what parameter_bytes implies
+  Affine workspace_bytes;       // held only while the operator runs
+  // Bytes each device sends per sample among its tensor-parallel group; 0 at degree 1. The time is
+  // these bytes over the link of the group, added to the operator's own.
+  double tensor_forward_bytes = 0;
+  double tensor_backward_bytes = 0;
+
+  double total_per_sample() const {
+    return forward.per_sample + backward_input.per_sample + backward_weight.per_sample;
+  }
+  bool operator==(const OpCost&) const = default;
+};
+
+// A measured alternative to Op::cost.
+struct OpVariant {
+  int tensor = 1;
+  bool recompute = false;
+  OpCost cost;
+
+  bool operator==(const OpVariant&) const = default;
+};
+
+using OpId = int32_t;  // index into Graph::ops
+
+struct Op {
+  std::string name;            // unique
+  std::string kind;            // "linear", "attention", "concat", "op" where nothing is known
+  std::vector<int64_t> shape;  // of one sample's output; empty: unknown
+  double output_bytes = 0;     // per sample; what two devices exchange where the operator is split
+  OpCost cost;                 // degree 1, nothing recomputed
+  std::vector<OpVariant> variants;
+  // Tensor-parallel degrees allowed: the powers of two up to this one, and those of `variants`.
+  int max_split = 1;
+  bool recomputable = false;
+  int tied = -1;  // operators of one class >= 0 share their parameters
+
+  bool operator==(const Op&) const = default;
+};
+
+// `to` reads output number `output` of `from`. Edges with equal (from, output) carry the same
+// tensor: it is sent once to each stage that reads it.
+struct Edge {
+  OpId from = 0;
+  OpId to = 0;
+  int output = 0;
+  double bytes = 0;  // per sample, forward; the gradient going back is as large
+  // Bytes that a tensor-parallel group exchanges besides, at either end, where this edge crosses
+  // stages; as Piper's profiles give them. Only its own cost model counts them (plan/piper.h).
+  double tensor_bytes_from = 0;
+  double tensor_bytes_to = 0;
+
+  bool operator==(const Edge&) const = default;
+};
+
+struct Graph {
+  std::string name;
+  std::string sample = "sample";  // what one sample is: "sample", "micro-batch of 64" ...
+  std::vector<Op> ops;
+  std::vector<Edge> edges;
+  // Bytes a device holds per byte of its parameters: weights and gradient (2), or 0 where
+  // fixed_bytes already tells (Piper's profiles) ...
+  double state_factor = 2;
+  // ... and optimiser state, which may be sharded over replicas: 0 SGD, 1 momentum, 2 Adam.
+  double optimizer_factor = 0;
+
+  bool operator==(const Graph&) const = default;
+};
+
+// The largest graph and the largest figures accepted; beyond these a reader refuses the input.
+inline constexpr int64_t kMaxOps = 200'000;
+inline constexpr int64_t kMaxEdges = 2'000'000;
+inline constexpr double kMaxBytes = 1e18;
+inline constexpr double kMaxSeconds = 1e9;
+inline constexpr int kMaxTensor = 64;
+
+// Throws invalid_argument naming operator (or edge) and field: an empty or repeated name, an edge
+// to nowhere or to itself, a negative, infinite or absurd figure, a cycle (its operators are
+// listed), a graph without operators. Every reader and builder has called it.
+void check(const Graph& graph);
+
+// The cost at `tensor` degree, kept or recomputed: the measured variant where there is one, else
+// derived. Split: times, parameters, activations and workspace divide by the degree; two
+// all-reduces of the output (one forward, one backward) join the parts (Megatron-LM, section 3).
+// Recomputed: the operator's inputs stay instead of its activations (`input_bytes`), and forward
+// is paid again in backward_input. Precondition: allows(op, tensor, recompute).
+OpCost cost_of(const Op& op, int tensor, bool recompute, double input_bytes);
+bool allows(const Op& op, int tensor, bool recompute);
+
+// Who feeds whom, in compressed rows, and a topological order. Edges between the same two
+// operators appear once. Holds no reference to the graph.
+class Topology {
+ public:
+  explicit Topology(const Graph& graph);  // throws invalid_argument on a cycle
+  // Of a graph given by its edges alone.
+  Topology(int num_ops, std::span<const std::pair<OpId, OpId>> edges);
+
+  int num_ops() const { return static_cast<int>(order_.size()); }
+  std::span<const OpId> successors(OpId op) const { return row(next_, next_begin_, op); }
+  std::span<const OpId> predecessors(OpId op) const { return row(previous_, previous_begin_, op); }
+  // Every operator after its predecessors; among those ready, the lowest number first.
+  std::span<const OpId> order() const { return order_; }
+  int position(OpId op) const { return position_[op]; }  // in order()
+
+ private:
+  static std::span<const OpId> row(const std::vector<OpId>& v, const std::vector<int64_t>& begin,
+                                   OpId op) {
+    return {v.data() + begin[op], static_cast<size_t>(begin[op + 1] - begin[op])};
+  }
+  void build(int num_ops, std::vector<std::pair<OpId, OpId>> edges);
+
+  std::vector<OpId> next_, previous_, order_;
+  std::vector<int64_t> next_begin_, previous_begin_;
+  std::vector<int> position_;
+};
+
+// Bytes per sample entering each operator: its distinct input tensors.
+std::vector<double> input_bytes(const Graph& graph);
+
+}  // namespace ductile::graph

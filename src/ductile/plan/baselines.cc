@@ -1,0 +1,195 @@
+#include "ductile/plan/baselines.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <functional>
+#include <limits>
+
+#include "ductile/base/error.h"
+#include "ductile/graph/downsets.h"
+#include "ductile/plan/sequential_search_impl.h"
+
+namespace ductile::plan {
+
+namespace {
+
+constexpr std::array kBaselines = {
+    Baseline{"graphpipe", "GraphPipe's partitioner: series-parallel stages, degrees powers of two"},
+    Baseline{"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree"},
+    Baseline{"piper",
+             "Piper's planner: a chain over downsets, with tensor parallelism and recompute"},
+    Baseline{"equal", "1F1B on a chain cut into equal work, one device a stage"},
+    Baseline{"data", "pure data parallelism"},
+};
+
+constexpr int64_t kPiperDownsets = 40'000;        // of the published program
+constexpr int64_t kPiperTransitions = 5'000'000;  // of our memory
+
+std::vector<int64_t> sizes_of(const PlannerOptions& options) {
+  std::vector<int64_t> sizes = options.micro_batches;
+  if (sizes.empty()) {
+    for (int64_t b = 1; b <= options.batch; ++b) {
+      if (options.batch % b == 0) sizes.push_back(b);
+    }
+  }
+  return sizes;
+}
+
+// The order of operators as one chain, each stage one device, cut where the running sum of work
+// passes the next equal share.
+Plan equal_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
+                int64_t micro_batch) {
+  const std::vector<OpId> order = depth_first_order(graph);
+  const double b = static_cast<double>(micro_batch);
+  std::vector<double> work(order.size());
+  double total = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const graph::OpCost& c = graph.ops[order[i]].cost;
+    work[i] = c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b);
+    total += work[i];
+  }
+  const int num = std::min<int>(fleet.devices, static_cast<int>(order.size()));
+  Plan plan;
+  plan.graph = graph.name;
+  plan.batch = options.batch;
+  double done = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int stages = static_cast<int>(plan.stages.size());
+    // A new stage where the middle of the operator lies in the next share; each gets one at least.
+    const bool must = static_cast<int>(order.size() - i) <= num - stages;
+    const bool due = stages < num && done + work[i] / 2 >= total * stages / num;
+    if (stages == 0 || due || must) {
+      plan.stages.emplace_back();
+      plan.stages.back().micro_batch = micro_batch;
+    }
+    plan.stages.back().ops.push_back(order[i]);
+    done += work[i];
+  }
+  const int made = static_cast<int>(plan.stages.size());
+  for (int i = 0; i < made; ++i) {
+    std::sort(plan.stages[i].ops.begin(), plan.stages[i].ops.end());
+    plan.stages[i].in_flight =
+        std::min<int64_t>(options.batch / micro_batch, made - i) * micro_batch;
+  }
+  return plan;
+}
+
+Plan data_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
+               int64_t micro_batch) {
+  Plan plan;
+  plan.graph = graph.name;
+  plan.batch = options.batch;
+  Stage stage;
+  for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) stage.ops.push_back(v);
+  for (int r = 1; r <= fleet.devices; ++r) {
+    if (micro_batch % r == 0) stage.replicas = r;
+  }
+  stage.micro_batch = micro_batch;
+  stage.in_flight = micro_batch;
+  plan.stages.push_back(std::move(stage));
+  return plan;
+}
+
+}  // namespace
+
+std::span<const Baseline> baselines() { return kBaselines; }
+
+graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
+  graph::Graph out = graph;
+  const graph::Topology topology(graph);
+  const auto by_position = [&](OpId a, OpId b) {
+    return topology.position(a) < topology.position(b);
+  };
+  std::vector<int> next_output(graph.ops.size(), 0);
+  for (const graph::Edge& e : graph.edges) {
+    next_output[e.from] = std::max(next_output[e.from], e.output + 1);
+  }
+  for (size_t i = 0; i + 1 < plan.stages.size(); ++i) {
+    const auto& from = plan.stages[i].ops;
+    const auto& to = plan.stages[i + 1].ops;
+    const OpId last = *std::max_element(from.begin(), from.end(), by_position);
+    const OpId first = *std::min_element(to.begin(), to.end(), by_position);
+    graph::Edge edge;
+    edge.from = last;
+    edge.to = first;
+    edge.output = next_output[last];
+    out.edges.push_back(edge);
+  }
+  return out;
+}
+
+BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
+                            const Devices& devices, const PlannerOptions& options) {
+  const double start = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
+  const auto known = std::find_if(kBaselines.begin(), kBaselines.end(),
+                                  [&](const Baseline& b) { return b.name == name; });
+  if (known == kBaselines.end()) {
+    fail(ErrorCode::invalid_argument,
+         "baseline \"{}\" is unknown; graphpipe, pipedream, piper, equal or data", name);
+  }
+  graph::check(graph);
+  const Fleet fleet = fleet_of(devices);
+  BaselineResult result;
+  bool timed_out = false;
+  bool any = false;  // some micro-batch size gave a plan
+  double best = std::numeric_limits<double>::infinity();
+  const auto consider = [&](Plan plan, bool is_chain) {
+    any = true;
+    plan.planner = std::string(name);
+    place(graph, devices, plan);
+    const Timeline line =
+        is_chain ? evaluate(chained(graph, plan), devices, plan) : evaluate(graph, devices, plan);
+    if (!line.fits() || line.seconds >= best) return;
+    best = line.seconds;
+    plan.predicted_seconds = line.seconds;
+    result.plan = std::move(plan);
+  };
+  const auto search_chain = [&](const SearchSpace& space, bool tensor) {
+    for (int64_t b : sizes_of(options)) {
+      const SequentialResult r = sequential_search(space, fleet, options, b, tensor, deadline);
+      timed_out = timed_out || r.timed_out;
+      if (r.found) consider(r.plan, true);
+    }
+  };
+  if (name == "piper") {
+    SearchSpace space;
+    if (graph::count_downsets(graph::Topology(graph), kPiperDownsets) > kPiperDownsets) {
+      result.failure = "more than 40,000 downsets, its limit";
+    } else if (!SearchSpace::all_downsets(graph, kPiperTransitions, space)) {
+      result.failure = "too many pairs of downsets to hold";
+    } else {
+      search_chain(space, true);
+    }
+  } else if (name == "pipedream") {
+    const int states = static_cast<int>(std::min<size_t>(graph.ops.size() + 1, 1500));
+    search_chain(SearchSpace::of_order(graph, depth_first_order(graph), states), false);
+  } else if (name == "graphpipe") {
+    for (int64_t b : sizes_of(options)) {
+      if ((b & (b - 1)) != 0) continue;  // powers of two
+      const SequentialResult r = graphpipe_search(graph, fleet, options, b, deadline);
+      timed_out = timed_out || r.timed_out;
+      if (r.found) consider(r.plan, false);
+    }
+  } else {
+    for (int64_t b : sizes_of(options)) {
+      if (name == "equal") {
+        consider(equal_plan(graph, fleet, options, b), true);
+      } else {
+        consider(data_plan(graph, fleet, options, b), false);
+      }
+    }
+  }
+  if (result.plan.stages.empty() && result.failure.empty()) {
+    result.failure = timed_out ? "out of time"
+                     : any     ? "no plan fits memory"
+                               : "no plan within its search fits memory";
+  }
+  result.cpu_seconds = static_cast<double>(std::clock()) / CLOCKS_PER_SEC - start;
+  return result;
+}
+
+}  // namespace ductile::plan

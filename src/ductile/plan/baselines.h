@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ductile/plan/planner.h"
+
+namespace ductile::plan {
+
+// The planners of others, from their papers, and two simple ones: what ours is measured against.
+struct Baseline {
+  std::string_view name;
+  std::string_view help;
+};
+std::span<const Baseline> baselines();
+
+struct BaselineResult {
+  Plan plan;            // placed; no stages where there is none. predicted_seconds: evaluated
+  std::string failure;  // then: why
+  double cpu_seconds = 0;
+  bool ok() const { return failure.empty(); }
+};
+
+// "graphpipe", "pipedream", "piper", "equal" (1F1B, chain cut into equal work) or "data" (pure data
+// parallel). Each with the micro-batch size that the evaluator likes best among
+// options.micro_batches; memory is respected. Throws invalid_argument for another name.
+BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
+                            const Devices& devices, const PlannerOptions& options);
+
+// The graph with an edge of no bytes from each stage to the next: a planner that knows chains alone
+// also runs them as chains (as GraphPipe's authors do for their comparison). plan.stages must be in
+// the order of the chain. Evaluate "pipedream", "piper" and "equal" on it.
+graph::Graph chained(const graph::Graph& graph, const Plan& plan);
+
+}  // namespace ductile::plan

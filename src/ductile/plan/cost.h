@@ -1,0 +1,100 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ductile/plan/plan.h"
+
+namespace ductile::plan {
+
+// The cost model: pure functions, used alike by planners and by the evaluator, so that both count
+// the same seconds and the same bytes.
+
+// What a set of operators costs together, at one tensor degree. Sums, except the workspace, which
+// is the largest (its fixed and per-sample parts each). Two sets without tied weights in common
+// add up.
+struct StageSums {
+  graph::Affine forward, backward_input, backward_weight;  // seconds, speed 1
+  double parameter_bytes = 0;
+  double activation_bytes = 0;  // per sample in flight
+  double fixed_bytes = 0;
+  graph::Affine workspace_bytes;
+  double tensor_forward_bytes = 0;  // per sample
+  double tensor_backward_bytes = 0;
+
+  void add(const graph::OpCost& cost);
+  StageSums& operator+=(const StageSums& other);
+};
+
+// Bytes per sample over the boundary of a set: distinct tensors read from outside; distinct
+// tensors that anything outside reads (each once, however many stages read it).
+struct Boundary {
+  double in = 0;
+  double out = 0;
+};
+
+// `tensor` is lowered, operator by operator, to 1 where the operator does not allow it: such an
+// operator then runs whole on every device of the group. Weights tied within the set count once.
+// `inputs` is graph::input_bytes(graph).
+StageSums stage_sums(const graph::Graph& graph, std::span<const OpId> ops, int tensor,
+                     std::span<const OpId> recompute, std::span<const double> inputs);
+Boundary boundary(const graph::Graph& graph, std::span<const OpId> ops);
+
+// How a set is run.
+struct StageShape {
+  int replicas = 1;
+  int tensor = 1;
+  int64_t micro_batch = 1;
+  bool shard_optimizer = false;
+  double speed = 1;
+  Link tensor_link;  // among the devices of one replica
+  Link sync_link;    // among replicas
+};
+
+// Seconds.
+struct StageTimes {
+  double forward = 0;          // one micro-batch
+  double backward_input = 0;   // one micro-batch
+  double backward_weight = 0;  // one micro-batch
+  double sync = 0;             // the gradient sum over replicas, once an iteration
+
+  double micro_batch() const { return forward + backward_input + backward_weight; }
+};
+StageTimes stage_times(const StageSums& sums, const StageShape& shape);
+
+// Each device sends 2 (n-1)/n of the bytes, in 2 log2(n) rounds.
+double all_reduce_seconds(double bytes, int n, const Link& link);
+
+// One message of `bytes` from stage to stage: cut over the devices of the smaller side.
+double transfer_seconds(double bytes, int from_devices, int to_devices, const Link& link);
+
+// Bytes on each device. Held always: weights, gradients and optimiser state; a receive buffer for
+// one micro-batch of inputs and one of output gradients; the largest workspace. In flight: the
+// activations of `in_flight` samples, cut over the replicas. Data that has arrived early waits at
+// its sender, which holds it until its own backward pass in any case.
+double stage_fixed_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
+                          const graph::Graph& graph);
+double stage_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
+                    const graph::Graph& graph, int64_t in_flight);
+
+// All of the above for the stages of a plan.
+struct PlanCosts {
+  StageGraph stages;
+  std::vector<StageTimes> times;
+  std::vector<double> fixed_memory;           // each device of the stage, per stage
+  std::vector<double> memory_limit;           // of the smallest device of the stage
+  std::vector<double> activation_per_sample;  // each device, per sample in flight
+  std::vector<double> transfer_fixed;         // per stage edge: seconds a message = fixed +
+  std::vector<double> transfer_per_sample;    //   samples x per_sample; 0 where devices are equal
+  std::vector<int> unit;                      // stages with equal devices have the same unit
+  int num_units = 0;
+  // Weights tied across stages: their gradients are summed after the last backward of all holders.
+  struct Tie {
+    std::vector<int> stages;
+    double seconds = 0;
+  };
+  std::vector<Tie> ties;
+};
+PlanCosts plan_costs(const graph::Graph& graph, const Devices& devices, const Plan& plan);
+
+}  // namespace ductile::plan

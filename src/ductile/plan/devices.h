@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/graph/cost_model.h"
+
+namespace ductile::plan {
+
+// One direction of the way between two devices. A device sends and receives at once, each at the
+// full rate, one message at a time.
+struct Link {
+  double bandwidth = 12.5e9;  // bytes per second and device
+  double latency = 0;         // seconds per message
+
+  double seconds(double bytes) const { return bytes > 0 ? latency + bytes / bandwidth : 0; }
+  bool operator==(const Link&) const = default;
+};
+
+// Equal nodes of equal devices.
+struct DeviceGroup {
+  std::string name = "device";
+  int nodes = 1;
+  int devices_per_node = 1;
+  double memory = 16e9;       // bytes a plan may use on each device
+  graph::DeviceModel model;   // prices graphs that are built, not profiled
+  double speed = 1;           // times of the graph are divided by this
+  Link intra{150e9, 5e-6};    // between devices of one node
+  Link inter{12.5e9, 10e-6};  // from a device of this group to another node
+
+  int size() const { return nodes * devices_per_node; }
+  bool operator==(const DeviceGroup&) const = default;
+};
+
+inline constexpr int kMaxDevices = 1 << 20;
+
+// All devices, numbered 0 .. size()-1 group by group, node by node.
+class Devices {
+ public:
+  Devices() = default;
+  explicit Devices(std::vector<DeviceGroup> groups);  // throws invalid_argument naming the field
+
+  int size() const { return static_cast<int>(node_.size()); }
+  int num_nodes() const { return num_nodes_; }
+  const std::vector<DeviceGroup>& groups() const { return groups_; }
+  int node(int device) const { return node_[device]; }
+  int group_index(int device) const { return group_[device]; }
+  const DeviceGroup& group(int device) const { return groups_[group_[device]]; }
+
+  bool is_uniform() const;                            // one group, or all alike
+  double memory(std::span<const int> devices) const;  // of the smallest
+  double speed(std::span<const int> devices) const;   // of the slowest
+  bool on_one_node(std::span<const int> devices) const;
+  // The slowest link that joins members of a set, or members of two sets.
+  Link within(std::span<const int> devices) const;
+  Link between(std::span<const int> a, std::span<const int> b) const;
+
+ private:
+  std::vector<DeviceGroup> groups_;
+  std::vector<int> node_, group_;
+  int num_nodes_ = 0;
+};
+
+// n equal devices in nodes of `devices_per_node` (the last node may be cut short only when n is a
+// multiple: throws otherwise).
+Devices uniform_devices(int n, int devices_per_node, const DeviceGroup& like);
+
+// devices.toml: one [[group]] table for each group (keys: name, nodes, devices_per_node, memory,
+// flops, memory_bandwidth, overhead, speed, intra_bandwidth, intra_latency, inter_bandwidth,
+// inter_latency). Sizes are numbers or text with a unit ("16 GiB", "25 GB/s", "14 TFLOP/s",
+// "10 us"). Throws invalid_argument naming file, line and key.
+Devices read_devices(const std::filesystem::path& file);
+Devices devices_from_toml(std::string_view text, std::string_view name);
+std::string to_toml(const Devices& devices);
+
+}  // namespace ductile::plan

@@ -1,0 +1,29 @@
+#include "ductile/plan/evaluate.h"
+
+#include "ductile/plan/simulation_impl.h"
+
+namespace ductile::plan {
+
+bool Timeline::fits() const {
+  for (size_t s = 0; s < peak_memory.size(); ++s) {
+    if (peak_memory[s] > memory_limit[s]) return false;
+  }
+  return true;
+}
+
+Timeline evaluate(const Plan& plan, const PlanCosts& costs, const Orders& orders,
+                  const EvaluateOptions& options) {
+  const bool split = plan.schedule == ScheduleKind::zero_bubble;
+  Simulation simulation(plan, costs, split, options.record);
+  if (!simulation.try_follow(orders)) simulation.fail_stuck();
+  return simulation.take_result();
+}
+
+Timeline evaluate(const graph::Graph& graph, const Devices& devices, const Plan& plan,
+                  const EvaluateOptions& options) {
+  check(plan, graph, devices);
+  const PlanCosts costs = plan_costs(graph, devices, plan);
+  return evaluate(plan, costs, make_orders(plan, costs), options);
+}
+
+}  // namespace ductile::plan

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ductile/graph/op_set.h"
+#include "ductile/plan/piper.h"
+
+namespace ductile::plan {
+
+// Piper's problem as plain arrays: modes of operators, downsets by size, and stages between them.
+class PiperModel {
+ public:
+  struct Mode {
+    double time = 0, parameters = 0, a = 0, b = 0;
+  };
+  // Least time of a stage's operators (compute alone) with up to `most` micro-batches in flight.
+  struct Step {
+    double time = 0;
+    int most = 0;
+  };
+
+  PiperModel(const graph::Graph& graph, const PiperProblem& problem);
+
+  const PiperProblem& problem() const { return problem_; }
+  int num_ops() const { return num_ops_; }
+  std::span<const int> degrees() const { return degrees_; }
+  const graph::Topology& topology() const { return topology_; }
+
+  // Sets of operators closed under successors, by size; nothing beyond `cap`.
+  bool make_upsets(size_t cap);
+  const std::vector<graph::OpSet>& upsets() const { return upsets_; }
+  int upset_size(int i) const { return sizes_[i]; }
+  // Proper subsets of upset i that are upsets, largest first.
+  const std::vector<int>& below(int i) const { return below_[i]; }
+  void make_below();
+
+  // What a stage costs at one tensor degree.
+  struct StageModel {
+    bool allowed = false;
+    double border = 0;        // 2 c(S, t), bytes
+    double parameters = 0;    // of the kept modes
+    std::vector<Step> steps;  // ascending time
+  };
+  // Steps up to `most` in flight.
+  void stage(std::span<const graph::OpId> ops, const graph::OpSet& set, int degree_index, int most,
+             StageModel& out) const;
+  // Seconds with d replicas, of a step.
+  double seconds(const StageModel& stage, double time, int d) const {
+    return stage.border / (d * problem_.bandwidth) +
+           4.0 * (d - 1) * stage.parameters /
+               (d * static_cast<double>(problem_.micro_batches) * problem_.bandwidth) +
+           time / d;
+  }
+  // Which operators the greedy rule recomputes at y micro-batches in flight; false: does not fit.
+  bool recomputed(std::span<const graph::OpId> ops, int degree_index, int y,
+                  std::vector<graph::OpId>& out) const;
+  std::vector<int> replica_counts() const;  // divisors of the batch, up to the devices
+
+ private:
+  struct Saving {
+    double ratio;
+    graph::OpId op;
+  };
+  const Mode* modes(int degree_index, graph::OpId v, int& count) const {
+    const size_t i = static_cast<size_t>(degree_index) * num_ops_ + v;
+    count = count_[i];
+    return modes_.data() + 2 * i;
+  }
+
+  PiperProblem problem_;
+  graph::Topology topology_;
+  int num_ops_ = 0;
+  std::vector<int> degrees_;
+  std::vector<Mode> modes_;  // [degree][op][2]
+  std::vector<int> count_;   // [degree][op]: 0 not allowed, 1 kept only, 2
+  struct HalfEdge {
+    graph::OpId other;
+    double bytes;         // 2 c at degree 1
+    double tensor_bytes;  // 2 x what this end exchanges at higher degrees
+  };
+  std::vector<std::vector<HalfEdge>> edges_;  // of each operator, both ways
+  std::vector<graph::OpSet> upsets_;
+  std::vector<int> sizes_;
+  std::vector<std::vector<int>> below_;
+  mutable std::vector<Saving> savings_;  // scratch
+};
+
+}  // namespace ductile::plan

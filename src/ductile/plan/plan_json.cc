@@ -1,0 +1,111 @@
+// The file format of plans.
+#include <algorithm>
+#include <unordered_map>
+
+#include "ductile/graph/json_fields_impl.h"
+#include "ductile/plan/plan.h"
+#include "ductile/plan/schedule.h"
+
+namespace ductile::plan {
+namespace {
+
+using Json = nlohmann::json;
+
+Json names(const std::vector<OpId>& ops, const graph::Graph& graph) {
+  Json out = Json::array();
+  for (OpId op : ops) out.push_back(graph.ops[op].name);
+  return out;
+}
+
+}  // namespace
+
+nlohmann::json to_json(const Plan& plan, const graph::Graph& graph) {
+  Json out = {{"format", "ductile.plan"}, {"version", 1}, {"graph", plan.graph}};
+  out["planner"] = plan.planner;
+  out["batch"] = plan.batch;
+  out["schedule"] = to_string(plan.schedule);
+  out["predicted_seconds"] = plan.predicted_seconds;
+  out["lower_bound"] = plan.lower_bound;
+  out["bound_reason"] = plan.bound_reason;
+  Json& stages = out["stages"] = Json::array();
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const Stage& s = plan.stages[i];
+    Json stage = {{"ops", names(s.ops, graph)},
+                  {"replicas", s.replicas},
+                  {"tensor", s.tensor},
+                  {"micro_batch", s.micro_batch},
+                  {"k", s.k},
+                  {"in_flight", s.in_flight},
+                  {"recompute", names(s.recompute, graph)},
+                  {"shard_optimizer", s.shard_optimizer},
+                  {"devices", s.devices}};
+    if (i < plan.orders.size()) stage["order"] = plan.orders[i];
+    stages.push_back(std::move(stage));
+  }
+  return out;
+}
+
+Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std::string_view name) {
+  try {
+    const graph::Fields f(value, "plan");
+    f.only({"format", "version", "graph", "planner", "batch", "schedule", "predicted_seconds",
+            "lower_bound", "bound_reason", "stages"});
+    if (f.text("format") != "ductile.plan") {
+      fail(ErrorCode::invalid_argument, "plan: format must be \"ductile.plan\"");
+    }
+    f.integer("version", 1, 1);
+    std::unordered_map<std::string, OpId> ids;
+    for (size_t i = 0; i < graph.ops.size(); ++i) {
+      ids.emplace(graph.ops[i].name, static_cast<OpId>(i));
+    }
+    Plan plan;
+    plan.graph = f.text("graph", "");
+    plan.planner = f.text("planner", "");
+    plan.batch = f.integer("batch", 1, int64_t{1} << 40);
+    plan.schedule = schedule_kind_from(f.text("schedule", "kfkb"));
+    plan.predicted_seconds = f.number("predicted_seconds", 0);
+    plan.lower_bound = f.number("lower_bound", 0);
+    plan.bound_reason = f.text("bound_reason", "");
+    for (const Json& v : f.array("stages")) {
+      const graph::Fields g(v, fmt::format("stage {}", plan.stages.size()));
+      g.only({"ops", "replicas", "tensor", "micro_batch", "k", "in_flight", "recompute",
+              "shard_optimizer", "devices", "order"});
+      Stage s;
+      const auto read_ops = [&](const char* key, std::vector<OpId>& out) {
+        for (const Json& op : g.array(key)) {
+          if (!op.is_string()) g.wrong(key, "a list of operators' names", op);
+          const auto at = ids.find(op.get<std::string>());
+          if (at == ids.end()) {
+            fail(ErrorCode::invalid_argument, "{}: {} names the unknown operator \"{}\"", g.where(),
+                 key, graph::Fields::shorten(op.get<std::string>()));
+          }
+          out.push_back(at->second);
+        }
+        std::sort(out.begin(), out.end());
+      };
+      read_ops("ops", s.ops);
+      if (g.has("recompute")) read_ops("recompute", s.recompute);
+      s.replicas = static_cast<int>(g.integer_or("replicas", 1, 1, kMaxDevices));
+      s.tensor = static_cast<int>(g.integer_or("tensor", 1, 1, graph::kMaxTensor));
+      s.micro_batch = g.integer("micro_batch", 1, plan.batch);
+      s.k = static_cast<int>(g.integer_or("k", 1, 1, INT32_MAX));
+      s.in_flight = g.integer("in_flight", 1, plan.batch);
+      s.shard_optimizer = g.boolean("shard_optimizer", false);
+      if (g.has("devices")) {
+        for (const Json& d : g.array("devices")) {
+          s.devices.push_back(static_cast<int>(g.as_integer(d, "devices", 0, kMaxDevices - 1)));
+        }
+      }
+      if (g.has("order")) {
+        plan.orders.resize(plan.stages.size());
+        plan.orders.push_back(g.text("order"));
+      }
+      plan.stages.push_back(std::move(s));
+    }
+    return plan;
+  } catch (Error& e) {
+    throw Error(e).with_context(std::string(name));
+  }
+}
+
+}  // namespace ductile::plan

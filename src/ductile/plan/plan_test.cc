@@ -1,0 +1,222 @@
+#include "ductile/plan/plan.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/testing.h"
+#include "ductile/graph/builders.h"
+#include "ductile/plan/evaluate.h"
+
+namespace ductile::plan {
+namespace {
+
+// A chain of operators, each a stage of one device.
+struct Chain {
+  graph::Graph graph;
+  Plan plan;
+
+  explicit Chain(const std::vector<int64_t>& micro_batches, int64_t batch) {
+    plan.batch = batch;
+    for (size_t i = 0; i < micro_batches.size(); ++i) {
+      graph::Op op;
+      op.name = fmt::format("op{}", i);
+      graph.ops.push_back(op);
+      if (i > 0) graph.edges.push_back({static_cast<OpId>(i) - 1, static_cast<OpId>(i)});
+      Stage s;
+      s.ops = {static_cast<OpId>(i)};
+      s.micro_batch = micro_batches[i];
+      s.in_flight = batch;
+      plan.stages.push_back(s);
+    }
+  }
+};
+
+std::vector<int64_t> in_flight(const Chain& c) {
+  return in_flight_samples(stage_graph(c.graph, c.plan), c.plan);
+}
+
+// The worked numbers of GraphPipe (arXiv 2406.17145, section 6) and of its stage files.
+TEST(InFlight, IsGraphPipesFigure) {
+  EXPECT_EQ(in_flight(Chain({4, 4, 4}, 64)), (std::vector<int64_t>{12, 8, 4}));
+  EXPECT_EQ(in_flight(Chain({1, 2, 4}, 64)), (std::vector<int64_t>{10, 8, 4}));
+  EXPECT_EQ(in_flight(Chain({64, 64, 64, 64, 64, 64}, 1024)),
+            (std::vector<int64_t>{384, 320, 256, 192, 128, 64}));
+  EXPECT_EQ(in_flight(Chain({64, 64, 64}, 128)), (std::vector<int64_t>{128, 128, 64}));
+  EXPECT_EQ(in_flight(Chain({4, 1}, 64)), (std::vector<int64_t>{8, 1}));  // 5, rounded up
+}
+
+TEST(InFlight, FollowsTheLongestPathNotTheNumberOfStages) {
+  Chain c({64, 64, 64, 64, 64, 64}, 1024);
+  c.graph.edges = {{0, 4}, {1, 4}, {2, 4}, {3, 4}, {4, 5}};
+  EXPECT_EQ(in_flight(c), (std::vector<int64_t>{192, 192, 192, 192, 128, 64}));
+  c.plan.stages[5].k = 2;
+  EXPECT_EQ(in_flight(c), (std::vector<int64_t>{320, 320, 320, 320, 256, 128}));
+}
+
+TEST(StageGraph, CountsATensorOncePerReader) {
+  Chain c({1, 1}, 4);
+  c.graph.ops.push_back(c.graph.ops[1]);
+  c.graph.ops[2].name = "op2";
+  c.plan.stages[1].ops = {1, 2};
+  c.graph.edges = {{0, 1, 0, 10}, {0, 2, 0, 10}, {0, 2, 1, 5}, {1, 2, 0, 100}};
+  const StageGraph g = stage_graph(c.graph, c.plan);
+  ASSERT_EQ(g.edges.size(), 1u);
+  EXPECT_EQ(g.edges[0].bytes, 15);
+  EXPECT_EQ(boundary(c.graph, c.plan.stages[0].ops).out, 15);
+  EXPECT_EQ(boundary(c.graph, c.plan.stages[1].ops).in, 15);
+}
+
+TEST(CheckPlan, NamesStageAndField) {
+  const graph::Graph g = graph::build_graph("chain:4");
+  const Devices devices = uniform_devices(8, 4, {});
+  Plan good;
+  good.batch = 8;
+  for (int i = 0; i < 2; ++i) {
+    Stage s;
+    s.ops = {2 * i, 2 * i + 1};
+    s.replicas = 2;
+    s.micro_batch = 2;
+    s.in_flight = 4;
+    s.devices = {2 * i, 2 * i + 1};
+    good.stages.push_back(s);
+  }
+  check(good, g, devices);
+  const auto expect = [&](auto change, const char* what) {
+    Plan p = good;
+    change(p);
+    std::string text;
+    EXPECT_EQ(testing::code_of([&] { check(p, g, devices); }, &text), ErrorCode::invalid_argument);
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+  };
+  expect([](Plan& p) { p.stages[1].micro_batch = 3; }, "stage 1: micro_batch is 3, it must divide");
+  expect([](Plan& p) { p.stages[1].micro_batch = 1; }, "2 replicas cannot share it");
+  expect([](Plan& p) { p.stages[0].in_flight = 3; }, "stage 0: in_flight is 3");
+  expect([](Plan& p) { p.stages[0].k = 9; }, "stage 0: k is 9");
+  expect([](Plan& p) { p.stages[0].ops = {0}; }, "\"op1\" is in no stage");
+  expect([](Plan& p) { p.stages[0].ops = {0, 1, 2}; }, "in stage 0 too");
+  expect([](Plan& p) { p.stages[0].ops = {0, 2}, p.stages[1].ops = {1, 3}; }, "circle");
+  expect([](Plan& p) { p.stages[0].devices = {0, 9}; }, "names device 9, there are 8");
+  expect([](Plan& p) { p.stages[0].devices = {0}; }, "devices has 1 entries");
+  expect([](Plan& p) { p.stages[1].devices = {1, 2}; }, "shares device 1 with stage 0");
+  expect([](Plan& p) { p.stages[0].recompute = {3}; }, "stage 0: recompute names operator 3");
+  expect([](Plan& p) { p.stages[0].tensor = 32; }, "stage 0: tensor is 32");
+  expect([](Plan& p) { p.orders = {"F"}; }, "orders has 1 entries");
+  expect([](Plan& p) { p.stages.clear(); }, "no stages");
+  Plan turns = good;
+  turns.stages[1].devices = {1, 0};  // the same ones
+  check(turns, g, devices);
+  EXPECT_EQ(turns.num_devices(), 2);
+
+  good.orders = {"F2BFBFB2", "FBFBFBFB"};
+  good.stages[0].recompute = {1};
+  EXPECT_EQ(plan_from_json(to_json(good, g), g, "p.json"), good);
+  auto json = to_json(good, g);
+  json["stages"][1]["ops"][0] = "op9";
+  std::string text;
+  testing::code_of([&] { plan_from_json(json, g, "p.json"); }, &text);
+  EXPECT_NE(text.find("p.json: stage 1: ops names the unknown operator \"op9\""), std::string::npos)
+      << text;
+}
+
+TEST(Letters, TellAnOrder) {
+  const std::vector<Task> order = order_from_letters("F3BFBWB2W3", 0);
+  EXPECT_EQ(order.size(), 12u);
+  EXPECT_EQ(to_letters(order), "F3BFBWB2W3");
+  std::string text;
+  testing::code_of([] { order_from_letters("F2X", 3); }, &text);
+  EXPECT_NE(text.find("stage 3: orders: \"X\""), std::string::npos) << text;
+  testing::code_of([] { order_from_letters("F99999999999999999999", 3); }, &text);
+  EXPECT_NE(text.find("more than"), std::string::npos) << text;
+}
+
+TEST(DeviceFiles, AreReadWithUnits) {
+  const Devices d = devices_from_toml(R"(
+[[group]]
+name = "v100"
+nodes = 2
+devices_per_node = 4
+memory = "16 GiB"
+flops = "14 TFLOP/s"
+intra_bandwidth = "150 GB/s"
+inter_bandwidth = "100 Gbit/s"
+inter_latency = "10 us"
+[[group]]
+name = "a100"
+flops = "56 TFLOP/s"
+)",
+                                      "d.toml");
+  EXPECT_EQ(d.size(), 9);
+  EXPECT_EQ(d.num_nodes(), 3);
+  EXPECT_EQ(d.groups()[0].memory, 16.0 * 1024 * 1024 * 1024);
+  EXPECT_EQ(d.groups()[0].inter.bandwidth, 12.5e9);
+  EXPECT_DOUBLE_EQ(d.groups()[0].inter.latency, 1e-5);
+  EXPECT_EQ(d.groups()[1].speed, 4);
+  EXPECT_FALSE(d.is_uniform());
+  EXPECT_EQ(d.within(std::vector{0, 3}).bandwidth, 150e9);
+  EXPECT_EQ(d.within(std::vector{3, 4}).bandwidth, 12.5e9);
+  EXPECT_EQ(d.between(std::vector{0}, std::vector{1}), d.groups()[0].intra);
+  EXPECT_EQ(d.speed(std::vector{7, 8}), 1);
+  EXPECT_EQ(devices_from_toml(to_toml(d), "again").groups(), d.groups());
+
+  const auto expect = [](const char* toml, const char* what) {
+    std::string text;
+    EXPECT_EQ(testing::code_of([&] { devices_from_toml(toml, "d.toml"); }, &text),
+              ErrorCode::invalid_argument);
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+  };
+  expect("[[group]]\nmemroy = 1", "d.toml:2: unknown key \"memroy\"; did you mean \"memory\"");
+  expect("[[group]]\nmemory = \"16 parsecs\"", "d.toml:2: memory must be a number or text");
+  expect("[[group]]\nmemory = -1", "memory is -1");
+  expect("[[group]]\nnodes = 0", "nodes must be a whole number");
+  expect("[[group]]\nnodes = 1048576\ndevices_per_node = 2", "more than 1048576 devices");
+  expect("group = 3", "no [[group]]");
+  expect("", "no devices");
+  expect("x = 1", "unknown key \"x\"");
+  expect("[[group]", "d.toml:1:");
+}
+
+TEST(Cost, TiedWeightsCountOnceInAStageAndAreSummedAcrossStages) {
+  graph::Graph g;
+  for (int i = 0; i < 2; ++i) {
+    graph::Op op;
+    op.name = fmt::format("op{}", i);
+    op.tied = 0;
+    op.cost.parameter_bytes = 1000;
+    g.ops.push_back(op);
+  }
+  g.edges.push_back({0, 1, 0, 0});
+  const auto inputs = graph::input_bytes(g);
+  EXPECT_EQ(stage_sums(g, std::vector<OpId>{0, 1}, 1, {}, inputs).parameter_bytes, 1000);
+  DeviceGroup group;
+  group.intra = group.inter = {1000, 0};
+  Plan p;
+  for (int i = 0; i < 2; ++i) p.stages.emplace_back().ops = {i};
+  const PlanCosts costs = plan_costs(g, uniform_devices(2, 2, group), p);
+  ASSERT_EQ(costs.ties.size(), 1u);
+  EXPECT_EQ(costs.ties[0].seconds, 1);  // 2 x 1/2 x 1000 bytes at 1000 bytes a second
+  EXPECT_EQ(costs.fixed_memory[0], 2000);
+}
+
+TEST(Cost, ReplicasShareSamplesAndTheOptimiserIfSharded) {
+  graph::Graph g;
+  g.ops.resize(1);
+  g.ops[0].name = "a";
+  g.ops[0].cost.forward = {1, 2};
+  g.ops[0].cost.parameter_bytes = 100;
+  g.ops[0].cost.activation_bytes = 10;
+  g.ops[0].cost.workspace_bytes = {0, 3};
+  g.optimizer_factor = 2;
+  const StageSums sums = stage_sums(g, std::vector<OpId>{0}, 1, {}, std::vector<double>{0});
+  StageShape shape;
+  shape.replicas = 4;
+  shape.micro_batch = 8;
+  shape.sync_link = {100, 0.25};
+  EXPECT_EQ(stage_times(sums, shape).forward, 5);
+  EXPECT_EQ(stage_times(sums, shape).sync, 2 * 0.75 + 4 * 0.25);
+  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 4 + 6 + 6 + 40);
+  shape.shard_optimizer = true;
+  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 2.5 + 6 + 6 + 40);
+}
+
+}  // namespace
+}  // namespace ductile::plan

@@ -1,0 +1,405 @@
+#include "ductile/plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "ductile/base/error.h"
+#include "ductile/plan/label_search_impl.h"
+
+namespace ductile::plan {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int kMaxChainStates = 1000;
+constexpr size_t kJudged = 6;  // plans that the evaluator compares
+
+double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+struct Candidate {
+  double seconds = kInfinity;  // by the formula
+  Plan plan;
+};
+
+Plan to_plan(const SearchSpace& space, const Solution& solution, int64_t micro_batch,
+             int64_t batch) {
+  const graph::Graph& graph = space.graph();
+  Plan plan;
+  plan.graph = graph.name;
+  plan.planner = "ductile";
+  plan.batch = batch;
+  for (const Choice& choice : solution.stages) {
+    const Variant& variant = space.variants()[choice.shape.variant];
+    Stage stage;
+    stage.ops = space.stage_ops(choice.from, choice.to);
+    stage.replicas = choice.shape.replicas;
+    stage.tensor = choice.shape.tensor;
+    stage.micro_batch = micro_batch;
+    stage.shard_optimizer = choice.shape.shard;
+    stage.in_flight = choice.in_flight * micro_batch;
+    for (OpId v : stage.ops) {
+      if (!variant.recompute) break;
+      const int t = graph::allows(graph.ops[v], variant.tensor, false) ? variant.tensor : 1;
+      if (graph::allows(graph.ops[v], t, true)) stage.recompute.push_back(v);
+    }
+    plan.stages.push_back(std::move(stage));
+  }
+  std::reverse(plan.stages.begin(), plan.stages.end());  // first stages first
+  // The search may have overstated a stage's readers; the figure of the plan itself counts.
+  const std::vector<int64_t> in_flight = in_flight_samples(stage_graph(graph, plan), plan);
+  for (size_t i = 0; i < in_flight.size(); ++i) plan.stages[i].in_flight = in_flight[i];
+  return plan;
+}
+
+// All micro-batch sizes of one space: the best plans by the formula, and the bound.
+class Search {
+ public:
+  Search(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+         std::span<const int64_t> micro_batches, Clock::time_point deadline)
+      : space_(space),
+        fleet_(fleet),
+        options_(options),
+        sizes_(micro_batches),
+        deadline_(deadline) {}
+
+  // Improves `best` and appends to `found`; the bound of this space is returned.
+  double run(double& best, std::vector<Candidate>& found) {
+    struct Size {
+      std::unique_ptr<LabelSearch> search;
+      int64_t micro_batch = 0;
+      double bound = 0;
+    };
+    std::vector<Size> sizes;
+    double bound = kInfinity;
+    for (int64_t b : sizes_) {
+      Size s;
+      s.micro_batch = b;
+      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, b, deadline_);
+      s.bound = s.search->factor() * s.search->least_tau() +
+                std::max(s.search->least_rest(), latency() ? s.search->least_tau() : 0.0);
+      if (s.search->least_tau() < kInfinity) sizes.push_back(std::move(s));
+    }
+    std::stable_sort(sizes.begin(), sizes.end(),
+                     [](const Size& a, const Size& b) { return a.bound < b.bound; });
+    for (Size& s : sizes) {
+      if (s.bound >= best * (1 - options_.tolerance)) {
+        bound = std::min(bound, s.bound);
+      } else {
+        bound = std::min(bound, one_size(*s.search, s.micro_batch, best, found));
+      }
+      timed_out_ = timed_out_ || s.search->timed_out();
+      labels_ += s.search->labels();
+      s.search.reset();
+    }
+    return bound;
+  }
+
+  bool timed_out() const { return timed_out_; }
+  int64_t labels() const { return labels_; }
+
+ private:
+  // Bottlenecks are looked at in intervals (low, high], upwards. The solution at `high` has the
+  // least rest of all up to there, so factor x low + rest bounds the interval; where that is not
+  // enough to be done with it, it is halved.
+  double one_size(LabelSearch& search, int64_t micro_batch, double& best,
+                  std::vector<Candidate>& found) {
+    const double factor = search.factor();
+    const double keep = 1 - options_.tolerance;
+    const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
+    double bound = kInfinity;
+    int left = options_.tolerance > 0 ? 40 : 400;
+    const auto solve = [&](double low, double high) {
+      --left;
+      Solution s = search.solve(high, low, best * keep);
+      if (s.found) {
+        const double seconds = factor * s.tau + s.rest;
+        if (seconds < best) best = seconds;
+        found.push_back({seconds, to_plan(space_, s, micro_batch, options_.batch)});
+      }
+      return s;
+    };
+    // `attained`: a solution with bottleneck `high` is known; then what is just below is looked at
+    // first, as there is nothing between that solution and the next.
+    const auto interval = [&](auto&& self, double low, double high, double rest,
+                              bool attained) -> void {
+      // No solution with a bottleneck in (low, high] has a smaller rest.
+      const double least = factor * low + rest;
+      if (done(least) || left <= 0 || search.timed_out() || high - low <= 1e-10 * high) {
+        bound = std::min(bound, least);
+        return;
+      }
+      const double at = attained ? high * (1 - 1e-10) : low + (high - low) / 2;
+      const Solution s = solve(low, at);
+      if (s.found && s.tau > low) {
+        bound = std::min(bound, factor * s.tau + s.rest_bound);
+        self(self, low, s.tau, s.rest_bound, true);
+      } else {
+        self(self, low, at, s.rest_bound, false);
+      }
+      if (attained) {
+        bound = std::min(bound, factor * at + rest);
+      } else {
+        self(self, at, high, rest, false);
+      }
+    };
+    double low = search.least_tau();
+    double step = 0.01;
+    for (;;) {
+      const double least =
+          factor * low + std::max(search.least_rest(), latency() ? low : 0.0);  // S >= tau
+      if (done(least) || search.timed_out() || left <= 0) {
+        bound = std::min(bound, least);
+        break;
+      }
+      double high = low * (1 + step);
+      const bool to_the_end = high > 1e15;
+      if (to_the_end) high = 1e30;
+      const Solution s = solve(low, high);
+      if (s.found) {
+        bound = std::min(bound, factor * s.tau + s.rest_bound);
+        interval(interval, low, std::min(high, s.tau), s.rest_bound, true);
+      } else {
+        interval(interval, low, high, s.rest_bound, false);
+      }
+      if (to_the_end) break;
+      low = high;
+      step *= 2;
+    }
+    return bound;
+  }
+  bool latency() const { return options_.objective == Objective::time; }
+
+  const SearchSpace& space_;
+  const Fleet& fleet_;
+  const PlannerOptions& options_;
+  std::span<const int64_t> sizes_;
+  Clock::time_point deadline_;
+  bool timed_out_ = false;
+  int64_t labels_ = 0;
+};
+
+std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
+  if (options.batch < 1) {
+    fail(ErrorCode::invalid_argument, "batch: {} samples; at least 1", options.batch);
+  }
+  std::vector<int64_t> sizes = options.micro_batches;
+  for (int64_t b : sizes) {
+    if (b < 1 || options.batch % b != 0) {
+      fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}", b,
+           options.batch);
+    }
+  }
+  if (sizes.empty()) {
+    for (int64_t b = 1; b * b <= options.batch; ++b) {
+      if (options.batch % b != 0) continue;
+      sizes.push_back(b);
+      if (b * b != options.batch) sizes.push_back(options.batch / b);
+    }
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
+}
+
+// More samples in flight than the rule asks for shortens waits; as many as memory allows.
+Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan) {
+  const PlanCosts costs = plan_costs(graph, devices, plan);
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    Stage& stage = plan.stages[i];
+    const double room = costs.memory_limit[i] - costs.fixed_memory[i];
+    const double each = costs.activation_per_sample[i] * static_cast<double>(stage.micro_batch);
+    int64_t most = plan.batch / stage.micro_batch;
+    if (each > 0) {
+      most = std::min(most, static_cast<int64_t>(std::max(0.0, room * (1 - 1e-12)) / each));
+    }
+    const int64_t now = stage.in_flight / stage.micro_batch;
+    // Twice the rule suffices to hide every wait (zero bubble, Qi et al., 2023, section 4).
+    stage.in_flight = std::max(now, std::min(most, 2 * now)) * stage.micro_batch;
+  }
+  return plan;
+}
+
+void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
+           Clock::time_point deadline, std::vector<Candidate>& found, Planned& out) {
+  out.simulated_seconds = kInfinity;
+  const auto consider = [&](const Plan& plan, double formula) {
+    const Timeline line = evaluate(graph, devices, plan);
+    if (!line.fits() || line.seconds >= out.simulated_seconds) return;
+    out.simulated_seconds = line.seconds;
+    out.plan = plan;
+    out.formula_seconds = formula;
+    out.feasible = true;
+  };
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (i >= kJudged && out.feasible) break;
+    if (i > 0 && out.feasible && Clock::now() > deadline) break;
+    Plan plan = found[i].plan;
+    place(graph, devices, plan);
+    consider(plan, found[i].seconds);
+    const Plan roomy = with_room_used(graph, devices, plan);
+    if (!(roomy == plan)) consider(roomy, found[i].seconds);
+    if (!options.zero_bubble) continue;
+    Plan zero = plan;
+    zero.schedule = ScheduleKind::zero_bubble;
+    consider(zero, found[i].seconds);
+    if (!(roomy == plan)) {
+      zero = roomy;
+      zero.schedule = ScheduleKind::zero_bubble;
+      consider(zero, found[i].seconds);
+    }
+  }
+}
+
+// What would make an infeasible request feasible.
+void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+              std::span<const int64_t> sizes, Clock::time_point deadline, Planned& out) {
+  PlannerOptions quick = options;
+  quick.objective = Objective::throughput;
+  quick.max_labels = std::min(options.max_labels, 8);
+  const auto fewest = [&](const Fleet& f, int most) {
+    int least = 0;
+    for (int64_t b : sizes) {
+      Fleet one = f;
+      one.devices = 1;  // the constructor's own search is not of interest
+      LabelSearch search(space, one, quick, b, deadline);
+      const Solution s = search.fewest_devices(least > 0 ? least - 1 : most);
+      if (s.found && (least == 0 || s.devices < least)) least = s.devices;
+      if (search.timed_out()) break;
+    }
+    return least;
+  };
+  out.devices_needed = fewest(fleet, std::max(4 * fleet.devices, 64));
+  double low = fleet.memory;
+  double high = low;
+  Fleet larger = fleet;
+  for (int i = 0; i < 40; ++i) {
+    high *= 2;
+    larger.memory = high;
+    if (fewest(larger, fleet.devices) > 0) break;
+    low = high;
+    if (i == 39 || Clock::now() > deadline) return;
+  }
+  while (high - low > 0.01 * high && Clock::now() < deadline) {
+    larger.memory = (low + high) / 2;
+    (fewest(larger, fleet.devices) > 0 ? high : low) = larger.memory;
+  }
+  out.memory_needed = high;
+}
+
+}  // namespace
+
+std::string_view to_string(Objective objective) {
+  return objective == Objective::time ? "time" : "throughput";
+}
+
+Objective objective_from(std::string_view name) {
+  if (name == "time") return Objective::time;
+  if (name == "throughput") return Objective::throughput;
+  fail(ErrorCode::invalid_argument, "objective \"{}\" is unknown; time or throughput", name);
+}
+
+Planned make_plan(const graph::Graph& graph, const Devices& devices,
+                  const PlannerOptions& options) {
+  const double cpu = cpu_now();
+  const Clock::time_point deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
+  graph::check(graph);
+  const std::vector<int64_t> sizes = sizes_to_try(options);
+  const Fleet fleet = fleet_of(devices);
+
+  Planned out;
+  out.lower_bound = kInfinity;
+  std::vector<SearchSpace> spaces(1);
+  if (SearchSpace::all_downsets(graph, options.max_transitions, spaces[0])) {
+    out.space = fmt::format("all {} downsets", spaces[0].states().size());
+  } else {
+    const std::vector<OpId> deep = depth_first_order(graph);
+    const std::vector<OpId> level = level_order(graph);
+    const int states =
+        std::clamp(static_cast<int>(std::sqrt(2.0 * options.max_transitions)), 16, kMaxChainStates);
+    spaces[0] = SearchSpace::of_order(graph, deep, states);
+    out.space = "cuts of the operators branch by branch";
+    if (level != deep) {
+      spaces.push_back(SearchSpace::of_order(graph, level, states));
+      out.space += ", and of those in step";
+    }
+    if (spaces[0].states().size() <= graph.ops.size()) {
+      out.space += fmt::format(", {} cuts each", spaces[0].states().size() - 2);
+    }
+  }
+
+  double best = kInfinity;
+  std::vector<Candidate> found;
+  for (const SearchSpace& space : spaces) {
+    Search search(space, fleet, options, sizes, deadline);
+    out.lower_bound = std::min(out.lower_bound, search.run(best, found));
+    out.timed_out = out.timed_out || search.timed_out();
+    out.labels += search.labels();
+  }
+  if (found.empty()) {
+    diagnose(spaces[0], fleet, options, sizes, Clock::now() + std::chrono::seconds(2), out);
+    out.lower_bound = 0;
+    out.cpu_seconds = cpu_now() - cpu;
+    return out;
+  }
+  out.lower_bound = std::min(out.lower_bound, best);
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  if (options.evaluate) {
+    judge(graph, devices, options, deadline, found, out);
+  } else {
+    out.feasible = true;
+    out.plan = found.front().plan;
+    out.formula_seconds = found.front().seconds;
+    place(graph, devices, out.plan);
+  }
+  out.gap = out.lower_bound > 0 ? out.formula_seconds / out.lower_bound - 1 : 0;
+  out.plan.predicted_seconds = out.formula_seconds;
+  out.plan.lower_bound = out.lower_bound;
+  out.plan.bound_reason = "least value of the planner's formula over " + out.space;
+  out.cpu_seconds = cpu_now() - cpu;
+  return out;
+}
+
+double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
+                       Objective objective) {
+  const Fleet fleet = fleet_of(devices);
+  const StageGraph stages = stage_graph(graph, plan);
+  const std::vector<double> inputs = graph::input_bytes(graph);
+  const int n = static_cast<int>(plan.stages.size());
+  std::vector<double> r(n, 0), s(n, 0), x(n, 0);
+  double tau = 0;
+  double rest = 0;
+  int64_t micro_batch = 1;
+  const std::vector<int64_t> in_flight = in_flight_samples(stages, plan);
+  for (auto it = stages.order.rbegin(); it != stages.order.rend(); ++it) {
+    const int i = *it;
+    const Stage& stage = plan.stages[i];
+    micro_batch = stage.micro_batch;
+    const Shape shape{stage.replicas, stage.tensor, 0, stage.shard_optimizer};
+    const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
+    const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph, fleet,
+                                   micro_batch, plan.batch, objective);
+    if (c.most < in_flight[i] / micro_batch) return kInfinity;
+    tau = std::max(tau, c.tau);
+    x[i] = c.transfer;
+    double after = 0;
+    for (int e : stages.successors[i]) {
+      const int j = stages.edges[e].to;
+      r[i] = std::max(r[i], r[j] + 2 * x[j]);
+      after = std::max(after, s[j] + x[j]);
+    }
+    r[i] += c.tau;
+    s[i] = std::max(r[i] + c.sync, c.forward + after);
+    rest = std::max(rest, s[i]);
+  }
+  if (objective == Objective::throughput) return static_cast<double>(plan.batch) * tau;
+  return static_cast<double>(plan.batch / micro_batch - 1) * tau + rest;
+}
+
+}  // namespace ductile::plan

@@ -1,0 +1,205 @@
+#include "ductile/plan/report.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/run/format.h"
+
+namespace ductile::plan {
+namespace {
+
+using Json = nlohmann::json;
+
+// Evaluates and keeps the orders, so that the file tells exactly what was judged.
+Timeline judge(const graph::Graph& graph, const Devices& devices, Plan& plan, PlanCosts& costs,
+               bool record) {
+  check(plan, graph, devices);
+  costs = plan_costs(graph, devices, plan);
+  const Orders orders = make_orders(plan, costs);
+  plan.orders.clear();
+  for (const auto& order : orders) plan.orders.push_back(to_letters(order));
+  return evaluate(plan, costs, orders, {record});
+}
+
+// Baselines that know chains alone are run as chains.
+bool is_sequential(std::string_view name) {
+  return name == "pipedream" || name == "piper" || name == "equal";
+}
+
+Json timeline_json(const Timeline& t, const Plan& plan) {
+  Json out = {{"seconds", t.seconds},
+              {"samples_per_second", t.throughput(plan)},
+              {"bubble", t.bubble},
+              {"fits", t.fits()}};
+  for (size_t s = 0; s < t.busy.size(); ++s) {
+    out["stages"].push_back({{"busy_seconds", t.busy[s]},
+                             {"peak_memory", t.peak_memory[s]},
+                             {"memory_limit", t.memory_limit[s]},
+                             {"peak_in_flight", t.peak_in_flight[s]}});
+  }
+  return out;
+}
+
+}  // namespace
+
+Report make_report(graph::Graph graph, Devices devices, const PlannerOptions& options,
+                   const std::vector<std::string>& baselines) {
+  Report report{std::move(graph), std::move(devices), options.objective, {}, {}, {}, {}};
+  report.planned = make_plan(report.graph, report.devices, options);
+  if (report.planned.feasible) {
+    report.timeline = judge(report.graph, report.devices, report.planned.plan, report.costs, true);
+    report.planned.simulated_seconds = report.timeline.seconds;
+  }
+  for (const std::string& name : baselines) {
+    Compared& c = report.compared.emplace_back();
+    c.name = name;
+    c.result = run_baseline(name, report.graph, report.devices, options);
+    if (!c.result.ok()) continue;
+    const graph::Graph judged =
+        is_sequential(name) ? chained(report.graph, c.result.plan) : report.graph;
+    PlanCosts costs;
+    c.timeline = judge(judged, report.devices, c.result.plan, costs, false);
+  }
+  return report;
+}
+
+Report make_report(graph::Graph graph, Devices devices, Plan plan) {
+  Report report{std::move(graph), std::move(devices), Objective::time, {}, {}, {}, {}};
+  report.planned.feasible = true;
+  report.planned.plan = std::move(plan);
+  report.timeline = judge(report.graph, report.devices, report.planned.plan, report.costs, true);
+  report.planned.simulated_seconds = report.timeline.seconds;
+  report.planned.lower_bound = report.planned.plan.lower_bound;
+  return report;
+}
+
+std::string advice(const Report& report) {
+  const Planned& p = report.planned;
+  const double memory = report.devices.groups().front().memory;
+  std::vector<std::string> ways;
+  if (p.memory_needed > memory) {
+    ways.push_back(fmt::format("{} of memory on each of these {} devices ({} more than there is)",
+                               run::as_bytes(p.memory_needed), report.devices.size(),
+                               run::as_bytes(p.memory_needed - memory)));
+  }
+  if (p.devices_needed > 0) {
+    ways.push_back(fmt::format("{} devices of {}", p.devices_needed, run::as_bytes(memory)));
+  }
+  if (p.timed_out) return "the time limit ended the search before a plan was found; allow more";
+  if (ways.empty()) {
+    return fmt::format(
+        "no plan fits into {} on {} devices, and neither more devices nor more memory was found to "
+        "help",
+        run::as_bytes(memory), report.devices.size());
+  }
+  return fmt::format("no plan fits into {} on {} devices; enough would be {}",
+                     run::as_bytes(memory), report.devices.size(), fmt::join(ways, ", or "));
+}
+
+std::string device_runs(std::vector<int> devices) {
+  std::sort(devices.begin(), devices.end());
+  std::string out;
+  for (size_t i = 0; i < devices.size();) {
+    size_t end = i;
+    while (end + 1 < devices.size() && devices[end + 1] == devices[end] + 1) ++end;
+    out += fmt::format("{}{}", out.empty() ? "" : ",", devices[i]);
+    if (end > i) out += fmt::format("-{}", devices[end]);
+    i = end + 1;
+  }
+  return out;
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 0.9995 || seconds <= 0) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 9.995e-4) return fmt::format("{:.3g} ms", seconds * 1e3);
+  return fmt::format("{:.3g} us", seconds * 1e6);
+}
+
+nlohmann::json to_json(const Report& report) {
+  const Planned& p = report.planned;
+  double parameters = 0;
+  for (const graph::Op& op : report.graph.ops) parameters += op.cost.parameter_bytes;
+  Json out = {{"graph",
+               {{"name", report.graph.name},
+                {"operators", report.graph.ops.size()},
+                {"edges", report.graph.edges.size()},
+                {"parameter_bytes", parameters},
+                {"sample", report.graph.sample}}},
+              {"devices", report.devices.size()},
+              {"objective", to_string(report.objective)},
+              {"feasible", p.feasible},
+              {"search",
+               {{"space", p.space},
+                {"cpu_seconds", p.cpu_seconds},
+                {"timed_out", p.timed_out},
+                {"lower_bound", p.lower_bound},
+                {"formula_seconds", p.formula_seconds},
+                {"gap", p.gap}}}};
+  if (p.feasible) {
+    out["plan"] = to_json(p.plan, report.graph);
+    out["evaluation"] = timeline_json(report.timeline, p.plan);
+  } else {
+    out["advice"] = advice(report);
+    out["memory_needed"] = p.memory_needed;
+    out["devices_needed"] = p.devices_needed;
+  }
+  for (const Compared& c : report.compared) {
+    Json row = {{"name", c.name}, {"cpu_seconds", c.result.cpu_seconds}};
+    if (c.result.ok()) {
+      row["evaluation"] = timeline_json(c.timeline, c.result.plan);
+      row["plan"] = to_json(c.result.plan, report.graph);
+    } else {
+      row["failure"] = c.result.failure;
+    }
+    out["baselines"].push_back(std::move(row));
+  }
+  return out;
+}
+
+nlohmann::json plan_schema() {
+  const auto described = [](Json schema, const char* text) {
+    schema["description"] = text;
+    return schema;
+  };
+  const Json text = {{"type", "string"}};
+  const Json number = {{"type", "number"}, {"minimum", 0}};
+  const Json whole = {{"type", "integer"}, {"minimum", 1}};
+  const Json names = {{"type", "array"}, {"items", text}};
+  const Json stage = {
+      {"type", "object"},
+      {"required", {"ops", "micro_batch", "in_flight"}},
+      {"additionalProperties", false},
+      {"properties",
+       {{"ops", described(names, "operators of the graph")},
+        {"replicas", described(whole, "data-parallel degree; divides micro_batch")},
+        {"tensor", described(whole, "tensor-parallel degree")},
+        {"micro_batch", described(whole, "samples; divides batch")},
+        {"k", described(whole, "forward passes in a row")},
+        {"in_flight", described(whole, "most samples whose activations are held")},
+        {"recompute", described(names, "operators whose forward pass is repeated")},
+        {"shard_optimizer", {{"type", "boolean"}}},
+        {"devices",
+         described(Json{{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}},
+                   "replicas x tensor numbers, one replica after the other")},
+        {"order", described(text, "tasks: F, B, W with repeat counts, as in F4BFBFB4")}}}};
+  return {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+          {"title", "A pipeline plan"},
+          {"type", "object"},
+          {"required", {"format", "version", "batch", "stages"}},
+          {"additionalProperties", false},
+          {"properties",
+           {{"format", {{"const", "ductile.plan"}}},
+            {"version", {{"const", 1}}},
+            {"graph", described(text, "its name")},
+            {"planner", text},
+            {"batch", described(whole, "samples of an iteration")},
+            {"schedule", {{"enum", {"kfkb", "zero_bubble"}}}},
+            {"predicted_seconds", number},
+            {"lower_bound", described(number, "0: not proven")},
+            {"bound_reason", text},
+            {"stages", {{"type", "array"}, {"items", stage}, {"minItems", 1}}}}}};
+}
+
+}  // namespace ductile::plan

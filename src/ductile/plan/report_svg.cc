@@ -1,0 +1,335 @@
+// The picture: stage graph above, timeline below.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "ductile/plan/report_impl.h"
+#include "ductile/run/format.h"
+
+namespace ductile::plan {
+namespace {
+
+constexpr double kWidth = 1200, kLeft = 150, kRight = 20;
+constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 40, kGapY = 14;
+constexpr double kRow = 30, kCompute = 18, kWire = 5;
+constexpr double kNarrow = 0.7;  // pixels; narrower boxes are drawn together
+constexpr size_t kMaxRows = 64, kMaxNodes = 200;
+
+const char* kind_class(Box::Kind kind) {
+  switch (kind) {
+    case Box::Kind::forward:
+      return "f";
+    case Box::Kind::backward:
+      return "b";
+    case Box::Kind::backward_weight:
+      return "w";
+    case Box::Kind::transfer:
+      return "t";
+    case Box::Kind::sync:
+      return "s";
+  }
+  return "";
+}
+
+const char* kind_name(Box::Kind kind) {
+  switch (kind) {
+    case Box::Kind::forward:
+      return "forward";
+    case Box::Kind::backward:
+      return "backward";
+    case Box::Kind::backward_weight:
+      return "weight gradient";
+    case Box::Kind::transfer:
+      return "transfer";
+    case Box::Kind::sync:
+      return "gradient sum";
+  }
+  return "";
+}
+
+// Columns by longest path from a source, rows by number within.
+double draw_stages(const Report& r, double top, std::string& out) {
+  const StageGraph& g = r.costs.stages;
+  const size_t n = g.order.size();
+  if (n > kMaxNodes) {
+    out += fmt::format(
+        "<text class='soft' x='20' y='{}'>{} stages: too many to draw as a graph"
+        "</text>\n",
+        top + 20, n);
+    return top + 34;
+  }
+  std::vector<int> column(n), row(n);
+  std::map<int, int> used;
+  int last = 0, deepest = 1;
+  for (int s : g.order) {
+    for (int e : g.predecessors[s]) column[s] = std::max(column[s], column[g.edges[e].from] + 1);
+    row[s] = used[column[s]]++;
+    last = std::max(last, column[s]);
+    deepest = std::max(deepest, used[column[s]]);
+  }
+  // Wide graphs go on below: `wrap` columns a line.
+  const int wrap = static_cast<int>((kWidth - 40 + kGapX) / (kNodeWidth + kGapX));
+  const double line = deepest * (kNodeHeight + kGapY) + 16;
+  const auto x = [&](int s) { return 20 + (column[s] % wrap) * (kNodeWidth + kGapX); };
+  const auto y = [&](int s) {
+    const double middle = (deepest - used[column[s]]) * (kNodeHeight + kGapY) / 2;
+    return top + (column[s] / wrap) * line + middle + row[s] * (kNodeHeight + kGapY);
+  };
+  for (const StageEdge& e : g.edges) {
+    const double x0 = x(e.from) + kNodeWidth, y0 = y(e.from) + kNodeHeight / 2;
+    const double x1 = x(e.to), y1 = y(e.to) + kNodeHeight / 2;
+    out += fmt::format(
+        "<path class='edge' d='M{:.1f} {:.1f}C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}'><title>"
+        "stage {} to {}: {} a sample</title></path>\n",
+        x0, y0, x0 + kGapX, y0, x1 - kGapX, y1, x1, y1, e.from, e.to, run::as_bytes(e.bytes));
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const Stage& s = r.planned.plan.stages[i];
+    const double share = std::min(1.0, r.timeline.peak_memory[i] / r.timeline.memory_limit[i]);
+    const bool full = r.timeline.peak_memory[i] > r.timeline.memory_limit[i];
+    const int at = static_cast<int>(i);
+    const std::string first = shorten(r.graph.ops[s.ops.front()].name, 17);
+    std::string how = s.num_devices() > 1 ? fmt::format("{} devices", s.num_devices()) : "1 device";
+    if (s.tensor > 1) how += fmt::format(", split {}", s.tensor);
+    out += fmt::format(
+        "<g transform='translate({:.1f} {:.1f})'><title>stage {}: {}</title>"
+        "<rect class='node' width='{}' height='{}' rx='7'/>"
+        "<text x='10' y='18' class='name'>{} · {}</text>"
+        "<text x='10' y='34' class='soft'>{}{}</text>"
+        "<rect class='track' x='10' y='42' width='{}' height='5' rx='2'/>"
+        "<rect class='{}' x='10' y='42' width='{:.1f}' height='5' rx='2'/></g>\n",
+        x(at), y(at), i, describe_ops(r.graph, s), kNodeWidth, kNodeHeight, i, escape(first),
+        s.ops.size() > 1 ? fmt::format("{} ops, ", s.ops.size()) : "", how, kNodeWidth - 20,
+        full ? "over" : "held", share * (kNodeWidth - 20));
+  }
+  return top + (last / wrap + 1) * line;
+}
+
+class TimelineDrawing {
+ public:
+  TimelineDrawing(const Report& report, double top, std::string& out)
+      : r_(report), top_(top), out_(out) {
+    scale_ = (kWidth - kLeft - kRight) / std::max(r_.timeline.seconds, 1e-300);
+  }
+
+  double draw() {
+    label_rows();
+    axis();
+    for (const Box& b : r_.timeline.boxes) place(b);
+    for (auto& [lane, pending] : pending_) flush(lane, pending);
+    return bottom() + 34;
+  }
+
+ private:
+  // Narrow boxes that follow one another on a lane.
+  struct Pending {
+    double start = 0, end = 0, covered = 0;
+    std::array<double, 5> by_kind{};
+    int64_t count = 0;
+  };
+  using Lane = std::pair<size_t, int>;  // row; 0: computing, 1: messages
+
+  double bottom() const { return top_ + static_cast<double>(rows_) * kRow; }
+  double x(double time) const { return kLeft + time * scale_; }
+
+  void label_rows() {
+    row_of_.assign(static_cast<size_t>(r_.costs.num_units), SIZE_MAX);
+    std::vector<std::string> label;
+    for (int s : r_.costs.stages.order) {
+      size_t& row = row_of_[static_cast<size_t>(r_.costs.unit[s])];
+      const Stage& stage = r_.planned.plan.stages[static_cast<size_t>(s)];
+      if (row == SIZE_MAX) {
+        row = label.size();
+        const std::string runs = device_runs(stage.devices);
+        label.push_back(runs.empty()
+                            ? fmt::format("{} devices", stage.num_devices())
+                            : fmt::format("device{} {}", stage.devices.size() > 1 ? "s" : "",
+                                          shorten(runs, 12)));
+      }
+      stages_.resize(label.size());
+      stages_[row] += fmt::format("{}{}", stages_[row].empty() ? "stage " : ", ", s);
+    }
+    rows_ = std::min(kMaxRows, label.size());
+    for (size_t i = 0; i < rows_; ++i) {
+      const double y = top_ + static_cast<double>(i) * kRow;
+      out_ += fmt::format("<rect class='lane' x='{}' y='{:.1f}' width='{}' height='{}'/>", kLeft, y,
+                          kWidth - kLeft - kRight, kCompute);
+      out_ += fmt::format(
+          "<text x='{}' y='{:.1f}' text-anchor='end'>{}</text>"
+          "<text class='soft' x='{}' y='{:.1f}' text-anchor='end'>{}</text>\n",
+          kLeft - 8, y + 10, escape(label[i]), kLeft - 8, y + 22, escape(shorten(stages_[i], 22)));
+    }
+    if (label.size() > rows_) {
+      out_ += fmt::format("<text class='soft' x='20' y='{:.1f}'>{} more rows are left out</text>\n",
+                          bottom() + 30, label.size() - rows_);
+    }
+  }
+
+  void axis() {
+    const double total = r_.timeline.seconds;
+    if (!(total > 0)) return;
+    double step = std::pow(10, std::floor(std::log10(total / 5)));
+    while (total / step > 10) step *= total / step > 20 ? 5 : 2;
+    for (double t = 0; t <= total * (1 + 1e-9); t += step) {
+      out_ += fmt::format(
+          "<line class='grid' x1='{:.1f}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}'/><text class='soft' "
+          "x='{:.1f}' y='{:.1f}' text-anchor='middle'>{}</text>\n",
+          x(t), x(t), top_ - 4, bottom(), x(t), bottom() + 14, t == 0 ? "0" : seconds_text(t));
+    }
+  }
+
+  void place(const Box& b) {
+    const size_t row = row_of_[static_cast<size_t>(r_.costs.unit[b.stage])];
+    if (row >= rows_) return;
+    const Lane lane{row, b.kind == Box::Kind::transfer};
+    Pending& p = pending_[lane];
+    const double width = (b.end - b.start) * scale_;
+    if (width >= kNarrow) {
+      flush(lane, p);
+      rect(lane, b.start, b.end, kind_class(b.kind), 1,
+           b.to >= 0 ? fmt::format("{} {} of stage {} to stage {}", kind_name(b.kind), b.index,
+                                   b.stage, b.to)
+           : b.kind == Box::Kind::sync ? fmt::format("gradient sum of stage {}", b.stage)
+                                       : fmt::format("stage {}: {} of micro-batch {}", b.stage,
+                                                     kind_name(b.kind), b.index));
+      return;
+    }
+    if (p.count > 0 && (b.end - p.start) * scale_ > 2 * kNarrow) flush(lane, p);
+    if (p.count == 0) p.start = b.start;
+    p.end = std::max(p.end, b.end);
+    p.covered += b.end - b.start;
+    p.by_kind[static_cast<size_t>(b.kind)] += b.end - b.start;
+    ++p.count;
+  }
+
+  void flush(const Lane& lane, Pending& p) {
+    if (p.count > 0 && p.end > p.start) {
+      const auto most = std::max_element(p.by_kind.begin(), p.by_kind.end()) - p.by_kind.begin();
+      rect(lane, p.start, p.end, kind_class(static_cast<Box::Kind>(most)),
+           std::min(1.0, p.covered / (p.end - p.start)), "");
+    }
+    p = {};
+  }
+
+  void rect(const Lane& lane, double start, double end, const char* kind, double opacity,
+            const std::string& title) {
+    const double y = top_ + static_cast<double>(lane.first) * kRow;
+    const bool wire = lane.second != 0;
+    const double width = std::max((end - start) * scale_, 0.3);
+    // A hair's breadth between neighbours, where there is room for it.
+    const double drawn = width > 3 && !wire ? width - 0.6 : width;
+    out_ += fmt::format("<rect class='{}' x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}'{}", kind,
+                        x(start), wire ? y + kCompute + 2 : y, drawn, wire ? kWire : kCompute,
+                        opacity < 0.995 ? fmt::format(" opacity='{:.2f}'", opacity) : "");
+    out_ += title.empty() ? "/>\n"
+                          : fmt::format("><title>{}, {} to {}</title></rect>\n", escape(title),
+                                        seconds_text(start), seconds_text(end));
+  }
+
+  const Report& r_;
+  double top_;
+  std::string& out_;
+  double scale_ = 1;
+  size_t rows_ = 0;
+  std::vector<size_t> row_of_;
+  std::vector<std::string> stages_;
+  std::map<Lane, Pending> pending_;
+};
+
+double draw_legend(double top, std::string& out) {
+  double x = kLeft;
+  for (const auto& [name, css] :
+       {std::pair{"forward", "f"}, std::pair{"backward", "b"}, std::pair{"weight gradient", "w"},
+        std::pair{"transfer", "t"}, std::pair{"gradient sum", "s"}}) {
+    out += fmt::format(
+        "<rect class='{}' x='{}' y='{}' width='12' height='12' rx='2'/><text x='{}' "
+        "y='{}'>{}</text>\n",
+        css, x, top, x + 18, top + 10.5, name);
+    x += 36 + 7.2 * static_cast<double>(std::string_view(name).size());
+  }
+  return top + 28;
+}
+
+}  // namespace
+
+std::string escape(std::string_view text) {
+  std::string out;
+  for (unsigned char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c < 0x20 || c == 0x7F ? '?' : static_cast<char>(c);
+    }
+  }
+  return out;
+}
+
+std::string shorten(const std::string& text, size_t most) {
+  // Bytes that continue a character are not cut off from it.
+  if (text.size() <= most) return text;
+  size_t end = most - 1;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "…";
+}
+
+std::string describe_ops(const graph::Graph& graph, const Stage& stage) {
+  std::string out;
+  for (size_t i = 0; i < stage.ops.size() && i < 12; ++i) {
+    out += fmt::format("{}{}", i > 0 ? ", " : "", shorten(graph.ops[stage.ops[i]].name, 40));
+  }
+  if (stage.ops.size() > 12) out += fmt::format(" and {} more", stage.ops.size() - 12);
+  return escape(out);
+}
+
+std::string svg_body(const Report& report, double& height) {
+  std::string out;
+  double y = draw_stages(report, 16, out);
+  y = draw_legend(y + 8, out);
+  height = TimelineDrawing(report, y + 6, out).draw();
+  return out;
+}
+
+const std::string_view kSvgStyle = R"css(
+svg { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  --card: #fdfdfc; --ink: #14140f; --soft: #6a6861; --line: #d6d5cd; --lane: #efeee8;
+  --f: #2a78d6; --b: #e0622d; --w: #1a9e70; --t: #98968e; --s: #8a5cd0; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { svg { --card: #191918; --ink: #f4f3ee; --soft: #a09e95;
+  --line: #3a3a36; --lane: #232321; --f: #4a93ea; --b: #ec7543; --w: #2bb483; --t: #77756d;
+  --s: #a583e3; --bad: #ff9b92; } }
+svg text { fill: var(--ink); } svg .soft { fill: var(--soft); font-size: 11px; }
+svg .name { font-weight: 600; } svg .node { fill: var(--card); stroke: var(--line); }
+svg .edge { fill: none; stroke: var(--t); stroke-width: 1.3; }
+svg .lane, svg .track { fill: var(--lane); } svg .grid { stroke: var(--line); stroke-width: 0.5; }
+svg .held { fill: var(--f); } svg .over { fill: var(--bad); }
+svg .f { fill: var(--f); } svg .b { fill: var(--b); } svg .w { fill: var(--w); }
+svg .t { fill: var(--t); } svg .s { fill: var(--s); }
+)css";
+
+std::string to_svg(const Report& report) {
+  double height = 0;
+  const std::string body = svg_body(report, height);
+  return fmt::format(
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1:.0f}' width='{0}' "
+      "height='{1:.0f}'>\n<style>{2}</style>\n<rect class='node' style='stroke:none' width='{0}' "
+      "height='{1:.0f}'/>\n{3}</svg>\n",
+      kWidth, height, kSvgStyle, body);
+}
+
+}  // namespace ductile::plan

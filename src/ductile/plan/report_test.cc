@@ -1,0 +1,94 @@
+#include "ductile/plan/report.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/graph/builders.h"
+
+namespace ductile::plan {
+namespace {
+
+Report small_report() {
+  PlannerOptions options;
+  options.batch = 64;
+  return make_report(graph::build_graph("candle:3,2,256"), uniform_devices(4, 4, {}), options,
+                     {"equal", "data"});
+}
+
+TEST(Report, JsonHoldsThePlanThatWasJudged) {
+  const Report r = small_report();
+  ASSERT_TRUE(r.planned.feasible);
+  const auto json = to_json(r);
+  EXPECT_EQ(json["evaluation"]["seconds"], r.timeline.seconds);
+  EXPECT_EQ(json["evaluation"]["stages"].size(), r.planned.plan.stages.size());
+  EXPECT_EQ(json["baselines"].size(), 2u);
+  // Read back, its own orders give the same time and memory.
+  const Plan again = plan_from_json(json["plan"], r.graph, "plan");
+  EXPECT_FALSE(again.orders.empty());
+  const Report given = make_report(r.graph, r.devices, again);
+  EXPECT_EQ(given.timeline.seconds, r.timeline.seconds);
+  EXPECT_EQ(given.timeline.peak_memory, r.timeline.peak_memory);
+}
+
+TEST(Report, ThePictureHasARowForEachSetOfDevicesAndEveryBox) {
+  Report r = small_report();
+  const std::string svg = to_svg(r);
+  for (const Stage& s : r.planned.plan.stages) {
+    EXPECT_NE(svg.find(" " + device_runs(s.devices) + "<"), std::string::npos);
+  }
+  EXPECT_NE(svg.find("class='f'"), std::string::npos);
+  EXPECT_NE(svg.find("class='b'"), std::string::npos);
+  // However many tasks there are, the picture stays small: 120,000 of them here.
+  r.timeline.boxes.clear();
+  const double step = r.timeline.seconds / 120'000;
+  for (int i = 0; i < 120'000; ++i) {
+    r.timeline.boxes.push_back({Box::Kind::forward, 0, -1, i, i * step, (i + 1) * step});
+  }
+  EXPECT_LT(to_svg(r).size(), 400'000u);
+}
+
+TEST(Report, NamesAreEscaped) {
+  Report r = small_report();
+  r.graph.name = "<script>alert('x')</script>";
+  for (graph::Op& op : r.graph.ops) op.name = "<b>" + op.name + "&";
+  const std::string html = to_html(r);
+  EXPECT_EQ(html.find("<script>"), std::string::npos);
+  EXPECT_EQ(html.find("<b>"), std::string::npos);
+  EXPECT_NE(html.find("&lt;script&gt;"), std::string::npos);
+}
+
+TEST(Report, AnInfeasibleRequestSaysWhatWouldHelp) {
+  DeviceGroup group;
+  group.memory = 200e6;
+  PlannerOptions options;
+  options.batch = 16;
+  const Report r = make_report(graph::build_graph("gpt:6,1024,16,128,1000"),
+                               uniform_devices(2, 2, group), options, {});
+  ASSERT_FALSE(r.planned.feasible);
+  EXPECT_GT(r.planned.memory_needed, 200e6);
+  EXPECT_NE(advice(r).find("enough would be"), std::string::npos) << advice(r);
+  EXPECT_EQ(to_json(r)["feasible"], false);
+  EXPECT_NE(to_html(r).find("no plan fits"), std::string::npos);
+  // What it says is true.
+  group.memory = r.planned.memory_needed;
+  EXPECT_TRUE(make_plan(r.graph, uniform_devices(2, 2, group), options).feasible);
+}
+
+TEST(Report, DeviceRunsAndSecondsAreShort) {
+  EXPECT_EQ(device_runs({3, 0, 1, 2, 7}), "0-3,7");
+  EXPECT_EQ(device_runs({}), "");
+  EXPECT_EQ(seconds_text(1.2345), "1.23 s");
+  EXPECT_EQ(seconds_text(0.08491), "84.9 ms");
+  EXPECT_EQ(seconds_text(0.00048), "480 us");
+  EXPECT_EQ(seconds_text(0), "0 s");
+}
+
+TEST(Report, TheCommittedSchemaIsTheOneOfTheCode) {
+  const auto file = std::filesystem::path(DUCTILE_SOURCE_DIR) / "docs/reference/plan.schema.json";
+  ASSERT_TRUE(std::filesystem::exists(file)) << "run scripts/reference";
+  EXPECT_EQ(nlohmann::json::parse(read_file(file)), plan_schema()) << "run scripts/reference";
+}
+
+}  // namespace
+}  // namespace ductile::plan

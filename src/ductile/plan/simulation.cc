@@ -1,0 +1,337 @@
+#include <algorithm>
+
+#include "ductile/base/error.h"
+#include "ductile/plan/simulation_impl.h"
+
+namespace ductile::plan {
+namespace {
+
+Box::Kind box_kind(Task task) {
+  switch (task) {
+    case Task::forward:
+      return Box::Kind::forward;
+    case Task::backward:
+      return Box::Kind::backward;
+    case Task::backward_weight:
+      return Box::Kind::backward_weight;
+  }
+  return Box::Kind::forward;
+}
+
+}  // namespace
+
+void check_size(const Plan& plan) {
+  int64_t tasks = 0;
+  for (const Stage& s : plan.stages) {
+    tasks += plan.batch / s.micro_batch;
+    if (tasks > kMaxTasks) {
+      fail(ErrorCode::invalid_argument,
+           "micro_batch: the stages have more than {} micro-batches together; take larger ones",
+           kMaxTasks);
+    }
+  }
+}
+
+Simulation::Simulation(const Plan& plan, const PlanCosts& costs, bool split, bool record)
+    : plan_(plan), costs_(costs), split_(split), record_(record) {
+  const size_t n = plan.stages.size();
+  check_size(plan);
+  for (const plan::Stage& s : plan.stages) {
+    Stage stage;
+    stage.size = s.micro_batch;
+    stage.num = plan.batch / s.micro_batch;
+    stage.state.cap = s.in_flight / s.micro_batch;
+    stages_.push_back(stage);
+  }
+  running_.resize(n);
+  members_.resize(costs.num_units);
+  place_.resize(n);
+  for (size_t i = n; i-- > 0;) {
+    const int s = costs.stages.order[i];
+    place_[s] = static_cast<int>(i);
+    members_[costs.unit[s]].push_back(s);
+  }
+  unit_busy_.assign(costs.num_units, 0);
+  is_dirty_.assign(costs.num_units, 0);
+  for (int u = 0; u < costs.num_units; ++u) look_at(u);
+  send_free_.assign(costs.num_units, 0);
+  receive_free_.assign(costs.num_units, 0);
+  const size_t edges = costs.stages.edges.size();
+  forward_arrived_.assign(edges, 0), gradient_arrived_.assign(edges, 0);
+  forward_sent_.assign(edges, 0), gradient_sent_.assign(edges, 0);
+  peak_.assign(costs.num_units, 0);
+  timeline_.busy.assign(n, 0);
+  timeline_.peak_in_flight.assign(n, 0);
+  for (int u = 0; u < costs.num_units; ++u) note_memory(u);
+}
+
+bool Simulation::try_follow(const Orders& orders) {
+  DUCTILE_CHECK(orders.size() == stages_.size());
+  for (size_t s = 0; s < orders.size(); ++s) {
+    const Stage& stage = stages_[s];
+    int64_t count[3] = {0, 0, 0};
+    for (Task task : orders[s]) {
+      const int64_t i = count[static_cast<int>(task)]++;
+      const bool early = (task == Task::backward && i >= count[0]) ||
+                         (task == Task::backward_weight && i >= count[1]);
+      if (early) {
+        fail(ErrorCode::invalid_argument,
+             "stage {}: orders: the backward pass of micro-batch {} comes before what it needs", s,
+             i);
+      }
+    }
+    const int64_t weights = split_ ? stage.num : 0;
+    if (count[0] != stage.num || count[1] != stage.num || count[2] != weights) {
+      fail(ErrorCode::invalid_argument,
+           "stage {}: orders: has {} F, {} B, {} W; {}, {} and {} are wanted", s, count[0],
+           count[1], count[2], stage.num, stage.num, weights);
+    }
+  }
+  orders_ = &orders;
+  return run();
+}
+
+bool Simulation::try_list(Rank rank, Orders& orders) {
+  orders.assign(stages_.size(), {});
+  rank_ = rank;
+  written_ = &orders;
+  return run();
+}
+
+bool Simulation::run() {
+  for (;;) {
+    std::sort(dirty_.begin(), dirty_.end());
+    for (int u : dirty_) {
+      is_dirty_[u] = 0;
+      if (!unit_busy_[u]) start_on(u);
+    }
+    dirty_.clear();
+    if (events_.empty()) break;
+    now_ = events_.top().time;
+    // One round. Ends sort before arrivals, and lower stages first.
+    std::vector<Event> round;
+    while (!events_.empty() && events_.top().time == now_) {
+      round.push_back(events_.top());
+      events_.pop();
+    }
+    for (const Event& e : round) {
+      if (e.kind == 0) {
+        finish(e.who);
+      } else {
+        const StageEdge& edge = costs_.stages.edges[e.who / 2];
+        const bool gradient = e.who % 2 != 0;
+        const int to = gradient ? edge.from : edge.to, from = gradient ? edge.to : edge.from;
+        (gradient ? gradient_arrived_ : forward_arrived_)[e.who / 2] += stages_[from].size;
+        look_at(costs_.unit[to]);
+      }
+    }
+  }
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    if (tasks_left(static_cast<int>(s)) > 0) return false;
+  }
+  finish_sums(timeline_);
+  return true;
+}
+
+int64_t Simulation::tasks_left(int stage) const {
+  const Stage& s = stages_[stage];
+  return (split_ ? 3 : 2) * s.num - s.done[0] - s.done[1] - s.done[2];
+}
+
+bool Simulation::is_ready(int stage, Task task) const {
+  const Stage& s = stages_[stage];
+  const int64_t i = s.started[static_cast<int>(task)];
+  if (i >= s.num) return false;
+  const int64_t samples = (i + 1) * s.size;
+  switch (task) {
+    case Task::forward:
+      for (int e : costs_.stages.predecessors[stage]) {
+        if (forward_arrived_[e] < samples) return false;
+      }
+      return true;
+    case Task::backward:
+      for (int e : costs_.stages.successors[stage]) {
+        if (gradient_arrived_[e] < samples) return false;
+      }
+      return s.done[0] > i;
+    case Task::backward_weight:
+      return split_ && s.done[1] > i;
+  }
+  return false;
+}
+
+int Simulation::choose(int stage, int& rank) const {
+  const Stage& s = stages_[stage];
+  if (orders_ != nullptr) {
+    const auto at = static_cast<size_t>(s.started[0] + s.started[1] + s.started[2]);
+    if (at >= (*orders_)[stage].size()) return -1;
+    const Task task = (*orders_)[stage][at];
+    rank = 0;
+    return is_ready(stage, task) ? static_cast<int>(task) : -1;
+  }
+  int best = -1;
+  rank = kSkip;
+  for (Task task : {Task::backward, Task::forward, Task::backward_weight}) {
+    if (!is_ready(stage, task)) continue;
+    if (task == Task::forward && s.held >= s.state.cap) continue;
+    const int r = rank_(task, s.state);
+    if (r < rank) rank = r, best = static_cast<int>(task);
+  }
+  return best;
+}
+
+void Simulation::look_at(int unit) {
+  if (!is_dirty_[unit]) dirty_.push_back(unit);
+  is_dirty_[unit] = 1;
+}
+
+void Simulation::start_on(int unit) {
+  // Of stages that take turns: backward before forward, then the later one.
+  int stage = -1, task = -1, best = kSkip + 1;
+  for (int s : members_[unit]) {
+    int rank = 0;
+    const int t = choose(s, rank);
+    if (t < 0) continue;
+    const int forward = t == static_cast<int>(Task::forward);
+    if (forward < best) best = forward, stage = s, task = t;
+  }
+  if (stage >= 0) start(stage, static_cast<Task>(task));
+}
+
+double Simulation::seconds(int stage, Task task) const {
+  const StageTimes& t = costs_.times[stage];
+  switch (task) {
+    case Task::forward:
+      return t.forward;
+    case Task::backward:
+      return split_ ? t.backward_input : t.backward_input + t.backward_weight;
+    case Task::backward_weight:
+      return t.backward_weight;
+  }
+  return 0;
+}
+
+void Simulation::start(int stage, Task task) {
+  Stage& s = stages_[stage];
+  const int unit = costs_.unit[stage];
+  const int64_t index = s.started[static_cast<int>(task)]++;
+  const double time = seconds(stage, task);
+  if (task == Task::forward) {
+    ++s.held;
+    timeline_.peak_in_flight[stage] = std::max(timeline_.peak_in_flight[stage], s.held * s.size);
+    note_memory(unit);
+  }
+  s.state.last = task;
+  s.state.in_flight = s.held;
+  running_[stage] = task;
+  unit_busy_[unit] = 1;
+  timeline_.busy[stage] += time;
+  if (written_ != nullptr) (*written_)[stage].push_back(task);
+  if (record_) timeline_.boxes.push_back({box_kind(task), stage, -1, index, now_, now_ + time});
+  events_.push({now_ + time, 0, stage});
+}
+
+void Simulation::finish(int stage) {
+  Stage& s = stages_[stage];
+  const Task task = running_[stage];
+  const int unit = costs_.unit[stage];
+  ++s.done[static_cast<int>(task)];
+  s.end = now_;
+  unit_busy_[unit] = 0;
+  look_at(unit);
+  const Task last = split_ ? Task::backward_weight : Task::backward;
+  if (task == last) --s.held;
+  s.state.in_flight = s.held;
+  s.state.waiting = split_ ? s.done[1] - s.started[2] : 0;
+  if (task == Task::forward) {
+    for (int e : costs_.stages.successors[stage]) send(e, false);
+  } else if (task == Task::backward) {
+    for (int e : costs_.stages.predecessors[stage]) send(e, true);
+  }
+}
+
+void Simulation::send(int edge, bool gradient) {
+  const StageEdge& e = costs_.stages.edges[edge];
+  const int from = gradient ? e.to : e.from, to = gradient ? e.from : e.to;
+  const double time = costs_.transfer_fixed[edge] +
+                      costs_.transfer_per_sample[edge] * static_cast<double>(stages_[from].size);
+  const int64_t index = (gradient ? gradient_sent_ : forward_sent_)[edge]++;
+  double end = now_;
+  if (time > 0) {
+    double& send_free = send_free_[costs_.unit[from]];
+    double& receive_free = receive_free_[costs_.unit[to]];
+    const double start = std::max({now_, send_free, receive_free});
+    end = send_free = receive_free = start + time;
+    if (record_) timeline_.boxes.push_back({Box::Kind::transfer, from, to, index, start, end});
+  }
+  events_.push({end, 1, 2 * edge + (gradient ? 1 : 0)});
+}
+
+void Simulation::note_memory(int unit) {
+  double fixed = 0, held = 0;
+  for (int s : members_[unit]) {
+    fixed += costs_.fixed_memory[s];
+    held +=
+        costs_.activation_per_sample[s] * static_cast<double>(stages_[s].held * stages_[s].size);
+  }
+  peak_[unit] = std::max(peak_[unit], fixed + held);
+}
+
+void Simulation::finish_sums(Timeline& t) const {
+  double device_seconds = 0, computing = 0;
+  std::vector<char> counted(costs_.num_units);
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    const double devices = plan_.stages[s].num_devices();
+    const double end = stages_[s].end + costs_.times[s].sync;
+    if (record_ && costs_.times[s].sync > 0) {
+      t.boxes.push_back({Box::Kind::sync, static_cast<int>(s), -1, 0, stages_[s].end, end});
+    }
+    t.seconds = std::max(t.seconds, end);
+    computing += t.busy[s] * devices;
+    char& is_counted = counted[costs_.unit[s]];
+    if (!is_counted) device_seconds += devices;
+    is_counted = 1;
+    t.peak_memory.push_back(peak_[costs_.unit[s]]);
+  }
+  for (const PlanCosts::Tie& tie : costs_.ties) {
+    double start = 0;
+    for (int s : tie.stages) start = std::max(start, stages_[s].end + costs_.times[s].sync);
+    t.seconds = std::max(t.seconds, start + tie.seconds);
+    for (int s : tie.stages) {
+      if (record_ && tie.seconds > 0) {
+        t.boxes.push_back({Box::Kind::sync, s, -1, 1, start, start + tie.seconds});
+      }
+    }
+  }
+  device_seconds *= t.seconds;
+  t.bubble = device_seconds > 0 ? std::max(0.0, 1 - computing / device_seconds) : 0;
+  t.memory_limit = costs_.memory_limit;
+  std::stable_sort(t.boxes.begin(), t.boxes.end(),
+                   [](const Box& a, const Box& b) { return a.start < b.start; });
+}
+
+void Simulation::fail_stuck() const {
+  std::string text;
+  int named = 0;
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    if (tasks_left(static_cast<int>(s)) == 0 || ++named > 8) continue;
+    const int stage = static_cast<int>(s);
+    std::string next = "any task";
+    int index = 0;
+    if (orders_ != nullptr) {
+      const Stage& st = stages_[s];
+      const Task task =
+          (*orders_)[s][static_cast<size_t>(st.started[0] + st.started[1] + st.started[2])];
+      next = task == Task::forward ? "the inputs of micro-batch" : "the gradients of micro-batch";
+      index = static_cast<int>(st.started[static_cast<int>(task)]);
+      next += fmt::format(" {}", index);
+    }
+    text += fmt::format("{}stage {} waits for {}", text.empty() ? "" : ", ", stage, next);
+  }
+  fail(ErrorCode::invalid_argument,
+       "the schedule cannot be carried out: {}{}; in_flight must be at least GraphPipe's figure "
+       "(in_flight_samples)",
+       text, named > 8 ? fmt::format(" and {} more", named - 8) : "");
+}
+
+}  // namespace ductile::plan
