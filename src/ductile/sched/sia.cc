@@ -69,7 +69,8 @@ class Sia : public ReasonedPolicy {
       const std::vector<double> values = goodputs(round, job, mine, held[i], per_node);
       const auto offer = [&](int32_t c) {
         const double cost = std::round(std::pow(values[c], kPower) * 100) / 100;
-        const double value = kLeftOut - std::min(cost, 3000.0);
+        // Rounding leaves many alike; of those the faster is taken.
+        const double value = kLeftOut - std::min(cost, 3000.0) + 1e-7 * values[c];
         if (value <= 0) return;
         groups[i].push_back({value, mine[c].type, mine[c].devices});
         group_configs[i].push_back(c);

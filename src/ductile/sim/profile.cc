@@ -9,6 +9,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/sched/linear_program.h"
 #include "ductile/sim/csv.h"
+#include "ductile/sim/delaunay.h"
 
 namespace ductile::sim {
 namespace {
@@ -163,7 +164,10 @@ Profile Profile::read(const fs::path& placements, const fs::path& scalability) {
         {static_cast<double>(nodes), static_cast<double>(replicas), static_cast<double>(local)});
     profile.times_.push_back({sum.step / number, sum.sync / number});
   }
-  if (!fs::exists(scalability)) return profile;
+  if (!fs::exists(scalability)) {
+    profile.delaunay_ = std::make_shared<Delaunay>(profile.points_, profile.times_);
+    return profile;
+  }
   const Csv more = Csv::read(scalability);
   for (size_t row = 0; row < more.rows(); ++row) {
     const Point3 point = {static_cast<double>(more.whole(row, "num_nodes", 1, 1 << 20)),
@@ -174,6 +178,7 @@ Profile Profile::read(const fs::path& placements, const fs::path& scalability) {
     profile.times_.push_back(time_of(more, row));
     profile.most_nodes_ = std::max(profile.most_nodes_, static_cast<int32_t>(point.nodes));
   }
+  profile.delaunay_ = std::make_shared<Delaunay>(profile.points_, profile.times_);
   return profile;
 }
 
@@ -198,7 +203,7 @@ StepTime Profile::at(std::span<const int32_t> counts, int32_t local) const {
   } else {
     const Point3 at = {static_cast<double>(std::min(nodes, most_nodes_)),
                        static_cast<double>(replicas), static_cast<double>(local)};
-    const auto inside = interpolate_delaunay(points_, times_, at);
+    const auto inside = delaunay_->at(at);
     if (inside) {
       time = *inside;
     } else {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,8 @@ struct Point3 {
 // programme of four rows. Nothing where `at` lies outside the hull.
 std::optional<StepTime> interpolate_delaunay(std::span<const Point3> points,
                                              std::span<const StepTime> y, const Point3& at);
+
+class Delaunay;
 
 // Answers from measured tables, by the replay rule of the published simulators: a placement that
 // was measured is interpolated in the local batch; any other over (nodes, replicas, local batch) of
@@ -64,6 +67,7 @@ class Profile {
   std::unordered_map<uint64_t, Line> placements_;  // by normalised placement
   std::vector<Point3> points_;
   std::vector<StepTime> times_;
+  std::shared_ptr<const Delaunay> delaunay_;  // over points_
   std::vector<Point3> scalability_;
   std::unordered_map<int32_t, int32_t> max_local_of_replicas_;
   int32_t min_local_ = 1, max_local_ = 1, most_nodes_ = 1;

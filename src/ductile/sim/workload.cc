@@ -164,13 +164,17 @@ Workload synthetic_workload(const SyntheticOptions& options, const Catalog& cata
          options.jobs, options.hours, options.teams);
   // Arrivals of each eighth of the period, relative; parts of 100 by application.
   static constexpr std::array<double, 8> kHours = {1, 1.5, 2, 3, 2.5, 2, 1.5, 1};
-  static constexpr std::array<std::pair<const char*, int>, 6> kShare = {{{"cifar10", 38},
-                                                                         {"ncf", 34},
-                                                                         {"bert", 9},
-                                                                         {"deepspeech2", 11},
-                                                                         {"yolov3", 6},
-                                                                         {"imagenet", 2}}};
-  static constexpr std::array<int32_t, 5> kDevices = {1, 2, 4, 8, 16};
+  struct Kind {
+    const char* name;
+    int share;
+    std::array<int32_t, 3> devices;  // asked for, one of these
+  };
+  static constexpr std::array<Kind, 6> kKinds = {{{"cifar10", 38, {2, 4, 8}},
+                                                  {"ncf", 34, {1, 1, 1}},
+                                                  {"bert", 9, {4, 8, 12}},
+                                                  {"deepspeech2", 11, {4, 8, 12}},
+                                                  {"yolov3", 6, {8, 12, 16}},
+                                                  {"imagenet", 2, {12, 16, 24}}}};
   double whole = 0;
   for (const double hour : kHours) whole += hour;
   Workload workload;
@@ -184,12 +188,13 @@ Workload synthetic_workload(const SyntheticOptions& options, const Catalog& cata
     job.time =
         std::floor((static_cast<double>(part) + at / kHours[part]) / 8 * options.hours * 3600);
     int pick = static_cast<int>(rng.below(100));
-    for (const auto& [name, share] : kShare) {
-      job.application = name;
-      if ((pick -= share) < 0) break;
+    const uint32_t size = rng.below(3);
+    for (const Kind& kind : kKinds) {
+      job.application = kind.name;
+      job.devices = kind.devices[size];
+      if ((pick -= kind.share) < 0) break;
     }
     const Application& app = catalog.find(job.application);
-    job.devices = kDevices[rng.below(kDevices.size())];
     job.devices = std::min(job.devices, app.max_batch / app.profiles.begin()->second.min_local());
     if (app.most_devices > 0) job.devices = std::min(job.devices, app.most_devices);
     job.batch = std::min<int32_t>(app.init_batch * job.devices, app.max_batch);
