@@ -88,6 +88,7 @@ class Pollux : public ReasonedPolicy {
         }
       }
       if (mixed) keep_majority_type(round.cluster, allocation);
+      if (device_count(allocation) < job.min_devices) allocation.clear();
       const int32_t devices = device_count(allocation);
       reasons[order[row]] =
           devices == 0
@@ -136,8 +137,9 @@ class Pollux : public ReasonedPolicy {
       if (type.max_profiled > model->max_profiled) model = &type;
       profiled = std::max(profiled, type.max_profiled);
     }
-    out.max_replicas = std::min({std::max(2 * profiled, 1), most_replicas, job.max_devices,
-                                 std::max(model->max_useful, 1)});
+    out.min_replicas = job.min_devices;
+    out.max_replicas = std::min({std::max(2 * profiled, job.min_devices), most_replicas,
+                                 job.max_devices, std::max(model->max_useful, 1)});
     const double age = round.now - job.arrival;
     out.restart_factor = std::max(age - job.restarts * kRestart, 0.0) / (age + kRestart);
     const int32_t width = most_replicas + 1;

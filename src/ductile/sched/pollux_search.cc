@@ -141,6 +141,11 @@ void Search::repair(PolluxState& state) {
       left -= cell;
     }
   }
+  for (size_t j = 0; j < jobs_; ++j) {
+    int8_t* row = state.data() + j * nodes_;
+    if (std::accumulate(row, row + nodes_, 0) < p_.jobs[j].min_replicas)
+      std::fill(row, row + nodes_, 0);
+  }
 }
 
 void Search::mutate(PolluxState& state) {

@@ -9,6 +9,7 @@
 namespace ductile::sched {
 
 struct PolluxJob {
+  int32_t min_replicas = 1;  // fewer are none
   int32_t max_replicas = 1;
   double restart_factor = 1;  // on the speedup where the row differs from the base
   // Speedup against a fair share on `nodes` nodes and `replicas` devices, at
@@ -42,7 +43,8 @@ PolluxFront search(const PolluxProblem& problem, std::vector<PolluxState> seeds)
 // Of one state, for tests and the policy's report.
 double pollux_fitness(const PolluxProblem& problem, std::span<const int8_t> state);
 double pollux_utility(const PolluxProblem& problem, std::span<const int8_t> state);
-// Makes a state obey: one job of several nodes a node, max_replicas, node capacities.
+// Makes a state obey: one job of several nodes a node, min_replicas and
+// max_replicas, node capacities.
 void pollux_repair(const PolluxProblem& problem, uint64_t seed, PolluxState& state);
 
 }  // namespace ductile::sched
