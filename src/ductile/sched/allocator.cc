@@ -8,8 +8,7 @@
 
 namespace ductile::sched {
 
-Allocator::Allocator(std::vector<int64_t> capacity, AllocatorOptions options)
-    : options_(options) {
+Allocator::Allocator(std::vector<int64_t> capacity, AllocatorOptions options) : options_(options) {
   set_capacity(std::move(capacity));
 }
 
@@ -25,7 +24,18 @@ void Allocator::set_capacity(std::vector<int64_t> capacity) {
     prices_.assign(capacity.size(), 0);
     prices_known_ = false;
   }
+  if (capacity_ == capacity) return;
+  // Below this neither the old nor the new capacity is in the way of a choice.
+  std::vector<int64_t> least = capacity;
+  for (size_t t = 0; t < capacity_.size(); ++t) least[t] = std::min(least[t], capacity_[t]);
   capacity_ = std::move(capacity);
+  for (int i = 0; i < num_jobs(); ++i) {
+    for (const Choice& c : choices(i))
+      if (c.gpus > least[static_cast<size_t>(c.type)]) {
+        build_hulls(i);
+        break;
+      }
+  }
 }
 
 void Allocator::set_job(int job, std::span<const Choice> choices) {
@@ -47,10 +57,17 @@ void Allocator::set_job(int job, std::span<const Choice> choices) {
   }
   std::copy(choices.begin(), choices.end(), choices_.begin() + j.choice_begin);
   j.num_choices = static_cast<uint16_t>(choices.size());
+  build_hulls(job);
+  if (waste_ > 1024 && waste_ * 2 > choices_.size()) compact();
+}
+
+// Corners beyond what a type has at all would only loosen the bound.
+void Allocator::build_hulls(int job) {
+  Job& j = jobs_[static_cast<size_t>(job)];
   scratch_.clear();
   for (int t = 0; t < num_types(); ++t) {
     j.hull[static_cast<size_t>(t)] = static_cast<uint16_t>(scratch_.size());
-    append_hull(choices, t, scratch_);
+    append_hull(choices(job), t, capacity_[static_cast<size_t>(t)], scratch_);
   }
   for (size_t t = static_cast<size_t>(num_types()); t < j.hull.size(); ++t)
     j.hull[t] = static_cast<uint16_t>(scratch_.size());
@@ -60,7 +77,6 @@ void Allocator::set_job(int job, std::span<const Choice> choices) {
     j.dirty = true;
     dirty_.push_back(job);
   }
-  if (waste_ > 1024 && waste_ * 2 > choices_.size()) compact();
 }
 
 void Allocator::compact() {
@@ -84,6 +100,11 @@ void Allocator::compact() {
 std::span<const Choice> Allocator::choices(int job) const {
   const Job& j = jobs_[static_cast<size_t>(job)];
   return {choices_.data() + j.choice_begin, j.num_choices};
+}
+
+bool Allocator::allowed(const Job& job, int choice) const {
+  const Choice& c = choices_[job.choice_begin + static_cast<size_t>(choice)];
+  return c.value > 0 && c.gpus > 0 && c.gpus <= capacity_[static_cast<size_t>(c.type)];
 }
 
 double Allocator::value_of(const Job& job, int choice) const {
@@ -222,8 +243,8 @@ void Allocator::find_prices(const double* centre, const double* radius, double t
         std::copy_n(x.begin(), n, prices_.begin());
       }
       for (int i = 0; i < n; ++i)
-        g[static_cast<size_t>(i)] = static_cast<double>(capacity_[static_cast<size_t>(i)] -
-                                                        used[static_cast<size_t>(i)]);
+        g[static_cast<size_t>(i)] =
+            static_cast<double>(capacity_[static_cast<size_t>(i)] - used[static_cast<size_t>(i)]);
       depth = f - result_.bound;
     }
     std::array<double, kMax> pg{};
@@ -262,8 +283,8 @@ void Allocator::find_prices(const double* centre, const double* radius, double t
 void Allocator::take_prices(bool keep_choices) {
   double bound = 0;
   for (int t = 0; t < num_types(); ++t)
-    bound += prices_[static_cast<size_t>(t)] *
-             static_cast<double>(capacity_[static_cast<size_t>(t)]);
+    bound +=
+        prices_[static_cast<size_t>(t)] * static_cast<double>(capacity_[static_cast<size_t>(t)]);
   for (Job& j : jobs_) {
     const int corner = best_response(j, prices_.data(), j.surplus);
     bound += j.surplus;
@@ -283,8 +304,8 @@ void Allocator::refresh_dirty() {
   dirty_.clear();
   result_.bound = 0;
   for (int t = 0; t < num_types(); ++t)
-    result_.bound += prices_[static_cast<size_t>(t)] *
-                     static_cast<double>(capacity_[static_cast<size_t>(t)]);
+    result_.bound +=
+        prices_[static_cast<size_t>(t)] * static_cast<double>(capacity_[static_cast<size_t>(t)]);
   for (const Job& j : jobs_) result_.bound += j.surplus;
 }
 
@@ -296,38 +317,38 @@ void Allocator::summarise() {
 }
 
 const AllocatorResult& Allocator::solve() {
-  result_ = {};
   if (!prices_known_) return solve_afresh();
+  result_ = {};
   refresh_dirty();
   repair();
   if (result_.gap() <= options_.target_gap) return result_;
-  improve_exactly();
-  if (result_.exact || result_.gap() <= options_.target_gap) return result_;
 
   // Prices near the last ones.
   std::array<double, kMaxTypes> centre{};
   std::array<double, kMaxTypes> radius{};
-  double largest = 0;
-  for (double p : prices_) largest = std::max(largest, p);
+  const double largest = *std::max_element(prices_.begin(), prices_.end());
   for (int t = 0; t < num_types(); ++t) {
     const auto i = static_cast<size_t>(t);
     centre[i] = prices_[i];
-    radius[i] = 0.1 * prices_[i] + 0.01 * largest;
+    radius[i] = 0.2 * prices_[i] + 0.02 * largest;
   }
-  const double before = result_.bound;
   find_prices(centre.data(), radius.data(), options_.target_gap / 4);
-  // The old choices stand where the bound alone was loose.
+  bool inside = true;
+  for (size_t i = 0; i < prices_.size(); ++i)
+    inside = inside && std::abs(prices_[i] - centre[i]) < 0.8 * radius[i];
+  if (!inside) {
+    const int evaluations = result_.evaluations;
+    solve_afresh();
+    result_.evaluations += evaluations;
+    return result_;
+  }
+  // The old choices stand where it was the bound alone that was loose.
   take_prices(true);
-  result_.bound = std::min(result_.bound, before);
   repair();
   if (result_.gap() <= options_.target_gap) return result_;
   take_prices(false);
   repair();
-  improve_exactly();
-  if (result_.exact || result_.gap() <= options_.target_gap) return result_;
-  const int evaluations = result_.evaluations;
-  solve_afresh();
-  result_.evaluations += evaluations;
+  if (result_.gap() > options_.target_gap) improve_exactly();
   return result_;
 }
 
@@ -353,7 +374,7 @@ const AllocatorResult& Allocator::solve_afresh() {
   prices_known_ = true;
   take_prices(false);
   repair();
-  if (result_.gap() > 0) improve_exactly();
+  if (options_.exact_labels > 0) improve_exactly();
   return result_;
 }
 

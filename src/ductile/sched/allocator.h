@@ -15,9 +15,9 @@ struct AllocatorOptions {
   // Evaluations of the dual in one search for prices.
   int max_evaluations = 400;
   // Partial solutions kept by the exact repair; 0 turns it off. Cost: jobs in question x this.
-  int exact_labels = 1024;
-  // The exact repair is tried where at most this many jobs are left in question.
-  int exact_jobs = 512;
+  int exact_labels = 256;
+  // Jobs the exact repair reconsiders; with more in question the result is not proven optimal.
+  int exact_jobs = 128;
 };
 
 struct AllocatorResult {
@@ -56,7 +56,9 @@ class Allocator {
 
   const AllocatorResult& result() const { return result_; }
   // Index of the choice made for the job in the span that was set; -1: nothing.
-  int chosen(int job) const { return job < num_jobs() ? jobs_[static_cast<size_t>(job)].chosen : -1; }
+  int chosen(int job) const {
+    return job < num_jobs() ? jobs_[static_cast<size_t>(job)].chosen : -1;
+  }
   // What one accelerator of each type is worth to the jobs at the margin.
   std::span<const double> prices() const { return prices_; }
   std::span<const int64_t> used() const { return used_; }
@@ -70,7 +72,7 @@ class Allocator {
   struct Job {
     uint32_t choice_begin = 0;
     uint16_t num_choices = 0;
-    uint16_t room = 0;  // choices there is place for in both pools
+    uint16_t room = 0;                           // choices there is place for in both pools
     std::array<uint16_t, kMaxTypes + 1> hull{};  // corners of type t: [hull[t], hull[t+1])
     std::array<uint16_t, kMaxTypes> cursor{};    // corners taken at the last prices tried
     int32_t chosen = -1;
@@ -80,6 +82,7 @@ class Allocator {
   struct Move;
   struct Regret;
 
+  bool allowed(const Job& job, int choice) const;
   double value_of(const Job& job, int choice) const;
   double reduced_value(const Job& job, int choice, const double* prices) const;
   int best_response(Job& job, const double* prices, double& surplus) const;
@@ -93,6 +96,7 @@ class Allocator {
   bool cut_overuse();
   bool use_what_is_left();
   void improve_exactly();
+  void build_hulls(int job);
   void compact();
   void summarise();
 
@@ -103,7 +107,7 @@ class Allocator {
   std::vector<int64_t> used_;
   std::vector<double> prices_;
   std::vector<Job> jobs_;
-  std::vector<Choice> choices_;      // pools: a job's slice is [choice_begin, + room)
+  std::vector<Choice> choices_;  // pools: a job's slice is [choice_begin, + room)
   std::vector<HullPoint> hulls_;
   std::vector<HullPoint> scratch_;
   std::vector<int> dirty_;

@@ -39,12 +39,12 @@ void merge_into(std::vector<Label>& into, const std::vector<Label>& more,
 struct Allocator::Regret {
   int job = 0;
   std::vector<std::pair<int32_t, double>> options;  // choice, regret
+  double second = 0;                                // the least but the present choice's
 };
 
 // Objective = bound - regrets of the choices made - price of what is left over, for any feasible
 // solution. So only choices whose regret is below the present gap can be part of a better one.
 void Allocator::improve_exactly() {
-  if (options_.exact_labels <= 0) return;
   const double gap = result_.bound - result_.objective;
   const double noise = 1e-10 * result_.bound;
   if (gap <= noise) {
@@ -62,11 +62,14 @@ void Allocator::improve_exactly() {
     if (j.num_choices == 0) continue;
     Regret r{i, {}};
     for (int c = -1; c < j.num_choices; ++c) {
-      if (c >= 0 && !(value_of(j, c) > 0)) continue;
+      if (c >= 0 && !allowed(j, c)) continue;
       const double regret = j.surplus - reduced_value(j, c, prices_.data());
       if (regret < gap || c == j.chosen) r.options.push_back({c, std::max(regret, 0.0)});
     }
     if (r.options.size() < 2) continue;
+    r.second = HUGE_VAL;
+    for (auto [c, regret] : r.options)
+      if (c != j.chosen) r.second = std::min(r.second, regret);
     if (j.chosen >= 0) {
       const Choice& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
       room[static_cast<size_t>(c.type)] += c.gpus;
@@ -78,7 +81,20 @@ void Allocator::improve_exactly() {
     result_.bound = result_.objective;
     return;
   }
-  if (open.size() > static_cast<size_t>(options_.exact_jobs)) return;
+  bool complete = true;
+  if (open.size() > static_cast<size_t>(options_.exact_jobs)) {
+    // The jobs whose second thoughts cost least are those worth thinking about.
+    complete = false;
+    std::nth_element(open.begin(), open.begin() + options_.exact_jobs, open.end(),
+                     [](const Regret& a, const Regret& b) { return a.second < b.second; });
+    for (size_t k = static_cast<size_t>(options_.exact_jobs); k < open.size(); ++k) {
+      const Job& j = jobs_[static_cast<size_t>(open[k].job)];
+      if (j.chosen < 0) continue;
+      const Choice& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
+      room[static_cast<size_t>(c.type)] -= c.gpus;
+    }
+    open.resize(static_cast<size_t>(options_.exact_jobs));
+  }
 
   std::array<uint64_t, kMaxTypes> stride{};
   uint64_t space = 1;
@@ -114,14 +130,13 @@ void Allocator::improve_exactly() {
   const auto idle_cost = [&](uint64_t key, const std::array<int64_t, kMaxTypes>& more) {
     double cost = 0;
     for (size_t t = 0; t < static_cast<size_t>(n); ++t) {
-      const auto used = static_cast<int64_t>(
-          key / stride[t] % (static_cast<uint64_t>(room[t]) + 1));
+      const auto used =
+          static_cast<int64_t>(key / stride[t] % (static_cast<uint64_t>(room[t]) + 1));
       cost += prices_[t] * static_cast<double>(std::max<int64_t>(room[t] - used - more[t], 0));
     }
     return cost;
   };
 
-  bool complete = true;
   std::vector<std::vector<Label>> levels(1, {Label{}});
   std::vector<Label> more;
   std::vector<Label> scratch;
@@ -135,8 +150,8 @@ void Allocator::improve_exactly() {
         uint64_t key = from[l].key;
         if (c >= 0) {
           const auto t = static_cast<size_t>(all[c].type);
-          const auto used = static_cast<int64_t>(
-              key / stride[t] % (static_cast<uint64_t>(room[t]) + 1));
+          const auto used =
+              static_cast<int64_t>(key / stride[t] % (static_cast<uint64_t>(room[t]) + 1));
           if (used + all[c].gpus > room[t]) continue;
           key += stride[t] * static_cast<uint64_t>(all[c].gpus);
         }

@@ -45,7 +45,7 @@ bool Allocator::cut_overuse() {
     const double held = reduced_value(j, j.chosen, prices_.data());
     Move best{held / static_cast<double>(std::min<int64_t>(excess, now.gpus)), i, -1};
     for (int c = 0; c < j.num_choices; ++c) {
-      if (all[c].value <= 0) continue;
+      if (!allowed(j, c)) continue;
       const bool same = all[c].type == now.type;
       if (same ? all[c].gpus >= now.gpus : over(all[c].type) + all[c].gpus > 0) continue;
       const int64_t freed = now.gpus - (same ? all[c].gpus : 0);
@@ -87,7 +87,7 @@ bool Allocator::use_what_is_left() {
     Move best{0, i, -1};
     for (int c = 0; c < j.num_choices; ++c) {
       const double gain = all[c].value - held;
-      if (!(gain > 1e-12 * std::abs(held))) continue;
+      if (!(gain > 1e-12 * held) || !allowed(j, c)) continue;
       const int64_t own =
           j.chosen >= 0 && all[j.chosen].type == all[c].type ? all[j.chosen].gpus : 0;
       const int64_t more = all[c].gpus - own;

@@ -5,11 +5,12 @@
 
 namespace ductile::sched {
 
-void append_hull(std::span<const Choice> choices, int type, std::vector<HullPoint>& hull) {
+void append_hull(std::span<const Choice> choices, int type, int64_t most,
+                 std::vector<HullPoint>& hull) {
   const size_t begin = hull.size();
   for (size_t i = 0; i < choices.size(); ++i) {
     const Choice& c = choices[i];
-    if (c.type == type && c.gpus > 0 && c.value > 0 && std::isfinite(c.value))
+    if (c.type == type && c.gpus > 0 && c.gpus <= most && c.value > 0 && std::isfinite(c.value))
       hull.push_back({c.value, 0, c.gpus, static_cast<int32_t>(i)});
   }
   const auto by_gpus = [](const HullPoint& a, const HullPoint& b) {

@@ -24,7 +24,9 @@ struct HullPoint {
 };
 
 // Appends the strict concave hull of the choices of `type`, in order of accelerators. Choices that
-// are worth nothing, that are not finite or that take no accelerator are left out.
-void append_hull(std::span<const Choice> choices, int type, std::vector<HullPoint>& hull);
+// are worth nothing, that are not finite, or that take no accelerator or more than `most`, are left
+// out.
+void append_hull(std::span<const Choice> choices, int type, int64_t most,
+                 std::vector<HullPoint>& hull);
 
 }  // namespace ductile::sched
