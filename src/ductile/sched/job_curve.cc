@@ -1,0 +1,97 @@
+#include "ductile/sched/job_curve.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ductile/sched/hetero.h"
+
+namespace ductile::sched {
+
+void ApplicationModels::learn(const JobView& job) {
+  if (job.application.empty()) return;
+  bool anything = job.noise.has_value();
+  for (const TypeModel& t : job.types) anything = anything || t.fitted;
+  if (!anything) return;
+  ApplicationModel& model = models_[job.application];
+  if (model.types.size() < job.types.size()) model.types.resize(job.types.size());
+  for (size_t t = 0; t < job.types.size(); ++t)
+    if (job.types[t].fitted && job.types[t].max_profiled >= model.types[t].max_profiled)
+      model.types[t] = job.types[t];
+  if (job.noise && (!model.noise || job.progress < model.noise_progress)) {
+    model.noise = job.noise;
+    model.noise_progress = job.progress;
+  }
+}
+
+const ApplicationModel* ApplicationModels::find(const std::string& application) const {
+  const auto found = models_.find(application);
+  return found == models_.end() ? nullptr : &found->second;
+}
+
+std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
+                                          std::span<const Pool> pools,
+                                          std::span<const int32_t> per_node, double growth) {
+  // The job as it would look had it learned what its application's other jobs have.
+  JobView known;
+  known.scaling = job.scaling;
+  known.requested_devices = job.requested_devices;
+  known.requested_batch = job.requested_batch;
+  known.min_devices = job.min_devices;
+  known.max_devices = job.max_devices;
+  known.noise = job.noise;
+  known.types = job.types;
+  if (application) {
+    for (size_t t = 0; t < known.types.size() && t < application->types.size(); ++t) {
+      const TypeModel& theirs = application->types[t];
+      TypeModel& mine = known.types[t];
+      if (!theirs.fitted || (mine.fitted && mine.max_profiled >= theirs.max_profiled)) continue;
+      mine.fitted = true;
+      mine.perf = theirs.perf;
+      mine.max_profiled = theirs.max_profiled;
+    }
+    if (!known.noise) known.noise = application->noise;
+  }
+  if (!known.noise) known.noise = GradientNoise{1, 1};
+
+  int32_t seen = 0;
+  bool anything = false;
+  for (const TypeModel& t : known.types) {
+    if (t.fitted) seen = std::max(seen, t.max_profiled);
+    anything = anything || t.fitted || t.unit_rate > 0;
+  }
+  std::vector<Configuration> result;
+  for (size_t p = 0; p < pools.size(); ++p) {
+    const Pool& pool = pools[p];
+    const auto t = static_cast<size_t>(pool.type);
+    if (t >= known.types.size() || !known.types[t].allowed || pool.devices <= 0) continue;
+    const TypeModel& type = known.types[t];
+    int32_t most = job.max_devices;
+    if (type.max_useful > 0) most = std::min(most, type.max_useful);
+    const int32_t least = std::max(job.min_devices, type.unit);
+    std::vector<int32_t> counts;
+    if (job.scaling == Scaling::rigid) {
+      if (job.requested_devices <= pool.devices) counts.push_back(job.requested_devices);
+    } else {
+      const int32_t first = std::max(least, type.unit);
+      const auto limit = static_cast<int32_t>(growth * seen);
+      counts = device_counts(pool, type.unit, least, std::min(most, std::max(first, limit)));
+      if (counts.empty()) {
+        // The least size is not one of the usual ones: the next that is.
+        counts = device_counts(pool, type.unit, least, most);
+        if (counts.size() > 1) counts.resize(1);
+      }
+    }
+    for (int32_t k : counts) {
+      Configuration c{static_cast<int32_t>(p), k, (k + pool.per_node - 1) / pool.per_node, 0};
+      if (anything)
+        c.rate = estimated_goodput(known, pool.type, c.nodes, k, per_node) /
+                 std::max(1, type.limits.init_batch);
+      else
+        c.rate = k;
+      if (c.rate > 0 && std::isfinite(c.rate)) result.push_back(c);
+    }
+  }
+  return result;
+}
+
+}  // namespace ductile::sched
