@@ -73,7 +73,8 @@ struct NodeShare {
   int32_t devices = 0;
   bool operator==(const NodeShare&) const = default;
 };
-// What one job holds: each node once, in rising order, devices >= 1. Empty: nothing.
+// What one job holds: each node once, devices >= 1, in the order of the job's ranks (nodes whose
+// ranks follow each other exchange most). Empty: nothing.
 using Allocation = std::vector<NodeShare>;
 
 int32_t device_count(std::span<const NodeShare> allocation);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,8 +61,9 @@ struct JobView {
   std::optional<double> remaining;
   // The same in steps of the batch asked for.
   std::optional<double> remaining_steps;
-  // Seconds a step at the batch asked for takes on 1, 2, ... devices, packed; empty: not known.
-  std::vector<double> known_step_seconds;
+  // Seconds a step at the batch asked for takes on 1, 2, ... devices, packed; empty: not known. Not
+  // owned: lives as long as the round.
+  std::span<const double> known_step_seconds;
 
   double attained_service = 0;  // device-seconds held so far
   double progress = 0;          // steps of batch M0 made so far

@@ -11,7 +11,8 @@
 
 namespace ductile::sched {
 
-// What a policy is told. The spans live for the call only. Jobs come in order of arrival, then id.
+// What a policy is told. The spans live for the call only. Jobs come in order of id, which rises
+// with submission.
 struct Round {
   double now = 0;
   double interval = 60;  // seconds to the next round
@@ -42,6 +43,9 @@ class Policy {
  public:
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
+  // The most of a job's elasticity that this policy uses: under `rigid` jobs run at the devices and
+  // batch asked for, under `strong` at the batch asked for. Whoever drives the jobs goes by it.
+  virtual Scaling uses() const { return Scaling::adaptive; }
   virtual Decisions decide(const Round& round) = 0;
   // Why the job waits or holds what it holds, after the last decide(), and what would change that.
   // Empty for an unknown job.
@@ -58,6 +62,8 @@ struct PolicyOptions {
 // invalid_argument for another name, with the nearest.
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options = {});
 std::vector<std::string> policy_names();
+// Seconds between the rounds of the policy as published: 360 for Gavel, else 60.
+double usual_interval(std::string_view policy);
 
 // Throws internal where decisions break a rule: unknown job, node twice, more than a node has, two
 // types, more than max_devices, a change of what must not be preempted.
