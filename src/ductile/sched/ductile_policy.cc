@@ -45,7 +45,7 @@ class DuctilePolicy::Impl {
     bool modelled = false;
     size_t application_size = 0;
     int32_t seen_devices = -1;
-    GradientNoise noise;
+    std::optional<GradientNoise> noise;
     std::vector<Configuration> configurations;
     std::vector<CurvePoint> curve;
     double best_rate = 0;       // of any configuration
@@ -138,13 +138,13 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
       if (t.fitted) seen_devices = std::max(seen_devices, t.max_profiled);
   if (s.modelled && s.seen_devices == seen_devices &&
       (s.model_version == job.model_version ||
-       (job.noise && close(s.noise.sqr * job.noise->var, s.noise.var * job.noise->sqr,
-                           kSameNoise))))
+       (job.noise && s.noise &&
+        close(s.noise->sqr * job.noise->var, s.noise->var * job.noise->sqr, kSameNoise))))
     return;
   s.modelled = true;
   s.model_version = job.model_version;
   s.seen_devices = seen_devices;
-  if (job.noise) s.noise = *job.noise;
+  s.noise = job.noise;
   s.configurations = configurations(job, application, pools_, per_node_, options_.growth);
   s.given_weight = -1;
   s.best_rate = 0;
