@@ -326,22 +326,25 @@ const AllocatorResult& Allocator::solve() {
   // Prices near the last ones.
   std::array<double, kMaxTypes> centre{};
   std::array<double, kMaxTypes> radius{};
-  const double largest = *std::max_element(prices_.begin(), prices_.end());
+  int64_t devices = 0;
+  for (int64_t c : capacity_) devices += c;
+  const double mean = result_.bound / static_cast<double>(std::max<int64_t>(devices, 1));
   for (int t = 0; t < num_types(); ++t) {
     const auto i = static_cast<size_t>(t);
     centre[i] = prices_[i];
-    radius[i] = 0.2 * prices_[i] + 0.02 * largest;
+    radius[i] = 0.2 * prices_[i] + 0.02 * mean;
   }
   find_prices(centre.data(), radius.data(), options_.target_gap / 4);
   bool inside = true;
   for (size_t i = 0; i < prices_.size(); ++i)
     inside = inside && std::abs(prices_[i] - centre[i]) < 0.8 * radius[i];
-  if (!inside) {
+  const auto afresh = [&]() -> const AllocatorResult& {
     const int evaluations = result_.evaluations;
     solve_afresh();
     result_.evaluations += evaluations;
     return result_;
-  }
+  };
+  if (!inside) return afresh();
   // The old choices stand where it was the bound alone that was loose.
   take_prices(true);
   repair();
@@ -349,6 +352,8 @@ const AllocatorResult& Allocator::solve() {
   take_prices(false);
   repair();
   if (result_.gap() > options_.target_gap) improve_exactly();
+  // Much worse than what a search from nothing last led to: the optimum has moved far away.
+  if (!result_.exact && result_.gap() > 2 * fresh_gap_ + 0.01) return afresh();
   return result_;
 }
 
@@ -375,6 +380,7 @@ const AllocatorResult& Allocator::solve_afresh() {
   take_prices(false);
   repair();
   if (options_.exact_labels > 0) improve_exactly();
+  fresh_gap_ = result_.gap();
   return result_;
 }
 

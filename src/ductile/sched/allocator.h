@@ -113,6 +113,7 @@ class Allocator {
   std::vector<int> dirty_;
   size_t waste_ = 0;
   bool prices_known_ = false;
+  double fresh_gap_ = 0;  // that the last search from nothing left
   AllocatorResult result_;
 };
 

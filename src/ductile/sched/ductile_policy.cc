@@ -58,6 +58,7 @@ class DuctilePolicy::Impl {
     double fair_progress = 0;   // it would have made on its fair share
     double last_update = 0;
     double waiting_since = -1;
+    double hold = 600, last_change = -1;
     double weight = 0;
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
@@ -136,16 +137,18 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
   if (application)
     for (const TypeModel& t : application->types)
       if (t.fitted) seen_devices = std::max(seen_devices, t.max_profiled);
+  std::optional<GradientNoise> noise = job.noise;
+  static const double XH = getenv("XH") ? atof(getenv("XH")) : 0;
+  if (application) noise = application->forecast(noise, job.progress, job.progress + XH * s.best_rate);
   if (s.modelled && s.seen_devices == seen_devices &&
-      (s.model_version == job.model_version ||
-       (job.noise && s.noise &&
-        close(s.noise->sqr * job.noise->var, s.noise->var * job.noise->sqr, kSameNoise))))
+      (noise.has_value() == s.noise.has_value() &&
+       (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
     return;
   s.modelled = true;
   s.model_version = job.model_version;
   s.seen_devices = seen_devices;
-  s.noise = job.noise;
-  s.configurations = configurations(job, application, pools_, per_node_, options_.growth);
+  s.noise = noise;
+  s.configurations = configurations(job, application, pools_, per_node_, options_.growth, noise);
   s.given_weight = -1;
   s.best_rate = 0;
   for (const Configuration& c : s.configurations) s.best_rate = std::max(s.best_rate, c.rate);
@@ -170,6 +173,7 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     }
     s.seen = round_;
     s.view = &job;
+    if (job.last_change != s.last_change) { if (s.last_change >= 0) s.hold = 0.7 * s.hold + 0.3 * (job.last_change - s.last_change); s.last_change = job.last_change; }
     s.progress = job.progress;
     s.service = job.attained_service;
     if (options_.share_by_application) applications_.learn(job);
@@ -337,8 +341,12 @@ void DuctilePolicy::Impl::offer(const Round& round) {
       for (const Configuration& c : s.configurations) {
         double value = s.weight * c.rate;
         if (devices > 0 && (c.devices != devices || c.pool != s.pool_now)) {
-          const double h = std::min(options_.horizon, s.remaining / c.rate);
+          double h = std::min(options_.horizon, s.remaining / c.rate);
+          static const double A = getenv("XA") ? atof(getenv("XA")) : 0, Bm = getenv("XB") ? atof(getenv("XB")) : 0,Cm = getenv("XC") ? atof(getenv("XC")) : 0;
+          if (A > 0) h = std::min(h, std::max(60.0, A * s.hold));
+          if (Bm > 0 && c.devices > devices) h = std::min(h, Bm);
           value *= h / (h + job.restart_seconds);
+          if (Cm > 0 && job.pause_left > 0) value *= Cm;
         }
         choices.push_back({c.pool, c.devices, value});
       }

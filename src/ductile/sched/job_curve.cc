@@ -7,6 +7,12 @@
 
 namespace ductile::sched {
 
+namespace {
+size_t bucket(double progress) {
+  return static_cast<size_t>(8 * std::log2(1 + std::max(0.0, progress)));
+}
+}  // namespace
+
 void ApplicationModels::learn(const JobView& job) {
   if (job.application.empty()) return;
   bool anything = job.noise.has_value();
@@ -17,10 +23,31 @@ void ApplicationModels::learn(const JobView& job) {
   for (size_t t = 0; t < job.types.size(); ++t)
     if (job.types[t].fitted && job.types[t].max_profiled >= model.types[t].max_profiled)
       model.types[t] = job.types[t];
-  if (job.noise && (!model.noise || job.progress < model.noise_progress)) {
-    model.noise = job.noise;
-    model.noise_progress = job.progress;
-  }
+  if (!job.noise) return;
+  const size_t at = bucket(job.progress);
+  if (model.noise.size() <= at) model.noise.resize(at + 1);
+  model.noise[at] = job.noise;
+}
+
+std::optional<GradientNoise> ApplicationModel::forecast(const std::optional<GradientNoise>& now,
+                                                        double progress, double later) const {
+  // The nearest bucket seen at or after the one of `at`, else before it.
+  const auto seen = [&](double at) -> const GradientNoise* {
+    const size_t first = bucket(at);
+    for (size_t b = first; b < noise.size(); ++b)
+      if (noise[b]) return &*noise[b];
+    for (size_t b = std::min(first, noise.size()); b-- > 0;)
+      if (noise[b]) return &*noise[b];
+    return nullptr;
+  };
+  const GradientNoise* then = seen(later);
+  if (!then) return now;
+  if (!now) return *then;
+  const GradientNoise* here = seen(progress);
+  GradientNoise result = *now;
+  if (here->sqr > 0) result.sqr *= then->sqr / here->sqr;
+  if (here->var > 0) result.var *= then->var / here->var;
+  return result;
 }
 
 const ApplicationModel* ApplicationModels::find(const std::string& application) const {
@@ -30,7 +57,8 @@ const ApplicationModel* ApplicationModels::find(const std::string& application) 
 
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
-                                          std::span<const int32_t> per_node, double growth) {
+                                          std::span<const int32_t> per_node, double growth,
+                                          const std::optional<GradientNoise>& noise) {
   // The job as it would look had it learned what its application's other jobs have.
   JobView known;
   known.scaling = job.scaling;
@@ -38,7 +66,6 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
   known.requested_batch = job.requested_batch;
   known.min_devices = job.min_devices;
   known.max_devices = job.max_devices;
-  known.noise = job.noise;
   known.types = job.types;
   if (application) {
     for (size_t t = 0; t < known.types.size() && t < application->types.size(); ++t) {
@@ -49,9 +76,8 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
       mine.perf = theirs.perf;
       mine.max_profiled = theirs.max_profiled;
     }
-    if (!known.noise) known.noise = application->noise;
   }
-  if (!known.noise) known.noise = GradientNoise{1, 1};
+  known.noise = noise.value_or(GradientNoise{1, 1});
 
   int32_t seen = 0;
   bool anything = false;

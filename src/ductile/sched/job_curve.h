@@ -20,8 +20,13 @@ struct Configuration {
 // What jobs of one application have taught about it. Only facts a job reported itself are kept.
 struct ApplicationModel {
   std::vector<TypeModel> types;  // by type: the one of the job that has run on most devices
-  std::optional<GradientNoise> noise;
-  double noise_progress = 0;  // progress of the job at that time: the least seen
+  // Gradient noise last seen at a progress of about 2^(i/8) - 1 steps.
+  std::vector<std::optional<GradientNoise>> noise;
+
+  // What the noise is about to be: the job's own now (or the application's, where it has none yet),
+  // changed as that of other jobs has changed between `progress` and `later`.
+  std::optional<GradientNoise> forecast(const std::optional<GradientNoise>& now, double progress,
+                                        double later) const;
 };
 
 class ApplicationModels {
@@ -37,9 +42,10 @@ class ApplicationModels {
 // job's models, or from its application's where those have seen more devices; a job of which nothing
 // is known has a nominal rate of one step a second and device, on its least number of devices. Sizes
 // are limited to `growth` times the largest number of devices a model has seen (at least the job's
-// least), a rigid job to what it asked for.
+// least), a rigid job to what it asked for. `noise`: to reckon with; none: that none is known.
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
-                                          std::span<const int32_t> per_node, double growth);
+                                          std::span<const int32_t> per_node, double growth,
+                                          const std::optional<GradientNoise>& noise);
 
 }  // namespace ductile::sched
