@@ -30,7 +30,7 @@ void Allocator::set_capacity(std::vector<int64_t> capacity) {
   for (size_t t = 0; t < capacity_.size(); ++t) least[t] = std::min(least[t], capacity_[t]);
   capacity_ = std::move(capacity);
   for (int i = 0; i < num_jobs(); ++i) {
-    for (const Choice& c : choices(i))
+    for (const Option& c : choices(i))
       if (c.gpus > least[static_cast<size_t>(c.type)]) {
         build_hulls(i);
         break;
@@ -38,10 +38,10 @@ void Allocator::set_capacity(std::vector<int64_t> capacity) {
   }
 }
 
-void Allocator::set_job(int job, std::span<const Choice> choices) {
+void Allocator::set_job(int job, std::span<const Option> choices) {
   if (choices.size() > UINT16_MAX)
     fail(ErrorCode::invalid_argument, "allocator: {} choices for one job", choices.size());
-  for (const Choice& c : choices)
+  for (const Option& c : choices)
     if (c.type < 0 || c.type >= num_types())
       fail(ErrorCode::invalid_argument, "allocator: accelerator type {}, there are {}", c.type,
            num_types());
@@ -80,7 +80,7 @@ void Allocator::build_hulls(int job) {
 }
 
 void Allocator::compact() {
-  std::vector<Choice> choices;
+  std::vector<Option> choices;
   std::vector<HullPoint> hulls;
   choices.reserve(choices_.size() - waste_);
   hulls.reserve(choices_.size() - waste_);
@@ -97,13 +97,13 @@ void Allocator::compact() {
   waste_ = 0;
 }
 
-std::span<const Choice> Allocator::choices(int job) const {
+std::span<const Option> Allocator::choices(int job) const {
   const Job& j = jobs_[static_cast<size_t>(job)];
   return {choices_.data() + j.choice_begin, j.num_choices};
 }
 
 bool Allocator::allowed(const Job& job, int choice) const {
-  const Choice& c = choices_[job.choice_begin + static_cast<size_t>(choice)];
+  const Option& c = choices_[job.choice_begin + static_cast<size_t>(choice)];
   return c.value > 0 && c.gpus > 0 && c.gpus <= capacity_[static_cast<size_t>(c.type)];
 }
 
@@ -113,12 +113,12 @@ double Allocator::value_of(const Job& job, int choice) const {
 
 double Allocator::reduced_value(const Job& job, int choice, const double* prices) const {
   if (choice < 0) return 0;
-  const Choice& c = choices_[job.choice_begin + static_cast<size_t>(choice)];
+  const Option& c = choices_[job.choice_begin + static_cast<size_t>(choice)];
   return c.value - prices[c.type] * c.gpus;
 }
 
 void Allocator::choose(Job& job, int choice) {
-  const Choice* all = choices_.data() + job.choice_begin;
+  const Option* all = choices_.data() + job.choice_begin;
   if (job.chosen >= 0) used_[static_cast<size_t>(all[job.chosen].type)] -= all[job.chosen].gpus;
   job.chosen = choice;
   if (choice >= 0) used_[static_cast<size_t>(all[choice].type)] += all[choice].gpus;

@@ -47,7 +47,7 @@ class Allocator {
 
   void set_capacity(std::vector<int64_t> capacity);
   // Replaces a job's choices; none removes it. Jobs are dense small indices of the caller.
-  void set_job(int job, std::span<const Choice> choices);
+  void set_job(int job, std::span<const Option> choices);
 
   // Solves, keeping prices and choices of the last round where the target gap allows it.
   const AllocatorResult& solve();
@@ -64,7 +64,7 @@ class Allocator {
   std::span<const int64_t> used() const { return used_; }
   std::span<const int64_t> capacity() const { return capacity_; }
   int num_jobs() const { return static_cast<int>(jobs_.size()); }
-  std::span<const Choice> choices(int job) const;
+  std::span<const Option> choices(int job) const;
   // The best value less price the job could have at these prices, 0 if it is best left waiting.
   double surplus(int job) const { return jobs_[static_cast<size_t>(job)].surplus; }
 
@@ -107,7 +107,7 @@ class Allocator {
   std::vector<int64_t> used_;
   std::vector<double> prices_;
   std::vector<Job> jobs_;
-  std::vector<Choice> choices_;  // pools: a job's slice is [choice_begin, + room)
+  std::vector<Option> choices_;  // pools: a job's slice is [choice_begin, + room)
   std::vector<HullPoint> hulls_;
   std::vector<HullPoint> scratch_;
   std::vector<int> dirty_;

@@ -71,7 +71,7 @@ void Allocator::improve_exactly() {
     for (auto [c, regret] : r.options)
       if (c != j.chosen) r.second = std::min(r.second, regret);
     if (j.chosen >= 0) {
-      const Choice& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
+      const Option& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
       room[static_cast<size_t>(c.type)] += c.gpus;
     }
     open.push_back(std::move(r));
@@ -90,7 +90,7 @@ void Allocator::improve_exactly() {
     for (size_t k = static_cast<size_t>(options_.exact_jobs); k < open.size(); ++k) {
       const Job& j = jobs_[static_cast<size_t>(open[k].job)];
       if (j.chosen < 0) continue;
-      const Choice& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
+      const Option& c = choices_[j.choice_begin + static_cast<size_t>(j.chosen)];
       room[static_cast<size_t>(c.type)] -= c.gpus;
     }
     open.resize(static_cast<size_t>(options_.exact_jobs));
@@ -108,7 +108,7 @@ void Allocator::improve_exactly() {
   std::vector<std::array<int64_t, kMaxTypes>> later(open.size() + 1);
   for (size_t k = open.size(); k-- > 0;) {
     later[k] = later[k + 1];
-    const Choice* all = choices_.data() + jobs_[static_cast<size_t>(open[k].job)].choice_begin;
+    const Option* all = choices_.data() + jobs_[static_cast<size_t>(open[k].job)].choice_begin;
     std::array<int64_t, kMaxTypes> most{};
     for (auto [c, regret] : open[k].options)
       if (c >= 0) {
@@ -142,7 +142,7 @@ void Allocator::improve_exactly() {
   std::vector<Label> scratch;
   for (size_t k = 0; k < open.size(); ++k) {
     const std::vector<Label>& from = levels.back();
-    const Choice* all = choices_.data() + jobs_[static_cast<size_t>(open[k].job)].choice_begin;
+    const Option* all = choices_.data() + jobs_[static_cast<size_t>(open[k].job)].choice_begin;
     std::vector<Label> next;
     for (auto [c, regret] : open[k].options) {
       more.clear();

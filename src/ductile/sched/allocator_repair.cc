@@ -38,8 +38,8 @@ bool Allocator::cut_overuse() {
   for (int i = 0; i < num_jobs(); ++i) {
     const Job& j = jobs_[static_cast<size_t>(i)];
     if (j.chosen < 0) continue;
-    const Choice* all = choices_.data() + j.choice_begin;
-    const Choice& now = all[j.chosen];
+    const Option* all = choices_.data() + j.choice_begin;
+    const Option& now = all[j.chosen];
     const int64_t excess = over(now.type);
     if (excess <= 0) continue;
     const double held = reduced_value(j, j.chosen, prices_.data());
@@ -61,7 +61,7 @@ bool Allocator::cut_overuse() {
     const Move m = moves.back();
     moves.pop_back();
     Job& j = jobs_[static_cast<size_t>(m.job)];
-    const Choice* all = choices_.data() + j.choice_begin;
+    const Option* all = choices_.data() + j.choice_begin;
     if (over(all[j.chosen].type) <= 0) continue;
     if (m.choice >= 0 && all[m.choice].type != all[j.chosen].type &&
         over(all[m.choice].type) + all[m.choice].gpus > 0)
@@ -82,7 +82,7 @@ bool Allocator::use_what_is_left() {
   };
   for (int i = 0; i < num_jobs(); ++i) {
     const Job& j = jobs_[static_cast<size_t>(i)];
-    const Choice* all = choices_.data() + j.choice_begin;
+    const Option* all = choices_.data() + j.choice_begin;
     const double held = value_of(j, j.chosen);
     Move best{0, i, -1};
     for (int c = 0; c < j.num_choices; ++c) {
@@ -104,7 +104,7 @@ bool Allocator::use_what_is_left() {
     const Move m = moves.back();
     moves.pop_back();
     Job& j = jobs_[static_cast<size_t>(m.job)];
-    const Choice* all = choices_.data() + j.choice_begin;
+    const Option* all = choices_.data() + j.choice_begin;
     const int64_t own =
         j.chosen >= 0 && all[j.chosen].type == all[m.choice].type ? all[j.chosen].gpus : 0;
     if (all[m.choice].gpus - own > left(all[m.choice].type)) continue;

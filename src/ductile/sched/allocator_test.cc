@@ -11,13 +11,13 @@
 namespace ductile::sched {
 namespace {
 
-using Jobs = std::vector<std::vector<Choice>>;
+using Jobs = std::vector<std::vector<Option>>;
 
 // Concave-ish curves of random scale, with noise that breaks the concavity.
 Jobs random_jobs(Rng& rng, int jobs, int types, int largest) {
   Jobs result;
   for (int j = 0; j < jobs; ++j) {
-    std::vector<Choice> choices;
+    std::vector<Option> choices;
     const double weight = std::exp(rng.uniform(-3, 3));
     for (int t = 0; t < types; ++t) {
       if (rng.below(5) == 0) continue;
@@ -36,7 +36,7 @@ Jobs random_jobs(Rng& rng, int jobs, int types, int largest) {
 double brute_force(const Jobs& jobs, std::vector<int64_t> left, size_t from = 0) {
   if (from == jobs.size()) return 0;
   double best = brute_force(jobs, left, from + 1);
-  for (const Choice& c : jobs[from]) {
+  for (const Option& c : jobs[from]) {
     auto& l = left[static_cast<size_t>(c.type)];
     if (c.gpus > l) continue;
     l -= c.gpus;
@@ -71,7 +71,7 @@ void check_result(const Allocator& a, const Jobs& jobs) {
 }
 
 TEST(hull, is_the_least_concave_curve_above_the_choices) {
-  const std::vector<Choice> choices{{0, 1, 1}, {0, 2, 1.5}, {0, 4, 3.5}, {0, 8, 3.4},
+  const std::vector<Option> choices{{0, 1, 1}, {0, 2, 1.5}, {0, 4, 3.5}, {0, 8, 3.4},
                                     {1, 1, 9}, {0, 6, 4},   {0, 4, 2},   {0, 3, 0}};
   std::vector<HullPoint> hull;
   append_hull(choices, 0, 100, hull);
@@ -83,13 +83,13 @@ TEST(hull, is_the_least_concave_curve_above_the_choices) {
   EXPECT_DOUBLE_EQ(hull[1].slope, 2.5 / 3);
   for (int i = 0; i < 2000; ++i) {
     Rng rng(7, static_cast<uint64_t>(i));
-    std::vector<Choice> random;
+    std::vector<Option> random;
     for (uint32_t k = 1 + rng.below(10); k > 0; --k)
       random.push_back({0, static_cast<int32_t>(1 + rng.below(12)), rng.uniform(-1, 5)});
     hull.clear();
     append_hull(random, 0, 100, hull);
     for (size_t k = 1; k < hull.size(); ++k) EXPECT_LT(hull[k].slope, hull[k - 1].slope);
-    for (const Choice& c : random) {
+    for (const Option& c : random) {
       // The hull's height at c.gpus, the origin included, flat beyond the last corner.
       double height = 0, value = 0;
       int gpus = 0;
@@ -162,7 +162,7 @@ TEST(allocator, keeps_its_promises_over_rounds_of_change) {
       for (uint32_t change = rng.below(5); change > 0; --change) {
         const size_t j = rng.below(static_cast<uint32_t>(jobs.size() + 2));
         if (j >= jobs.size()) jobs.resize(j + 1);
-        jobs[j] = rng.below(4) == 0 ? std::vector<Choice>{} : random_jobs(rng, 1, types, 16)[0];
+        jobs[j] = rng.below(4) == 0 ? std::vector<Option>{} : random_jobs(rng, 1, types, 16)[0];
         a.set_job(static_cast<int>(j), jobs[j]);
       }
       if (rng.below(10) == 0) {
@@ -209,7 +209,7 @@ TEST(allocator, refuses_what_makes_no_sense) {
   EXPECT_THROW(Allocator({}, {}), Error);
   EXPECT_THROW(Allocator({-1}, {}), Error);
   Allocator a({4}, {});
-  EXPECT_THROW(a.set_job(0, std::vector<Choice>{{1, 1, 1.0}}), Error);
+  EXPECT_THROW(a.set_job(0, std::vector<Option>{{1, 1, 1.0}}), Error);
   a.solve();
   EXPECT_EQ(a.result().objective, 0);
 }

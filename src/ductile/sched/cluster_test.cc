@@ -56,8 +56,9 @@ TEST(Cluster, ErrorsNameTheLine) {
     }
     return std::string("no error");
   };
-  EXPECT_NE(text_of("\n[[nodes]]\ntype = \"a\"\ncuont = 3\n").find("c.toml:2: unknown key 'cuont'; "
-                                                                 "did you mean count?"),
+  EXPECT_NE(text_of("\n[[nodes]]\ntype = \"a\"\ncuont = 3\n")
+                .find("c.toml:2: unknown key 'cuont'; "
+                      "did you mean count?"),
             std::string::npos);
   EXPECT_NE(text_of("[[nodes]]\ncount = 3\n").find("'type' is missing"), std::string::npos);
   EXPECT_NE(text_of("[[nodes]]\ntype = \"a\"\ndevices = 0\n").find("1 to 1024"), std::string::npos);

@@ -7,6 +7,7 @@
 #include "ductile/base/error.h"
 #include "ductile/sched/allocator.h"
 #include "ductile/sched/job_curve.h"
+#include "ductile/sched/policies_impl.h"
 #include "ductile/sched/pools.h"
 #include "ductile/sched/shadow_cost.h"
 #include "ductile/sched/work_left.h"
@@ -37,8 +38,8 @@ class DuctilePolicy::Impl {
  private:
   struct State {
     JobId id = 0;
-    int slot = 0;          // in the allocator
-    int64_t seen = 0;      // round
+    int slot = 0;                   // in the allocator
+    int64_t seen = 0;               // round
     const JobView* view = nullptr;  // of this round only
     // Models last used.
     uint32_t model_version = 0;
@@ -48,17 +49,16 @@ class DuctilePolicy::Impl {
     std::optional<GradientNoise> noise;
     std::vector<Configuration> configurations;
     std::vector<CurvePoint> curve;
-    double best_rate = 0;       // of any configuration
-    double best_per_cost = 0;   // progress per device-second of the reference type
+    double best_rate = 0;      // of any configuration
+    double best_per_cost = 0;  // progress per device-second of the reference type
     // What ended jobs teach.
     std::string application;
     double progress = 0, service = 0;
     // Fairness.
     double arrival = 0;
-    double fair_progress = 0;   // it would have made on its fair share
+    double fair_progress = 0;  // it would have made on its fair share
     double last_update = 0;
     double waiting_since = -1;
-    double hold = 600, last_change = -1;
     double weight = 0;
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
@@ -138,8 +138,7 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
     for (const TypeModel& t : application->types)
       if (t.fitted) seen_devices = std::max(seen_devices, t.max_profiled);
   std::optional<GradientNoise> noise = job.noise;
-  static const double XH = getenv("XH") ? atof(getenv("XH")) : 0;
-  if (application) noise = application->forecast(noise, job.progress, job.progress + XH * s.best_rate);
+  if (!noise && application) noise = application->noise_at(job.progress);
   if (s.modelled && s.seen_devices == seen_devices &&
       (noise.has_value() == s.noise.has_value() &&
        (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
@@ -173,7 +172,6 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     }
     s.seen = round_;
     s.view = &job;
-    if (job.last_change != s.last_change) { if (s.last_change >= 0) s.hold = 0.7 * s.hold + 0.3 * (job.last_change - s.last_change); s.last_change = job.last_change; }
     s.progress = job.progress;
     s.service = job.attained_service;
     if (options_.share_by_application) applications_.learn(job);
@@ -326,7 +324,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
   }
 
   weigh(round);
-  std::vector<Choice> choices;
+  std::vector<Option> choices;
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
     const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
@@ -341,12 +339,8 @@ void DuctilePolicy::Impl::offer(const Round& round) {
       for (const Configuration& c : s.configurations) {
         double value = s.weight * c.rate;
         if (devices > 0 && (c.devices != devices || c.pool != s.pool_now)) {
-          double h = std::min(options_.horizon, s.remaining / c.rate);
-          static const double A = getenv("XA") ? atof(getenv("XA")) : 0, Bm = getenv("XB") ? atof(getenv("XB")) : 0,Cm = getenv("XC") ? atof(getenv("XC")) : 0;
-          if (A > 0) h = std::min(h, std::max(60.0, A * s.hold));
-          if (Bm > 0 && c.devices > devices) h = std::min(h, Bm);
+          const double h = std::min(options_.horizon, s.remaining / c.rate);
           value *= h / (h + job.restart_seconds);
-          if (Cm > 0 && job.pause_left > 0) value *= Cm;
         }
         choices.push_back({c.pool, c.devices, value});
       }
@@ -362,11 +356,11 @@ std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& no
     return fmt::format("its devices are worth more to other jobs");
   }
   const auto& chosen = s.configurations[static_cast<size_t>(c)];
-  return fmt::format("{} {} are worth {:.3g} completions an hour saved, at a price of {:.3g}",
-                     chosen.devices,
-                     type_names_[static_cast<size_t>(pools_[static_cast<size_t>(chosen.pool)].type)],
-                     s.weight * chosen.rate,
-                     allocator_->prices()[static_cast<size_t>(chosen.pool)] * chosen.devices);
+  return fmt::format(
+      "{} {} are worth {:.3g} completions an hour saved, at a price of {:.3g}", chosen.devices,
+      type_names_[static_cast<size_t>(pools_[static_cast<size_t>(chosen.pool)].type)],
+      s.weight * chosen.rate,
+      allocator_->prices()[static_cast<size_t>(chosen.pool)] * chosen.devices);
 }
 
 Decisions DuctilePolicy::Impl::decide(const Round& round) {
@@ -412,10 +406,9 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
     const bool fragmented = settled[i] != 0;
-    s.reason = s.pinned ? "it may not be preempted and keeps what it has"
-               : fragmented
-                   ? "its devices are free only in pieces spread over too many nodes"
-                   : reason_for(s, next[i]);
+    s.reason = s.pinned     ? "it may not be preempted and keeps what it has"
+               : fragmented ? "its devices are free only in pieces spread over too many nodes"
+                            : reason_for(s, next[i]);
     if (next[i] == job.allocation) continue;
     decisions.changes.push_back({job.id, next[i], s.reason});
   }
@@ -468,5 +461,9 @@ DuctilePolicy::DuctilePolicy(const DuctileOptions& options)
 DuctilePolicy::~DuctilePolicy() = default;
 Decisions DuctilePolicy::decide(const Round& round) { return impl_->decide(round); }
 std::string DuctilePolicy::explain(JobId job) const { return impl_->explain(job); }
+
+std::unique_ptr<Policy> make_ductile(const PolicyOptions&) {
+  return std::make_unique<DuctilePolicy>();
+}
 
 }  // namespace ductile::sched

@@ -5,11 +5,11 @@
 
 namespace ductile::sched {
 
-void append_hull(std::span<const Choice> choices, int type, int64_t most,
+void append_hull(std::span<const Option> choices, int type, int64_t most,
                  std::vector<HullPoint>& hull) {
   const size_t begin = hull.size();
   for (size_t i = 0; i < choices.size(); ++i) {
-    const Choice& c = choices[i];
+    const Option& c = choices[i];
     if (c.type == type && c.gpus > 0 && c.gpus <= most && c.value > 0 && std::isfinite(c.value))
       hull.push_back({c.value, 0, c.gpus, static_cast<int32_t>(i)});
   }

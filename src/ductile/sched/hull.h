@@ -7,7 +7,7 @@
 namespace ductile::sched {
 
 // One way to run a job: `gpus` accelerators of one type, worth `value` (any unit, > 0) a round.
-struct Choice {
+struct Option {
   int32_t type = 0;
   int32_t gpus = 0;
   double value = 0;
@@ -26,7 +26,7 @@ struct HullPoint {
 // Appends the strict concave hull of the choices of `type`, in order of accelerators. Choices that
 // are worth nothing, that are not finite, or that take no accelerator or more than `most`, are left
 // out.
-void append_hull(std::span<const Choice> choices, int type, int64_t most,
+void append_hull(std::span<const Option> choices, int type, int64_t most,
                  std::vector<HullPoint>& hull);
 
 }  // namespace ductile::sched

@@ -29,25 +29,13 @@ void ApplicationModels::learn(const JobView& job) {
   model.noise[at] = job.noise;
 }
 
-std::optional<GradientNoise> ApplicationModel::forecast(const std::optional<GradientNoise>& now,
-                                                        double progress, double later) const {
-  // The nearest bucket seen at or after the one of `at`, else before it.
-  const auto seen = [&](double at) -> const GradientNoise* {
-    const size_t first = bucket(at);
-    for (size_t b = first; b < noise.size(); ++b)
-      if (noise[b]) return &*noise[b];
-    for (size_t b = std::min(first, noise.size()); b-- > 0;)
-      if (noise[b]) return &*noise[b];
-    return nullptr;
-  };
-  const GradientNoise* then = seen(later);
-  if (!then) return now;
-  if (!now) return *then;
-  const GradientNoise* here = seen(progress);
-  GradientNoise result = *now;
-  if (here->sqr > 0) result.sqr *= then->sqr / here->sqr;
-  if (here->var > 0) result.var *= then->var / here->var;
-  return result;
+std::optional<GradientNoise> ApplicationModel::noise_at(double progress) const {
+  const size_t first = bucket(progress);
+  for (size_t b = first; b < noise.size(); ++b)
+    if (noise[b]) return noise[b];
+  for (size_t b = std::min(first, noise.size()); b-- > 0;)
+    if (noise[b]) return noise[b];
+  return std::nullopt;
 }
 
 const ApplicationModel* ApplicationModels::find(const std::string& application) const {

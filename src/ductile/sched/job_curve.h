@@ -23,10 +23,8 @@ struct ApplicationModel {
   // Gradient noise last seen at a progress of about 2^(i/8) - 1 steps.
   std::vector<std::optional<GradientNoise>> noise;
 
-  // What the noise is about to be: the job's own now (or the application's, where it has none yet),
-  // changed as that of other jobs has changed between `progress` and `later`.
-  std::optional<GradientNoise> forecast(const std::optional<GradientNoise>& now, double progress,
-                                        double later) const;
+  // Of the nearest progress seen, a later one rather than an earlier.
+  std::optional<GradientNoise> noise_at(double progress) const;
 };
 
 class ApplicationModels {
@@ -39,10 +37,11 @@ class ApplicationModels {
 };
 
 // Every configuration the job may have in these pools, by pool, then devices. Rates come from the
-// job's models, or from its application's where those have seen more devices; a job of which nothing
-// is known has a nominal rate of one step a second and device, on its least number of devices. Sizes
-// are limited to `growth` times the largest number of devices a model has seen (at least the job's
-// least), a rigid job to what it asked for. `noise`: to reckon with; none: that none is known.
+// job's models, or from its application's where those have seen more devices; a job of which
+// nothing is known has a nominal rate of one step a second and device, on its least number of
+// devices. Sizes are limited to `growth` times the largest number of devices a model has seen (at
+// least the job's least), a rigid job to what it asked for. `noise`: to reckon with; none: that
+// none is known.
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
                                           std::span<const int32_t> per_node, double growth,

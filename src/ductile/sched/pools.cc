@@ -64,7 +64,10 @@ namespace {
 class Placer {
  public:
   Placer(const Cluster& cluster, const Pool& pool, double horizon)
-      : pool_(pool), free_(pool.nodes.size()), shared_(pool.nodes.size()), held_(pool.nodes.size()) {
+      : pool_(pool),
+        free_(pool.nodes.size()),
+        shared_(pool.nodes.size()),
+        held_(pool.nodes.size()) {
     for (size_t i = 0; i < pool.nodes.size(); ++i) {
       const auto n = static_cast<size_t>(pool.nodes[i]);
       size_.push_back(cluster.node_devices[n]);
@@ -77,7 +80,8 @@ class Placer {
     allocations_.resize(requests.size());
     requests_ = &requests;
     for (size_t r = 0; r < requests.size(); ++r)
-      if (!keep(static_cast<int32_t>(r))) waiting_.push({requests[r].devices, -static_cast<int32_t>(r)});
+      if (!keep(static_cast<int32_t>(r)))
+        waiting_.push({requests[r].devices, -static_cast<int32_t>(r)});
     PlacementResult result;
     while (!waiting_.empty()) {
       const int32_t r = -waiting_.top().second;
@@ -226,9 +230,9 @@ class Placer {
   const Pool& pool_;
   std::vector<PlacementRequest>* requests_ = nullptr;
   std::vector<int32_t> size_;
-  std::vector<int32_t> free_;                    // by index within the pool
-  std::vector<uint8_t> shared_;                  // a multi-node job is on it
-  std::vector<std::vector<int32_t>> held_;       // requests on the node
+  std::vector<int32_t> free_;                      // by index within the pool
+  std::vector<uint8_t> shared_;                    // a multi-node job is on it
+  std::vector<std::vector<int32_t>> held_;         // requests on the node
   std::set<std::pair<int32_t, int32_t>> by_free_;  // (free devices, node)
   std::vector<std::vector<NodeShare>> allocations_;
   std::priority_queue<std::pair<int32_t, int32_t>> waiting_;  // largest, then first request

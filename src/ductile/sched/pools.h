@@ -34,9 +34,9 @@ std::vector<int32_t> device_counts(const Pool& pool, int32_t unit, int32_t least
 
 // What a job wants of a pool, and what it holds.
 struct PlacementRequest {
-  int32_t job = 0;       // the caller's index
+  int32_t job = 0;  // the caller's index
   int32_t devices = 0;
-  bool movable = true;   // may be put elsewhere to make room for others
+  bool movable = true;               // may be put elsewhere to make room for others
   const Allocation* held = nullptr;  // now, in this pool and of this size: kept where it can be
 };
 

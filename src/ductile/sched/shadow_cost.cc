@@ -61,7 +61,9 @@ std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const Cur
     for (size_t g = 0; g < kGrid; ++g) {
       const double missing = (alive - best[g]) / j.share;
       if (missing <= 0) continue;
-      const auto least = [&](int i) { return (missing + price[g] * curve[i].cost) / curve[i].rate; };
+      const auto least = [&](int i) {
+        return (missing + price[g] * curve[i].cost) / curve[i].rate;
+      };
       double here = least(k);
       for (double next; k > 0 && (next = least(k - 1)) <= here; here = next) --k;
       for (double next; k + 1 < n && (next = least(k + 1)) < here; here = next) ++k;

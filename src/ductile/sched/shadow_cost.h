@@ -17,9 +17,9 @@ void keep_concave(std::vector<CurvePoint>& points);
 
 // A job, or a part of one where its size is uncertain: `share` of it has that much work left.
 struct SizedJob {
-  int job = 0;        // index of the result it counts towards
-  double size = 0;    // work left; only the order of sizes matters
-  double share = 1;   // in (0, 1]; the shares of one job sum to 1
+  int job = 0;          // index of the result it counts towards
+  double size = 0;      // work left; only the order of sizes matters
+  double share = 1;     // in (0, 1]; the shares of one job sum to 1
   int curve_begin = 0;  // its concave curve: [curve_begin, curve_end) of the points
   int curve_end = 0;
 };
@@ -32,9 +32,9 @@ struct SizedJob {
 // w_j is constant while the job lives, so when the jobs finish in order of size, the largest m jobs
 // must satisfy for every m
 //     max over allocations of  sum_{j <= m} w_j rate_j  =  m,
-// which gives w_1, w_2, ... one after the other. For equal power-law speed-ups this is heSRPT (Berg,
-// Vesilo and Harchol-Balter, Performance 2020); here the curves may be any, one price for all
-// accelerators (relative prices of the types being given as costs) standing for the allocation.
+// which gives w_1, w_2, ... one after the other. For equal power-law speed-ups this is heSRPT
+// (Berg, Vesilo and Harchol-Balter, Performance 2020); here the curves may be any, one price for
+// all accelerators (relative prices of the types being given as costs) standing for the allocation.
 // The value of a configuration to a job is then w_j x rate, and the best total value equals the
 // number of jobs: every round maximises the decrease of the future total completion time.
 //

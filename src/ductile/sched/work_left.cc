@@ -25,8 +25,8 @@ void WorkLeft::ended(const std::string& application, double progress, double ser
   if (service > 0) remember(service_, service);
 }
 
-std::vector<double> WorkLeft::guess(const std::string& application, double progress,
-                                    double service, double progress_per_service) const {
+std::vector<double> WorkLeft::guess(const std::string& application, double progress, double service,
+                                    double progress_per_service) const {
   const std::vector<double>* samples = &service_;
   double at = service, scale = 1, doubt = 8;
   if (const auto found = progress_.find(application);

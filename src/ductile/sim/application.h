@@ -25,13 +25,13 @@ struct Application {
   int32_t init_batch = 1;  // M0
   int32_t max_batch = 1;
   int32_t epochs = 1;
-  int32_t most_local = 0;                   // a limit below that of the profiles; 0: none
-  int32_t most_devices = 0;                 // 0: as many as the batch allows
-  int32_t adaptive_batch = 0;  // replaces the batch asked for under adaptive policies; 0: none
-  bool fixed_batch = false;    // keeps that batch even under adaptive policies
-  double pause = 30;                        // seconds of a restart
-  double slowdown = 1;                      // of steps, on real machines against the profiles
-  std::vector<BatchTrace> traces;           // in rising order of batch
+  int32_t most_local = 0;          // a limit below that of the profiles; 0: none
+  int32_t most_devices = 0;        // 0: as many as the batch allows
+  int32_t adaptive_batch = 0;      // replaces the batch asked for under adaptive policies; 0: none
+  bool fixed_batch = false;        // keeps that batch even under adaptive policies
+  double pause = 30;               // seconds of a restart
+  double slowdown = 1;             // of steps, on real machines against the profiles
+  std::vector<BatchTrace> traces;  // in rising order of batch
   std::map<std::string, Profile> profiles;  // by device type
 
   // Progress at the end of `epochs` epochs: the least over the traces; 0 for none.

@@ -40,6 +40,7 @@ class Simulation {
   void find_interference();
   void check_round() const;
   bool drawn(double probability, uint64_t purpose, int32_t job) const;
+  double packed_step(const Application& app, int32_t batch, int32_t devices, int32_t type) const;
   std::span<const double> step_seconds(const Submission& job);
 
   Workload workload_;
@@ -114,26 +115,33 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   result_.policy = policy.name();
 }
 
-// Step times at the batch asked for, on packed devices of the first type; Optimus's oracle.
+// Seconds of a step at the batch asked for on `devices` packed devices of a type. One device always
+// accumulates here, as the published oracles have it.
+double Simulation::packed_step(const Application& app, int32_t batch, int32_t devices,
+                               int32_t type) const {
+  const Profile& profile = app.profile(cluster_.types[type]);
+  const int32_t per_node = std::max(cluster_.devices_per_node(type), 1);
+  std::vector<int32_t> counts;
+  for (int32_t left = devices; left > 0; left -= per_node)
+    counts.push_back(std::min(left, per_node));
+  sched::BatchLimits limits = app.limits(profile);
+  if (catalog_.rules.limit_by_placement) limits.max_local = profile.max_local(counts);
+  sched::BatchChoice split = sched::split_batch(limits, devices, batch);
+  if (devices == 1 && split.accumulation == 0) split = {0, (split.local_batch + 1) / 2, 1};
+  const StepTime time = profile.at(counts, std::max(split.local_batch, 1));
+  return time.step + (time.step - time.sync) * split.accumulation;
+}
+
+// The oracle of Optimus: by number of devices of the first type.
 std::span<const double> Simulation::step_seconds(const Submission& job) {
   const Application& app = catalog_.find(job.application);
   const int32_t batch = job.batch > 0 ? job.batch : app.init_batch;
   auto [found, fresh] = step_seconds_.try_emplace({&app, batch});
   if (!fresh) return found->second;
-  const Profile& profile = app.profile(cluster_.types[0]);
-  const sched::BatchLimits limits = app.limits(profile);
-  const int32_t per_node = std::max(cluster_.devices_per_node(0), 1);
-  const auto most = static_cast<int32_t>(std::min<int64_t>(
-      {64, cluster_.usable_devices() + 1, std::max(batch / limits.min_local, 1)}));
-  for (int32_t k = 1; k <= most; ++k) {
-    std::vector<int32_t> counts;
-    for (int32_t left = k; left > 0; left -= per_node) counts.push_back(std::min(left, per_node));
-    sched::BatchChoice split = sched::split_batch(limits, k, batch);
-    if (k == 1 && split.accumulation == 0)  // one device always accumulates here
-      split = {0, (split.local_batch + 1) / 2, 1};
-    const StepTime time = profile.at(counts, std::max(split.local_batch, 1));
-    found->second.push_back(time.step + (time.step - time.sync) * split.accumulation);
-  }
+  const int32_t least = app.limits(app.profile(cluster_.types[0])).min_local;
+  const auto most = static_cast<int32_t>(
+      std::min<int64_t>({64, cluster_.usable_devices() + 1, std::max(batch / least, 1)}));
+  for (int32_t k = 1; k <= most; ++k) found->second.push_back(packed_step(app, batch, k, 0));
   return found->second;
 }
 
@@ -143,7 +151,14 @@ void Simulation::arrive() {
     sched::JobView view;
     view.id = j;
     runs_[j].describe(view);
-    view.known_step_seconds = step_seconds(workload_.jobs[j]);
+    const Submission& job = workload_.jobs[j];
+    view.known_step_seconds = step_seconds(job);
+    if (view.scaling == sched::Scaling::rigid) {
+      const Application& app = catalog_.find(job.application);
+      for (int32_t t = 0; t < cluster_.type_count(); ++t)
+        view.types[t].requested_rate =
+            view.requested_batch / packed_step(app, view.requested_batch, job.devices, t);
+    }
     active_.push_back(j);
     views_.push_back(std::move(view));
   }
