@@ -14,10 +14,6 @@ constexpr double kFloor = 1e-8;
 constexpr double kMostGamma = 10;
 using Vector = std::array<double, kParams>;
 
-Vector to_vector(const PerfParams& p) {
-  return {p.alpha_c, p.beta_c, p.alpha_n, p.beta_n, p.alpha_r, p.beta_r, p.gamma};
-}
-
 PerfParams from_vector(const Vector& v) { return {v[0], v[1], v[2], v[3], v[4], v[5], v[6]}; }
 
 double dot(const Vector& a, const Vector& b) {
@@ -26,12 +22,63 @@ double dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
+double objective(const PerfParams& perf, std::span<const StepSample> samples, double smooth,
+                 double* gradient) {
+  double error_grad = 0, error_step = 0;
+  Vector d_grad{}, d_step{};
+  for (const StepSample& sample : samples) {
+    const double grad = gradient_seconds(perf, sample.local_batch);
+    const double sync = sync_seconds(perf, sample.nodes, sample.replicas);
+    const double more = std::max<double>(sample.replicas - 2, kFloor);
+    const double log_grad = std::log(grad), log_sync = std::log(sync), g = perf.gamma;
+    const double e1 = log_grad - std::log(sample.gradient_seconds);
+    // log of the p-norm, the larger taken out
+    const double high = std::max(log_grad, log_sync);
+    const double a = std::exp(g * (log_grad - high)), b = std::exp(g * (log_sync - high));
+    const double log_step = high + std::log(a + b) / g;
+    const double e2 = log_step - std::log(sample.step_seconds);
+    error_grad += e1 * e1;
+    error_step += e2 * e2;
+    if (gradient == nullptr) continue;
+    d_grad[0] += e1 / grad;
+    d_grad[1] += e1 * sample.local_batch / grad;
+    const double of_grad = a / (a + b) / grad, of_sync = b / (a + b) / sync;
+    d_step[0] += e2 * of_grad;
+    d_step[1] += e2 * of_grad * sample.local_batch;
+    if (sample.nodes > 1 || sample.replicas > 1) {
+      const int at = sample.nodes > 1 ? 2 : 4;
+      d_step[at] += e2 * of_sync;
+      d_step[at + 1] += e2 * of_sync * more;
+    }
+    const double weighted = (a * (log_grad - high) + b * (log_sync - high)) / (a + b);
+    d_step[6] += e2 * (weighted - std::log(a + b) / g) / g;
+  }
+  const double n = static_cast<double>(samples.size());
+  const double rms_grad = std::sqrt(error_grad / n + smooth * smooth),
+               rms_step = std::sqrt(error_step / n + smooth * smooth);
+  const double rn = perf.beta_n / perf.alpha_n, rr = perf.beta_r / perf.alpha_r;
+  if (gradient != nullptr) {
+    for (int i = 0; i < kParams; ++i)
+      gradient[i] = (rms_grad > 0 ? d_grad[i] / (n * rms_grad) : 0) +
+                    (rms_step > 0 ? d_step[i] / (n * rms_step) : 0);
+    gradient[6] += 2e-3 * (perf.gamma - 1);
+    gradient[2] -= 2e-2 * rn * rn / perf.alpha_n;
+    gradient[3] += 2e-2 * rn / perf.alpha_n;
+    gradient[4] -= 2e-2 * rr * rr / perf.alpha_r;
+    gradient[5] += 2e-2 * rr / perf.alpha_r;
+  }
+  return rms_grad + rms_step + 1e-3 * (perf.gamma - 1) * (perf.gamma - 1) +
+         1e-2 * (rn * rn + rr * rr);
+}
+
 // The search runs over the logarithms of the six coefficients, whose scales differ by millions, and
 // over gamma itself. A fixed parameter has lower == upper.
 struct Search {
   std::span<const StepSample> samples;
   Vector lower, upper;
   int32_t evaluations = 0;
+  // Rounds off the kink of the root mean squares where they vanish: sqrt(mean + smooth^2).
+  double smooth = 0;
 
   static Vector to_params(const Vector& x) {
     Vector p;
@@ -43,7 +90,7 @@ struct Search {
   double value(const Vector& x, Vector& gradient) {
     ++evaluations;
     const Vector p = to_params(x);
-    const double f = fit_objective(from_vector(p), samples, gradient.data());
+    const double f = objective(from_vector(p), samples, smooth, gradient.data());
     for (int i = 0; i < 6; ++i) gradient[i] *= p[i];
     for (int i = 0; i < kParams; ++i)
       if (lower[i] == upper[i]) gradient[i] = 0;
@@ -165,53 +212,10 @@ double Search::minimise(Vector& x) {
 
 double fit_objective(const PerfParams& perf, std::span<const StepSample> samples,
                      double* gradient) {
-  double error_grad = 0, error_step = 0;
-  Vector d_grad{}, d_step{};
-  for (const StepSample& sample : samples) {
-    const double grad = gradient_seconds(perf, sample.local_batch);
-    const double sync = sync_seconds(perf, sample.nodes, sample.replicas);
-    const double more = std::max<double>(sample.replicas - 2, kFloor);
-    const double log_grad = std::log(grad), log_sync = std::log(sync), g = perf.gamma;
-    const double e1 = log_grad - std::log(sample.gradient_seconds);
-    // log of the p-norm, the larger taken out
-    const double high = std::max(log_grad, log_sync);
-    const double a = std::exp(g * (log_grad - high)), b = std::exp(g * (log_sync - high));
-    const double log_step = high + std::log(a + b) / g;
-    const double e2 = log_step - std::log(sample.step_seconds);
-    error_grad += e1 * e1;
-    error_step += e2 * e2;
-    if (gradient == nullptr) continue;
-    d_grad[0] += e1 / grad;
-    d_grad[1] += e1 * sample.local_batch / grad;
-    const double of_grad = a / (a + b) / grad, of_sync = b / (a + b) / sync;
-    d_step[0] += e2 * of_grad;
-    d_step[1] += e2 * of_grad * sample.local_batch;
-    if (sample.nodes > 1 || sample.replicas > 1) {
-      const int at = sample.nodes > 1 ? 2 : 4;
-      d_step[at] += e2 * of_sync;
-      d_step[at + 1] += e2 * of_sync * more;
-    }
-    const double weighted = (a * (log_grad - high) + b * (log_sync - high)) / (a + b);
-    d_step[6] += e2 * (weighted - std::log(a + b) / g) / g;
-  }
-  const double n = static_cast<double>(samples.size());
-  const double rms_grad = std::sqrt(error_grad / n), rms_step = std::sqrt(error_step / n);
-  const double rn = perf.beta_n / perf.alpha_n, rr = perf.beta_r / perf.alpha_r;
-  if (gradient != nullptr) {
-    for (int i = 0; i < kParams; ++i)
-      gradient[i] = (rms_grad > 0 ? d_grad[i] / (n * rms_grad) : 0) +
-                    (rms_step > 0 ? d_step[i] / (n * rms_step) : 0);
-    gradient[6] += 2e-3 * (perf.gamma - 1);
-    gradient[2] -= 2e-2 * rn * rn / perf.alpha_n;
-    gradient[3] += 2e-2 * rn / perf.alpha_n;
-    gradient[4] -= 2e-2 * rr * rr / perf.alpha_r;
-    gradient[5] += 2e-2 * rr / perf.alpha_r;
-  }
-  return rms_grad + rms_step + 1e-3 * (perf.gamma - 1) * (perf.gamma - 1) +
-         1e-2 * (rn * rn + rr * rr);
+  return objective(perf, samples, 0, gradient);
 }
 
-FitResult fit_perf(std::span<const StepSample> samples, const std::optional<PerfParams>& warm) {
+FitResult fit_perf(std::span<const StepSample> samples) {
   if (samples.empty()) fail(ErrorCode::invalid_argument, "no step times to fit");
   bool one_batch = true, several_nodes = false, one_node = false, above_two = false;
   double mean_grad = 0;
@@ -230,14 +234,7 @@ FitResult fit_perf(std::span<const StepSample> samples, const std::optional<Perf
     mean_grad += sample.gradient_seconds;
   }
   mean_grad /= static_cast<double>(samples.size());
-  constexpr Vector kStart = {.1, .01, .1, .01, .1, .01, 1.001};
-  Vector start = kStart;
-  if (warm) {
-    // What was held at nothing so far has no slope there: it starts anew.
-    start = to_vector(*warm);
-    for (int i = 0; i < 6; ++i)
-      if (start[i] < 1e-7) start[i] = kStart[i];
-  }
+  Vector start = {.1, .01, .1, .01, .1, .01, 1.001};
   Vector lower, upper;
   lower.fill(kFloor);
   upper.fill(1e6);
@@ -256,7 +253,11 @@ FitResult fit_perf(std::span<const StepSample> samples, const std::optional<Perf
   }
   FitResult result;
   Vector x = start;
-  result.objective = search.minimise(x);
+  for (const double smooth : {0.02, 2e-4}) {
+    search.smooth = smooth;
+    search.minimise(x);
+  }
+  result.objective = fit_objective(from_vector(Search::to_params(x)), samples);
   result.evaluations = search.evaluations;
   result.perf = from_vector(Search::to_params(x));
   if (!several_nodes) {

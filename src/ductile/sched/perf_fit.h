@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "ductile/sched/goodput.h"
@@ -34,9 +33,8 @@ struct FitResult {
 // The best parameters within their bounds. What the samples say nothing about is held at an
 // optimistic value: alpha_c at half the mean gradient time where one batch size was seen; the
 // synchronisation of several nodes, of one node, and its growth, at nothing where not seen; the
-// first is then raised to 1.1 times that of one node. Starts from `warm` where given, else from a
-// fixed point. Throws invalid_argument for no samples or a time that is not above 0.
-FitResult fit_perf(std::span<const StepSample> samples,
-                   const std::optional<PerfParams>& warm = std::nullopt);
+// first is then raised to 1.1 times that of one node. Always starts from the same point. Throws
+// invalid_argument for no samples or a time that is not above 0.
+FitResult fit_perf(std::span<const StepSample> samples);
 
 }  // namespace ductile::sched

@@ -13,11 +13,10 @@ using sched::Scaling;
 // A measured profile ends at 64 devices: no job of the published simulators gets more.
 constexpr int32_t kMostMeasured = 64;
 
-const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::StepSample> samples,
-                                       const std::optional<sched::PerfParams>& warm) {
+const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::StepSample> samples) {
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  return known_.emplace(key, sched::fit_perf(samples, warm).perf).first->second;
+  return known_.emplace(key, sched::fit_perf(samples).perf).first->second;
 }
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
@@ -46,7 +45,7 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
 const std::optional<sched::PerfParams>& JobRun::perf(int32_t type) {
   Learned& learned = learned_[type];
   if (learned.dirty && learns_) {
-    learned.perf = fits_.fit(learned.key, learned.samples, learned.perf);
+    learned.perf = fits_.fit(learned.key, learned.samples);
     learned.dirty = false;
     ++version_;
   }

@@ -20,8 +20,7 @@ namespace ductile::sim {
 // Fits by what was measured, shared by jobs that have measured the same in the same order.
 class FitCache {
  public:
-  const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples,
-                               const std::optional<sched::PerfParams>& warm);
+  const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples);
   int64_t fits() const { return static_cast<int64_t>(known_.size()); }
 
  private:

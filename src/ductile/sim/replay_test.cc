@@ -79,9 +79,19 @@ double mean_jct(const std::string& policy, const fs::path& traces, const fs::pat
   const clock_t t0 = clock();
   const SimResult result = simulate(workload, catalog, cluster, *made, options);
   double sum = 0, restarts = 0, service = 0, dec = 0;
-  for (const JobResult& job : result.jobs) { sum += job.jct(); restarts += job.restarts; service += job.service; }
+  for (const JobResult& job : result.jobs) {
+    sum += job.jct();
+    restarts += job.restarts;
+    service += job.service;
+  }
   for (auto& r : result.rounds) dec += r.decision_seconds;
-  printf("%s %s: mean %.1f restarts %.2f GPU h %.1f (%.2f a job) makespan %.0f, %.1f s CPU, %.3f ms a round of %zu\n", policy.c_str(), file.c_str(), sum / result.jobs.size(), restarts / result.jobs.size(), service / 3600, service/3600/result.jobs.size(), result.end, double(clock() - t0) / CLOCKS_PER_SEC, dec/result.rounds.size()*1000, result.rounds.size());
+  printf(
+      "%s %s: mean %.1f restarts %.2f GPU h %.1f (%.2f a job) makespan %.0f, %.1f s CPU, %.3f ms a "
+      "round of %zu\n",
+      policy.c_str(), file.c_str(), sum / result.jobs.size(), restarts / result.jobs.size(),
+      service / 3600, service / 3600 / result.jobs.size(), result.end,
+      double(clock() - t0) / CLOCKS_PER_SEC, dec / result.rounds.size() * 1000,
+      result.rounds.size());
   return sum / static_cast<double>(result.jobs.size());
 }
 
@@ -90,7 +100,8 @@ TEST(Published, SiaWithinFivePercent) {
   mean_jct("sia", "sia/traces", "sia/workloads/saturn/workload-1.csv", sia_cluster());
   mean_jct("sia", "sia/traces", "sia/workloads/saturn/workload-2.csv", sia_cluster());
   mean_jct("sia", "sia/traces", "sia/workloads/saturn/workload-3.csv", sia_cluster());
-  mean_jct("sia", "sia/traces", "sia/workloads/philly/workload-1.csv", sched::homogeneous_cluster(16,4,"aws"));
+  mean_jct("sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
+           sched::homogeneous_cluster(16, 4, "aws"));
 }
 TEST(Published, Gavel) {
   mean_jct("gavel", "sia/traces", "sia/workloads/philly/workload-1.csv", sia_cluster());
@@ -99,7 +110,8 @@ TEST(Published, Gavel) {
   mean_jct("gavel", "sia/traces", "sia/workloads/saturn/workload-3.csv", sia_cluster());
 }
 TEST(Published, Pollux) {
-  mean_jct("pollux", "pollux/traces", "pollux/workloads/workload-3.csv", sched::homogeneous_cluster());
+  mean_jct("pollux", "pollux/traces", "pollux/workloads/workload-3.csv",
+           sched::homogeneous_cluster());
 }
 
 }  // namespace
