@@ -21,6 +21,9 @@ constexpr double kSameNoise = 0.03;
 // A job that waits this long counts for twice as much, twice that for four times, and so on, so
 // that none waits for ever.
 constexpr double kPatience = 3600;
+// A larger allocation than the present one must promise more than this much more: it is likely to
+// be taken back by the next arrival, which is not in the model.
+constexpr double kGrowthWorthwhile = 0.95;
 
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
@@ -250,6 +253,7 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
   std::vector<CurvePoint> points;
   std::vector<SizedJob> sized;
   std::vector<State*> order;
+  double guessed = 0;  // jobs without a budget
   std::vector<CurvePoint> curve;
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
@@ -273,6 +277,7 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
       sized.push_back({index, s.remaining / s.best_per_cost, 1, begin, end});
       continue;
     }
+    guessed += 1;
     const std::vector<double> parts =
         work_left_.guess(options_.share_by_application ? job.application : std::string(),
                          job.progress, job.attained_service, s.best_per_cost);
@@ -281,7 +286,8 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
     s.remaining = parts[parts.size() / 2] * s.best_per_cost;
   }
   const std::vector<double> worth =
-      shadow_costs(std::move(sized), points, capacity, static_cast<int>(order.size()));
+      shadow_costs(std::move(sized), points, capacity, static_cast<int>(order.size()),
+                   order.empty() ? 0 : guessed / static_cast<double>(order.size()));
   for (size_t i = 0; i < order.size(); ++i) {
     State& s = *order[i];
     const JobView& job = *s.view;
@@ -340,6 +346,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
         double value = s.weight * c.rate;
         if (devices > 0 && (c.devices != devices || c.pool != s.pool_now)) {
           const double h = std::min(options_.horizon, s.remaining / c.rate);
+          if (c.devices > devices) value *= kGrowthWorthwhile;
           value *= h / (h + job.restart_seconds);
         }
         choices.push_back({c.pool, c.devices, value});

@@ -29,7 +29,7 @@ constexpr int kGrid = 128;  // prices tried: none, and geometric steps of about 
 }
 
 std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const CurvePoint> points,
-                                 double capacity, int num_jobs) {
+                                 double capacity, int num_jobs, double standing) {
   std::vector<double> worth(static_cast<size_t>(num_jobs), 0.0);
   if (jobs.empty() || !(capacity > 0)) return worth;
   std::stable_sort(jobs.begin(), jobs.end(),
@@ -48,7 +48,7 @@ std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const Cur
     price[i] = low * std::pow(high / low, (g - 1) / (kGrid - 2.0));
     best[i] = price[i] * capacity;
   }
-  double alive = 0;
+  double alive = standing;
   for (const SizedJob& j : jobs) {
     alive += j.share;
     const CurvePoint* curve = points.data() + j.curve_begin;

@@ -38,8 +38,10 @@ struct SizedJob {
 // The value of a configuration to a job is then w_j x rate, and the best total value equals the
 // number of jobs: every round maximises the decrease of the future total completion time.
 //
-// `capacity`: cost of all accelerators. Parts of one job need not be adjacent. O(jobs x grid).
+// `capacity`: cost of all accelerators. `standing`: so many jobs that outlast all of these are
+// reckoned with (jobs to come): work at the far end then costs others too. Parts of one job need
+// not be adjacent. O(jobs x grid).
 std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const CurvePoint> points,
-                                 double capacity, int num_jobs);
+                                 double capacity, int num_jobs, double standing = 0);
 
 }  // namespace ductile::sched
