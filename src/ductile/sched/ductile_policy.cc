@@ -316,9 +316,8 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     if (job.preemptible) continue;
     s.pinned = true;
     for (const NodeShare& share : job.allocation)
-      if (!usable_until(round.cluster, share.node, round.now + 2 * round.interval))
-        s.pinned = false;
-    if (s.pinned) capacity[static_cast<size_t>(s.pool_now)] -= device_count(job.allocation);
+      if (usable_until(round.cluster, share.node, round.now + 2 * round.interval))
+        capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
   for (int64_t& c : capacity) c = std::max<int64_t>(c, 0);
   if (!allocator_) {

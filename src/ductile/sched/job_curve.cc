@@ -68,10 +68,26 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
   known.noise = noise.value_or(GradientNoise{1, 1});
 
   int32_t seen = 0;
-  bool anything = false;
-  for (const TypeModel& t : known.types) {
+  const TypeModel* any = nullptr;
+  for (TypeModel& t : known.types) {
+    if (t.fitted && t.unit_rate <= 0)
+      t.unit_rate = t.limits.max_local / gradient_seconds(t.perf, t.limits.max_local);
     if (t.fitted) seen = std::max(seen, t.max_profiled);
-    anything = anything || t.fitted || t.unit_rate > 0;
+    if (t.allowed && (t.fitted || t.unit_rate > 0) && (!any || t.fitted > any->fitted)) any = &t;
+  }
+  const bool anything = any != nullptr;
+  // A type of which nothing is known is taken for half as fast as one that is.
+  std::vector<double> trust(known.types.size(), 1.0);
+  if (anything) {
+    const TypeModel model = *any;
+    for (size_t t = 0; t < known.types.size(); ++t) {
+      TypeModel& type = known.types[t];
+      if (type.fitted || type.unit_rate > 0) continue;
+      type.fitted = model.fitted;
+      type.perf = model.perf;
+      type.unit_rate = model.unit_rate;
+      trust[t] = 0.5;
+    }
   }
   std::vector<Configuration> result;
   for (size_t p = 0; p < pools.size(); ++p) {
@@ -98,7 +114,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
     for (int32_t k : counts) {
       Configuration c{static_cast<int32_t>(p), k, (k + pool.per_node - 1) / pool.per_node, 0};
       if (anything)
-        c.rate = estimated_goodput(known, pool.type, c.nodes, k, per_node) /
+        c.rate = trust[t] * estimated_goodput(known, pool.type, c.nodes, k, per_node) /
                  std::max(1, type.limits.init_batch);
       else
         c.rate = k;

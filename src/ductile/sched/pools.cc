@@ -79,10 +79,14 @@ class Placer {
   PlacementResult run(std::vector<PlacementRequest>& requests) {
     allocations_.resize(requests.size());
     requests_ = &requests;
+    for (const PlacementRequest& q : requests)
+      if (!q.movable && q.held) reserve(*q.held);
     for (size_t r = 0; r < requests.size(); ++r)
-      if (!keep(static_cast<int32_t>(r)))
+      if (!(!requests[r].movable && requests[r].held) && !keep(static_cast<int32_t>(r)))
         waiting_.push({requests[r].devices, -static_cast<int32_t>(r)});
     PlacementResult result;
+    for (const PlacementRequest& q : requests)
+      if (!q.movable && q.held) result.placed.push_back({q.job, *q.held});
     while (!waiting_.empty()) {
       const int32_t r = -waiting_.top().second;
       waiting_.pop();
@@ -126,6 +130,17 @@ class Placer {
       std::erase(held_[n], r);
     }
     mine.clear();
+  }
+
+  // What must not move is out of reach, on nodes that are about to leave too.
+  void reserve(const Allocation& held) {
+    for (const NodeShare& s : held) {
+      const auto at = std::lower_bound(pool_.nodes.begin(), pool_.nodes.end(), s.node);
+      if (at == pool_.nodes.end() || *at != s.node) continue;
+      const auto i = static_cast<int32_t>(at - pool_.nodes.begin());
+      set_free(i, std::max(0, free_[static_cast<size_t>(i)] - s.devices));
+      if (held.size() > 1) shared_[static_cast<size_t>(i)] = 1;
+    }
   }
 
   // Keeps what the job holds if every node of it is there and has room.

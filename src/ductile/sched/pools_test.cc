@@ -1,10 +1,10 @@
 #include "ductile/sched/pools.h"
 
-#include <gtest/gtest.h>
-
 #include <limits>
 #include <map>
 #include <numeric>
+
+#include <gtest/gtest.h>
 
 #include "ductile/base/rng.h"
 
@@ -65,7 +65,8 @@ TEST(pools, any_usual_sizes_within_capacity_are_placed_round_after_round) {
       const PlacementResult result = place(cluster, pool, 0, requests);
       check_placement(cluster, requests, result);
       EXPECT_TRUE(result.unplaced.empty());
-      for (const auto& [job, allocation] : result.placed) held[static_cast<size_t>(job)] = allocation;
+      for (const auto& [job, allocation] : result.placed)
+        held[static_cast<size_t>(job)] = allocation;
     }
   }
 }
@@ -74,8 +75,8 @@ TEST(pools, what_may_not_move_stays_and_nodes_about_to_leave_are_left) {
   Cluster cluster = homogeneous_cluster(2, 4);
   const Pool pool = find_pools(cluster, 0)[0];
   const Allocation fixed{{0, 1}}, movable{{1, 1}};
-  PlacementResult r =
-      place(cluster, pool, 0, {{0, 1, false, &fixed}, {1, 1, true, &movable}, {2, 4, true, nullptr}});
+  PlacementResult r = place(cluster, pool, 0,
+                            {{0, 1, false, &fixed}, {1, 1, true, &movable}, {2, 4, true, nullptr}});
   EXPECT_TRUE(r.unplaced.empty());
   EXPECT_EQ(r.moved, 1);
   for (const auto& [job, allocation] : r.placed) {

@@ -1,8 +1,8 @@
 #include "ductile/sched/shadow_cost.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
+
+#include <gtest/gtest.h>
 
 namespace ductile::sched {
 namespace {
@@ -30,8 +30,7 @@ TEST(shadow_cost, of_equal_power_laws_is_that_of_heSRPT) {
   const int n = 4;
   const std::vector<CurvePoint> points = power_curve(p, 4000);
   std::vector<SizedJob> jobs;
-  for (int i = 0; i < n; ++i)
-    jobs.push_back({i, 100.0 - i, 1, 0, static_cast<int>(points.size())});
+  for (int i = 0; i < n; ++i) jobs.push_back({i, 100.0 - i, 1, 0, static_cast<int>(points.size())});
   const std::vector<double> worth = shadow_costs(jobs, points, 4000, n);
   std::vector<double> level;
   for (int i = 1; i <= n; ++i) {
@@ -46,8 +45,8 @@ TEST(shadow_cost, parts_of_a_job_weigh_as_their_mean) {
   const int n = static_cast<int>(points.size());
   const std::vector<double> sure = shadow_costs({{0, 5, 1, 0, n}, {1, 9, 1, 0, n}}, points, 64, 2);
   EXPECT_GT(sure[0], sure[1]);
-  const std::vector<double> unsure = shadow_costs(
-      {{0, 1, 0.5, 0, n}, {0, 100, 0.5, 0, n}, {1, 9, 1, 0, n}}, points, 64, 2);
+  const std::vector<double> unsure =
+      shadow_costs({{0, 1, 0.5, 0, n}, {0, 100, 0.5, 0, n}, {1, 9, 1, 0, n}}, points, 64, 2);
   EXPECT_LT(unsure[0], sure[0]);
   EXPECT_GT(unsure[0], 0);
 }
