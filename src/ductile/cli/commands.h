@@ -113,7 +113,7 @@ ExitCode report(const ReportCommand& command, Context& context);
 
 struct SimCommand {
   std::vector<std::string> workloads;  // files, folders; none: made up
-  std::string policies = "sia,tiresias,srtf,fifo";
+  std::string policies = "ductile,sia,tiresias,fifo";
   std::optional<fs::path> cluster;       // none: 16 nodes of 4 t4
   std::optional<fs::path> applications;  // none: the traces beside the workload, else built in
   std::optional<fs::path> scenario;

@@ -17,6 +17,7 @@ std::unique_ptr<Policy> make_optimus(const PolicyOptions& options);
 std::unique_ptr<Policy> make_gavel(const PolicyOptions& options);
 std::unique_ptr<Policy> make_pollux(const PolicyOptions& options);
 std::unique_ptr<Policy> make_sia(const PolicyOptions& options);
+std::unique_ptr<Policy> make_ductile(const PolicyOptions& options);
 
 // A policy that keeps a sentence for each job of its last round.
 class ReasonedPolicy : public Policy {
