@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostDeviceRows = 256;
-constexpr size_t kMostPoints = 400;  // of a curve
+constexpr size_t kMostPoints = 160;  // of a curve
 
 // Whole numbers stay short on the page.
 double tidy(double value) { return std::round(value * 1000) / 1000; }

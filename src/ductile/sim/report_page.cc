@@ -111,7 +111,7 @@ data.policies.forEach((p, i) => {
 });
 
 // ---- axes
-const W = 600, H = 250, L = 46, R = 12, T = 10, B = 26;
+const W = 600, H = 250, L = 58, R = 14, T = 10, B = 26;
 function ticks(lo, hi, n) {
   const rough = (hi - lo) / n, power = Math.pow(10, Math.floor(Math.log10(rough || 1)));
   const step = [1, 2, 5, 10].find(m => m * power >= rough) * power, out = [];
