@@ -10,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/version.h"
+#include "ductile/sched/policy.h"
 #include "ductile/server/host_agent.h"
 
 namespace ductile::cli {
@@ -37,6 +38,7 @@ struct Parsed {
   LiveCommand live;
   ReportCommand report;
   PlanCommand plan;
+  SimCommand sim;
   BenchCommand bench;
   AllReduceBenchCommand bench_all_reduce;
   bool quiet = false, verbose = false;
@@ -56,6 +58,12 @@ void add_job(CLI::App& app, JobRequest& job) {
 }
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
+
+std::string policy_list() {
+  std::string text;
+  for (const std::string& name : sched::policy_names()) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
 
 void add_hosts(CLI::App& app, HostsRequest& hosts) {
   app.add_option("--hosts", hosts.hosts,
@@ -311,6 +319,57 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
 }
 
+void add_sim(CLI::App& app, Parsed& parsed) {
+  SimCommand& c = parsed.sim;
+  CLI::App* sub = app.add_subcommand("sim", "replay a workload under scheduling policies");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile sim                                   # 160 jobs made up, 64 devices\n"
+      "  ductile sim jobs.csv --policy ductile,sia,tiresias --out lab\n"
+      "  ductile sim --jobs 500 --load 1.5 --seeds 5 --scenario faults.toml\n"
+      "\n"
+      "Runs each policy on the same jobs in virtual time and compares completion times, fairness\n"
+      "and cost. With --out also an HTML report with the cluster's timeline.\n";
+  const CLI::Range count(int64_t{1}, int64_t{100'000'000});
+  sub->add_option("workload", c.workloads, "workload files (CSV) or folders of them; none: made up")
+      ->option_text("[WORKLOAD...]");
+  sub->add_option("--policy", c.policies, "which, of " + policy_list() + "; " + c.policies)
+      ->option_text("LIST");
+  sub->add_option("--cluster", c.cluster, "cluster file; none: 16 nodes of 4 t4")
+      ->option_text("FILE");
+  sub->add_option("--applications", c.applications,
+                  "folder of application traces; none: traces/ beside the workload, else built in")
+      ->option_text("DIR");
+  sub->add_option("--scenario", c.scenario, "what goes wrong: a file of faults")
+      ->option_text("FILE");
+  sub->add_option("--load", c.load, "arrivals so many times as dense; 1")
+      ->option_text("X")
+      ->check(CLI::Range(1e-3, 1e3));
+  sub->add_option("--jobs", c.jobs, "only the first N of a file; how many to make up: 160")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--seeds", c.seeds, "repeat with so many seeds; 1")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+  sub->add_option("--seed", c.seed, "the first seed; 0")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  sub->add_option("--budget", c.budget,
+                  "what jobs declare of their length: exact, none, or a factor they are wrong by")
+      ->option_text("WHAT");
+  sub->add_option("--interval", c.interval, "seconds between rounds; none: 60, Gavel 360")
+      ->option_text("X")
+      ->check(CLI::Range(0.1, 1e6));
+  sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");
+  sub->add_flag("--check", c.check, "check the invariants each round");
+  sub->add_option("--out", c.out, "folder for report.html, runs.json and the workloads")
+      ->option_text("DIR");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return sim(parsed.sim, context); };
+  });
+}
+
 void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
   AllReduceBenchCommand& c = parsed.bench_all_reduce;
   CLI::App* sub = bench.add_subcommand("all-reduce", "every algorithm, predicted and measured");
@@ -522,6 +581,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_report(app, parsed);
   add_plan(app, parsed);
   add_doctor(app, parsed);
+  add_sim(app, parsed);
   add_bench(app, parsed);
   // What launcher commands start; not for people.
   app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {

@@ -129,6 +129,25 @@ struct PlanCommand {
 };
 ExitCode plan(const PlanCommand& command, Context& context);
 
+struct SimCommand {
+  std::vector<std::string> workloads;  // files, folders; none: made up
+  std::string policies = "ductile,sia,tiresias,fifo";
+  std::optional<fs::path> cluster;       // none: 16 nodes of 4 t4
+  std::optional<fs::path> applications;  // none: the traces beside the workload, else built in
+  std::optional<fs::path> scenario;
+  std::optional<fs::path> out;
+  double load = 1;
+  int64_t jobs = 0;  // 0: 160 made up; all of a file
+  int64_t seeds = 1;
+  int64_t seed = 0;
+  std::string budget = "exact";  // exact, none, or a factor
+  std::optional<double> interval;
+  bool tiers = false;
+  bool check = false;
+  bool json = false;
+};
+ExitCode sim(const SimCommand& command, Context& context);
+
 struct BenchCommand {
   std::string name;  // none: the list
   std::vector<std::string> arguments;

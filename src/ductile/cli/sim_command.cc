@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/cli/commands.h"
+#include "ductile/run/format.h"
+#include "ductile/sched/policy.h"
+#include "ductile/sim/metrics.h"
+#include "ductile/sim/report.h"
+#include "ductile/sim/simulator.h"
+
+namespace ductile::cli {
+namespace {
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, comma - at);
+    if (word.empty()) fail(ErrorCode::invalid_argument, "sim: '{}' has an empty name in it", text);
+    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+    at = comma + 1;
+  }
+  return words;
+}
+
+std::vector<fs::path> workload_files(const std::vector<std::string>& named) {
+  std::vector<fs::path> files;
+  for (const std::string& name : named) {
+    if (!fs::is_directory(name)) {
+      files.emplace_back(name);
+      continue;
+    }
+    std::vector<fs::path> inside;
+    for (const auto& entry : fs::directory_iterator(name))
+      if (entry.path().extension() == ".csv") inside.push_back(entry.path());
+    if (inside.empty()) fail(ErrorCode::not_found, "{}: no .csv file in this folder", name);
+    std::sort(inside.begin(), inside.end());
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+// The nearest folder `traces` with application folders, at or above the workload.
+std::optional<fs::path> traces_beside(const fs::path& file) {
+  fs::path at = fs::absolute(file).parent_path();
+  for (int up = 0; up < 4; ++up, at = at.parent_path()) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(at / "traces", error))
+      if (fs::exists(entry.path() / "placements.csv", error)) return at / "traces";
+    if (!at.has_relative_path()) break;
+  }
+  return std::nullopt;
+}
+
+std::optional<double> budget_of(const std::string& text) {
+  if (text == "none") return std::nullopt;
+  if (text == "exact") return 1.0;
+  double factor = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), factor);
+  if (error != std::errc() || end != text.data() + text.size() || !(factor >= 1) || factor > 1e3)
+    fail(ErrorCode::invalid_argument,
+         "sim: --budget {}: write exact, none, or a factor from 1 to 1000", text);
+  return factor;
+}
+
+// One line on the terminal, drawn over; nothing elsewhere.
+class Bar {
+ public:
+  Bar(Console& console, size_t runs) : console_(console), runs_(runs) {}
+  ~Bar() { clear(); }
+  void show(const std::string& what, const sim::SimProgress& progress, size_t run) {
+    if (!console_.err_terminal || console_.verbosity < 0) return;
+    const double done = progress.jobs > 0 ? static_cast<double>(progress.finished) /
+                                                static_cast<double>(progress.jobs)
+                                          : 1;
+    const int percent =
+        static_cast<int>(100 * (static_cast<double>(run) + done) / static_cast<double>(runs_));
+    if (percent == shown_ && what == what_) return;
+    shown_ = percent;
+    what_ = what;
+    std::string filled(static_cast<size_t>(percent) / 5, '#');
+    filled.resize(20, '.');
+    console_.err() << fmt::format("\r{} {:3} %  {}\033[K", filled, percent, what) << std::flush;
+  }
+  void clear() {
+    if (shown_ >= 0) console_.err() << "\r\033[K" << std::flush;
+    shown_ = -1;
+  }
+
+ private:
+  Console& console_;
+  size_t runs_;
+  int shown_ = -1;
+  std::string what_;
+};
+
+std::string seconds(double value) { return run::with_thousands(std::round(value)); }
+
+std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, bool sla) {
+  std::vector<std::string> row = {policy,
+                                  seconds(s.mean),
+                                  seconds(s.median),
+                                  seconds(s.p90),
+                                  seconds(s.p99),
+                                  seconds(s.makespan),
+                                  run::with_thousands(std::round(s.device_hours)),
+                                  fmt::format("{:.2f}", s.restarts),
+                                  fmt::format("{:.1f} %", 100 * s.utilisation),
+                                  fmt::format("{:.2f}", s.worst_fairness),
+                                  fmt::format("{:.2f}", s.mean_fairness)};
+  if (sla) row.push_back(s.sla ? fmt::format("{:.1f} %", 100 * *s.sla) : "-");
+  row.push_back(run::as_duration(s.decision_mean));
+  return row;
+}
+
+}  // namespace
+
+ExitCode sim(const SimCommand& command, Context& context) {
+  const std::vector<std::string> policies = split_list(command.policies);
+  for (const std::string& policy : policies) sched::make_policy(policy);  // unknown: an error now
+  const std::optional<double> budget = budget_of(command.budget);
+  const std::vector<fs::path> files = workload_files(command.workloads);
+  const sched::Cluster cluster =
+      command.cluster ? sched::read_cluster(*command.cluster) : sched::homogeneous_cluster();
+  std::optional<fs::path> traces = command.applications;
+  if (!traces && !files.empty()) traces = traces_beside(files.front());
+  const ductile::sim::Catalog catalog =
+      traces ? ductile::sim::read_catalog(*traces) : ductile::sim::built_in_catalog();
+  ductile::sim::SimOptions options;
+  options.budget = budget;
+  options.check = command.check;
+  if (command.scenario) options.scenario = ductile::sim::read_scenario(*command.scenario);
+
+  std::vector<ductile::sim::Workload> workloads;
+  for (const fs::path& file : files) {
+    workloads.push_back(ductile::sim::read_workload(file, catalog));
+    if (command.jobs > 0) ductile::sim::truncate(workloads.back(), command.jobs);
+    ductile::sim::compress(workloads.back(), command.load);
+  }
+  std::vector<ductile::sim::ReportRun> runs;
+  std::map<std::string, std::vector<ductile::sim::Summary>> by_policy;
+  const size_t total =
+      policies.size() * static_cast<size_t>(command.seeds) * std::max<size_t>(workloads.size(), 1);
+  Bar bar(context.console, total);
+  size_t started = 0;
+  for (int64_t s = 0; s < command.seeds; ++s) {
+    options.seed = static_cast<uint64_t>(command.seed + s);
+    std::vector<ductile::sim::Workload> made;
+    if (files.empty()) {
+      ductile::sim::SyntheticOptions synthetic;
+      synthetic.seed = options.seed;
+      synthetic.tiers = command.tiers;
+      if (command.jobs > 0) synthetic.jobs = command.jobs;
+      synthetic.hours = 8.0 * static_cast<double>(synthetic.jobs) / 160;
+      made.push_back(ductile::sim::synthetic_workload(synthetic, catalog));
+      ductile::sim::compress(made.back(), command.load);
+    }
+    // All policies on one workload, then the next: figures stand side by side early.
+    for (const auto& workload : files.empty() ? made : workloads) {
+      if (command.out) {
+        fs::create_directories(*command.out);
+        write_file_atomic(*command.out / (workload.name + ".csv"), ductile::sim::to_csv(workload));
+      }
+      for (const std::string& policy : policies) {
+        options.interval = command.interval.value_or(sched::usual_interval(policy));
+        options.progress = [&](const ductile::sim::SimProgress& progress) {
+          bar.show(
+              fmt::format("{} on {}, {}", policy, workload.name, run::as_duration(progress.now)),
+              progress, started);
+        };
+        const auto decider = sched::make_policy(policy, {options.seed, options.interval});
+        ductile::sim::ReportRun done;
+        done.seed = command.seed + s;
+        done.result = ductile::sim::simulate(workload, catalog, cluster, *decider, options);
+        done.summary = ductile::sim::summarise(done.result, workload, catalog, cluster);
+        by_policy[policy].push_back(done.summary);
+        if (!command.out) {
+          done.result.timeline.clear();
+          done.result.rounds.clear();
+        }
+        runs.push_back(std::move(done));
+        ++started;
+      }
+    }
+  }
+  bar.clear();
+
+  if (command.out) {
+    auto all = nlohmann::ordered_json::array();
+    for (const auto& run : runs) all.push_back(ductile::sim::to_json(run.result));
+    write_file_atomic(*command.out / "runs.json", all.dump() + "\n");
+    write_file_atomic(*command.out / "report.html", ductile::sim::report_html(runs, cluster));
+    context.console.say("report: {}", (*command.out / "report.html").string());
+  }
+  if (command.json) {
+    nlohmann::ordered_json out;
+    out["cluster"] = sched::to_json(cluster);
+    for (const std::string& policy : policies) {
+      auto entry = ductile::sim::to_json(ductile::sim::average(by_policy[policy]));
+      entry["policy"] = policy;
+      out["policies"].push_back(std::move(entry));
+    }
+    for (const auto& run : runs) {
+      auto entry = ductile::sim::to_json(run.summary);
+      entry["policy"] = run.result.policy;
+      entry["workload"] = run.result.workload;
+      entry["seed"] = run.seed;
+      out["runs"].push_back(std::move(entry));
+    }
+    context.console.print("{}\n", out.dump(2));
+    return kDone;
+  }
+  bool sla = false;
+  for (const auto& run : runs) sla |= run.summary.sla.has_value();
+  std::vector<std::vector<std::string>> rows = {{"POLICY", "MEAN JCT", "MEDIAN", "P90", "P99",
+                                                 "MAKESPAN", "GPU H", "RESTARTS", "USED",
+                                                 "WORST RHO", "MEAN RHO"}};
+  if (sla) rows[0].push_back("SLA");
+  rows[0].push_back("DECISION");
+  for (const std::string& policy : policies)
+    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), sla));
+  context.console.print("{}", table(rows));
+  context.console.say("{} jobs on {} devices{}; times in seconds, means of {} run{} a policy",
+                      runs.front().summary.jobs, cluster.usable_devices(),
+                      traces ? "" : ", built-in applications", by_policy[policies[0]].size(),
+                      by_policy[policies[0]].size() == 1 ? "" : "s");
+  return kDone;
+}
+
+}  // namespace ductile::cli

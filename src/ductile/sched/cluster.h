@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/files.h"
+
+namespace ductile::sched {
+
+// The devices of a fleet: regions > clusters > nodes > devices, as arrays indexed by small ids, so
+// a million devices stay a few megabytes. Nodes of one cluster, and in it of one type, have ids
+// that follow each other. A node has devices of one type; devices of a node have no ids of their
+// own. A plain value: no invariant beyond check(); copies are independent.
+struct Cluster {
+  std::vector<std::string> types;       // device types; the index is the type's id
+  std::vector<std::string> regions;     // at least one
+  std::vector<std::string> clusters;    // at least one
+  std::vector<int32_t> cluster_region;  // of each cluster
+  std::vector<int32_t> node_cluster;    // of each node
+  std::vector<int16_t> node_type;       // of each node
+  std::vector<int16_t> node_devices;    // devices the node has
+  std::vector<uint8_t> node_up;         // 1: usable now; 0: lost, or away for maintenance
+  std::vector<uint8_t> node_spot;       // 1: may be taken away with short notice
+  std::vector<double> node_leaves_at;   // announced end (maintenance, reclaim); +inf: none
+
+  int32_t nodes() const { return static_cast<int32_t>(node_type.size()); }
+  int32_t type_count() const { return static_cast<int32_t>(types.size()); }
+  // Devices usable now on the node: 0 where it is down.
+  int32_t usable(int32_t node) const { return node_up[node] ? node_devices[node] : 0; }
+  int64_t usable_devices() const;
+  int64_t usable_devices(int32_t type) const;
+  // The largest node of the type; 0 for none.
+  int32_t devices_per_node(int32_t type) const;
+  int32_t nodes_of_type(int32_t type) const;
+  // Throws not_found, naming the known ones.
+  int32_t type_id(std::string_view name) const;
+
+  // Adds `count` nodes at the end; makes region, cluster and type where they are new.
+  void add_nodes(std::string_view type, int32_t count, int32_t devices,
+                 std::string_view cluster = "main", std::string_view region = "home",
+                 bool spot = false);
+  // Throws internal where the arrays disagree.
+  void check() const;
+};
+
+// 16 nodes of 4 devices of type `type`.
+Cluster homogeneous_cluster(int32_t nodes = 16, int32_t devices = 4, std::string_view type = "t4");
+
+// Reads a cluster file:
+//
+//   [[nodes]]
+//   type = "t4"          # any name
+//   count = 16           # nodes
+//   devices = 4          # each
+//   cluster = "main"     # optional, as are region and spot
+//   region = "home"
+//   spot = false
+//
+// JSON is the same tree: {"nodes": [{"type": "t4", "count": 16, "devices": 4}]}. Unknown keys and
+// wrong values throw invalid_argument with the file, and the line where there is one.
+Cluster read_cluster(const fs::path& file);  // .json: JSON; else TOML
+Cluster parse_cluster(std::string_view toml, std::string_view name);
+nlohmann::json to_json(const Cluster& cluster);
+
+// `devices` devices of one job on one node.
+struct NodeShare {
+  int32_t node = 0;
+  int32_t devices = 0;
+  bool operator==(const NodeShare&) const = default;
+};
+// What one job holds: each node once, devices >= 1, in the order of the job's ranks (nodes whose
+// ranks follow each other exchange most). Empty: nothing.
+using Allocation = std::vector<NodeShare>;
+
+int32_t device_count(std::span<const NodeShare> allocation);
+
+}  // namespace ductile::sched

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+
+#include "ductile/sched/policy.h"
+
+namespace ductile::sched {
+
+struct DuctileOptions {
+  // Use the work jobs declare (JobView::remaining). Off: nothing about the future is known.
+  bool budgets = true;
+  // Jobs of one application share what was learned of its speed and of its usual length.
+  bool share_by_application = true;
+  // Longest time, in seconds, over which a change of allocation is expected to pay off.
+  double horizon = 600;
+  // A job with a model of its application starts on at most this many times the largest number of
+  // devices seen; without one, and on its own, it at most doubles (as Pollux).
+  double growth = 2;
+  // Finish-time fairness from which a job is favoured: its predicted completion time over what it
+  // would have had on its own fair share of the cluster.
+  double fairness = 1.2;
+  // Distance from the optimum of the round's own objective that is worked for.
+  double target_gap = 1e-3;
+};
+
+// Ductile's own policy. Each round maximises  sum_j w_j rate_j(configuration)  over configurations
+// within capacity, where w_j is what a unit of the job's progress is worth in completion time of
+// all (shadow_cost.h), rates are modelled goodput (goodput.h), and a configuration other than the
+// present one counts h/(h+s) of its rate, s being the restart and h the time it can pay off in.
+// What is left of a job is what it declares, else a distribution learned from jobs that ended
+// (work_left.h). The programme is solved by allocator.h, which proves its distance from the
+// optimum (Decisions::bound), and placed by pools.h. Design and proofs: docs/design.
+class DuctilePolicy final : public Policy {
+ public:
+  explicit DuctilePolicy(const DuctileOptions& options = {});
+  ~DuctilePolicy() override;
+
+  std::string_view name() const override { return "ductile"; }
+  Decisions decide(const Round& round) override;
+  std::string explain(JobId job) const override;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ductile::sched

@@ -1,0 +1,278 @@
+#include "ductile/sched/ductile_policy.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/sched/hetero.h"
+#include "ductile/sched/pools.h"
+
+namespace ductile::sched {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// A small world with everything that may go wrong in one: random devices, jobs of every kind, nodes
+// that fail, come back and are announced to leave. Follows from the seed alone.
+class World {
+ public:
+  explicit World(uint64_t seed) : rng_(99, seed) {
+    const char* names[] = {"t4", "rtx", "a100"};
+    const uint32_t types = 1 + rng_.below(3);
+    for (uint32_t t = 0; t < types; ++t)
+      cluster_.add_nodes(names[t], static_cast<int32_t>(1 + rng_.below(4)), 1 << rng_.below(4));
+    const uint32_t jobs = 2 + rng_.below(7);
+    for (uint32_t i = 0; i < jobs; ++i) add_job(static_cast<JobId>(i));
+  }
+
+  // Runs until every job is done; throws where a rule is broken or a job starves.
+  void run() {
+    DuctileOptions options;
+    options.budgets = rng_.below(2) == 0;
+    DuctilePolicy policy(options);
+    int rounds = 0;
+    size_t done = 0;
+    while (done < all_.size()) {
+      if (++rounds > 3000) {
+        std::string why;
+        for (const Job& j : all_)
+          if (j.left > 0)
+            why += fmt::format(
+                "job {} of {} devices ({}), {:.0f} steps left, {} restarts, has {}: {}\n",
+                j.view.id, j.view.requested_devices, to_string(j.view.scaling), j.left,
+                j.view.restarts, device_count(j.view.allocation), policy.explain(j.view.id));
+        fail(ErrorCode::internal, "starved: {}", why);
+      }
+      // Faults end in time, so that a job can be expected to.
+      const bool faults = rounds < 300;
+      for (int32_t n = 0; n < cluster_.nodes(); ++n) {
+        const auto i = static_cast<size_t>(n);
+        if (!faults) {
+          cluster_.node_up[i] = 1;
+          cluster_.node_leaves_at[i] = kNever;
+        } else if (cluster_.node_leaves_at[i] <= now_) {
+          cluster_.node_up[i] = 0;
+          cluster_.node_leaves_at[i] = kNever;
+        } else if (rng_.below(25) == 0) {
+          cluster_.node_up[i] ^= 1;
+        } else if (rng_.below(40) == 0) {
+          cluster_.node_leaves_at[i] = now_ + rng_.below(600);
+        }
+        if (!cluster_.node_up[i]) lose(n);
+      }
+      std::vector<JobView> views;
+      for (const Job& j : all_)
+        if (j.view.arrival <= now_ && j.left > 0) views.push_back(j.view);
+      const Round round{now_, 60, cluster_, views};
+      const Decisions decisions = policy.decide(round);
+      check_decisions(round, decisions);
+      DUCTILE_CHECK(decisions.objective <= decisions.bound * (1 + 1e-9));
+      for (const Decision& d : decisions.changes) {
+        DUCTILE_CHECK(!d.reason.empty());
+        apply(all_[static_cast<size_t>(d.job)], d.allocation);
+      }
+      for (const JobView& v : views) DUCTILE_CHECK(!policy.explain(v.id).empty());
+      check_devices();
+      for (Job& j : all_)
+        if (j.left > 0 && advance(j)) ++done;
+      now_ += 60;
+    }
+  }
+
+ private:
+  struct Job {
+    JobView view;
+    double left = 0;  // steps
+    PerfParams perf;
+  };
+
+  void add_job(JobId id) {
+    Job j;
+    JobView& v = j.view;
+    v.id = id;
+    v.name = "job";
+    v.application =
+        rng_.below(3) == 0 ? "" : std::string(1, static_cast<char>('a' + rng_.below(2)));
+    v.arrival = rng_.below(4) * 60;
+    const uint32_t kind = rng_.below(6);
+    v.scaling = kind == 0 ? Scaling::rigid : kind == 1 ? Scaling::strong : Scaling::adaptive;
+    v.preemptible = rng_.below(6) != 0;
+    int64_t most = 0;
+    for (int32_t t = 0; t < cluster_.type_count(); ++t)
+      most = std::max(most, cluster_.usable_devices(t));
+    v.max_devices = static_cast<int32_t>(most);
+    v.requested_devices = static_cast<int32_t>(1 + rng_.below(static_cast<uint32_t>(most)));
+    v.requested_batch = 128 * v.requested_devices;
+    v.restart_seconds = rng_.below(90);
+    j.perf = {rng_.uniform(0.01, 0.1), rng_.uniform(0.0005, 0.004), 0.1, 0.01, 0.03, 0.003, 1.5};
+    for (int32_t t = 0; t < cluster_.type_count(); ++t) {
+      TypeModel m;
+      m.limits = {64, 64 * 256, 8, 256};
+      m.unit_rate = rng_.below(3) == 0 ? 0 : rng_.uniform(50, 400);
+      v.types.push_back(m);
+    }
+    j.left = std::exp(rng_.uniform(3, 9));
+    v.remaining = rng_.below(3) == 0 ? std::optional<double>() : j.left * rng_.uniform(0.5, 2);
+    all_.push_back(j);
+  }
+
+  void apply(Job& j, const Allocation& allocation) {
+    j.view.restarts += !j.view.allocation.empty();
+    j.view.allocation = allocation;
+    j.view.last_change = now_;
+    j.view.pause_left = allocation.empty() ? 0 : j.view.restart_seconds;
+  }
+
+  void lose(int32_t node) {
+    for (Job& j : all_)
+      for (const NodeShare& s : j.view.allocation)
+        if (s.node == node) {
+          apply(j, {});
+          break;
+        }
+  }
+
+  void check_devices() const {
+    std::map<int32_t, int32_t> used, spanning;
+    for (const Job& j : all_)
+      for (const NodeShare& s : j.view.allocation) {
+        used[s.node] += s.devices;
+        spanning[s.node] += j.view.allocation.size() > 1;
+      }
+    for (auto [node, devices] : used) {
+      DUCTILE_CHECK(devices <= cluster_.usable(node), "node {}: {} used", node, devices);
+      DUCTILE_CHECK(spanning[node] <= 1, "node {}: {} spanning jobs", node, spanning[node]);
+    }
+  }
+
+  bool advance(Job& j) {
+    JobView& v = j.view;
+    if (v.allocation.empty()) return false;
+    const double seconds = std::max(0.0, 60 - v.pause_left);
+    v.pause_left = std::max(0.0, v.pause_left - 60);
+    const int32_t devices = device_count(v.allocation);
+    const auto type =
+        static_cast<size_t>(cluster_.node_type[static_cast<size_t>(v.allocation[0].node)]);
+    v.attained_service += 60.0 * devices;
+    const GradientNoise noise{1, 3};
+    TypeModel& m = v.types[type];
+    m.fitted = true;
+    m.perf = j.perf;
+    m.max_profiled = std::max(m.max_profiled, devices);
+    v.noise = noise;
+    ++v.model_version;
+    const BatchChoice b =
+        best_batch(j.perf, noise, m.limits, static_cast<int32_t>(v.allocation.size()), devices);
+    const double made = std::max(b.goodput / 64, 0.5) * seconds;
+    v.progress += made;
+    j.left -= made;
+    if (v.remaining) v.remaining = std::max(0.0, *v.remaining - made);
+    if (j.left > 0) return false;
+    v.allocation.clear();
+    return true;
+  }
+
+  Rng rng_;
+  Cluster cluster_;
+  std::vector<Job> all_;
+  double now_ = 0;
+};
+
+// DUCTILE_SCHED_SEED=n replays one world, DUCTILE_SCHED_WORLDS=n sets how many.
+TEST(ductile_policy, breaks_no_rule_and_starves_no_job_in_ten_thousand_random_worlds) {
+  const char* only = std::getenv("DUCTILE_SCHED_SEED");
+  const char* count = std::getenv("DUCTILE_SCHED_WORLDS");
+  const uint64_t first = only ? std::strtoull(only, nullptr, 10) : 0;
+  const uint64_t worlds = only ? 1 : count ? std::strtoull(count, nullptr, 10) : 10000;
+  for (uint64_t seed = first; seed < first + worlds; ++seed) {
+    try {
+      World(seed).run();
+    } catch (const std::exception& e) {
+      FAIL() << e.what() << "\nreplay with DUCTILE_SCHED_SEED=" << seed;
+    }
+  }
+}
+
+JobView simple_job(JobId id, double remaining) {
+  JobView v;
+  v.id = id;
+  v.name = "job-" + std::to_string(id);
+  v.max_devices = 64;
+  v.remaining = remaining;
+  TypeModel m;
+  m.fitted = true;
+  m.perf = {0.05, 0.001, 0.02, 0.001, 0.01, 0.001, 2};
+  m.max_profiled = 32;
+  m.limits = {128, 8192, 16, 512};
+  v.types = {m};
+  v.noise = GradientNoise{1, 20};
+  return v;
+}
+
+TEST(ductile_policy, serves_the_short_job_first_and_says_what_the_long_one_waits_for) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  DuctilePolicy policy;
+  const std::vector<JobView> jobs{simple_job(1, 1e6), simple_job(2, 1e3)};
+  const Decisions d = policy.decide({0, 60, cluster, jobs});
+  ASSERT_EQ(d.changes.size(), 1u);
+  EXPECT_EQ(d.changes[0].job, 2);
+  EXPECT_NE(policy.explain(1).find("waits"), std::string::npos);
+  EXPECT_NE(policy.explain(1).find("come free"), std::string::npos);
+  EXPECT_NE(policy.explain(2).find("runs"), std::string::npos);
+  EXPECT_EQ(policy.explain(3), "");
+}
+
+TEST(ductile_policy, does_not_move_what_would_gain_less_than_the_restart_costs) {
+  const Cluster cluster = homogeneous_cluster(4, 4);
+  DuctilePolicy policy;
+  std::vector<JobView> jobs{simple_job(1, 1e5)};
+  Decisions d = policy.decide({0, 60, cluster, jobs});
+  ASSERT_EQ(d.changes.size(), 1u);
+  jobs[0].allocation = d.changes[0].allocation;
+  for (int i = 1; i < 20; ++i) {
+    jobs[0].noise->var *= 1.01;
+    ++jobs[0].model_version;
+    d = policy.decide({60.0 * i, 60, cluster, jobs});
+    EXPECT_TRUE(d.changes.empty());
+  }
+}
+
+TEST(ductile_policy, leaves_a_node_before_it_goes) {
+  Cluster cluster = homogeneous_cluster(2, 4);
+  DuctilePolicy policy;
+  std::vector<JobView> jobs{simple_job(1, 1e5)};
+  jobs[0].max_devices = 4;
+  Decisions d = policy.decide({0, 60, cluster, jobs});
+  ASSERT_EQ(d.changes.size(), 1u);
+  jobs[0].allocation = d.changes[0].allocation;
+  const int32_t node = jobs[0].allocation[0].node;
+  cluster.node_leaves_at[static_cast<size_t>(node)] = 100;
+  d = policy.decide({60, 60, cluster, jobs});
+  ASSERT_EQ(d.changes.size(), 1u);
+  ASSERT_EQ(d.changes[0].allocation.size(), 1u);
+  EXPECT_NE(d.changes[0].allocation[0].node, node);
+}
+
+TEST(ductile_policy, is_the_same_to_the_byte_in_every_run) {
+  const Cluster cluster = homogeneous_cluster(4, 4);
+  std::string said[2];
+  for (std::string& s : said) {
+    DuctilePolicy policy;
+    std::vector<JobView> jobs;
+    for (int i = 0; i < 12; ++i) jobs.push_back(simple_job(i, 1e3 * (1 + i * i % 7)));
+    for (int r = 0; r < 10; ++r)
+      for (const Decision& d : policy.decide({60.0 * r, 60, cluster, jobs}).changes) {
+        jobs[static_cast<size_t>(d.job)].allocation = d.allocation;
+        s += fmt::format("{} {} {};", d.job, device_count(d.allocation), d.reason);
+      }
+  }
+  EXPECT_EQ(said[0], said[1]);
+}
+
+}  // namespace
+}  // namespace ductile::sched

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+// Goodput as Pollux defines it (Qiao et al., OSDI'21, sections 2.2 and 3.1): training progress a
+// second = throughput x statistical efficiency. Pure functions of plain values; thread-safe.
+namespace ductile::sched {
+
+// Seconds of one optimiser step on K devices of N nodes, m samples a device, s extra micro-batches:
+//   grad = alpha_c + beta_c m
+//   sync = 0 (K = 1);  alpha_r + beta_r (K-2) (N = 1);  alpha_n + beta_n (K-2) (N > 1)
+//   step = s grad + (grad^gamma + sync^gamma)^(1/gamma),  1 <= gamma <= 10
+struct PerfParams {
+  double alpha_c = 0, beta_c = 0, alpha_n = 0, beta_n = 0, alpha_r = 0, beta_r = 0, gamma = 1;
+  bool operator==(const PerfParams&) const = default;
+};
+
+// Estimates of |g|^2 and of tr(Sigma) / M0, both for the initial batch size M0. Never negative.
+struct GradientNoise {
+  double sqr = 0, var = 0;
+  bool operator==(const GradientNoise&) const = default;
+};
+
+// What the application allows. Samples; 1 <= min_local <= max_local, init_batch <= max_batch.
+struct BatchLimits {
+  int32_t init_batch = 1;  // M0, whose step is the unit of progress
+  int32_t max_batch = 1;   // whole batch, over all devices and micro-batches
+  int32_t min_local = 1;   // a device, a micro-batch
+  int32_t max_local = 1;
+  bool operator==(const BatchLimits&) const = default;
+};
+
+double gradient_seconds(const PerfParams& perf, double local_batch);
+double sync_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas);
+double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int32_t local_batch,
+                    int32_t accumulation);
+
+// Progress of one step of batch M in steps of batch M0: (var + sqr) / (var M0/M + sqr), 1 where
+// nothing is known. Also AdaScale's learning-rate factor (Johnson et al., ICML'20).
+double gain(const GradientNoise& noise, double scale);
+// gain / scale, in (0, 1].
+double efficiency(const GradientNoise& noise, double scale);
+// Factors on the learning rate for a batch `scale` times as large: for SGD, and for Adam and kin.
+double adascale_factor(const GradientNoise& noise, double scale);
+double square_root_factor(double scale);
+
+// How a job splits its batch on an allocation, and what comes of it. goodput 0: nothing fits.
+struct BatchChoice {
+  double goodput = 0;        // samples of batch M0 worth of progress a second
+  int32_t local_batch = 0;   // a device, a micro-batch
+  int32_t accumulation = 0;  // micro-batches beyond the first
+};
+
+// The best of 50 whole batch sizes in geometric steps from max(M0, min_local K) to max_batch. At
+// least one accumulation step where K = 1 and the batch exceeds M0, so the noise can be measured.
+BatchChoice best_batch(const PerfParams& perf, const GradientNoise& noise,
+                       const BatchLimits& limits, int32_t nodes, int32_t replicas);
+
+// The split of a batch that is given. accumulation as needed for max_local, with the rule for one
+// device as above; the whole batch does not exceed max_batch.
+BatchChoice split_batch(const BatchLimits& limits, int32_t replicas, int32_t batch);
+
+// Goodput of a batch that is given.
+double goodput(const PerfParams& perf, const GradientNoise& noise, const BatchLimits& limits,
+               int32_t nodes, int32_t replicas, int32_t local_batch, int32_t accumulation);
+
+}  // namespace ductile::sched

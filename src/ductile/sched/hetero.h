@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ductile/sched/job.h"
+
+// Goodput of a job on a device type, also on types where it never ran with several devices (Sia,
+// Jayaram Subramanya et al., SOSP'23, section 3.2).
+namespace ductile::sched {
+
+// Goodput (samples of batch M0 worth of progress a second) on `devices` devices of `nodes` nodes of
+// `type`, the batch chosen as the job's scaling allows:
+//  - where the type is fitted: from its model;
+//  - else from a fitted type B: rate(type, K) = unit_rate(type) / unit_rate(B) * rate(B, K);
+//  - else unit_rate(type) times the number of units: perfect scaling until something is known.
+// `per_node` is the number of devices of a node of each type, to count nodes on B. 0 where nothing
+// fits. devices is a multiple of the type's unit.
+double estimated_goodput(const JobView& job, int32_t type, int32_t nodes, int32_t devices,
+                         std::span<const int32_t> per_node);
+
+// The fitted type that estimates for `type` come from: itself, the first other, or -1.
+int32_t reference_type(const JobView& job, int32_t type);
+
+}  // namespace ductile::sched

@@ -1,0 +1,29 @@
+#include "ductile/sched/job.h"
+
+namespace ductile::sched {
+
+std::string_view to_string(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::rigid:
+      return "rigid";
+    case Scaling::strong:
+      return "strong";
+    case Scaling::adaptive:
+      return "adaptive";
+  }
+  return "?";
+}
+
+std::string_view to_string(Tier tier) {
+  switch (tier) {
+    case Tier::premium:
+      return "premium";
+    case Tier::standard:
+      return "standard";
+    case Tier::basic:
+      return "basic";
+  }
+  return "?";
+}
+
+}  // namespace ductile::sched

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/sched/cluster.h"
+#include "ductile/sched/goodput.h"
+
+namespace ductile::sched {
+
+using JobId = int64_t;
+
+// What a job lets the scheduler change.
+enum class Scaling : uint8_t {
+  rigid,     // devices and batch as asked for
+  strong,    // devices may change, the batch is as asked for
+  adaptive,  // both may change
+};
+
+// Service levels of Singularity (section 2.3 of the paper): shares of GPU time that are promised.
+enum class Tier : uint8_t { premium, standard, basic };
+
+std::string_view to_string(Scaling scaling);
+std::string_view to_string(Tier tier);
+
+// What is known of the job on one device type.
+struct TypeModel {
+  bool allowed = true;       // may run there at all
+  bool fitted = false;       // perf comes from runs on several devices of this type (or on one)
+  PerfParams perf;           // where fitted
+  int32_t max_profiled = 0;  // devices of the largest run seen there
+  int32_t max_useful = 0;    // more devices than this are never given; 0: none known
+  int32_t unit = 1;          // devices of one replica (a pipeline's stages); sizes are multiples
+  BatchLimits limits;
+  double unit_rate = 0;       // samples/s of one unit at its largest batch: the start-up profile
+  double requested_rate = 0;  // samples/s on the devices and batch asked for; 0: not known
+};
+
+// One unfinished job as a policy sees it. Times are seconds of the clock of Round::now.
+struct JobView {
+  JobId id = 0;  // stable over rounds, never used again
+  std::string name;
+  std::string application;  // jobs of one application behave alike; may be empty
+  double arrival = 0;
+  Scaling scaling = Scaling::adaptive;
+  bool preemptible = true;  // false: once started it keeps what it has
+  Tier tier = Tier::basic;
+  int32_t team = 0;
+
+  int32_t requested_devices = 1;
+  int32_t requested_batch = 0;  // whole batch; 0: none was asked for
+  int32_t min_devices = 1;      // below this it does not run
+  int32_t max_devices = 1;      // over all types; TypeModel::max_useful may say less
+
+  double restart_seconds = 30;  // pause at each start and each change of allocation
+
+  // Progress still to make, in steps of batch M0, where the job declared a budget.
+  std::optional<double> remaining;
+  // The same in steps of the batch asked for.
+  std::optional<double> remaining_steps;
+  // Seconds a step at the batch asked for takes on 1, 2, ... devices, packed; empty: not known. Not
+  // owned: lives as long as the round.
+  std::span<const double> known_step_seconds;
+
+  double attained_service = 0;  // device-seconds held so far
+  double progress = 0;          // steps of batch M0 made so far
+  int32_t restarts = 0;         // after the first start
+  double pause_left = 0;        // seconds of a restart still to go
+  double started = -1;          // first start; -1: never
+  double last_change = -1;      // last start or change of allocation; -1: never
+  Allocation allocation;        // now
+
+  std::optional<GradientNoise> noise;  // none before the first step
+  std::vector<TypeModel> types;        // by type id of the cluster
+  uint32_t model_version = 0;          // rises whenever noise or types change
+};
+
+}  // namespace ductile::sched

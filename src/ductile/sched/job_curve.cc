@@ -1,0 +1,127 @@
+#include "ductile/sched/job_curve.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ductile/sched/hetero.h"
+
+namespace ductile::sched {
+
+namespace {
+size_t bucket(double progress) {
+  return static_cast<size_t>(8 * std::log2(1 + std::max(0.0, progress)));
+}
+}  // namespace
+
+void ApplicationModels::learn(const JobView& job) {
+  if (job.application.empty()) return;
+  bool anything = job.noise.has_value();
+  for (const TypeModel& t : job.types) anything = anything || t.fitted;
+  if (!anything) return;
+  ApplicationModel& model = models_[job.application];
+  if (model.types.size() < job.types.size()) model.types.resize(job.types.size());
+  for (size_t t = 0; t < job.types.size(); ++t)
+    if (job.types[t].fitted && job.types[t].max_profiled >= model.types[t].max_profiled)
+      model.types[t] = job.types[t];
+  if (!job.noise) return;
+  const size_t at = bucket(job.progress);
+  if (model.noise.size() <= at) model.noise.resize(at + 1);
+  model.noise[at] = job.noise;
+}
+
+std::optional<GradientNoise> ApplicationModel::noise_at(double progress) const {
+  const size_t first = bucket(progress);
+  for (size_t b = first; b < noise.size(); ++b)
+    if (noise[b]) return noise[b];
+  for (size_t b = std::min(first, noise.size()); b-- > 0;)
+    if (noise[b]) return noise[b];
+  return std::nullopt;
+}
+
+const ApplicationModel* ApplicationModels::find(const std::string& application) const {
+  const auto found = models_.find(application);
+  return found == models_.end() ? nullptr : &found->second;
+}
+
+std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
+                                          std::span<const Pool> pools,
+                                          std::span<const int32_t> per_node, double growth,
+                                          const std::optional<GradientNoise>& noise) {
+  // The job as it would look had it learned what its application's other jobs have.
+  JobView known;
+  known.scaling = job.scaling;
+  known.requested_devices = job.requested_devices;
+  known.requested_batch = job.requested_batch;
+  known.min_devices = job.min_devices;
+  known.max_devices = job.max_devices;
+  known.types = job.types;
+  if (application) {
+    for (size_t t = 0; t < known.types.size() && t < application->types.size(); ++t) {
+      const TypeModel& theirs = application->types[t];
+      TypeModel& mine = known.types[t];
+      if (!theirs.fitted || (mine.fitted && mine.max_profiled >= theirs.max_profiled)) continue;
+      mine.fitted = true;
+      mine.perf = theirs.perf;
+      mine.max_profiled = theirs.max_profiled;
+    }
+  }
+  known.noise = noise.value_or(GradientNoise{1, 1});
+
+  int32_t seen = 0;
+  const TypeModel* any = nullptr;
+  for (TypeModel& t : known.types) {
+    if (t.fitted && t.unit_rate <= 0)
+      t.unit_rate = t.limits.max_local / gradient_seconds(t.perf, t.limits.max_local);
+    if (t.fitted) seen = std::max(seen, t.max_profiled);
+    if (t.allowed && (t.fitted || t.unit_rate > 0) && (!any || t.fitted > any->fitted)) any = &t;
+  }
+  const bool anything = any != nullptr;
+  // A type of which nothing is known is taken for half as fast as one that is.
+  std::vector<double> trust(known.types.size(), 1.0);
+  if (anything) {
+    const TypeModel model = *any;
+    for (size_t t = 0; t < known.types.size(); ++t) {
+      TypeModel& type = known.types[t];
+      if (type.fitted || type.unit_rate > 0) continue;
+      type.fitted = model.fitted;
+      type.perf = model.perf;
+      type.unit_rate = model.unit_rate;
+      trust[t] = 0.5;
+    }
+  }
+  std::vector<Configuration> result;
+  for (size_t p = 0; p < pools.size(); ++p) {
+    const Pool& pool = pools[p];
+    const auto t = static_cast<size_t>(pool.type);
+    if (t >= known.types.size() || !known.types[t].allowed || pool.devices <= 0) continue;
+    const TypeModel& type = known.types[t];
+    int32_t most = job.max_devices;
+    if (type.max_useful > 0) most = std::min(most, type.max_useful);
+    const int32_t least = std::max(job.min_devices, type.unit);
+    std::vector<int32_t> counts;
+    if (job.scaling == Scaling::rigid) {
+      if (job.requested_devices <= pool.devices) counts.push_back(job.requested_devices);
+    } else {
+      const int32_t first = std::max(least, type.unit);
+      const auto limit = static_cast<int32_t>(growth * seen);
+      counts = device_counts(pool, type.unit, least, std::min(most, std::max(first, limit)));
+      if (counts.empty()) {
+        // The least size is not one of the usual ones: the next that is.
+        counts = device_counts(pool, type.unit, least, most);
+        if (counts.size() > 1) counts.resize(1);
+      }
+    }
+    for (int32_t k : counts) {
+      Configuration c{static_cast<int32_t>(p), k, (k + pool.per_node - 1) / pool.per_node, 0};
+      if (anything)
+        c.rate = trust[t] * estimated_goodput(known, pool.type, c.nodes, k, per_node) /
+                 std::max(1, type.limits.init_batch);
+      else
+        c.rate = k;
+      if (c.rate > 0 && std::isfinite(c.rate)) result.push_back(c);
+    }
+  }
+  return result;
+}
+
+}  // namespace ductile::sched

@@ -1,0 +1,93 @@
+#include "ductile/sched/policy.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/sched/policies_impl.h"
+
+namespace ductile::sched {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  std::unique_ptr<Policy> (*make)(const PolicyOptions&);
+  double interval;
+};
+
+constexpr Entry kPolicies[] = {
+    {"fifo", make_fifo, 60},       {"srtf", make_srtf, 60},    {"tiresias", make_tiresias, 60},
+    {"optimus", make_optimus, 60}, {"gavel", make_gavel, 360}, {"pollux", make_pollux, 60},
+    {"sia", make_sia, 60},         {"ductile", make_ductile, 60},
+};
+
+const Entry& find_policy(std::string_view name) {
+  for (const Entry& entry : kPolicies)
+    if (entry.name == name) return entry;
+  const std::vector<std::string> names = policy_names();
+  const auto near = nearest_name(name, names);
+  std::string known;
+  for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
+  fail(ErrorCode::invalid_argument, "unknown policy '{}'; {}", name,
+       near ? "did you mean " + *near + "?" : "there are " + known);
+}
+
+}  // namespace
+
+std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
+  return find_policy(name).make(options);
+}
+
+std::vector<std::string> policy_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kPolicies) names.emplace_back(entry.name);
+  return names;
+}
+
+double usual_interval(std::string_view policy) { return find_policy(policy).interval; }
+
+void check_decisions(const Round& round, const Decisions& decisions) {
+  std::unordered_map<JobId, const JobView*> jobs;
+  for (const JobView& job : round.jobs) jobs.emplace(job.id, &job);
+  std::vector<int32_t> used(round.cluster.nodes(), 0);
+  std::unordered_set<JobId> decided;
+  const auto take = [&](const JobView& job, const Allocation& allocation) {
+    std::unordered_set<int32_t> nodes;
+    int32_t type = -1;
+    for (const NodeShare& share : allocation) {
+      DUCTILE_CHECK(share.node >= 0 && share.node < round.cluster.nodes() && share.devices >= 1,
+                    "job {}: {} devices of node {}", job.name, share.devices, share.node);
+      DUCTILE_CHECK(nodes.insert(share.node).second, "job {}: node {} twice", job.name, share.node);
+      const int32_t here = round.cluster.node_type[share.node];
+      DUCTILE_CHECK(type < 0 || type == here, "job {}: two device types", job.name);
+      type = here;
+      used[share.node] += share.devices;
+    }
+  };
+  for (const Decision& decision : decisions.changes) {
+    const auto found = jobs.find(decision.job);
+    DUCTILE_CHECK(found != jobs.end(), "a decision for job {}, which is not there", decision.job);
+    DUCTILE_CHECK(decided.insert(decision.job).second, "two decisions for {}", found->second->name);
+    const JobView& job = *found->second;
+    DUCTILE_CHECK(!decision.reason.empty(), "job {}: no reason", job.name);
+    DUCTILE_CHECK(
+        job.preemptible || job.allocation.empty() || decision.allocation == job.allocation,
+        "job {} must keep what it has", job.name);
+    if (!decision.allocation.empty()) {
+      const int32_t devices = device_count(decision.allocation);
+      DUCTILE_CHECK(devices <= job.max_devices && devices >= job.min_devices,
+                    "job {}: {} devices, allowed {} to {}", job.name, devices, job.min_devices,
+                    job.max_devices);
+    }
+    take(job, decision.allocation);
+  }
+  for (const JobView& job : round.jobs)
+    if (!decided.contains(job.id)) take(job, job.allocation);
+  for (int32_t n = 0; n < round.cluster.nodes(); ++n)
+    DUCTILE_CHECK(used[n] <= round.cluster.usable(n), "node {}: {} devices given, {} usable", n,
+                  used[n], round.cluster.usable(n));
+}
+
+}  // namespace ductile::sched

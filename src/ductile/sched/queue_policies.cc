@@ -1,0 +1,107 @@
+// FIFO and shortest remaining time first: jobs run on the devices they asked for or wait.
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "ductile/sched/policies_impl.h"
+
+namespace ductile::sched {
+namespace {
+
+// Seconds the job still needs on what it asked for; nothing where it did not say.
+double remaining_seconds(const JobView& job) {
+  if (!job.remaining_steps || job.known_step_seconds.empty()) return INFINITY;
+  const size_t k = std::min<size_t>(job.requested_devices, job.known_step_seconds.size());
+  return *job.remaining_steps * job.known_step_seconds[k - 1];
+}
+
+class QueuePolicy : public ReasonedPolicy {
+ public:
+  explicit QueuePolicy(bool shortest_first) : shortest_first_(shortest_first) {}
+  std::string_view name() const override { return shortest_first_ ? "srtf" : "fifo"; }
+  Scaling uses() const override { return Scaling::rigid; }
+
+  Decisions decide(const Round& round) override {
+    const size_t n = round.jobs.size();
+    std::vector<size_t> order(n);
+    for (size_t i = 0; i < n; ++i) order[i] = i;
+    if (shortest_first_) {
+      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+        const JobView &x = round.jobs[a], &y = round.jobs[b];
+        if (x.preemptible != y.preemptible && (!x.allocation.empty() || !y.allocation.empty()))
+          return !x.preemptible && !x.allocation.empty();
+        const double rx = remaining_seconds(x), ry = remaining_seconds(y);
+        return rx != ry ? rx < ry : x.attained_service < y.attained_service;
+      });
+    }
+    // Who runs, on which type; then where, those first that stay where they are.
+    std::vector<int64_t> room(round.cluster.type_count(), 0);
+    for (int32_t node = 0; node < round.cluster.nodes(); ++node)
+      room[round.cluster.node_type[node]] += round.cluster.usable(node);
+    std::vector<int32_t> type(n, -1);
+    if (!shortest_first_)
+      for (size_t i = 0; i < n; ++i) {
+        type[i] = held_type(round.cluster, round.jobs[i]);
+        if (type[i] >= 0) room[type[i]] -= device_count(round.jobs[i].allocation);
+      }
+    bool blocked = false;
+    for (const size_t i : order) {
+      const JobView& job = round.jobs[i];
+      if (type[i] >= 0) continue;
+      std::vector<int32_t> choices = types_by_speed(job);
+      const int32_t held = held_type(round.cluster, job);
+      if (held >= 0) choices.insert(choices.begin(), held);
+      for (const int32_t t : choices) {
+        if (blocked || room[t] < job.requested_devices) continue;
+        type[i] = t;
+        room[t] -= job.requested_devices;
+        break;
+      }
+      // First come, first served: nobody overtakes.
+      if (type[i] < 0 && !shortest_first_) blocked = true;
+    }
+    FreeDevices free(round.cluster);
+    std::vector<Allocation> next(n);
+    std::vector<std::string> reasons(n);
+    for (size_t i = 0; i < n; ++i) {
+      const JobView& job = round.jobs[i];
+      if (type[i] < 0 || type[i] != held_type(round.cluster, job)) continue;
+      free.take(job.allocation);
+      next[i] = job.allocation;
+      reasons[i] = "goes on with what it has";
+    }
+    for (const size_t i : order) {
+      const JobView& job = round.jobs[i];
+      if (type[i] >= 0 && next[i].empty()) {
+        next[i] = free.take_most_free_first(type[i], job.requested_devices);
+        reasons[i] = shortest_first_ ? fmt::format("starts: {:.0f} s of work left, among the least",
+                                                   remaining_seconds(job))
+                                     : std::string("starts: first in the queue");
+      } else if (type[i] < 0) {
+        reasons[i] =
+            shortest_first_
+                ? fmt::format("waits: {} devices asked for; jobs with less left hold them",
+                              job.requested_devices)
+                : fmt::format("waits for {} devices, or for the job before it in the queue",
+                              job.requested_devices);
+      }
+    }
+    return decisions(round, std::move(next), std::move(reasons));
+  }
+
+ private:
+  bool shortest_first_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_fifo(const PolicyOptions&) {
+  return std::make_unique<QueuePolicy>(false);
+}
+
+std::unique_ptr<Policy> make_srtf(const PolicyOptions&) {
+  return std::make_unique<QueuePolicy>(true);
+}
+
+}  // namespace ductile::sched

@@ -1,0 +1,57 @@
+#include "ductile/sched/work_left.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace ductile::sched {
+
+namespace {
+
+constexpr size_t kRemembered = 512;  // jobs of one kind; beyond it every second is dropped
+
+void remember(std::vector<double>& sorted, double value) {
+  sorted.insert(std::upper_bound(sorted.begin(), sorted.end(), value), value);
+  if (sorted.size() <= kRemembered) return;
+  size_t kept = 0;
+  for (size_t i = 0; i < sorted.size(); i += 2) sorted[kept++] = sorted[i];
+  sorted.resize(kept);
+}
+
+}  // namespace
+
+void WorkLeft::ended(const std::string& application, double progress, double service) {
+  if (!application.empty() && progress > 0) remember(progress_[application], progress);
+  if (service > 0) remember(service_, service);
+}
+
+std::vector<double> WorkLeft::guess(const std::string& application, double progress, double service,
+                                    double progress_per_service) const {
+  const std::vector<double>* samples = &service_;
+  double at = service, scale = 1, doubt = 8;
+  if (const auto found = progress_.find(application);
+      found != progress_.end() && progress_per_service > 0 && found->second.back() > progress) {
+    samples = &found->second;
+    at = progress;
+    scale = 1 / progress_per_service;
+    doubt = 1;
+  }
+  const auto first = std::upper_bound(samples->begin(), samples->end(), at);
+  const auto n = static_cast<size_t>(samples->end() - first);
+  const auto known = static_cast<size_t>(
+      std::floor(kParts * static_cast<double>(n) / (static_cast<double>(n) + doubt)));
+  std::vector<double> parts;
+  for (size_t i = 0; i < known; ++i) {
+    const size_t rank = (2 * i + 1) * n / (2 * known);
+    parts.push_back((first[static_cast<ptrdiff_t>(rank)] - at) * scale);
+  }
+  const size_t open = kParts - known;
+  for (size_t i = 0; i < open; ++i) {
+    const double u = (static_cast<double>(i) + 0.5) / static_cast<double>(open);
+    parts.push_back((service + kLeastService) / ((1 - u) * (1 - u)) - service);
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
+}  // namespace ductile::sched

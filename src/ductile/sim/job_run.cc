@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/sim/job_run_impl.h"
+
+namespace ductile::sim {
+
+using sched::Scaling;
+
+// A measured profile ends at 64 devices: no job of the published simulators gets more.
+constexpr int32_t kMostMeasured = 64;
+
+const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::StepSample> samples) {
+  const auto found = known_.find(key);
+  if (found != known_.end()) return found->second;
+  return known_.emplace(key, sched::fit_perf(samples).perf).first->second;
+}
+
+JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
+               std::span<const std::string> types, Scaling used, FitCache& fits)
+    : submission_(submission),
+      app_(app),
+      rules_(rules),
+      fits_(fits),
+      scaling_(std::min(submission.scaling, used)),
+      learns_(used == Scaling::adaptive),
+      batch_(submission.batch > 0 ? submission.batch : app.init_batch) {
+  if (used == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
+  if (app.fixed_batch) scaling_ = std::min(scaling_, Scaling::strong);
+  for (const std::string& type : types) {
+    profiles_.push_back(&app.profile(type));
+    limits_.push_back(app.limits(*profiles_.back()));
+  }
+  learned_.resize(types.size());
+  for (size_t t = 0; t < types.size(); ++t)
+    learned_[t].key = mix(std::bit_cast<uint64_t>(&app), t + 1);
+  for (int32_t e = 1; e <= app.epochs; ++e)
+    epoch_ends_.push_back(app.progress_at(e) * submission.work);
+  total_ = epoch_ends_.back();
+}
+
+const std::optional<sched::PerfParams>& JobRun::perf(int32_t type) {
+  Learned& learned = learned_[type];
+  if (learned.dirty && learns_) {
+    learned.perf = fits_.fit(learned.key, learned.samples);
+    learned.dirty = false;
+    ++version_;
+  }
+  return learned.perf;
+}
+
+// The published update_local_bsz of either simulator.
+void JobRun::choose_batch() {
+  const auto nodes = static_cast<int32_t>(counts_.size());
+  sched::BatchLimits limits = limits_[type_];
+  if (rules_.limit_by_placement) limits.max_local = profiles_[type_]->max_local(counts_);
+  sched::BatchChoice choice;
+  if (scaling_ == Scaling::adaptive) {
+    const auto& model = perf(type_);
+    if (model && noise_) choice = sched::best_batch(*model, *noise_, limits, nodes, replicas_);
+    if (choice.local_batch == 0)
+      choice = sched::split_batch(limits, replicas_,
+                                  std::max(limits.init_batch, limits.min_local * replicas_));
+  } else {
+    choice = sched::split_batch(limits, replicas_, batch_);
+  }
+  if (rules_.limit_by_placement)
+    if (const auto most = profiles_[type_]->max_local_of_replicas(replicas_))
+      choice.local_batch = std::min(choice.local_batch, *most);
+  const int32_t count = replicas_ * (choice.accumulation + 1);
+  local_ = std::max(std::min(choice.local_batch, limits.max_batch / count), 1);
+  accumulation_ = choice.accumulation;
+}
+
+void JobRun::observe(const StepTime& time) {
+  Learned& learned = learned_[type_];
+  const auto nodes = static_cast<int32_t>(counts_.size());
+  for (const sched::StepSample& known : learned.samples)
+    if (known.nodes == nodes && known.replicas == replicas_ && known.local_batch == local_) return;
+  const double grad = std::max(time.step - time.sync, 1e-9);
+  learned.samples.push_back({nodes, replicas_, local_, grad, std::max(time.step, grad)});
+  learned.key =
+      mix(learned.key,
+          mix(std::bit_cast<uint64_t>(time.step),
+              std::bit_cast<uint64_t>(grad) ^ (static_cast<uint64_t>(nodes) << 40) ^
+                  (static_cast<uint64_t>(replicas_) << 20) ^ static_cast<uint64_t>(local_)));
+  learned.max_profiled = std::max(learned.max_profiled, replicas_);
+  learned.dirty = true;
+  ++version_;
+}
+
+std::optional<double> JobRun::advance(double now, double seconds, const Conditions& conditions) {
+  if (counts_.empty() || finished_) return std::nullopt;
+  const double delay = std::min(pause_left_, seconds);
+  now += delay;
+  service_ += delay * replicas_;
+  paused_ += delay;
+  pause_left_ -= delay;
+  seconds -= delay;
+  while (seconds > 0 && !finished_) {
+    DUCTILE_CHECK(epoch_ < app_.epochs, "{} goes on after its end", submission_.name);
+    const double batch = static_cast<double>(replicas_) * local_ * (accumulation_ + 1);
+    const double scale = batch / app_.init_batch;
+    StepTime time = profiles_[type_]->at(counts_, local_);
+    if (conditions.compute != 1 || conditions.network != 1) {
+      const double grad = (time.step - time.sync) * conditions.compute;
+      const double sync = time.sync * (counts_.size() > 1 ? conditions.network : 1);
+      time = {grad + sync, sync};
+    }
+    const sched::GradientNoise noise = app_.noise(static_cast<int32_t>(batch), epoch_);
+    const double gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr);
+    if (!noise_ || *noise_ != noise) ++version_;
+    noise_ = noise;
+    observe(time);
+    const double step = time.step + (time.step - time.sync) * accumulation_;
+    rate_ = gain / step * (1.0 - conditions.interference);
+    if (rules_.own_pause) rate_ *= 1 / app_.slowdown;
+    const double next = epoch_ends_[epoch_];
+    if (progress_ + rate_ * seconds < next) {
+      progress_ += rate_ * seconds;
+      service_ += seconds * replicas_;
+      seconds = 0;
+    } else {
+      ++epoch_;
+      const double delta = std::min(std::nearbyint((next - progress_) / rate_), seconds);
+      if (epoch_ == app_.epochs) {
+        finished_ = true;
+        service_ += delta * replicas_;
+        progress_ = next;
+        return now + delta;
+      }
+      progress_ = next;
+      now += delta;
+      service_ += delta * replicas_;
+      seconds -= delta;
+    }
+    choose_batch();
+  }
+  return std::nullopt;
+}
+
+void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t type) {
+  allocation_ = allocation;
+  counts_.clear();
+  for (const sched::NodeShare& share : allocation) counts_.push_back(share.devices);
+  replicas_ = sched::device_count(allocation);
+  last_change_ = now;
+  if (allocation.empty()) {
+    local_ = 0;
+    rate_ = 0;
+    return;
+  }
+  type_ = type;
+  choose_batch();
+  pause_left_ = pause();
+  ++starts_;
+  if (first_start_ < 0) first_start_ = now;
+}
+
+void JobRun::lose_work(double seconds) {
+  const double floor = epoch_ > 0 ? epoch_ends_[epoch_ - 1] : 0;
+  progress_ = std::max(progress_ - rate_ * seconds, floor);
+}
+
+void JobRun::describe(sched::JobView& view) const {
+  view.name = submission_.name;
+  view.application = submission_.application;
+  view.arrival = submission_.time;
+  view.scaling = scaling_;
+  view.preemptible = submission_.preemptible;
+  view.tier = submission_.tier;
+  view.team = submission_.team;
+  view.requested_devices = submission_.devices;
+  view.requested_batch = batch_;
+  view.restart_seconds = pause();
+  view.types.resize(limits_.size());
+  int32_t most = 1;
+  for (size_t t = 0; t < limits_.size(); ++t) {
+    sched::TypeModel& model = view.types[t];
+    model.limits = limits_[t];
+    model.max_useful = std::max(
+        (scaling_ == Scaling::strong ? batch_ : limits_[t].max_batch) / limits_[t].min_local, 1);
+    if (app_.most_devices > 0) model.max_useful = std::min(model.max_useful, app_.most_devices);
+    if (learns_) model.max_useful = std::min(model.max_useful, kMostMeasured);
+    model.unit_rate = profiles_[t]->unit_rate();
+    most = std::max(most, model.max_useful);
+  }
+  if (scaling_ == Scaling::rigid) {
+    view.min_devices = view.max_devices = submission_.devices;
+    for (sched::TypeModel& model : view.types) model.max_useful = submission_.devices;
+  } else {
+    view.min_devices = 1;
+    view.max_devices = most;
+  }
+}
+
+void JobRun::report(sched::JobView& view) {
+  if (learns_)
+    for (size_t t = 0; t < learned_.size(); ++t) perf(static_cast<int32_t>(t));
+  view.attained_service = service_;
+  view.progress = progress_;
+  view.restarts = restarts();
+  view.pause_left = pause_left_;
+  view.started = first_start_;
+  view.last_change = last_change_;
+  if (view.model_version == version_ && view.noise) return;
+  view.noise = noise_;
+  for (size_t t = 0; t < learned_.size(); ++t) {
+    sched::TypeModel& model = view.types[t];
+    model.max_profiled = learned_[t].max_profiled;
+    model.fitted = learned_[t].perf.has_value();
+    if (model.fitted) model.perf = *learned_[t].perf;
+  }
+  view.model_version = version_;
+}
+
+}  // namespace ductile::sim

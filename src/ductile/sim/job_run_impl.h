@@ -1,0 +1,113 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "ductile/sched/job.h"
+#include "ductile/sched/perf_fit.h"
+#include "ductile/sim/application.h"
+#include "ductile/sim/workload.h"
+
+// One job of a simulation: what it truly does with what it is given, and what it has learned of
+// itself. Follows the published simulators step by step, their rounding of epochs to whole seconds
+// included.
+namespace ductile::sim {
+
+// Fits by what was measured, shared by jobs that have measured the same in the same order.
+class FitCache {
+ public:
+  const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples);
+  int64_t fits() const { return static_cast<int64_t>(known_.size()); }
+
+ private:
+  std::unordered_map<uint64_t, sched::PerfParams> known_;
+};
+
+// What slows a job down now.
+struct Conditions {
+  double compute = 1;       // times as long: the slowest of its nodes
+  double network = 1;       // synchronisation over several nodes
+  double interference = 0;  // share of progress lost
+};
+
+class JobRun {
+ public:
+  // `types`: names of the cluster's device types. `adaptive`: the policy uses batch adaptation.
+  JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
+         std::span<const std::string> types, sched::Scaling used, FitCache& fits);
+
+  // Lets `seconds` pass from `now`; returns the end of the job where it lies within.
+  std::optional<double> advance(double now, double seconds, const Conditions& conditions);
+
+  // A new allocation, at `now`: a restart unless empty. Empty: stops.
+  void reallocate(double now, const sched::Allocation& allocation, int32_t type);
+  // As reallocate() with the same shape where moves are free: no restart.
+  void move(const sched::Allocation& allocation) { allocation_ = allocation; }
+  // Takes back up to `seconds` of progress at the present rate (work since the last checkpoint).
+  void lose_work(double seconds);
+
+  // Writes what the scheduler may know; id, name and other constants once with describe().
+  void describe(sched::JobView& view) const;
+  void report(sched::JobView& view);
+
+  const sched::Allocation& allocation() const { return allocation_; }
+  std::span<const int32_t> counts() const { return counts_; }
+  int32_t type() const { return type_; }
+  bool running() const { return !counts_.empty(); }
+  double progress() const { return progress_; }
+  double total_progress() const { return total_; }
+  int32_t epoch() const { return epoch_; }
+  double rate() const { return rate_; }  // progress a second when last stepped
+  double service() const { return service_; }
+  double paused() const { return paused_; }
+  int32_t restarts() const { return std::max(starts_ - 1, 0); }
+  double first_start() const { return first_start_; }
+  double pause() const { return rules_.own_pause ? app_.pause : 30; }
+
+ private:
+  struct Learned {  // on one device type
+    std::vector<sched::StepSample> samples;
+    uint64_t key = 0;  // of the samples, in order
+    bool dirty = false;
+    std::optional<sched::PerfParams> perf;
+    int32_t max_profiled = 0;
+  };
+
+  void choose_batch();
+  void observe(const StepTime& time);
+  const std::optional<sched::PerfParams>& perf(int32_t type);
+
+  const Submission& submission_;
+  const Application& app_;
+  const ReplayRules& rules_;
+  FitCache& fits_;
+  sched::Scaling scaling_;                  // of the job and the policy, the stricter
+  bool learns_;                             // the policy uses fitted models
+  int32_t batch_;                           // asked for
+  std::vector<const Profile*> profiles_;    // by type
+  std::vector<sched::BatchLimits> limits_;  // by type
+  std::vector<Learned> learned_;            // by type
+  std::vector<double> epoch_ends_;          // progress at the end of each epoch
+  double total_ = 0;
+
+  sched::Allocation allocation_;
+  std::vector<int32_t> counts_;
+  int32_t replicas_ = 0;
+  int32_t type_ = -1;
+  int32_t local_ = 0, accumulation_ = 0;
+  double pause_left_ = 0;
+  double progress_ = 0, rate_ = 0;
+  int32_t epoch_ = 0;
+  std::optional<sched::GradientNoise> noise_;
+  uint32_t version_ = 0;
+  double service_ = 0, paused_ = 0;
+  int32_t starts_ = 0;
+  double first_start_ = -1, last_change_ = -1;
+  bool finished_ = false;
+};
+
+}  // namespace ductile::sim

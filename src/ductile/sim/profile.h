@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/sched/goodput.h"
+
+// True step times of one application on one device type.
+namespace ductile::sim {
+
+// Seconds of one optimiser step with one micro-batch, and the part of it spent on synchronisation.
+// With s more micro-batches: step + s (step - sync).
+struct StepTime {
+  double step = 0, sync = 0;
+};
+
+// Piecewise linear in x over samples in rising order of x; the ends are held beyond them.
+StepTime interpolate_linear(std::span<const double> x, std::span<const StepTime> y, double at);
+
+struct Point3 {
+  double nodes = 0, replicas = 0, local = 0;
+};
+// Linear interpolation on the simplex, of the Delaunay triangulation of `points`, that holds `at`:
+// the weights w >= 0 that sum to 1, reproduce `at`, and make sum w |p|^2 least, which is a linear
+// programme of four rows. Nothing where `at` lies outside the hull.
+std::optional<StepTime> interpolate_delaunay(std::span<const Point3> points,
+                                             std::span<const StepTime> y, const Point3& at);
+
+class Delaunay;
+
+// Answers from measured tables, by the replay rule of the published simulators: a placement that
+// was measured is interpolated in the local batch; any other over (nodes, replicas, local batch) of
+// all measurements. Or from the formula of PerfParams. Remembers answers: one thread at a time.
+class Profile {
+ public:
+  // The CSVs `placements*.csv` and `scalability*.csv` of a trace folder.
+  static Profile read(const fs::path& placements, const fs::path& scalability);
+  static Profile formula(const sched::PerfParams& perf, int32_t min_local, int32_t max_local);
+
+  // counts: devices on each node, in rank order, each >= 1. Outside what was measured the nearest
+  // measurement answers.
+  StepTime at(std::span<const int32_t> counts, int32_t local) const;
+
+  int32_t min_local() const { return min_local_; }  // over all measured placements
+  int32_t max_local() const { return max_local_; }
+  // The largest local batch measured for this placement; for one that was not measured, for any
+  // that is at least as large.
+  int32_t max_local(std::span<const int32_t> counts) const;
+  // The largest local batch of any measured placement of so many devices; none: no such placement.
+  std::optional<int32_t> max_local_of_replicas(int32_t replicas) const;
+  // Samples a second of one device at its largest batch.
+  double unit_rate() const { return unit_rate_; }
+
+ private:
+  struct Line {  // one placement
+    std::vector<double> local;
+    std::vector<StepTime> times;
+  };
+
+  std::optional<sched::PerfParams> perf_;
+  std::unordered_map<uint64_t, Line> placements_;  // by normalised placement
+  std::vector<Point3> points_;
+  std::vector<StepTime> times_;
+  std::shared_ptr<const Delaunay> delaunay_;  // over points_
+  std::vector<Point3> scalability_;
+  std::unordered_map<int32_t, int32_t> max_local_of_replicas_;
+  int32_t min_local_ = 1, max_local_ = 1, most_nodes_ = 1;
+  double unit_rate_ = 0;
+  mutable std::unordered_map<uint64_t, StepTime> remembered_;
+};
+
+}  // namespace ductile::sim

@@ -1,0 +1,159 @@
+#include "ductile/sim/scenario.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/base/rng.h"
+
+namespace ductile::sim {
+namespace {
+
+constexpr std::array<std::pair<FaultKind, std::string_view>, 6> kKinds = {{
+    {FaultKind::node_loss, "node_loss"},
+    {FaultKind::straggler, "straggler"},
+    {FaultKind::slow_network, "slow_network"},
+    {FaultKind::lost_decisions, "lost_decisions"},
+    {FaultKind::late_reports, "late_reports"},
+    {FaultKind::reclaim, "reclaim"},
+}};
+
+bool of_a_node(FaultKind kind) {
+  return kind == FaultKind::node_loss || kind == FaultKind::straggler || kind == FaultKind::reclaim;
+}
+
+double number(const toml::node& node, const std::string& where, std::string_view key, double least,
+              double most) {
+  const auto value = node.value<double>();
+  if (!value || *value < least || *value > most)
+    fail(ErrorCode::invalid_argument, "{}: {} must be a number from {} to {}", where, key, least,
+         most);
+  return *value;
+}
+
+Fault read_fault(const toml::table& table, const std::string& where) {
+  static const std::vector<std::string> kKeys = {"kind",  "at",     "for",         "node",  "every",
+                                                 "count", "factor", "probability", "notice"};
+  Fault fault;
+  bool kind_known = false;
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str());
+    if (name == "kind") {
+      const auto text = node.value<std::string>();
+      std::string known;
+      for (const auto& [kind, kind_name] : kKinds) {
+        if (text && *text == kind_name) {
+          fault.kind = kind;
+          kind_known = true;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(kind_name);
+      }
+      if (!kind_known)
+        fail(ErrorCode::invalid_argument, "{}: kind must be one of {}", where, known);
+    } else if (name == "at") {
+      fault.at = number(node, where, name, 0, 1e10);
+    } else if (name == "for") {
+      fault.lasts = number(node, where, name, 0, 1e10);
+    } else if (name == "node") {
+      fault.node = static_cast<int32_t>(number(node, where, name, 0, 1e9));
+    } else if (name == "every") {
+      fault.every = number(node, where, name, 1, 1e10);
+      if (!table.contains("count")) fault.count = 1'000'000;
+    } else if (name == "count") {
+      fault.count = static_cast<int64_t>(number(node, where, name, 1, 1e6));
+    } else if (name == "factor") {
+      fault.factor = number(node, where, name, 1, 1e4);
+    } else if (name == "probability") {
+      fault.probability = number(node, where, name, 0, 1);
+    } else if (name == "notice") {
+      fault.notice = number(node, where, name, 0, 1e7);
+    } else {
+      const auto near = nearest_name(name, kKeys);
+      fail(ErrorCode::invalid_argument, "{}: unknown key '{}'{}", where, name,
+           near ? "; did you mean " + *near + "?" : "");
+    }
+  }
+  if (!kind_known) fail(ErrorCode::invalid_argument, "{}: a fault needs a kind", where);
+  return fault;
+}
+
+}  // namespace
+
+std::string_view to_string(FaultKind kind) {
+  for (const auto& [known, name] : kKinds)
+    if (known == kind) return name;
+  return "?";
+}
+
+Scenario parse_scenario(std::string_view text, std::string_view name) {
+  toml::table tree;
+  try {
+    tree = toml::parse(text, std::string(name));
+  } catch (const toml::parse_error& e) {
+    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
+  }
+  Scenario scenario;
+  for (const auto& [key, node] : tree) {
+    const std::string where = fmt::format("{}:{}", name, node.source().begin.line);
+    if (key == "lost_work_seconds") {
+      scenario.lost_work_seconds = number(node, where, "lost_work_seconds", 0, 1e7);
+    } else if (key == "fault" && node.is_array()) {
+      for (const toml::node& entry : *node.as_array()) {
+        const std::string at = fmt::format("{}:{}", name, entry.source().begin.line);
+        if (!entry.is_table()) fail(ErrorCode::invalid_argument, "{}: write [[fault]]", at);
+        scenario.faults.push_back(read_fault(*entry.as_table(), at));
+      }
+    } else {
+      fail(ErrorCode::invalid_argument,
+           "{}: unknown key '{}'; a scenario has lost_work_seconds and [[fault]]", where,
+           std::string(key.str()));
+    }
+  }
+  return scenario;
+}
+
+Scenario read_scenario(const fs::path& file) {
+  return parse_scenario(read_file(file), file.string());
+}
+
+std::vector<FaultEvent> plan_faults(const Scenario& scenario, const sched::Cluster& cluster,
+                                    uint64_t seed, double until) {
+  std::vector<FaultEvent> events;
+  for (size_t f = 0; f < scenario.faults.size(); ++f) {
+    const Fault& fault = scenario.faults[f];
+    if (fault.node >= cluster.nodes())
+      fail(ErrorCode::invalid_argument, "a {} of node {}, but the cluster has {} nodes",
+           to_string(fault.kind), fault.node, cluster.nodes());
+    double at = fault.at;
+    for (int64_t i = 0; i < fault.count && at <= until; ++i) {
+      Rng rng(seed, mix(0xfa017, f), static_cast<uint64_t>(i));
+      int32_t node = fault.node;
+      if (node < 0 && of_a_node(fault.kind))
+        node = static_cast<int32_t>(rng.below(static_cast<uint32_t>(cluster.nodes())));
+      const bool message =
+          fault.kind == FaultKind::lost_decisions || fault.kind == FaultKind::late_reports;
+      const double value = message ? fault.probability : fault.factor;
+      double loss = at;
+      if (fault.kind == FaultKind::reclaim && fault.notice > 0) {
+        loss = at + fault.notice;
+        events.push_back({at, fault.kind, true, true, node, loss});
+      }
+      events.push_back({loss, fault.kind, true, false, node, value});
+      if (fault.lasts > 0)
+        events.push_back({loss + fault.lasts, fault.kind, false, false, node, value});
+      if (fault.every <= 0) break;
+      at += std::ceil(-std::log(1 - rng.uniform(0, 1)) * fault.every);
+    }
+  }
+  std::stable_sort(events.begin(), events.end(), [](const FaultEvent& a, const FaultEvent& b) {
+    return a.time != b.time ? a.time < b.time : a.start < b.start;
+  });
+  return events;
+}
+
+}  // namespace ductile::sim

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/sched/cluster.h"
+
+// What goes wrong in a simulation, from a file:
+//
+//   lost_work_seconds = 0        # progress that a job loses with a node, besides its restart
+//   [[fault]]
+//   kind = "node_loss"           # straggler, slow_network, lost_decisions, late_reports, reclaim
+//   at = 3600                    # seconds; the first time
+//   for = 1800                   # how long each lasts; 0 or none: for good
+//   node = 3                     # node_loss, straggler, reclaim; none: drawn from the seed
+//   every = 7200                 # repeats after this long, on average; none: once
+//   count = 10                   # at most so many
+//   factor = 2.5                 # straggler, slow_network: times as slow
+//   probability = 0.1            # lost_decisions, late_reports: of each message
+//   notice = 120                 # reclaim: seconds between the announcement and the loss
+namespace ductile::sim {
+
+enum class FaultKind : uint8_t {
+  node_loss,
+  straggler,       // one node computes slower; a job goes at the pace of its slowest node
+  slow_network,    // synchronisation of jobs on several nodes takes longer
+  lost_decisions,  // a job does not hear of its new allocation this round
+  late_reports,    // the scheduler sees a job as it was in an earlier round
+  reclaim,         // as node_loss, announced: Cluster::node_leaves_at
+};
+std::string_view to_string(FaultKind kind);
+
+struct Fault {
+  FaultKind kind = FaultKind::node_loss;
+  double at = 0;
+  double lasts = 0;  // 0: for good
+  int32_t node = -1;
+  double every = 0;
+  int64_t count = 1;
+  double factor = 2;
+  double probability = 0;
+  double notice = 0;
+};
+
+struct Scenario {
+  std::vector<Fault> faults;
+  double lost_work_seconds = 0;
+};
+
+// Throws invalid_argument with file and line for an unknown key or kind, or a wrong value.
+Scenario read_scenario(const fs::path& file);
+Scenario parse_scenario(std::string_view toml, std::string_view name);
+
+// One change of the world. Ends come before starts of the same time.
+struct FaultEvent {
+  double time = 0;
+  FaultKind kind = FaultKind::node_loss;
+  bool start = true;
+  bool announce = false;  // reclaim: only the notice
+  int32_t node = -1;
+  double value = 0;  // factor or probability; of an announcement the time of the loss
+};
+
+// The scenario as events in order of time, up to `until`; what is random is drawn from the seed.
+std::vector<FaultEvent> plan_faults(const Scenario& scenario, const sched::Cluster& cluster,
+                                    uint64_t seed, double until);
+
+}  // namespace ductile::sim

@@ -1,0 +1,428 @@
+#include "ductile/sim/simulator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <map>
+#include <unordered_map>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/sim/job_run_impl.h"
+
+namespace ductile::sim {
+namespace {
+
+// Rounds in which work waits, devices idle and nothing runs at all, before the policy is blamed.
+constexpr int kMostIdleRounds = 500;
+
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+class Simulation {
+ public:
+  Simulation(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster,
+             sched::Policy& policy, const SimOptions& options);
+  SimResult run();
+
+ private:
+  void arrive();
+  void pass(double until);
+  void apply(const FaultEvent& event);
+  void round();
+  void carry_out(const sched::Decisions& decisions);
+  void change(int32_t job, const sched::Allocation& allocation);
+  void end_segment(int32_t job, double at);
+  Conditions conditions(int32_t job) const;
+  void find_interference();
+  void check_round() const;
+  bool drawn(double probability, uint64_t purpose, int32_t job) const;
+  double packed_step(const Application& app, int32_t batch, int32_t devices, int32_t type) const;
+  std::span<const double> step_seconds(const Submission& job);
+
+  Workload workload_;
+  const Catalog& catalog_;
+  sched::Cluster cluster_;
+  sched::Policy& policy_;
+  const SimOptions& options_;
+  FitCache fits_;
+  std::vector<JobRun> runs_;
+  std::vector<double> declared_;       // factor on the true length; 0: not declared
+  std::vector<sched::JobView> views_;  // of active_, in the same order
+  std::vector<int32_t> active_;        // arrived, not finished; rising
+  std::vector<FaultEvent> faults_;
+  size_t next_fault_ = 0, next_job_ = 0;
+  double now_ = 0, next_round_ = 0;
+  std::vector<double> node_slow_;
+  std::vector<int32_t> node_losses_;  // a node may be lost twice over
+  double network_slow_ = 1, lost_decisions_ = 0, late_reports_ = 0;
+  std::vector<uint8_t> interfered_;  // by job
+  std::vector<double> segment_start_;
+  std::vector<double> contention_, rounds_lived_;
+  std::map<std::pair<const Application*, int32_t>, std::vector<double>> step_seconds_;
+  int idle_rounds_ = 0;
+  SimResult result_;
+};
+
+Simulation::Simulation(const Workload& workload, const Catalog& catalog,
+                       const sched::Cluster& cluster, sched::Policy& policy,
+                       const SimOptions& options)
+    : workload_(workload),
+      catalog_(catalog),
+      cluster_(cluster),
+      policy_(policy),
+      options_(options),
+      next_round_(options.interval) {
+  if (!(options.interval > 0))
+    fail(ErrorCode::invalid_argument, "rounds every {} s; it must be above 0", options.interval);
+  const size_t jobs = workload.jobs.size();
+  runs_.reserve(jobs);
+  int64_t largest = 0;  // devices of one type
+  for (int32_t t = 0; t < cluster_.type_count(); ++t)
+    largest = std::max(largest, cluster_.usable_devices(t));
+  for (Submission& job : workload_.jobs)
+    job.devices = static_cast<int32_t>(std::min<int64_t>(job.devices, largest));
+  for (size_t j = 0; j < jobs; ++j) {
+    const Submission& job = workload_.jobs[j];
+    runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types,
+                       policy.uses(), fits_);
+    double factor = 0;
+    if (options.budget) {
+      Rng rng(options.seed, 0xb0d9e7, j);
+      const double range = std::log(std::max(*options.budget, 1.0));
+      factor = std::exp(rng.uniform(-range, range));
+    }
+    declared_.push_back(factor);
+    JobResult result;
+    result.name = job.name;
+    result.application = job.application;
+    result.tier = job.tier;
+    result.team = job.team;
+    result.arrival = job.time;
+    result_.jobs.push_back(std::move(result));
+  }
+  segment_start_.assign(jobs, 0);
+  interfered_.assign(jobs, 0);
+  contention_.assign(jobs, 0);
+  rounds_lived_.assign(jobs, 0);
+  node_slow_.assign(cluster_.nodes(), 1);
+  node_losses_.assign(cluster_.nodes(), 0);
+  faults_ = plan_faults(options.scenario, cluster_, options.seed, options.most_seconds);
+  result_.workload = workload.name;
+  result_.policy = policy.name();
+}
+
+// Seconds of a step at the batch asked for on `devices` packed devices of a type. One device always
+// accumulates here, as the published oracles have it.
+double Simulation::packed_step(const Application& app, int32_t batch, int32_t devices,
+                               int32_t type) const {
+  const Profile& profile = app.profile(cluster_.types[type]);
+  const int32_t per_node = std::max(cluster_.devices_per_node(type), 1);
+  std::vector<int32_t> counts;
+  for (int32_t left = devices; left > 0; left -= per_node)
+    counts.push_back(std::min(left, per_node));
+  sched::BatchLimits limits = app.limits(profile);
+  if (catalog_.rules.limit_by_placement) limits.max_local = profile.max_local(counts);
+  sched::BatchChoice split = sched::split_batch(limits, devices, batch);
+  if (devices == 1 && split.accumulation == 0) split = {0, (split.local_batch + 1) / 2, 1};
+  const StepTime time = profile.at(counts, std::max(split.local_batch, 1));
+  return time.step + (time.step - time.sync) * split.accumulation;
+}
+
+// The oracle of Optimus: by number of devices of the first type.
+std::span<const double> Simulation::step_seconds(const Submission& job) {
+  const Application& app = catalog_.find(job.application);
+  const int32_t batch = job.batch > 0 ? job.batch : app.init_batch;
+  auto [found, fresh] = step_seconds_.try_emplace({&app, batch});
+  if (!fresh) return found->second;
+  const int32_t least = app.limits(app.profile(cluster_.types[0])).min_local;
+  const auto most = static_cast<int32_t>(
+      std::min<int64_t>({64, cluster_.usable_devices() + 1, std::max(batch / least, 1)}));
+  for (int32_t k = 1; k <= most; ++k) found->second.push_back(packed_step(app, batch, k, 0));
+  return found->second;
+}
+
+void Simulation::arrive() {
+  while (next_job_ < workload_.jobs.size() && workload_.jobs[next_job_].time <= now_) {
+    const auto j = static_cast<int32_t>(next_job_++);
+    sched::JobView view;
+    view.id = j;
+    runs_[j].describe(view);
+    const Submission& job = workload_.jobs[j];
+    view.known_step_seconds = step_seconds(job);
+    if (view.scaling == sched::Scaling::rigid) {
+      const Application& app = catalog_.find(job.application);
+      for (int32_t t = 0; t < cluster_.type_count(); ++t)
+        view.types[t].requested_rate =
+            view.requested_batch / packed_step(app, view.requested_batch, job.devices, t);
+    }
+    active_.push_back(j);
+    views_.push_back(std::move(view));
+  }
+}
+
+Conditions Simulation::conditions(int32_t job) const {
+  Conditions out;
+  for (const sched::NodeShare& share : runs_[job].allocation())
+    out.compute = std::max(out.compute, node_slow_[share.node]);
+  out.network = network_slow_;
+  if (interfered_[job]) out.interference = options_.interference;
+  return out;
+}
+
+void Simulation::end_segment(int32_t job, double at) {
+  if (!runs_[job].running() || at <= segment_start_[job]) return;
+  result_.timeline.push_back({job, segment_start_[job], at, runs_[job].allocation()});
+}
+
+// Advances all jobs; those that end leave.
+void Simulation::pass(double until) {
+  const double seconds = until - now_;
+  if (seconds > 0) {
+    size_t kept = 0;
+    double last = 0;
+    for (size_t i = 0; i < active_.size(); ++i) {
+      const int32_t j = active_[i];
+      JobRun& run = runs_[j];
+      const double before = run.progress();
+      const auto finish = run.advance(now_, seconds, conditions(j));
+      DUCTILE_CHECK(run.progress() >= before, "{} went back", result_.jobs[j].name);
+      if (!finish) {
+        if (kept != i) {
+          active_[kept] = j;
+          views_[kept] = std::move(views_[i]);
+        }
+        ++kept;
+        continue;
+      }
+      end_segment(j, *finish);
+      JobResult& result = result_.jobs[j];
+      result.start = run.first_start();
+      result.finish = *finish;
+      result.service = run.service();
+      result.paused = run.paused();
+      result.restarts = run.restarts();
+      result.contention = rounds_lived_[j] > 0 ? contention_[j] / rounds_lived_[j] : 1;
+      last = std::max(last, *finish);
+      result_.end = std::max(result_.end, *finish);
+    }
+    const bool worked = !active_.empty();
+    active_.resize(kept);
+    views_.resize(kept);
+    if (worked)
+      result_.usable_device_seconds +=
+          static_cast<double>(cluster_.usable_devices()) * (kept > 0 ? seconds : last - now_);
+  }
+  now_ = until;
+}
+
+void Simulation::change(int32_t job, const sched::Allocation& allocation) {
+  JobRun& run = runs_[job];
+  if (run.allocation() == allocation) return;
+  const int32_t type = allocation.empty() ? -1 : cluster_.node_type[allocation.front().node];
+  end_segment(job, now_);
+  segment_start_[job] = now_;
+  bool same_shape = run.running() && type == run.type() && allocation.size() == run.counts().size();
+  for (size_t i = 0; same_shape && i < allocation.size(); ++i)
+    same_shape = allocation[i].devices == run.counts()[i];
+  if (same_shape && catalog_.rules.free_moves) {
+    run.move(allocation);
+  } else {
+    run.reallocate(now_, allocation, type);
+  }
+}
+
+void Simulation::apply(const FaultEvent& event) {
+  switch (event.kind) {
+    case FaultKind::node_loss:
+    case FaultKind::reclaim: {
+      if (event.announce) {
+        cluster_.node_leaves_at[event.node] = event.value;
+        break;
+      }
+      node_losses_[event.node] += event.start ? 1 : -1;
+      cluster_.node_up[event.node] = node_losses_[event.node] == 0;
+      cluster_.node_leaves_at[event.node] = INFINITY;
+      if (!event.start) break;
+      for (const int32_t j : active_) {
+        const sched::Allocation& held = runs_[j].allocation();
+        if (std::none_of(held.begin(), held.end(),
+                         [&](const sched::NodeShare& s) { return s.node == event.node; }))
+          continue;
+        runs_[j].lose_work(options_.scenario.lost_work_seconds);
+        change(j, {});
+        ++result_.jobs[j].node_losses;
+      }
+      break;
+    }
+    case FaultKind::straggler:
+      node_slow_[event.node] = event.start ? event.value : 1;
+      break;
+    case FaultKind::slow_network:
+      network_slow_ = event.start ? event.value : 1;
+      break;
+    case FaultKind::lost_decisions:
+      lost_decisions_ = event.start ? event.value : 0;
+      break;
+    case FaultKind::late_reports:
+      late_reports_ = event.start ? event.value : 0;
+      break;
+  }
+  result_.faults.push_back(event);
+}
+
+bool Simulation::drawn(double probability, uint64_t purpose, int32_t job) const {
+  if (probability <= 0) return false;
+  Rng rng(options_.seed, mix(purpose, static_cast<uint64_t>(now_ * 1000)),
+          static_cast<uint64_t>(job));
+  return rng.uniform(0, 1) < probability;
+}
+
+// What frees devices first, then what takes them; a job that did not hear keeps what it has, and
+// another that was meant to have it waits.
+void Simulation::carry_out(const sched::Decisions& decisions) {
+  std::unordered_map<sched::JobId, const sched::Allocation*> wanted;
+  for (const sched::Decision& d : decisions.changes)
+    if (!drawn(lost_decisions_, 0x105d, static_cast<int32_t>(d.job)))
+      wanted.emplace(d.job, &d.allocation);
+  std::vector<int32_t> room(cluster_.nodes());
+  for (int32_t n = 0; n < cluster_.nodes(); ++n) room[n] = cluster_.usable(n);
+  const auto fits = [&](const sched::Allocation& allocation) {
+    return std::all_of(allocation.begin(), allocation.end(),
+                       [&](const sched::NodeShare& s) { return s.devices <= room[s.node]; });
+  };
+  const auto take = [&](const sched::Allocation& allocation) {
+    for (const sched::NodeShare& s : allocation) room[s.node] -= s.devices;
+  };
+  for (const int32_t j : active_)
+    if (!wanted.contains(j)) take(runs_[j].allocation());
+  for (const int32_t j : active_) {
+    const auto found = wanted.find(j);
+    if (found == wanted.end()) continue;
+    const sched::Allocation held = runs_[j].allocation();
+    const sched::Allocation& next = fits(*found->second) ? *found->second
+                                    : fits(held)         ? held
+                                                         : sched::Allocation{};
+    take(next);
+    change(j, next);
+  }
+}
+
+void Simulation::find_interference() {
+  std::fill(interfered_.begin(), interfered_.end(), 0);
+  if (options_.interference <= 0) return;
+  std::vector<int32_t> spread(cluster_.nodes(), 0);
+  for (const int32_t j : active_)
+    if (runs_[j].allocation().size() > 1)
+      for (const sched::NodeShare& s : runs_[j].allocation()) ++spread[s.node];
+  for (const int32_t j : active_)
+    if (runs_[j].allocation().size() > 1)
+      for (const sched::NodeShare& s : runs_[j].allocation())
+        if (spread[s.node] > 1) interfered_[j] = 1;
+}
+
+void Simulation::check_round() const {
+  std::vector<int32_t> used(cluster_.nodes(), 0);
+  for (const int32_t j : active_)
+    for (const sched::NodeShare& s : runs_[j].allocation()) used[s.node] += s.devices;
+  for (int32_t n = 0; n < cluster_.nodes(); ++n)
+    DUCTILE_CHECK(used[n] <= cluster_.usable(n), "node {}: {} devices in use, {} usable", n,
+                  used[n], cluster_.usable(n));
+}
+
+void Simulation::round() {
+  for (size_t i = 0; i < active_.size(); ++i) {
+    const int32_t j = active_[i];
+    JobRun& run = runs_[j];
+    sched::JobView& view = views_[i];
+    view.allocation = run.allocation();
+    contention_[j] += static_cast<double>(active_.size());
+    rounds_lived_[j] += 1;
+    if (drawn(late_reports_, 0x1a7e, j)) continue;
+    run.report(view);
+    if (declared_[j] > 0) {
+      // An exceeded budget is taken to be nearly used up.
+      const double length = declared_[j] * run.total_progress();
+      view.remaining = std::max(length - run.progress(), 0.02 * length);
+      const Application& app = catalog_.find(workload_.jobs[j].application);
+      // Of the epochs after this one, as Optimus counts; at least one step.
+      view.remaining_steps = run.epoch() + 1 < app.epochs
+                                 ? declared_[j] * workload_.jobs[j].work *
+                                       (app.iteration(view.requested_batch, app.epochs - 1) -
+                                        app.iteration(view.requested_batch, run.epoch()))
+                                 : 1;
+    }
+  }
+  const sched::Round round{now_, options_.interval, cluster_, views_};
+  const double before = cpu_seconds();
+  const sched::Decisions decisions = policy_.decide(round);
+  const double spent = cpu_seconds() - before;
+  if (options_.check) sched::check_decisions(round, decisions);
+  carry_out(decisions);
+  find_interference();
+  if (options_.check) check_round();
+  RoundSample sample;
+  sample.time = now_;
+  sample.active = static_cast<int32_t>(active_.size());
+  sample.usable = cluster_.usable_devices();
+  sample.decision_seconds = spent;
+  sample.objective = decisions.objective;
+  sample.bound = decisions.bound;
+  for (const int32_t j : active_) {
+    if (!runs_[j].running()) ++sample.waiting;
+    sample.used += sched::device_count(runs_[j].allocation());
+    sample.goodput += runs_[j].rate() / runs_[j].total_progress() * 3600;
+  }
+  idle_rounds_ = sample.used == 0 && sample.usable > 0 && sample.active > 0 ? idle_rounds_ + 1 : 0;
+  if (idle_rounds_ > kMostIdleRounds)
+    fail(ErrorCode::internal,
+         "policy {} leaves {} jobs waiting and every device idle since {} s; the first: {}",
+         policy_.name(), sample.active, now_ - kMostIdleRounds * options_.interval,
+         policy_.explain(views_.front().id));
+  result_.rounds.push_back(sample);
+}
+
+SimResult Simulation::run() {
+  arrive();
+  while (!active_.empty() || next_job_ < workload_.jobs.size()) {
+    if (active_.empty()) {
+      // Nothing to do until the round after the next arrival.
+      const double arrival = workload_.jobs[next_job_].time;
+      next_round_ =
+          std::max(next_round_, std::ceil(arrival / options_.interval) * options_.interval);
+    }
+    const bool fault = next_fault_ < faults_.size() && faults_[next_fault_].time < next_round_;
+    const double until = fault ? faults_[next_fault_].time : next_round_;
+    if (until > options_.most_seconds)
+      fail(ErrorCode::deadline, "{} jobs of {} under {} are unfinished after {} s", active_.size(),
+           workload_.name, policy_.name(), options_.most_seconds);
+    pass(until);
+    arrive();
+    if (fault) {
+      apply(faults_[next_fault_++]);
+      continue;
+    }
+    next_round_ += options_.interval;
+    if (!active_.empty()) round();
+    if (options_.progress)
+      options_.progress({now_,
+                         static_cast<int64_t>(next_job_) - static_cast<int64_t>(active_.size()),
+                         static_cast<int64_t>(workload_.jobs.size())});
+  }
+  std::stable_sort(result_.timeline.begin(), result_.timeline.end(),
+                   [](const Segment& a, const Segment& b) { return a.from < b.from; });
+  return std::move(result_);
+}
+
+}  // namespace
+
+SimResult simulate(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster,
+                   sched::Policy& policy, const SimOptions& options) {
+  cluster.check();
+  return Simulation(workload, catalog, cluster, policy, options).run();
+}
+
+}  // namespace ductile::sim

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ductile/sched/cluster.h"
+#include "ductile/sched/policy.h"
+#include "ductile/sim/application.h"
+#include "ductile/sim/scenario.h"
+#include "ductile/sim/workload.h"
+
+// Runs a workload on a cluster under a policy, in virtual time. Events are rounds, faults and, in
+// between, what happens inside each job: restarts, epochs, its end. Everything but the measured
+// decision times follows from the arguments, to the bit.
+namespace ductile::sim {
+
+// What happens now, for a progress bar.
+struct SimProgress {
+  double now = 0;
+  int64_t finished = 0, jobs = 0;
+};
+
+struct SimOptions {
+  double interval = 60;  // seconds between rounds; the first is one interval after the start
+  uint64_t seed = 0;
+  // Declared budgets: none; 1: exact; f > 1: each wrong by a factor drawn from 1/f to f.
+  std::optional<double> budget = 1.0;
+  // Slowdown of jobs on several nodes that share a node with another such job, 0 to 1.
+  double interference = 0;
+  // Checks the invariants each round and throws internal where one breaks.
+  bool check = false;
+  // Fails with deadline where the workload is not done by then.
+  double most_seconds = 1e8;
+  Scenario scenario;
+  std::function<void(const SimProgress&)> progress;  // called each round
+};
+
+struct JobResult {
+  std::string name, application;
+  sched::Tier tier = sched::Tier::basic;
+  int32_t team = 0;
+  double arrival = 0, start = 0, finish = 0;  // start: the first
+  double service = 0;                         // device-seconds held
+  double paused = 0;                          // seconds of restarts
+  int32_t restarts = 0;
+  int32_t node_losses = 0;
+  double contention = 0;  // unfinished jobs in the mean round of its life, itself among them
+  double jct() const { return finish - arrival; }
+};
+
+// A job held the same devices from `from` to `to`.
+struct Segment {
+  int32_t job = 0;  // index into the results
+  double from = 0, to = 0;
+  sched::Allocation allocation;
+};
+
+struct RoundSample {
+  double time = 0;
+  int32_t active = 0, waiting = 0;  // unfinished; of these without devices
+  int64_t used = 0, usable = 0;     // devices
+  double goodput = 0;  // jobs an hour: progress a second of each job against its whole length
+  double decision_seconds = 0;  // CPU time of the policy; not deterministic
+  double objective = 0, bound = 0;
+};
+
+struct SimResult {
+  std::string workload, policy;
+  std::vector<JobResult> jobs;  // as in the workload
+  std::vector<Segment> timeline;
+  std::vector<RoundSample> rounds;
+  std::vector<FaultEvent> faults;    // that happened
+  double end = 0;                    // last finish
+  double usable_device_seconds = 0;  // until then, where work was unfinished
+};
+
+// A job that asks for more devices than the most numerous type has asks for all of those.
+SimResult simulate(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster,
+                   sched::Policy& policy, const SimOptions& options = {});
+
+}  // namespace ductile::sim

@@ -1,0 +1,227 @@
+#include "ductile/sim/workload.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <ctime>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/sim/csv.h"
+
+namespace ductile::sim {
+namespace {
+
+constexpr double kMostTime = 1e10;
+constexpr int64_t kMostDevices = 1'000'000;
+
+template <class T>
+T one_of(const Csv& csv, size_t row, std::string_view column, std::initializer_list<T> values) {
+  const std::string text = csv.text(row, column);
+  std::string known;
+  for (const T value : values) {
+    if (sched::to_string(value) == text) return value;
+    known += (known.empty() ? "" : ", ") + std::string(sched::to_string(value));
+  }
+  fail(ErrorCode::invalid_argument, "{}: '{}' is none of {}", csv.where(row, column), text, known);
+}
+
+void check_application(const Csv& csv, size_t row, const Catalog& catalog,
+                       const std::string& application) {
+  try {
+    catalog.find(application);
+  } catch (Error& e) {
+    fail(ErrorCode::invalid_argument, "{}: {}", csv.where(row, "application"), e.message());
+  }
+}
+
+void sort_by_time(Workload& workload) {
+  std::stable_sort(workload.jobs.begin(), workload.jobs.end(),
+                   [](const Submission& a, const Submission& b) { return a.time < b.time; });
+}
+
+Workload from_jobs(const Csv& csv, const Catalog& catalog) {
+  using sched::Scaling, sched::Tier;
+  Workload workload;
+  std::unordered_set<std::string> names;
+  for (size_t row = 0; row < csv.rows(); ++row) {
+    Submission job;
+    job.name = csv.text(row, "name");
+    if (job.name.empty() || !names.insert(job.name).second)
+      fail(ErrorCode::invalid_argument, "{}: '{}' is empty or the name of an earlier job",
+           csv.where(row, "name"), job.name);
+    job.time = csv.number(row, "time", 0, kMostTime);
+    job.application = csv.text(row, "application");
+    check_application(csv, row, catalog, job.application);
+    job.devices = static_cast<int32_t>(csv.whole(row, "num_replicas", 1, kMostDevices));
+    if (csv.has("batch_size"))
+      job.batch = static_cast<int32_t>(csv.whole(row, "batch_size", 0, 1 << 30));
+    if (csv.has("scaling"))
+      job.scaling =
+          one_of(csv, row, "scaling", {Scaling::rigid, Scaling::strong, Scaling::adaptive});
+    if (csv.has("tier"))
+      job.tier = one_of(csv, row, "tier", {Tier::premium, Tier::standard, Tier::basic});
+    if (csv.has("team")) job.team = static_cast<int32_t>(csv.whole(row, "team", 0, 1 << 30));
+    if (csv.has("preemptible")) job.preemptible = csv.whole(row, "preemptible", 0, 1) == 1;
+    if (csv.has("work")) job.work = csv.number(row, "work", 1e-6, 1e6);
+    workload.jobs.push_back(std::move(job));
+  }
+  return workload;
+}
+
+// Seconds since 1970 of "2017-10-09 07:01:55", with anything after the seconds left out.
+double timestamp(const Csv& csv, size_t row) {
+  const std::string text = csv.text(row, "timestamp");
+  std::tm parts{};
+  const char* end = strptime(text.c_str(), "%Y-%m-%d %H:%M:%S", &parts);
+  if (end == nullptr)
+    fail(ErrorCode::invalid_argument, "{}: '{}' is not a time like 2017-10-09 07:01:55",
+         csv.where(row, "timestamp"), text);
+  return static_cast<double>(timegm(&parts));
+}
+
+// Seconds the application takes on `devices` devices packed by fours, at the batch asked for.
+double solo_seconds(const Application& app, int32_t devices, int32_t batch) {
+  const Profile& profile = app.profiles.begin()->second;
+  const sched::BatchLimits limits = app.limits(profile);
+  std::vector<int32_t> counts;
+  for (int32_t left = devices; left > 0; left -= 4) counts.push_back(std::min(left, 4));
+  const sched::BatchChoice split = sched::split_batch(limits, devices, batch);
+  const StepTime time = profile.at(counts, std::max(split.local_batch, 1));
+  const int32_t whole = devices * split.local_batch * (split.accumulation + 1);
+  return app.iteration(std::max(whole, limits.init_batch), app.epochs - 1) *
+         (time.step + split.accumulation * (time.step - time.sync)) * app.slowdown;
+}
+
+Workload from_philly(const Csv& csv, const Catalog& catalog) {
+  static constexpr std::array<std::pair<double, const char*>, 4> kKinds = {
+      {{1, "cifar10"}, {10, "deepspeech2"}, {100, "yolov3"}, {1e300, "imagenet"}}};
+  Workload workload;
+  std::vector<std::string> teams;
+  double first = INFINITY;
+  for (size_t row = 0; row < csv.rows(); ++row) {
+    Submission job;
+    job.name = fmt::format("philly-{}", row);
+    job.time = timestamp(csv, row);
+    first = std::min(first, job.time);
+    const double duration = csv.number(row, "duration", 0, kMostTime);
+    job.devices = static_cast<int32_t>(csv.whole(row, "num_gpus", 0, kMostDevices));
+    if (duration <= 0 || job.devices == 0) continue;  // never ran
+    const std::string cluster = csv.text(row, "cluster");
+    auto team = std::find(teams.begin(), teams.end(), cluster);
+    if (team == teams.end()) team = teams.insert(teams.end(), cluster);
+    job.team = static_cast<int32_t>(team - teams.begin());
+    const double hours = duration * job.devices / 3600;
+    for (const auto& [below, name] : kKinds) {
+      if (hours >= below) continue;
+      job.application = name;
+      break;
+    }
+    const Application& app = catalog.find(job.application);
+    job.batch = static_cast<int32_t>(std::clamp<int64_t>(
+        static_cast<int64_t>(app.init_batch) * job.devices, app.init_batch, app.max_batch));
+    job.devices = std::min(job.devices, job.batch);
+    job.work = duration / solo_seconds(app, job.devices, job.batch);
+    workload.jobs.push_back(std::move(job));
+  }
+  for (Submission& job : workload.jobs) job.time -= first;
+  return workload;
+}
+
+}  // namespace
+
+Workload parse_workload(std::string_view text, const std::string& name, const Catalog& catalog) {
+  const Csv csv = Csv::parse(text, name);
+  Workload workload = csv.has("timestamp") && csv.has("num_gpus") ? from_philly(csv, catalog)
+                                                                  : from_jobs(csv, catalog);
+  workload.name = fs::path(name).stem().string();
+  if (workload.jobs.empty()) fail(ErrorCode::invalid_argument, "{}: no job in it", name);
+  sort_by_time(workload);
+  return workload;
+}
+
+Workload read_workload(const fs::path& file, const Catalog& catalog) {
+  return parse_workload(read_file(file), file.string(), catalog);
+}
+
+void compress(Workload& workload, double load) {
+  if (!(load > 0)) fail(ErrorCode::invalid_argument, "a load of {}; it must be above 0", load);
+  for (Submission& job : workload.jobs) job.time /= load;
+}
+
+void truncate(Workload& workload, int64_t count) {
+  if (count < static_cast<int64_t>(workload.jobs.size()))
+    workload.jobs.resize(static_cast<size_t>(std::max<int64_t>(count, 1)));
+}
+
+Workload synthetic_workload(const SyntheticOptions& options, const Catalog& catalog) {
+  if (options.jobs < 1 || !(options.hours > 0) || options.teams < 1)
+    fail(ErrorCode::invalid_argument, "{} jobs in {} hours for {} teams: each must be above 0",
+         options.jobs, options.hours, options.teams);
+  // Arrivals of each eighth of the period, relative; parts of 100 by application.
+  static constexpr std::array<double, 8> kHours = {1, 1.5, 2, 3, 2.5, 2, 1.5, 1};
+  struct Kind {
+    const char* name;
+    int share;
+    std::array<int32_t, 3> devices;  // asked for, one of these
+  };
+  static constexpr std::array<Kind, 6> kKinds = {{{"cifar10", 38, {2, 4, 8}},
+                                                  {"ncf", 34, {1, 1, 1}},
+                                                  {"bert", 9, {4, 8, 12}},
+                                                  {"deepspeech2", 11, {4, 8, 12}},
+                                                  {"yolov3", 6, {8, 12, 16}},
+                                                  {"imagenet", 2, {12, 16, 24}}}};
+  double whole = 0;
+  for (const double hour : kHours) whole += hour;
+  Workload workload;
+  workload.name = fmt::format("synthetic-{}", options.seed);
+  for (int64_t i = 0; i < options.jobs; ++i) {
+    Rng rng(options.seed, 1, static_cast<uint64_t>(i));
+    Submission job;
+    double at = rng.uniform(0, whole);
+    size_t part = 0;
+    while (part + 1 < kHours.size() && at >= kHours[part]) at -= kHours[part++];
+    job.time =
+        std::floor((static_cast<double>(part) + at / kHours[part]) / 8 * options.hours * 3600);
+    int pick = static_cast<int>(rng.below(100));
+    const uint32_t size = rng.below(3);
+    for (const Kind& kind : kKinds) {
+      job.application = kind.name;
+      job.devices = kind.devices[size];
+      if ((pick -= kind.share) < 0) break;
+    }
+    const Application& app = catalog.find(job.application);
+    job.devices = std::min(job.devices, app.max_batch / app.profiles.begin()->second.min_local());
+    if (app.most_devices > 0) job.devices = std::min(job.devices, app.most_devices);
+    job.batch = std::min<int32_t>(app.init_batch * job.devices, app.max_batch);
+    job.work = std::exp(options.spread * rng.normal());
+    job.team = static_cast<int32_t>(rng.below(static_cast<uint32_t>(options.teams)));
+    if (options.tiers) {
+      const uint32_t tier = rng.below(10);
+      job.tier = tier < 1   ? sched::Tier::premium
+                 : tier < 4 ? sched::Tier::standard
+                            : sched::Tier::basic;
+    }
+    workload.jobs.push_back(std::move(job));
+  }
+  sort_by_time(workload);
+  for (size_t i = 0; i < workload.jobs.size(); ++i)
+    workload.jobs[i].name = fmt::format("{}-{}", workload.jobs[i].application, i);
+  return workload;
+}
+
+std::string to_csv(const Workload& workload) {
+  std::string out =
+      "name,time,application,num_replicas,batch_size,scaling,tier,team,preemptible,work\n";
+  for (const Submission& job : workload.jobs)
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", job.name, job.time, job.application,
+                       job.devices, job.batch, sched::to_string(job.scaling),
+                       sched::to_string(job.tier), job.team, job.preemptible ? 1 : 0, job.work);
+  return out;
+}
+
+}  // namespace ductile::sim
