@@ -1,0 +1,568 @@
+// A day of a fleet under three regimes in one run: Ductile's fleet scheduler, static partitions by
+// tier, and one queue without preemption. All see the same arrivals, faults and loads.
+//
+//   fleet_scenario bench/fleet/ten_regions.toml [HOURS]
+//
+// Prints a Markdown table. Decision times are CPU time of one core.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/sched/fleet.h"
+
+namespace ductile::sched {
+namespace {
+
+struct Settings {
+  double hours, round, load, sigma, mean_hours, typed, restart;
+  uint64_t seed;
+  int32_t teams, regions;
+  std::vector<std::pair<std::string, int32_t>> nodes;  // a region's
+  double spot_share;
+  std::vector<int32_t> demands;
+  std::vector<double> weights;
+  std::array<double, 3> tiers;
+  double service_share, swing, step_minutes;
+  int32_t replicas;
+  double mtbf_hours, repair_hours, reclaim_hours, away_hours;
+};
+
+template <class T>
+T get(const toml::table& t, const char* path) {
+  const auto v = t.at_path(path).value<T>();
+  if (!v) fail(ErrorCode::invalid_argument, "scenario: {} is missing", path);
+  return *v;
+}
+
+Settings read(const char* file) {
+  const toml::table t = toml::parse_file(file);
+  Settings s{};
+  s.hours = get<double>(t, "hours");
+  s.round = get<double>(t, "round_seconds");
+  s.seed = static_cast<uint64_t>(get<int64_t>(t, "seed"));
+  s.teams = static_cast<int32_t>(get<int64_t>(t, "teams"));
+  s.regions = static_cast<int32_t>(get<int64_t>(t, "region[0].count"));
+  s.spot_share = get<double>(t, "region[0].spot_share");
+  for (auto&& [name, count] : *t.at_path("region[0].nodes").as_table())
+    s.nodes.push_back({std::string(name.str()), static_cast<int32_t>(*count.value<int64_t>())});
+  for (auto&& d : *t.at_path("jobs.demands").as_array())
+    s.demands.push_back(static_cast<int32_t>(*d.value<int64_t>()));
+  for (auto&& d : *t.at_path("jobs.demand_weights").as_array())
+    s.weights.push_back(*d.value<double>());
+  s.tiers = {get<double>(t, "jobs.tiers.premium"), get<double>(t, "jobs.tiers.standard"),
+             get<double>(t, "jobs.tiers.basic")};
+  s.mean_hours = get<double>(t, "jobs.mean_hours");
+  s.sigma = get<double>(t, "jobs.sigma");
+  s.load = get<double>(t, "jobs.load");
+  s.typed = get<double>(t, "jobs.typed");
+  s.restart = get<double>(t, "jobs.restart_seconds");
+  s.service_share = get<double>(t, "services.share");
+  s.swing = get<double>(t, "services.swing");
+  s.step_minutes = get<double>(t, "services.step_minutes");
+  s.replicas = static_cast<int32_t>(get<int64_t>(t, "services.replicas"));
+  s.mtbf_hours = get<double>(t, "faults.node_mtbf_hours");
+  s.repair_hours = get<double>(t, "faults.repair_hours");
+  s.reclaim_hours = get<double>(t, "faults.spot_reclaim_hours");
+  s.away_hours = get<double>(t, "faults.spot_away_hours");
+  return s;
+}
+
+constexpr int32_t kPerNode = 8;
+
+struct Job {
+  FleetJob what;
+  bool service = false;
+  double arrival = 0, work = 0;  // seconds on the devices asked for
+  double base = 0, phase = 0;    // of a service
+  double finish = -1;
+  // Held, as the world sees it.
+  int32_t pool = -1, devices = 0;
+  double pause = 0;
+  double window_start = 0, granted = 0, asked = 0;
+};
+
+// What a regime does each round: reads jobs, sets `next` (pool, devices) of each.
+class Regime {
+ public:
+  virtual ~Regime() = default;
+  virtual void arrived(int32_t job, double now) = 0;
+  virtual void changed(int32_t job, double now) = 0;  // a service's demand
+  virtual void ended(int32_t job) = 0;
+  virtual void lost(int32_t job) = 0;
+  virtual void capacity(int32_t pool, int64_t devices) = 0;
+  virtual void decide(double now) = 0;
+  virtual std::pair<int32_t, int32_t> held(int32_t job) const = 0;
+  virtual void account(double now, double seconds) = 0;
+};
+
+class Ours : public Regime {
+ public:
+  Ours(const std::vector<Pool>& pools, const std::vector<int32_t>& regions,
+       const std::vector<Job>& jobs)
+      : jobs_(jobs), fleet_(pools, regions) {}
+  void arrived(int32_t j, double now) override {
+    fleet_.set_job(j, jobs_[static_cast<size_t>(j)].what, now);
+  }
+  void changed(int32_t j, double now) override { arrived(j, now); }
+  void ended(int32_t j) override { fleet_.remove_job(j); }
+  void lost(int32_t j) override { fleet_.lose(j); }
+  void capacity(int32_t pool, int64_t devices) override { fleet_.set_capacity(pool, devices); }
+  void decide(double now) override { fleet_.decide(now, false); }
+  std::pair<int32_t, int32_t> held(int32_t j) const override {
+    return {fleet_.pool(j), fleet_.devices(j)};
+  }
+  void account(double now, double seconds) override {
+    reports_.clear();
+    fleet_.account(now, seconds, reports_);
+  }
+
+ private:
+  const std::vector<Job>& jobs_;
+  FleetScheduler fleet_;
+  std::vector<WindowReport> reports_;
+};
+
+// Fixed sizes, first come first served within a tier, nothing is taken from who runs. With
+// `partitions` every tier has its own part of each pool; else all share, Premium first in the
+// queue.
+class Rigid : public Regime {
+ public:
+  Rigid(const std::vector<Pool>& pools, const std::vector<int32_t>& region_of_cluster,
+        const std::vector<Job>& jobs, bool partitions, std::array<double, 3> shares)
+      : jobs_(jobs), pools_(pools), regions_(region_of_cluster), split_(partitions) {
+    for (const Pool& p : pools)
+      for (int t = 0; t < 3; ++t)
+        free_.push_back(partitions
+                            ? static_cast<int64_t>(shares[static_cast<size_t>(t)] *
+                                                   static_cast<double>(p.devices / kPerNode)) *
+                                  kPerNode
+                            : (t == 0 ? p.devices : 0));
+    total_.resize(pools.size());
+    for (size_t p = 0; p < pools.size(); ++p) total_[p] = pools[p].devices;
+  }
+  void arrived(int32_t j, double) override {
+    queue_[static_cast<size_t>(jobs_[static_cast<size_t>(j)].what.tier)].push_back(j);
+    grow(j);
+  }
+  void changed(int32_t j, double) override {
+    State& s = state(j);
+    const int32_t want = jobs_[static_cast<size_t>(j)].what.demand;
+    if (s.pool < 0) return;
+    int64_t& f = part(s.pool, j);
+    if (want < s.devices) {
+      f += s.devices - want;
+      s.devices = want;
+    } else {
+      const auto more =
+          static_cast<int32_t>(std::min<int64_t>(want - s.devices, std::max<int64_t>(f, 0)));
+      f -= more;
+      s.devices += more;
+    }
+  }
+  void ended(int32_t j) override {
+    State& s = state(j);
+    if (s.pool >= 0) part(s.pool, j) += s.devices;
+    s = {};
+    s.gone = true;
+  }
+  void lost(int32_t j) override { (void)j; }  // it restarts where it is, on what comes free first
+  void capacity(int32_t pool, int64_t devices) override {
+    // What is lost is taken from the parts in turn.
+    int64_t change = devices - total_[static_cast<size_t>(pool)];
+    total_[static_cast<size_t>(pool)] = devices;
+    free_[static_cast<size_t>(pool) * 3 + (split_ ? turn_++ % 3 : 0)] += change;
+  }
+  void decide(double) override {
+    // Parts that lost devices below what is held: the last to come stops and queues again.
+    for (size_t p = 0; p < pools_.size(); ++p)
+      for (size_t t = 0; t < 3; ++t)
+        for (size_t j = jobs_.size(); free_[p * 3 + t] < 0 && j-- > 0;) {
+          if (j >= states_.size()) continue;
+          State& s = states_[j];
+          if (s.pool != static_cast<int32_t>(p) || jobs_[j].service) continue;
+          if (split_ && static_cast<size_t>(jobs_[j].what.tier) != t) continue;
+          free_[p * 3 + t] += s.devices;
+          s.pool = -1;
+          s.devices = 0;
+          queue_[static_cast<size_t>(jobs_[j].what.tier)].push_front(static_cast<int32_t>(j));
+        }
+    // Where only services are left, they shrink.
+    for (size_t p = 0; p < pools_.size(); ++p)
+      for (size_t t = 0; t < 3; ++t)
+        for (size_t j = 0; free_[p * 3 + t] < 0 && j < states_.size(); ++j) {
+          State& s = states_[j];
+          if (s.pool != static_cast<int32_t>(p) || !jobs_[j].service) continue;
+          const auto less = static_cast<int32_t>(std::min<int64_t>(s.devices, -free_[p * 3 + t]));
+          s.devices -= less;
+          free_[p * 3 + t] += less;
+        }
+    for (auto& queue : queue_) {
+      std::deque<int32_t> left;
+      for (int32_t j : queue) {
+        State& s = state(j);
+        if (s.gone || s.pool >= 0) continue;
+        const FleetJob& w = jobs_[static_cast<size_t>(j)].what;
+        for (int pass = 0; pass < 2 && s.pool < 0; ++pass)
+          for (size_t p = 0; p < pools_.size() && s.pool < 0; ++p) {
+            const bool home = regions_[static_cast<size_t>(pools_[p].cluster)] == w.home;
+            if ((pass == 0) != home || (!home && !w.movable)) continue;
+            if (w.type >= 0 && pools_[p].type != w.type) continue;
+            int64_t& f = part(static_cast<int32_t>(p), j);
+            if (f < w.demand) continue;
+            f -= w.demand;
+            s.pool = static_cast<int32_t>(p);
+            s.devices = w.demand;
+          }
+        if (s.pool < 0) left.push_back(j);
+      }
+      queue = std::move(left);
+    }
+  }
+  std::pair<int32_t, int32_t> held(int32_t j) const override {
+    const State& s = states_[static_cast<size_t>(j)];
+    return {s.pool, s.devices};
+  }
+  void account(double, double) override {}
+
+ private:
+  struct State {
+    int32_t pool = -1, devices = 0;
+    bool gone = false;
+  };
+  void grow(int32_t j) {
+    if (static_cast<size_t>(j) >= states_.size()) states_.resize(static_cast<size_t>(j) + 1);
+  }
+  State& state(int32_t j) { return states_[static_cast<size_t>(j)]; }
+  int64_t& part(int32_t pool, int32_t j) {
+    return free_[static_cast<size_t>(pool) * 3 +
+                 (split_ ? static_cast<size_t>(jobs_[static_cast<size_t>(j)].what.tier) : 0)];
+  }
+  const std::vector<Job>& jobs_;
+  std::vector<Pool> pools_;
+  std::vector<int32_t> regions_;
+  bool split_;
+  std::vector<int64_t> free_, total_;
+  std::vector<State> states_;
+  std::array<std::deque<int32_t>, 3> queue_;
+  size_t turn_ = 0;
+};
+
+struct Outcome {
+  std::array<int64_t, 3> windows{}, met{};
+  std::array<double, 3> worst{1e9, 1e9, 1e9}, fraction{};
+  std::array<double, 3> jct{};
+  std::array<int64_t, 3> finished{};
+  double used = 0, usable = 0;  // device-seconds while work waited
+  double decide = 0, slowest = 0;
+  int64_t rounds = 0, changes = 0, losses = 0;
+  double mean_jobs = 0;
+};
+
+class World {
+ public:
+  explicit World(const Settings& s) : s_(s) {
+    for (int32_t r = 0; r < s.regions; ++r) {
+      region_of_cluster_.push_back(r);
+      for (size_t t = 0; t < s.nodes.size(); ++t) {
+        Pool p;
+        p.cluster = r;
+        p.type = static_cast<int32_t>(t);
+        p.per_node = kPerNode;
+        p.whole_nodes = s.nodes[t].second;
+        p.devices = int64_t{s.nodes[t].second} * kPerNode;
+        total_ += static_cast<double>(p.devices);
+        pools_.push_back(p);
+      }
+    }
+    make_jobs();
+  }
+  double devices() const { return total_; }
+  size_t jobs() const { return jobs_.size(); }
+
+  Outcome run(
+      const std::function<std::unique_ptr<Regime>(
+          const std::vector<Pool>&, const std::vector<int32_t>&, const std::vector<Job>&)>& make) {
+    std::vector<Job> jobs = jobs_;
+    auto regime = make(pools_, region_of_cluster_, jobs);
+    Rng rng(s_.seed, 7);
+    Outcome out;
+    std::vector<int64_t> capacity;
+    for (const Pool& p : pools_) capacity.push_back(p.devices);
+    std::vector<std::pair<double, int32_t>> back;  // nodes to come back: time, pool
+    std::vector<int32_t> alive;
+    size_t next = 0;
+    const double end = s_.hours * 3600;
+    const double guarantee[3] = {0.95, 0.70, 0};
+    for (double now = 0; now < end; now += s_.round) {
+      for (; next < jobs.size() && jobs[next].arrival <= now; ++next) {
+        alive.push_back(static_cast<int32_t>(next));
+        jobs[next].window_start = now;
+        regime->arrived(static_cast<int32_t>(next), now);
+      }
+      if (std::fmod(now, s_.step_minutes * 60) < s_.round)
+        for (int32_t j : alive)
+          if (Job& job = jobs[static_cast<size_t>(j)]; job.service) {
+            job.what.demand = service_demand(job, now);
+            regime->changed(j, now);
+          }
+      faults(rng, now, jobs, alive, capacity, back, *regime, out);
+      const double cpu = static_cast<double>(clock());
+      regime->decide(now);
+      const double spent = (static_cast<double>(clock()) - cpu) / CLOCKS_PER_SEC;
+      out.decide += spent;
+      out.slowest = std::max(out.slowest, spent);
+      ++out.rounds;
+      std::vector<int64_t> used(pools_.size());
+      bool waits = false;
+      for (int32_t j : alive) {
+        Job& job = jobs[static_cast<size_t>(j)];
+        const auto [pool, devices] = regime->held(j);
+        if (pool != job.pool || (devices != job.devices && !job.service)) {
+          if (pool >= 0) {
+            job.pause = s_.restart;
+            ++out.changes;
+          }
+        }
+        job.pool = pool;
+        job.devices = pool >= 0 ? devices : 0;
+        if (pool >= 0) used[static_cast<size_t>(pool)] += devices;
+        waits = waits || pool < 0;
+      }
+      for (size_t p = 0; p < pools_.size(); ++p)
+        DUCTILE_CHECK(used[p] <= std::max<int64_t>(capacity[p], 0), "pool {}: {} of {} used", p,
+                      used[p], capacity[p]);
+      if (waits)
+        for (size_t p = 0; p < pools_.size(); ++p) {
+          out.used += static_cast<double>(used[p]) * s_.round;
+          out.usable += static_cast<double>(capacity[p]) * s_.round;
+        }
+      // Time passes.
+      regime->account(now + s_.round, s_.round);
+      size_t kept = 0;
+      out.mean_jobs += static_cast<double>(alive.size());
+      for (int32_t j : alive) {
+        Job& job = jobs[static_cast<size_t>(j)];
+        const double paused = std::min(job.pause, s_.round);
+        job.pause -= paused;
+        const double ran = job.pool >= 0 ? s_.round - paused : 0;
+        job.granted += ran * job.devices;
+        job.asked += s_.round * job.what.demand;
+        if (now + s_.round - job.window_start >= 3600) {
+          const auto t = static_cast<size_t>(job.what.tier);
+          const double f = job.granted / job.asked;
+          ++out.windows[t];
+          out.met[t] += f >= guarantee[t] - 1e-9;
+          out.worst[t] = std::min(out.worst[t], f);
+          out.fraction[t] += f;
+          job.window_start = now + s_.round;
+          job.granted = job.asked = 0;
+        }
+        const double ratio = static_cast<double>(job.devices) / job.what.demand;
+        job.work -= ran * (ratio > 1 ? std::pow(ratio, job.what.scaling) : ratio);
+        if (!job.service && job.work <= 0) {
+          job.finish = now + s_.round;
+          out.jct[static_cast<size_t>(job.what.tier)] += job.finish - job.arrival;
+          ++out.finished[static_cast<size_t>(job.what.tier)];
+          regime->ended(j);
+          continue;
+        }
+        alive[kept++] = j;
+      }
+      alive.resize(kept);
+    }
+    return out;
+  }
+
+ private:
+  int32_t service_demand(const Job& job, double now) const {
+    const double load = 1 + s_.swing * std::sin(2 * M_PI * (now / 86400 + job.phase));
+    return std::max(1, static_cast<int32_t>(std::lround(job.base * load / s_.replicas))) *
+           s_.replicas;
+  }
+
+  void make_jobs() {
+    Rng rng(s_.seed);
+    // Services: one of 25 replicas at the mean each, spread over the regions.
+    const double each = 25.0 * s_.replicas;
+    const int services = static_cast<int>(total_ * s_.service_share / each);
+    for (int i = 0; i < services; ++i) {
+      Job j;
+      j.service = true;
+      j.what.tier = Tier::premium;
+      j.what.home = i % s_.regions;
+      j.what.movable = j.what.elastic = false;
+      j.what.team = static_cast<int32_t>(rng.below(static_cast<uint32_t>(s_.teams)));
+      j.what.restart_seconds = s_.restart;
+      j.base = each;
+      j.phase = j.what.home / static_cast<double>(s_.regions);
+      j.work = 1e18;
+      j.what.demand = service_demand(j, 0);
+      jobs_.push_back(j);
+    }
+    double mean_demand = 0, sum = 0;
+    for (size_t i = 0; i < s_.demands.size(); ++i) {
+      mean_demand += s_.demands[i] * s_.weights[i];
+      sum += s_.weights[i];
+    }
+    mean_demand /= sum;
+    const double per_second =
+        total_ * (1 - s_.service_share) * s_.load / (mean_demand * s_.mean_hours * 3600);
+    for (double now = 0; now < s_.hours * 3600;) {
+      now -= std::log(1 - rng.uniform(0, 0.999999)) / per_second;
+      Job j;
+      double pick = rng.uniform(0, sum);
+      size_t d = 0;
+      while (d + 1 < s_.demands.size() && pick >= s_.weights[d]) pick -= s_.weights[d++];
+      j.what.demand = s_.demands[d];
+      const double u = rng.uniform();
+      j.what.tier = u < s_.tiers[0]                 ? Tier::premium
+                    : u < s_.tiers[0] + s_.tiers[1] ? Tier::standard
+                                                    : Tier::basic;
+      j.what.home = static_cast<int32_t>(rng.below(static_cast<uint32_t>(s_.regions)));
+      j.what.team = static_cast<int32_t>(rng.below(static_cast<uint32_t>(s_.teams)));
+      j.what.restart_seconds = s_.restart;
+      if (rng.uniform() < s_.typed) {
+        int32_t nodes = 0;
+        for (const auto& n : s_.nodes) nodes += n.second;
+        auto at = static_cast<int32_t>(rng.below(static_cast<uint32_t>(nodes)));
+        size_t t = 0;
+        while (at >= s_.nodes[t].second) at -= s_.nodes[t++].second;
+        j.what.type = static_cast<int32_t>(t);
+      }
+      j.arrival = now;
+      j.work = 3600 * s_.mean_hours * std::exp(s_.sigma * rng.normal() - s_.sigma * s_.sigma / 2);
+      jobs_.push_back(j);
+    }
+  }
+
+  // Nodes fail and are repaired, spot nodes are taken and given back. The jobs on them restart.
+  void faults(Rng& rng, double now, std::vector<Job>& jobs, const std::vector<int32_t>& alive,
+              std::vector<int64_t>& capacity, std::vector<std::pair<double, int32_t>>& back,
+              Regime& regime, Outcome& out) {
+    std::vector<uint8_t> touched(pools_.size());
+    for (size_t i = 0; i < back.size();) {
+      if (back[i].first > now) {
+        ++i;
+        continue;
+      }
+      capacity[static_cast<size_t>(back[i].second)] += kPerNode;
+      touched[static_cast<size_t>(back[i].second)] = 1;
+      back[i] = back.back();
+      back.pop_back();
+    }
+    std::vector<std::vector<int32_t>> on_pool;
+    for (size_t p = 0; p < pools_.size(); ++p) {
+      const double nodes = pools_[p].whole_nodes;
+      const double rate =
+          s_.round / 3600 * (nodes / s_.mtbf_hours + nodes * s_.spot_share / s_.reclaim_hours);
+      const double spot = nodes * s_.spot_share / s_.reclaim_hours * s_.round / 3600 / rate;
+      double expect = rate;
+      while (expect > 0 && rng.uniform() < std::min(1.0, expect)) {
+        expect -= 1;
+        const bool taken = rng.uniform() < spot;
+        capacity[p] -= kPerNode;
+        touched[p] = 1;
+        back.push_back(
+            {now + 3600 * (taken ? s_.away_hours : s_.repair_hours), static_cast<int32_t>(p)});
+        if (on_pool.empty()) {
+          on_pool.resize(pools_.size());
+          for (int32_t j : alive)
+            if (jobs[static_cast<size_t>(j)].pool >= 0)
+              on_pool[static_cast<size_t>(jobs[static_cast<size_t>(j)].pool)].push_back(j);
+        }
+        // A random node of the pool: who holds it restarts (services go on, one replica short).
+        auto at = static_cast<int64_t>(rng.below(static_cast<uint32_t>(capacity[p] + kPerNode)));
+        for (int32_t j : on_pool[p]) {
+          Job& job = jobs[static_cast<size_t>(j)];
+          at -= job.devices;
+          if (at >= 0) continue;
+          if (!job.service) {
+            job.pause = s_.restart;
+            regime.lost(j);
+            ++out.losses;
+          }
+          break;
+        }
+      }
+    }
+    for (size_t p = 0; p < pools_.size(); ++p)
+      if (touched[p]) regime.capacity(static_cast<int32_t>(p), capacity[p]);
+  }
+
+  Settings s_;
+  std::vector<Pool> pools_;
+  std::vector<int32_t> region_of_cluster_;
+  std::vector<Job> jobs_;
+  double total_ = 0;
+};
+
+void print(const char* name, const Outcome& o) {
+  const auto share = [&](size_t t) {
+    return 100.0 * static_cast<double>(o.met[t]) /
+           static_cast<double>(std::max<int64_t>(1, o.windows[t]));
+  };
+  std::printf(
+      "| %s | %.3f %% (worst %.3f) | %.2f %% (worst %.2f) | %.2f | %.1f %% | %lld | %.2f / %.2f / "
+      "%.2f | %lld | %.1f / %.1f |\n",
+      name, share(0), o.worst[0], share(1), o.worst[1],
+      o.fraction[2] / static_cast<double>(std::max<int64_t>(1, o.windows[2])),
+      100 * o.used / std::max(1.0, o.usable),
+      static_cast<long long>(o.finished[0] + o.finished[1] + o.finished[2]),
+      o.jct[0] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[0])),
+      o.jct[1] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[1])),
+      o.jct[2] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[2])),
+      static_cast<long long>(o.changes), 1e3 * o.decide / static_cast<double>(o.rounds),
+      1e3 * o.slowest);
+  std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: fleet_scenario SCENARIO.toml [HOURS]\n");
+    return 2;
+  }
+  Settings s = read(argv[1]);
+  if (argc > 2) s.hours = std::stod(argv[2]);
+  World world(s);
+  std::printf("%.0f devices, %zu jobs in %.0f hours\n\n", world.devices(), world.jobs(), s.hours);
+  std::printf(
+      "| regime | Premium windows met | Standard windows met | Basic, of demand | used while work "
+      "waits | jobs done | JCT h, P / S / B | starts and moves | decision ms, mean / worst |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  print("Ductile", world.run([](const auto& p, const auto& r, const auto& j) {
+    return std::make_unique<Ours>(p, r, j);
+  }));
+  // Partitions: what each tier asks for on average, services counted with Premium.
+  const double training = (1 - s.service_share);
+  const std::array<double, 3> shares{s.service_share + training * s.tiers[0], training * s.tiers[1],
+                                     training * s.tiers[2]};
+  print("static partitions", world.run([&](const auto& p, const auto& r, const auto& j) {
+    return std::make_unique<Rigid>(p, r, j, true, shares);
+  }));
+  print("no preemption", world.run([&](const auto& p, const auto& r, const auto& j) {
+    return std::make_unique<Rigid>(p, r, j, false, shares);
+  }));
+  return 0;
+}
+
+}  // namespace
+}  // namespace ductile::sched
+
+int main(int argc, char** argv) {
+  try {
+    return ductile::sched::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "fleet_scenario: %s\n", e.what());
+    return 1;
+  }
+}

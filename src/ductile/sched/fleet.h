@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/sched/allocator.h"
+#include "ductile/sched/job.h"
+#include "ductile/sched/pools.h"
+
+namespace ductile::sched {
+
+// A job of a fleet, as its region's scheduler sees it. Plain numbers: a hundred thousand of them
+// are a few megabytes.
+struct FleetJob {
+  Tier tier = Tier::basic;
+  int32_t team = 0;
+  int32_t home = 0;      // region of its data
+  bool movable = true;   // may run in another region
+  bool elastic = true;   // may hold a quarter, half or twice what it asks for; a service may not
+  int32_t type = -1;     // the only device type it may use; -1: any
+  int32_t demand = 1;    // devices asked for, the base of its guarantee; a service's floor
+  double scaling = 0.9;  // rate(k) grows as k^scaling
+  double restart_seconds = 60;  // to save, move and restore: the cost of any change
+};
+
+struct FleetOptions {
+  double window = 3600;                     // seconds over which guarantees are accounted
+  double guarantee[3] = {0.95, 0.70, 0.0};  // of demand, by tier (Singularity, section 2.3)
+  double margin = 0.03;                     // worked for above the guarantee
+  double horizon = 1800;                    // over which a change is expected to pay off
+  double migrate_above = 1.3;               // price ratio of regions that makes waiting jobs move
+  double target_gap = 0.005;
+};
+
+// What a closed window of one job came to.
+struct WindowReport {
+  int32_t job = 0;
+  Tier tier = Tier::basic;
+  double granted = 0;  // device-seconds held, not paused
+  double asked = 0;    // demand x seconds alive
+  double fraction() const { return asked > 0 ? granted / asked : 1; }
+};
+
+// Decides for a fleet, region by region; jobs that wait go where devices are cheapest. Every region
+// has its own allocator (prices, choices and bound kept between rounds), so a round costs what has
+// changed. A job's value of k devices is its tier's weight on the part that its guarantee still
+// needs in the present window, the job's team's share on what is beyond it, and less for a change
+// than for staying, by the restart against the horizon. One thread.
+class FleetScheduler {
+ public:
+  // `pools`: those of the whole fleet; `region_of_cluster` as Cluster::cluster_region.
+  FleetScheduler(std::span<const Pool> pools, std::span<const int32_t> region_of_cluster,
+                 const FleetOptions& options = {});
+  ~FleetScheduler();
+
+  // Adds a job at `now`, or replaces what is known of it. Jobs are dense small indices.
+  void set_job(int32_t job, const FleetJob& what, double now);
+  void remove_job(int32_t job);
+  // Devices of a pool usable now.
+  void set_capacity(int32_t pool, int64_t devices);
+  // Of all teams the share of the fleet; by default equal. Beyond it a team's jobs count for less.
+  void set_team_share(int32_t team, double share);
+
+  // A new decision. Full: everything is weighed anew; else what changed and what its account makes
+  // urgent. `moved`: jobs whose region changed.
+  struct Summary {
+    double objective = 0, bound = 0;
+    int32_t changed = 0, migrated = 0, reweighed = 0;
+  };
+  Summary decide(double now, bool full);
+
+  // Holds between two decisions: `seconds` pass in which the job makes use of what it has.
+  // Accounts for it; closes windows into `reports`.
+  void account(double now, double seconds, std::vector<WindowReport>& reports);
+  // The job's devices were lost or its restart goes on: the next `seconds` do not count for it.
+  void pause(int32_t job, double seconds);
+  // The job lost what it had, through a failure.
+  void lose(int32_t job);
+
+  int32_t pool(int32_t job) const;     // of what it holds; -1: it waits
+  int32_t devices(int32_t job) const;  // held
+  int32_t region(int32_t job) const;
+  int32_t waiting() const;
+  std::string explain(int32_t job) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ductile::sched
