@@ -1,0 +1,248 @@
+#include "ductile/sim/lower_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "ductile/base/error.h"
+#include "ductile/sched/goodput.h"
+
+namespace ductile::sim {
+
+namespace {
+
+constexpr double kStep = 4;       // seconds of the time grid
+constexpr double kBucket = 600;   // seconds with one price
+constexpr double kSafety = 1.01;  // rates, for batch sizes between those tried
+
+struct Way {
+  int32_t type = 0;
+  int32_t devices = 0;
+  std::vector<double> seconds;  // of each piece of the job's work; inf: not possible
+};
+
+// An application cut into pieces of its progress, and what each takes at best.
+struct Course {
+  size_t pieces = 1;
+  std::vector<Way> ways;
+  double pause = 30;
+};
+
+std::vector<int32_t> packed(int32_t devices, int32_t per_node) {
+  std::vector<int32_t> counts(static_cast<size_t>(devices / per_node), per_node);
+  if (devices % per_node) counts.push_back(devices % per_node);
+  return counts;
+}
+
+// The highest progress a second at any time in epochs [from, to), over batch sizes.
+double best_rate(const Application& app, const Profile& profile, double slowdown,
+                 const std::vector<int32_t>& counts, int32_t devices, int32_t from, int32_t to) {
+  double best = 0;
+  const int32_t most_local = std::max(profile.max_local(counts), profile.max_local());
+  const double ratio = std::pow(static_cast<double>(app.max_batch) / app.init_batch, 1.0 / 60);
+  double batch = app.init_batch;
+  for (int i = 0; i <= 60; ++i, batch *= ratio) {
+    const auto whole = static_cast<int32_t>(std::lround(batch));
+    const int32_t each = (whole + devices - 1) / devices;
+    const int32_t parts = (each + most_local - 1) / most_local;
+    const int32_t local = std::max((each + parts - 1) / parts, profile.min_local());
+    if (static_cast<int64_t>(local) * devices * parts > app.max_batch + devices * parts) continue;
+    const StepTime time = profile.at(counts, local);
+    const double seconds = time.step + (parts - 1) * (time.step - time.sync);
+    const int32_t stride = std::max(1, (to - from) / 4);
+    for (int32_t e = from; e < to; e += stride)
+      best = std::max(best, sched::gain(app.noise(whole, e), batch / app.init_batch) / seconds);
+    best = std::max(best, sched::gain(app.noise(whole, to - 1), batch / app.init_batch) / seconds);
+  }
+  return best / slowdown * kSafety;
+}
+
+Course make_course(const Application& app, const Catalog& catalog, const sched::Cluster& cluster) {
+  Course course;
+  course.pause = catalog.rules.own_pause ? app.pause : 30;
+  const double slowdown = catalog.rules.own_pause ? app.slowdown : 1;
+  for (const size_t pieces : {size_t{1}, size_t{0}}) {
+    // First in one piece, to learn how long it takes alone; then in pieces of some 100 s.
+    if (pieces == 0) {
+      double alone = HUGE_VAL;
+      for (const Way& w : course.ways) alone = std::min(alone, w.seconds[0]);
+      course.pieces = static_cast<size_t>(
+          std::clamp<double>(alone / 100, 2, std::min<double>(20, std::max(1, app.epochs))));
+    }
+    course.ways.clear();
+    for (int32_t t = 0; t < cluster.type_count(); ++t) {
+      const int32_t per_node = cluster.devices_per_node(t);
+      const auto all = static_cast<int32_t>(cluster.usable_devices(t));
+      for (int32_t k = 1; k <= all; k = k < per_node ? k + 1 : k + per_node) {
+        Way way{t, k, {}};
+        const Profile& profile = app.profile(cluster.types[static_cast<size_t>(t)]);
+        for (size_t p = 0; p < course.pieces; ++p) {
+          const auto epochs = static_cast<size_t>(app.epochs);
+          const auto from = static_cast<int32_t>(p * epochs / course.pieces);
+          const auto to = static_cast<int32_t>((p + 1) * epochs / course.pieces);
+          const double work = app.progress_at(to) - (from > 0 ? app.progress_at(from) : 0);
+          const double rate = best_rate(app, profile, slowdown, packed(k, per_node), k, from,
+                                        std::max(to, from + 1));
+          way.seconds.push_back(rate > 0 ? work / rate : HUGE_VAL);
+        }
+        course.ways.push_back(std::move(way));
+      }
+    }
+  }
+  return course;
+}
+
+class Dual {
+ public:
+  Dual(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster)
+      : workload_(workload) {
+    DUCTILE_CHECK(!workload.jobs.empty(), "a workload without jobs has no mean");
+    double least_work = 0;
+    for (const Submission& s : workload.jobs) {
+      if (!courses_.count(s.application))
+        courses_[s.application] = make_course(catalog.find(s.application), catalog, cluster);
+      const Course& c = courses_[s.application];
+      double least = HUGE_VAL;
+      for (const Way& w : c.ways) {
+        double sum = 0;
+        for (double x : w.seconds) sum += x;
+        least = std::min(least, sum * w.devices);
+      }
+      least_work += least;
+    }
+    double devices = 0;
+    for (int32_t t = 0; t < cluster.type_count(); ++t) {
+      capacity_.push_back(static_cast<double>(cluster.usable_devices(t)));
+      devices += capacity_.back();
+    }
+    const double horizon = workload.jobs.back().time + 3 * least_work / devices + 3600;
+    buckets_ = static_cast<size_t>(horizon / kBucket) + 1;
+    steps_ = static_cast<size_t>(static_cast<double>(buckets_) * kBucket / kStep);
+  }
+
+  size_t buckets() const { return buckets_; }
+  size_t types() const { return capacity_.size(); }
+
+  // The bound at these prices (price[type][bucket]); `asked` becomes the mean number of devices the
+  // jobs would use.
+  double value(const std::vector<std::vector<double>>& price,
+               std::vector<std::vector<double>>& asked) {
+    // Price of a device from the start to each grid point.
+    std::vector<std::vector<double>> paid(types(), std::vector<double>(steps_ + 1));
+    double total = 0;
+    const auto per_bucket = static_cast<size_t>(kBucket / kStep);
+    for (size_t t = 0; t < types(); ++t)
+      for (size_t i = 0; i < steps_; ++i) {
+        paid[t][i + 1] = paid[t][i] + kStep * price[t][i / per_bucket];
+        total -= capacity_[t] * kStep * price[t][i / per_bucket];
+      }
+    const auto paid_at = [&](size_t t, double s) {
+      const double x = s / kStep;
+      if (x >= static_cast<double>(steps_)) return paid[t].back();
+      const auto i = static_cast<size_t>(x);
+      return paid[t][i] + (x - static_cast<double>(i)) * (paid[t][i + 1] - paid[t][i]);
+    };
+    for (auto& a : asked) std::fill(a.begin(), a.end(), 0.0);
+    for (const auto& [name, course] : courses_) {
+      // left[p][i]: least cost of pieces p.. from grid time i; choice: how. -1: wait a step.
+      std::vector<std::vector<double>> left(course.pieces + 1,
+                                            std::vector<double>(steps_ + 1, 0.0));
+      std::vector<std::vector<int16_t>> how(course.pieces, std::vector<int16_t>(steps_ + 1, -1));
+      for (size_t p = course.pieces; p-- > 0;) {
+        for (size_t i = steps_ + 1; i-- > 0;) {
+          double best = i < steps_ ? kStep + left[p][i + 1] : HUGE_VAL;
+          int16_t with = -1;
+          const double now = static_cast<double>(i) * kStep;
+          for (size_t w = 0; w < course.ways.size(); ++w) {
+            const Way& way = course.ways[w];
+            const double s = way.seconds[p];
+            if (s >= best) continue;
+            const auto t = static_cast<size_t>(way.type);
+            const double end = now + s;
+            const double x = std::min(end / kStep, static_cast<double>(steps_));
+            const auto k = static_cast<size_t>(x);
+            // Between grid points: it could also have waited from the one before.
+            const double rest = std::max(0.0, left[p + 1][k] - (x - static_cast<double>(k)) *
+                                                                   kStep * (p + 1 < course.pieces));
+            const double cost = s + way.devices * (paid_at(t, end) - paid[t][i]) + rest;
+            if (cost < best) best = cost, with = static_cast<int16_t>(w);
+          }
+          left[p][i] = best;
+          how[p][i] = with;
+        }
+      }
+      for (const Submission& job : workload_.jobs) {
+        if (job.application != name) continue;
+        double now = job.time + course.pause;
+        const auto i = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
+        total += course.pause +
+                 std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kStep)) * job.work;
+        for (size_t p = 0; p < course.pieces;) {
+          const auto at = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
+          if (how[p][at] < 0) {
+            now += kStep;
+            continue;
+          }
+          const Way& way = course.ways[static_cast<size_t>(how[p][at])];
+          use(asked[static_cast<size_t>(way.type)], now, now + way.seconds[p], way.devices);
+          now += way.seconds[p];
+          ++p;
+        }
+      }
+    }
+    return total / static_cast<double>(workload_.jobs.size());
+  }
+
+  double capacity(size_t type) const { return capacity_[type]; }
+
+ private:
+  static void use(std::vector<double>& asked, double from, double to, int32_t devices) {
+    for (auto b = static_cast<size_t>(from / kBucket); b < asked.size(); ++b) {
+      const double start = std::max(from, static_cast<double>(b) * kBucket);
+      const double end = std::min(to, static_cast<double>(b + 1) * kBucket);
+      if (end <= start) break;
+      asked[b] += devices * (end - start) / kBucket;
+    }
+  }
+
+  const Workload& workload_;
+  std::map<std::string, Course> courses_;
+  std::vector<double> capacity_;
+  size_t buckets_ = 0, steps_ = 0;
+};
+
+}  // namespace
+
+LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
+                       const sched::Cluster& cluster, int rounds) {
+  for (const Submission& s : workload.jobs)
+    if (s.work != 1)
+      fail(ErrorCode::invalid_argument,
+           "lower bound: job '{}' has a length of its own; only whole applications are bounded",
+           s.name);
+  Dual dual(workload, catalog, cluster);
+  std::vector<std::vector<double>> price(dual.types(), std::vector<double>(dual.buckets(), 0.0));
+  std::vector<std::vector<double>> asked = price;
+  LowerBound result;
+  result.solo_mean_jct = result.mean_jct = dual.value(price, asked);
+  for (auto& p : price) std::fill(p.begin(), p.end(), 0.02);
+  for (int r = 0; r < rounds; ++r) {
+    const double value = dual.value(price, asked);
+    if (value > result.mean_jct) {
+      result.mean_jct = value;
+      result.price = price[0];
+    }
+    // Dearer where more is asked for than there is, cheaper where less; ever smaller steps.
+    const double step = 0.8 / (1 + 0.12 * r);
+    for (size_t t = 0; t < dual.types(); ++t)
+      for (size_t b = 0; b < dual.buckets(); ++b)
+        price[t][b] = std::clamp(
+            price[t][b] *
+                std::exp(step * std::clamp(asked[t][b] / dual.capacity(t) - 1, -1.0, 1.5)),
+            1e-6, 10.0);
+    ++result.rounds;
+  }
+  return result;
+}
+
+}  // namespace ductile::sim
