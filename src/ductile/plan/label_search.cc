@@ -53,11 +53,12 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
 }
 
 LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
-                         const PlannerOptions& options, int64_t micro_batch,
+                         const PlannerOptions& options, const Effort& effort, int64_t micro_batch,
                          Clock::time_point deadline)
     : space_(space),
       fleet_(fleet),
       options_(options),
+      effort_(effort),
       micro_batch_(micro_batch),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
@@ -66,12 +67,16 @@ LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
   make_shapes(fleet.devices);
   make_work();
   make_heads();
+  least_tau_ =
+      work_[0] / fleet.devices / (latency_ ? 1.0 : static_cast<double>(micro_batch_)) * (1 - 1e-6);
+}
+
+void LabelSearch::prepare() {
   make_prefixes();
   // Halving on the relaxation; it is monotone, so what fails is ruled out.
-  double low = work_[0] / fleet.devices / (latency_ ? 1.0 : static_cast<double>(micro_batch_));
-  low *= 1 - 1e-6;
+  double low = least_tau_;
   double high = low > 0 ? low * 1.01 : 1e-30;
-  while (!relaxed_fits(high, fleet.devices)) {
+  while (!relaxed_fits(high, fleet_.devices)) {
     low = high;
     high *= low < work_[0] ? 1.1 : 4.0;
     if (!(high < 1e30)) {
@@ -81,7 +86,7 @@ LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
   }
   while (high - low > 5e-4 * high && high > 1e-29) {
     const double middle = (low + high) / 2;
-    (relaxed_fits(middle, fleet.devices) ? high : low) = middle;
+    (relaxed_fits(middle, fleet_.devices) ? high : low) = middle;
   }
   least_tau_ = low;
 }
@@ -137,6 +142,7 @@ void LabelSearch::make_work() {
       }
     }
   }
+  if (space_.is_chain()) return;  // by length is by work, and there are few costs to look up
   const auto transitions = space_.transitions();
   sorted_.resize(transitions.size());
   std::iota(sorted_.begin(), sorted_.end(), 0);
@@ -147,9 +153,8 @@ void LabelSearch::make_work() {
     for (int t = first; t < end; ++t) {
       sorted_work_[t] = work_[s] - work_[transitions[t].to];
     }
-    if (space_.is_chain()) continue;
     std::sort(sorted_.begin() + first, sorted_.begin() + end,
-              [&](int a, int c) { return sorted_work_[a] < sorted_work_[c]; });
+              [&](int x, int y) { return sorted_work_[x] < sorted_work_[y]; });
     std::sort(sorted_work_.begin() + first, sorted_work_.begin() + end);
   }
   if (static_cast<double>(transitions.size()) * static_cast<double>(shapes_.size()) <= 1.5e6) {
@@ -314,7 +319,7 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
       ++i;
     }
   }
-  if (static_cast<int>(list.size()) >= options_.max_labels) {
+  if (static_cast<int>(list.size()) >= effort_.labels) {
     // Out goes the one that reaches least far, but never the one with the fewest devices.
     size_t fewest = 0;
     for (size_t i = 1; i < list.size(); ++i) {
@@ -387,8 +392,20 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
     int least = kNever;
     for (int32_t l : labels) least = std::min(least, pool_[l].devices);
     const int first = states[s].first_transition;
-    const auto begin = sorted_work_.begin() + first;
-    const auto end = begin + states[s].num_transitions;
+    // Number of stages from here with less work than w (or as much).
+    const auto count_below = [&](double w, bool equal) {
+      if (space_.is_chain()) {
+        const auto begin = work_.begin() + s + 1;
+        const double left = work_[s] - w;  // what such a stage leaves at least
+        const auto it = std::partition_point(
+            begin, work_.end(), [&](double rest) { return equal ? rest >= left : rest > left; });
+        return static_cast<int>(it - begin);
+      }
+      const auto begin = sorted_work_.begin() + first;
+      const auto end = begin + states[s].num_transitions;
+      return static_cast<int>(
+          (equal ? std::upper_bound(begin, end, w) : std::lower_bound(begin, end, w)) - begin);
+    };
     for (int k = 0; k < static_cast<int>(shapes_.size()); ++k) {
       const int n = shapes_[k].devices();
       if (least + n > devices) break;
@@ -398,13 +415,12 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
       }
       // A stage does no more work than its devices can in tau, and leaves no more than the others.
       const double leaves = static_cast<double>(devices - least - n) * per_device;
-      auto it =
-          fewest ? begin : std::lower_bound(begin, end, work_[s] - leaves - kSlack * work_[0]);
-      const auto stop = fewest ? end : std::upper_bound(it, end, n * per_device);
+      const int lowest = fewest ? 0 : count_below(work_[s] - leaves - kSlack * work_[0], false);
+      const int stop = fewest ? states[s].num_transitions : count_below(n * per_device, true);
+      int tried = 0;
       // The longest first: with few devices they are the better ones.
-      for (auto at = stop; at != it;) {
-        --at;
-        const int t = sorted_[first + (at - begin)];
+      for (int at = stop; at-- > lowest;) {
+        const int t = space_.is_chain() ? first + at : sorted_[first + at];
         const SearchSpace::Transition& transition = space_.transitions()[t];
         const int to = transition.to;
         if (least + n + need_[to] > devices) {
@@ -413,6 +429,10 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
         }
         const StageCost c = cost(s, t, k);
         if (c.most < 1 || c.tau > tau * (1 + kSlack)) continue;
+        if (++tried > effort_.lengths) {
+          dropped_ = std::min(dropped_, least_rest_);
+          break;
+        }
         const int num_groups = states[to].num_groups;
         const int group0 = states[to].first_group;
         for (size_t i = 0; i < labels.size(); ++i) {

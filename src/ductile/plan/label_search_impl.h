@@ -52,6 +52,13 @@ struct Solution {
   double rest_bound = 0;
 };
 
+// How hard to try, by the size of the space: what is left out lowers the bound.
+struct Effort {
+  int labels = 400;         // kept per state
+  int lengths = 1'000'000;  // of stages tried from a state in a shape, the longest first
+  int solves = 40;          // per micro-batch size
+};
+
 // The dynamic programme for one micro-batch size: with every tau at most a given one, and so many
 // devices, the least S (or, where `fewest`, the fewest devices). A label of a state says what the
 // stages taken off so far need: devices, and for each group of readers the samples in flight, R and
@@ -60,7 +67,9 @@ struct Solution {
 class LabelSearch {
  public:
   LabelSearch(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
-              int64_t micro_batch, Clock::time_point deadline);
+              const Effort& effort, int64_t micro_batch, Clock::time_point deadline);
+  // To be called before the others; until then least_tau() is the share of the work alone.
+  void prepare();
 
   int64_t micro_batches() const { return num_micro_; }
   // (m - 1) of the formula, or the batch for throughput: seconds = factor() tau + rest.
@@ -111,6 +120,7 @@ class LabelSearch {
   const SearchSpace& space_;
   const Fleet& fleet_;
   const PlannerOptions& options_;
+  Effort effort_;
   int64_t micro_batch_, num_micro_;
   double factor_ = 0, least_tau_ = 0, least_rest_ = 0;
   bool latency_ = true;

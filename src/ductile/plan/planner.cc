@@ -60,7 +60,8 @@ class Search {
  public:
   Search(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
          std::span<const int64_t> micro_batches, Clock::time_point deadline)
-      : space_(space),
+      : effort_(effort_for(space, options)),
+        space_(space),
         fleet_(fleet),
         options_(options),
         sizes_(micro_batches),
@@ -78,15 +79,20 @@ class Search {
     for (int64_t b : sizes_) {
       Size s;
       s.micro_batch = b;
-      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, b, deadline_);
-      s.bound = s.search->factor() * s.search->least_tau() +
-                std::max(s.search->least_rest(), latency() ? s.search->least_tau() : 0.0);
-      if (s.search->least_tau() < kInfinity) sizes.push_back(std::move(s));
+      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, effort_, b, deadline_);
+      s.bound = bound_of(*s.search);
+      sizes.push_back(std::move(s));
     }
     std::stable_sort(sizes.begin(), sizes.end(),
                      [](const Size& a, const Size& b) { return a.bound < b.bound; });
     for (Size& s : sizes) {
-      if (s.bound >= best * (1 - options_.tolerance)) {
+      if (s.bound < best * (1 - options_.tolerance)) {
+        s.search->prepare();
+        if (s.search->least_tau() < kInfinity) s.bound = bound_of(*s.search);
+      }
+      if (s.search->least_tau() == kInfinity) {
+        // nothing fits
+      } else if (s.bound >= best * (1 - options_.tolerance)) {
         bound = std::min(bound, s.bound);
       } else {
         bound = std::min(bound, one_size(*s.search, s.micro_batch, best, found));
@@ -111,7 +117,7 @@ class Search {
     const double keep = 1 - options_.tolerance;
     const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
     double bound = kInfinity;
-    int left = options_.tolerance > 0 ? 40 : 400;
+    int left = effort_.solves;
     const auto solve = [&](double low, double high) {
       --left;
       Solution s = search.solve(high, low, best * keep);
@@ -171,8 +177,24 @@ class Search {
     }
     return bound;
   }
+  double bound_of(const LabelSearch& search) const {
+    return search.factor() * search.least_tau() +
+           std::max(search.least_rest(), latency() ? search.least_tau() : 0.0);
+  }
+  static Effort effort_for(const SearchSpace& space, const PlannerOptions& options) {
+    Effort e;
+    e.labels = options.max_labels;
+    e.solves = options.tolerance > 0 ? 40 : 400;
+    if (space.states().size() > 300 && options.tolerance > 0) {
+      e.labels = std::min(e.labels, 8);
+      e.lengths = 6;
+      e.solves = 8;
+    }
+    return e;
+  }
   bool latency() const { return options_.objective == Objective::time; }
 
+  Effort effort_;
   const SearchSpace& space_;
   const Fleet& fleet_;
   const PlannerOptions& options_;
@@ -259,13 +281,14 @@ void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
               std::span<const int64_t> sizes, Clock::time_point deadline, Planned& out) {
   PlannerOptions quick = options;
   quick.objective = Objective::throughput;
-  quick.max_labels = std::min(options.max_labels, 8);
+  Effort effort;
+  effort.labels = std::min(options.max_labels, 8);
   const auto fewest = [&](const Fleet& f, int most) {
     int least = 0;
     for (int64_t b : sizes) {
       Fleet one = f;
       one.devices = 1;  // the constructor's own search is not of interest
-      LabelSearch search(space, one, quick, b, deadline);
+      LabelSearch search(space, one, quick, effort, b, deadline);
       const Solution s = search.fewest_devices(least > 0 ? least - 1 : most);
       if (s.found && (least == 0 || s.devices < least)) least = s.devices;
       if (search.timed_out()) break;
