@@ -43,6 +43,33 @@ void check_degree(int tensor, const std::string& op, std::string_view field) {
        tensor, kMaxTensor);
 }
 
+// Well-formed UTF-8, so that every graph can be written as JSON.
+void check_text(std::string_view text, const std::string& where, std::string_view field) {
+  static constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t length = lead < 0x80       ? 1
+                          : lead >> 5 == 6  ? 2
+                          : lead >> 4 == 14 ? 3
+                          : lead >> 3 == 30 ? 4
+                                            : 0;
+    uint32_t code = length <= 1 ? lead : lead & (0x7Fu >> length);
+    bool good = length > 0 && i + length <= text.size();
+    for (size_t k = 1; good && k < length; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      good = next >> 6 == 2;
+      code = code << 6 | (next & 0x3Fu);
+    }
+    good = good && (length == 1 || code >= kLeast[length]) && code <= 0x10FFFF &&
+           (code < 0xD800 || code > 0xDFFF);
+    if (!good) {
+      fail(ErrorCode::invalid_argument, "{}: {} is not UTF-8 (byte {} is {:#04x})", where, field, i,
+           lead);
+    }
+    i += length;
+  }
+}
+
 void check_op(const Op& op) {
   check_cost(op.cost, op.name);
   check_number(op.output_bytes, kMaxBytes, op.name, "output_bytes");
@@ -82,6 +109,7 @@ std::string describe_cycle(const Graph& graph, const std::vector<int>& waiting) 
   std::vector<OpId> cycle;
   for (OpId op = at; cycle.empty() || op != at; op = blocker[op]) cycle.push_back(op);
   std::reverse(cycle.begin(), cycle.end());
+  std::rotate(cycle.begin(), std::min_element(cycle.begin(), cycle.end()), cycle.end());
   std::string text;
   for (size_t i = 0; i < cycle.size() && i < 8; ++i) {
     text += fmt::format("\"{}\" -> ", graph.ops[cycle[i]].name);
@@ -157,10 +185,14 @@ void check(const Graph& graph) {
       fail(ErrorCode::invalid_argument, "{} is {}, it must be from 0 to 100", field, value);
     }
   }
+  check_text(graph.name, "graph", "name");
+  check_text(graph.sample, "graph", "sample");
   std::unordered_set<std::string_view> names;
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     const Op& op = graph.ops[i];
     if (op.name.empty()) fail(ErrorCode::invalid_argument, "operator {} has no name", i);
+    check_text(op.name, fmt::format("operator {}", i), "name");
+    check_text(op.kind, fmt::format("operator \"{}\"", op.name), "kind");
     if (!names.insert(op.name).second) {
       fail(ErrorCode::invalid_argument, "two operators are named \"{}\"", op.name);
     }

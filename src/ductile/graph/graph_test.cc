@@ -103,6 +103,8 @@ TEST(Check, NamesOperatorAndFieldOfAWrongFigure) {
   expect([](Graph& g) { g.ops[0].cost.parameter_bytes = 1e30; }, "\"op0\": parameter_bytes");
   expect([](Graph& g) { g.ops[0].max_split = 0; }, "max_split is 0");
   expect([](Graph& g) { g.ops[1].name = "op0"; }, "two operators are named \"op0\"");
+  expect([](Graph& g) { g.ops[1].name = "a\xffz"; }, "operator 1: name is not UTF-8");
+  expect([](Graph& g) { g.ops[1].kind = "\xc0\x80"; }, "\"op1\": kind is not UTF-8");
   expect([](Graph& g) { g.ops[1].name.clear(); }, "operator 1 has no name");
   expect([](Graph& g) { g.edges[0].to = 7; }, "joins operators 0 and 7");
   expect([](Graph& g) { g.edges[0].to = 0; }, "\"op0\" feeds itself");

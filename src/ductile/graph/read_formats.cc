@@ -28,6 +28,15 @@ void number_outputs(Graph& graph) {
   }
 }
 
+// At most kMaxName bytes, no character cut in two.
+std::string cut(std::string text) {
+  if (text.size() <= kMaxName) return text;
+  size_t end = kMaxName;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  text.resize(end);
+  return text;
+}
+
 // Ids of nodes, and names made unique.
 class Names {
  public:
@@ -37,7 +46,7 @@ class Names {
       fail(ErrorCode::invalid_argument, "node {}: two nodes have this id", id);
     }
     if (name.empty()) name = "node";
-    if (name.size() > kMaxName) name.resize(kMaxName);
+    name = cut(std::move(name));
     if (!taken_.insert(name).second) name = fmt::format("{}#{}", name, id);
     graph.ops.emplace_back().name = std::move(name);
     return op;
@@ -108,7 +117,7 @@ void read_piper_node(const Json& value, size_t i, double unit, Graph& graph, Nam
   const Fields f(value, fmt::format("node {}", i));
   const int64_t id = f.integer("id", INT32_MIN, INT32_MAX);
   Op& op = graph.ops[names.add(graph, id, f.text("name", ""))];
-  op.kind = f.text("name", "op").substr(0, kMaxName);
+  op.kind = cut(f.text("name", "op"));
   const std::string where = fmt::format("operator \"{}\"", Fields::shorten(op.name));
   const Fields degrees(f.at("TMPCs"), where + ": TMPCs");
   bool found = false;
@@ -255,7 +264,7 @@ Graph graph_from_pipedream(std::string_view text) {
       dependencies.push_back({std::string(line.substr(1, separator - 1)), std::string(rest)});
       continue;
     }
-    const std::string name(line.substr(0, std::min(separator, kMaxName)));
+    const std::string name = cut(std::string(line.substr(0, separator)));
     const size_t costs_at = rest.find(" -- ");
     if (costs_at == std::string_view::npos) {
       fail(ErrorCode::invalid_argument, "operator \"{}\": forward_compute_time is missing",
@@ -268,7 +277,7 @@ Graph graph_from_pipedream(std::string_view text) {
     const std::string_view costs = rest.substr(costs_at + 4);
     Op op;
     op.name = name;
-    op.kind = std::string(rest.substr(0, std::min({rest.find('('), costs_at, kMaxName})));
+    op.kind = cut(std::string(rest.substr(0, std::min(rest.find('('), costs_at))));
     op.cost.forward.per_sample = kMilli * pipedream_value(costs, "forward_compute_time", name);
     const double backward = kMilli * pipedream_value(costs, "backward_compute_time", name);
     op.cost.parameter_bytes = pipedream_value(costs, "parameter_size", name);
@@ -396,7 +405,11 @@ Graph read_graph_text(std::string_view text, std::string_view name, Format* foun
              "dnn-partitioning write them");
       }
     }
-    if (graph.name.empty()) graph.name = std::filesystem::path(name).stem().string();
+    if (graph.name.empty()) {
+      for (char c : std::filesystem::path(name).stem().string()) {
+        graph.name += c >= 0x20 && c < 0x7F ? c : '_';
+      }
+    }
     return graph;
   } catch (Error& e) {
     throw Error(e).with_context(std::string(name));

@@ -152,8 +152,9 @@ void check_stage(const Plan& plan, int number, const Graph& graph, const Devices
     }
   }
   const auto splits = [&](OpId op) {
+    const bool again = std::binary_search(s.recompute.begin(), s.recompute.end(), op);
     return op >= 0 && op < static_cast<OpId>(graph.ops.size()) &&
-           graph::allows(graph.ops[op], s.tensor, false);
+           graph::allows(graph.ops[op], s.tensor, again);
   };
   if (s.tensor > 1 && std::none_of(s.ops.begin(), s.ops.end(), splits)) {
     wrong("tensor", fmt::format("is {}, no operator of the stage allows that", s.tensor));
