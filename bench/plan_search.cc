@@ -159,7 +159,7 @@ void pipedream() {
       const Devices devices = uniform_devices(k, 1, group);
       PlannerOptions options;
       options.batch = 64;
-      options.time_limit = 20;
+      options.time_limit = 60;
       const Planned p = make_plan(g, devices, options);
       const BaselineResult r = run_baseline("pipedream", g, devices, options);
       std::printf("| %s | %zu | %d | %.4f | %.2f | %.3f | %.4f | %.3f | %.3f | %s |\n", name,
@@ -246,7 +246,7 @@ void scale(const char* svg) {
     const Devices devices = uniform_devices(c.devices, 8, group);
     PlannerOptions options;
     options.batch = c.batch;
-    options.time_limit = 10;
+    options.time_limit = 60;
     const Planned p = make_plan(g, devices, options);
     std::printf("| %s | %zu | %d | %g | %ld | %zu | %.5g | %.1f | %.2f |\n", c.spec.c_str(),
                 g.ops.size(), c.devices, c.memory / 1e9, static_cast<long>(c.batch),

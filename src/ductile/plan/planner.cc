@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/label_search_impl.h"
+#include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
 
@@ -120,9 +120,11 @@ class Search {
     const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
     double bound = kInfinity;
     int left = effort_.solves;
+    bool any = false;
     const auto solve = [&](double low, double high) {
-      --left;
       Solution s = search.solve(high, low, best * keep);
+      any = any || s.found;
+      if (any) --left;  // until something is found, the steps grow fast enough
       if (s.found) {
         const double seconds = factor * s.tau + s.rest;
         if (seconds < best) best = seconds;
@@ -278,6 +280,55 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
   }
 }
 
+// One stage of everything, so that there is something to compare with from the start.
+void data_parallel(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
+                   std::span<const int64_t> sizes, double& best, std::vector<Candidate>& found) {
+  Plan plan;
+  plan.graph = graph.name;
+  plan.planner = "ductile";
+  plan.batch = options.batch;
+  Stage stage;
+  for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) stage.ops.push_back(v);
+  plan.stages.push_back(std::move(stage));
+  for (int64_t b : sizes) {
+    int64_t r = std::min<int64_t>(b, devices.size());
+    while (b % r != 0) --r;
+    plan.stages[0].replicas = static_cast<int>(r);
+    plan.stages[0].micro_batch = plan.stages[0].in_flight = b;
+    const double seconds = formula_seconds(graph, devices, plan, options.objective);
+    if (seconds >= best) continue;
+    best = seconds;
+    found.push_back({seconds, plan});
+  }
+}
+
+// The chains that a sequential planner would find, for the micro-batch sizes of the best plans: no
+// plan of ours shall lose to one of them.
+void add_chains(const graph::Graph& graph, const SearchSpace& space, const Fleet& fleet,
+                const Devices& devices, const PlannerOptions& options, Clock::time_point deadline,
+                double& best, std::vector<Candidate>& found) {
+  const double size = static_cast<double>(space.transitions().size()) * fleet.devices;
+  if (!space.is_chain() || size > 3e6 || found.empty()) return;
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  std::vector<int64_t> tried;
+  for (size_t i = 0; i < found.size() && tried.size() < 2; ++i) {
+    const int64_t b = found[i].plan.stages[0].micro_batch;
+    if (std::find(tried.begin(), tried.end(), b) == tried.end()) tried.push_back(b);
+  }
+  for (int64_t b : tried) {
+    SequentialResult r = sequential_search(space, fleet, options, b, false, deadline);
+    if (!r.found) continue;
+    r.plan.planner = "ductile";
+    const std::vector<int64_t> w = in_flight_samples(stage_graph(graph, r.plan), r.plan);
+    for (size_t i = 0; i < w.size(); ++i) r.plan.stages[i].in_flight = w[i];
+    const double seconds = formula_seconds(graph, devices, r.plan, options.objective);
+    if (seconds == kInfinity) continue;
+    best = std::min(best, seconds);
+    found.push_back({seconds, std::move(r.plan)});
+  }
+}
+
 // Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
 void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
               std::span<const int64_t> sizes, Clock::time_point deadline, double& best,
@@ -292,6 +343,7 @@ void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
     const double seconds = search.factor() * s.tau + s.rest;
     best = std::min(best, seconds);
     found.push_back({seconds, std::move(plan)});
+    return;
   }
 }
 
@@ -377,19 +429,23 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
 
   double best = kInfinity;
   std::vector<Candidate> found;
+  data_parallel(graph, devices, options, sizes, best, found);
   for (const SearchSpace& space : spaces) {
     Search search(space, fleet, options, sizes, deadline);
     out.lower_bound = std::min(out.lower_bound, search.run(best, found));
     out.timed_out = out.timed_out || search.timed_out();
     out.labels += search.labels();
   }
-  if (found.empty()) find_any(spaces[0], fleet, options, sizes, deadline, best, found);
+  if (found.empty())
+    find_any(spaces[0], fleet, options, sizes,
+             std::max(deadline, Clock::now() + std::chrono::seconds(2)), best, found);
   if (found.empty()) {
     diagnose(spaces[0], fleet, options, sizes, Clock::now() + std::chrono::seconds(2), out);
     out.lower_bound = 0;
     out.cpu_seconds = cpu_now() - cpu;
     return out;
   }
+  add_chains(graph, spaces[0], fleet, devices, options, deadline, best, found);
   out.lower_bound = std::min(out.lower_bound, best);
   std::stable_sort(found.begin(), found.end(),
                    [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
