@@ -89,6 +89,21 @@ void LabelSearch::prepare() {
     (relaxed_fits(middle, fleet_.devices) ? high : low) = middle;
   }
   least_tau_ = low;
+  if (!latency_ || !space_.is_chain()) return;
+  // Every stage keeps its devices busy for all micro-batches and its gradient sum.
+  low = least_total_ = factor_ * least_tau_ + std::max(least_rest_, least_tau_);
+  high = low * 1.05;
+  for (relax_chain(prefix_total_, high); need_[0] > fleet_.devices && high < 1e30;
+       relax_chain(prefix_total_, high)) {
+    low = high;
+    high *= 1.5;
+  }
+  while (high - low > 2e-3 * high) {
+    const double middle = (low + high) / 2;
+    relax_chain(prefix_total_, middle);
+    (need_[0] <= fleet_.devices ? high : low) = middle;
+  }
+  least_total_ = low;
 }
 
 void LabelSearch::make_shapes(int max_devices) {
@@ -216,6 +231,7 @@ void LabelSearch::make_prefixes() {
   const size_t num = space_.states().size();
   prefix_tau_.resize(shapes_.size() * num);
   prefix_memory_.resize(shapes_.size() * num);
+  prefix_total_.resize(shapes_.size() * num);
   for (size_t k = 0; k < shapes_.size(); ++k) {
     const Shape& shape = shapes_[k];
     StageShape how;
@@ -236,7 +252,30 @@ void LabelSearch::make_prefixes() {
                                      ? times.micro_batch()
                                      : times.micro_batch() / static_cast<double>(micro_batch_) +
                                            times.sync / static_cast<double>(options_.batch);
+      prefix_total_[k * num + s] =
+          times.micro_batch() * static_cast<double>(num_micro_) + times.sync;
       prefix_memory_[k * num + s] = stage_memory(sums, {0, 0}, how, space_.graph(), micro_batch_);
+    }
+  }
+}
+
+// A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
+// with where it starts.
+void LabelSearch::relax_chain(const std::vector<double>& prefix, double most) {
+  const int num = static_cast<int>(space_.states().size());
+  std::vector<int> end(shapes_.size(), num - 1);
+  need_.assign(num, kNever);
+  need_[num - 1] = 0;
+  for (int s = num - 2; s >= 0; --s) {
+    for (size_t k = 0; k < shapes_.size(); ++k) {
+      const double* t = prefix.data() + k * num;
+      const double* m = prefix_memory_.data() + k * num;
+      int& e = end[k];
+      while (e > s &&
+             (t[s] - t[e] > most * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
+        --e;
+      }
+      if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
     }
   }
 }
@@ -248,22 +287,7 @@ void LabelSearch::relax(double tau) {
   need_.assign(states.size(), kNever);
   need_[last] = 0;
   if (space_.is_chain()) {
-    // A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
-    // with where it starts.
-    std::vector<int> end(shapes_.size(), last);
-    const size_t num = states.size();
-    for (int s = last - 1; s >= 0; --s) {
-      for (size_t k = 0; k < shapes_.size(); ++k) {
-        const double* t = prefix_tau_.data() + k * num;
-        const double* m = prefix_memory_.data() + k * num;
-        int& e = end[k];
-        while (e > s &&
-               (t[s] - t[e] > tau * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
-          --e;
-        }
-        if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
-      }
-    }
+    relax_chain(prefix_tau_, tau);
     return;
   }
   for (int s = last - 1; s >= 0; --s) {

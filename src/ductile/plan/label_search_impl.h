@@ -79,6 +79,9 @@ class LabelSearch {
   // No solution has a smaller rest: the longest path, each operator at its best.
   double least_rest() const { return least_rest_; }
 
+  // No solution takes less in all: busy time and gradient sum of any stage (0: not known).
+  double least_total() const { return least_total_; }
+
   // `tau_low`: solutions with a lower bottleneck are not of interest to the caller (known not to
   // exist); with `enough`, labels that cannot lead to factor x tau_low + rest < enough are dropped.
   Solution solve(double tau, double tau_low, double enough);
@@ -112,6 +115,7 @@ class LabelSearch {
   void make_heads();
   void make_prefixes();
   void relax(double tau);
+  void relax_chain(const std::vector<double>& prefix, double most);
   bool relaxed_fits(double tau, int devices);
   Solution run(double tau, double tau_low, double enough, int devices, bool fewest);
   bool insert(int state, const Label& label, const Value* values, double reach);
@@ -122,7 +126,7 @@ class LabelSearch {
   const PlannerOptions& options_;
   Effort effort_;
   int64_t micro_batch_, num_micro_;
-  double factor_ = 0, least_tau_ = 0, least_rest_ = 0;
+  double factor_ = 0, least_tau_ = 0, least_rest_ = 0, least_total_ = 0;
   bool latency_ = true;
   Clock::time_point deadline_;
   bool timed_out_ = false;
@@ -135,6 +139,7 @@ class LabelSearch {
   std::vector<double> sorted_work_;       // their work
   std::vector<double> head_;              // per group: least R upstream of its operators
   std::vector<double> prefix_tau_;        // [shape][state], chains: of the rest, no boundaries
+  std::vector<double> prefix_total_;      // ... of all micro-batches, and the gradient sum
   std::vector<double> prefix_memory_;     // ... with one micro-batch in flight
   std::vector<int> need_;                 // per state: fewest devices for its rest, at relaxed tau
   std::vector<StageCost> cache_;          // [transition][shape], most < 0: not known

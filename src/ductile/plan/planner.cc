@@ -175,20 +175,21 @@ class Search {
       low = high;
       step *= 2;
     }
-    return bound;
+    return std::max(bound, search.least_total());
   }
   double bound_of(const LabelSearch& search) const {
-    return search.factor() * search.least_tau() +
-           std::max(search.least_rest(), latency() ? search.least_tau() : 0.0);
+    return std::max(search.least_total(),
+                    search.factor() * search.least_tau() +
+                        std::max(search.least_rest(), latency() ? search.least_tau() : 0.0));
   }
   static Effort effort_for(const SearchSpace& space, const PlannerOptions& options) {
     Effort e;
     e.labels = options.max_labels;
     e.solves = options.tolerance > 0 ? 40 : 400;
     if (space.states().size() > 300 && options.tolerance > 0) {
-      e.labels = std::min(e.labels, 8);
-      e.lengths = 6;
-      e.solves = 8;
+      e.labels = std::min(e.labels, 5);
+      e.lengths = 4;
+      e.solves = 6;
     }
     return e;
   }
