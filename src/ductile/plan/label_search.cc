@@ -408,7 +408,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
   pool_.push_back(Label{});
   reach_.push_back(0);
   at_[0].push_back(0);
-  const bool track = latency_ && !fewest;
+  const bool track = latency_;
   std::vector<Value> made(64);
   for (int s = 0; s < last; ++s) {
     const std::vector<int32_t>& labels = at_[s];
@@ -501,7 +501,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
             reach = std::max(reach, v.r + head_[group0 + g]);
             made[g] = v;
           }
-          if (track && reach >= limit) {
+          if (track && !fewest && reach >= limit) {
             dropped_ = std::min(dropped_, reach);
             continue;
           }

@@ -16,7 +16,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
-constexpr size_t kJudged = 6;  // plans that the evaluator compares
+constexpr size_t kJudged = 6;  // plans that the evaluator compares, and their tasks in all
+constexpr int64_t kJudgedTasks = 300'000;
+constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
 
 double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
@@ -249,7 +251,13 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
 void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
            Clock::time_point deadline, std::vector<Candidate>& found, Planned& out) {
   out.simulated_seconds = kInfinity;
-  const auto consider = [&](const Plan& plan, double formula) {
+  int64_t budget = kJudgedTasks;
+  const auto consider = [&](const Plan& plan, double formula, int64_t effort) {
+    int64_t tasks = 0;
+    for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
+    tasks *= effort;
+    if (out.feasible && (tasks > budget || Clock::now() > deadline)) return;
+    budget -= tasks;
     const Timeline line = evaluate(graph, devices, plan);
     if (!line.fits() || line.seconds >= out.simulated_seconds) return;
     out.simulated_seconds = line.seconds;
@@ -257,23 +265,33 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
     out.formula_seconds = formula;
     out.feasible = true;
   };
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (i >= kJudged && out.feasible) break;
-    if (i > 0 && out.feasible && Clock::now() > deadline) break;
+  for (size_t i = 0; i < found.size() && (i < kJudged || !out.feasible); ++i) {
     Plan plan = found[i].plan;
     place(graph, devices, plan);
-    consider(plan, found[i].seconds);
+    consider(plan, found[i].seconds, 1);
     const Plan roomy = with_room_used(graph, devices, plan);
-    if (!(roomy == plan)) consider(roomy, found[i].seconds);
+    if (!(roomy == plan)) consider(roomy, found[i].seconds, 1);
     if (!options.zero_bubble) continue;
-    Plan zero = plan;
+    Plan zero = roomy;
     zero.schedule = ScheduleKind::zero_bubble;
-    consider(zero, found[i].seconds);
-    if (!(roomy == plan)) {
-      zero = roomy;
-      zero.schedule = ScheduleKind::zero_bubble;
-      consider(zero, found[i].seconds);
-    }
+    consider(zero, found[i].seconds, kZeroBubbleEffort);
+  }
+}
+
+// Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
+void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+              std::span<const int64_t> sizes, Clock::time_point deadline, double& best,
+              std::vector<Candidate>& found) {
+  Effort effort;
+  effort.labels = std::min(options.max_labels, 8);
+  for (int64_t b : sizes) {
+    LabelSearch search(space, fleet, options, effort, b, deadline);
+    const Solution s = search.fewest_devices(fleet.devices);
+    if (!s.found) continue;
+    Plan plan = to_plan(space, s, b, options.batch);
+    const double seconds = search.factor() * s.tau + s.rest;
+    best = std::min(best, seconds);
+    found.push_back({seconds, std::move(plan)});
   }
 }
 
@@ -365,6 +383,7 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
     out.timed_out = out.timed_out || search.timed_out();
     out.labels += search.labels();
   }
+  if (found.empty()) find_any(spaces[0], fleet, options, sizes, deadline, best, found);
   if (found.empty()) {
     diagnose(spaces[0], fleet, options, sizes, Clock::now() + std::chrono::seconds(2), out);
     out.lower_bound = 0;
