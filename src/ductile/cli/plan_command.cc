@@ -54,8 +54,6 @@ std::vector<std::string> find_baselines(const std::string& text) {
   return chosen;
 }
 
-std::string plain(double v) { return fmt::format("{}", v); }
-
 void print_builders(Console& console) {
   std::vector<std::vector<std::string>> rows = {{"GRAPH", "PARAMETERS", "WHAT"}};
   for (const graph::Builder& b : graph::builders()) {
@@ -125,12 +123,12 @@ void print_report(const plan::Report& r, Console& console) {
       run::with_thousands(r.timeline.throughput(p.plan)), run::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
   if (p.formula_seconds > 0) {
-    console.print("Bound      {}, by the planner's formula {}: gap {}\n",
-                  r.objective == plan::Objective::time ? plan::seconds_text(p.lower_bound)
-                                                       : plain(p.lower_bound),
-                  r.objective == plan::Objective::time ? plan::seconds_text(p.formula_seconds)
-                                                       : plain(p.formula_seconds),
-                  run::as_percent(p.gap));
+    const bool time = r.objective == plan::Objective::time;
+    const auto figure = [&](double v) {
+      return time ? plan::seconds_text(v) : fmt::format("{:.3g} s for the steady state", v);
+    };
+    console.print("Formula    {}; no plan of the space has less than {} by it: gap {}\n",
+                  figure(p.formula_seconds), figure(p.lower_bound), run::as_percent(p.gap));
     console.print("Search     {} CPU, {}{}\n", plan::seconds_text(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");
   }

@@ -109,6 +109,7 @@ std::string describe_cycle(const Graph& graph, const std::vector<int>& waiting) 
   std::vector<OpId> cycle;
   for (OpId op = at; cycle.empty() || op != at; op = blocker[op]) cycle.push_back(op);
   std::reverse(cycle.begin(), cycle.end());
+  std::rotate(cycle.begin(), std::min_element(cycle.begin(), cycle.end()), cycle.end());
   std::string text;
   for (size_t i = 0; i < cycle.size() && i < 8; ++i) {
     text += fmt::format("\"{}\" -> ", graph.ops[cycle[i]].name);

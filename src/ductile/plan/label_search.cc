@@ -53,11 +53,12 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
 }
 
 LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
-                         const PlannerOptions& options, int64_t micro_batch,
+                         const PlannerOptions& options, const Effort& effort, int64_t micro_batch,
                          Clock::time_point deadline)
     : space_(space),
       fleet_(fleet),
       options_(options),
+      effort_(effort),
       micro_batch_(micro_batch),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
@@ -66,12 +67,16 @@ LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
   make_shapes(fleet.devices);
   make_work();
   make_heads();
+  least_tau_ =
+      work_[0] / fleet.devices / (latency_ ? 1.0 : static_cast<double>(micro_batch_)) * (1 - 1e-6);
+}
+
+void LabelSearch::prepare() {
   make_prefixes();
   // Halving on the relaxation; it is monotone, so what fails is ruled out.
-  double low = work_[0] / fleet.devices / (latency_ ? 1.0 : static_cast<double>(micro_batch_));
-  low *= 1 - 1e-6;
+  double low = least_tau_;
   double high = low > 0 ? low * 1.01 : 1e-30;
-  while (!relaxed_fits(high, fleet.devices)) {
+  while (!relaxed_fits(high, fleet_.devices)) {
     low = high;
     high *= low < work_[0] ? 1.1 : 4.0;
     if (!(high < 1e30)) {
@@ -81,9 +86,24 @@ LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
   }
   while (high - low > 5e-4 * high && high > 1e-29) {
     const double middle = (low + high) / 2;
-    (relaxed_fits(middle, fleet.devices) ? high : low) = middle;
+    (relaxed_fits(middle, fleet_.devices) ? high : low) = middle;
   }
   least_tau_ = low;
+  if (!latency_ || !space_.is_chain()) return;
+  // Every stage keeps its devices busy for all micro-batches and its gradient sum.
+  low = least_total_ = factor_ * least_tau_ + std::max(least_rest_, least_tau_);
+  high = low * 1.05;
+  for (relax_chain(prefix_total_, high); need_[0] > fleet_.devices && high < 1e30;
+       relax_chain(prefix_total_, high)) {
+    low = high;
+    high *= 1.5;
+  }
+  while (high - low > 2e-3 * high) {
+    const double middle = (low + high) / 2;
+    relax_chain(prefix_total_, middle);
+    (need_[0] <= fleet_.devices ? high : low) = middle;
+  }
+  least_total_ = low;
 }
 
 void LabelSearch::make_shapes(int max_devices) {
@@ -137,6 +157,7 @@ void LabelSearch::make_work() {
       }
     }
   }
+  if (space_.is_chain()) return;  // by length is by work, and there are few costs to look up
   const auto transitions = space_.transitions();
   sorted_.resize(transitions.size());
   std::iota(sorted_.begin(), sorted_.end(), 0);
@@ -147,9 +168,8 @@ void LabelSearch::make_work() {
     for (int t = first; t < end; ++t) {
       sorted_work_[t] = work_[s] - work_[transitions[t].to];
     }
-    if (space_.is_chain()) continue;
     std::sort(sorted_.begin() + first, sorted_.begin() + end,
-              [&](int a, int c) { return sorted_work_[a] < sorted_work_[c]; });
+              [&](int x, int y) { return sorted_work_[x] < sorted_work_[y]; });
     std::sort(sorted_work_.begin() + first, sorted_work_.begin() + end);
   }
   if (static_cast<double>(transitions.size()) * static_cast<double>(shapes_.size()) <= 1.5e6) {
@@ -211,6 +231,7 @@ void LabelSearch::make_prefixes() {
   const size_t num = space_.states().size();
   prefix_tau_.resize(shapes_.size() * num);
   prefix_memory_.resize(shapes_.size() * num);
+  prefix_total_.resize(shapes_.size() * num);
   for (size_t k = 0; k < shapes_.size(); ++k) {
     const Shape& shape = shapes_[k];
     StageShape how;
@@ -231,7 +252,30 @@ void LabelSearch::make_prefixes() {
                                      ? times.micro_batch()
                                      : times.micro_batch() / static_cast<double>(micro_batch_) +
                                            times.sync / static_cast<double>(options_.batch);
+      prefix_total_[k * num + s] =
+          times.micro_batch() * static_cast<double>(num_micro_) + times.sync;
       prefix_memory_[k * num + s] = stage_memory(sums, {0, 0}, how, space_.graph(), micro_batch_);
+    }
+  }
+}
+
+// A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
+// with where it starts.
+void LabelSearch::relax_chain(const std::vector<double>& prefix, double most) {
+  const int num = static_cast<int>(space_.states().size());
+  std::vector<int> end(shapes_.size(), num - 1);
+  need_.assign(num, kNever);
+  need_[num - 1] = 0;
+  for (int s = num - 2; s >= 0; --s) {
+    for (size_t k = 0; k < shapes_.size(); ++k) {
+      const double* t = prefix.data() + k * num;
+      const double* m = prefix_memory_.data() + k * num;
+      int& e = end[k];
+      while (e > s &&
+             (t[s] - t[e] > most * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
+        --e;
+      }
+      if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
     }
   }
 }
@@ -243,22 +287,7 @@ void LabelSearch::relax(double tau) {
   need_.assign(states.size(), kNever);
   need_[last] = 0;
   if (space_.is_chain()) {
-    // A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
-    // with where it starts.
-    std::vector<int> end(shapes_.size(), last);
-    const size_t num = states.size();
-    for (int s = last - 1; s >= 0; --s) {
-      for (size_t k = 0; k < shapes_.size(); ++k) {
-        const double* t = prefix_tau_.data() + k * num;
-        const double* m = prefix_memory_.data() + k * num;
-        int& e = end[k];
-        while (e > s &&
-               (t[s] - t[e] > tau * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
-          --e;
-        }
-        if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
-      }
-    }
+    relax_chain(prefix_tau_, tau);
     return;
   }
   for (int s = last - 1; s >= 0; --s) {
@@ -314,7 +343,7 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
       ++i;
     }
   }
-  if (static_cast<int>(list.size()) >= options_.max_labels) {
+  if (static_cast<int>(list.size()) >= effort_.labels) {
     // Out goes the one that reaches least far, but never the one with the fewest devices.
     size_t fewest = 0;
     for (size_t i = 1; i < list.size(); ++i) {
@@ -379,7 +408,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
   pool_.push_back(Label{});
   reach_.push_back(0);
   at_[0].push_back(0);
-  const bool track = latency_ && !fewest;
+  const bool track = latency_;
   std::vector<Value> made(64);
   for (int s = 0; s < last; ++s) {
     const std::vector<int32_t>& labels = at_[s];
@@ -387,8 +416,20 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
     int least = kNever;
     for (int32_t l : labels) least = std::min(least, pool_[l].devices);
     const int first = states[s].first_transition;
-    const auto begin = sorted_work_.begin() + first;
-    const auto end = begin + states[s].num_transitions;
+    // Number of stages from here with less work than w (or as much).
+    const auto count_below = [&](double w, bool equal) {
+      if (space_.is_chain()) {
+        const auto begin = work_.begin() + s + 1;
+        const double left = work_[s] - w;  // what such a stage leaves at least
+        const auto it = std::partition_point(
+            begin, work_.end(), [&](double rest) { return equal ? rest >= left : rest > left; });
+        return static_cast<int>(it - begin);
+      }
+      const auto begin = sorted_work_.begin() + first;
+      const auto end = begin + states[s].num_transitions;
+      return static_cast<int>(
+          (equal ? std::upper_bound(begin, end, w) : std::lower_bound(begin, end, w)) - begin);
+    };
     for (int k = 0; k < static_cast<int>(shapes_.size()); ++k) {
       const int n = shapes_[k].devices();
       if (least + n > devices) break;
@@ -398,13 +439,12 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
       }
       // A stage does no more work than its devices can in tau, and leaves no more than the others.
       const double leaves = static_cast<double>(devices - least - n) * per_device;
-      auto it =
-          fewest ? begin : std::lower_bound(begin, end, work_[s] - leaves - kSlack * work_[0]);
-      const auto stop = fewest ? end : std::upper_bound(it, end, n * per_device);
+      const int lowest = fewest ? 0 : count_below(work_[s] - leaves - kSlack * work_[0], false);
+      const int stop = fewest ? states[s].num_transitions : count_below(n * per_device, true);
+      int tried = 0;
       // The longest first: with few devices they are the better ones.
-      for (auto at = stop; at != it;) {
-        --at;
-        const int t = sorted_[first + (at - begin)];
+      for (int at = stop; at-- > lowest;) {
+        const int t = space_.is_chain() ? first + at : sorted_[first + at];
         const SearchSpace::Transition& transition = space_.transitions()[t];
         const int to = transition.to;
         if (least + n + need_[to] > devices) {
@@ -413,6 +453,10 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
         }
         const StageCost c = cost(s, t, k);
         if (c.most < 1 || c.tau > tau * (1 + kSlack)) continue;
+        if (++tried > effort_.lengths) {
+          dropped_ = std::min(dropped_, least_rest_);
+          break;
+        }
         const int num_groups = states[to].num_groups;
         const int group0 = states[to].first_group;
         for (size_t i = 0; i < labels.size(); ++i) {
@@ -457,7 +501,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
             reach = std::max(reach, v.r + head_[group0 + g]);
             made[g] = v;
           }
-          if (track && reach >= limit) {
+          if (track && !fewest && reach >= limit) {
             dropped_ = std::min(dropped_, reach);
             continue;
           }

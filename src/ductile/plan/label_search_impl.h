@@ -52,6 +52,13 @@ struct Solution {
   double rest_bound = 0;
 };
 
+// How hard to try, by the size of the space: what is left out lowers the bound.
+struct Effort {
+  int labels = 400;         // kept per state
+  int lengths = 1'000'000;  // of stages tried from a state in a shape, the longest first
+  int solves = 40;          // per micro-batch size
+};
+
 // The dynamic programme for one micro-batch size: with every tau at most a given one, and so many
 // devices, the least S (or, where `fewest`, the fewest devices). A label of a state says what the
 // stages taken off so far need: devices, and for each group of readers the samples in flight, R and
@@ -60,7 +67,9 @@ struct Solution {
 class LabelSearch {
  public:
   LabelSearch(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
-              int64_t micro_batch, Clock::time_point deadline);
+              const Effort& effort, int64_t micro_batch, Clock::time_point deadline);
+  // To be called before the others; until then least_tau() is the share of the work alone.
+  void prepare();
 
   int64_t micro_batches() const { return num_micro_; }
   // (m - 1) of the formula, or the batch for throughput: seconds = factor() tau + rest.
@@ -69,6 +78,9 @@ class LabelSearch {
   double least_tau() const { return least_tau_; }
   // No solution has a smaller rest: the longest path, each operator at its best.
   double least_rest() const { return least_rest_; }
+
+  // No solution takes less in all: busy time and gradient sum of any stage (0: not known).
+  double least_total() const { return least_total_; }
 
   // `tau_low`: solutions with a lower bottleneck are not of interest to the caller (known not to
   // exist); with `enough`, labels that cannot lead to factor x tau_low + rest < enough are dropped.
@@ -103,6 +115,7 @@ class LabelSearch {
   void make_heads();
   void make_prefixes();
   void relax(double tau);
+  void relax_chain(const std::vector<double>& prefix, double most);
   bool relaxed_fits(double tau, int devices);
   Solution run(double tau, double tau_low, double enough, int devices, bool fewest);
   bool insert(int state, const Label& label, const Value* values, double reach);
@@ -111,8 +124,9 @@ class LabelSearch {
   const SearchSpace& space_;
   const Fleet& fleet_;
   const PlannerOptions& options_;
+  Effort effort_;
   int64_t micro_batch_, num_micro_;
-  double factor_ = 0, least_tau_ = 0, least_rest_ = 0;
+  double factor_ = 0, least_tau_ = 0, least_rest_ = 0, least_total_ = 0;
   bool latency_ = true;
   Clock::time_point deadline_;
   bool timed_out_ = false;
@@ -125,6 +139,7 @@ class LabelSearch {
   std::vector<double> sorted_work_;       // their work
   std::vector<double> head_;              // per group: least R upstream of its operators
   std::vector<double> prefix_tau_;        // [shape][state], chains: of the rest, no boundaries
+  std::vector<double> prefix_total_;      // ... of all micro-batches, and the gradient sum
   std::vector<double> prefix_memory_;     // ... with one micro-batch in flight
   std::vector<int> need_;                 // per state: fewest devices for its rest, at relaxed tau
   std::vector<StageCost> cache_;          // [transition][shape], most < 0: not known

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/label_search_impl.h"
+#include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
 
@@ -16,7 +16,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
-constexpr size_t kJudged = 6;  // plans that the evaluator compares
+constexpr size_t kJudged = 6;  // plans that the evaluator compares, and their tasks in all
+constexpr int64_t kJudgedTasks = 300'000;
+constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
 
 double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
@@ -60,7 +62,8 @@ class Search {
  public:
   Search(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
          std::span<const int64_t> micro_batches, Clock::time_point deadline)
-      : space_(space),
+      : effort_(effort_for(space, options)),
+        space_(space),
         fleet_(fleet),
         options_(options),
         sizes_(micro_batches),
@@ -78,15 +81,20 @@ class Search {
     for (int64_t b : sizes_) {
       Size s;
       s.micro_batch = b;
-      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, b, deadline_);
-      s.bound = s.search->factor() * s.search->least_tau() +
-                std::max(s.search->least_rest(), latency() ? s.search->least_tau() : 0.0);
-      if (s.search->least_tau() < kInfinity) sizes.push_back(std::move(s));
+      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, effort_, b, deadline_);
+      s.bound = bound_of(*s.search);
+      sizes.push_back(std::move(s));
     }
     std::stable_sort(sizes.begin(), sizes.end(),
                      [](const Size& a, const Size& b) { return a.bound < b.bound; });
     for (Size& s : sizes) {
-      if (s.bound >= best * (1 - options_.tolerance)) {
+      if (s.bound < best * (1 - options_.tolerance)) {
+        s.search->prepare();
+        if (s.search->least_tau() < kInfinity) s.bound = bound_of(*s.search);
+      }
+      if (s.search->least_tau() == kInfinity) {
+        // nothing fits
+      } else if (s.bound >= best * (1 - options_.tolerance)) {
         bound = std::min(bound, s.bound);
       } else {
         bound = std::min(bound, one_size(*s.search, s.micro_batch, best, found));
@@ -111,10 +119,12 @@ class Search {
     const double keep = 1 - options_.tolerance;
     const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
     double bound = kInfinity;
-    int left = options_.tolerance > 0 ? 40 : 400;
+    int left = effort_.solves;
+    bool any = false;
     const auto solve = [&](double low, double high) {
-      --left;
       Solution s = search.solve(high, low, best * keep);
+      any = any || s.found;
+      if (any) --left;  // until something is found, the steps grow fast enough
       if (s.found) {
         const double seconds = factor * s.tau + s.rest;
         if (seconds < best) best = seconds;
@@ -169,10 +179,27 @@ class Search {
       low = high;
       step *= 2;
     }
-    return bound;
+    return std::max(bound, search.least_total());
+  }
+  double bound_of(const LabelSearch& search) const {
+    return std::max(search.least_total(),
+                    search.factor() * search.least_tau() +
+                        std::max(search.least_rest(), latency() ? search.least_tau() : 0.0));
+  }
+  static Effort effort_for(const SearchSpace& space, const PlannerOptions& options) {
+    Effort e;
+    e.labels = options.max_labels;
+    e.solves = options.tolerance > 0 ? 40 : 400;
+    if (space.states().size() > 300 && options.tolerance > 0) {
+      e.labels = std::min(e.labels, 5);
+      e.lengths = 4;
+      e.solves = 6;
+    }
+    return e;
   }
   bool latency() const { return options_.objective == Objective::time; }
 
+  Effort effort_;
   const SearchSpace& space_;
   const Fleet& fleet_;
   const PlannerOptions& options_;
@@ -226,7 +253,13 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
 void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
            Clock::time_point deadline, std::vector<Candidate>& found, Planned& out) {
   out.simulated_seconds = kInfinity;
-  const auto consider = [&](const Plan& plan, double formula) {
+  int64_t budget = kJudgedTasks;
+  const auto consider = [&](const Plan& plan, double formula, int64_t effort) {
+    int64_t tasks = 0;
+    for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
+    tasks *= effort;
+    if (out.feasible && (tasks > budget || Clock::now() > deadline)) return;
+    budget -= tasks;
     const Timeline line = evaluate(graph, devices, plan);
     if (!line.fits() || line.seconds >= out.simulated_seconds) return;
     out.simulated_seconds = line.seconds;
@@ -234,23 +267,83 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
     out.formula_seconds = formula;
     out.feasible = true;
   };
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (i >= kJudged && out.feasible) break;
-    if (i > 0 && out.feasible && Clock::now() > deadline) break;
+  for (size_t i = 0; i < found.size() && (i < kJudged || !out.feasible); ++i) {
     Plan plan = found[i].plan;
     place(graph, devices, plan);
-    consider(plan, found[i].seconds);
+    consider(plan, found[i].seconds, 1);
     const Plan roomy = with_room_used(graph, devices, plan);
-    if (!(roomy == plan)) consider(roomy, found[i].seconds);
+    if (!(roomy == plan)) consider(roomy, found[i].seconds, 1);
     if (!options.zero_bubble) continue;
-    Plan zero = plan;
+    Plan zero = roomy;
     zero.schedule = ScheduleKind::zero_bubble;
-    consider(zero, found[i].seconds);
-    if (!(roomy == plan)) {
-      zero = roomy;
-      zero.schedule = ScheduleKind::zero_bubble;
-      consider(zero, found[i].seconds);
-    }
+    consider(zero, found[i].seconds, kZeroBubbleEffort);
+  }
+}
+
+// One stage of everything, so that there is something to compare with from the start.
+void data_parallel(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
+                   std::span<const int64_t> sizes, double& best, std::vector<Candidate>& found) {
+  Plan plan;
+  plan.graph = graph.name;
+  plan.planner = "ductile";
+  plan.batch = options.batch;
+  Stage stage;
+  for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) stage.ops.push_back(v);
+  plan.stages.push_back(std::move(stage));
+  for (int64_t b : sizes) {
+    int64_t r = std::min<int64_t>(b, devices.size());
+    while (b % r != 0) --r;
+    plan.stages[0].replicas = static_cast<int>(r);
+    plan.stages[0].micro_batch = plan.stages[0].in_flight = b;
+    const double seconds = formula_seconds(graph, devices, plan, options.objective);
+    if (seconds >= best) continue;
+    best = seconds;
+    found.push_back({seconds, plan});
+  }
+}
+
+// The chains that a sequential planner would find, for the micro-batch sizes of the best plans: no
+// plan of ours shall lose to one of them.
+void add_chains(const graph::Graph& graph, const SearchSpace& space, const Fleet& fleet,
+                const Devices& devices, const PlannerOptions& options, Clock::time_point deadline,
+                double& best, std::vector<Candidate>& found) {
+  const double size = static_cast<double>(space.transitions().size()) * fleet.devices;
+  if (!space.is_chain() || size > 3e6 || found.empty()) return;
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  std::vector<int64_t> tried;
+  for (size_t i = 0; i < found.size() && tried.size() < 2; ++i) {
+    const int64_t b = found[i].plan.stages[0].micro_batch;
+    if (std::find(tried.begin(), tried.end(), b) == tried.end()) tried.push_back(b);
+  }
+  for (int64_t b : tried) {
+    SequentialResult r = sequential_search(space, fleet, options, b, false, deadline);
+    if (!r.found) continue;
+    r.plan.planner = "ductile";
+    const std::vector<int64_t> w = in_flight_samples(stage_graph(graph, r.plan), r.plan);
+    for (size_t i = 0; i < w.size(); ++i) r.plan.stages[i].in_flight = w[i];
+    const double seconds = formula_seconds(graph, devices, r.plan, options.objective);
+    if (seconds == kInfinity) continue;
+    best = std::min(best, seconds);
+    found.push_back({seconds, std::move(r.plan)});
+  }
+}
+
+// Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
+void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+              std::span<const int64_t> sizes, Clock::time_point deadline, double& best,
+              std::vector<Candidate>& found) {
+  Effort effort;
+  effort.labels = std::min(options.max_labels, 8);
+  for (int64_t b : sizes) {
+    LabelSearch search(space, fleet, options, effort, b, deadline);
+    const Solution s = search.fewest_devices(fleet.devices);
+    if (!s.found) continue;
+    Plan plan = to_plan(space, s, b, options.batch);
+    const double seconds = search.factor() * s.tau + s.rest;
+    best = std::min(best, seconds);
+    found.push_back({seconds, std::move(plan)});
+    return;
   }
 }
 
@@ -259,13 +352,14 @@ void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
               std::span<const int64_t> sizes, Clock::time_point deadline, Planned& out) {
   PlannerOptions quick = options;
   quick.objective = Objective::throughput;
-  quick.max_labels = std::min(options.max_labels, 8);
+  Effort effort;
+  effort.labels = std::min(options.max_labels, 8);
   const auto fewest = [&](const Fleet& f, int most) {
     int least = 0;
     for (int64_t b : sizes) {
       Fleet one = f;
       one.devices = 1;  // the constructor's own search is not of interest
-      LabelSearch search(space, one, quick, b, deadline);
+      LabelSearch search(space, one, quick, effort, b, deadline);
       const Solution s = search.fewest_devices(least > 0 ? least - 1 : most);
       if (s.found && (least == 0 || s.devices < least)) least = s.devices;
       if (search.timed_out()) break;
@@ -335,18 +429,23 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
 
   double best = kInfinity;
   std::vector<Candidate> found;
+  data_parallel(graph, devices, options, sizes, best, found);
   for (const SearchSpace& space : spaces) {
     Search search(space, fleet, options, sizes, deadline);
     out.lower_bound = std::min(out.lower_bound, search.run(best, found));
     out.timed_out = out.timed_out || search.timed_out();
     out.labels += search.labels();
   }
+  if (found.empty())
+    find_any(spaces[0], fleet, options, sizes,
+             std::max(deadline, Clock::now() + std::chrono::seconds(2)), best, found);
   if (found.empty()) {
     diagnose(spaces[0], fleet, options, sizes, Clock::now() + std::chrono::seconds(2), out);
     out.lower_bound = 0;
     out.cpu_seconds = cpu_now() - cpu;
     return out;
   }
+  add_chains(graph, spaces[0], fleet, devices, options, deadline, best, found);
   out.lower_bound = std::min(out.lower_bound, best);
   std::stable_sort(found.begin(), found.end(),
                    [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });

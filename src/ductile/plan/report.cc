@@ -78,24 +78,22 @@ Report make_report(graph::Graph graph, Devices devices, Plan plan) {
 std::string advice(const Report& report) {
   const Planned& p = report.planned;
   const double memory = report.devices.groups().front().memory;
-  std::vector<std::string> ways;
-  if (p.memory_needed > memory) {
-    ways.push_back(fmt::format("{} of memory on each of these {} devices ({} more than there is)",
-                               run::as_bytes(p.memory_needed), report.devices.size(),
-                               run::as_bytes(p.memory_needed - memory)));
-  }
-  if (p.devices_needed > 0) {
-    ways.push_back(fmt::format("{} devices of {}", p.devices_needed, run::as_bytes(memory)));
-  }
+  const int have = report.devices.size();
+  const auto devices = [](int n) { return fmt::format("{} device{}", n, n == 1 ? "" : "s"); };
   if (p.timed_out) return "the time limit ended the search before a plan was found; allow more";
-  if (ways.empty()) {
-    return fmt::format(
-        "no plan fits into {} on {} devices, and neither more devices nor more memory was found to "
-        "help",
-        run::as_bytes(memory), report.devices.size());
+  std::string ways;
+  if (p.memory_needed > memory) {
+    ways = fmt::format("{} of memory on each device ({} more than there is)",
+                       run::as_bytes(p.memory_needed), run::as_bytes(p.memory_needed - memory));
   }
-  return fmt::format("no plan fits into {} on {} devices; enough would be {}",
-                     run::as_bytes(memory), report.devices.size(), fmt::join(ways, ", or "));
+  if (p.devices_needed > have) {
+    ways += fmt::format("{}{} of {}", ways.empty() ? "" : ", or ", devices(p.devices_needed),
+                        run::as_bytes(memory));
+  }
+  return fmt::format("no plan was found that fits into {} on {}; {}", run::as_bytes(memory),
+                     devices(have),
+                     ways.empty() ? "neither more devices nor more memory was found to help"
+                                  : "enough would be " + ways);
 }
 
 std::string device_runs(std::vector<int> devices) {

@@ -76,7 +76,7 @@ std::string to_letters(std::span<const Task> order) {
   return out;
 }
 
-std::vector<Task> order_from_letters(std::string_view letters, int stage) {
+std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_t most) {
   std::vector<Task> out;
   const char* at = letters.data();
   const char* end = at + letters.size();
@@ -89,11 +89,10 @@ std::vector<Task> order_from_letters(std::string_view letters, int stage) {
     if (++at != end && *at >= '0' && *at <= '9') {
       const auto [rest, error] = std::from_chars(at, end, count);
       at = rest;
-      if (error != std::errc() || count < 1) count = 3 * kMaxTasks + 1;
+      if (error != std::errc() || count < 1) count = most + 1;
     }
-    if (count + static_cast<int64_t>(out.size()) > 3 * kMaxTasks) {
-      fail(ErrorCode::invalid_argument, "stage {}: orders: has more than {} tasks", stage,
-           3 * kMaxTasks);
+    if (count > most - static_cast<int64_t>(out.size())) {
+      fail(ErrorCode::invalid_argument, "stage {}: orders: has more than {} tasks", stage, most);
     }
     out.insert(out.end(), static_cast<size_t>(count), static_cast<Task>(kind));
   }
@@ -137,9 +136,11 @@ Orders zero_bubble_orders(const Plan& plan, const PlanCosts& costs, size_t prior
 
 Orders make_orders(const Plan& plan, const PlanCosts& costs) {
   if (!plan.orders.empty()) {
+    check_size(plan);
     Orders orders;
     for (size_t s = 0; s < plan.orders.size(); ++s) {
-      orders.push_back(order_from_letters(plan.orders[s], static_cast<int>(s)));
+      const int64_t tasks = 3 * (plan.batch / plan.stages[s].micro_batch);
+      orders.push_back(order_from_letters(plan.orders[s], static_cast<int>(s), tasks));
     }
     return orders;
   }

@@ -25,7 +25,8 @@ using Orders = std::vector<std::vector<Task>>;
 inline constexpr int64_t kMaxTasks = 20'000'000;
 
 std::string to_letters(std::span<const Task> order);  // "F4BFBFB4": letter, count if > 1
-std::vector<Task> order_from_letters(std::string_view letters, int stage);
+// Throws invalid_argument naming the stage: another letter, more than `most` tasks.
+std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_t most);
 
 // kFkB: forward until in_flight is full, then k backward and k forward in turn, then the rest
 // backward. Needs only the plan.
