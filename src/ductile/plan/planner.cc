@@ -121,10 +121,11 @@ class Search {
     double bound = kInfinity;
     int left = effort_.solves;
     bool any = false;
+    int first = effort_.solves;
     const auto solve = [&](double low, double high) {
       Solution s = search.solve(high, low, best * keep);
       any = any || s.found;
-      if (any) --left;  // until something is found, the steps grow fast enough
+      if (any || --first <= 0) --left;  // what comes before anything is found counts half
       if (s.found) {
         const double seconds = factor * s.tau + s.rest;
         if (seconds < best) best = seconds;
