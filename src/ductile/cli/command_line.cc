@@ -1,4 +1,4 @@
-// The only file that sees CLI11.
+// The only file that sees CLI11; one file because the commands are one table, read as a whole.
 #include "ductile/cli/command_line.h"
 
 #include <functional>

@@ -1,3 +1,4 @@
+// One worker's story after the other; one file because all share the fixture that tells them.
 #include "ductile/control/membership.h"
 
 #include <map>

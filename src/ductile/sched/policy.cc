@@ -18,8 +18,8 @@ struct Entry {
 };
 
 constexpr Entry kPolicies[] = {
-    {"fifo", make_fifo, 60},       {"srtf", make_srtf, 60},    {"tiresias", make_tiresias, 60},
-    {"optimus", make_optimus, 60}, {"gavel", make_gavel, 360}, {"pollux", make_pollux, 60},
+    {"fifo", make_fifo, 60},       {"srtf", make_srtf, 60},       {"tiresias", make_tiresias, 60},
+    {"optimus", make_optimus, 60}, {"gavel", make_gavel, 360},    {"pollux", make_pollux, 60},
     {"sia", make_sia, 60},         {"ductile", make_ductile, 60},
 };
 
