@@ -363,7 +363,7 @@ std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& no
   }
   const auto& chosen = s.configurations[static_cast<size_t>(c)];
   return fmt::format(
-      "{} {} are worth {:.3g} completions an hour saved, at a price of {:.3g}", chosen.devices,
+      "{} {} are worth {:.3g} to it (in jobs spared waiting), the price is {:.3g}", chosen.devices,
       type_names_[static_cast<size_t>(pools_[static_cast<size_t>(chosen.pool)].type)],
       s.weight * chosen.rate,
       allocator_->prices()[static_cast<size_t>(chosen.pool)] * chosen.devices);

@@ -108,7 +108,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
       if (counts.empty()) {
         // The least size is not one of the usual ones: the next that is.
         counts = device_counts(pool, type.unit, least, most);
-        if (counts.size() > 1) counts.resize(1);
+        if (counts.size() > 1) counts.erase(counts.begin() + 1, counts.end());
       }
     }
     for (int32_t k : counts) {
