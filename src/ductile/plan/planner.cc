@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/baselines.h"
 #include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
@@ -16,7 +17,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
-constexpr size_t kJudged = 6;  // plans that the evaluator compares, and their tasks in all
+constexpr double kPoorGap = 1.1;  // from here on a search was poor
+constexpr size_t kJudged = 6;     // plans that the evaluator compares, and their tasks in all
 constexpr int64_t kJudgedTasks = 300'000;
 constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
 
@@ -330,6 +332,18 @@ void add_chains(const graph::Graph& graph, const SearchSpace& space, const Fleet
   }
 }
 
+// First of all, the plan of a sequential planner with a search of its own: where ours was cut short
+// it shall not lose to it.
+void add_sequential_plan(const graph::Graph& graph, const Devices& devices,
+                         const PlannerOptions& options, std::vector<Candidate>& found) {
+  BaselineResult r = run_baseline("pipedream", graph, devices, options);
+  if (!r.ok()) return;
+  r.plan.planner = "ductile";
+  const double seconds = formula_seconds(graph, devices, r.plan, options.objective);
+  const double figure = seconds < kInfinity ? seconds : r.plan.predicted_seconds;
+  found.insert(found.begin(), {figure, std::move(r.plan)});
+}
+
 // Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
 void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
               std::span<const int64_t> sizes, Clock::time_point deadline, double& best,
@@ -451,6 +465,9 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   std::stable_sort(found.begin(), found.end(),
                    [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
   if (options.evaluate) {
+    if (found.front().seconds > kPoorGap * out.lower_bound) {
+      add_sequential_plan(graph, devices, options, found);
+    }
     judge(graph, devices, options, deadline, found, out);
   } else {
     out.feasible = true;
