@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <functional>
 #include <limits>
 
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
+#include "ductile/plan/cpu_clock_impl.h"
 #include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
@@ -121,7 +121,7 @@ graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
 
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options) {
-  const double start = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+  const double start = cpu_now();
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
@@ -188,7 +188,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                      : any     ? "no plan fits memory"
                                : "no plan within its search fits memory";
   }
-  result.cpu_seconds = static_cast<double>(std::clock()) / CLOCKS_PER_SEC - start;
+  result.cpu_seconds = cpu_now() - start;
   return result;
 }
 

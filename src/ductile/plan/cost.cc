@@ -15,30 +15,30 @@ using graph::Graph;
 using graph::Op;
 using graph::OpCost;
 
-void StageSums::add(const OpCost& c) {
-  forward += c.forward;
-  backward_input += c.backward_input;
-  backward_weight += c.backward_weight;
-  parameter_bytes += c.parameter_bytes;
-  activation_bytes += c.activation_bytes;
-  fixed_bytes += c.fixed_bytes;
-  workspace_bytes.fixed = std::max(workspace_bytes.fixed, c.workspace_bytes.fixed);
-  workspace_bytes.per_sample = std::max(workspace_bytes.per_sample, c.workspace_bytes.per_sample);
-  tensor_forward_bytes += c.tensor_forward_bytes;
-  tensor_backward_bytes += c.tensor_backward_bytes;
+namespace {
+
+// Costs of operators and sums of them have fields of the same names.
+template <class Costs>
+void accumulate(StageSums& sums, const Costs& c) {
+  sums.forward += c.forward;
+  sums.backward_input += c.backward_input;
+  sums.backward_weight += c.backward_weight;
+  sums.parameter_bytes += c.parameter_bytes;
+  sums.activation_bytes += c.activation_bytes;
+  sums.fixed_bytes += c.fixed_bytes;
+  sums.workspace_bytes.fixed = std::max(sums.workspace_bytes.fixed, c.workspace_bytes.fixed);
+  sums.workspace_bytes.per_sample =
+      std::max(sums.workspace_bytes.per_sample, c.workspace_bytes.per_sample);
+  sums.tensor_forward_bytes += c.tensor_forward_bytes;
+  sums.tensor_backward_bytes += c.tensor_backward_bytes;
 }
 
+}  // namespace
+
+void StageSums::add(const OpCost& c) { accumulate(*this, c); }
+
 StageSums& StageSums::operator+=(const StageSums& o) {
-  forward += o.forward;
-  backward_input += o.backward_input;
-  backward_weight += o.backward_weight;
-  parameter_bytes += o.parameter_bytes;
-  activation_bytes += o.activation_bytes;
-  fixed_bytes += o.fixed_bytes;
-  workspace_bytes.fixed = std::max(workspace_bytes.fixed, o.workspace_bytes.fixed);
-  workspace_bytes.per_sample = std::max(workspace_bytes.per_sample, o.workspace_bytes.per_sample);
-  tensor_forward_bytes += o.tensor_forward_bytes;
-  tensor_backward_bytes += o.tensor_backward_bytes;
+  accumulate(*this, o);
   return *this;
 }
 

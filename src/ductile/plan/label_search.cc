@@ -15,10 +15,9 @@ constexpr double kSlack = 1e-12;  // relative: sums of times differ in their las
 
 }  // namespace
 
-StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
-                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
-                     int64_t batch, Objective objective) {
-  const int n = shape.devices();
+namespace {
+
+StageShape stage_shape(const Shape& shape, const Fleet& fleet, int64_t micro_batch) {
   StageShape how;
   how.replicas = shape.replicas;
   how.tensor = shape.tensor;
@@ -26,7 +25,17 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
   how.shard_optimizer = shape.shard;
   how.speed = fleet.speed;
   how.tensor_link = fleet.among(shape.tensor);
-  how.sync_link = fleet.among(n);
+  how.sync_link = fleet.among(shape.devices());
+  return how;
+}
+
+}  // namespace
+
+StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
+                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
+                     int64_t batch, Objective objective) {
+  const int n = shape.devices();
+  const StageShape how = stage_shape(shape, fleet, micro_batch);
   const StageTimes times = stage_times(sums, how);
   const Link link = fleet.between_stages();
   const double b = static_cast<double>(micro_batch);
@@ -234,14 +243,7 @@ void LabelSearch::make_prefixes() {
   prefix_total_.resize(shapes_.size() * num);
   for (size_t k = 0; k < shapes_.size(); ++k) {
     const Shape& shape = shapes_[k];
-    StageShape how;
-    how.replicas = shape.replicas;
-    how.tensor = shape.tensor;
-    how.micro_batch = micro_batch_;
-    how.shard_optimizer = shape.shard;
-    how.speed = fleet_.speed;
-    how.tensor_link = fleet_.among(shape.tensor);
-    how.sync_link = fleet_.among(shape.devices());
+    StageShape how = stage_shape(shape, fleet_, micro_batch_);
     how.tensor_link.latency = how.sync_link.latency = 0;
     for (size_t s = 0; s < num; ++s) {
       StageSums sums = space_.rest_sums(static_cast<int>(s), shape.variant);

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <limits>
 
+#include "ductile/plan/cpu_clock_impl.h"
 #include "ductile/plan/piper_problem_impl.h"
 
 namespace ductile::plan {
@@ -15,8 +15,6 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kPiperLimit = 40'000;        // downsets, as in the published program
 constexpr size_t kMemoryLimit = 200'000'000;  // entries of its table
-
-double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 PiperStage make_stage(const PiperModel& model, int from, int to, int k, int d, int s) {
   PiperStage stage;

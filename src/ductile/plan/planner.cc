@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <limits>
 #include <memory>
 #include <numeric>
 
 #include "ductile/base/error.h"
 #include "ductile/plan/baselines.h"
+#include "ductile/plan/cpu_clock_impl.h"
 #include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
@@ -21,8 +21,6 @@ constexpr double kPoorGap = 1.1;  // from here on a search was poor
 constexpr size_t kJudged = 6;     // plans that the evaluator compares, and their tasks in all
 constexpr int64_t kJudgedTasks = 300'000;
 constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
-
-double cpu_now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 struct Candidate {
   double seconds = kInfinity;  // by the formula
