@@ -24,6 +24,8 @@ constexpr double kPatience = 3600;
 // A larger allocation than the present one must promise more than this much more: it is likely to
 // be taken back by the next arrival, which is not in the model.
 constexpr double kGrowthWorthwhile = 0.95;
+// The same where the weight comes from a guessed size, and will be revised too.
+constexpr double kGuessedGrowthWorthwhile = 0.9;
 
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
@@ -71,6 +73,7 @@ class DuctilePolicy::Impl {
     double given_weight = -1;
     int32_t given_devices = -1;
     int32_t given_pool = -1;
+    double given_pause = 0;
   };
 
   void update_pools(const Round& round);
@@ -334,20 +337,23 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     State& s = states_.at(job.id);
     const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
     if (close(s.weight, s.given_weight, 0.01) && devices == s.given_devices &&
-        s.pool_now == s.given_pool)
+        s.pool_now == s.given_pool && job.pause_left == s.given_pause)
       continue;
     s.given_weight = s.weight;
     s.given_devices = devices;
     s.given_pool = s.pool_now;
+    s.given_pause = job.pause_left;
     choices.clear();
+    const double worthwhile =
+        options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
     if (!s.pinned)
       for (const Configuration& c : s.configurations) {
         double value = s.weight * c.rate;
-        if (devices > 0 && (c.devices != devices || c.pool != s.pool_now)) {
-          const double h = std::min(options_.horizon, s.remaining / c.rate);
-          if (c.devices > devices) value *= kGrowthWorthwhile;
-          value *= h / (h + job.restart_seconds);
-        }
+        // The pause before it trains has to pay off: a restart's, or what is left of the last one.
+        const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
+        const double h = std::min(options_.horizon, s.remaining / c.rate);
+        value *= h / (h + (same ? job.pause_left : job.restart_seconds));
+        if (devices > 0 && c.devices > devices) value *= worthwhile;
         choices.push_back({c.pool, c.devices, value});
       }
     allocator_->set_job(s.slot, choices);

@@ -7,6 +7,8 @@ namespace {
 
 double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes, int32_t replicas) {
   const GradientNoise noise = job.noise.value_or(GradientNoise{});
+  if (job.scaling == Scaling::adaptive && model.steps)
+    return model.steps->best_batch(noise, model.limits, nodes, replicas).goodput;
   if (job.scaling == Scaling::adaptive)
     return best_batch(model.perf, noise, model.limits, nodes, replicas).goodput;
   const int32_t batch = job.requested_batch > 0 ? job.requested_batch : model.limits.init_batch;
