@@ -118,8 +118,7 @@ class Gavel : public ReasonedPolicy {
       for (size_t t = 0; t < types; ++t) {
         double sum = 0;
         for (const size_t i : members) sum += x[i * types + t];
-        for (const size_t i : members)
-          x[i * types + t] = sum / static_cast<double>(members.size());
+        for (const size_t i : members) x[i * types + t] = sum / static_cast<double>(members.size());
       }
   }
 

@@ -46,6 +46,9 @@ class Policy {
   // The most of a job's elasticity that this policy uses: under `rigid` jobs run at the devices and
   // batch asked for, under `strong` at the batch asked for. Whoever drives the jobs goes by it.
   virtual Scaling uses() const { return Scaling::adaptive; }
+  // How early the published code of this policy ends its fits of step times (fit_perf()); 0: at the
+  // optimum.
+  virtual double fit_least_gain() const { return 0; }
   virtual Decisions decide(const Round& round) = 0;
   // Why the job waits or holds what it holds, after the last decide(), and what would change that.
   // Empty for an unknown job.
