@@ -29,13 +29,16 @@ struct DuctileOptions {
 // present one counts h/(h+s) of its rate, s being the restart and h the time it can pay off in.
 // What is left of a job is what it declares, else a distribution learned from jobs that ended
 // (work_left.h). The programme is solved by allocator.h, which proves its distance from the
-// optimum (Decisions::bound), and placed by pools.h. Design and proofs: docs/design.
+// optimum (Decisions::bound), and placed by pools.h. Inference services are served before that
+// (services.h), what a tier's window still needs goes before all other value (sla.h), and teams
+// keep to their quotas and shares (cluster.h). Design and proofs: docs/design.
 class DuctilePolicy final : public Policy {
  public:
   explicit DuctilePolicy(const DuctileOptions& options = {});
   ~DuctilePolicy() override;
 
   std::string_view name() const override { return "ductile"; }
+  bool serves() const override { return true; }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
 

@@ -46,6 +46,9 @@ class Policy {
   // The most of a job's elasticity that this policy uses: under `rigid` jobs run at the devices and
   // batch asked for, under `strong` at the batch asked for. Whoever drives the jobs goes by it.
   virtual Scaling uses() const { return Scaling::adaptive; }
+  // Whether services come to it with their load (JobView::service), to be scaled. To others each is
+  // a rigid job that asks for its floor and may not be preempted.
+  virtual bool serves() const { return false; }
   // How early the published code of this policy ends its fits of step times (fit_perf()); 0: at the
   // optimum.
   virtual double fit_least_gain() const { return 0; }
@@ -69,7 +72,7 @@ std::vector<std::string> policy_names();
 double usual_interval(std::string_view policy);
 
 // Throws internal where decisions break a rule: unknown job, node twice, more than a node has, two
-// types, more than max_devices, a change of what must not be preempted.
+// types, more than max_devices, a change of what must not be preempted, a service below its floor.
 void check_decisions(const Round& round, const Decisions& decisions);
 
 }  // namespace ductile::sched
