@@ -118,7 +118,13 @@ nlohmann::json to_json(const Cluster& cluster) {
                      {"spot", cluster.node_spot[first] != 0}});
     first = next;
   }
-  return {{"nodes", nodes}};
+  nlohmann::json out = {{"nodes", nodes}};
+  for (const Team& team : cluster.teams) {
+    out["teams"].push_back({{"id", team.id}});
+    if (team.share > 0) out["teams"].back()["share"] = team.share;
+    if (team.quota > 0) out["teams"].back()["quota"] = team.quota;
+  }
+  return out;
 }
 
 int32_t device_count(std::span<const NodeShare> allocation) {

@@ -12,6 +12,13 @@
 
 namespace ductile::sched {
 
+// What a team of jobs (JobView::team) is entitled to.
+struct Team {
+  int32_t id = 0;
+  double share = 0;   // of all devices; above it its jobs count for less while others wait; 0: none
+  int64_t quota = 0;  // devices it may hold at most; 0: no limit
+};
+
 // The devices of a fleet: regions > clusters > nodes > devices, as arrays indexed by small ids, so
 // a million devices stay a few megabytes. Nodes of one cluster, and in it of one type, have ids
 // that follow each other. A node has devices of one type; devices of a node have no ids of their
@@ -26,6 +33,7 @@ struct Cluster {
   std::vector<int16_t> node_devices;    // devices the node has
   std::vector<uint8_t> node_up;         // 1: usable now; 0: lost, or away for maintenance
   std::vector<uint8_t> node_spot;       // 1: may be taken away with short notice
+  std::vector<Team> teams;              // that have something of their own; others share alike
   std::vector<double> node_leaves_at;   // announced end (maintenance, reclaim); +inf: none
 
   int32_t nodes() const { return static_cast<int32_t>(node_type.size()); }
@@ -60,6 +68,9 @@ Cluster homogeneous_cluster(int32_t nodes = 16, int32_t devices = 4, std::string
 //   cluster = "main"     # optional, as are region and spot
 //   region = "home"
 //   spot = false
+//   [[teams]]            # optional
+//   id = 3               # as jobs have it
+//   share = 0.25         # of all devices, by default none; quota = 16: devices at most
 //
 // JSON is the same tree: {"nodes": [{"type": "t4", "count": 16, "devices": 4}]}. Unknown keys and
 // wrong values throw invalid_argument with the file, and the line where there is one.

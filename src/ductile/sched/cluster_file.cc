@@ -46,12 +46,47 @@ std::string word(const Json& entry, const char* key, const char* fallback,
   return entry[key].get<std::string>();
 }
 
+void read_teams(const Json& list, std::string_view name, Cluster& cluster) {
+  if (!list.is_array()) fail(ErrorCode::invalid_argument, "{}: write [[teams]]", name);
+  double shares = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Json& entry = list[i];
+    const std::string at = fmt::format("{}: teams[{}]", name, i);
+    if (!entry.is_object()) fail(ErrorCode::invalid_argument, "{}: write [[teams]]", at);
+    for (const auto& [key, value] : entry.items())
+      if (key != "id" && key != "share" && key != "quota")
+        fail(ErrorCode::invalid_argument, "{}: unknown key '{}'; a team has id, share, quota", at,
+             key);
+    Team team;
+    if (!entry.contains("id") || !entry["id"].is_number_integer() || entry["id"].get<int64_t>() < 0)
+      fail(ErrorCode::invalid_argument, "{}: id must be a whole number from 0, as jobs have it",
+           at);
+    team.id = entry["id"].get<int32_t>();
+    for (const Team& other : cluster.teams)
+      if (other.id == team.id)
+        fail(ErrorCode::invalid_argument, "{}: team {} was there before", at, team.id);
+    if (entry.contains("share")) {
+      if (!entry["share"].is_number() || !(entry["share"].get<double>() > 0) ||
+          entry["share"].get<double>() > 1)
+        fail(ErrorCode::invalid_argument, "{}: share must be above 0, at most 1", at);
+      team.share = entry["share"].get<double>();
+    }
+    if (entry.contains("quota")) team.quota = whole(entry, "quota", 0, 1'000'000'000, at);
+    shares += team.share;
+    cluster.teams.push_back(team);
+  }
+  if (shares > 1 + 1e-9)
+    fail(ErrorCode::invalid_argument, "{}: the teams' shares add up to {:.3g}, above 1", name,
+         shares);
+}
+
 // where(i): file and line of entry i.
 Cluster from_tree(const Json& tree, std::string_view name,
                   const std::function<std::string(size_t)>& where) {
   for (const auto& [key, value] : tree.items())
-    if (key != "nodes")
-      fail(ErrorCode::invalid_argument, "{}: unknown key '{}'; a cluster has [[nodes]]", name, key);
+    if (key != "nodes" && key != "teams")
+      fail(ErrorCode::invalid_argument,
+           "{}: unknown key '{}'; a cluster has [[nodes]] and [[teams]]", name, key);
   if (!tree.contains("nodes") || !tree["nodes"].is_array() || tree["nodes"].empty())
     fail(ErrorCode::invalid_argument,
          "{}: a cluster needs at least one [[nodes]] with type, count and devices", name);
@@ -77,6 +112,7 @@ Cluster from_tree(const Json& tree, std::string_view name,
                       static_cast<int32_t>(whole(entry, "devices", 1, kMostDevices, at)),
                       word(entry, "cluster", "main", at), word(entry, "region", "home", at), spot);
   }
+  if (tree.contains("teams")) read_teams(tree["teams"], name, cluster);
   return cluster;
 }
 

@@ -9,6 +9,7 @@
 #include "ductile/sched/job_curve.h"
 #include "ductile/sched/policies_impl.h"
 #include "ductile/sched/pools.h"
+#include "ductile/sched/services.h"
 #include "ductile/sched/shadow_cost.h"
 #include "ductile/sched/work_left.h"
 
@@ -26,6 +27,9 @@ constexpr double kPatience = 3600;
 constexpr double kGrowthWorthwhile = 0.95;
 // The same where the weight comes from a guessed size, and will be revised too.
 constexpr double kGuessedGrowthWorthwhile = 0.9;
+// A device that a tier's window still needs is worth so many times the best other use of any.
+constexpr double kPromised[] = {3, 1.5, 0};
+constexpr double kPromiseMargin = 0.03;
 
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
@@ -68,12 +72,18 @@ class DuctilePolicy::Impl {
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
     bool pinned = false;
+    int32_t plan = -1;         // of a service: in plans_
+    double owed = 0;           // devices that its window needs ...
+    double promised = 0;       // ... and what each of them counts for
+    int32_t most = INT32_MAX;  // devices, by its team's quota
     std::string reason;
     // What the allocator was last given.
     double given_weight = -1;
     int32_t given_devices = -1;
     int32_t given_pool = -1;
     double given_pause = 0;
+    double given_promise = -1;
+    int32_t given_most = -1;
   };
 
   void update_pools(const Round& round);
@@ -82,7 +92,12 @@ class DuctilePolicy::Impl {
   void model(State& s, const JobView& job);
   void weigh(const Round& round);
   double fairness_factor(State& s, const JobView& job, const Round& round, size_t active);
+  void serve(const Round& round, std::vector<int64_t>& capacity);
+  void promise(const Round& round);
+  double team_factor(const Round& round, int32_t team) const;
   void offer(const Round& round);
+  void offer(const Round& round, const JobView& job, State& s);
+  void keep_quotas(const Round& round);
   std::string reason_for(const State& s, const Allocation& now) const;
 
   DuctileOptions options_;
@@ -94,7 +109,8 @@ class DuctilePolicy::Impl {
   std::vector<std::string> type_names_;
   size_t nodes_ = 0;
   std::unique_ptr<Allocator> allocator_;
-  std::vector<int64_t> offered_capacity_;
+  std::vector<ServicePlan> plans_;
+  std::vector<Option> choices_;
   std::unordered_map<JobId, State> states_;
   std::vector<int> free_slots_;
   int slots_ = 0;
@@ -178,6 +194,7 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     }
     s.seen = round_;
     s.view = &job;
+    s.plan = -1;
     s.progress = job.progress;
     s.service = job.attained_service;
     if (options_.share_by_application) applications_.learn(job);
@@ -192,8 +209,9 @@ void DuctilePolicy::Impl::forget_ended(const Round& round) {
       ++at;
       continue;
     }
-    work_left_.ended(options_.share_by_application ? s.application : std::string(), s.progress,
-                     s.service);
+    if (s.plan < 0)
+      work_left_.ended(options_.share_by_application ? s.application : std::string(), s.progress,
+                       s.service);
     if (allocator_ && s.slot < allocator_->num_jobs()) allocator_->set_job(s.slot, {});
     free_slots_.push_back(s.slot);
     at = states_.erase(at);
@@ -250,7 +268,10 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
   double capacity = 0;
   for (size_t p = 0; p < pools_.size(); ++p) {
     pool_cost_[p] = count[p] > 0 ? pool_cost_[p] / count[p] : 1;
-    capacity += pool_cost_[p] * static_cast<double>(pools_[p].devices);
+    int64_t serving = 0;
+    for (const ServicePlan& plan : plans_)
+      if (plan.pool == static_cast<int32_t>(p)) serving += device_count(plan.allocation);
+    capacity += pool_cost_[p] * static_cast<double>(pools_[p].devices - serving);
   }
 
   std::vector<CurvePoint> points;
@@ -260,6 +281,7 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
   std::vector<CurvePoint> curve;
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
+    if (job.service) continue;
     curve.clear();
     for (const Configuration& c : s.configurations)
       curve.push_back({pool_cost_[static_cast<size_t>(c.pool)] * c.devices, c.rate});
@@ -294,12 +316,65 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
   for (size_t i = 0; i < order.size(); ++i) {
     State& s = *order[i];
     const JobView& job = *s.view;
-    s.weight = worth[i] * fairness_factor(s, job, round, order.size());
+    s.weight =
+        worth[i] * fairness_factor(s, job, round, order.size()) * team_factor(round, job.team);
     const bool waits = job.allocation.empty();
     if (!waits) s.waiting_since = -1;
     if (waits && s.waiting_since < 0) s.waiting_since = round.now;
     if (waits) s.weight *= std::exp2(std::min(200.0, (round.now - s.waiting_since) / kPatience));
   }
+}
+
+// Services take theirs before training is weighed.
+void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capacity) {
+  plans_.clear();
+  if (std::none_of(round.jobs.begin(), round.jobs.end(),
+                   [](const JobView& job) { return job.service.has_value(); }))
+    return;
+  const double horizon = round.now + 2 * round.interval;
+  plans_ = plan_services(round, pools_, horizon);
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    State& s = states_.at(round.jobs[plans_[i].job].id);
+    s.plan = static_cast<int32_t>(i);
+    s.pinned = true;
+    s.pool_now = plans_[i].pool;
+    for (const NodeShare& share : plans_[i].allocation)
+      if (usable_until(round.cluster, share.node, horizon))
+        capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
+  }
+}
+
+// What the windows of Premium and Standard jobs still need.
+void DuctilePolicy::Impl::promise(const Round& round) {
+  double top = 0;
+  bool any = false;
+  for (const JobView& job : round.jobs) {
+    State& s = states_.at(job.id);
+    s.owed = s.promised = 0;
+    if (s.pinned) continue;
+    for (const Configuration& c : s.configurations)
+      top = std::max(top, s.weight * c.rate / c.devices);
+    s.owed = owed_devices(job.tier, guarantee(job.tier), kPromiseMargin, job.requested_devices,
+                          job.window);
+    any = any || s.owed > 0;
+  }
+  if (!any) return;
+  for (const JobView& job : round.jobs)
+    states_.at(job.id).promised = top * kPromised[static_cast<size_t>(job.tier)];
+}
+
+// Below 1 for the jobs of a team that holds more than its share; in coarse steps, or teams would
+// take turns.
+double DuctilePolicy::Impl::team_factor(const Round& round, int32_t team) const {
+  for (const Team& t : round.cluster.teams) {
+    if (t.id != team || t.share <= 0) continue;
+    double held = 0, all = 0;
+    for (const JobView& job : round.jobs)
+      if (job.team == team) held += device_count(job.allocation);
+    for (const Pool& p : pools_) all += static_cast<double>(p.devices);
+    return held <= 1.25 * t.share * all ? 1 : held <= 2 * t.share * all ? 0.6 : 0.3;
+  }
+  return 1;
 }
 
 // Hands the allocator each job's configurations with their values, where they have changed.
@@ -310,7 +385,8 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     State& s = states_.at(job.id);
     s.pool_now = -1;
     s.pinned = false;
-    if (job.allocation.empty()) continue;
+    s.most = INT32_MAX;
+    if (job.allocation.empty() || job.service) continue;
     const auto first = static_cast<size_t>(job.allocation[0].node);
     for (size_t p = 0; p < pools_.size(); ++p)
       if (pools_[p].cluster == round.cluster.node_cluster[first] &&
@@ -322,6 +398,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
       if (usable_until(round.cluster, share.node, round.now + 2 * round.interval))
         capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
+  serve(round, capacity);
   for (int64_t& c : capacity) c = std::max<int64_t>(c, 0);
   if (!allocator_) {
     AllocatorOptions o;
@@ -332,38 +409,102 @@ void DuctilePolicy::Impl::offer(const Round& round) {
   }
 
   weigh(round);
-  std::vector<Option> choices;
-  for (const JobView& job : round.jobs) {
-    State& s = states_.at(job.id);
-    const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
-    if (close(s.weight, s.given_weight, 0.01) && devices == s.given_devices &&
-        s.pool_now == s.given_pool && job.pause_left == s.given_pause)
-      continue;
-    s.given_weight = s.weight;
-    s.given_devices = devices;
-    s.given_pool = s.pool_now;
-    s.given_pause = job.pause_left;
-    choices.clear();
-    const double worthwhile =
-        options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
-    if (!s.pinned)
-      for (const Configuration& c : s.configurations) {
-        double value = s.weight * c.rate;
-        // The pause before it trains has to pay off: a restart's, or what is left of the last one.
-        const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
-        const double h = std::min(options_.horizon, s.remaining / c.rate);
-        value *= h / (h + (same ? job.pause_left : job.restart_seconds));
-        if (devices > 0 && c.devices > devices) value *= worthwhile;
-        choices.push_back({c.pool, c.devices, value});
-      }
-    allocator_->set_job(s.slot, choices);
-  }
+  promise(round);
+  for (const JobView& job : round.jobs) offer(round, job, states_.at(job.id));
   allocator_->solve();
+  keep_quotas(round);
+}
+
+void DuctilePolicy::Impl::offer(const Round&, const JobView& job, State& s) {
+  const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
+  const double promise = s.owed * s.promised;
+  if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
+      devices == s.given_devices && s.pool_now == s.given_pool && s.most == s.given_most &&
+      job.pause_left == s.given_pause)
+    return;
+  s.given_weight = s.weight;
+  s.given_promise = promise;
+  s.given_devices = devices;
+  s.given_pool = s.pool_now;
+  s.given_most = s.most;
+  s.given_pause = job.pause_left;
+  choices_.clear();
+  const double worthwhile =
+      options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
+  if (!s.pinned)
+    for (const Configuration& c : s.configurations) {
+      double value = s.weight * c.rate + s.promised * std::min<double>(s.owed, c.devices);
+      // The pause before it trains has to pay off: a restart's, or what is left of the last one.
+      const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
+      const double h = std::min(options_.horizon, s.remaining / c.rate);
+      const double lost = same          ? job.pause_left
+                          : devices > 0 ? job.restart_seconds + job.unsaved_seconds
+                                        : job.restart_seconds;
+      value *= h / (h + lost);
+      if (devices > 0 && c.devices > devices) value *= worthwhile;
+      choices_.push_back({c.pool, c.devices, c.devices <= s.most ? value : -1});
+    }
+  allocator_->set_job(s.slot, choices_);
+}
+
+// Where a team would hold more than its quota, its jobs that make least of a device are limited to
+// what the others leave of it, and all is solved again: what they give up may go to a team that is
+// then above its own.
+void DuctilePolicy::Impl::keep_quotas(const Round& round) {
+  const bool none = std::all_of(round.cluster.teams.begin(), round.cluster.teams.end(),
+                                [](const Team& t) { return t.quota <= 0; });
+  for (size_t pass = 0; !none && pass <= round.cluster.teams.size(); ++pass) {
+    bool changed = false;
+    for (const Team& team : round.cluster.teams) {
+      if (team.quota <= 0) continue;
+      struct Claim {
+        const JobView* job;
+        State* state;
+        int32_t devices;
+        double worth;  // a device
+      };
+      std::vector<Claim> claims;
+      int64_t left = team.quota, held = 0;
+      for (const JobView& job : round.jobs) {
+        if (job.team != team.id) continue;
+        State& s = states_.at(job.id);
+        if (s.plan >= 0)
+          left -= device_count(plans_[static_cast<size_t>(s.plan)].allocation);
+        else if (s.pinned)
+          left -= device_count(job.allocation);
+        const int c = s.pinned ? -1 : allocator_->chosen(s.slot);
+        if (c < 0) continue;
+        const Configuration& chosen = s.configurations[static_cast<size_t>(c)];
+        held += chosen.devices;
+        claims.push_back({&job, &s, chosen.devices,
+                          s.weight * chosen.rate / chosen.devices + s.promised * (s.owed > 0)});
+      }
+      if (held <= left) continue;
+      changed = true;
+      std::stable_sort(claims.begin(), claims.end(),
+                       [](const Claim& a, const Claim& b) { return a.worth > b.worth; });
+      for (const Claim& claim : claims) {
+        claim.state->most = static_cast<int32_t>(std::clamp<int64_t>(left, 0, claim.devices));
+        left -= std::min<int64_t>(claim.state->most, claim.devices);
+      }
+      // Those that got nothing get nothing of this either.
+      for (const JobView& job : round.jobs) {
+        State& s = states_.at(job.id);
+        if (job.team != team.id || s.pinned) continue;
+        if (s.most == INT32_MAX) s.most = 0;
+        offer(round, job, s);
+      }
+    }
+    if (!changed) return;
+    allocator_->solve();
+  }
 }
 
 std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& now) const {
+  if (s.plan >= 0) return plans_[static_cast<size_t>(s.plan)].reason;
   const int c = allocator_->chosen(s.slot);
   if (now.empty()) {
+    if (s.most < INT32_MAX) return "its team holds its quota";
     if (s.configurations.empty()) return "no device type it may use is there";
     return fmt::format("its devices are worth more to other jobs");
   }
@@ -379,7 +520,8 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
   update_pools(round);
   update_jobs(round);
   forget_ended(round);
-  for (const JobView& job : round.jobs) model(states_.at(job.id), job);
+  for (const JobView& job : round.jobs)
+    if (!job.service) model(states_.at(job.id), job);
   offer(round);
 
   Decisions decisions;
@@ -395,6 +537,15 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     PlacementRequest r;
     r.job = static_cast<int32_t>(i);
     int32_t pool;
+    if (s.plan >= 0) {
+      const ServicePlan& plan = plans_[static_cast<size_t>(s.plan)];
+      if (plan.allocation.empty()) continue;
+      r.devices = device_count(plan.allocation);
+      r.movable = r.talks = false;
+      r.held = &plan.allocation;
+      requests[static_cast<size_t>(plan.pool)].push_back(r);
+      continue;
+    }
     if (s.pinned) {
       pool = s.pool_now;
       r.devices = device_count(job.allocation);
@@ -418,7 +569,8 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
     const bool fragmented = settled[i] != 0;
-    s.reason = s.pinned     ? "it may not be preempted and keeps what it has"
+    s.reason = s.plan >= 0  ? reason_for(s, next[i])
+               : s.pinned   ? "it may not be preempted and keeps what it has"
                : fragmented ? "its devices are free only in pieces spread over too many nodes"
                             : reason_for(s, next[i]);
     if (next[i] == job.allocation) continue;
@@ -432,8 +584,9 @@ std::string DuctilePolicy::Impl::explain(JobId id) const {
   if (found == states_.end() || !allocator_) return "";
   const State& s = found->second;
   const int c = allocator_->chosen(s.slot);
+  if (s.plan >= 0) return s.reason;
   if (s.pinned || c >= 0) return fmt::format("runs: {}", s.reason);
-  if (s.configurations.empty()) return fmt::format("waits: {}", s.reason);
+  if (s.configurations.empty() || s.most < INT32_MAX) return fmt::format("waits: {}", s.reason);
   // The configuration nearest to being worth its price.
   double best = -1;
   const Configuration* nearest = nullptr;

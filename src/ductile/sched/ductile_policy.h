@@ -29,8 +29,10 @@ struct DuctileOptions {
 // present one counts h/(h+s) of its rate, s being the restart and h the time it can pay off in.
 // What is left of a job is what it declares, else a distribution learned from jobs that ended
 // (work_left.h). The programme is solved by allocator.h, which proves its distance from the
-// optimum (Decisions::bound), and placed by pools.h. It decides whenever a job comes or goes, too.
-// Design and proofs: docs/design.
+// optimum (Decisions::bound), and placed by pools.h. Inference services are served before that
+// (services.h), what a tier's window still needs goes before all other value (sla.h), and teams
+// keep to their quotas and shares (cluster.h). It decides whenever a job comes or goes, too. Design
+// and proofs: docs/design.
 class DuctilePolicy final : public Policy {
  public:
   explicit DuctilePolicy(const DuctileOptions& options = {});
@@ -39,6 +41,7 @@ class DuctilePolicy final : public Policy {
   std::string_view name() const override { return "ductile"; }
   bool measures() const override { return true; }
   bool on_events() const override { return true; }
+  bool serves() const override { return true; }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
 

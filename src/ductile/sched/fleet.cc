@@ -128,18 +128,9 @@ class FleetScheduler::Impl {
     return excess <= 1.25 ? 1 : excess <= 2 ? 0.6 : 0.3;
   }
 
-  // Devices the guarantee needs now so that the window ends well; at most twice the demand.
   double owed(const State& s) const {
-    const double g = options_.guarantee[static_cast<size_t>(s.job.tier)];
-    if (g <= 0) return 0;
-    const double demand = s.job.demand;
-    const double behind = (g + options_.margin) * s.asked - s.granted;
-    if (s.job.tier == Tier::premium) {
-      // Twice the demand once the rest of the window at the demand alone would not make up for it.
-      const double rest = std::max(0.0, options_.window * demand - s.asked);
-      return s.granted + rest < (g + 0.01) * (s.asked + rest) ? 2 * demand : demand;
-    }
-    return behind > -0.05 * demand * options_.window * g ? demand : 0;
+    return owed_devices(s.job.tier, options_.guarantee[static_cast<size_t>(s.job.tier)],
+                        options_.margin, s.job.demand, {0, 0, s.granted, s.asked}, options_.window);
   }
 
   void weigh(int32_t job) {

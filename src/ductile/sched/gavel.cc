@@ -3,6 +3,7 @@
 // had least of their share. Jobs run on the devices and batch asked for.
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -63,10 +64,8 @@ class Gavel : public ReasonedPolicy {
       type[entry.job] = static_cast<int32_t>(entry.type);
       room[entry.type] -= job.requested_devices;
     }
-    FreeDevices free(round.cluster);
-    std::vector<Allocation> next(count);
     std::vector<std::string> reasons(count);
-    std::vector<size_t> order;
+    std::vector<std::vector<size_t>> chosen(types);  // in the order in which they were served
     for (size_t i = 0; i < count; ++i) {
       const JobView& job = round.jobs[i];
       if (type[i] < 0) {
@@ -79,18 +78,18 @@ class Gavel : public ReasonedPolicy {
                       100 * share[i * types + static_cast<size_t>(type[i])]);
       job_time_[job.id][type[i]] += round.interval;
       type_time_[type[i]] += round.interval;
-      if (held_type(round.cluster, job) == type[i]) {
-        next[i] = job.allocation;
-        free.take(next[i]);
-      } else {
-        order.push_back(i);
-      }
+      if (!job.preemptible && !job.allocation.empty()) chosen[type[i]].push_back(i);
     }
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return round.jobs[a].requested_devices > round.jobs[b].requested_devices;
-    });
-    for (const size_t i : order)
-      next[i] = free.take_most_free_first(type[i], round.jobs[i].requested_devices);
+    std::vector<bool> listed(count, false);
+    for (const Entry& entry : queue) {
+      if (type[entry.job] != static_cast<int32_t>(entry.type) || listed[entry.job]) continue;
+      listed[entry.job] = true;
+      const JobView& job = round.jobs[entry.job];
+      if (job.preemptible || job.allocation.empty()) chosen[entry.type].push_back(entry.job);
+    }
+    std::vector<Allocation> next(count);
+    for (size_t t = 0; t < types; ++t)
+      place(round, static_cast<int32_t>(t), std::move(chosen[t]), next);
     return decisions(round, std::move(next), std::move(reasons));
   }
 
@@ -102,6 +101,25 @@ class Gavel : public ReasonedPolicy {
         job.requested_devices > round.cluster.usable_devices(static_cast<int32_t>(type)))
       return 0;
     return model.requested_rate / std::max(job.requested_batch, 1);
+  }
+
+  // Of the many optima the authors' interior-point solver returns one that treats equal jobs
+  // equally; a corner, which the simplex method finds, serves some of them and starves others.
+  static void share_alike(const Round& round, const std::vector<double>& cost,
+                          std::vector<double>& x) {
+    const size_t jobs = round.jobs.size(), types = round.cluster.types.size();
+    std::map<std::pair<int32_t, std::vector<double>>, std::vector<size_t>> alike;
+    for (size_t i = 0; i < jobs; ++i)
+      alike[{round.jobs[i].requested_devices,
+             std::vector<double>(cost.begin() + static_cast<ptrdiff_t>(i * types),
+                                 cost.begin() + static_cast<ptrdiff_t>((i + 1) * types))}]
+          .push_back(i);
+    for (const auto& [kind, members] : alike)
+      for (size_t t = 0; t < types; ++t) {
+        double sum = 0;
+        for (const size_t i : members) sum += x[i * types + t];
+        for (const size_t i : members) x[i * types + t] = sum / static_cast<double>(members.size());
+      }
   }
 
   // jobs x types, row-major: the fraction of time each job should get. Maximises the sum of rates.
@@ -125,8 +143,48 @@ class Gavel : public ReasonedPolicy {
     }
     std::vector<double> x = solve_linear(matrix, b, cost).x;
     x.resize(variables);
+    share_alike(round, cost, x);
     for (double& value : x) value = std::round(value * 1e5) / 1e5;
     return x;
+  }
+
+  // Devices of one type by number, as published: they are counted through node by node; the jobs
+  // that ask for most choose first, and among equals those that can keep theirs; all others take
+  // the lowest that are free. What was chosen earlier may thus push a smaller job off its devices,
+  // and a job may straddle nodes that it would fit on.
+  static void place(const Round& round, int32_t type, std::vector<size_t> jobs,
+                    std::vector<Allocation>& next) {
+    const Cluster& cluster = round.cluster;
+    std::stable_sort(jobs.begin(), jobs.end(), [&](size_t a, size_t b) {
+      const JobView &x = round.jobs[a], &y = round.jobs[b];
+      const bool fixed_x = !x.preemptible && !x.allocation.empty();
+      const bool fixed_y = !y.preemptible && !y.allocation.empty();
+      if (fixed_x != fixed_y) return fixed_x;  // not in the published one, which preempts all
+      return x.requested_devices > y.requested_devices;
+    });
+    FreeDevices free(cluster);
+    for (size_t begin = 0; begin < jobs.size();) {
+      const int32_t devices = round.jobs[jobs[begin]].requested_devices;
+      size_t end = begin;
+      while (end < jobs.size() && round.jobs[jobs[end]].requested_devices == devices) ++end;
+      for (size_t k = begin; k < end; ++k) {
+        const JobView& job = round.jobs[jobs[k]];
+        if (held_type(cluster, job) == type && free.take(job.allocation))
+          next[jobs[k]] = job.allocation;
+      }
+      for (size_t k = begin; k < end; ++k) {
+        Allocation& mine = next[jobs[k]];
+        int32_t left = mine.empty() ? devices : 0;
+        for (int32_t n = 0; n < cluster.nodes() && left > 0; ++n) {
+          if (cluster.node_type[n] != type || free.on_node(n) == 0) continue;
+          const NodeShare share{n, std::min(left, free.on_node(n))};
+          mine.push_back(share);
+          free.take({share});
+          left -= share.devices;
+        }
+      }
+      begin = end;
+    }
   }
 
   std::unordered_map<JobId, std::vector<double>> job_time_;  // seconds had, by type

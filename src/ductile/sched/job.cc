@@ -14,16 +14,4 @@ std::string_view to_string(Scaling scaling) {
   return "?";
 }
 
-std::string_view to_string(Tier tier) {
-  switch (tier) {
-    case Tier::premium:
-      return "premium";
-    case Tier::standard:
-      return "standard";
-    case Tier::basic:
-      return "basic";
-  }
-  return "?";
-}
-
 }  // namespace ductile::sched

@@ -9,6 +9,7 @@
 
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/goodput.h"
+#include "ductile/sched/sla.h"
 #include "ductile/sched/step_model.h"
 
 namespace ductile::sched {
@@ -22,11 +23,7 @@ enum class Scaling : uint8_t {
   adaptive,  // both may change
 };
 
-// Service levels of Singularity (section 2.3 of the paper): shares of GPU time that are promised.
-enum class Tier : uint8_t { premium, standard, basic };
-
 std::string_view to_string(Scaling scaling);
-std::string_view to_string(Tier tier);
 
 // What is known of the job on one device type.
 struct TypeModel {
@@ -38,9 +35,20 @@ struct TypeModel {
   int32_t max_profiled = 0;  // devices of the largest run seen there
   int32_t max_useful = 0;    // more devices than this are never given; 0: none known
   int32_t unit = 1;          // devices of one replica (a pipeline's stages); sizes are multiples
+  int32_t unit_batch = 0;    // samples of one replica a step, where that is fixed (pipelines)
   BatchLimits limits;
   double unit_rate = 0;       // samples/s of one unit at its largest batch: the start-up profile
   double requested_rate = 0;  // samples/s on the devices and batch asked for; 0: not known
+};
+
+// An inference service: replicas of TypeModel::unit devices that share one stream of requests.
+struct ServiceView {
+  double load = 0;           // requests a second now
+  double peak = 0;           // the most expected until the round after next
+  double target = 1;         // seconds within which requests are to be answered ...
+  double goal = 0.99;        // ... this share of them
+  int32_t floor = 1;         // replicas that are never taken from it
+  std::vector<double> rate;  // by type: requests a second of one replica; 0: none there
 };
 
 // One unfinished job as a policy sees it. Times are seconds of the clock of Round::now.
@@ -60,6 +68,7 @@ struct JobView {
   int32_t max_devices = 1;      // over all types; TypeModel::max_useful may say less
 
   double restart_seconds = 30;  // pause at each start and each change of allocation
+  double unsaved_seconds = 0;   // of work that a change now would lose: since its last checkpoint
 
   // Progress still to make, in steps of batch M0, where the job declared a budget.
   std::optional<double> remaining;
@@ -68,6 +77,11 @@ struct JobView {
   // Seconds a step at the batch asked for takes on 1, 2, ... devices, packed; empty: not known. Not
   // owned: lives as long as the round.
   std::span<const double> known_step_seconds;
+
+  // Set for a service, of a policy that serves() them. No batch, budget or model then applies.
+  std::optional<ServiceView> service;
+  // The present window of its service level; nothing asked: no account is kept.
+  SlaWindow window;
 
   double attained_service = 0;  // device-seconds held so far
   double progress = 0;          // steps of batch M0 made so far

@@ -79,6 +79,7 @@ struct Search {
   int32_t evaluations = 0;
   // Rounds off the kink of the root mean squares where they vanish: sqrt(mean + smooth^2).
   double smooth = 0;
+  double least_gain = 0;  // an iteration that gains less than this is the last
 
   static Vector to_params(const Vector& x) {
     Vector p;
@@ -199,11 +200,12 @@ double Search::minimise(Vector& x) {
           inverse[i][j] += (1 + yhy / sy) * s[i] * s[j] / sy - (hy[i] * s[j] + s[i] * hy[j]) / sy;
       fresh = false;
     }
-    stalled = f - next_f < kTolerance * (std::abs(f) + 1e-4) ? stalled + 1 : 0;
+    const double gained = f - next_f;
+    stalled = gained < kTolerance * (std::abs(f) + 1e-4) ? stalled + 1 : 0;
     x = next;
     g = next_g;
     f = next_f;
-    if (stalled == 3) break;
+    if (stalled == 3 || gained < least_gain) break;
   }
   return f;
 }
@@ -215,7 +217,7 @@ double fit_objective(const PerfParams& perf, std::span<const StepSample> samples
   return objective(perf, samples, 0, gradient);
 }
 
-FitResult fit_perf(std::span<const StepSample> samples) {
+FitResult fit_perf(std::span<const StepSample> samples, double least_gain) {
   if (samples.empty()) fail(ErrorCode::invalid_argument, "no step times to fit");
   bool one_batch = true, several_nodes = false, one_node = false, above_two = false;
   double mean_grad = 0;
@@ -255,6 +257,7 @@ FitResult fit_perf(std::span<const StepSample> samples) {
   Vector x = start;
   for (const double smooth : {0.02, 2e-4}) {
     search.smooth = smooth;
+    search.least_gain = least_gain;
     search.minimise(x);
   }
   result.objective = fit_objective(from_vector(Search::to_params(x)), samples);

@@ -34,7 +34,10 @@ struct FitResult {
 // optimistic value: alpha_c at half the mean gradient time where one batch size was seen; the
 // synchronisation of several nodes, of one node, and its growth, at nothing where not seen; the
 // first is then raised to 1.1 times that of one node. Always starts from the same point. Throws
-// invalid_argument for no samples or a time that is not above 0.
-FitResult fit_perf(std::span<const StepSample> samples);
+// invalid_argument for no samples or a time that is not above 0. `least_gain`: the search ends with
+// the first iteration that lowers the objective by less; 0: at the optimum. (Sia's code ends at
+// 1e-5: its parameters stay nearer to the start, its jobs grow where the optimum says they gain
+// nothing.)
+FitResult fit_perf(std::span<const StepSample> samples, double least_gain = 0);
 
 }  // namespace ductile::sched

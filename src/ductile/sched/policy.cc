@@ -81,6 +81,25 @@ void check_decisions(const Round& round, const Decisions& decisions) {
                     "job {}: {} devices, allowed {} to {}", job.name, devices, job.min_devices,
                     job.max_devices);
     }
+    if (job.service) {
+      int32_t held = 0;
+      for (const NodeShare& share : job.allocation)
+        if (round.cluster.node_up[share.node]) held += share.devices;
+      const int32_t floor =
+          job.allocation.empty()
+              ? 0
+              : job.service->floor *
+                    job.types[round.cluster.node_type[job.allocation[0].node]].unit;
+      DUCTILE_CHECK(held < floor || !decision.allocation.empty(), "service {}: loses its floor",
+                    job.name);
+      if (held >= floor && !decision.allocation.empty()) {
+        const int32_t type = round.cluster.node_type[decision.allocation[0].node];
+        DUCTILE_CHECK(
+            device_count(decision.allocation) >= job.service->floor * job.types[type].unit,
+            "service {}: {} devices are less than its floor", job.name,
+            device_count(decision.allocation));
+      }
+    }
     take(job, decision.allocation);
   }
   for (const JobView& job : round.jobs)

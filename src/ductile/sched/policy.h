@@ -52,6 +52,12 @@ class Policy {
   virtual bool measures() const { return false; }
   // Whether to decide also when a job arrives or ends, and not only once an interval.
   virtual bool on_events() const { return false; }
+  // Whether services come to it with their load (JobView::service), to be scaled. To others each is
+  // a rigid job that asks for its floor and may not be preempted.
+  virtual bool serves() const { return false; }
+  // How early the published code of this policy ends its fits of step times (fit_perf()); 0: at the
+  // optimum.
+  virtual double fit_least_gain() const { return 0; }
   virtual Decisions decide(const Round& round) = 0;
   // Why the job waits or holds what it holds, after the last decide(), and what would change that.
   // Empty for an unknown job.
@@ -72,7 +78,7 @@ std::vector<std::string> policy_names();
 double usual_interval(std::string_view policy);
 
 // Throws internal where decisions break a rule: unknown job, node twice, more than a node has, two
-// types, more than max_devices, a change of what must not be preempted.
+// types, more than max_devices, a change of what must not be preempted, a service below its floor.
 void check_decisions(const Round& round, const Decisions& decisions);
 
 }  // namespace ductile::sched

@@ -80,7 +80,7 @@ class Placer {
     allocations_.resize(requests.size());
     requests_ = &requests;
     for (const PlacementRequest& q : requests)
-      if (!q.movable && q.held) reserve(*q.held);
+      if (!q.movable && q.held) reserve(*q.held, q.talks);
     for (size_t r = 0; r < requests.size(); ++r)
       if (!(!requests[r].movable && requests[r].held) && !keep(static_cast<int32_t>(r)))
         waiting_.push({requests[r].devices, -static_cast<int32_t>(r)});
@@ -133,13 +133,13 @@ class Placer {
   }
 
   // What must not move is out of reach, on nodes that are about to leave too.
-  void reserve(const Allocation& held) {
+  void reserve(const Allocation& held, bool talks) {
     for (const NodeShare& s : held) {
       const auto at = std::lower_bound(pool_.nodes.begin(), pool_.nodes.end(), s.node);
       if (at == pool_.nodes.end() || *at != s.node) continue;
       const auto i = static_cast<int32_t>(at - pool_.nodes.begin());
       set_free(i, std::max(0, free_[static_cast<size_t>(i)] - s.devices));
-      if (held.size() > 1) shared_[static_cast<size_t>(i)] = 1;
+      if (talks && held.size() > 1) shared_[static_cast<size_t>(i)] = 1;
     }
   }
 

@@ -38,6 +38,7 @@ struct PlacementRequest {
   int32_t devices = 0;
   bool movable = true;               // may be put elsewhere to make room for others
   const Allocation* held = nullptr;  // now, in this pool and of this size: kept where it can be
+  bool talks = true;  // over the network, if on several nodes; a service's replicas do not
 };
 
 struct PlacementResult {

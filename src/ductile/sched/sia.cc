@@ -40,6 +40,7 @@ double restart_penalty(const JobView& job) {
 class Sia : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "sia"; }
+  double fit_least_gain() const override { return 1e-5; }
 
   Decisions decide(const Round& round) override {
     const size_t count = round.jobs.size();

@@ -18,7 +18,7 @@ constexpr int32_t kMostMeasured = 64;
 const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::StepSample> samples) {
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  return known_.emplace(key, sched::fit_perf(samples).perf).first->second;
+  return known_.emplace(key, sched::fit_perf(samples, least_gain_).perf).first->second;
 }
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,

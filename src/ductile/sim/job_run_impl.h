@@ -23,10 +23,12 @@ namespace ductile::sim {
 // Fits by what was measured, shared by jobs that have measured the same in the same order.
 class FitCache {
  public:
+  explicit FitCache(double least_gain) : least_gain_(least_gain) {}
   const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples);
   int64_t fits() const { return static_cast<int64_t>(known_.size()); }
 
  private:
+  double least_gain_;  // of fit_perf()
   std::unordered_map<uint64_t, sched::PerfParams> known_;
 };
 

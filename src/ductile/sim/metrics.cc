@@ -61,18 +61,6 @@ double quantile(std::vector<double> values, double share) {
   return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
 }
 
-double guarantee(sched::Tier tier) {
-  switch (tier) {
-    case sched::Tier::premium:
-      return 0.95;
-    case sched::Tier::standard:
-      return 0.7;
-    case sched::Tier::basic:
-      return 0;
-  }
-  return 0;
-}
-
 double alone_seconds(const Submission& job, const Application& app, const ReplayRules& rules,
                      const sched::Cluster& cluster, double contention) {
   const auto total = static_cast<double>(cluster.usable_devices());

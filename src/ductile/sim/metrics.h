@@ -31,9 +31,6 @@ struct Summary {
 double alone_seconds(const Submission& job, const Application& app, const ReplayRules& rules,
                      const sched::Cluster& cluster, double contention);
 
-// Shares of device time that tiers are promised (Singularity): 0.95, 0.7, 0.
-double guarantee(sched::Tier tier);
-
 Summary summarise(const SimResult& result, const Workload& workload, const Catalog& catalog,
                   const sched::Cluster& cluster);
 // Of several runs of one policy: means; the worst of worst_fairness, the mean of makespans.

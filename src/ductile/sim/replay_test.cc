@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Published, Replay,
 
 struct Measured {
   const char *policy, *traces, *workload;
-  bool mixed;
+  enum { t4, aws, mixed } cluster;
   double mean;  // s
 };
 
@@ -59,8 +59,9 @@ class NearTheMeasuredMean : public testing::TestWithParam<Measured> {};
 TEST_P(NearTheMeasuredMean, WithinFivePercent) {
   if (!fs::exists(kTraces / "sia")) GTEST_SKIP() << "no traces in " << kTraces;
   const Measured& measured = GetParam();
-  sched::Cluster cluster = sched::homogeneous_cluster();
-  if (measured.mixed) {
+  sched::Cluster cluster =
+      sched::homogeneous_cluster(16, 4, measured.cluster == Measured::aws ? "aws" : "t4");
+  if (measured.cluster == Measured::mixed) {
     cluster = {};
     cluster.add_nodes("aws", 6, 4);
     cluster.add_nodes("dgx-ext", 2, 8);
@@ -73,10 +74,18 @@ TEST_P(NearTheMeasuredMean, WithinFivePercent) {
 
 INSTANTIATE_TEST_SUITE_P(
     Published, NearTheMeasuredMean,
-    testing::Values(
-        Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv", true, 1969.4},
-        Measured{"sia", "sia/traces", "sia/workloads/saturn/workload-1.csv", true, 2091.0},
-        Measured{"pollux", "pollux/traces", "pollux/workloads/workload-3.csv", false, 2185.4}));
+    testing::Values(Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                             Measured::mixed, 1969.4},
+                    Measured{"sia", "sia/traces", "sia/workloads/saturn/workload-1.csv",
+                             Measured::mixed, 2091.0},
+                    Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                             Measured::aws, 6043.6},
+                    Measured{"gavel", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                             Measured::mixed, 6016.5},
+                    Measured{"gavel", "sia/traces", "sia/workloads/saturn/workload-3.csv",
+                             Measured::mixed, 9347.3},
+                    Measured{"pollux", "pollux/traces", "pollux/workloads/workload-3.csv",
+                             Measured::t4, 2185.4}));
 
 }  // namespace
 }  // namespace ductile::sim

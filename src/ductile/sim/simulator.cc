@@ -79,6 +79,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
       cluster_(cluster),
       policy_(policy),
       options_(options),
+      fits_(policy.fit_least_gain()),
       next_round_(options.interval) {
   if (!(options.interval > 0))
     fail(ErrorCode::invalid_argument, "rounds every {} s; it must be above 0", options.interval);

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ductile/sched/policy.h"
+#include "ductile/sched/pools.h"
+
+namespace ductile::sched {
+
+// What one inference service is to hold from this round on.
+struct ServicePlan {
+  size_t job = 0;     // index into Round::jobs
+  int32_t pool = -1;  // -1: nothing could be found for it
+  Allocation allocation;
+  std::string reason;
+};
+
+// Devices for the services of a round, before training gets any: first every service's floor, then
+// what its load needs (queueing.h), in order of tier, then of id. A service grows at once and
+// shrinks where a tenth more load would still not need what it has; it stays in its pool unless its
+// floor is not to be had there; replicas lie within one node, on free devices first, then on those
+// of jobs that may be preempted, never on a node that leaves before `horizon`. A pure function.
+std::vector<ServicePlan> plan_services(const Round& round, std::span<const Pool> pools,
+                                       double horizon);
+
+}  // namespace ductile::sched
