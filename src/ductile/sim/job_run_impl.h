@@ -90,7 +90,7 @@ class JobRun {
   double paused() const { return paused_; }
   int32_t restarts() const { return std::max(starts_ - 1, 0); }
   double first_start() const { return first_start_; }
-  double pause() const { return rules_.own_pause ? app_.pause : 30; }
+  double pause() const { return pause_of(app_, rules_); }
 
  private:
   void choose_batch();
