@@ -361,6 +361,12 @@ void add_sim(CLI::App& app, Parsed& parsed) {
       ->option_text("X")
       ->check(CLI::Range(0.1, 1e6));
   sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");
+  sub->add_option("--services", c.services, "make up so many inference services, too; 0")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{100'000}));
+  sub->add_option("--teams", c.teams, "made-up jobs belong to so many teams; 1")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
   sub->add_flag("--check", c.check, "check the invariants each round");
   sub->add_option("--out", c.out, "folder for report.html, runs.json and the workloads")
       ->option_text("DIR");

@@ -102,7 +102,12 @@ class Bar {
 
 std::string seconds(double value) { return run::with_thousands(std::round(value)); }
 
-std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, bool sla) {
+// Columns that only some runs have.
+struct Shown {
+  bool sla = false, services = false;
+};
+
+std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, Shown shown) {
   std::vector<std::string> row = {policy,
                                   seconds(s.mean),
                                   seconds(s.median),
@@ -114,7 +119,14 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
                                   fmt::format("{:.1f} %", 100 * s.utilisation),
                                   fmt::format("{:.2f}", s.worst_fairness),
                                   fmt::format("{:.2f}", s.mean_fairness)};
-  if (sla) row.push_back(s.sla ? fmt::format("{:.1f} %", 100 * *s.sla) : "-");
+  const auto kept = [](const sim::TierSummary& tier) {
+    return tier.windows == 0 ? "-"
+                             : fmt::format("{:.1f} %", 100.0 * static_cast<double>(tier.kept) /
+                                                           static_cast<double>(tier.windows));
+  };
+  if (shown.sla) row.insert(row.end(), {kept(s.tiers[0]), kept(s.tiers[1])});
+  if (shown.services)
+    row.push_back(fmt::format("{:.1f} % ({:.0f} %)", 100 * s.attained, 100 * s.worst_hour));
   row.push_back(run::as_duration(s.decision_mean));
   return row;
 }
@@ -156,6 +168,8 @@ ExitCode sim(const SimCommand& command, Context& context) {
       ductile::sim::SyntheticOptions synthetic;
       synthetic.seed = options.seed;
       synthetic.tiers = command.tiers;
+      synthetic.services = command.services;
+      synthetic.teams = static_cast<int32_t>(command.teams);
       if (command.jobs > 0) synthetic.jobs = command.jobs;
       synthetic.hours = 8.0 * static_cast<double>(synthetic.jobs) / 160;
       made.push_back(ductile::sim::synthetic_workload(synthetic, catalog));
@@ -216,15 +230,19 @@ ExitCode sim(const SimCommand& command, Context& context) {
     context.console.print("{}\n", out.dump(2));
     return kDone;
   }
-  bool sla = false;
-  for (const auto& run : runs) sla |= run.summary.sla.has_value();
+  Shown shown;
+  for (const auto& run : runs) {
+    shown.sla |= run.summary.sla.has_value();
+    shown.services |= run.summary.services > 0;
+  }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "MEAN JCT", "MEDIAN", "P90", "P99",
                                                  "MAKESPAN", "GPU H", "RESTARTS", "USED",
                                                  "WORST RHO", "MEAN RHO"}};
-  if (sla) rows[0].push_back("SLA");
+  if (shown.sla) rows[0].insert(rows[0].end(), {"PREMIUM", "STANDARD"});
+  if (shown.services) rows[0].push_back("ON TIME (WORST H)");
   rows[0].push_back("DECISION");
   for (const std::string& policy : policies)
-    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), sla));
+    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), shown));
   context.console.print("{}", table(rows));
   context.console.say("{} jobs on {} devices{}; times in seconds, means of {} run{} a policy",
                       runs.front().summary.jobs, cluster.usable_devices(),

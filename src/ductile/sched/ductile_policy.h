@@ -39,6 +39,7 @@ class DuctilePolicy final : public Policy {
 
   std::string_view name() const override { return "ductile"; }
   bool serves() const override { return true; }
+  bool scales_pipelines() const override { return true; }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
 

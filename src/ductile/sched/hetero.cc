@@ -7,6 +7,10 @@ namespace {
 
 double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes, int32_t replicas) {
   const GradientNoise noise = job.noise.value_or(GradientNoise{});
+  if (model.unit_batch > 0)  // a pipeline: each more is as many samples more
+    return model.unit_batch * replicas > model.limits.max_batch
+               ? 0
+               : goodput(model.perf, noise, model.limits, nodes, replicas, model.unit_batch, 0);
   if (job.scaling == Scaling::adaptive)
     return best_batch(model.perf, noise, model.limits, nodes, replicas).goodput;
   const int32_t batch = job.requested_batch > 0 ? job.requested_batch : model.limits.init_batch;

@@ -9,6 +9,7 @@
 
 #include "ductile/sched/job.h"
 #include "ductile/sched/perf_fit.h"
+#include "ductile/sched/policy.h"
 #include "ductile/sim/application.h"
 #include "ductile/sim/workload.h"
 
@@ -38,11 +39,12 @@ struct Conditions {
 
 class JobRun {
  public:
-  // `types`: names of the cluster's device types. `adaptive`: the policy uses batch adaptation.
+  // `types`: names of the cluster's device types.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-         std::span<const std::string> types, sched::Scaling used, FitCache& fits);
+         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits);
 
-  // Lets `seconds` pass from `now`; returns the end of the job where it lies within.
+  // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
+  // its life's end, whether it holds anything or not).
   std::optional<double> advance(double now, double seconds, const Conditions& conditions);
 
   // A new allocation, at `now`: a restart unless empty. Empty: stops.
@@ -55,6 +57,9 @@ class JobRun {
   // Writes what the scheduler may know; id, name and other constants once with describe().
   void describe(sched::JobView& view) const;
   void report(sched::JobView& view);
+  // A service's load, now and until `ahead` seconds from now.
+  void report_load(sched::JobView& view, double now, double ahead) const;
+  const ServiceRun* service_run() const { return service_run_ ? &*service_run_ : nullptr; }
 
   const sched::Allocation& allocation() const { return allocation_; }
   std::span<const int32_t> counts() const { return counts_; }
@@ -69,6 +74,7 @@ class JobRun {
   int32_t restarts() const { return std::max(starts_ - 1, 0); }
   double first_start() const { return first_start_; }
   double pause() const { return rules_.own_pause ? app_.pause : 30; }
+  double lost() const { return lost_; }  // seconds of work done again
 
  private:
   struct Learned {  // on one device type
@@ -80,6 +86,8 @@ class JobRun {
   };
 
   void choose_batch();
+  void go_back();
+  bool pipeline() const { return app_.micro_batches > 0; }
   void observe(const StepTime& time);
   const std::optional<sched::PerfParams>& perf(int32_t type);
 
@@ -91,6 +99,8 @@ class JobRun {
   bool learns_;                             // the policy uses fitted models
   int32_t batch_;                           // asked for
   std::vector<const Profile*> profiles_;    // by type
+  std::vector<std::string> types_;          // their names
+  std::vector<int32_t> units_;              // devices of a replica by type; 0: cannot run there
   std::vector<sched::BatchLimits> limits_;  // by type
   std::vector<Learned> learned_;            // by type
   std::vector<double> epoch_ends_;          // progress at the end of each epoch
@@ -98,7 +108,7 @@ class JobRun {
 
   sched::Allocation allocation_;
   std::vector<int32_t> counts_;
-  int32_t replicas_ = 0;
+  int32_t devices_ = 0, replicas_ = 0;
   int32_t type_ = -1;
   int32_t local_ = 0, accumulation_ = 0;
   double pause_left_ = 0;
@@ -110,6 +120,9 @@ class JobRun {
   int32_t starts_ = 0;
   double first_start_ = -1, last_change_ = -1;
   bool finished_ = false;
+  double since_save_ = 0, saved_progress_ = 0, lost_ = 0;  // with checkpoint_every
+  bool serves_;
+  std::optional<ServiceRun> service_run_;
 };
 
 }  // namespace ductile::sim
