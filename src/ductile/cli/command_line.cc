@@ -367,6 +367,12 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   sub->add_flag("--bound", c.bound,
                 "also a mean that no scheduler can go below, and each policy's distance to it");
   sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");
+  sub->add_option("--services", c.services, "make up so many inference services, too; 0")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{100'000}));
+  sub->add_option("--teams", c.teams, "made-up jobs belong to so many teams; 1")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
   sub->add_flag("--check", c.check, "check the invariants each round");
   sub->add_option("--out", c.out, "folder for report.html, runs.json and the workloads")
       ->option_text("DIR");

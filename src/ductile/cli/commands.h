@@ -145,6 +145,7 @@ struct SimCommand {
   std::optional<double> restart;  // seconds; none: the applications' own
   bool bound = false;
   bool tiers = false;
+  int64_t services = 0, teams = 1;  // made up
   bool check = false;
   bool json = false;
 };

@@ -103,8 +103,13 @@ class Bar {
 
 std::string seconds(double value) { return run::with_thousands(std::round(value)); }
 
-std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, bool sla,
-                                double bound) {
+// Columns that only some runs have.
+struct Shown {
+  bool sla = false, services = false;
+  double bound = 0;  // of the mean JCT; 0: not asked for
+};
+
+std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, Shown shown) {
   std::vector<std::string> row = {policy,
                                   seconds(s.mean),
                                   seconds(s.median),
@@ -116,8 +121,15 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
                                   fmt::format("{:.1f} %", 100 * s.utilisation),
                                   fmt::format("{:.2f}", s.worst_fairness),
                                   fmt::format("{:.2f}", s.mean_fairness)};
-  if (bound > 0) row.insert(row.begin() + 2, fmt::format("{:.2f} x", s.mean / bound));
-  if (sla) row.push_back(s.sla ? fmt::format("{:.1f} %", 100 * *s.sla) : "-");
+  if (shown.bound > 0) row.insert(row.begin() + 2, fmt::format("{:.2f} x", s.mean / shown.bound));
+  const auto kept = [](const sim::TierSummary& tier) {
+    return tier.windows == 0 ? "-"
+                             : fmt::format("{:.1f} %", 100.0 * static_cast<double>(tier.kept) /
+                                                           static_cast<double>(tier.windows));
+  };
+  if (shown.sla) row.insert(row.end(), {kept(s.tiers[0]), kept(s.tiers[1])});
+  if (shown.services)
+    row.push_back(fmt::format("{:.1f} % ({:.0f} %)", 100 * s.attained, 100 * s.worst_hour));
   row.push_back(run::as_duration(s.decision_mean));
   return row;
 }
@@ -161,6 +173,8 @@ ExitCode sim(const SimCommand& command, Context& context) {
       ductile::sim::SyntheticOptions synthetic;
       synthetic.seed = options.seed;
       synthetic.tiers = command.tiers;
+      synthetic.services = command.services;
+      synthetic.teams = static_cast<int32_t>(command.teams);
       if (command.jobs > 0) synthetic.jobs = command.jobs;
       synthetic.hours = 8.0 * static_cast<double>(synthetic.jobs) / 160;
       made.push_back(ductile::sim::synthetic_workload(synthetic, catalog));
@@ -232,16 +246,20 @@ ExitCode sim(const SimCommand& command, Context& context) {
     context.console.print("{}\n", out.dump(2));
     return kDone;
   }
-  bool sla = false;
-  for (const auto& run : runs) sla |= run.summary.sla.has_value();
+  Shown shown{false, false, bound};
+  for (const auto& run : runs) {
+    shown.sla |= run.summary.sla.has_value();
+    shown.services |= run.summary.services > 0;
+  }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "MEAN JCT", "MEDIAN", "P90", "P99",
                                                  "MAKESPAN", "GPU H", "RESTARTS", "USED",
                                                  "WORST RHO", "MEAN RHO"}};
-  if (bound > 0) rows[0].insert(rows[0].begin() + 2, "OF BOUND");
-  if (sla) rows[0].push_back("SLA");
+  if (shown.bound > 0) rows[0].insert(rows[0].begin() + 2, "OF BOUND");
+  if (shown.sla) rows[0].insert(rows[0].end(), {"PREMIUM", "STANDARD"});
+  if (shown.services) rows[0].push_back("ON TIME (WORST H)");
   rows[0].push_back("DECISION");
   for (const std::string& policy : policies)
-    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), sla, bound));
+    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), shown));
   context.console.print("{}", table(rows));
   context.console.say("{} jobs on {} devices{}; times in seconds, means of {} run{} a policy",
                       runs.front().summary.jobs, cluster.usable_devices(),

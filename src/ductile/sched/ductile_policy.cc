@@ -28,7 +28,8 @@ constexpr double kGrowthWorthwhile = 0.95;
 // The same where the weight comes from a guessed size, and will be revised too.
 constexpr double kGuessedGrowthWorthwhile = 0.9;
 // A device that a tier's window still needs is worth so many times the best other use of any.
-constexpr double kPromised[] = {3, 1.5, 0};
+constexpr double kPromised[] = {4, 1.5, 0};
+constexpr double kUrgent = 1.5;
 constexpr double kPromiseMargin = 0.03;
 
 bool close(double a, double b, double tolerance) {
@@ -73,7 +74,7 @@ class DuctilePolicy::Impl {
     double remaining = 0;  // best guess, steps of batch M0
     bool pinned = false;
     int32_t plan = -1;         // of a service: in plans_
-    double owed = 0;           // devices that its window needs ...
+    Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
     std::string reason;
@@ -350,17 +351,21 @@ void DuctilePolicy::Impl::promise(const Round& round) {
   bool any = false;
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
-    s.owed = s.promised = 0;
+    s.owed = {};
+    s.promised = 0;
     if (s.pinned) continue;
     for (const Configuration& c : s.configurations)
       top = std::max(top, s.weight * c.rate / c.devices);
     s.owed = owed_devices(job.tier, guarantee(job.tier), kPromiseMargin, job.requested_devices,
                           job.window);
-    any = any || s.owed > 0;
+    any = any || s.owed.devices > 0;
   }
   if (!any) return;
-  for (const JobView& job : round.jobs)
-    states_.at(job.id).promised = top * kPromised[static_cast<size_t>(job.tier)];
+  for (const JobView& job : round.jobs) {
+    State& s = states_.at(job.id);
+    s.promised = top * kPromised[static_cast<size_t>(job.tier)] *
+                 (s.owed.urgent && job.tier == Tier::standard ? kUrgent : 1);
+  }
 }
 
 // Below 1 for the jobs of a team that holds more than its share; in coarse steps, or teams would
@@ -417,7 +422,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
 
 void DuctilePolicy::Impl::offer(const Round&, const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
-  const double promise = s.owed * s.promised;
+  const double promise = s.owed.devices * s.promised;
   if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
       devices == s.given_devices && s.pool_now == s.given_pool && s.most == s.given_most &&
       job.pause_left == s.given_pause)
@@ -433,7 +438,7 @@ void DuctilePolicy::Impl::offer(const Round&, const JobView& job, State& s) {
       options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
   if (!s.pinned)
     for (const Configuration& c : s.configurations) {
-      double value = s.weight * c.rate + s.promised * std::min<double>(s.owed, c.devices);
+      double value = s.weight * c.rate + s.promised * std::min<double>(s.owed.devices, c.devices);
       // The pause before it trains has to pay off: a restart's, or what is left of the last one.
       const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
       const double h = std::min(options_.horizon, s.remaining / c.rate);
@@ -476,8 +481,9 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
         if (c < 0) continue;
         const Configuration& chosen = s.configurations[static_cast<size_t>(c)];
         held += chosen.devices;
-        claims.push_back({&job, &s, chosen.devices,
-                          s.weight * chosen.rate / chosen.devices + s.promised * (s.owed > 0)});
+        claims.push_back(
+            {&job, &s, chosen.devices,
+             s.weight * chosen.rate / chosen.devices + s.promised * (s.owed.devices > 0)});
       }
       if (held <= left) continue;
       changed = true;

@@ -42,6 +42,7 @@ class DuctilePolicy final : public Policy {
   bool measures() const override { return true; }
   bool on_events() const override { return true; }
   bool serves() const override { return true; }
+  bool scales_pipelines() const override { return true; }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
 

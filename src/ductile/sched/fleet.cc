@@ -12,6 +12,7 @@ namespace {
 // What a device of the guaranteed part, of what the guarantee asks beyond it and of spare devices
 // is worth, by tier. Far apart, so that no number of lower claims outbids a higher one of the size.
 constexpr double kOwed[] = {1e4, 1e3, 1};
+constexpr double kUrgent = 1.5;  // times kOwed
 constexpr double kPlain[] = {30, 10, 3};
 constexpr double kSpare = 1;
 // A restart counts for so many: a promise kept narrowly is not to be risked for little.
@@ -26,7 +27,7 @@ class FleetScheduler::Impl {
     FleetJob job;
     bool alive = false;
     bool dirty = true;
-    bool urgent = false;  // its guarantee was at risk when it was last weighed
+    Owed owed;  // when it was last weighed
     int32_t region = -1;
     int32_t slot = -1;  // in the region's allocator
     int32_t pool = -1;  // held; -1: none
@@ -128,7 +129,7 @@ class FleetScheduler::Impl {
     return excess <= 1.25 ? 1 : excess <= 2 ? 0.6 : 0.3;
   }
 
-  double owed(const State& s) const {
+  Owed owed(const State& s) const {
     return owed_devices(s.job.tier, options_.guarantee[static_cast<size_t>(s.job.tier)],
                         options_.margin, s.job.demand, {0, 0, s.granted, s.asked}, options_.window);
   }
@@ -138,8 +139,10 @@ class FleetScheduler::Impl {
     Region& r = regions_[static_cast<size_t>(s.region)];
     s.dirty = false;
     const auto tier = static_cast<size_t>(s.job.tier);
-    const double need = owed(s);
-    s.urgent = need > 0;
+    s.owed = owed(s);
+    const double need = s.owed.devices;
+    const double worth = (need > s.job.demand ? 2 : 1) * kOwed[tier] *
+                         (s.owed.urgent && s.job.tier == Tier::standard ? kUrgent : 1);
     const double team = team_factor(s.job.team);
     const double d = s.job.demand;
     offers_.clear();
@@ -151,7 +154,7 @@ class FleetScheduler::Impl {
         if (k < 1 || (!s.job.elastic && k != s.job.demand)) continue;
         // Concave: what is owed first, then up to the demand, then spare devices.
         const double x = d * std::pow(k / d, k > d ? s.job.scaling : 1.0);
-        double value = (need > d ? 2 : 1) * kOwed[tier] * std::min(x, need) +
+        double value = worth * std::min(x, need) +
                        kPlain[tier] * team * std::max(0.0, std::min(x, d) - need) +
                        kSpare * team * std::max(0.0, x - std::max(d, need));
         if (s.pool >= 0 && (s.devices != k || s.pool != r.pools[p]))
@@ -206,7 +209,7 @@ int32_t FleetScheduler::Impl::migrate() {
       if (job < 0) continue;
       State& s = at(job);
       const bool squeezed = s.pool >= 0 && s.devices < s.job.demand;
-      const bool short_of_owed = s.pool < 0 || owed(s) > s.devices;
+      const bool short_of_owed = s.pool < 0 || owed(s).devices > s.devices;
       if (!s.job.movable || !(short_of_owed || squeezed)) continue;
       size_t best = r;
       double least = price(r, s.job.type) / options_.migrate_above / (short_of_owed ? 1 : 2);
@@ -332,13 +335,13 @@ void FleetScheduler::account(double now, double seconds, std::vector<WindowRepor
     s.pause -= paused;
     if (s.pool >= 0) s.granted += (seconds - paused) * s.devices;
     s.asked += seconds * s.job.demand;
-    const bool urgent = impl_->owed(s) > 0;
+    const Owed owed = impl_->owed(s);
     if (now - s.window_start >= impl_->options_.window) {
       reports.push_back({static_cast<int32_t>(i), s.job.tier, s.granted, s.asked});
       s.window_start = now;
       s.granted = s.asked = 0;
       impl_->mark(static_cast<int32_t>(i));
-    } else if (urgent != s.urgent) {
+    } else if (owed != s.owed) {
       impl_->mark(static_cast<int32_t>(i));
     }
   }

@@ -7,6 +7,10 @@ namespace {
 
 double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes, int32_t replicas) {
   const GradientNoise noise = job.noise.value_or(GradientNoise{});
+  if (model.unit_batch > 0)  // a pipeline: each more is as many samples more
+    return model.unit_batch * replicas > model.limits.max_batch
+               ? 0
+               : goodput(model.perf, noise, model.limits, nodes, replicas, model.unit_batch, 0);
   if (job.scaling == Scaling::adaptive && model.steps)
     return model.steps->best_batch(noise, model.limits, nodes, replicas).goodput;
   if (job.scaling == Scaling::adaptive)

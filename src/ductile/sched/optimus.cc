@@ -13,6 +13,7 @@ namespace {
 class Optimus : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "optimus"; }
+  bool sees_types() const override { return false; }
   Scaling uses() const override { return Scaling::strong; }
 
   Decisions decide(const Round& round) override {

@@ -23,6 +23,51 @@ constexpr Entry kPolicies[] = {
     {"sia", make_sia, 60},         {"ductile", make_ductile, 60},
 };
 
+// Lets a published policy see neither the jobs that run and may not be preempted nor the devices
+// that they hold. Rounds without such jobs reach it as they are.
+class Reserving final : public Policy {
+ public:
+  explicit Reserving(std::unique_ptr<Policy> inner) : inner_(std::move(inner)) {}
+  std::string_view name() const override { return inner_->name(); }
+  Scaling uses() const override { return inner_->uses(); }
+  bool scales_pipelines() const override { return inner_->scales_pipelines(); }
+  bool sees_types() const override { return inner_->sees_types(); }
+  double fit_least_gain() const override { return inner_->fit_least_gain(); }
+
+  Decisions decide(const Round& round) override {
+    fixed_.clear();
+    for (const JobView& job : round.jobs)
+      if (!job.preemptible && !job.allocation.empty()) fixed_.insert(job.id);
+    if (fixed_.empty()) return inner_->decide(round);
+    Cluster cluster = round.cluster;
+    std::vector<JobView> jobs;
+    for (const JobView& job : round.jobs) {
+      if (!fixed_.contains(job.id)) {
+        jobs.push_back(job);
+        continue;
+      }
+      for (const NodeShare& share : job.allocation) {
+        int16_t& left = cluster.node_devices[share.node];
+        left = static_cast<int16_t>(left - share.devices);
+        if (left <= 0) cluster.node_up[share.node] = left = 0;
+      }
+    }
+    // A node without devices is down, of its full size.
+    for (int32_t n = 0; n < cluster.nodes(); ++n)
+      if (cluster.node_devices[n] == 0) cluster.node_devices[n] = round.cluster.node_devices[n];
+    return inner_->decide({round.now, round.interval, cluster, jobs});
+  }
+
+  std::string explain(JobId job) const override {
+    return fixed_.contains(job) ? "it may not be preempted and keeps what it has"
+                                : inner_->explain(job);
+  }
+
+ private:
+  std::unique_ptr<Policy> inner_;
+  std::unordered_set<JobId> fixed_;
+};
+
 const Entry& find_policy(std::string_view name) {
   for (const Entry& entry : kPolicies)
     if (entry.name == name) return entry;
@@ -37,7 +82,10 @@ const Entry& find_policy(std::string_view name) {
 }  // namespace
 
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
-  return find_policy(name).make(options);
+  std::unique_ptr<Policy> policy = find_policy(name).make(options);
+  // Ductile's own minds what may not be preempted; none of the published ones does.
+  if (policy->serves()) return policy;
+  return std::make_unique<Reserving>(std::move(policy));
 }
 
 std::vector<std::string> policy_names() {

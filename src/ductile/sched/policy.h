@@ -55,6 +55,11 @@ class Policy {
   // Whether services come to it with their load (JobView::service), to be scaled. To others each is
   // a rigid job that asks for its floor and may not be preempted.
   virtual bool serves() const { return false; }
+  // Whether it knows that a job may not run on some device types.
+  virtual bool sees_types() const { return true; }
+  // Whether it gives pipelines any number of replicas (TypeModel::unit). Under others one is a
+  // rigid job of one device type.
+  virtual bool scales_pipelines() const { return false; }
   // How early the published code of this policy ends its fits of step times (fit_perf()); 0: at the
   // optimum.
   virtual double fit_least_gain() const { return 0; }

@@ -41,6 +41,7 @@ class Sia : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "sia"; }
   double fit_least_gain() const override { return 1e-5; }
+  bool scales_pipelines() const override { return true; }
 
   Decisions decide(const Round& round) override {
     const size_t count = round.jobs.size();
@@ -149,12 +150,14 @@ class Sia : public ReasonedPolicy {
                                              [](const TypeModel& t) { return t.fitted; });
     int32_t most_units = 1;
     for (const TypeModel& type : job.types)
-      most_units = std::max(most_units, std::min({std::max(2 * type.max_profiled, 1), kMostDevices,
-                                                  type.limits.max_batch / type.limits.min_local}));
+      most_units = std::max(most_units,
+                            std::min({std::max(2 * type.max_profiled / type.unit, 1), kMostDevices,
+                                      type.limits.max_batch / type.limits.min_local}));
     JobView limited = job;
     if (job.scaling == Scaling::adaptive && job.requested_batch > 0)
       for (TypeModel& type : limited.types)  // never a larger batch than was asked for
-        type.limits.max_batch = std::max(job.requested_batch, type.limits.init_batch);
+        if (type.unit_batch == 0)
+          type.limits.max_batch = std::max(job.requested_batch, type.limits.init_batch);
     double least = 0;
     for (size_t c = 0; c < configs.size(); ++c) {
       const Config& config = configs[c];

@@ -53,15 +53,16 @@ void SlaAccount::end(std::vector<SlaWindow>& closed) {
   open_ = {open_.to, open_.to, 0, 0};
 }
 
-double owed_devices(Tier tier, double promised, double margin, double demand, const SlaWindow& open,
-                    double window) {
-  if (promised <= 0) return 0;
-  if (tier == Tier::premium) {
-    const double rest = std::max(0.0, window * demand - open.asked);
-    return open.granted + rest < (promised + 0.01) * (open.asked + rest) ? 2 * demand : demand;
-  }
-  const double behind = (promised + margin) * open.asked - open.granted;
-  return behind > -0.05 * demand * window * promised ? demand : 0;
+Owed owed_devices(Tier tier, double promised, double margin, double demand, const SlaWindow& open,
+                  double window) {
+  if (promised <= 0 || demand <= 0) return {};
+  const double rest = std::max(0.0, window * demand - open.asked);
+  if (tier == Tier::premium)
+    return {open.granted + rest < (promised + 0.01) * (open.asked + rest) ? 2 * demand : demand,
+            true};
+  const double missing = (promised + margin) * (open.asked + rest) - open.granted;
+  if (missing <= 0) return {};
+  return {demand, rest - missing < 0.05 * window * demand};
 }
 
 }  // namespace ductile::sched

@@ -41,11 +41,21 @@ class SlaAccount {
   double window_;
 };
 
-// Devices that a job of this tier must hold now so that its window ends well: none while it is far
-// enough ahead, its demand, or for Premium twice that once the rest of the window at the demand
-// alone would not make up for what is missing. `promised`: the share of device time; `margin`: what
-// is worked for above it.
-double owed_devices(Tier tier, double promised, double margin, double demand, const SlaWindow& open,
-                    double window = kSlaWindow);
+// What a job's window needs of the devices it asked for.
+struct Owed {
+  double devices = 0;
+  // Before what others are owed without haste: less than a twentieth of a window can still be lost.
+  bool urgent = false;
+  bool operator==(const Owed&) const = default;
+};
+
+// Devices that a job of this tier is to hold now so that its window ends well: its demand, or none
+// once the window has all that it was promised: so what Standard may be kept waiting for comes
+// last, when nothing can go wrong any more, and once a window. Where too little is there for all,
+// those that have waited longest become urgent and take turns with those that have not. Premium:
+// twice its demand once the rest of the window at the demand alone would not make up for what is
+// missing. `promised`: the share of device time; `margin`: worked for above it.
+Owed owed_devices(Tier tier, double promised, double margin, double demand, const SlaWindow& open,
+                  double window = kSlaWindow);
 
 }  // namespace ductile::sched

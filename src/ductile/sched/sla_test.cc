@@ -61,14 +61,16 @@ TEST(Owed, KeepsThePromiseAgainstAnyInterruption) {
       std::vector<SlaWindow> closed;
       for (double now = 0; now < kSlaWindow; now += 60) {
         const bool stopped = now >= stop && now < stop + kSlaWindow / 20;
-        const double owed = owed_devices(tier, guarantee(tier), 0.03, 8, account.open());
+        const double owed = owed_devices(tier, guarantee(tier), 0.03, 8, account.open()).devices;
         account.pass(now + 60, 8, stopped ? 0 : 60 * owed, closed);
       }
       ASSERT_EQ(closed.size(), 1u);
       const double late = stop > kSlaWindow * 0.9 ? 0.03 : 0;  // nothing is left to catch up in
       EXPECT_GE(closed[0].fraction(), guarantee(tier) - late) << to_string(tier) << " " << stop;
     }
-  EXPECT_EQ(owed_devices(Tier::basic, 0, 0.03, 8, {}), 0);
+  EXPECT_EQ(owed_devices(Tier::basic, 0, 0.03, 8, {}).devices, 0);
+  EXPECT_FALSE(owed_devices(Tier::standard, 0.7, 0.03, 8, {0, 600, 0, 4800}).urgent);
+  EXPECT_TRUE(owed_devices(Tier::standard, 0.7, 0.03, 8, {0, 900, 0, 7200}).urgent);
 }
 
 TEST(Erlang, AgreesWithSumsAndWithASimulatedQueue) {

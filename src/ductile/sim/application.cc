@@ -25,7 +25,33 @@ constexpr Published kPublished[] = {
     {"bert", 2, 0, 0, 0, 120, 1.2},        {"cifar10", 100, 0, 0, 0, 50, 1.8},
     {"ncf", 10, 0, 1, 32768, 15, 1.5},     {"imagenet", 90, 0, 0, 0, 250, 1.2},
     {"deepspeech2", 80, 0, 0, 0, 25, 1.2}, {"yolov3", 50, 8, 0, 0, 80, 1.2},
+    {"gpt_pmp", 2, 0, 0, 0, 30, 1.0},
 };
+
+// The published pipelines: stages by device type, micro-batches of one sample.
+void read_pipeline(const fs::path& file, Application& app) {
+  if (!fs::exists(file)) {
+    if (app.name != "gpt_pmp") return;
+    app.micro_batches = 48;
+    for (const auto& [type, stages] : {std::pair{"dgx-ext", 2}, std::pair{"rtx", 8}})
+      if (app.profiles.contains(type)) app.stages[type] = stages;
+    return;
+  }
+  const Csv csv = Csv::read(file);
+  for (size_t row = 0; row < csv.rows(); ++row) {
+    const std::string type = csv.text(row, "type");
+    if (!app.profiles.contains(type))
+      fail(ErrorCode::invalid_argument, "{}: no profile placements-{}.csv", csv.where(row, "type"),
+           type);
+    app.stages[type] = static_cast<int32_t>(csv.whole(row, "stages", 1, 1024));
+    const auto micro = static_cast<int32_t>(csv.whole(row, "micro_batches", 1, 1 << 20));
+    if (app.micro_batches > 0 && micro != app.micro_batches)
+      fail(ErrorCode::invalid_argument, "{}: {} here, {} before: a job has one number of them",
+           csv.where(row, "micro_batches"), micro, app.micro_batches);
+    app.micro_batches = micro;
+  }
+  if (app.micro_batches == 0) fail(ErrorCode::invalid_argument, "{}: no row in it", file.string());
+}
 
 BatchTrace read_trace(const fs::path& file, int32_t batch) {
   const Csv csv = Csv::read(file);
@@ -128,7 +154,21 @@ const Profile& Application::profile(const std::string& type) const {
 sched::BatchLimits Application::limits(const Profile& profile) const {
   sched::BatchLimits limits{init_batch, max_batch, profile.min_local(), profile.max_local()};
   if (most_local > 0) limits.max_local = std::min(limits.max_local, most_local);
+  if (micro_batches > 0) limits.min_local = limits.max_local = micro_batches;
   return limits;
+}
+
+int32_t Application::unit(const std::string& type) const {
+  if (micro_batches == 0) return 1;
+  const auto found = stages.find(type);
+  return found != stages.end() ? found->second : 0;
+}
+
+StepTime Application::step_time(const std::string& type, std::span<const int32_t> counts,
+                                int32_t local) const {
+  if (micro_batches == 0) return profile(type).at(counts, local);
+  const StepTime stage = profile(type).at(counts, 1);
+  return {3.0 * (unit(type) - 1 + micro_batches) * stage.step, stage.sync};
 }
 
 const Application& Catalog::find(const std::string& name) const {
@@ -153,10 +193,9 @@ Catalog read_catalog(const fs::path& folder) {
     if (entry.is_directory()) folders.push_back(entry.path());
   std::sort(folders.begin(), folders.end());
   for (const fs::path& sub : folders) {
-    // Pipelines are measured a stage at a time: another format, under names that end in _pmp.
-    if (sub.filename().string().ends_with("_pmp")) continue;
     Application app = read_application(sub);
-    typed |= app.profiles.size() > 1;
+    read_pipeline(sub / "pipeline.csv", app);
+    typed |= app.profiles.size() > 1 && app.micro_batches == 0;
     catalog.applications.emplace(app.name, std::move(app));
   }
   if (catalog.applications.empty())

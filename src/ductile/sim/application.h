@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,10 @@ struct Application {
   double slowdown = 1;             // of steps, on real machines against the profiles
   std::vector<BatchTrace> traces;  // in rising order of batch
   std::map<std::string, Profile> profiles;  // by device type
+  // Pipelines: devices of one by device type, and its micro-batches of one sample a step. A profile
+  // then has the forward time of one stage and micro-batch; types without one are out of reach.
+  std::map<std::string, int32_t> stages;
+  int32_t micro_batches = 0;
 
   // Progress at the end of `epochs` epochs: the least over the traces; 0 for none.
   double progress_at(int32_t epochs_done) const;
@@ -46,6 +51,12 @@ struct Application {
   // The profile of a type; one that is not known by name has that of the first.
   const Profile& profile(const std::string& type) const;
   sched::BatchLimits limits(const Profile& profile) const;
+  // Devices of one replica: 1, of a pipeline its stages; 0: it cannot run on the type.
+  int32_t unit(const std::string& type) const;
+  // One step of a replica on these nodes: `local` samples, of a pipeline its micro-batches. Forward
+  // and backward of a pipeline take 3 (stages - 1 + micro-batches) forward times; synchronisation
+  // is hidden behind them, as published.
+  StepTime step_time(const std::string& type, std::span<const int32_t> counts, int32_t local) const;
 };
 
 // Which of the published simulators' habits apply.
@@ -73,8 +84,9 @@ struct Catalog {
 };
 
 // A folder of traces, one sub-folder an application: validation-B.csv, placements[-TYPE].csv,
-// scalability[-TYPE].csv. Profiles without a type are of "t4". A folder with typed profiles follows
-// Sia's replay rules, any other Pollux's. Throws as Csv, or not_found.
+// scalability[-TYPE].csv; of a pipeline also pipeline.csv (type, stages, micro_batches). Profiles
+// without a type are of "t4". A folder with typed profiles follows Sia's replay rules, any other
+// Pollux's. Throws as Csv, or not_found.
 Catalog read_catalog(const fs::path& folder);
 
 // Six made-up applications under the names of the published ones, for simulations without trace

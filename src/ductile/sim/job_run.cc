@@ -22,21 +22,29 @@ const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::Step
 }
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-               std::span<const std::string> types, Scaling used, FitCache& fits,
+               std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
                SharedMeasurements* shared)
     : submission_(submission),
       app_(app),
       rules_(rules),
       fits_(fits),
-      scaling_(std::min(submission.scaling, used)),
-      learns_(used == Scaling::adaptive),
+      scaling_(std::min(submission.scaling, policy.uses())),
+      learns_(policy.uses() == Scaling::adaptive),
       measures_(shared != nullptr),
-      batch_(submission.batch > 0 ? submission.batch : app.init_batch) {
-  if (used == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
+      batch_(submission.batch > 0 ? submission.batch : app.init_batch),
+      types_(types.begin(), types.end()),
+      serves_(policy.serves()) {
+  if (policy.uses() == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
   if (app.fixed_batch) scaling_ = std::min(scaling_, Scaling::strong);
   for (const std::string& type : types) {
     profiles_.push_back(&app.profile(type));
     limits_.push_back(app.limits(*profiles_.back()));
+    units_.push_back(submission.service ? submission.service->replica_devices : app.unit(type));
+  }
+  if (pipeline() && !submission.service && !policy.scales_pipelines()) scaling_ = Scaling::rigid;
+  if (submission.service) {
+    scaling_ = Scaling::rigid;
+    service_run_.emplace(*submission.service, app, types, submission.time, pause());
   }
   for (size_t t = 0; t < types.size(); ++t) {
     std::shared_ptr<Learned> learned;
@@ -73,6 +81,11 @@ void JobRun::refresh(int32_t type) {
 
 // The published update_local_bsz of either simulator.
 void JobRun::choose_batch() {
+  if (pipeline()) {
+    local_ = app_.micro_batches;
+    accumulation_ = 0;
+    return;
+  }
   refresh(type_);
   if (chosen_version_ == version()) return;
   const auto nodes = static_cast<int32_t>(counts_.size());
@@ -126,17 +139,24 @@ bool JobRun::observe(const StepTime& time) {
           mix(std::bit_cast<uint64_t>(time.step),
               std::bit_cast<uint64_t>(grad) ^ (static_cast<uint64_t>(nodes) << 40) ^
                   (static_cast<uint64_t>(replicas_) << 20) ^ static_cast<uint64_t>(local_)));
-  learned.max_profiled = std::max(learned.max_profiled, replicas_);
+  learned.max_profiled = std::max(learned.max_profiled, replicas_ * units_[type_]);
   learned.dirty = true;
   ++learned.version;
   return true;
 }
 
 std::optional<double> JobRun::advance(double now, double seconds, const Conditions& conditions) {
+  if (service_run_) {
+    service_run_->pass(now + seconds);
+    const double left = std::clamp(service_run_->ends_at() - now, 0.0, seconds);
+    service_ += left * devices_;
+    finished_ = finished_ || now + seconds >= service_run_->ends_at();
+    return finished_ ? std::optional(now + left) : std::nullopt;
+  }
   if (counts_.empty() || finished_) return std::nullopt;
   const double delay = std::min(pause_left_, seconds);
   now += delay;
-  service_ += delay * replicas_;
+  service_ += delay * devices_;
   paused_ += delay;
   pause_left_ -= delay;
   seconds -= delay;
@@ -144,7 +164,9 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     DUCTILE_CHECK(epoch_ < app_.epochs, "{} goes on after its end", submission_.name);
     const double batch = static_cast<double>(replicas_) * local_ * (accumulation_ + 1);
     const double scale = batch / app_.init_batch;
-    StepTime time = profiles_[type_]->at(counts_, local_);
+    StepTime time = app_.step_time(types_[type_], counts_, local_);
+    const double every = submission_.checkpoint_every;
+    const double slice = every > 0 ? std::min(seconds, every - since_save_) : seconds;
     if (conditions.compute != 1 || conditions.network != 1) {
       const double grad = (time.step - time.sync) * conditions.compute;
       const double sync = time.sync * (counts_.size() > 1 ? conditions.network : 1);
@@ -160,25 +182,31 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     if (rules_.own_pause) rate_ *= 1 / app_.slowdown;
     const double next = epoch_ends_[epoch_];
     // After a few steps at a batch that was new it chooses again.
-    const double until = measures_ && fresh ? std::min(seconds, kStepsToMeasure * step) : seconds;
+    const double until = measures_ && fresh ? std::min(slice, kStepsToMeasure * step) : slice;
     if (progress_ + rate_ * until < next) {
       progress_ += rate_ * until;
-      service_ += until * replicas_;
       now += until;
+      service_ += until * devices_;
       seconds -= until;
+      since_save_ += until;
+      if (every > 0 && since_save_ >= every) {
+        since_save_ = 0;
+        saved_progress_ = progress_;
+      }
     } else {
       ++epoch_;
-      const double delta = std::min(std::nearbyint((next - progress_) / rate_), seconds);
+      const double delta = std::min(std::nearbyint((next - progress_) / rate_), slice);
       if (epoch_ == app_.epochs) {
         finished_ = true;
-        service_ += delta * replicas_;
+        service_ += delta * devices_;
         progress_ = next;
         return now + delta;
       }
       progress_ = next;
       now += delta;
-      service_ += delta * replicas_;
+      service_ += delta * devices_;
       seconds -= delta;
+      since_save_ += delta;
     }
     choose_batch();
   }
@@ -186,22 +214,42 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
 }
 
 void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t type) {
+  go_back();
+  const bool ran = !counts_.empty();
   allocation_ = allocation;
   counts_.clear();
   for (const sched::NodeShare& share : allocation) counts_.push_back(share.devices);
-  replicas_ = sched::device_count(allocation);
+  devices_ = replicas_ = sched::device_count(allocation);
   last_change_ = now;
   if (allocation.empty()) {
     local_ = 0;
     rate_ = 0;
+    if (service_run_) service_run_->set(now, {}, -1);
     return;
   }
   type_ = type;
   chosen_version_ = UINT32_MAX;
-  choose_batch();
-  pause_left_ = pause();
-  ++starts_;
+  if (service_run_) {  // replicas start while others answer: no restart
+    service_run_->set(now, allocation, type);
+    starts_ += !ran;
+  } else {
+    replicas_ /= units_[type];
+    DUCTILE_CHECK(replicas_ * units_[type] == devices_, "{}: {} devices for pipelines of {}",
+                  submission_.name, devices_, units_[type]);
+    choose_batch();
+    pause_left_ = pause();
+    ++starts_;
+  }
   if (first_start_ < 0) first_start_ = now;
+}
+
+// Back to the last checkpoint.
+void JobRun::go_back() {
+  if (submission_.checkpoint_every <= 0 || counts_.empty()) return;
+  lost_ += since_save_;
+  since_save_ = 0;
+  progress_ = saved_progress_;
+  while (epoch_ > 0 && epoch_ends_[epoch_ - 1] > progress_) --epoch_;
 }
 
 void JobRun::lose_work(double seconds) {
@@ -218,6 +266,13 @@ void JobRun::describe(sched::JobView& view) const {
   view.tier = submission_.tier;
   view.team = submission_.team;
   view.requested_devices = submission_.devices;
+  if (pipeline() && !service_run_) {
+    // The type on which what was asked for takes fewest devices, of those where it fits.
+    int32_t least = 0;
+    for (const int32_t unit : units_)
+      if (unit > 0 && (least == 0 || unit < least)) least = unit;
+    view.requested_devices = submission_.devices * std::max(least, 1);
+  }
   view.requested_batch = batch_;
   view.restart_seconds = pause();
   view.types.resize(limits_.size());
@@ -225,16 +280,32 @@ void JobRun::describe(sched::JobView& view) const {
   for (size_t t = 0; t < limits_.size(); ++t) {
     sched::TypeModel& model = view.types[t];
     model.limits = limits_[t];
-    model.max_useful = std::max(
-        (scaling_ == Scaling::strong ? batch_ : limits_[t].max_batch) / limits_[t].min_local, 1);
+    model.allowed = units_[t] > 0;
+    model.unit = std::max(units_[t], 1);
+    if (pipeline() && !service_run_) model.unit_batch = app_.micro_batches;
+    model.max_useful =
+        model.unit * std::max((scaling_ == Scaling::strong ? batch_ : limits_[t].max_batch) /
+                                  limits_[t].min_local,
+                              1);
     if (app_.most_devices > 0) model.max_useful = std::min(model.max_useful, app_.most_devices);
     if (learns_) model.max_useful = std::min(model.max_useful, kMostMeasured);
     model.unit_rate = profiles_[t]->unit_rate();
+    if (pipeline() && model.allowed)
+      model.unit_rate =
+          app_.micro_batches / app_.step_time(types_[t], std::vector<int32_t>{model.unit}, 1).step;
     most = std::max(most, model.max_useful);
   }
-  if (scaling_ == Scaling::rigid) {
-    view.min_devices = view.max_devices = submission_.devices;
-    for (sched::TypeModel& model : view.types) model.max_useful = submission_.devices;
+  if (service_run_ && serves_) {
+    view.min_devices = 1;
+    view.max_devices = INT32_MAX;
+  } else if (scaling_ == Scaling::rigid) {
+    view.min_devices = view.max_devices = view.requested_devices;
+    for (sched::TypeModel& model : view.types) {
+      model.max_useful = view.requested_devices;
+      if (pipeline())
+        model.allowed = model.allowed && model.unit * submission_.devices == view.requested_devices;
+    }
+    if (service_run_) view.preemptible = false;
   } else {
     view.min_devices = 1;
     view.max_devices = most;
@@ -244,6 +315,7 @@ void JobRun::describe(sched::JobView& view) const {
 void JobRun::report(sched::JobView& view) {
   for (size_t t = 0; t < learned_.size(); ++t) refresh(static_cast<int32_t>(t));
   view.attained_service = service_;
+  if (submission_.checkpoint_every > 0) view.unsaved_seconds = since_save_;
   view.progress = progress_;
   view.restarts = restarts();
   view.pause_left = pause_left_;
@@ -260,6 +332,21 @@ void JobRun::report(sched::JobView& view) {
     model.steps = learned.steps;
   }
   view.model_version = version();
+}
+
+void JobRun::report_load(sched::JobView& view, double now, double ahead) const {
+  const int32_t floor = submission_.devices / submission_.service->replica_devices;
+  sched::ServiceView service = service_run_->view(now, ahead, floor);
+  for (size_t t = 0; t < units_.size(); ++t)
+    if (units_[t] == 0) service.rate[t] = 0;
+  if (serves_) {
+    view.service = std::move(service);
+    return;
+  }
+  for (size_t t = 0; t < units_.size(); ++t) {
+    view.types[t].requested_rate = view.types[t].unit_rate = service.rate[t] * floor;
+    view.requested_batch = 1;
+  }
 }
 
 }  // namespace ductile::sim

@@ -12,6 +12,7 @@
 
 #include "ductile/sched/job.h"
 #include "ductile/sched/perf_fit.h"
+#include "ductile/sched/policy.h"
 #include "ductile/sim/application.h"
 #include "ductile/sim/workload.h"
 
@@ -58,13 +59,14 @@ struct Conditions {
 
 class JobRun {
  public:
-  // `types`: names of the cluster's device types. `used`: Policy::uses(). `shared`: what the jobs
-  // of an application have measured together; null: each learns for itself, as published.
+  // `types`: names of the cluster's device types. `shared`: what the jobs of an application have
+  // measured together; null: each learns for itself, as published.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-         std::span<const std::string> types, sched::Scaling used, FitCache& fits,
+         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
          SharedMeasurements* shared);
 
-  // Lets `seconds` pass from `now`; returns the end of the job where it lies within.
+  // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
+  // its life's end, whether it holds anything or not).
   std::optional<double> advance(double now, double seconds, const Conditions& conditions);
 
   // A new allocation, at `now`: a restart unless empty. Empty: stops.
@@ -77,6 +79,9 @@ class JobRun {
   // Writes what the scheduler may know; id, name and other constants once with describe().
   void describe(sched::JobView& view) const;
   void report(sched::JobView& view);
+  // A service's load, now and until `ahead` seconds from now.
+  void report_load(sched::JobView& view, double now, double ahead) const;
+  const ServiceRun* service_run() const { return service_run_ ? &*service_run_ : nullptr; }
 
   const sched::Allocation& allocation() const { return allocation_; }
   std::span<const int32_t> counts() const { return counts_; }
@@ -91,9 +96,12 @@ class JobRun {
   int32_t restarts() const { return std::max(starts_ - 1, 0); }
   double first_start() const { return first_start_; }
   double pause() const { return pause_of(app_, rules_); }
+  double lost() const { return lost_; }  // seconds of work done again
 
  private:
   void choose_batch();
+  void go_back();
+  bool pipeline() const { return app_.micro_batches > 0; }
   bool observe(const StepTime& time);  // whether it was new
   void refresh(int32_t type);
   uint32_t version() const;
@@ -102,19 +110,21 @@ class JobRun {
   const Application& app_;
   const ReplayRules& rules_;
   FitCache& fits_;
-  sched::Scaling scaling_;                         // of the job and the policy, the stricter
-  bool learns_;                                    // the policy uses fitted models
-  bool measures_;                                  // corrects its model by what it measures
-  int32_t batch_;                                  // asked for
-  std::vector<const Profile*> profiles_;           // by type
-  std::vector<sched::BatchLimits> limits_;         // by type
+  sched::Scaling scaling_;                  // of the job and the policy, the stricter
+  bool learns_;                             // the policy uses fitted models
+  bool measures_;                           // corrects its model by what it measures
+  int32_t batch_;                           // asked for
+  std::vector<const Profile*> profiles_;    // by type
+  std::vector<std::string> types_;          // their names
+  std::vector<int32_t> units_;              // devices of a replica by type; 0: none runs there
+  std::vector<sched::BatchLimits> limits_;  // by type
   std::vector<std::shared_ptr<Learned>> learned_;  // by type
   std::vector<double> epoch_ends_;                 // progress at the end of each epoch
   double total_ = 0;
 
   sched::Allocation allocation_;
   std::vector<int32_t> counts_;
-  int32_t replicas_ = 0;
+  int32_t devices_ = 0, replicas_ = 0;
   int32_t type_ = -1;
   int32_t local_ = 0, accumulation_ = 0;
   double pause_left_ = 0;
@@ -127,6 +137,9 @@ class JobRun {
   int32_t starts_ = 0;
   double first_start_ = -1, last_change_ = -1;
   bool finished_ = false;
+  double since_save_ = 0, saved_progress_ = 0, lost_ = 0;  // with checkpoint_every
+  bool serves_;
+  std::optional<ServiceRun> service_run_;
 };
 
 }  // namespace ductile::sim

@@ -214,9 +214,10 @@ class Dual {
 LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, int rounds) {
   for (const Submission& s : workload.jobs)
-    if (s.work != 1)
+    if (s.work != 1 || s.service || catalog.find(s.application).micro_batches > 0)
       fail(ErrorCode::invalid_argument,
-           "lower bound: job '{}' has a length of its own; only whole applications are bounded",
+           "lower bound: job '{}' has a length of its own; only whole applications, no services or "
+           "pipelines, are bounded",
            s.name);
   Dual dual(workload, catalog, cluster);
   std::vector<std::vector<double>> price(dual.types(), std::vector<double>(dual.buckets(), 0.0));

@@ -15,11 +15,20 @@ constexpr int kBatches = 24;
 // Seconds of one whole job of the application, batch chosen anew each epoch, restart not counted.
 double fastest(const Application& app, const ReplayRules& rules, const std::string& type,
                int32_t devices, int32_t per_node) {
-  const Profile& profile = app.profile(type);
-  sched::BatchLimits limits = app.limits(profile);
   std::vector<int32_t> counts;
   for (int32_t left = devices; left > 0; left -= per_node)
     counts.push_back(std::min(left, per_node));
+  if (app.micro_batches > 0) {
+    const int32_t batch = devices / app.unit(type) * app.micro_batches;
+    const double step = app.step_time(type, counts, app.micro_batches).step;
+    double seconds = 0;
+    for (int32_t epoch = 0; epoch < app.epochs; ++epoch)
+      seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) * step /
+                 sched::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
+    return seconds * (rules.own_pause ? app.slowdown : 1);
+  }
+  const Profile& profile = app.profile(type);
+  sched::BatchLimits limits = app.limits(profile);
   if (rules.limit_by_placement) limits.max_local = profile.max_local(counts);
   const double low =
       std::max<double>(limits.init_batch, static_cast<double>(limits.min_local) * devices);
@@ -67,35 +76,101 @@ double alone_seconds(const Submission& job, const Application& app, const Replay
   double rate = 0;
   for (int32_t t = 0; t < cluster.type_count(); ++t) {
     const auto of_type = static_cast<double>(cluster.usable_devices(t));
-    if (of_type == 0) continue;
+    const int32_t unit = app.unit(cluster.types[t]);
+    if (unit == 0 || of_type < unit) continue;
     const sched::BatchLimits limits = app.limits(app.profile(cluster.types[t]));
     int32_t most = std::max(limits.max_batch / limits.min_local, 1);
     if (app.most_devices > 0) most = std::min(most, app.most_devices);
     if (job.scaling == sched::Scaling::rigid) most = std::min(most, job.devices);
-    const auto devices = static_cast<int32_t>(
-        std::clamp(std::floor(std::min(total / std::max(contention, 1.0), of_type)), 1.0,
+    // In replicas, which only of pipelines are more than a device each.
+    const auto replicas = static_cast<int32_t>(
+        std::clamp(std::floor(std::min(total / std::max(contention, 1.0), of_type) / unit), 1.0,
                    static_cast<double>(std::min(most, 64))));
+    const int32_t devices = replicas * unit;
     rate += of_type / total /
             fastest(app, rules, cluster.types[t], devices, cluster.devices_per_node(t));
   }
   return job.work / rate + pause_of(app, rules);
 }
 
+namespace {
+
+std::vector<TeamSummary> teams_of(const SimResult& result, const sched::Cluster& cluster) {
+  std::map<int32_t, TeamSummary> teams;
+  for (const JobResult& job : result.jobs) {
+    TeamSummary& team = teams[job.team];
+    team.team = job.team;
+    team.device_hours += job.service / 3600;
+    team.jobs += !job.served;
+    if (!job.served) team.mean += job.jct();
+  }
+  std::vector<TeamSummary> out;
+  if (teams.size() < 2 && cluster.teams.empty()) return out;
+  for (auto& [id, team] : teams) {
+    team.mean /= static_cast<double>(std::max<int64_t>(team.jobs, 1));
+    for (const sched::Team& known : cluster.teams) {
+      if (known.id != id || known.quota <= 0) continue;
+      std::map<double, int64_t> change;
+      for (const Segment& segment : result.timeline)
+        if (result.jobs[segment.job].team == id) {
+          change[segment.from] += sched::device_count(segment.allocation);
+          change[segment.to] -= sched::device_count(segment.allocation);
+        }
+      int64_t held = 0;
+      double since = 0;
+      for (const auto& [time, devices] : change) {
+        const int64_t over = std::max<int64_t>(held - known.quota, 0);
+        team.over_quota_hours += static_cast<double>(over) * (time - since) / 3600;
+        held += devices;
+        since = time;
+      }
+    }
+    out.push_back(team);
+  }
+  return out;
+}
+
+void count_service(const JobResult& job, ServiceRecord& all, double& alive, Summary& summary) {
+  ++summary.services;
+  summary.worst_hour = std::min(summary.worst_hour, job.worst_hour);
+  alive += job.jct();
+  all.requests += job.served->requests;
+  all.on_time += job.served->on_time;
+  all.latency_sum += job.served->latency_sum;
+  all.kept_up += job.served->kept_up;
+  all.overloaded_seconds += job.served->overloaded_seconds;
+}
+
+}  // namespace
+
 Summary summarise(const SimResult& result, const Workload& workload, const Catalog& catalog,
                   const sched::Cluster& cluster) {
   Summary summary;
-  summary.jobs = static_cast<int64_t>(result.jobs.size());
+  for (const JobResult& job : result.jobs) summary.jobs += !job.served;
   if (result.jobs.empty()) return summary;
-  const double n = static_cast<double>(result.jobs.size());
+  const double n = static_cast<double>(std::max<int64_t>(summary.jobs, 1));
   std::vector<double> jcts, decisions;
   double service = 0;
-  int64_t promised = 0, kept = 0;
+  ServiceRecord served;
+  double serving = 0;
   std::map<std::tuple<std::string, int32_t, double, bool>, double> alone;
   for (size_t j = 0; j < result.jobs.size(); ++j) {
     const JobResult& job = result.jobs[j];
-    jcts.push_back(job.jct());
     service += job.service;
+    TierSummary& tier = summary.tiers[static_cast<size_t>(job.tier)];
+    for (const sched::SlaWindow& window : job.windows) {
+      ++tier.windows;
+      tier.kept += window.fraction() >= sched::guarantee(job.tier) - 1e-9;
+      tier.fraction += window.fraction();
+      tier.worst = std::min(tier.worst, window.fraction());
+    }
+    if (job.served) {
+      count_service(job, served, serving, summary);
+      continue;
+    }
+    jcts.push_back(job.jct());
     summary.restarts += job.restarts / n;
+    summary.lost_hours += job.lost / 3600;
     // Contention to the nearest tenth, so that jobs share what was computed.
     Submission whole = workload.jobs[j];
     whole.work = 1;
@@ -110,11 +185,6 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
     summary.worst_fairness = std::max(summary.worst_fairness, rho);
     summary.mean_fairness += rho / n;
     summary.unfair_share += (rho > 1) / n;
-    if (job.tier != sched::Tier::basic) {
-      ++promised;
-      const double share = job.service / (workload.jobs[j].devices * std::max(job.jct(), 1.0));
-      kept += share >= guarantee(job.tier);
-    }
   }
   for (const double jct : jcts) summary.mean += jct / n;
   summary.median = quantile(jcts, 0.5);
@@ -124,7 +194,18 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
   summary.device_hours = service / 3600;
   summary.utilisation =
       result.usable_device_seconds > 0 ? service / result.usable_device_seconds : 0;
-  if (promised > 0) summary.sla = static_cast<double>(kept) / static_cast<double>(promised);
+  const TierSummary &premium = summary.tiers[0], &standard = summary.tiers[1];
+  if (premium.windows + standard.windows > 0)
+    summary.sla = static_cast<double>(premium.kept + standard.kept) /
+                  static_cast<double>(premium.windows + standard.windows);
+  for (TierSummary& tier : summary.tiers)
+    tier.fraction /= static_cast<double>(std::max<int64_t>(tier.windows, 1));
+  summary.teams = teams_of(result, cluster);
+  if (summary.services > 0) {
+    summary.attained = served.attained();
+    summary.latency = served.kept_up > 0 ? served.latency_sum / served.kept_up : 0;
+    summary.overload = serving > 0 ? served.overloaded_seconds / serving : 0;
+  }
   for (const RoundSample& round : result.rounds) {
     decisions.push_back(round.decision_seconds);
     summary.decision_mean += round.decision_seconds / static_cast<double>(result.rounds.size());
@@ -139,6 +220,8 @@ Summary average(std::span<const Summary> summaries) {
   const double n = static_cast<double>(summaries.size());
   double sla = 0;
   int with_sla = 0;
+  out.attained = 0;
+  std::map<int32_t, TeamSummary> teams;
   for (const Summary& s : summaries) {
     out.jobs += s.jobs;
     out.mean += s.mean / n;
@@ -152,12 +235,39 @@ Summary average(std::span<const Summary> summaries) {
     out.worst_fairness = std::max(out.worst_fairness, s.worst_fairness);
     out.mean_fairness += s.mean_fairness / n;
     out.unfair_share += s.unfair_share / n;
+    out.lost_hours += s.lost_hours / n;
+    out.services = std::max(out.services, s.services);
+    out.attained += s.attained / n;
+    out.worst_hour = std::min(out.worst_hour, s.worst_hour);
+    out.latency += s.latency / n;
+    out.overload += s.overload / n;
     out.decision_mean += s.decision_mean / n;
     out.decision_p99 = std::max(out.decision_p99, s.decision_p99);
+    for (size_t t = 0; t < out.tiers.size(); ++t) {
+      TierSummary& tier = out.tiers[t];
+      tier.fraction += s.tiers[t].fraction * static_cast<double>(s.tiers[t].windows);
+      tier.windows += s.tiers[t].windows;
+      tier.kept += s.tiers[t].kept;
+      tier.worst = std::min(tier.worst, s.tiers[t].worst);
+    }
+    for (const TeamSummary& team : s.teams) {
+      TeamSummary& sum = teams[team.team];
+      sum.team = team.team;
+      sum.mean += team.mean * static_cast<double>(team.jobs);
+      sum.jobs += team.jobs;
+      sum.device_hours += team.device_hours / n;
+      sum.over_quota_hours += team.over_quota_hours / n;
+    }
     if (s.sla) {
       sla += *s.sla;
       ++with_sla;
     }
+  }
+  for (TierSummary& tier : out.tiers)
+    tier.fraction /= static_cast<double>(std::max<int64_t>(tier.windows, 1));
+  for (auto& [id, team] : teams) {
+    team.mean /= static_cast<double>(std::max<int64_t>(team.jobs, 1));
+    out.teams.push_back(team);
   }
   if (with_sla > 0) out.sla = sla / with_sla;
   return out;
@@ -176,7 +286,29 @@ nlohmann::ordered_json to_json(const Summary& s) {
                                 {"worst_fairness", s.worst_fairness},
                                 {"mean_fairness", s.mean_fairness},
                                 {"unfair_share", s.unfair_share}};
-  if (s.sla) out["sla"] = *s.sla;
+  if (s.lost_hours > 0) out["lost_hours"] = s.lost_hours;
+  if (s.sla) {
+    out["sla"] = *s.sla;
+    for (size_t t = 0; t < s.tiers.size(); ++t)
+      if (s.tiers[t].windows > 0)
+        out["tiers"][std::string(sched::to_string(static_cast<sched::Tier>(t)))] = {
+            {"windows", s.tiers[t].windows},
+            {"kept", s.tiers[t].kept},
+            {"mean_fraction", s.tiers[t].fraction},
+            {"worst_fraction", s.tiers[t].worst}};
+  }
+  for (const TeamSummary& team : s.teams)
+    out["teams"].push_back({{"team", team.team},
+                            {"jobs", team.jobs},
+                            {"device_hours", team.device_hours},
+                            {"mean_jct", team.mean},
+                            {"over_quota_hours", team.over_quota_hours}});
+  if (s.services > 0)
+    out["services"] = {{"services", s.services},
+                       {"on_time", s.attained},
+                       {"worst_hour_on_time", s.worst_hour},
+                       {"mean_latency", s.latency},
+                       {"overloaded_share", s.overload}};
   out["decision_seconds"] = s.decision_mean;
   out["decision_seconds_p99"] = s.decision_p99;
   return out;
@@ -185,7 +317,7 @@ nlohmann::ordered_json to_json(const Summary& s) {
 nlohmann::ordered_json to_json(const SimResult& result) {
   nlohmann::ordered_json out = {{"workload", result.workload}, {"policy", result.policy}};
   auto& jobs = out["jobs"] = nlohmann::ordered_json::array();
-  for (const JobResult& job : result.jobs)
+  for (const JobResult& job : result.jobs) {
     jobs.push_back({{"name", job.name},
                     {"application", job.application},
                     {"tier", sched::to_string(job.tier)},
@@ -197,6 +329,17 @@ nlohmann::ordered_json to_json(const SimResult& result) {
                     {"paused", job.paused},
                     {"restarts", job.restarts},
                     {"node_losses", job.node_losses}});
+    auto& entry = jobs.back();
+    if (job.lost > 0) entry["lost"] = job.lost;
+    if (job.tier != sched::Tier::basic)
+      for (const sched::SlaWindow& window : job.windows)
+        entry["windows"].push_back({window.from, window.to, window.fraction()});
+    if (job.served)
+      entry["served"] = {{"requests", job.served->requests},
+                         {"on_time", job.served->attained()},
+                         {"worst_hour_on_time", job.worst_hour},
+                         {"overloaded_seconds", job.served->overloaded_seconds}};
+  }
   auto& rounds = out["rounds"] = nlohmann::ordered_json::array();
   for (const RoundSample& r : result.rounds)
     rounds.push_back({{"time", r.time},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,8 +13,24 @@
 // Figures of finished simulations.
 namespace ductile::sim {
 
-struct Summary {
+// How a tier's promise was kept: windows (sched/sla.h) of its jobs, services included.
+struct TierSummary {
+  int64_t windows = 0, kept = 0;  // kept: at or above the guarantee
+  double fraction = 0;            // of the devices asked for, mean over windows
+  double worst = 1;
+};
+
+struct TeamSummary {
+  int32_t team = 0;
   int64_t jobs = 0;
+  double device_hours = 0;
+  double mean = 0;              // completion time of its jobs, s; services left out
+  double over_quota_hours = 0;  // device hours above its quota
+};
+
+struct Summary {
+  int64_t jobs =
+      0;  // services left out, here and in all that follows but device hours, tiers, teams
   double mean = 0, median = 0, p90 = 0, p99 = 0;  // job completion times, s
   double makespan = 0;                            // last end, s
   double device_hours = 0;
@@ -22,7 +39,15 @@ struct Summary {
   // Finish-time fairness rho: completion time against that of the job alone on its equal share
   // of the cluster (Mahajan et al., Themis, NSDI'20); above 1 it would have done better there.
   double worst_fairness = 0, mean_fairness = 0, unfair_share = 0;  // share of jobs above 1
-  std::optional<double> sla;  // share of Premium and Standard jobs that got what is promised
+  double lost_hours = 0;      // of work done again, with checkpoints now and then; jobs x hours
+  std::optional<double> sla;  // share of the windows of Premium and Standard jobs that were kept
+  std::array<TierSummary, 3> tiers;
+  std::vector<TeamSummary> teams;  // where there are several, by number
+  int64_t services = 0;
+  double attained = 1;    // of the services' requests: answered on time
+  double worst_hour = 1;  // the same in the worst hour of any service
+  double latency = 0;     // mean seconds to the answer, while they kept up
+  double overload = 0;    // share of their time in which some service did not keep up
   double decision_mean = 0, decision_p99 = 0;  // CPU seconds of the policy a round
 };
 

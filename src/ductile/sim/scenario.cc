@@ -14,17 +14,29 @@
 namespace ductile::sim {
 namespace {
 
-constexpr std::array<std::pair<FaultKind, std::string_view>, 6> kKinds = {{
+constexpr std::array<std::pair<FaultKind, std::string_view>, 9> kKinds = {{
     {FaultKind::node_loss, "node_loss"},
     {FaultKind::straggler, "straggler"},
     {FaultKind::slow_network, "slow_network"},
     {FaultKind::lost_decisions, "lost_decisions"},
     {FaultKind::late_reports, "late_reports"},
     {FaultKind::reclaim, "reclaim"},
+    {FaultKind::maintenance, "maintenance"},
+    {FaultKind::lost_messages, "lost_messages"},
+    {FaultKind::late_messages, "late_messages"},
 }};
 
+bool announced(FaultKind kind) {
+  return kind == FaultKind::reclaim || kind == FaultKind::maintenance;
+}
+
 bool of_a_node(FaultKind kind) {
-  return kind == FaultKind::node_loss || kind == FaultKind::straggler || kind == FaultKind::reclaim;
+  return kind == FaultKind::node_loss || kind == FaultKind::straggler || announced(kind);
+}
+
+bool of_messages(FaultKind kind) {
+  return kind == FaultKind::lost_decisions || kind == FaultKind::late_reports ||
+         kind == FaultKind::lost_messages || kind == FaultKind::late_messages;
 }
 
 double number(const toml::node& node, const std::string& where, std::string_view key, double least,
@@ -37,8 +49,9 @@ double number(const toml::node& node, const std::string& where, std::string_view
 }
 
 Fault read_fault(const toml::table& table, const std::string& where) {
-  static const std::vector<std::string> kKeys = {"kind",  "at",     "for",         "node",  "every",
-                                                 "count", "factor", "probability", "notice"};
+  static const std::vector<std::string> kKeys = {"kind",        "at",     "for",   "node",
+                                                 "nodes",       "every",  "count", "factor",
+                                                 "probability", "notice", "delay"};
   Fault fault;
   bool kind_known = false;
   for (const auto& [key, node] : table) {
@@ -60,7 +73,15 @@ Fault read_fault(const toml::table& table, const std::string& where) {
     } else if (name == "for") {
       fault.lasts = number(node, where, name, 0, 1e10);
     } else if (name == "node") {
-      fault.node = static_cast<int32_t>(number(node, where, name, 0, 1e9));
+      fault.nodes = {static_cast<int32_t>(number(node, where, name, 0, 1e9))};
+    } else if (name == "nodes") {
+      if (!node.is_array() || node.as_array()->empty())
+        fail(ErrorCode::invalid_argument, "{}: nodes is a list of node numbers", where);
+      fault.nodes.clear();
+      for (const toml::node& one : *node.as_array())
+        fault.nodes.push_back(static_cast<int32_t>(number(one, where, name, 0, 1e9)));
+    } else if (name == "delay") {
+      fault.delay = number(node, where, name, 0, 1e4);
     } else if (name == "every") {
       fault.every = number(node, where, name, 1, 1e10);
       if (!table.contains("count")) fault.count = 1'000'000;
@@ -126,26 +147,37 @@ std::vector<FaultEvent> plan_faults(const Scenario& scenario, const sched::Clust
   std::vector<FaultEvent> events;
   for (size_t f = 0; f < scenario.faults.size(); ++f) {
     const Fault& fault = scenario.faults[f];
-    if (fault.node >= cluster.nodes())
-      fail(ErrorCode::invalid_argument, "a {} of node {}, but the cluster has {} nodes",
-           to_string(fault.kind), fault.node, cluster.nodes());
+    for (const int32_t node : fault.nodes)
+      if (node >= cluster.nodes())
+        fail(ErrorCode::invalid_argument, "a {} of node {}, but the cluster has {} nodes",
+             to_string(fault.kind), node, cluster.nodes());
+    // Drawn from these: what is reclaimed is spot, where anything is.
+    std::vector<int32_t> all, spot;
+    for (int32_t n = 0; n < cluster.nodes(); ++n) (cluster.node_spot[n] ? spot : all).push_back(n);
+    if (fault.kind != FaultKind::reclaim) all.insert(all.end(), spot.begin(), spot.end());
+    const std::vector<int32_t>& drawn =
+        fault.kind == FaultKind::reclaim && !spot.empty() ? spot : all;
+    const double notice = announced(fault.kind)
+                              ? fault.notice.value_or(fault.kind == FaultKind::reclaim ? 120 : 3600)
+                              : 0;
     double at = fault.at;
     for (int64_t i = 0; i < fault.count && at <= until; ++i) {
       Rng rng(seed, mix(0xfa017, f), static_cast<uint64_t>(i));
-      int32_t node = fault.node;
-      if (node < 0 && of_a_node(fault.kind))
-        node = static_cast<int32_t>(rng.below(static_cast<uint32_t>(cluster.nodes())));
-      const bool message =
-          fault.kind == FaultKind::lost_decisions || fault.kind == FaultKind::late_reports;
-      const double value = message ? fault.probability : fault.factor;
-      double loss = at;
-      if (fault.kind == FaultKind::reclaim && fault.notice > 0) {
-        loss = at + fault.notice;
-        events.push_back({at, fault.kind, true, true, node, loss});
+      std::vector<int32_t> nodes = fault.nodes;
+      if (nodes.empty() && of_a_node(fault.kind)) {
+        std::vector<int32_t> sorted = drawn;
+        std::sort(sorted.begin(), sorted.end());
+        nodes = {sorted[rng.below(static_cast<uint32_t>(sorted.size()))]};
       }
-      events.push_back({loss, fault.kind, true, false, node, value});
-      if (fault.lasts > 0)
-        events.push_back({loss + fault.lasts, fault.kind, false, false, node, value});
+      if (nodes.empty()) nodes = {-1};
+      const double value = of_messages(fault.kind) ? fault.probability : fault.factor;
+      for (const int32_t node : nodes) {
+        const double loss = at + notice;
+        if (notice > 0) events.push_back({at, fault.kind, true, true, node, loss, 0});
+        events.push_back({loss, fault.kind, true, false, node, value, fault.delay});
+        if (fault.lasts > 0)
+          events.push_back({loss + fault.lasts, fault.kind, false, false, node, value, 0});
+      }
       if (fault.every <= 0) break;
       at += std::ceil(-std::log(1 - rng.uniform(0, 1)) * fault.every);
     }

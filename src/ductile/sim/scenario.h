@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,15 +13,20 @@
 //
 //   lost_work_seconds = 0        # progress that a job loses with a node, besides its restart
 //   [[fault]]
-//   kind = "node_loss"           # straggler, slow_network, lost_decisions, late_reports, reclaim
+//   kind = "node_loss"           # straggler, slow_network, lost_decisions, late_reports, reclaim,
+//                                # maintenance, lost_messages, late_messages
 //   at = 3600                    # seconds; the first time
 //   for = 1800                   # how long each lasts; 0 or none: for good
-//   node = 3                     # node_loss, straggler, reclaim; none: drawn from the seed
+//   node = 3                     # node_loss, straggler, reclaim, maintenance; none: drawn from the
+//                                # seed, for reclaim of the spot nodes where there are any
+//   nodes = [0, 1]               # instead: several at once
 //   every = 7200                 # repeats after this long, on average; none: once
 //   count = 10                   # at most so many
 //   factor = 2.5                 # straggler, slow_network: times as slow
-//   probability = 0.1            # lost_decisions, late_reports: of each message
-//   notice = 120                 # reclaim: seconds between the announcement and the loss
+//   probability = 0.1            # lost_decisions, late_reports, lost_messages, late_messages
+//   notice = 120                 # reclaim (120), maintenance (3600): seconds from the announcement
+//                                # to the loss
+//   delay = 1                    # late_messages: seconds at most
 namespace ductile::sim {
 
 enum class FaultKind : uint8_t {
@@ -30,19 +36,23 @@ enum class FaultKind : uint8_t {
   lost_decisions,  // a job does not hear of its new allocation this round
   late_reports,    // the scheduler sees a job as it was in an earlier round
   reclaim,         // as node_loss, announced: Cluster::node_leaves_at
+  maintenance,     // the same, planned long before
+  lost_messages,   // between a job's controller and its workers (control.h); ignored without it
+  late_messages,
 };
 std::string_view to_string(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::node_loss;
   double at = 0;
-  double lasts = 0;  // 0: for good
-  int32_t node = -1;
+  double lasts = 0;            // 0: for good
+  std::vector<int32_t> nodes;  // none: one, drawn
   double every = 0;
   int64_t count = 1;
   double factor = 2;
   double probability = 0;
-  double notice = 0;
+  std::optional<double> notice;
+  double delay = 1;
 };
 
 struct Scenario {
@@ -59,9 +69,10 @@ struct FaultEvent {
   double time = 0;
   FaultKind kind = FaultKind::node_loss;
   bool start = true;
-  bool announce = false;  // reclaim: only the notice
+  bool announce = false;  // reclaim, maintenance: only the notice
   int32_t node = -1;
   double value = 0;  // factor or probability; of an announcement the time of the loss
+  double delay = 0;  // late_messages
 };
 
 // The scenario as events in order of time, up to `until`; what is random is drawn from the seed.

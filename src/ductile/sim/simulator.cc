@@ -4,10 +4,12 @@
 #include <cmath>
 #include <ctime>
 #include <map>
+#include <set>
 #include <unordered_map>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/sched/queueing.h"
 #include "ductile/sim/job_run_impl.h"
 
 namespace ductile::sim {
@@ -45,6 +47,9 @@ class Simulation {
   bool drawn(double probability, uint64_t purpose, int32_t job) const;
   double packed_step(const Application& app, int32_t batch, int32_t devices, int32_t type) const;
   std::span<const double> step_seconds(const Submission& job);
+  double asked_rate(const Submission& job, const sched::JobView& view, int32_t type) const;
+  void end_job(int32_t job, double at);
+  void lose_node(int32_t job, int32_t node);
 
   Workload workload_;
   const Catalog& catalog_;
@@ -61,11 +66,14 @@ class Simulation {
   size_t next_fault_ = 0, next_job_ = 0;
   double now_ = 0, next_round_ = 0;
   std::vector<double> node_slow_;
-  std::vector<int32_t> node_losses_;  // a node may be lost twice over
+  std::vector<int32_t> node_losses_;         // a node may be lost twice over
+  std::vector<std::set<double>> announced_;  // times of losses to come, by node
   double network_slow_ = 1, lost_decisions_ = 0, late_reports_ = 0;
   std::vector<uint8_t> interfered_;  // by job
   std::vector<double> segment_start_;
   std::vector<double> contention_, rounds_lived_;
+  std::vector<sched::SlaAccount> accounts_;
+  int64_t training_left_ = 0;
   std::map<std::pair<const Application*, int32_t>, std::vector<double>> step_seconds_;
   int idle_rounds_ = 0;
   SimResult result_;
@@ -88,14 +96,30 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   int64_t largest = 0;  // devices of one type
   for (int32_t t = 0; t < cluster_.type_count(); ++t)
     largest = std::max(largest, cluster_.usable_devices(t));
-  for (Submission& job : workload_.jobs)
+  for (Submission& job : workload_.jobs) {
     job.devices = static_cast<int32_t>(std::min<int64_t>(job.devices, largest));
+    if (!job.service) {
+      ++training_left_;
+      continue;
+    }
+    const int32_t unit = job.service->replica_devices;
+    if (job.devices < unit)
+      fail(ErrorCode::invalid_argument, "{}: a replica takes {} devices, the cluster has {}",
+           job.name, unit, largest);
+    job.devices -= job.devices % unit;
+  }
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
-    runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types,
-                       policy.uses(), fits_, policy.measures() ? &measurements_ : nullptr);
+    runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, policy,
+                       fits_, policy.measures() ? &measurements_ : nullptr);
+    if (!policy.sees_types())
+      for (const std::string& type : cluster_.types)
+        if (!job.service && catalog.find(job.application).unit(type) == 0)
+          fail(ErrorCode::invalid_argument,
+               "{}: pipelines of {} do not run on {}, and policy {} knows nothing of device types",
+               job.name, job.application, type, policy.name());
     double factor = 0;
-    if (options.budget) {
+    if (options.budget && !job.service) {
       Rng rng(options.seed, 0xb0d9e7, j);
       const double range = std::log(std::max(*options.budget, 1.0));
       factor = std::exp(rng.uniform(-range, range));
@@ -108,6 +132,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
     result.team = job.team;
     result.arrival = job.time;
     result_.jobs.push_back(std::move(result));
+    accounts_.emplace_back(job.time);
   }
   segment_start_.assign(jobs, 0);
   interfered_.assign(jobs, 0);
@@ -115,6 +140,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   rounds_lived_.assign(jobs, 0);
   node_slow_.assign(cluster_.nodes(), 1);
   node_losses_.assign(cluster_.nodes(), 0);
+  announced_.resize(cluster_.nodes());
   faults_ = plan_faults(options.scenario, cluster_, options.seed, options.most_seconds);
   result_.workload = workload.name;
   result_.policy = policy.name();
@@ -150,6 +176,20 @@ std::span<const double> Simulation::step_seconds(const Submission& job) {
   return found->second;
 }
 
+// Samples a second on the devices and batch asked for.
+double Simulation::asked_rate(const Submission& job, const sched::JobView& view,
+                              int32_t type) const {
+  const Application& app = catalog_.find(job.application);
+  if (app.micro_batches == 0)
+    return view.requested_batch / packed_step(app, view.requested_batch, job.devices, type);
+  const int32_t per_node = std::max(cluster_.devices_per_node(type), 1);
+  std::vector<int32_t> counts;
+  for (int32_t left = view.requested_devices; left > 0; left -= per_node)
+    counts.push_back(std::min(left, per_node));
+  return static_cast<double>(job.devices) * app.micro_batches /
+         app.step_time(cluster_.types[type], counts, 1).step;
+}
+
 void Simulation::arrive() {
   while (next_job_ < workload_.jobs.size() && workload_.jobs[next_job_].time <= now_) {
     const auto j = static_cast<int32_t>(next_job_++);
@@ -157,12 +197,13 @@ void Simulation::arrive() {
     view.id = j;
     runs_[j].describe(view);
     const Submission& job = workload_.jobs[j];
-    view.known_step_seconds = step_seconds(job);
-    if (view.scaling == sched::Scaling::rigid) {
-      const Application& app = catalog_.find(job.application);
+    if (!job.service && catalog_.find(job.application).micro_batches == 0)
+      view.known_step_seconds = step_seconds(job);
+    if (job.service) {
+      runs_[j].report_load(view, now_, 0);
+    } else if (view.scaling == sched::Scaling::rigid) {
       for (int32_t t = 0; t < cluster_.type_count(); ++t)
-        view.types[t].requested_rate =
-            view.requested_batch / packed_step(app, view.requested_batch, job.devices, t);
+        if (view.types[t].allowed) view.types[t].requested_rate = asked_rate(job, view, t);
     }
     active_.push_back(j);
     views_.push_back(std::move(view));
@@ -192,9 +233,13 @@ void Simulation::pass(double until) {
     for (size_t i = 0; i < active_.size(); ++i) {
       const int32_t j = active_[i];
       JobRun& run = runs_[j];
-      const double before = run.progress();
+      const double before = run.progress(), held = run.service(), paused = run.paused();
       const auto finish = run.advance(now_, seconds, conditions(j));
       DUCTILE_CHECK(run.progress() >= before, "{} went back", result_.jobs[j].name);
+      const double made_use =
+          run.service() - held - (run.paused() - paused) * sched::device_count(run.allocation());
+      accounts_[j].pass(finish.value_or(until), workload_.jobs[j].devices, made_use,
+                        result_.jobs[j].windows);
       if (!finish) {
         if (kept != i) {
           active_[kept] = j;
@@ -203,25 +248,51 @@ void Simulation::pass(double until) {
         ++kept;
         continue;
       }
-      end_segment(j, *finish);
-      JobResult& result = result_.jobs[j];
-      result.start = run.first_start();
-      result.finish = *finish;
-      result.service = run.service();
-      result.paused = run.paused();
-      result.restarts = run.restarts();
-      result.contention = rounds_lived_[j] > 0 ? contention_[j] / rounds_lived_[j] : 1;
-      last = std::max(last, *finish);
-      result_.end = std::max(result_.end, *finish);
+      end_job(j, *finish);
+      if (!workload_.jobs[j].service) last = std::max(last, *finish);
     }
     const bool worked = !active_.empty();
     active_.resize(kept);
     views_.resize(kept);
     if (worked)
-      result_.usable_device_seconds +=
-          static_cast<double>(cluster_.usable_devices()) * (kept > 0 ? seconds : last - now_);
+      result_.usable_device_seconds += static_cast<double>(cluster_.usable_devices()) *
+                                       (kept > 0 || last == 0 ? seconds : last - now_);
   }
   now_ = until;
+}
+
+void Simulation::end_job(int32_t j, double at) {
+  const JobRun& run = runs_[j];
+  end_segment(j, at);
+  JobResult& result = result_.jobs[j];
+  result.start = run.first_start() < 0 ? at : run.first_start();
+  result.finish = at;
+  result.service = run.service();
+  result.paused = run.paused();
+  result.restarts = run.restarts();
+  result.lost = run.lost();
+  result.contention = rounds_lived_[j] > 0 ? contention_[j] / rounds_lived_[j] : 1;
+  accounts_[j].end(result.windows);
+  if (const ServiceRun* service = run.service_run()) {
+    result.served = service->record();
+    for (const ServiceRecord& hour : service->hours())
+      if (hour.requests > 0) result.worst_hour = std::min(result.worst_hour, hour.attained());
+    return;
+  }
+  --training_left_;
+  result_.end = std::max(result_.end, at);
+}
+
+// A service goes on with the replicas that it has elsewhere; a job's devices stop together.
+void Simulation::lose_node(int32_t j, int32_t node) {
+  sched::Allocation left = runs_[j].allocation();
+  if (std::erase_if(left, [&](const sched::NodeShare& s) { return s.node == node; }) == 0) return;
+  ++result_.jobs[j].node_losses;
+  if (!workload_.jobs[j].service) {
+    runs_[j].lose_work(options_.scenario.lost_work_seconds);
+    left.clear();
+  }
+  change(j, left);
 }
 
 void Simulation::change(int32_t job, const sched::Allocation& allocation) {
@@ -233,7 +304,7 @@ void Simulation::change(int32_t job, const sched::Allocation& allocation) {
   bool same_shape = run.running() && type == run.type() && allocation.size() == run.counts().size();
   for (size_t i = 0; same_shape && i < allocation.size(); ++i)
     same_shape = allocation[i].devices == run.counts()[i];
-  if (same_shape && catalog_.rules.free_moves) {
+  if (same_shape && catalog_.rules.free_moves && !workload_.jobs[job].service) {
     run.move(allocation);
   } else {
     run.reallocate(now_, allocation, type);
@@ -243,24 +314,20 @@ void Simulation::change(int32_t job, const sched::Allocation& allocation) {
 void Simulation::apply(const FaultEvent& event) {
   switch (event.kind) {
     case FaultKind::node_loss:
-    case FaultKind::reclaim: {
+    case FaultKind::reclaim:
+    case FaultKind::maintenance: {
       if (event.announce) {
-        cluster_.node_leaves_at[event.node] = event.value;
+        announced_[event.node].insert(event.value);
+        cluster_.node_leaves_at[event.node] = *announced_[event.node].begin();
         break;
       }
+      if (event.start) announced_[event.node].erase(now_);
       node_losses_[event.node] += event.start ? 1 : -1;
       cluster_.node_up[event.node] = node_losses_[event.node] == 0;
-      cluster_.node_leaves_at[event.node] = INFINITY;
+      cluster_.node_leaves_at[event.node] =
+          announced_[event.node].empty() ? INFINITY : *announced_[event.node].begin();
       if (!event.start) break;
-      for (const int32_t j : active_) {
-        const sched::Allocation& held = runs_[j].allocation();
-        if (std::none_of(held.begin(), held.end(),
-                         [&](const sched::NodeShare& s) { return s.node == event.node; }))
-          continue;
-        runs_[j].lose_work(options_.scenario.lost_work_seconds);
-        change(j, {});
-        ++result_.jobs[j].node_losses;
-      }
+      for (const int32_t j : active_) lose_node(j, event.node);
       break;
     }
     case FaultKind::straggler:
@@ -274,6 +341,9 @@ void Simulation::apply(const FaultEvent& event) {
       break;
     case FaultKind::late_reports:
       late_reports_ = event.start ? event.value : 0;
+      break;
+    case FaultKind::lost_messages:
+    case FaultKind::late_messages:
       break;
   }
   result_.faults.push_back(event);
@@ -346,8 +416,10 @@ void Simulation::round() {
     view.allocation = run.allocation();
     contention_[j] += static_cast<double>(active_.size());
     rounds_lived_[j] += 1;
+    view.window = accounts_[j].open();
     if (drawn(late_reports_, 0x1a7e, j)) continue;
     run.report(view);
+    if (workload_.jobs[j].service) run.report_load(view, now_, 2 * options_.interval);
     if (declared_[j] > 0) {
       // An exceeded budget is taken to be nearly used up.
       const double length = declared_[j] * run.total_progress();
@@ -379,6 +451,14 @@ void Simulation::round() {
   for (const int32_t j : active_) {
     if (!runs_[j].running()) ++sample.waiting;
     sample.used += sched::device_count(runs_[j].allocation());
+    if (const ServiceRun* service = runs_[j].service_run()) {
+      const sched::ServiceView view = service->view(now_, 0, 1);
+      sample.load += view.load;
+      if (const int32_t type = runs_[j].type(); type >= 0)
+        sample.on_time += view.load * sched::on_time_share(view.load, service->ready(now_),
+                                                           view.rate[type], view.target);
+      continue;
+    }
     sample.goodput += runs_[j].rate() / runs_[j].total_progress() * 3600;
   }
   idle_rounds_ = sample.used == 0 && sample.usable > 0 && sample.active > 0 ? idle_rounds_ + 1 : 0;

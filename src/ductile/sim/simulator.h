@@ -47,6 +47,10 @@ struct JobResult {
   double paused = 0;                          // seconds of restarts
   int32_t restarts = 0;
   int32_t node_losses = 0;
+  double lost = 0;  // seconds of work done again: since the last checkpoint, with checkpoint_every
+  std::vector<sched::SlaWindow> windows;  // of its service level
+  std::optional<ServiceRecord> served;    // of a service
+  double worst_hour = 1;                  // of a service: the least share answered on time
   double contention = 0;  // unfinished jobs in the mean round of its life, itself among them
   double jct() const { return finish - arrival; }
 };
@@ -63,7 +67,8 @@ struct RoundSample {
   int32_t active = 0, waiting = 0;  // unfinished; of these without devices
   int64_t used = 0, usable = 0;     // devices
   double goodput = 0;  // jobs an hour: progress a second of each job against its whole length
-  double decision_seconds = 0;  // CPU time of the policy; not deterministic
+  double load = 0, on_time = 0;  // of services: requests a second; of these answered on time
+  double decision_seconds = 0;   // CPU time of the policy; not deterministic
   double objective = 0, bound = 0;
 };
 
@@ -73,7 +78,7 @@ struct SimResult {
   std::vector<Segment> timeline;
   std::vector<RoundSample> rounds;
   std::vector<FaultEvent> faults;    // that happened
-  double end = 0;                    // last finish
+  double end = 0;                    // last finish of a job that is no service
   double usable_device_seconds = 0;  // until then, where work was unfinished
 };
 

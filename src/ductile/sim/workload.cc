@@ -44,6 +44,63 @@ void sort_by_time(Workload& workload) {
                    [](const Submission& a, const Submission& b) { return a.time < b.time; });
 }
 
+// "3", or "0:3; 43200:9; 86400:3".
+std::vector<std::pair<double, double>> read_load(const Csv& csv, size_t row) {
+  const std::string text = csv.text(row, "load");
+  std::vector<std::pair<double, double>> points;
+  const auto wrong = [&] {
+    fail(ErrorCode::invalid_argument,
+         "{}: '{}' is neither a number of requests a second nor a list of seconds:requests such as "
+         "0:3; 43200:9; 86400:3, with times that rise from 0",
+         csv.where(row, "load"), text);
+  };
+  const auto number = [&](std::string_view part) {
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    while (!part.empty() && part.back() == ' ') part.remove_suffix(1);
+    double value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (part.empty() || error != std::errc() || end != part.data() + part.size() || !(value >= 0) ||
+        value > 1e9)
+      wrong();
+    return value;
+  };
+  for (size_t at = 0; at <= text.size();) {
+    const size_t stop = std::min(text.find(';', at), text.size());
+    const std::string_view part = std::string_view(text).substr(at, stop - at);
+    const size_t colon = part.find(':');
+    if (colon == std::string_view::npos) {
+      points.push_back({0, number(part)});
+      if (stop != text.size() || points.size() > 1) wrong();
+    } else {
+      points.push_back({number(part.substr(0, colon)), number(part.substr(colon + 1))});
+      if (points.size() == 1 ? points[0].first != 0
+                             : points.back().first <= points[points.size() - 2].first)
+        wrong();
+    }
+    at = stop + 1;
+  }
+  return points;
+}
+
+ServiceSpec read_service(const Csv& csv, size_t row, const Submission& job) {
+  ServiceSpec service;
+  service.load = read_load(csv, row);
+  const auto positive = [&](const char* column, double fallback) {
+    return csv.has(column) && !csv.text(row, column).empty() ? csv.number(row, column, 1e-9, 1e9)
+                                                             : fallback;
+  };
+  service.replica_rate = positive("replica_rate", service.replica_rate);
+  service.latency = positive("latency", service.latency);
+  service.seconds = positive("seconds", service.seconds);
+  if (csv.has("replica_devices") && !csv.text(row, "replica_devices").empty())
+    service.replica_devices =
+        static_cast<int32_t>(csv.whole(row, "replica_devices", 1, kMostDevices));
+  if (job.devices % service.replica_devices != 0)
+    fail(ErrorCode::invalid_argument, "{}: a floor of {} devices is no number of replicas of {}",
+         csv.where(row, "num_replicas"), job.devices, service.replica_devices);
+  return service;
+}
+
 Workload from_jobs(const Csv& csv, const Catalog& catalog) {
   using sched::Scaling, sched::Tier;
   Workload workload;
@@ -68,6 +125,9 @@ Workload from_jobs(const Csv& csv, const Catalog& catalog) {
     if (csv.has("team")) job.team = static_cast<int32_t>(csv.whole(row, "team", 0, 1 << 30));
     if (csv.has("preemptible")) job.preemptible = csv.whole(row, "preemptible", 0, 1) == 1;
     if (csv.has("work")) job.work = csv.number(row, "work", 1e-6, 1e6);
+    if (csv.has("checkpoint")) job.checkpoint_every = csv.number(row, "checkpoint", 0, 1e7);
+    if (csv.has("load") && !csv.text(row, "load").empty())
+      job.service = read_service(csv, row, job);
     workload.jobs.push_back(std::move(job));
   }
   return workload;
@@ -158,6 +218,30 @@ void truncate(Workload& workload, int64_t count) {
     workload.jobs.resize(static_cast<size_t>(std::max<int64_t>(count, 1)));
 }
 
+namespace {
+
+Submission made_service(const SyntheticOptions& options, int64_t index) {
+  Rng rng(options.seed, 3, static_cast<uint64_t>(index));
+  Submission job;
+  job.application = "bert";
+  job.devices = 2;
+  job.tier = sched::Tier::premium;
+  job.team = static_cast<int32_t>(rng.below(static_cast<uint32_t>(options.teams)));
+  ServiceSpec service;
+  service.seconds = options.hours * 3600;
+  // One day, that is the length of the workload: a sine in eighths, shifted.
+  const double phase = rng.uniform(0, 1), mean = rng.uniform(30, 42);
+  service.load.clear();
+  for (int i = 0; i <= 8; ++i)
+    service.load.push_back(
+        {std::round(options.hours * 450) * i,
+         std::round(10 * mean * (1 + 0.7 * std::sin(2 * M_PI * (i / 8.0 + phase)))) / 10});
+  job.service = service;
+  return job;
+}
+
+}  // namespace
+
 Workload synthetic_workload(const SyntheticOptions& options, const Catalog& catalog) {
   if (options.jobs < 1 || !(options.hours > 0) || options.teams < 1)
     fail(ErrorCode::invalid_argument, "{} jobs in {} hours for {} teams: each must be above 0",
@@ -208,19 +292,40 @@ Workload synthetic_workload(const SyntheticOptions& options, const Catalog& cata
     }
     workload.jobs.push_back(std::move(job));
   }
+  for (int64_t i = 0; i < options.services; ++i) workload.jobs.push_back(made_service(options, i));
   sort_by_time(workload);
   for (size_t i = 0; i < workload.jobs.size(); ++i)
-    workload.jobs[i].name = fmt::format("{}-{}", workload.jobs[i].application, i);
+    workload.jobs[i].name = fmt::format("{}-{}{}", workload.jobs[i].application,
+                                        workload.jobs[i].service ? "service-" : "", i);
   return workload;
 }
 
 std::string to_csv(const Workload& workload) {
+  bool checkpoints = false, services = false;
+  for (const Submission& job : workload.jobs) {
+    checkpoints |= job.checkpoint_every > 0;
+    services |= job.service.has_value();
+  }
   std::string out =
-      "name,time,application,num_replicas,batch_size,scaling,tier,team,preemptible,work\n";
-  for (const Submission& job : workload.jobs)
-    out += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", job.name, job.time, job.application,
+      "name,time,application,num_replicas,batch_size,scaling,tier,team,preemptible,work";
+  if (checkpoints) out += ",checkpoint";
+  if (services) out += ",load,replica_rate,latency,replica_devices,seconds";
+  out += "\n";
+  for (const Submission& job : workload.jobs) {
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{}", job.name, job.time, job.application,
                        job.devices, job.batch, sched::to_string(job.scaling),
                        sched::to_string(job.tier), job.team, job.preemptible ? 1 : 0, job.work);
+    if (checkpoints) out += fmt::format(",{}", job.checkpoint_every);
+    if (services && !job.service) out += ",,,,,";
+    if (job.service) {
+      out += ",";
+      for (const auto& [time, load] : job.service->load)
+        out += fmt::format("{}{}:{}", time > 0 ? ";" : "", time, load);
+      out += fmt::format(",{},{},{},{}", job.service->replica_rate, job.service->latency,
+                         job.service->replica_devices, job.service->seconds);
+    }
+    out += "\n";
+  }
   return out;
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ductile/base/files.h"
 #include "ductile/sched/job.h"
 #include "ductile/sim/application.h"
+#include "ductile/sim/service_run.h"
 
 // Jobs to come, from files or made up.
 namespace ductile::sim {
@@ -22,6 +24,11 @@ struct Submission {
   int32_t team = 0;
   bool preemptible = true;
   double work = 1;  // length against the application's own
+  // A change or loss takes back the work since the last checkpoint, taken so often in seconds of
+  // work; 0: none is lost (it saves when it is told to stop, or loses a step at most).
+  double checkpoint_every = 0;
+  // An inference service: `devices` is its floor, `work` and `batch` mean nothing.
+  std::optional<ServiceSpec> service;
 };
 
 struct Workload {
@@ -37,7 +44,9 @@ struct Workload {
 //    is a team;
 //  - the first with any of scaling (rigid, strong, adaptive), tier (premium, standard, basic),
 //  team,
-//    preemptible (0, 1), work, batch_size left out: our own.
+//    preemptible (0, 1), work, checkpoint, batch_size left out: our own. A row with `load` is an
+//    inference service: load ("3" or "0:3; 43200:9; 86400:3", requests a second by time),
+//    replica_rate, latency, replica_devices, seconds as ServiceSpec; num_replicas is its floor.
 // Rows come in any order. Throws as Csv; an unknown application names line and column too.
 Workload read_workload(const fs::path& file, const Catalog& catalog);
 Workload parse_workload(std::string_view text, const std::string& name, const Catalog& catalog);
@@ -58,6 +67,9 @@ struct SyntheticOptions {
   bool tiers = false;  // a tenth Premium, three tenths Standard; else all Basic
   int32_t teams = 1;
   double spread = 0.35;  // of the logarithm of a job's length
+  // Inference services that are there all the time, Premium, each with a floor of 2 devices and a
+  // load that swings once between what 2 and about 8 devices can answer.
+  int64_t services = 0;
 };
 Workload synthetic_workload(const SyntheticOptions& options, const Catalog& catalog);
 
