@@ -119,6 +119,32 @@ bool CpuModel::has(std::string_view flag) const {
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
 }
 
+std::vector<int> usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::vector<int> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(static_cast<size_t>(cpu), &set)) cores.push_back(cpu);
+  return cores;
+}
+
+std::vector<int> core_share(int64_t place, int64_t workers, const std::vector<int>& cores) {
+  const auto count = static_cast<int64_t>(cores.size());
+  if (workers <= 1 || workers > count) return {};
+  const int64_t slot = place % workers;
+  return {cores.begin() + slot * count / workers, cores.begin() + (slot + 1) * count / workers};
+}
+
+void run_on(const std::vector<int>& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(static_cast<size_t>(core), &set);
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator("/proc/self/task", error))
+    sched_setaffinity(std::atoi(task.path().filename().c_str()), sizeof set, &set);
+}
+
 CpuModel cpu_model(const fs::path& root) {
   const fs::path file = root / "proc/cpuinfo";
   CpuModel model;

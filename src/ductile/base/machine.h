@@ -29,6 +29,17 @@ struct MemoryShare {
 CpuShare cpu_share(const fs::path& root = "/");
 MemoryShare memory_share(const fs::path& root = "/");
 
+// The numbers of the cores that this process may run on.
+std::vector<int> usable_cores();
+
+// The part of worker `place` (0, 1, ...) of `workers` in `cores`: equal parts, in order. Empty
+// where there is one worker, or more of them than cores.
+std::vector<int> core_share(int64_t place, int64_t workers, const std::vector<int>& cores);
+
+// From now on all threads of this process run on these cores alone, and those they start. Best
+// effort: a core that is not there, or not allowed, is passed over.
+void run_on(const std::vector<int>& cores);
+
 // "model name" and the instruction-set flags of the first processor (x86 "flags", ARM "Features").
 struct CpuModel {
   std::string name;

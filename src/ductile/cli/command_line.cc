@@ -100,8 +100,10 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set");
-  sub->add_option("--workers", c.workers,
-                  "processes that share the job; none: one, or as many as before")
+  sub->add_option(
+         "--workers", c.workers,
+         "processes that share the job and can be resized (also one); none: a plain one, or "
+         "as many as before")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_hosts(*sub, c.hosts);

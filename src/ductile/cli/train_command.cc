@@ -219,8 +219,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
   const server::Fleet fleet =
       fleet_of(command.hosts, command.resume ? server::load_fleet(before) : server::Fleet());
-  const bool elastic = command.workers.value_or(1) > 1 || !fleet.hosts.empty() ||
-                       (command.resume && server::was_elastic(before));
+  const bool elastic =
+      command.workers || !fleet.hosts.empty() || (command.resume && server::was_elastic(before));
   const int64_t workers = count_workers(command, fleet, config.job);
   const fs::path program = process::find_worker();
   const run::RunFolder folder =

@@ -53,15 +53,15 @@ TEST(CoreShare, parts_are_disjoint_and_cover_all_cores) {
   for (int workers = 2; workers <= cores; ++workers) {
     std::vector<int> all;
     for (int place = 0; place < workers; ++place) {
-      const std::vector<int> share = core_share(place, workers);
+      const std::vector<int> share = core_share(place, workers, usable_cores());
       EXPECT_FALSE(share.empty());
       all.insert(all.end(), share.begin(), share.end());
     }
     EXPECT_EQ(static_cast<int>(all.size()), cores);
     for (size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1], all[i]);
   }
-  EXPECT_TRUE(core_share(0, 1).empty());
-  EXPECT_TRUE(core_share(0, cores + 1).empty());
+  EXPECT_TRUE(core_share(0, 1, usable_cores()).empty());
+  EXPECT_TRUE(core_share(0, cores + 1, usable_cores()).empty());
 }
 
 TEST(Spawn, gives_the_child_its_environment_log_pipe_and_cores) {
@@ -82,7 +82,7 @@ TEST(Spawn, gives_the_child_its_environment_log_pipe_and_cores) {
                              .environment = {},
                              .log = log,
                              .progress_fd = write_end.get(),
-                             .cpus = {core_share(0, 1)}});
+                             .cpus = {core_share(0, 1, usable_cores())}});
   write_end.close();
   ASSERT_EQ(waitpid(other, &status, 0), other);
   std::vector<std::string> lines;

@@ -51,19 +51,6 @@ std::vector<std::pair<std::string, std::string>> worker_environment(int64_t thre
   return environment;
 }
 
-std::vector<int> core_share(int64_t place, int64_t workers) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
-  std::vector<int> usable;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-    if (CPU_ISSET(static_cast<size_t>(cpu), &set)) usable.push_back(cpu);
-  const auto cores = static_cast<int64_t>(usable.size());
-  if (workers <= 1 || workers > cores) return {};
-  const int64_t slot = place % workers;
-  return {usable.begin() + slot * cores / workers, usable.begin() + (slot + 1) * cores / workers};
-}
-
 std::string log_tail(const fs::path& log, int lines) {
   std::ifstream in(log, std::ios::binary);
   if (!in) return "";

@@ -20,10 +20,6 @@ fs::path find_worker();
 // a user's own setting stays.
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
 
-// The cores of worker `place` (0, 1, ...) of `workers` on this machine: equal parts of those this
-// process may use, by number. Empty, for no pinning, where there is one worker or more than cores.
-std::vector<int> core_share(int64_t place, int64_t workers);
-
 // The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.
 std::string log_tail(const fs::path& log, int lines);
 

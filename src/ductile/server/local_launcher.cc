@@ -96,7 +96,10 @@ class LocalLauncher : public Launcher {
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
-    launch.cpus = process::core_share(worker.place, sharing);
+    // Where workers come and go later, they share these cores anew.
+    const std::vector<int> cores = usable_cores();
+    launch.environment.emplace_back("DUCTILE_CORES", fmt::format("{}", fmt::join(cores, ",")));
+    launch.cpus = core_share(worker.place, sharing, cores);
     const pid_t pid = process::spawn(launch);
     worker.child = true;
     worker.pid_fd = Descriptor(::pidfd_open(pid, 0));

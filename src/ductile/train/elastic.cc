@@ -17,6 +17,7 @@
 #include "ductile/net/secret.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/report.h"
+#include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
@@ -209,6 +210,7 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
     exchanging_ = plan->number;
   }
   meeting_ = std::move(meeting);
+  share_cores(input_.job.train, meeting_->place_here(), meeting_->workers_here());
   if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up while it began");
 }
 

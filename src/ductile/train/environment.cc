@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <dlfcn.h>
 #include <nlohmann/json.hpp>
@@ -42,6 +44,21 @@ void prepare_torch(const spec::TrainOptions& options) {
   }
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setFlushDenormal(true);
+}
+
+void share_cores(const spec::TrainOptions& options, int64_t place, int64_t workers) {
+  const char* text = std::getenv("DUCTILE_CORES");
+  if (text == nullptr) return;
+  std::vector<int> cores;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) cores.push_back(std::atoi(word.c_str()));
+  if (cores.empty()) return;
+  const std::vector<int> own = core_share(place, workers, cores);
+  run_on(own.empty() ? cores : own);
+  if (options.threads > 0) return;
+  const int64_t threads =
+      own.empty() ? std::max<int64_t>(1, cpu_share().usable() / workers) : cpu_share().usable();
+  if (threads != at::get_num_threads()) at::set_num_threads(static_cast<int>(threads));
 }
 
 nlohmann::json describe_environment() {

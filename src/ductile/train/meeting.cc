@@ -174,6 +174,14 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   }
 }
 
+int64_t Meeting::workers_here() const {
+  return std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<size_t>(rank_)]);
+}
+
+int64_t Meeting::place_here() const {
+  return std::count(hosts_.begin(), hosts_.begin() + rank_, hosts_[static_cast<size_t>(rank_)]);
+}
+
 std::vector<control::WorkerId> Meeting::lost() const {
   std::vector<int> ranks;
   if (arena_) {

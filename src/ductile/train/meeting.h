@@ -55,6 +55,9 @@ class Meeting {
 
   // Shared, since fail() may be called on it from another thread while the meeting ends.
   const std::shared_ptr<parallel::Exchange>& exchange() const { return exchange_; }
+  // Of the members on this host: how many there are, and which of them this one is, in order.
+  int64_t workers_here() const;
+  int64_t place_here() const;
   // The members that were lost, as far as it is known.
   std::vector<control::WorkerId> lost() const;
 
