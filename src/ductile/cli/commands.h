@@ -144,6 +144,7 @@ struct SimCommand {
   std::optional<double> interval;
   bool tiers = false;
   int64_t services = 0, teams = 1;  // made up
+  bool control = false;
   bool check = false;
   bool json = false;
 };
