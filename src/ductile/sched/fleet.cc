@@ -11,8 +11,8 @@ namespace {
 
 // What a device of the guaranteed part, of what the guarantee asks beyond it and of spare devices
 // is worth, by tier. Far apart, so that no number of lower claims outbids a higher one of the size.
-constexpr double kOwed[] = {1e4, 1e3, 1};
-constexpr double kUrgent = 1.5;  // times kOwed
+constexpr double kOwed[] = {8e3, 1e3, 1};
+constexpr double kUrgent = 3;  // times kOwed
 constexpr double kPlain[] = {30, 10, 3};
 constexpr double kSpare = 1;
 // A restart counts for so many: a promise kept narrowly is not to be risked for little.

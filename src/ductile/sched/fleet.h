@@ -33,7 +33,7 @@ struct FleetOptions {
   double horizon = 1800;                    // over which a change is expected to pay off
   double migrate_above = 1.3;               // price ratio of regions that makes waiting jobs move
   double lead = 120;  // seconds before an announced loss from which its devices are given to nobody
-  double target_gap = 0.005;
+  double target_gap = 0.001;
 };
 
 // What a closed window of one job came to.
