@@ -67,7 +67,7 @@ class FleetScheduler::Impl {
       AllocatorOptions o;
       o.target_gap = options_.target_gap;
       o.exact_labels = 0;  // regions are large: prices and repair come close enough
-      o.max_evaluations = 120;
+      o.max_evaluations = 80;
       r.allocator = std::make_unique<Allocator>(r.capacity, o);
     }
   }
