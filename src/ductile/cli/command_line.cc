@@ -360,6 +360,12 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   sub->add_option("--interval", c.interval, "seconds between rounds; none: 60, Gavel 360")
       ->option_text("X")
       ->check(CLI::Range(0.1, 1e6));
+  sub->add_option("--restart", c.restart,
+                  "seconds a job pauses at each start and change; none: its application's own")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 1e6));
+  sub->add_flag("--bound", c.bound,
+                "also a mean that no scheduler can go below, and each policy's distance to it");
   sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");
   sub->add_option("--services", c.services, "make up so many inference services, too; 0")
       ->option_text("N")

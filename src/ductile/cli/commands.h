@@ -142,6 +142,8 @@ struct SimCommand {
   int64_t seed = 0;
   std::string budget = "exact";  // exact, none, or a factor
   std::optional<double> interval;
+  std::optional<double> restart;  // seconds; none: the applications' own
+  bool bound = false;
   bool tiers = false;
   int64_t services = 0, teams = 1;  // made up
   bool control = false;

@@ -10,6 +10,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/run/format.h"
 #include "ductile/sched/policy.h"
+#include "ductile/sim/lower_bound.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
 #include "ductile/sim/simulator.h"
@@ -105,6 +106,7 @@ std::string seconds(double value) { return run::with_thousands(std::round(value)
 // Columns that only some runs have.
 struct Shown {
   bool sla = false, services = false;
+  double bound = 0;  // of the mean JCT; 0: not asked for
 };
 
 std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s, Shown shown) {
@@ -119,6 +121,7 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
                                   fmt::format("{:.1f} %", 100 * s.utilisation),
                                   fmt::format("{:.2f}", s.worst_fairness),
                                   fmt::format("{:.2f}", s.mean_fairness)};
+  if (shown.bound > 0) row.insert(row.begin() + 2, fmt::format("{:.2f} x", s.mean / shown.bound));
   const auto kept = [](const sim::TierSummary& tier) {
     return tier.windows == 0 ? "-"
                              : fmt::format("{:.1f} %", 100.0 * static_cast<double>(tier.kept) /
@@ -142,8 +145,9 @@ ExitCode sim(const SimCommand& command, Context& context) {
       command.cluster ? sched::read_cluster(*command.cluster) : sched::homogeneous_cluster();
   std::optional<fs::path> traces = command.applications;
   if (!traces && !files.empty()) traces = traces_beside(files.front());
-  const ductile::sim::Catalog catalog =
+  ductile::sim::Catalog catalog =
       traces ? ductile::sim::read_catalog(*traces) : ductile::sim::built_in_catalog();
+  catalog.rules.restart = command.restart;
   ductile::sim::SimOptions options;
   options.budget = budget;
   options.check = command.check;
@@ -162,6 +166,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
       policies.size() * static_cast<size_t>(command.seeds) * std::max<size_t>(workloads.size(), 1);
   Bar bar(context.console, total);
   size_t started = 0;
+  std::map<std::string, double> bounds;  // by workload
   for (int64_t s = 0; s < command.seeds; ++s) {
     options.seed = static_cast<uint64_t>(command.seed + s);
     std::vector<ductile::sim::Workload> made;
@@ -181,6 +186,10 @@ ExitCode sim(const SimCommand& command, Context& context) {
       if (command.out) {
         fs::create_directories(*command.out);
         write_file_atomic(*command.out / (workload.name + ".csv"), ductile::sim::to_csv(workload));
+      }
+      if (command.bound && !bounds.contains(workload.name)) {
+        bar.show(fmt::format("bound on {}", workload.name), {}, started);
+        bounds[workload.name] = ductile::sim::lower_bound(workload, catalog, cluster).mean_jct;
       }
       for (const std::string& policy : policies) {
         options.interval = command.interval.value_or(sched::usual_interval(policy));
@@ -205,6 +214,11 @@ ExitCode sim(const SimCommand& command, Context& context) {
     }
   }
   bar.clear();
+  double bound = 0;  // mean over the runs of a policy
+  for (const auto& run : runs)
+    if (command.bound && run.result.policy == runs.front().result.policy)
+      bound +=
+          bounds.at(run.result.workload) / static_cast<double>(by_policy[run.result.policy].size());
 
   if (command.out) {
     auto all = nlohmann::ordered_json::array();
@@ -230,6 +244,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
     for (const std::string& policy : policies) {
       auto entry = ductile::sim::to_json(ductile::sim::average(by_policy[policy]));
       entry["policy"] = policy;
+      if (command.bound) entry["least_mean_jct"] = bound;
       out["policies"].push_back(std::move(entry));
     }
     for (const auto& run : runs) {
@@ -244,12 +259,13 @@ ExitCode sim(const SimCommand& command, Context& context) {
                             {"lost", c.lost},       {"late", c.late},
                             {"seconds", c.seconds}, {"slowest", c.slowest}};
       }
+      if (command.bound) entry["least_mean_jct"] = bounds.at(run.result.workload);
       out["runs"].push_back(std::move(entry));
     }
     context.console.print("{}\n", out.dump(2));
     return kDone;
   }
-  Shown shown;
+  Shown shown{false, false, bound};
   for (const auto& run : runs) {
     shown.sla |= run.summary.sla.has_value();
     shown.services |= run.summary.services > 0;
@@ -257,6 +273,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   std::vector<std::vector<std::string>> rows = {{"POLICY", "MEAN JCT", "MEDIAN", "P90", "P99",
                                                  "MAKESPAN", "GPU H", "RESTARTS", "USED",
                                                  "WORST RHO", "MEAN RHO"}};
+  if (shown.bound > 0) rows[0].insert(rows[0].begin() + 2, "OF BOUND");
   if (shown.sla) rows[0].insert(rows[0].end(), {"PREMIUM", "STANDARD"});
   if (shown.services) rows[0].push_back("ON TIME (WORST H)");
   rows[0].push_back("DECISION");
@@ -267,6 +284,9 @@ ExitCode sim(const SimCommand& command, Context& context) {
                       runs.front().summary.jobs, cluster.usable_devices(),
                       traces ? "" : ", built-in applications", by_policy[policies[0]].size(),
                       by_policy[policies[0]].size() == 1 ? "" : "s");
+  if (command.bound)
+    context.console.say("no scheduler has a mean JCT below {} s, even if it knew the future",
+                        seconds(bound));
   return kDone;
 }
 

@@ -25,6 +25,8 @@ constexpr double kPatience = 3600;
 // A larger allocation than the present one must promise more than this much more: it is likely to
 // be taken back by the next arrival, which is not in the model.
 constexpr double kGrowthWorthwhile = 0.95;
+// The same where the weight comes from a guessed size, and will be revised too.
+constexpr double kGuessedGrowthWorthwhile = 0.9;
 // A device that a tier's window still needs is worth so many times the best other use of any.
 constexpr double kPromised[] = {4, 1.5, 0};
 constexpr double kUrgent = 1.5;
@@ -80,6 +82,7 @@ class DuctilePolicy::Impl {
     double given_weight = -1;
     int32_t given_devices = -1;
     int32_t given_pool = -1;
+    double given_pause = 0;
     double given_promise = -1;
     int32_t given_most = -1;
   };
@@ -421,22 +424,29 @@ void DuctilePolicy::Impl::offer(const Round&, const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
   const double promise = s.owed.devices * s.promised;
   if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
-      devices == s.given_devices && s.pool_now == s.given_pool && s.most == s.given_most)
+      devices == s.given_devices && s.pool_now == s.given_pool && s.most == s.given_most &&
+      job.pause_left == s.given_pause)
     return;
   s.given_weight = s.weight;
   s.given_promise = promise;
   s.given_devices = devices;
   s.given_pool = s.pool_now;
   s.given_most = s.most;
+  s.given_pause = job.pause_left;
   choices_.clear();
+  const double worthwhile =
+      options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
   if (!s.pinned)
     for (const Configuration& c : s.configurations) {
       double value = s.weight * c.rate + s.promised * std::min<double>(s.owed.devices, c.devices);
-      if (devices > 0 && (c.devices != devices || c.pool != s.pool_now)) {
-        const double h = std::min(options_.horizon, s.remaining / c.rate);
-        if (c.devices > devices) value *= kGrowthWorthwhile;
-        value *= h / (h + job.restart_seconds + job.unsaved_seconds);
-      }
+      // The pause before it trains has to pay off: a restart's, or what is left of the last one.
+      const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
+      const double h = std::min(options_.horizon, s.remaining / c.rate);
+      const double lost = same          ? job.pause_left
+                          : devices > 0 ? job.restart_seconds + job.unsaved_seconds
+                                        : job.restart_seconds;
+      value *= h / (h + lost);
+      if (devices > 0 && c.devices > devices) value *= worthwhile;
       choices_.push_back({c.pool, c.devices, c.devices <= s.most ? value : -1});
     }
   allocator_->set_job(s.slot, choices_);

@@ -13,9 +13,9 @@ struct DuctileOptions {
   bool share_by_application = true;
   // Longest time, in seconds, over which a change of allocation is expected to pay off.
   double horizon = 600;
-  // A job with a model of its application starts on at most this many times the largest number of
-  // devices seen; without one, and on its own, it at most doubles (as Pollux).
-  double growth = 2;
+  // A job gets at most so many times the largest number of devices on which its application (its
+  // own runs, where nothing is shared) has been measured; Pollux and Sia: 2.
+  double growth = 8;
   // Finish-time fairness from which a job is favoured: its predicted completion time over what it
   // would have had on its own fair share of the cluster.
   double fairness = 1.2;
@@ -31,13 +31,16 @@ struct DuctileOptions {
 // (work_left.h). The programme is solved by allocator.h, which proves its distance from the
 // optimum (Decisions::bound), and placed by pools.h. Inference services are served before that
 // (services.h), what a tier's window still needs goes before all other value (sla.h), and teams
-// keep to their quotas and shares (cluster.h). Design and proofs: docs/design.
+// keep to their quotas and shares (cluster.h). It decides whenever a job comes or goes, too. Design
+// and proofs: docs/design.
 class DuctilePolicy final : public Policy {
  public:
   explicit DuctilePolicy(const DuctileOptions& options = {});
   ~DuctilePolicy() override;
 
   std::string_view name() const override { return "ductile"; }
+  bool measures() const override { return true; }
+  bool on_events() const override { return true; }
   bool serves() const override { return true; }
   bool scales_pipelines() const override { return true; }
   Decisions decide(const Round& round) override;

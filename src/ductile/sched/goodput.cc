@@ -3,21 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ductile/sched/batch_search_impl.h"
+
 namespace ductile::sched {
 namespace {
 
-constexpr int kCandidates = 50;
-constexpr double kSlack = 1e-8;  // keeps a quotient that should be whole from rounding up
 constexpr double kFloor = 1e-8;  // least value of a coefficient, as in the fit
-
-int32_t ceil_div(double a, double b) { return static_cast<int32_t>(std::ceil(a / b - kSlack)); }
-
-// (a^g + b^g)^(1/g) without overflow: the larger is taken out.
-double p_norm(double a, double b, double g) {
-  const double high = std::max(a, b), low = std::min(a, b);
-  if (high <= 0) return 0;
-  return high * std::exp(std::log1p(std::pow(low / high, g)) / g);
-}
 
 }  // namespace
 
@@ -35,7 +26,7 @@ double sync_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas) {
 double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int32_t local_batch,
                     int32_t accumulation) {
   const double grad = gradient_seconds(perf, local_batch);
-  return accumulation * grad + p_norm(grad, sync_seconds(perf, nodes, replicas), perf.gamma);
+  return accumulation * grad + fitted_step(grad, sync_seconds(perf, nodes, replicas), perf.gamma);
 }
 
 double gain(const GradientNoise& noise, double scale) {
@@ -58,30 +49,11 @@ double goodput(const PerfParams& perf, const GradientNoise& noise, const BatchLi
 
 BatchChoice best_batch(const PerfParams& perf, const GradientNoise& noise,
                        const BatchLimits& limits, int32_t nodes, int32_t replicas) {
-  const double low =
-      std::max<double>(limits.init_batch, static_cast<double>(limits.min_local) * replicas);
-  const double ratio = std::pow(limits.max_batch / low, 1.0 / (kCandidates - 1));
   const double sync = sync_seconds(perf, nodes, replicas);
-  BatchChoice best;
-  int32_t last_local = -1, last_accumulation = -1;
-  double batch = low;
-  for (int i = 0; i < kCandidates; ++i, batch *= ratio) {
-    const double local = (i == kCandidates - 1 ? limits.max_batch : batch) / replicas;
-    int32_t accumulation = ceil_div(local, limits.max_local) - 1;
-    if (replicas == 1 && local > limits.init_batch + kSlack)
-      accumulation = std::max(accumulation, 1);
-    const int32_t atomic = ceil_div(local, accumulation + 1);
-    if (atomic == last_local && accumulation == last_accumulation) continue;
-    last_local = atomic;
-    last_accumulation = accumulation;
-    if (atomic < limits.min_local || atomic > limits.max_local) continue;
-    const double whole = static_cast<double>(replicas) * atomic * (accumulation + 1);
-    const double grad = gradient_seconds(perf, atomic);
-    const double seconds = accumulation * grad + p_norm(grad, sync, perf.gamma);
-    const double value = whole / seconds * efficiency(noise, whole / limits.init_batch);
-    if (value > best.goodput) best = {value, atomic, accumulation};
-  }
-  return best;
+  return search_batch(noise, limits, replicas, [&](int32_t local, int32_t accumulation) {
+    const double grad = gradient_seconds(perf, local);
+    return accumulation * grad + fitted_step(grad, sync, perf.gamma);
+  });
 }
 
 BatchChoice split_batch(const BatchLimits& limits, int32_t replicas, int32_t batch) {

@@ -11,6 +11,8 @@ double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes,
     return model.unit_batch * replicas > model.limits.max_batch
                ? 0
                : goodput(model.perf, noise, model.limits, nodes, replicas, model.unit_batch, 0);
+  if (job.scaling == Scaling::adaptive && model.steps)
+    return model.steps->best_batch(noise, model.limits, nodes, replicas).goodput;
   if (job.scaling == Scaling::adaptive)
     return best_batch(model.perf, noise, model.limits, nodes, replicas).goodput;
   const int32_t batch = job.requested_batch > 0 ? job.requested_batch : model.limits.init_batch;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/goodput.h"
 #include "ductile/sched/sla.h"
+#include "ductile/sched/step_model.h"
 
 namespace ductile::sched {
 
@@ -25,9 +27,11 @@ std::string_view to_string(Scaling scaling);
 
 // What is known of the job on one device type.
 struct TypeModel {
-  bool allowed = true;       // may run there at all
-  bool fitted = false;       // perf comes from runs on several devices of this type (or on one)
-  PerfParams perf;           // where fitted
+  bool allowed = true;  // may run there at all
+  bool fitted = false;  // perf comes from runs on several devices of this type (or on one)
+  PerfParams perf;      // where fitted
+  // Better than perf where the workers measure (Policy::measures()); may be null.
+  std::shared_ptr<const StepModel> steps;
   int32_t max_profiled = 0;  // devices of the largest run seen there
   int32_t max_useful = 0;    // more devices than this are never given; 0: none known
   int32_t unit = 1;          // devices of one replica (a pipeline's stages); sizes are multiples

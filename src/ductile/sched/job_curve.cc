@@ -62,6 +62,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
       if (!theirs.fitted || (mine.fitted && mine.max_profiled >= theirs.max_profiled)) continue;
       mine.fitted = true;
       mine.perf = theirs.perf;
+      mine.steps = theirs.steps;
       mine.max_profiled = theirs.max_profiled;
     }
   }
@@ -85,6 +86,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
       if (type.fitted || type.unit_rate > 0) continue;
       type.fitted = model.fitted;
       type.perf = model.perf;
+      type.steps = model.steps;
       type.unit_rate = model.unit_rate;
       trust[t] = 0.5;
     }

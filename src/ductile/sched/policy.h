@@ -46,6 +46,12 @@ class Policy {
   // The most of a job's elasticity that this policy uses: under `rigid` jobs run at the devices and
   // batch asked for, under `strong` at the batch asked for. Whoever drives the jobs goes by it.
   virtual Scaling uses() const { return Scaling::adaptive; }
+  // Whether workers correct the fitted step times by those they measure, trying the batch that then
+  // looks best until it has been measured, jobs of one application sharing what they measured
+  // (step_model.h; TypeModel::steps). False: the agent published with Pollux, each job for itself.
+  virtual bool measures() const { return false; }
+  // Whether to decide also when a job arrives or ends, and not only once an interval.
+  virtual bool on_events() const { return false; }
   // Whether services come to it with their load (JobView::service), to be scaled. To others each is
   // a rigid job that asks for its floor and may not be preempted.
   virtual bool serves() const { return false; }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,7 +67,13 @@ struct ReplayRules {
   bool free_moves = false;
   // Each application has a pause of its own, and its steps take slowdown times as long.
   bool own_pause = false;
+  std::optional<double> restart;  // seconds, in place of any pause above
 };
+
+// Seconds that a start or change of allocation costs.
+inline double pause_of(const Application& app, const ReplayRules& rules) {
+  return rules.restart ? *rules.restart : rules.own_pause ? app.pause : 30;
+}
 
 struct Catalog {
   std::map<std::string, Application> applications;

@@ -10,6 +10,8 @@ namespace ductile::sim {
 
 using sched::Scaling;
 
+constexpr double kStepsToMeasure = 3;
+
 // A measured profile ends at 64 devices: no job of the published simulators gets more.
 constexpr int32_t kMostMeasured = 64;
 
@@ -20,13 +22,15 @@ const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::Step
 }
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-               std::span<const std::string> types, const sched::Policy& policy, FitCache& fits)
+               std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
+               SharedMeasurements* shared)
     : submission_(submission),
       app_(app),
       rules_(rules),
       fits_(fits),
       scaling_(std::min(submission.scaling, policy.uses())),
       learns_(policy.uses() == Scaling::adaptive),
+      measures_(shared != nullptr),
       batch_(submission.batch > 0 ? submission.batch : app.init_batch),
       types_(types.begin(), types.end()),
       serves_(policy.serves()) {
@@ -42,22 +46,37 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
     scaling_ = Scaling::rigid;
     service_run_.emplace(*submission.service, app, types, submission.time, pause());
   }
-  learned_.resize(types.size());
-  for (size_t t = 0; t < types.size(); ++t)
-    learned_[t].key = mix(std::bit_cast<uint64_t>(&app), t + 1);
+  for (size_t t = 0; t < types.size(); ++t) {
+    std::shared_ptr<Learned> learned;
+    if (shared) learned = (*shared)[{&app, types[t]}];
+    if (!learned) {
+      learned = std::make_shared<Learned>();
+      learned->key = mix(std::bit_cast<uint64_t>(&app), t + 1);
+      if (shared) (*shared)[{&app, types[t]}] = learned;
+    }
+    learned_.push_back(std::move(learned));
+  }
   for (int32_t e = 1; e <= app.epochs; ++e)
     epoch_ends_.push_back(app.progress_at(e) * submission.work);
   total_ = epoch_ends_.back();
 }
 
-const std::optional<sched::PerfParams>& JobRun::perf(int32_t type) {
-  Learned& learned = learned_[type];
-  if (learned.dirty && learns_) {
-    learned.perf = fits_.fit(learned.key, learned.samples);
-    learned.dirty = false;
-    ++version_;
-  }
-  return learned.perf;
+// Rises with whatever the choice of a batch depends on.
+uint32_t JobRun::version() const {
+  uint32_t version = version_;
+  for (const auto& learned : learned_) version += learned->version;
+  return version;
+}
+
+void JobRun::refresh(int32_t type) {
+  Learned& learned = *learned_[type];
+  if (!learned.dirty || !learns_) return;
+  // Where corrections do the rest, a fit after each new shape is enough.
+  if (!measures_ || learned.new_shape) learned.perf = fits_.fit(learned.key, learned.samples);
+  if (measures_) learned.steps = std::make_shared<sched::StepModel>(*learned.perf, learned.samples);
+  learned.new_shape = false;
+  learned.dirty = false;
+  ++learned.version;
 }
 
 // The published update_local_bsz of either simulator.
@@ -67,13 +86,18 @@ void JobRun::choose_batch() {
     accumulation_ = 0;
     return;
   }
+  refresh(type_);
+  if (chosen_version_ == version()) return;
   const auto nodes = static_cast<int32_t>(counts_.size());
   sched::BatchLimits limits = limits_[type_];
   if (rules_.limit_by_placement) limits.max_local = profiles_[type_]->max_local(counts_);
   sched::BatchChoice choice;
   if (scaling_ == Scaling::adaptive) {
-    const auto& model = perf(type_);
-    if (model && noise_) choice = sched::best_batch(*model, *noise_, limits, nodes, replicas_);
+    const Learned& learned = *learned_[type_];
+    if (learned.steps && noise_)
+      choice = learned.steps->best_batch(*noise_, limits, nodes, replicas_);
+    else if (learned.perf && noise_)
+      choice = sched::best_batch(*learned.perf, *noise_, limits, nodes, replicas_);
     if (choice.local_batch == 0)
       choice = sched::split_batch(limits, replicas_,
                                   std::max(limits.init_batch, limits.min_local * replicas_));
@@ -86,15 +110,30 @@ void JobRun::choose_batch() {
   const int32_t count = replicas_ * (choice.accumulation + 1);
   local_ = std::max(std::min(choice.local_batch, limits.max_batch / count), 1);
   accumulation_ = choice.accumulation;
+  chosen_version_ = version();
 }
 
-void JobRun::observe(const StepTime& time) {
-  Learned& learned = learned_[type_];
+bool JobRun::observe(const StepTime& time) {
+  Learned& learned = *learned_[type_];
   const auto nodes = static_cast<int32_t>(counts_.size());
-  for (const sched::StepSample& known : learned.samples)
-    if (known.nodes == nodes && known.replicas == replicas_ && known.local_batch == local_) return;
-  const double grad = std::max(time.step - time.sync, 1e-9);
-  learned.samples.push_back({nodes, replicas_, local_, grad, std::max(time.step, grad)});
+  const double grad = std::max(time.step - time.sync, 1e-9), step = std::max(time.step, grad);
+  for (sched::StepSample& known : learned.samples) {
+    if (known.nodes != nodes || known.replicas != replicas_ || known.local_batch != local_)
+      continue;
+    // The least time is the truth: the first may have been that of a straggler.
+    if (measures_ && step < 0.95 * known.step_seconds) {
+      known.gradient_seconds = grad;
+      known.step_seconds = step;
+      learned.dirty = true;
+      ++learned.version;
+    }
+    return false;
+  }
+  learned.new_shape =
+      learned.new_shape ||
+      std::none_of(learned.samples.begin(), learned.samples.end(),
+                   [&](const auto& s) { return s.nodes == nodes && s.replicas == replicas_; });
+  learned.samples.push_back({nodes, replicas_, local_, grad, step});
   learned.key =
       mix(learned.key,
           mix(std::bit_cast<uint64_t>(time.step),
@@ -102,7 +141,8 @@ void JobRun::observe(const StepTime& time) {
                   (static_cast<uint64_t>(replicas_) << 20) ^ static_cast<uint64_t>(local_)));
   learned.max_profiled = std::max(learned.max_profiled, replicas_ * units_[type_]);
   learned.dirty = true;
-  ++version_;
+  ++learned.version;
+  return true;
 }
 
 std::optional<double> JobRun::advance(double now, double seconds, const Conditions& conditions) {
@@ -136,17 +176,19 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     const double gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr);
     if (!noise_ || *noise_ != noise) ++version_;
     noise_ = noise;
-    observe(time);
+    const bool fresh = observe(time);
     const double step = time.step + (time.step - time.sync) * accumulation_;
     rate_ = gain / step * (1.0 - conditions.interference);
     if (rules_.own_pause) rate_ *= 1 / app_.slowdown;
     const double next = epoch_ends_[epoch_];
-    if (progress_ + rate_ * slice < next) {
-      progress_ += rate_ * slice;
-      now += slice;
-      service_ += slice * devices_;
-      seconds -= slice;
-      since_save_ += slice;
+    // After a few steps at a batch that was new it chooses again.
+    const double until = measures_ && fresh ? std::min(slice, kStepsToMeasure * step) : slice;
+    if (progress_ + rate_ * until < next) {
+      progress_ += rate_ * until;
+      now += until;
+      service_ += until * devices_;
+      seconds -= until;
+      since_save_ += until;
       if (every > 0 && since_save_ >= every) {
         since_save_ = 0;
         saved_progress_ = progress_;
@@ -186,6 +228,7 @@ void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t
     return;
   }
   type_ = type;
+  chosen_version_ = UINT32_MAX;
   if (service_run_) {  // replicas start while others answer: no restart
     service_run_->set(now, allocation, type);
     starts_ += !ran;
@@ -270,8 +313,7 @@ void JobRun::describe(sched::JobView& view) const {
 }
 
 void JobRun::report(sched::JobView& view) {
-  if (learns_)
-    for (size_t t = 0; t < learned_.size(); ++t) perf(static_cast<int32_t>(t));
+  for (size_t t = 0; t < learned_.size(); ++t) refresh(static_cast<int32_t>(t));
   view.attained_service = service_;
   if (submission_.checkpoint_every > 0) view.unsaved_seconds = since_save_;
   view.progress = progress_;
@@ -279,15 +321,17 @@ void JobRun::report(sched::JobView& view) {
   view.pause_left = pause_left_;
   view.started = first_start_;
   view.last_change = last_change_;
-  if (view.model_version == version_ && view.noise) return;
+  if (view.model_version == version() && view.noise == noise_) return;
   view.noise = noise_;
   for (size_t t = 0; t < learned_.size(); ++t) {
     sched::TypeModel& model = view.types[t];
-    model.max_profiled = learned_[t].max_profiled;
-    model.fitted = learned_[t].perf.has_value();
-    if (model.fitted) model.perf = *learned_[t].perf;
+    const Learned& learned = *learned_[t];
+    model.max_profiled = learned.max_profiled;
+    model.fitted = learned.perf.has_value();
+    if (model.fitted) model.perf = *learned.perf;
+    model.steps = learned.steps;
   }
-  view.model_version = version_;
+  view.model_version = version();
 }
 
 void JobRun::report_load(sched::JobView& view, double now, double ahead) const {

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -30,6 +33,23 @@ class FitCache {
   std::unordered_map<uint64_t, sched::PerfParams> known_;
 };
 
+// Step times measured on one device type, and the models made of them. Of one job, or of all jobs
+// of an application where the policy's workers measure (Policy::measures()).
+struct Learned {
+  std::vector<sched::StepSample> samples;
+  uint64_t key = 0;  // of the samples, in order
+  bool dirty = false;
+  bool new_shape = false;  // since perf was fitted
+  std::optional<sched::PerfParams> perf;
+  std::shared_ptr<const sched::StepModel> steps;  // where workers measure
+  int32_t max_profiled = 0;
+  uint32_t version = 0;
+};
+
+// By application and device type.
+using SharedMeasurements =
+    std::map<std::pair<const Application*, std::string>, std::shared_ptr<Learned>>;
+
 // What slows a job down now.
 struct Conditions {
   double compute = 1;       // times as long: the slowest of its nodes
@@ -39,9 +59,11 @@ struct Conditions {
 
 class JobRun {
  public:
-  // `types`: names of the cluster's device types.
+  // `types`: names of the cluster's device types. `shared`: what the jobs of an application have
+  // measured together; null: each learns for itself, as published.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits);
+         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
+         SharedMeasurements* shared);
 
   // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
   // its life's end, whether it holds anything or not).
@@ -73,23 +95,16 @@ class JobRun {
   double paused() const { return paused_; }
   int32_t restarts() const { return std::max(starts_ - 1, 0); }
   double first_start() const { return first_start_; }
-  double pause() const { return rules_.own_pause ? app_.pause : 30; }
+  double pause() const { return pause_of(app_, rules_); }
   double lost() const { return lost_; }  // seconds of work done again
 
  private:
-  struct Learned {  // on one device type
-    std::vector<sched::StepSample> samples;
-    uint64_t key = 0;  // of the samples, in order
-    bool dirty = false;
-    std::optional<sched::PerfParams> perf;
-    int32_t max_profiled = 0;
-  };
-
   void choose_batch();
   void go_back();
   bool pipeline() const { return app_.micro_batches > 0; }
-  void observe(const StepTime& time);
-  const std::optional<sched::PerfParams>& perf(int32_t type);
+  bool observe(const StepTime& time);  // whether it was new
+  void refresh(int32_t type);
+  uint32_t version() const;
 
   const Submission& submission_;
   const Application& app_;
@@ -97,13 +112,14 @@ class JobRun {
   FitCache& fits_;
   sched::Scaling scaling_;                  // of the job and the policy, the stricter
   bool learns_;                             // the policy uses fitted models
+  bool measures_;                           // corrects its model by what it measures
   int32_t batch_;                           // asked for
   std::vector<const Profile*> profiles_;    // by type
   std::vector<std::string> types_;          // their names
-  std::vector<int32_t> units_;              // devices of a replica by type; 0: cannot run there
+  std::vector<int32_t> units_;              // devices of a replica by type; 0: none runs there
   std::vector<sched::BatchLimits> limits_;  // by type
-  std::vector<Learned> learned_;            // by type
-  std::vector<double> epoch_ends_;          // progress at the end of each epoch
+  std::vector<std::shared_ptr<Learned>> learned_;  // by type
+  std::vector<double> epoch_ends_;                 // progress at the end of each epoch
   double total_ = 0;
 
   sched::Allocation allocation_;
@@ -116,6 +132,7 @@ class JobRun {
   int32_t epoch_ = 0;
   std::optional<sched::GradientNoise> noise_;
   uint32_t version_ = 0;
+  uint32_t chosen_version_ = UINT32_MAX;  // version() when the batch was last chosen
   double service_ = 0, paused_ = 0;
   int32_t starts_ = 0;
   double first_start_ = -1, last_change_ = -1;

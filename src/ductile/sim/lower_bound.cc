@@ -49,17 +49,15 @@ double best_rate(const Application& app, const Profile& profile, double slowdown
     if (static_cast<int64_t>(local) * devices * parts > app.max_batch + devices * parts) continue;
     const StepTime time = profile.at(counts, local);
     const double seconds = time.step + (parts - 1) * (time.step - time.sync);
-    const int32_t stride = std::max(1, (to - from) / 4);
-    for (int32_t e = from; e < to; e += stride)
+    for (int32_t e = from; e < to; ++e)
       best = std::max(best, sched::gain(app.noise(whole, e), batch / app.init_batch) / seconds);
-    best = std::max(best, sched::gain(app.noise(whole, to - 1), batch / app.init_batch) / seconds);
   }
   return best / slowdown * kSafety;
 }
 
 Course make_course(const Application& app, const Catalog& catalog, const sched::Cluster& cluster) {
   Course course;
-  course.pause = catalog.rules.own_pause ? app.pause : 30;
+  course.pause = pause_of(app, catalog.rules);
   const double slowdown = catalog.rules.own_pause ? app.slowdown : 1;
   for (const size_t pieces : {size_t{1}, size_t{0}}) {
     // First in one piece, to learn how long it takes alone; then in pieces of some 100 s.

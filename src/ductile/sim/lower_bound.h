@@ -22,8 +22,10 @@ struct LowerBound {
 // price on each type in each bucket of time the jobs come apart; one dynamic programme over
 // (time, progress) per application then gives each its least "time + price of what it uses", and
 //     sum of those - price of all devices
-// is a bound for any prices >= 0. They are improved for `rounds` rounds. All roundings are to the
-// side of the bound. Derivation: docs/design/010-scheduler.md.
+// is a bound for any prices >= 0. They are improved for `rounds` rounds. Roundings of time and rate
+// are to the side of the bound; a job changes its devices only between two of its pieces (2 to 20
+// of equal numbers of epochs). Derivation: docs/design/010-scheduler.md. Throws invalid_argument
+// for jobs that are not whole applications (Submission::work other than 1).
 LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, int rounds = 60);
 

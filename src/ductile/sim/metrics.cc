@@ -90,7 +90,7 @@ double alone_seconds(const Submission& job, const Application& app, const Replay
     rate += of_type / total /
             fastest(app, rules, cluster.types[t], devices, cluster.devices_per_node(t));
   }
-  return job.work / rate + (rules.own_pause ? app.pause : 30);
+  return job.work / rate + pause_of(app, rules);
 }
 
 namespace {
@@ -180,7 +180,7 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
     auto [found, fresh] = alone.try_emplace(key, 0);
     const Application& app = catalog.find(job.application);
     if (fresh) found->second = alone_seconds(whole, app, catalog.rules, cluster, contention);
-    const double pause = catalog.rules.own_pause ? app.pause : 30;
+    const double pause = pause_of(app, catalog.rules);
     const double rho = job.jct() / ((found->second - pause) * workload.jobs[j].work + pause);
     summary.worst_fairness = std::max(summary.worst_fairness, rho);
     summary.mean_fairness += rho / n;

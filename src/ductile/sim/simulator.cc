@@ -19,6 +19,9 @@ namespace {
 // Rounds in which work waits, devices idle and nothing runs at all, before the policy is blamed.
 constexpr int kMostIdleRounds = 500;
 
+// A policy that decides on events learns of a job's end within so many seconds.
+constexpr double kNotice = 5;
+
 double cpu_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -55,6 +58,7 @@ class Simulation {
   sched::Policy& policy_;
   const SimOptions& options_;
   FitCache fits_;
+  SharedMeasurements measurements_;
   std::vector<JobRun> runs_;
   std::vector<double> declared_;       // factor on the true length; 0: not declared
   std::vector<sched::JobView> views_;  // of active_, in the same order
@@ -111,7 +115,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
     runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, policy,
-                       fits_);
+                       fits_, policy.measures() ? &measurements_ : nullptr);
     if (!policy.sees_types())
       for (const std::string& type : cluster_.types)
         if (!job.service && catalog.find(job.application).unit(type) == 0)
@@ -498,12 +502,26 @@ SimResult Simulation::run() {
           std::max(next_round_, std::ceil(arrival / options_.interval) * options_.interval);
     }
     const bool fault = next_fault_ < faults_.size() && faults_[next_fault_].time < next_round_;
-    const double until = fault ? faults_[next_fault_].time : next_round_;
+    double until = fault ? faults_[next_fault_].time : next_round_;
+    const size_t arrived = next_job_, unfinished = active_.size();
+    bool event = false;
+    if (policy_.on_events()) {
+      double sooner = unfinished > 0 ? now_ + kNotice : until;
+      if (next_job_ < workload_.jobs.size())
+        sooner = std::min(sooner, workload_.jobs[next_job_].time);
+      event = sooner < until;
+      until = std::min(until, sooner);
+    }
     if (until > options_.most_seconds)
       fail(ErrorCode::deadline, "{} jobs of {} under {} are unfinished after {} s", active_.size(),
            workload_.name, policy_.name(), options_.most_seconds);
     pass(until);
+    const bool ended = active_.size() < unfinished;
     arrive();
+    if (event) {
+      if ((ended || next_job_ > arrived) && !active_.empty()) round();
+      continue;
+    }
     if (fault) {
       apply(faults_[next_fault_++]);
       continue;
