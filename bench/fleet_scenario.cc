@@ -1,7 +1,7 @@
 // A day of a fleet under three regimes in one run: Ductile's fleet scheduler, static partitions by
 // tier, and one queue without preemption. All see the same arrivals, faults and loads.
 //
-//   fleet_scenario bench/fleet/ten_regions.toml [HOURS]
+//   fleet_scenario bench/fleet/ten_regions.toml [HOURS [SEEDS]]
 //
 // Prints a Markdown table. Decision times are CPU time of one core.
 #include <algorithm>
@@ -35,6 +35,9 @@ struct Settings {
   double service_share, swing, step_minutes;
   int32_t replicas;
   double mtbf_hours, repair_hours, reclaim_hours, away_hours;
+  double notice, lost_work;
+  // Planned maintenance: each region in turn, a part of its nodes.
+  double maintenance_every_hours, maintenance_hours, maintenance_share, maintenance_notice;
 };
 
 template <class T>
@@ -74,6 +77,12 @@ Settings read(const char* file) {
   s.repair_hours = get<double>(t, "faults.repair_hours");
   s.reclaim_hours = get<double>(t, "faults.spot_reclaim_hours");
   s.away_hours = get<double>(t, "faults.spot_away_hours");
+  s.notice = get<double>(t, "faults.spot_notice_seconds");
+  s.lost_work = get<double>(t, "faults.lost_work_seconds");
+  s.maintenance_every_hours = get<double>(t, "maintenance.every_hours");
+  s.maintenance_hours = get<double>(t, "maintenance.hours");
+  s.maintenance_share = get<double>(t, "maintenance.share");
+  s.maintenance_notice = get<double>(t, "maintenance.notice_seconds");
   return s;
 }
 
@@ -100,6 +109,8 @@ class Regime {
   virtual void ended(int32_t job) = 0;
   virtual void lost(int32_t job) = 0;
   virtual void capacity(int32_t pool, int64_t devices) = 0;
+  virtual bool heeds() const { return false; }         // announcements
+  virtual void announced(int32_t, int64_t, double) {}  // devices of a pool leave at that time
   virtual void decide(double now) = 0;
   virtual std::pair<int32_t, int32_t> held(int32_t job) const = 0;
   virtual void account(double now, double seconds) = 0;
@@ -117,6 +128,10 @@ class Ours : public Regime {
   void ended(int32_t j) override { fleet_.remove_job(j); }
   void lost(int32_t j) override { fleet_.lose(j); }
   void capacity(int32_t pool, int64_t devices) override { fleet_.set_capacity(pool, devices); }
+  bool heeds() const override { return true; }
+  void announced(int32_t pool, int64_t devices, double at) override {
+    fleet_.announce(pool, devices, at);
+  }
   void decide(double now) override { fleet_.decide(now, false); }
   std::pair<int32_t, int32_t> held(int32_t j) const override {
     return {fleet_.pool(j), fleet_.devices(j)};
@@ -180,7 +195,11 @@ class Rigid : public Regime {
     // What is lost is taken from the parts in turn.
     int64_t change = devices - total_[static_cast<size_t>(pool)];
     total_[static_cast<size_t>(pool)] = devices;
-    free_[static_cast<size_t>(pool) * 3 + (split_ ? turn_++ % 3 : 0)] += change;
+    while (change != 0) {
+      const int64_t node = std::clamp<int64_t>(change, -kPerNode, kPerNode);
+      free_[static_cast<size_t>(pool) * 3 + (split_ ? turn_++ % 3 : 0)] += node;
+      change -= node;
+    }
   }
   void decide(double) override {
     // Parts that lost devices below what is held: the last to come stops and queues again.
@@ -264,7 +283,8 @@ struct Outcome {
   std::array<int64_t, 3> finished{};
   double used = 0, usable = 0;  // device-seconds while work waited
   double decide = 0, slowest = 0;
-  int64_t rounds = 0, changes = 0, losses = 0;
+  int64_t rounds = 0, changes = 0, losses = 0, moves = 0;
+  double redone = 0;  // device hours
   double mean_jobs = 0;
 };
 
@@ -298,7 +318,8 @@ class World {
     Outcome out;
     std::vector<int64_t> capacity;
     for (const Pool& p : pools_) capacity.push_back(p.devices);
-    std::vector<std::pair<double, int32_t>> back;  // nodes to come back: time, pool
+    std::vector<Loss> losses;                   // to come
+    std::vector<std::pair<double, Loss>> back;  // nodes to come back, and when
     std::vector<int32_t> alive;
     size_t next = 0;
     const double end = s_.hours * 3600;
@@ -315,7 +336,7 @@ class World {
             job.what.demand = service_demand(job, now);
             regime->changed(j, now);
           }
-      faults(rng, now, jobs, alive, capacity, back, *regime, out);
+      faults(rng, now, jobs, alive, capacity, losses, back, *regime, out);
       const double cpu = static_cast<double>(clock());
       regime->decide(now);
       const double spent = (static_cast<double>(clock()) - cpu) / CLOCKS_PER_SEC;
@@ -445,43 +466,72 @@ class World {
     }
   }
 
-  // Nodes fail and are repaired, spot nodes are taken and given back. The jobs on them restart.
+  struct Loss {
+    double at;
+    int32_t pool;
+    int32_t nodes;
+    double away;  // s
+    bool announced;
+  };
+
+  // Nodes fail and are repaired; spot nodes are taken, after a notice, and given back; each region
+  // in turn has some of its nodes maintained. The jobs on them restart; without a notice, or where
+  // the regime does not heed it, they also do again what they have done since their last
+  // checkpoint.
   void faults(Rng& rng, double now, std::vector<Job>& jobs, const std::vector<int32_t>& alive,
-              std::vector<int64_t>& capacity, std::vector<std::pair<double, int32_t>>& back,
-              Regime& regime, Outcome& out) {
+              std::vector<int64_t>& capacity, std::vector<Loss>& losses,
+              std::vector<std::pair<double, Loss>>& back, Regime& regime, Outcome& out) {
     std::vector<uint8_t> touched(pools_.size());
-    for (size_t i = 0; i < back.size();) {
-      if (back[i].first > now) {
-        ++i;
-        continue;
-      }
-      capacity[static_cast<size_t>(back[i].second)] += kPerNode;
-      touched[static_cast<size_t>(back[i].second)] = 1;
-      back[i] = back.back();
-      back.pop_back();
+    std::erase_if(back, [&](const auto& entry) {
+      if (entry.first > now) return false;
+      capacity[static_cast<size_t>(entry.second.pool)] += int64_t{entry.second.nodes} * kPerNode;
+      touched[static_cast<size_t>(entry.second.pool)] = 1;
+      return true;
+    });
+    const auto announce = [&](const Loss& loss) {
+      regime.announced(loss.pool, int64_t{loss.nodes} * kPerNode, loss.at);
+      losses.push_back(loss);
+    };
+    for (size_t p = 0; p < pools_.size(); ++p) {
+      const double nodes = pools_[p].whole_nodes, hours = s_.round / 3600;
+      const auto drawn = [&](double expect) {
+        int32_t count = 0;
+        for (; expect > 0; expect -= 1) count += rng.uniform() < std::min(1.0, expect);
+        return count;
+      };
+      for (int32_t n = drawn(hours * nodes / s_.mtbf_hours); n > 0; --n)
+        losses.push_back({now, static_cast<int32_t>(p), 1, 3600 * s_.repair_hours, false});
+      for (int32_t n = drawn(hours * nodes * s_.spot_share / s_.reclaim_hours); n > 0; --n)
+        announce({now + s_.notice, static_cast<int32_t>(p), 1, 3600 * s_.away_hours, true});
+    }
+    const double every = 3600 * s_.maintenance_every_hours;
+    if (now > 0 && std::fmod(now, every) < s_.round) {
+      const auto region = static_cast<int32_t>(now / every) % s_.regions;
+      for (size_t p = 0; p < pools_.size(); ++p)
+        if (region_of_cluster_[static_cast<size_t>(pools_[p].cluster)] == region)
+          announce({now + s_.maintenance_notice, static_cast<int32_t>(p),
+                    static_cast<int32_t>(pools_[p].whole_nodes * s_.maintenance_share),
+                    3600 * s_.maintenance_hours, true});
     }
     std::vector<std::vector<int32_t>> on_pool;
-    for (size_t p = 0; p < pools_.size(); ++p) {
-      const double nodes = pools_[p].whole_nodes;
-      const double rate =
-          s_.round / 3600 * (nodes / s_.mtbf_hours + nodes * s_.spot_share / s_.reclaim_hours);
-      const double spot = nodes * s_.spot_share / s_.reclaim_hours * s_.round / 3600 / rate;
-      double expect = rate;
-      while (expect > 0 && rng.uniform() < std::min(1.0, expect)) {
-        expect -= 1;
-        const bool taken = rng.uniform() < spot;
-        capacity[p] -= kPerNode;
-        touched[p] = 1;
-        back.push_back(
-            {now + 3600 * (taken ? s_.away_hours : s_.repair_hours), static_cast<int32_t>(p)});
-        if (on_pool.empty()) {
-          on_pool.resize(pools_.size());
-          for (int32_t j : alive)
-            if (jobs[static_cast<size_t>(j)].pool >= 0)
-              on_pool[static_cast<size_t>(jobs[static_cast<size_t>(j)].pool)].push_back(j);
-        }
-        // A random node of the pool: who holds it restarts (services go on, one replica short).
-        auto at = static_cast<int64_t>(rng.below(static_cast<uint32_t>(capacity[p] + kPerNode)));
+    for (const Loss& loss : losses) {
+      if (loss.at > now) continue;
+      const auto p = static_cast<size_t>(loss.pool);
+      const int64_t before = capacity[p];
+      capacity[p] -= int64_t{loss.nodes} * kPerNode;
+      touched[p] = 1;
+      back.push_back({now + loss.away, loss});
+      if (on_pool.empty()) {
+        on_pool.resize(pools_.size());
+        for (int32_t j : alive)
+          if (jobs[static_cast<size_t>(j)].pool >= 0)
+            on_pool[static_cast<size_t>(jobs[static_cast<size_t>(j)].pool)].push_back(j);
+      }
+      // Random nodes of the pool: who holds one restarts (services go on, one replica short).
+      const bool heeded = loss.announced && regime.heeds();
+      for (int32_t n = 0; n < loss.nodes; ++n) {
+        auto at =
+            static_cast<int64_t>(rng.below(static_cast<uint32_t>(std::max<int64_t>(before, 1))));
         for (int32_t j : on_pool[p]) {
           Job& job = jobs[static_cast<size_t>(j)];
           at -= job.devices;
@@ -489,12 +539,17 @@ class World {
           if (!job.service) {
             job.pause = s_.restart;
             regime.lost(j);
-            ++out.losses;
+            ++(heeded ? out.moves : out.losses);
+            if (!heeded) {
+              job.work += s_.lost_work;
+              out.redone += s_.lost_work * job.devices / 3600;
+            }
           }
           break;
         }
       }
     }
+    std::erase_if(losses, [&](const Loss& loss) { return loss.at <= now; });
     for (size_t p = 0; p < pools_.size(); ++p)
       if (touched[p]) regime.capacity(static_cast<int32_t>(p), capacity[p]);
   }
@@ -513,7 +568,7 @@ void print(const char* name, const Outcome& o) {
   };
   std::printf(
       "| %s | %.3f %% (worst %.3f) | %.2f %% (worst %.2f) | %.2f | %.1f %% | %lld | %.2f / %.2f / "
-      "%.2f | %lld | %.1f / %.1f |\n",
+      "%.2f | %lld | %lld / %.0f | %.1f / %.1f |\n",
       name, share(0), o.worst[0], share(1), o.worst[1],
       o.fraction[2] / static_cast<double>(std::max<int64_t>(1, o.windows[2])),
       100 * o.used / std::max(1.0, o.usable),
@@ -521,8 +576,8 @@ void print(const char* name, const Outcome& o) {
       o.jct[0] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[0])),
       o.jct[1] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[1])),
       o.jct[2] / 3600 / static_cast<double>(std::max<int64_t>(1, o.finished[2])),
-      static_cast<long long>(o.changes), 1e3 * o.decide / static_cast<double>(o.rounds),
-      1e3 * o.slowest);
+      static_cast<long long>(o.changes), static_cast<long long>(o.losses), o.redone,
+      1e3 * o.decide / static_cast<double>(o.rounds), 1e3 * o.slowest);
   std::fflush(stdout);
 }
 
@@ -533,25 +588,32 @@ int run(int argc, char** argv) {
   }
   Settings s = read(argv[1]);
   if (argc > 2) s.hours = std::stod(argv[2]);
-  World world(s);
-  std::printf("%.0f devices, %zu jobs in %.0f hours\n\n", world.devices(), world.jobs(), s.hours);
-  std::printf(
-      "| regime | Premium windows met | Standard windows met | Basic, of demand | used while work "
-      "waits | jobs done | JCT h, P / S / B | starts and moves | decision ms, mean / worst |\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
-  print("Ductile", world.run([](const auto& p, const auto& r, const auto& j) {
-    return std::make_unique<Ours>(p, r, j);
-  }));
+  const int seeds = argc > 3 ? std::stoi(argv[3]) : 1;
   // Partitions: what each tier asks for on average, services counted with Premium.
   const double training = (1 - s.service_share);
   const std::array<double, 3> shares{s.service_share + training * s.tiers[0], training * s.tiers[1],
                                      training * s.tiers[2]};
-  print("static partitions", world.run([&](const auto& p, const auto& r, const auto& j) {
-    return std::make_unique<Rigid>(p, r, j, true, shares);
-  }));
-  print("no preemption", world.run([&](const auto& p, const auto& r, const auto& j) {
-    return std::make_unique<Rigid>(p, r, j, false, shares);
-  }));
+  for (int k = 0; k < seeds; ++k, ++s.seed) {
+    World world(s);
+    std::printf("Seed %llu: %.0f devices, %zu jobs in %.0f hours\n\n",
+                static_cast<unsigned long long>(s.seed), world.devices(), world.jobs(), s.hours);
+    std::printf(
+        "| regime | Premium windows met | Standard windows met | Basic, of demand | used while "
+        "work "
+        "waits | jobs done | JCT h, P / S / B | starts and moves | hit without warning / device "
+        "hours done again | decision ms, mean / worst |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    print("Ductile", world.run([](const auto& p, const auto& r, const auto& j) {
+      return std::make_unique<Ours>(p, r, j);
+    }));
+    print("static partitions", world.run([&](const auto& p, const auto& r, const auto& j) {
+      return std::make_unique<Rigid>(p, r, j, true, shares);
+    }));
+    print("no preemption", world.run([&](const auto& p, const auto& r, const auto& j) {
+      return std::make_unique<Rigid>(p, r, j, false, shares);
+    }));
+    std::printf("\n");
+  }
   return 0;
 }
 

@@ -376,6 +376,7 @@ void add_sim(CLI::App& app, Parsed& parsed) {
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
   sub->add_flag("--check", c.check, "check the invariants each round");
+  sub->add_flag("--control", c.control, "every change goes through the real control plane, too");
   sub->add_option("--out", c.out, "folder for report.html, runs.json and the workloads")
       ->option_text("DIR");
   add_json(*sub, c.json);

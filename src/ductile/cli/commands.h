@@ -146,6 +146,7 @@ struct SimCommand {
   bool bound = false;
   bool tiers = false;
   int64_t services = 0, teams = 1;  // made up
+  bool control = false;
   bool check = false;
   bool json = false;
 };

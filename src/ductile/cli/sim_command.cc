@@ -151,6 +151,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   ductile::sim::SimOptions options;
   options.budget = budget;
   options.check = command.check;
+  options.control = command.control;
   if (command.scenario) options.scenario = ductile::sim::read_scenario(*command.scenario);
 
   std::vector<ductile::sim::Workload> workloads;
@@ -226,6 +227,17 @@ ExitCode sim(const SimCommand& command, Context& context) {
     write_file_atomic(*command.out / "report.html", ductile::sim::report_html(runs, cluster));
     context.console.say("report: {}", (*command.out / "report.html").string());
   }
+  if (command.control)
+    for (const auto& run : runs) {
+      const ductile::sim::ControlStats& c = run.result.control;
+      context.console.say(
+          "control plane, {} on {}: {} changes in {:.2f} s each (slowest {:.1f} s), {} "
+          "generations, "
+          "{} messages ({} lost, {} late)",
+          run.result.policy, run.result.workload, c.changes,
+          c.seconds / static_cast<double>(std::max<int64_t>(c.changes, 1)), c.slowest,
+          c.generations, c.messages, c.lost, c.late);
+    }
   if (command.json) {
     nlohmann::ordered_json out;
     out["cluster"] = sched::to_json(cluster);
@@ -240,6 +252,13 @@ ExitCode sim(const SimCommand& command, Context& context) {
       entry["policy"] = run.result.policy;
       entry["workload"] = run.result.workload;
       entry["seed"] = run.seed;
+      if (command.control) {
+        const ductile::sim::ControlStats& c = run.result.control;
+        entry["control"] = {{"changes", c.changes}, {"generations", c.generations},
+                            {"steps", c.steps},     {"messages", c.messages},
+                            {"lost", c.lost},       {"late", c.late},
+                            {"seconds", c.seconds}, {"slowest", c.slowest}};
+      }
       if (command.bound) entry["least_mean_jct"] = bounds.at(run.result.workload);
       out["runs"].push_back(std::move(entry));
     }

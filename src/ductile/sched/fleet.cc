@@ -11,8 +11,8 @@ namespace {
 
 // What a device of the guaranteed part, of what the guarantee asks beyond it and of spare devices
 // is worth, by tier. Far apart, so that no number of lower claims outbids a higher one of the size.
-constexpr double kOwed[] = {1e4, 1e3, 1};
-constexpr double kUrgent = 1.5;  // times kOwed
+constexpr double kOwed[] = {8e3, 1e3, 1};
+constexpr double kUrgent = 3;  // times kOwed
 constexpr double kPlain[] = {30, 10, 3};
 constexpr double kSpare = 1;
 // A restart counts for so many: a promise kept narrowly is not to be risked for little.
@@ -38,7 +38,7 @@ class FleetScheduler::Impl {
   };
   struct Region {
     std::vector<int32_t> pools;
-    std::vector<int64_t> capacity;
+    std::vector<int64_t> capacity, leaving;  // leaving: of the capacity, announced and near
     std::unique_ptr<Allocator> allocator;
     std::vector<int32_t> slots;  // job of each slot; -1: free
     std::vector<int32_t> free_slots;
@@ -60,13 +60,14 @@ class FleetScheduler::Impl {
       region_of_pool_.push_back(region_of_cluster[static_cast<size_t>(pools_[p].cluster)]);
       r.pools.push_back(static_cast<int32_t>(p));
       r.capacity.push_back(pools_[p].devices);
+      r.leaving.push_back(0);
     }
     for (Region& r : regions_) {
       DUCTILE_CHECK(!r.pools.empty(), "a region without devices");
       AllocatorOptions o;
       o.target_gap = options_.target_gap;
       o.exact_labels = 0;  // regions are large: prices and repair come close enough
-      o.max_evaluations = 120;
+      o.max_evaluations = 80;
       r.allocator = std::make_unique<Allocator>(r.capacity, o);
     }
   }
@@ -172,6 +173,28 @@ class FleetScheduler::Impl {
   Summary decide(double now, bool full);
   int32_t migrate();
 
+  // What is announced to leave within the lead.
+  void count_leaving(double now) {
+    std::erase_if(announced_, [&](const auto& a) { return a.at <= now; });
+    std::vector<int64_t> leaving(pools_.size(), 0);
+    for (const Announcement& a : announced_)
+      if (a.at <= now + options_.lead) leaving[static_cast<size_t>(a.pool)] += a.devices;
+    for (size_t p = 0; p < pools_.size(); ++p) {
+      Region& r = regions_[static_cast<size_t>(region_of_pool_[p])];
+      int64_t& known = r.leaving[static_cast<size_t>(index_in_region_[p])];
+      if (known == leaving[p]) continue;
+      known = leaving[p];
+      r.capacity_changed = true;
+    }
+  }
+
+  struct Announcement {
+    int32_t pool;
+    int64_t devices;
+    double at;
+  };
+  std::vector<Announcement> announced_;
+
   FleetOptions options_;
   std::vector<Pool> pools_;
   std::vector<int32_t> index_in_region_, region_of_pool_;
@@ -227,10 +250,16 @@ int32_t FleetScheduler::Impl::migrate() {
   return moved;
 }
 
-FleetScheduler::Summary FleetScheduler::Impl::decide(double, bool full) {
+FleetScheduler::Summary FleetScheduler::Impl::decide(double now, bool full) {
+  count_leaving(now);
   Summary summary;
   for (Region& r : regions_) {
-    if (r.capacity_changed) r.allocator->set_capacity(r.capacity);
+    if (r.capacity_changed) {
+      std::vector<int64_t> left = r.capacity;
+      for (size_t p = 0; p < left.size(); ++p)
+        left[p] = std::max<int64_t>(0, left[p] - r.leaving[p]);
+      r.allocator->set_capacity(std::move(left));
+    }
     r.capacity_changed = false;
     if (full) {
       for (int32_t job : r.slots)
@@ -316,6 +345,11 @@ void FleetScheduler::set_capacity(int32_t pool, int64_t devices) {
   auto& r = impl_->regions_[static_cast<size_t>(impl_->region_of_pool_[static_cast<size_t>(pool)])];
   r.capacity[static_cast<size_t>(impl_->index_in_region_[static_cast<size_t>(pool)])] = devices;
   r.capacity_changed = true;
+}
+
+void FleetScheduler::announce(int32_t pool, int64_t devices, double at) {
+  DUCTILE_CHECK(pool >= 0 && static_cast<size_t>(pool) < impl_->pools_.size(), "pool {}", pool);
+  impl_->announced_.push_back({pool, devices, at});
 }
 
 void FleetScheduler::set_team_share(int32_t team, double share) {

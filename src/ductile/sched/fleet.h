@@ -32,7 +32,8 @@ struct FleetOptions {
   double margin = 0.03;                     // worked for above the guarantee
   double horizon = 1800;                    // over which a change is expected to pay off
   double migrate_above = 1.3;               // price ratio of regions that makes waiting jobs move
-  double target_gap = 0.005;
+  double lead = 120;  // seconds before an announced loss from which its devices are given to nobody
+  double target_gap = 0.001;
 };
 
 // What a closed window of one job came to.
@@ -61,6 +62,10 @@ class FleetScheduler {
   void remove_job(int32_t job);
   // Devices of a pool usable now.
   void set_capacity(int32_t pool, int64_t devices);
+  // So many of them are announced to leave at `at` (maintenance, reclaim of spot nodes): from
+  // FleetOptions::lead before that nothing is decided that counts on them, so that by then nobody
+  // holds them. When they have left, set_capacity() says so.
+  void announce(int32_t pool, int64_t devices, double at);
   // Of all teams the share of the fleet; by default equal. Beyond it a team's jobs count for less.
   void set_team_share(int32_t team, double share);
 

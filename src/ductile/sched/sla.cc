@@ -58,7 +58,7 @@ Owed owed_devices(Tier tier, double promised, double margin, double demand, cons
   if (promised <= 0 || demand <= 0) return {};
   const double rest = std::max(0.0, window * demand - open.asked);
   if (tier == Tier::premium)
-    return {open.granted + rest < (promised + 0.01) * (open.asked + rest) ? 2 * demand : demand,
+    return {open.granted + rest < (promised + 0.02) * (open.asked + rest) ? 2 * demand : demand,
             true};
   const double missing = (promised + margin) * (open.asked + rest) - open.granted;
   if (missing <= 0) return {};

@@ -88,8 +88,8 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
     by_policy[run.result.policy].push_back(run.summary);
     Json jobs = Json::array();
     for (const JobResult& job : run.result.jobs)
-      jobs.push_back({job.name, job.application, tidy(job.arrival), tidy(job.start),
-                      tidy(job.finish), job.restarts});
+      jobs.push_back({job.name, job.application + (job.served ? " (service)" : ""),
+                      tidy(job.arrival), tidy(job.start), tidy(job.finish), job.restarts});
     Json faults = Json::array();
     for (const FaultEvent& fault : run.result.faults)
       if (fault.start && !fault.announce)
@@ -104,17 +104,36 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
                     {"faults", std::move(faults)},
                     {"goodput", curve(run.result, [](const auto& r) { return r.goodput; })},
                     {"waiting", curve(run.result, [](const auto& r) { return r.waiting; })},
+                    {"served", curve(run.result,
+                                     [](const auto& r) {
+                                       return r.load > 0 ? 100 * r.on_time / r.load : 100;
+                                     })},
                     {"used", curve(run.result, [](const auto& r) {
                        return r.usable > 0 ? 100.0 * static_cast<double>(r.used) /
                                                  static_cast<double>(r.usable)
                                            : 0;
                      })}});
   }
+  bool services = false, teams = false;
   auto& policies = data["policies"] = Json::array();
   for (const std::string& policy : order) {
     Json entry = to_json(average(by_policy[policy]));
     entry.erase("decision_seconds");  // measured: the page would differ from run to run
     entry.erase("decision_seconds_p99");
+    // The table's columns are numbers of their own.
+    const auto kept = [&](const char* tier, const char* column) {
+      if (entry.contains("tiers") && entry["tiers"].contains(tier))
+        entry[column] = entry["tiers"][tier]["kept"].get<double>() /
+                        entry["tiers"][tier]["windows"].get<double>();
+    };
+    kept("premium", "premium_kept");
+    kept("standard", "standard_kept");
+    if (entry.contains("services")) {
+      services = true;
+      entry["on_time"] = entry["services"]["on_time"];
+      entry["worst_hour"] = entry["services"]["worst_hour_on_time"];
+    }
+    teams |= entry.contains("teams");
     entry["policy"] = policy;
     policies.push_back(std::move(entry));
   }
@@ -130,7 +149,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
       "<header><div class=\"eyebrow\">Ductile simulation</div><h1>{} {} on {} devices</h1>\n"
       "<p class=\"about\">{} {}; {} nodes of {} type{}</p></header>\n"
       "<section><h2>Policies</h2><div class=\"card scroll\"><table id=\"summary\"></table></div>"
-      "</section>\n"
+      "</section>\n{}"
       "<section><h2>Completion times</h2><div class=\"panels\"><div class=\"panel\">"
       "<h3>Share of jobs done within</h3><svg id=\"cdf\"></svg></div><div class=\"panel\">"
       "<h3>By application, mean</h3><svg id=\"apps\"></svg></div></div></section>\n"
@@ -138,7 +157,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
       "<div class=\"panels\">"
       "<div class=\"panel\"><h3>Goodput, jobs an hour</h3><svg id=\"goodput\"></svg></div>"
       "<div class=\"panel\"><h3>Jobs waiting without a device</h3><svg id=\"waiting\"></svg></div>"
-      "<div class=\"panel wide\"><h3>Devices in use, %</h3><svg id=\"used\"></svg></div>"
+      "<div class=\"panel wide\"><h3>Devices in use, %</h3><svg id=\"used\"></svg></div>{}"
       "</div></section>\n"
       "<section><h2>Cluster</h2><p class=\"about\">{}; a bar is a job, its colour the "
       "application. Point at one for its name; drag to zoom, double-click to see all.</p>"
@@ -151,6 +170,12 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
       order.size(), report::kStyle, order.size(), order.size() == 1 ? "policy" : "policies",
       cluster.usable_devices(), workloads.size(), workloads.size() == 1 ? "workload" : "workloads",
       cluster.nodes(), cluster.type_count(), cluster.type_count() == 1 ? "" : "s",
+      teams ? "<section><h2>Teams</h2><div class=\"card scroll\"><table id=\"teams\"></table></div>"
+              "</section>\n"
+            : "",
+      services ? "<div class=\"panel wide\"><h3>Requests of services answered on time, %</h3>"
+                 "<svg id=\"served\"></svg></div>"
+               : "",
       by_device ? "A row is a device" : "A row is a node", text, report::kScript);
 }
 

@@ -57,6 +57,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const policies = data.policies.map(p => p.policy);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const color = i => "var(--c" + (i % 8) + ")";
+const isService = a => a.endsWith(" (service)");
 const apps = [...new Set(data.runs.flatMap(r => r.jobs.map(j => j[1])))].sort();
 const tip = document.getElementById("tip");
 
@@ -85,15 +86,18 @@ function duration(s) {
   return (s / 86400).toFixed(1) + " d";
 }
 
+const percent = v => (100 * v).toFixed(1) + " %";
 // ---- the table; the best of each column is marked
 const columns = [
   ["mean_jct", "mean JCT", duration, -1], ["median_jct", "median", duration, -1],
   ["p90_jct", "p90", duration, -1], ["p99_jct", "p99", duration, -1],
   ["makespan", "makespan", duration, -1], ["device_hours", "device hours", number, -1],
-  ["restarts", "restarts a job", number, -1],
-  ["utilisation", "utilisation", v => (100 * v).toFixed(1) + " %", 0],
+  ["restarts", "restarts", number, -1],
+  ["utilisation", "utilisation", percent, 0],
   ["worst_fairness", "worst \u03c1", number, -1], ["mean_fairness", "mean \u03c1", number, -1],
-  ["sla", "SLA kept", v => (100 * v).toFixed(1) + " %", 1],
+  ["premium_kept", "Premium", percent, 1], ["standard_kept", "Standard", percent, 1],
+  ["on_time", "on time", percent, 1], ["worst_hour", "worst h", percent, 1],
+  ["lost_hours", "hours done again", number, -1],
 ].filter(c => data.policies.some(p => p[c[0]] !== undefined));
 const table = document.getElementById("summary");
 table.append(html("tr", {}, html("th", {}, "policy"), ...columns.map(c => html("th", {}, c[1]))));
@@ -110,6 +114,22 @@ data.policies.forEach((p, i) => {
   table.append(row);
 });
 
+// ---- teams: a row each, two columns a policy
+const teams = [...new Set(data.policies.flatMap(p => (p.teams || []).map(t => t.team)))];
+if (teams.length) {
+  const box = document.getElementById("teams");
+  box.append(html("tr", {}, html("th", {}, "team"),
+    ...data.policies.flatMap(p => [html("th", {}, p.policy + ": mean JCT"), html("th", {}, "device hours"),
+      html("th", {}, "above quota, h")])));
+  for (const id of teams)
+    box.append(html("tr", {}, html("td", {}, String(id)), ...data.policies.flatMap(p => {
+      const t = (p.teams || []).find(q => q.team === id);
+      return t ? [duration(t.mean_jct), number(t.device_hours), number(t.over_quota_hours)]
+        .map(v => html("td", {}, v)) : [html("td"), html("td"), html("td")];
+    })));
+}
+
+const short = v => String(+v.toPrecision(3));
 // ---- axes
 const W = 600, H = 250, L = 58, R = 14, T = 10, B = 26;
 function ticks(lo, hi, n) {
@@ -145,7 +165,7 @@ const identity = v => v;
 // ---- share of jobs done within a time, all runs of a policy together
 function cdf() {
   const byPolicy = policies.map(p => data.runs.filter(r => r.policy === p)
-    .flatMap(r => r.jobs.map(j => Math.max(j[4] - j[2], 1))).sort((a, b) => a - b));
+    .flatMap(r => r.jobs.filter(j => !isService(j[1])).map(j => Math.max(j[4] - j[2], 1))).sort((a, b) => a - b));
   const all = byPolicy.flat();
   const lo = Math.min(...all), hi = Math.max(...all), marks = [];
   for (const v of [1, 10, 60, 300, 1800, 7200, 36000, 86400, 604800])
@@ -166,7 +186,8 @@ function keys(f) {
     svg("text", { x: f.w - R - 78, y: H - B - 16 * (policies.length - i) + 9, class: "key" }, p)));
 }
 function byApplication() {
-  const means = policies.map(p => apps.map(a => {
+  const kinds = apps.filter(a => !isService(a));
+  const means = policies.map(p => kinds.map(a => {
     const v = data.runs.filter(r => r.policy === p)
       .flatMap(r => r.jobs.filter(j => j[1] === a).map(j => j[4] - j[2]));
     return v.length ? v.reduce((s, x) => s + x, 0) / v.length : 0;
@@ -180,8 +201,8 @@ function byApplication() {
   for (const v of marks) root.append(
     svg("line", { x1: L, x2: W - R, y1: py(v), y2: py(v), stroke: "var(--grid)" }),
     svg("text", { x: L - 6, y: py(v) + 4, "text-anchor": "end" }, duration(v)));
-  const slot = (W - L - R) / apps.length, bar = Math.min(slot * 0.8 / policies.length, 22);
-  apps.forEach((a, k) => {
+  const slot = (W - L - R) / kinds.length, bar = Math.min(slot * 0.8 / policies.length, 22);
+  kinds.forEach((a, k) => {
     const left = L + slot * k + (slot - bar * policies.length) / 2;
     means.forEach((m, i) => {
       const r = svg("rect", { x: left + i * bar + 0.5, width: bar - 1, y: py(m[k]),
@@ -201,10 +222,11 @@ let shown = names[0];
 function curves() {
   const runs = data.runs.filter(r => nameOf(r) === shown);
   const end = Math.max(...runs.map(r => r.end));
-  for (const [id, width] of [["goodput", W], ["waiting", W], ["used", 1220]]) {
-    const hi = id === "used" ? 100 : Math.max(1, ...runs.flatMap(r => r[id].map(p => p[1]))) * 1.05;
+  for (const [id, width] of [["goodput", W], ["waiting", W], ["used", 1220], ["served", 1220]]) {
+    if (!document.getElementById(id)) continue;
+    const hi = id === "used" || id === "served" ? 100 : Math.max(1, ...runs.flatMap(r => r[id].map(p => p[1]))) * 1.05;
     const f = frame(id, { lo: 0, hi: end, map: identity, ticks: hours(end), text: duration },
-      { lo: 0, hi, ticks: ticks(0, hi, 4), text: number }, width);
+      { lo: 0, hi, ticks: ticks(0, hi, 4), text: short }, width);
     runs.forEach(r => {
       const path = r[id].map((p, k) => `${k ? "L" : "M"}${f.px(p[0]).toFixed(1)},` +
         f.py(p[1]).toFixed(1)).join("");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ctime>
 #include <map>
+#include <memory>
 #include <set>
 #include <unordered_map>
 
@@ -69,11 +70,14 @@ class Simulation {
   std::vector<int32_t> node_losses_;         // a node may be lost twice over
   std::vector<std::set<double>> announced_;  // times of losses to come, by node
   double network_slow_ = 1, lost_decisions_ = 0, late_reports_ = 0;
-  std::vector<uint8_t> interfered_;  // by job
+  MessageFaults messages_;
+  std::vector<std::unique_ptr<ControlledJob>> controlled_;  // by job, with options_.control
+  std::vector<uint8_t> interfered_;                         // by job
   std::vector<double> segment_start_;
   std::vector<double> contention_, rounds_lived_;
   std::vector<sched::SlaAccount> accounts_;
   int64_t training_left_ = 0;
+  int32_t most_workers_ = 1;
   std::map<std::pair<const Application*, int32_t>, std::vector<double>> step_seconds_;
   int idle_rounds_ = 0;
   SimResult result_;
@@ -134,6 +138,8 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
     result_.jobs.push_back(std::move(result));
     accounts_.emplace_back(job.time);
   }
+  controlled_.resize(jobs);
+  most_workers_ = static_cast<int32_t>(std::min<int64_t>(largest, 4096));
   segment_start_.assign(jobs, 0);
   interfered_.assign(jobs, 0);
   contention_.assign(jobs, 0);
@@ -263,6 +269,7 @@ void Simulation::pass(double until) {
 
 void Simulation::end_job(int32_t j, double at) {
   const JobRun& run = runs_[j];
+  if (controlled_[j]) controlled_[j].reset();
   end_segment(j, at);
   JobResult& result = result_.jobs[j];
   result.start = run.first_start() < 0 ? at : run.first_start();
@@ -290,6 +297,9 @@ void Simulation::lose_node(int32_t j, int32_t node) {
   ++result_.jobs[j].node_losses;
   if (!workload_.jobs[j].service) {
     runs_[j].lose_work(options_.scenario.lost_work_seconds);
+    if (controlled_[j])
+      controlled_[j]->lose_workers(
+          sched::device_count(runs_[j].allocation()) - sched::device_count(left), messages_);
     left.clear();
   }
   change(j, left);
@@ -301,6 +311,14 @@ void Simulation::change(int32_t job, const sched::Allocation& allocation) {
   const int32_t type = allocation.empty() ? -1 : cluster_.node_type[allocation.front().node];
   end_segment(job, now_);
   segment_start_[job] = now_;
+  if (options_.control && !workload_.jobs[job].service) {
+    const int32_t devices = sched::device_count(allocation);
+    if (!controlled_[job])
+      controlled_[job] = std::make_unique<ControlledJob>(result_.jobs[job].name,
+                                                         std::max<int32_t>(devices, most_workers_),
+                                                         mix(options_.seed, job), result_.control);
+    controlled_[job]->set_workers(devices, messages_);
+  }
   bool same_shape = run.running() && type == run.type() && allocation.size() == run.counts().size();
   for (size_t i = 0; same_shape && i < allocation.size(); ++i)
     same_shape = allocation[i].devices == run.counts()[i];
@@ -343,7 +361,11 @@ void Simulation::apply(const FaultEvent& event) {
       late_reports_ = event.start ? event.value : 0;
       break;
     case FaultKind::lost_messages:
+      messages_.lost = event.start ? event.value : 0;
+      break;
     case FaultKind::late_messages:
+      messages_.late = event.start ? event.value : 0;
+      messages_.delay = event.delay;
       break;
   }
   result_.faults.push_back(event);

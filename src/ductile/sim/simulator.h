@@ -9,6 +9,7 @@
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/policy.h"
 #include "ductile/sim/application.h"
+#include "ductile/sim/controlled_job.h"
 #include "ductile/sim/scenario.h"
 #include "ductile/sim/workload.h"
 
@@ -30,6 +31,9 @@ struct SimOptions {
   std::optional<double> budget = 1.0;
   // Slowdown of jobs on several nodes that share a node with another such job, 0 to 1.
   double interference = 0;
+  // Every change of a job's devices (services left out) also goes through the real control plane
+  // (ControlledJob); faults of messages in the scenario reach it. Does not change the result.
+  bool control = false;
   // Checks the invariants each round and throws internal where one breaks.
   bool check = false;
   // Fails with deadline where the workload is not done by then.
@@ -79,6 +83,7 @@ struct SimResult {
   std::vector<RoundSample> rounds;
   std::vector<FaultEvent> faults;    // that happened
   double end = 0;                    // last finish of a job that is no service
+  ControlStats control;              // with SimOptions::control
   double usable_device_seconds = 0;  // until then, where work was unfinished
 };
 
