@@ -54,6 +54,36 @@ Fleet fleet_of(const Devices& devices) {
   return f;
 }
 
+std::vector<Fleet> fleets_of(const Devices& devices) {
+  std::vector<DeviceGroup> kinds;
+  for (const DeviceGroup& g : devices.groups()) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const DeviceGroup& k) {
+      return k.devices_per_node == g.devices_per_node && k.memory == g.memory &&
+             k.speed == g.speed && k.intra == g.intra && k.inter == g.inter;
+    });
+    if (same == kinds.end()) {
+      kinds.push_back(g);
+    } else {
+      same->nodes += g.nodes;
+    }
+  }
+  const Fleet all = fleet_of(devices);
+  if (kinds.size() == 1 || kinds.size() > kMaxFleets) return {all};
+  std::vector<Fleet> out;
+  for (const DeviceGroup& k : kinds) {
+    Fleet f;
+    f.devices = k.size();
+    f.per_node = k.devices_per_node;
+    f.memory = k.memory;
+    f.speed = k.speed;
+    f.intra = k.intra;
+    f.inter = k.inter;
+    f.stage_link = all.between_stages();
+    out.push_back(f);
+  }
+  return out;
+}
+
 SearchSpace::SearchSpace(const Graph& graph) : graph_(&graph), topology_(graph) {
   variants_.push_back({1, false});
   std::vector<int> degrees = {1};
@@ -156,6 +186,7 @@ class SpaceBuilder {
     position_.resize(n);
     for (int i = 0; i < n; ++i) position_[order[i]] = i;
     space_.chain_ = std::move(order);
+    space_.chain_position_ = position_;
     space_.states_.resize(sizes.size());
     // Per operator the position of its last reader, and the group it is in at the state at hand.
     last_reader_.assign(n, -1);

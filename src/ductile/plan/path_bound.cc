@@ -1,0 +1,304 @@
+#include "ductile/plan/path_bound_impl.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace ductile::plan {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
+
+}  // namespace
+
+PathBound::PathBound(const SearchSpace& space, const StageTable& table,
+                     std::span<const PathFlow> flows, const PlannerOptions& options)
+    : space_(space),
+      table_(table),
+      flows_(flows),
+      latency_(options.objective == Objective::time) {
+  const int64_t micro_batch = options.batch / table.micro_batches();
+  per_tau_ = latency_ ? 1.0 : static_cast<double>(micro_batch);
+  make_work(micro_batch);
+  least_tau_ = work_[0] / table.capacity() / per_tau_ * (1 - 1e-6);
+}
+
+void PathBound::make_work(int64_t micro_batch) {
+  // Least seconds an operator can take for a micro-batch, times devices, over all cells: with r
+  // replicas of a split by t, t (r fixed + b per_sample), least at r = 1.
+  const int n = static_cast<int>(space_.graph().ops.size());
+  const double b = static_cast<double>(micro_batch);
+  std::vector<double> least(n, kInfinity);
+  for (const Cell& cell : table_.cells()) {
+    if (cell.replicas != 1 || cell.group != 0) continue;
+    for (OpId v = 0; v < n; ++v) {
+      const graph::OpCost& c = space_.op_cost(v, cell.keep);
+      const double t =
+          cell.tensor * (c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b));
+      least[v] = std::min(least[v], t);
+    }
+  }
+  const auto states = space_.states();
+  const int last = static_cast<int>(states.size()) - 1;
+  work_.assign(states.size(), 0);
+  if (space_.is_chain()) {
+    for (int s = last - 1; s >= 0; --s) {
+      work_[s] = work_[s + 1];
+      for (int i = states[s + 1].size; i < states[s].size; ++i) {
+        work_[s] += least[space_.chain()[i]];
+      }
+    }
+    return;  // by length is by work
+  }
+  for (int s = 0; s < last; ++s) {
+    for (OpId v : space_.stage_ops(s, last)) work_[s] += least[v];
+  }
+  const auto transitions = space_.transitions();
+  sorted_.resize(transitions.size());
+  std::iota(sorted_.begin(), sorted_.end(), 0);
+  sorted_work_.resize(transitions.size());
+  for (int s = 0; s < last; ++s) {
+    const int first = states[s].first_transition;
+    const int end = first + states[s].num_transitions;
+    for (int t = first; t < end; ++t) sorted_work_[t] = work_[s] - work_[transitions[t].to];
+    std::sort(sorted_.begin() + first, sorted_.begin() + end,
+              [&](int x, int y) { return sorted_work_[x] < sorted_work_[y]; });
+    std::sort(sorted_work_.begin() + first, sorted_work_.begin() + end);
+  }
+}
+
+int PathBound::count_up_to(int state, double work) const {
+  if (space_.is_chain()) {
+    const auto begin = work_.begin() + state + 1;
+    const double left = work_[state] - work;  // what such a stage leaves at least
+    return static_cast<int>(std::partition_point(begin, work_.end(),
+                                                 [&](double rest) { return rest >= left; }) -
+                            begin);
+  }
+  const auto begin = sorted_work_.begin() + space_.states()[state].first_transition;
+  const auto end = begin + space_.states()[state].num_transitions;
+  return static_cast<int>(std::upper_bound(begin, end, work) - begin);
+}
+
+int PathBound::count_below(int state, double work) const {
+  if (space_.is_chain()) {
+    const auto begin = work_.begin() + state + 1;
+    const double left = work_[state] - work;
+    return static_cast<int>(
+        std::partition_point(begin, work_.end(), [&](double rest) { return rest > left; }) - begin);
+  }
+  const auto begin = sorted_work_.begin() + space_.states()[state].first_transition;
+  const auto end = begin + space_.states()[state].num_transitions;
+  return static_cast<int>(std::lower_bound(begin, end, work) - begin);
+}
+
+// A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
+// with where it starts. Borders, workspace, ties and latencies are left out.
+void PathBound::relax_chain(double most, bool in_all, bool keep) {
+  const int num = static_cast<int>(space_.states().size());
+  const auto& cells = table_.cells();
+  std::vector<int> end(cells.size(), num - 1);
+  need_.assign(num, kInfinity);
+  need_[num - 1] = 0;
+  if (keep) farthest_.resize(static_cast<size_t>(num) * cells.size());
+  const double m = static_cast<double>(table_.micro_batches());
+  const double limit = most * (1 + kSlack) * (in_all ? 1.0 : per_tau_);
+  for (int s = num - 2; s >= 0; --s) {
+    for (size_t k = 0; k < cells.size(); ++k) {
+      const Cell& cell = cells[k];
+      int& e = end[k];
+      while (e > s) {
+        const double busy = table_.least_tau(s, e, cell);
+        const double seconds = in_all ? m * busy + table_.least_sync(s, e, cell) : busy;
+        if (seconds <= limit && table_.least_memory(s, e, cell) <= cell.memory * (1 + 1e-11)) break;
+        --e;
+      }
+      if (e > s) need_[s] = std::min(need_[s], cell.weight + need_[e]);
+      if (keep) farthest_[static_cast<size_t>(s) * cells.size() + k] = e;
+    }
+  }
+}
+
+// Fewest devices for each rest, with one micro-batch in flight everywhere.
+void PathBound::relax(double most, bool in_all) {
+  const int last = static_cast<int>(space_.states().size()) - 1;
+  need_.assign(last + 1, kInfinity);
+  need_[last] = 0;
+  const double m = static_cast<double>(table_.micro_batches());
+  const double limit = most * (1 + kSlack) * (in_all ? 1.0 : per_tau_);
+  for (int s = last - 1; s >= 0; --s) {
+    for (const Cell& cell : table_.cells()) {
+      if (cell.weight >= need_[s]) break;
+      const int stop = count_up_to(s, cell.weight * limit * (1 + 1e-9) / (in_all ? m : 1));
+      for (int i = stop; i-- > 0;) {
+        const int to = space_.transitions()[transition(s, i)].to;
+        const double total = cell.weight + need_[to];
+        if (total >= need_[s]) continue;
+        ++pairs_;
+        const double busy = table_.least_tau(s, to, cell);
+        const double seconds = in_all ? m * busy + table_.least_sync(s, to, cell) : busy;
+        if (seconds > limit) continue;
+        CellCost c;
+        if (!table_.cost(s, transition(s, i), cell, cell.keep, c)) continue;
+        if (!in_all && c.tau > most * (1 + kSlack)) continue;
+        if (c.most < 1) {
+          if (cell.again < 0) continue;
+          table_.cost(s, transition(s, i), cell, cell.again, c);
+          if (c.most < 1 || (!in_all && c.tau > most * (1 + kSlack))) continue;
+        }
+        need_[s] = total;
+      }
+    }
+  }
+}
+
+bool PathBound::fits(double tau) {
+  if (space_.is_chain()) {
+    relax_chain(tau, false, false);
+  } else {
+    relax(tau, false);
+  }
+  return need_[0] <= table_.capacity() * (1 + kSlack);
+}
+
+bool PathBound::fits_in_all(double seconds) {
+  if (space_.is_chain()) {
+    relax_chain(seconds, true, false);
+  } else {
+    relax(seconds, true);
+  }
+  return need_[0] <= table_.capacity() * (1 + kSlack);
+}
+
+// least_[state] from those after it.
+template <class Weigh>
+void PathBound::price_stages(int state, double tau, const Weigh& weigh) {
+  const auto& cells = table_.cells();
+  const double limit = tau * (1 + kSlack);
+  Values& best = least_[state];
+  const auto try_stage = [&](int t, const Cell& cell) {
+    ++pairs_;
+    CellCost c;
+    if (!table_.cost(state, t, cell, cell.keep, c) || c.tau > limit) return;
+    if (c.most < 1) {
+      if (cell.again < 0) return;
+      table_.cost(state, t, cell, cell.again, c);
+      if (c.most < 1 || c.tau > limit) return;
+    }
+    const int to = space_.transitions()[t].to;
+    const auto [first, second] = weigh(t, to, c);
+    const Values& after = least_[to];
+    for (int i = 0; i < kPrices; ++i) {
+      const double length = i == kPrices - 1 ? second : first;
+      best[i] = std::min(best[i], length + prices_[i] * cell.weight + after[i]);
+    }
+  };
+  if (space_.is_chain()) {
+    const int first = space_.states()[state].first_transition;
+    for (size_t k = 0; k < cells.size(); ++k) {
+      const Cell& cell = cells[k];
+      for (int e = farthest(state, static_cast<int>(k)); e > state; --e) {
+        bool can = false;  // whether one that ends here or nearer can be better
+        for (int i = 0; i < kPrices; ++i) {
+          can = can || prices_[i] * cell.weight + near_[e][i] < best[i];
+        }
+        if (!can) break;
+        try_stage(first + e - state - 1, cell);
+      }
+    }
+  } else {
+    for (const Cell& cell : cells) {
+      const int stop = count_up_to(state, cell.weight * limit * per_tau_ * (1 + 1e-9));
+      for (int i = stop; i-- > 0;) {
+        const int t = transition(state, i);
+        const int to = space_.transitions()[t].to;
+        bool can = false;
+        for (int j = 0; j < kPrices; ++j) {
+          can = can || prices_[j] * cell.weight + least_[to][j] < best[j];
+        }
+        if (can) try_stage(t, cell);
+      }
+    }
+  }
+}
+
+void PathBound::run(double tau) {
+  const int last = static_cast<int>(space_.states().size()) - 1;
+  Values infinite;
+  infinite.fill(kInfinity);
+  least_.assign(last + 1, infinite);
+  least_[last].fill(0);
+  near_ = least_;
+  for (int s = last - 1; s >= 0; --s) {
+    price_stages(s, tau, [&](int t, int to, const CellCost& c) {
+      const auto length = [&](const PathFlow& flow) {
+        const PathFlow::Through f = flow.through(s, t, to);
+        return f.round_out * c.tau + f.forward_out * c.forward +
+               (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
+      };
+      return std::pair(length(flows_[0]), length(flows_[1]));
+    });
+    if (!space_.is_chain()) continue;
+    near_[s] = least_[s];
+    for (int e = s + 1; e <= last; ++e) {  // those farther on mostly have less already
+      bool less = false;
+      for (int i = 0; i < kPrices; ++i) {
+        if (near_[e - 1][i] < near_[e][i]) near_[e][i] = near_[e - 1][i], less = true;
+      }
+      if (!less) break;
+    }
+  }
+  // From here on, of all states before.
+  if (!space_.is_chain()) return;
+  near_ = least_;
+  for (int e = 1; e <= last; ++e) {
+    for (int i = 0; i < kPrices; ++i) near_[e][i] = std::min(near_[e][i], near_[e - 1][i]);
+  }
+}
+
+double PathBound::bound() const {
+  double most = 0;
+  for (int i = 0; i < kPrices; ++i) {
+    most = std::max(most, least_[0][i] - prices_[i] * table_.capacity());
+  }
+  return most;
+}
+
+double PathBound::solve(double tau) {
+  if (space_.is_chain()) {
+    relax_chain(tau, false, true);
+  } else {
+    relax(tau, false);
+  }
+  if (need_[0] > table_.capacity() * (1 + kSlack)) return kInfinity;
+  if (!latency_) return 0;
+  const double capacity = table_.capacity();
+  const auto set_prices = [&](double middle, double ratio) {
+    prices_ = {middle / ratio, middle, middle * ratio, middle};
+  };
+  const bool fresh = !priced_;
+  if (fresh) {
+    const double scale = std::max(work_[0] / capacity, 1e-30) / capacity;
+    set_prices(4 * scale, 6);
+  }
+  double best = 0;
+  for (int round = 0; round < (fresh ? 6 : 2); ++round) {
+    run(tau);
+    best = std::max(best, bound());
+    Values value;
+    for (int i = 0; i < 3; ++i) value[i] = least_[0][i] - prices_[i] * capacity;
+    if (!(value[1] < kInfinity)) return kInfinity;  // no transition at all
+    const int top = static_cast<int>(std::max_element(value.begin(), value.begin() + 3) -
+                                     value.begin());
+    double ratio = prices_[2] / prices_[1];
+    if (top == 1 && ratio < 1.6) break;
+    if (top == 1) ratio = std::sqrt(ratio);
+    if (round + 1 < (fresh ? 6 : 2)) set_prices(prices_[top], ratio);
+  }
+  priced_ = true;
+  return best;
+}
+
+}  // namespace ductile::plan
