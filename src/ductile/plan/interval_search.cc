@@ -8,6 +8,10 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNarrow = 0.01;  // of the best: an interval that is looked at as a whole
+constexpr int kFirstLabels = 12;  // kept per state; more where they did not suffice
+constexpr int kMoreLabels = 4;    // times as many
+constexpr int kFewLabels = 12;    // where there are many states
 
 }  // namespace
 
@@ -83,6 +87,8 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
       Item item;
       item.size = static_cast<int>(sizes_.size());
       item.low = -1;  // not begun
+      item.labels = options.tolerance > 0 ? std::min(kFirstLabels, most_labels(spaces[i]))
+                                          : options.max_labels;
       item.bound = work / capacity * m * (1 - 1e-6);
       sizes_.push_back(std::move(size));
       items_.push(item);
@@ -90,12 +96,9 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
   }
 }
 
-Effort IntervalSearch::effort(const SearchSpace& space) const {
-  Effort e;
-  e.labels = options_.max_labels;
-  e.steps = steps_;
-  if (space.states().size() > 300 && options_.tolerance > 0) e.labels = std::min(e.labels, 6);
-  return e;
+int IntervalSearch::most_labels(const SearchSpace& space) const {
+  const bool few = options_.tolerance > 0 && space.states().size() > 300;
+  return few ? std::min(options_.max_labels, kFewLabels) : options_.max_labels;
 }
 
 int64_t IntervalSearch::labels() const {
@@ -136,7 +139,8 @@ double IntervalSearch::run(double& best, std::vector<Candidate>& found) {
 bool IntervalSearch::begin(Item& item, double best) {
   Size& size = sizes_[item.size];
   size.search = std::make_unique<LabelSearch>(*size.space, fleets_, size.flows, options_,
-                                              effort(*size.space), size.micro_batch, deadline_);
+                                              Effort{options_.max_labels, steps_},
+                                              size.micro_batch, deadline_);
   LabelSearch& search = *size.search;
   const double factor = search.factor();
   const double enough = best * keep_;
@@ -148,27 +152,32 @@ bool IntervalSearch::begin(Item& item, double best) {
     return false;
   }
   double high = kInfinity;
-  if (factor > 0 && enough < kInfinity) {
-    high = (enough - item.rest) / factor;
+  if (enough < kInfinity) high = most_tau(search, item.rest, enough);
+  if (enough < kInfinity) {
     if (high <= item.low || !search.bound().fits(high)) {
       settle(enough);
       return false;
     }
-  } else if (factor > 0) {
+  } else {
     for (high = std::max(item.low * 1.1, 1e-30); !search.bound().fits(high); high *= 2) {
       if (high > 1e30) return false;  // nothing fits
       item.low = high;
     }
   }
-  if (factor > 0) {
-    double up = high;
-    while (up > item.low * 1.02) {
-      const double middle = up > 2 * item.low ? std::sqrt(up * std::max(item.low, up * 1e-6))
-                                              : (item.low + up) / 2;
-      (search.bound().fits(middle) ? up : item.low) = middle;
-    }
+  while (high > item.low * 1.02) {
+    const double middle = high > 2 * item.low ? std::sqrt(high * std::max(item.low, high * 1e-6))
+                                              : (item.low + high) / 2;
+    (search.bound().fits(middle) ? high : item.low) = middle;
   }
   return true;
+}
+
+// Beyond this bottleneck no solution takes less than `enough`.
+double IntervalSearch::most_tau(const LabelSearch& search, double rest, double enough) const {
+  const double factor = search.factor();
+  if (!latency_) return enough / factor;
+  const double m = static_cast<double>(search.micro_batches());  // the rest is a tau at least
+  return std::min(enough / m, factor > 0 ? (enough - rest) / factor : kInfinity);
 }
 
 void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& found) {
@@ -182,86 +191,66 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
     settle(item.bound);
     return;
   }
-  if (factor > 0 && enough < kInfinity) {
-    const double high = (enough - item.rest) / factor * (1 + 1e-12);
+  if (enough < kInfinity) {
+    const double high = most_tau(search, item.rest, enough) * (1 + 1e-12);
     if (high < item.high) {
       settle(enough);
-      item.stale = item.stale || high < item.high * 0.98;
       item.high = high;
-      item.attained = false;
     }
   }
-  if (item.high < kInfinity && item.high - item.low <= 1e-10 * item.high) {
+  if (item.high <= item.low * (1 + 1e-10)) {
     settle(item.bound);
     return;
   }
-  if (item.stale && item.high < kInfinity && latency_) {
-    item.stale = false;
-    const double rest = search.bound().solve(item.high);
-    if (rest == kInfinity) return;
-    if (rest > item.rest) {
-      item.rest = rest;
-      push(item);
-      return;
-    }
-  }
-  // So narrow that halving it once more would not help: it is looked at once, and that is that.
-  const bool last = factor == 0 || (options_.tolerance > 0 && best < kInfinity &&
-                                    factor * (item.high - item.low) <=
-                                        0.2 * options_.tolerance * best);
-  double at = item.low + (item.high - item.low) / 2;
-  if (factor == 0) {
-    at = 1e30;
-  } else if (last || options_.tolerance == 0) {
-    // Between a solution and the next there is nothing.
-    if (item.attained) {
-      at = item.high * (1 - 1e-10);
-    } else if (last) {
-      at = item.high;
-    }
-  }
-  if (factor > 0 && item.high == kInfinity) {
-    at = item.low * (1 + size.step);
-    if (at > 1e15) at = 1e30;
-    size.step *= 2;
+  // A narrow interval is looked at as a whole; of a wide one the lower part, where the least
+  // bottlenecks are.
+  const double width = factor * (item.high - item.low);
+  const bool narrow = factor == 0 || width <= kNarrow * best;
+  const bool last = item.labels >= most_labels(*size.space) &&
+                    (factor == 0 ||
+                     (options_.tolerance > 0 && width <= 0.2 * options_.tolerance * best));
+  double at = item.high;
+  if (!narrow || (item.solved && factor > 0)) {
+    at = std::min(item.low + (item.high - item.low) / 2, item.low * size.step);
+    if (best == kInfinity) size.step *= size.step;
+    if (item.low <= 0) at = item.high < kInfinity ? item.high / 2 : 1e30;
   }
   const double path_bound = search.bound().solve(at);
-  Solution s = search.solve(at, path_bound, item.low, enough);
+  const Solution s = search.solve(at, path_bound, item.low, enough, item.labels);
+  if (getenv("DBG")) fprintf(stderr,"  b %ld st %zu low %g at %g high %g restitem %g path %g rest_bound %g bound %g found %d (%g %g) labels %ld steps %ld best %g last %d\n",(long)size.micro_batch,size.space->states().size(),item.low,at,item.high,item.rest,path_bound,s.rest_bound,s.bound,s.found,s.tau,factor*s.tau+s.rest,(long)search.labels(),(long)search.steps(),best,last);
   timed_out_ = timed_out_ || search.timed_out();
-  Item left = item;
-  left.stale = false;
-  left.attained = false;
-  left.high = at;
-  left.rest = std::max(item.rest, s.rest_bound);
-  if (s.found) {
-    const double seconds = factor * s.tau + s.rest;
-    if (seconds < best) {
-      best = seconds;
-      found.push_back(to_candidate(*size.space, s, size.micro_batch, options_.batch,
-                                   fleets_.size() > 1));
-      found.back().seconds = seconds;
-    }
-    settle(factor * s.tau + left.rest);
-    if (last) {
-      settle(std::max(item.bound, factor * item.low + left.rest));
-      return;
-    }
-    left.high = std::min(at, s.tau);
-    left.attained = true;
-    if (s.tau > item.low) push(left);
-  } else if (left.rest < kInfinity) {
-    if (last) {
-      settle(std::max(item.bound, factor * item.low + left.rest));
-    } else {
-      push(left);
-    }
+  if (s.found && factor * s.tau + s.rest < best) {
+    best = factor * s.tau + s.rest;
+    found.push_back(
+        to_candidate(*size.space, s, size.micro_batch, options_.batch, fleets_.size() > 1));
+    found.back().seconds = best;
   }
-  if (last) return;
-  if (item.attained && at >= item.high * (1 - 1e-9)) {
-    settle(factor * at + item.rest);
-  } else if (at < 1e30) {
+  Item left = item;
+  left.high = at;
+  left.solved = true;
+  left.labels = static_cast<int>(std::min<int64_t>(int64_t{kMoreLabels} * item.labels,
+                                                   most_labels(*size.space)));
+  left.rest = std::max(item.rest, s.rest_bound);
+  left.bound = std::max(item.bound, s.bound);
+  if (s.found && s.tau < at) {
+    Item above = left;
+    above.bound = std::max(item.bound, s.bound_above);
+    above.low = s.tau;
+    if (last || is_done(above.bound, best)) {
+      settle(above.bound);
+    } else {
+      push(above);
+    }
+    left.high = s.tau;
+  }
+  if (last || is_done(left.bound, best)) {
+    settle(left.bound);
+  } else {
+    push(left);
+  }
+  if (at < item.high) {
     item.low = at;
-    item.bound = 0;
+    item.solved = false;
     push(item);
   }
 }

@@ -21,7 +21,7 @@ Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64
 // Best first over all spaces, micro-batch sizes and bottlenecks. What is still to be looked at are
 // intervals of the bottleneck tau of one space and size: no solution with tau in (low, high] has a
 // smaller rest than `rest`, so none takes less than factor x low + rest. The interval with the
-// least such bound is taken, and halved or done with; when that bound is no less than the best plan
+// least such bound is taken, and cut or done with; when that bound is no less than the best plan
 // found (less the tolerance), nothing better is left.
 class IntervalSearch {
  public:
@@ -42,25 +42,26 @@ class IntervalSearch {
     double bound = 0;
     int size = 0;  // of sizes_
     double low = 0, high = 0, rest = 0;
-    bool attained = false;  // a solution with tau = high is known
-    bool stale = true;      // rest is that of a larger high
+    bool solved = false;  // looked at as a whole, to no end
+    int labels = 0;       // to be kept per state
     bool operator<(const Item& other) const { return bound > other.bound; }
   };
   struct Size {
     const SearchSpace* space = nullptr;
     std::span<const PathFlow> flows;
     int64_t micro_batch = 0;
-    double step = 0.05;
+    double step = 1.25;  // most that the bottleneck grows within an interval
     std::unique_ptr<LabelSearch> search;
   };
   bool begin(Item& item, double best);
+  double most_tau(const LabelSearch& search, double rest, double enough) const;
   void look_at(Item item, double& best, std::vector<Candidate>& found);
   void push(Item item);
   bool is_done(double least, double best) const {
     return least >= best * keep_ * (1 - 1e-11);
   }
   void settle(double bound) { bound_ = std::min(bound_, bound); }
-  Effort effort(const SearchSpace& space) const;
+  int most_labels(const SearchSpace& space) const;
 
   std::span<const Fleet> fleets_;
   const PlannerOptions& options_;

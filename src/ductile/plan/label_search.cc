@@ -21,6 +21,7 @@ LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets
       effort_(effort),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
+      compare_tau_(options.tolerance == 0),
       deadline_(deadline),
       table_(space, fleets, options, micro_batch),
       bound_(space, table_, flows, options),
@@ -89,7 +90,7 @@ LabelSearch::Prices LabelSearch::paths_of(int state, const Label& label,
     return p;
   };
   const double first = sum(bound_.flow(0));
-  for (int i = 0; i < PathBound::kPrices; ++i) {
+  for (int i = 0; i < bound_.num_prices(); ++i) {
     out[i] = (i + 1 < PathBound::kPrices ? first : sum(bound_.flow(i))) + bound_.price(i) * left;
   }
   return out;
@@ -103,7 +104,7 @@ double LabelSearch::reach_of(int state, const Label& label, const Value* values)
     reach = std::max(reach, values[g].r + head_[s.first_group + g]);
   }
   const Prices paths = paths_of(state, label, values);
-  for (int i = 0; i < PathBound::kPrices; ++i) {
+  for (int i = 0; i < bound_.num_prices(); ++i) {
     const double begins = bound_.flow(i).begins(state);
     if (begins > 1e-9) {
       reach = std::max(reach, (paths[i] + bound_.least(state)[i]) / begins * (1 - 1e-9));
@@ -120,8 +121,10 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
   for (size_t i = 0; i < list.size();) {
     const Label& other = pool_[list[i]];
     const Value* theirs = values_.data() + other.values;
-    bool no_better = other.done <= label.done;
-    bool no_worse = label.done <= other.done;
+    const double tau = compare_tau_ ? std::max(label.tau, tau_low_) : 0;
+    const double their_tau = compare_tau_ ? std::max(other.tau, tau_low_) : 0;
+    bool no_better = other.done <= label.done && their_tau <= tau;
+    bool no_worse = label.done <= other.done && tau <= their_tau;
     for (size_t f = 0; f < num_fleets; ++f) {
       no_better = no_better && other.devices[f] <= label.devices[f];
       no_worse = no_worse && label.devices[f] <= other.devices[f];
@@ -140,25 +143,26 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
       ++i;
     }
   }
-  if (static_cast<int>(list.size()) >= effort_.labels) {
+  if (static_cast<int>(list.size()) >= most_labels_) {
     // Out goes the one that reaches least far, but never the one with the fewest devices.
     size_t fewest = 0;
     for (size_t i = 1; i < list.size(); ++i) {
       if (pool_[list[i]].weight < pool_[list[fewest]].weight) fewest = i;
     }
     size_t worst = list.size();
-    double far = label.weight < pool_[list[fewest]].weight ? -1 : reach;
+    double far = label.weight < pool_[list[fewest]].weight ? -1 : total(label.tau, reach);
     for (size_t i = 0; i < list.size(); ++i) {
-      if (i != fewest && reach_[list[i]] > far) {
+      const double value = total(pool_[list[i]].tau, reach_[list[i]]);
+      if (i != fewest && value > far) {
         worst = i;
-        far = reach_[list[i]];
+        far = value;
       }
     }
     if (worst == list.size()) {
-      drop(reach);
+      drop(label.tau, reach);
       return false;
     }
-    drop(reach_[list[worst]]);
+    drop(pool_[list[worst]].tau, reach_[list[worst]]);
     list[worst] = list.back();
     list.pop_back();
   }
@@ -172,42 +176,53 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
   return true;
 }
 
-Solution LabelSearch::solve(double tau, double path_bound, double tau_low, double enough) {
+Solution LabelSearch::solve(double tau, double path_bound, double tau_low, double enough,
+                            int labels) {
+  most_labels_ = std::min(labels, effort_.labels);
   Solution solution;
-  solution.rest_bound = path_bound;
+  solution.rest_bound = solution.bound = solution.bound_above = kInfinity;
   if (path_bound == kInfinity) return solution;
-  const double limit = enough - factor_ * tau_low;  // on the rest
-  if (!latency_) return run(tau, kInfinity, false);
   // First what is near the bound: most labels are then seen to lead nowhere.
-  const double all = factor_ * tau + path_bound;
+  const double least = factor_ * tau_low + path_bound;
   for (const double share : {0.01, 0.05, 0.25, kInfinity}) {
-    const double near = std::min(limit, path_bound + share * all);
-    if (near <= path_bound) break;
-    solution = run(tau, near, false);
-    // Where groups were merged, values are too large and prove nothing.
-    if (space_.merges_groups()) solution.rest_bound = path_bound;
-    solution.rest_bound = std::max(solution.rest_bound, path_bound);
-    if (solution.found) solution.rest_bound = std::min(solution.rest_bound, solution.rest);
-    if (solution.found || near >= limit || timed_out_ || steps() > effort_.steps) break;
+    const double near = latency_ ? std::min(enough, least * (1 + share)) : enough;
+    if (near <= least && near < enough) continue;
+    solution = run(tau, tau_low, near, false);
+    if (solution.found || near >= enough || timed_out_ || steps() > effort_.steps) break;
+  }
+  // Where groups were merged, values are too large and prove nothing.
+  if (space_.merges_groups()) solution.rest_bound = solution.bound = solution.bound_above = 0;
+  solution.rest_bound = std::max(solution.rest_bound, path_bound);
+  solution.bound = std::max(solution.bound, least);
+  if (solution.found) {
+    solution.rest_bound = std::min(solution.rest_bound, solution.rest);
+    const double seconds = factor_ * solution.tau + solution.rest;
+    solution.bound = std::min(solution.bound, seconds);
+    solution.bound_above =
+        std::min(std::max(solution.bound_above, factor_ * solution.tau + path_bound), seconds);
   }
   return solution;
 }
 
-Solution LabelSearch::fewest_devices() { return run(1e30, kInfinity, true); }
+Solution LabelSearch::fewest_devices() {
+  most_labels_ = effort_.labels;
+  return run(1e30, 0, kInfinity, true);
+}
 
-// `limit`: labels from which no solution with a smaller rest comes are dropped.
-Solution LabelSearch::run(double tau, double limit, bool fewest) {
+// `enough`: labels from which no solution with less comes are dropped.
+Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest) {
   const auto states = space_.states();
   const auto& cells = table_.cells();
   const int last = static_cast<int>(states.size()) - 1;
   Solution solution;
-  solution.rest_bound = kInfinity;
+  solution.rest_bound = solution.bound = solution.bound_above = kInfinity;
+  tau_low_ = tau_low;
   if (fewest && bound_.solve(tau) == kInfinity) return solution;
   at_.assign(states.size(), {});
   pool_.clear();
   values_.clear();
   reach_.clear();
-  dropped_ = kInfinity;
+  dropped_rest_ = dropped_ = kInfinity;
   const double capacity = table_.capacity() * (1 + kSlack);
   const double per_tau = tau * (1 + kSlack) *
                          (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
@@ -218,35 +233,37 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
     const std::vector<int32_t>& labels = at_[s];
     if (labels.empty()) continue;
     if (out_of_time() || steps() > effort_.steps) {
-      solution.rest_bound = latency_ ? least_rest_ : 0;
+      solution.rest_bound = solution.bound = solution.bound_above = 0;
       return solution;
     }
     double least = kInfinity;
+    double least_tau = kInfinity;
     paths_.clear();
     Prices nearest;
     nearest.fill(kInfinity);
     for (int32_t l : labels) {
       const Label& label = pool_[l];
       least = std::min(least, label.weight);
+      least_tau = std::min(least_tau, label.tau);
       paths_.push_back(paths_of(s, label, values_.data() + label.values));
-      for (int i = 0; i < PathBound::kPrices; ++i) {
+      for (int i = 0; i < bound_.num_prices(); ++i) {
         nearest[i] = std::min(nearest[i], paths_.back()[i]);
       }
     }
     Prices per_begin;
-    for (int i = 0; i < PathBound::kPrices; ++i) {
+    for (int i = 0; i < bound_.num_prices(); ++i) {
       const double begins = bound_.flow(i).begins(s);
       per_begin[i] = begins > 1e-9 ? (1 - 1e-9) / begins : 0;
     }
-    const bool prune = latency_ && !fewest && limit < kInfinity;
+    const bool prune = latency_ && !fewest && enough < kInfinity;
     for (int k = 0; k < static_cast<int>(cells.size()); ++k) {
       const Cell& cell = cells[k];
       if (least + cell.weight > capacity) break;
       // A stage does no more work than its devices can in tau, and leaves no more than the others.
-      const double leaves = (capacity - least - cell.weight) * per_tau;
       int lowest = 0;
       int stop = states[s].num_transitions;
-      if (!fewest) {
+      if (!fewest && !space_.is_chain()) {
+        const double leaves = (capacity - least - cell.weight) * per_tau;
         lowest = bound_.count_below(s, bound_.work(s) - leaves - kSlack * bound_.work(0));
         stop = bound_.count_up_to(s, cell.weight * per_tau * (1 + 1e-9));
       }
@@ -263,12 +280,12 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
           // Whatever the stage itself takes.
           double reach = 0;
           const Prices& after = space_.is_chain() ? bound_.least_near(to) : bound_.least(to);
-          for (int i = 0; i < PathBound::kPrices; ++i) {
+          for (int i = 0; i < bound_.num_prices(); ++i) {
             reach = std::max(reach, (nearest[i] + bound_.price(i) * cell.weight + after[i]) *
                                         per_begin[i]);
           }
-          if (reach >= limit) {
-            drop(reach);
+          if (total(least_tau, reach) >= enough) {
+            drop(least_tau, reach);
             if (space_.is_chain()) break;  // nearer ends only leave more
             continue;
           }
@@ -278,7 +295,7 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
         if (!table_.cost(s, t, cell, cell.keep, c) || c.tau > tau * (1 + kSlack)) continue;
         if (prune) {
           double reach = 0;
-          for (int i = 0; i < PathBound::kPrices; ++i) {
+          for (int i = 0; i < bound_.num_prices(); ++i) {
             const PathFlow::Through f = bound_.flow(i).through(s, t, to);
             const double length = f.round_out * c.tau + f.forward_out * c.forward +
                                   (2 * f.in.round_trip + f.in.forward) * c.transfer +
@@ -287,8 +304,9 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
                                      bound_.least(to)[i]) *
                                         per_begin[i]);
           }
-          if (reach >= limit) {
-            drop(reach);
+          const double at_least = std::max(least_tau, c.tau);
+          if (total(at_least, reach) >= enough) {
+            drop(at_least, reach);
             continue;
           }
         }
@@ -347,8 +365,8 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
           double reach = label.weight;
           if (!fewest) {
             reach = latency_ ? reach_of(to, label, made_.data()) : 0;
-            if (reach >= limit) {
-              drop(reach);
+            if (total(label.tau, reach) >= enough) {
+              drop(label.tau, reach);
               continue;
             }
           }
@@ -368,7 +386,7 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
   double least_rest = kInfinity;
   for (int32_t l : at_[last]) {
     const Label& label = pool_[l];
-    const double value = fewest ? label.weight : factor_ * label.tau + (latency_ ? label.done : 0);
+    const double value = fewest ? label.weight : factor_ * label.tau + label.done;
     least_rest = std::min(least_rest, label.done);
     if (best == nullptr || value < best_value ||
         (value == best_value && label.weight < best->weight)) {
@@ -376,13 +394,16 @@ Solution LabelSearch::run(double tau, double limit, bool fewest) {
       best_value = value;
     }
   }
-  solution.rest_bound = latency_ && !fewest ? dropped_ : (dropped_ < kInfinity ? 0 : kInfinity);
+  solution.rest_bound = std::min(dropped_rest_, least_rest);
+  solution.bound =
+      std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low + least_rest);
   if (best == nullptr) return solution;
   solution.found = true;
-  solution.rest = latency_ ? best->done : 0;
+  solution.rest = best->done;
+  solution.bound_above =
+      std::min(dropped_, compare_tau_ ? best_value : factor_ * best->tau + least_rest);
   solution.tau = best->tau;
   for (int32_t d : best->devices) solution.devices += d;
-  solution.rest_bound = std::min(solution.rest_bound, latency_ ? least_rest : 0);
   for (const Label* l = best; l->parent >= 0; l = &pool_[l->parent]) {
     solution.stages.push_back({l->state, space_.transitions()[l->transition].to,
                                table_.shape(l->state, l->transition, cells[l->cell], l->variant,

@@ -21,8 +21,11 @@ struct Solution {
   double tau = 0;   // max tau
   int devices = 0;
   std::vector<Choice> stages;  // from the end of the model to its start
-  // No solution with these bounds has a smaller `rest` (found or not); infinite: there is none.
+  // Of all solutions with these limits, found or not: the rest is no smaller than ..., and the
+  // seconds (factor tau + rest) no fewer than ...; infinite: there is none.
   double rest_bound = 0;
+  double bound = 0;
+  double bound_above = 0;  // seconds of those whose bottleneck is above this one's
 };
 
 // What a search may take; what is left out for it lowers the bound.
@@ -52,9 +55,9 @@ class LabelSearch {
   PathBound& bound() { return bound_; }
 
   // `path_bound`: a lower bound on the rest at this tau, from bound().solve(tau), called just
-  // before. `tau_low`: solutions with a lower bottleneck are not of interest to the caller (known
-  // not to exist); labels that cannot lead to factor x tau_low + rest < enough are dropped.
-  Solution solve(double tau, double path_bound, double tau_low, double enough);
+  // before. `tau_low`: a bottleneck known to be passed by all; labels that cannot lead to
+  // factor x max(tau, tau_low) + rest < enough are dropped. `labels`: kept per state.
+  Solution solve(double tau, double path_bound, double tau_low, double enough, int labels);
   // Fewest devices, whatever the times. One fleet only.
   Solution fewest_devices();
 
@@ -83,12 +86,17 @@ class LabelSearch {
   };
   using Prices = PathBound::Values;
   void make_heads();
-  Solution run(double tau, double limit, bool fewest);
+  Solution run(double tau, double tau_low, double enough, bool fewest);
   bool insert(int state, const Label& label, const Value* values, double reach);
   double reach_of(int state, const Label& label, const Value* values) const;
   Prices paths_of(int state, const Label& label, const Value* values) const;
   bool out_of_time();
-  void drop(double reach) { dropped_ = std::min(dropped_, reach); }
+  // `tau`: of what is dropped, at least.
+  void drop(double tau, double reach) {
+    dropped_rest_ = std::min(dropped_rest_, reach);
+    dropped_ = std::min(dropped_, total(tau, reach));
+  }
+  double total(double tau, double rest) const { return factor_ * std::max(tau, tau_low_) + rest; }
 
   const SearchSpace& space_;
   std::span<const Fleet> fleets_;
@@ -96,6 +104,7 @@ class LabelSearch {
   int64_t num_micro_;
   double factor_ = 0, least_rest_ = 0;
   bool latency_;
+  bool compare_tau_;  // of labels; else one with a larger tau may stand for one with a smaller
   Clock::time_point deadline_;
   StageTable table_;
   PathBound bound_;
@@ -106,9 +115,11 @@ class LabelSearch {
   std::vector<std::vector<int32_t>> at_;  // labels per state
   std::vector<Label> pool_;
   std::vector<Value> values_, made_;
-  std::vector<double> reach_;  // per label of the pool
+  std::vector<double> reach_;  // per label of the pool, on the rest
   std::vector<Prices> paths_;  // of the labels of the state at hand
-  double dropped_ = std::numeric_limits<double>::infinity();
+  double tau_low_ = 0;
+  int most_labels_ = 0;
+  double dropped_rest_ = 0, dropped_ = 0;  // least of what was dropped
 };
 
 }  // namespace ductile::plan

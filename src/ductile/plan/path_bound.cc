@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
+constexpr size_t kManyStates = 300;  // from here on the second flow is left out where it is worse
 
 }  // namespace
 
@@ -140,15 +141,12 @@ void PathBound::relax(double most, bool in_all) {
         const double busy = table_.least_tau(s, to, cell);
         const double seconds = in_all ? m * busy + table_.least_sync(s, to, cell) : busy;
         if (seconds > limit) continue;
-        CellCost c;
-        if (!table_.cost(s, transition(s, i), cell, cell.keep, c)) continue;
-        if (!in_all && c.tau > most * (1 + kSlack)) continue;
-        if (c.most < 1) {
-          if (cell.again < 0) continue;
-          table_.cost(s, transition(s, i), cell, cell.again, c);
-          if (c.most < 1 || (!in_all && c.tau > most * (1 + kSlack))) continue;
+        StageCost c;
+        const int t = transition(s, i);
+        if (!table_.cost_of_one(s, t, cell, cell.keep, c)) {
+          if (cell.again < 0 || !table_.cost_of_one(s, t, cell, cell.again, c)) continue;
         }
-        need_[s] = total;
+        if (in_all || c.tau <= most * (1 + kSlack)) need_[s] = total;
       }
     }
   }
@@ -173,73 +171,86 @@ bool PathBound::fits_in_all(double seconds) {
 }
 
 // least_[state] from those after it.
-template <class Weigh>
-void PathBound::price_stages(int state, double tau, const Weigh& weigh) {
+void PathBound::price_stages(int state, double tau) {
   const auto& cells = table_.cells();
   const double limit = tau * (1 + kSlack);
-  Values& best = least_[state];
-  const auto try_stage = [&](int t, const Cell& cell) {
+  const bool second = active_ == kPrices;
+  Values best = least_[state];
+  const auto try_stage = [&](int t, const Cell& cell, const Values& price) {
     ++pairs_;
-    CellCost c;
-    if (!table_.cost(state, t, cell, cell.keep, c) || c.tau > limit) return;
-    if (c.most < 1) {
-      if (cell.again < 0) return;
-      table_.cost(state, t, cell, cell.again, c);
-      if (c.most < 1 || c.tau > limit) return;
+    StageCost c;
+    if (!table_.cost_of_one(state, t, cell, cell.keep, c)) {
+      if (cell.again < 0 || !table_.cost_of_one(state, t, cell, cell.again, c)) return;
     }
+    if (c.tau > limit) return;
     const int to = space_.transitions()[t].to;
-    const auto [first, second] = weigh(t, to, c);
+    const auto length = [&](const PathFlow& flow) {
+      const PathFlow::Through f = flow.through(state, t, to);
+      return f.round_out * c.tau + f.forward_out * c.forward +
+             (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
+    };
     const Values& after = least_[to];
-    for (int i = 0; i < kPrices; ++i) {
-      const double length = i == kPrices - 1 ? second : first;
-      best[i] = std::min(best[i], length + prices_[i] * cell.weight + after[i]);
+    const double first = length(flows_[0]);
+    for (int i = 0; i < kPrices - 1; ++i) best[i] = std::min(best[i], first + price[i] + after[i]);
+    if (second) {
+      constexpr int kLast = kPrices - 1;
+      best[kLast] = std::min(best[kLast], length(flows_[1]) + price[kLast] + after[kLast]);
     }
+  };
+  // Whether a stage with these values behind it may be better than the best.
+  const auto may_be_better = [&](const Values& price, const Values& after) {
+    int worse = 0;
+    for (int i = 0; i < kPrices; ++i) worse += price[i] + after[i] >= best[i];
+    return worse < kPrices;
+  };
+  const auto prices_of = [&](const Cell& cell) {
+    Values price;
+    for (int i = 0; i < kPrices; ++i) price[i] = prices_[i] * cell.weight;
+    if (!second) price[kPrices - 1] = 0;
+    return price;
   };
   if (space_.is_chain()) {
     const int first = space_.states()[state].first_transition;
-    for (size_t k = 0; k < cells.size(); ++k) {
+    const auto try_cell = [&](int k) {
       const Cell& cell = cells[k];
-      for (int e = farthest(state, static_cast<int>(k)); e > state; --e) {
-        bool can = false;  // whether one that ends here or nearer can be better
-        for (int i = 0; i < kPrices; ++i) {
-          can = can || prices_[i] * cell.weight + near_[e][i] < best[i];
-        }
-        if (!can) break;
-        try_stage(first + e - state - 1, cell);
+      const Values price = prices_of(cell);
+      const double before = best[1];
+      for (int e = farthest(state, k); e > state; --e) {
+        if (!may_be_better(price, near_[e])) break;
+        try_stage(first + e - state - 1, cell, price);
       }
+      if (best[1] < before) best_cell_ = k;
+    };
+    // First the one that was best for the state after, so that little is left to the others.
+    const int guess = best_cell_;
+    try_cell(guess);
+    for (int k = 0; k < static_cast<int>(cells.size()); ++k) {
+      if (k != guess) try_cell(k);
     }
   } else {
     for (const Cell& cell : cells) {
+      const Values price = prices_of(cell);
       const int stop = count_up_to(state, cell.weight * limit * per_tau_ * (1 + 1e-9));
       for (int i = stop; i-- > 0;) {
         const int t = transition(state, i);
-        const int to = space_.transitions()[t].to;
-        bool can = false;
-        for (int j = 0; j < kPrices; ++j) {
-          can = can || prices_[j] * cell.weight + least_[to][j] < best[j];
-        }
-        if (can) try_stage(t, cell);
+        if (may_be_better(price, least_[space_.transitions()[t].to])) try_stage(t, cell, price);
       }
     }
   }
+  least_[state] = best;
 }
 
 void PathBound::run(double tau) {
   const int last = static_cast<int>(space_.states().size()) - 1;
+  best_cell_ = 0;
   Values infinite;
   infinite.fill(kInfinity);
+  if (active_ < kPrices) infinite[kPrices - 1] = 0;  // says nothing
   least_.assign(last + 1, infinite);
   least_[last].fill(0);
   near_ = least_;
   for (int s = last - 1; s >= 0; --s) {
-    price_stages(s, tau, [&](int t, int to, const CellCost& c) {
-      const auto length = [&](const PathFlow& flow) {
-        const PathFlow::Through f = flow.through(s, t, to);
-        return f.round_out * c.tau + f.forward_out * c.forward +
-               (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
-      };
-      return std::pair(length(flows_[0]), length(flows_[1]));
-    });
+    price_stages(s, tau);
     if (!space_.is_chain()) continue;
     near_[s] = least_[s];
     for (int e = s + 1; e <= last; ++e) {  // those farther on mostly have less already
@@ -260,7 +271,7 @@ void PathBound::run(double tau) {
 
 double PathBound::bound() const {
   double most = 0;
-  for (int i = 0; i < kPrices; ++i) {
+  for (int i = 0; i < active_; ++i) {
     most = std::max(most, least_[0][i] - prices_[i] * table_.capacity());
   }
   return most;
@@ -281,21 +292,27 @@ double PathBound::solve(double tau) {
   const bool fresh = !priced_;
   if (fresh) {
     const double scale = std::max(work_[0] / capacity, 1e-30) / capacity;
-    set_prices(4 * scale, 6);
+    next_price_ = 4 * scale;
+    next_ratio_ = 6;
   }
   double best = 0;
-  for (int round = 0; round < (fresh ? 6 : 2); ++round) {
+  for (int round = 0; round < (fresh ? 6 : 1); ++round) {
+    prices_ = {next_price_ / next_ratio_, next_price_, next_price_ * next_ratio_, next_price_};
     run(tau);
     best = std::max(best, bound());
     Values value;
     for (int i = 0; i < 3; ++i) value[i] = least_[0][i] - prices_[i] * capacity;
-    if (!(value[1] < kInfinity)) return kInfinity;  // no transition at all
+    if (!(value[1] < kInfinity)) return kInfinity;  // no stage at all
     const int top = static_cast<int>(std::max_element(value.begin(), value.begin() + 3) -
                                      value.begin());
-    double ratio = prices_[2] / prices_[1];
-    if (top == 1 && ratio < 1.6) break;
-    if (top == 1) ratio = std::sqrt(ratio);
-    if (round + 1 < (fresh ? 6 : 2)) set_prices(prices_[top], ratio);
+    // For the next time; the values at hand are those of these prices.
+    next_price_ = prices_[top];
+    if (top == 1 && next_ratio_ < 1.6) break;
+    if (top == 1) next_ratio_ = std::sqrt(next_ratio_);
+  }
+  if (fresh && space_.states().size() > kManyStates) {
+    const double second = least_[0][kPrices - 1] - prices_[kPrices - 1] * capacity;
+    if (second < 0.9 * best) active_ = kPrices - 1;
   }
   priced_ = true;
   return best;

@@ -39,6 +39,7 @@ class PathBound {
   const Values& least(int state) const { return least_[state]; }
   // Least of those of all states before and this one: for a chain, of a stage that ends nearer.
   const Values& least_near(int state) const { return near_[state]; }
+  int num_prices() const { return active_; }
   double price(int i) const { return prices_[i]; }
   const PathFlow& flow(int i) const { return flows_[i == kPrices - 1 ? 1 : 0]; }
 
@@ -63,8 +64,7 @@ class PathBound {
   void relax_chain(double most, bool in_all, bool keep);
   void relax(double most, bool in_all);
   void run(double tau);
-  template <class Weigh>
-  void price_stages(int state, double tau, const Weigh& weigh);
+  void price_stages(int state, double tau);
   double bound() const;
 
   const SearchSpace& space_;
@@ -78,7 +78,10 @@ class PathBound {
   std::vector<double> need_;
   std::vector<Values> least_, near_;
   Values prices_{};
+  double next_price_ = 0, next_ratio_ = 0;
   bool priced_ = false;
+  int best_cell_ = 0;
+  int active_ = kPrices;  // prices in use
   int64_t pairs_ = 0;
 };
 

@@ -103,24 +103,22 @@ PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share)
   }
   const auto states = space.states();
   const int last = static_cast<int>(states.size()) - 1;
-  begins_.assign(states.size(), 0);
-  turns_.assign(states.size(), 0);
-  out_.resize(states.size());
+  states_.resize(states.size());
   groups_.resize(space.groups().size());
   if (space.is_chain()) {
     for (int s = last - 1; s >= 0; --s) {
-      begins_[s] = begins_[s + 1];
-      turns_[s] = turns_[s + 1];
+      states_[s].begins = states_[s + 1].begins;
+      states_[s].turns = states_[s + 1].turns;
       for (int i = states[s + 1].size; i < states[s].size; ++i) {
-        begins_[s] += shares.begins[space.chain()[i]];
-        turns_[s] += turns[space.chain()[i]];
+        states_[s].begins += shares.begins[space.chain()[i]];
+        states_[s].turns += turns[space.chain()[i]];
       }
     }
   } else {
     for (int s = 0; s < last; ++s) {
       for (OpId v : space.stage_ops(s, last)) {
-        begins_[s] += shares.begins[v];
-        turns_[s] += turns[v];
+        states_[s].begins += shares.begins[v];
+        states_[s].turns += turns[v];
       }
     }
   }
@@ -142,8 +140,8 @@ PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share)
         }
         groups_[number].round_trip += a.round_trip;
         groups_[number].forward += a.forward;
-        out_[s].round_trip += a.round_trip;
-        out_[s].forward += a.forward;
+        states_[s].out.round_trip += a.round_trip;
+        states_[s].out.forward += a.forward;
         if (a.round_trip > 0 || a.forward > 0) leaving.push_back({v, a});
       }
     }
@@ -152,7 +150,7 @@ PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share)
       std::sort(leaving.begin(), leaving.end(), [&](const auto& a, const auto& b) {
         return space.chain_position(a.first) > space.chain_position(b.first);
       });
-      Amount sum = out_[s];
+      Amount sum = states_[s].out;
       size_t i = 0;
       for (int t = first; t < first + states[s].num_transitions; ++t) {
         const int size = states[space.transitions()[t].to].size;

@@ -32,27 +32,32 @@ class PathFlow {
     double round_out = 0;    // round trip where it leaves the stage or ends
   };
   Through through(int from, int transition, int to) const {
+    const OfState& a = states_[from];
+    const OfState& b = states_[to];
     Through t;
-    t.in = out_[to];
+    t.in = b.out;
     if (!past_.empty()) {
       t.in.round_trip -= past_[transition].round_trip;
       t.in.forward -= past_[transition].forward;
     }
-    t.turns = turns_[from] - turns_[to];
+    t.turns = a.turns - b.turns;
     t.round_out = t.in.round_trip + t.turns;
-    t.forward_out = t.in.forward + (begins_[from] - begins_[to]) - t.turns;
+    t.forward_out = t.in.forward + (a.begins - b.begins) - t.turns;
     return t;
   }
   // Of the paths that touch the rest of a state (they all begin in it).
-  double begins(int state) const { return begins_[state]; }
+  double begins(int state) const { return states_[state].begins; }
   // Over the edges from a group's operators to those outside the rest.
   const Amount& of_group(int group) const { return groups_[group]; }
 
  private:
   PathFlow(const SearchSpace& space, std::span<const double> turn_share);
 
-  std::vector<double> begins_, turns_;  // per state, of the rest
-  std::vector<Amount> out_;             // per state, from the rest to outside
+  struct OfState {  // of its rest
+    double begins = 0, turns = 0;
+    Amount out;  // from there to outside
+  };
+  std::vector<OfState> states_;
   std::vector<Amount> groups_;
   std::vector<Amount> past_;  // per transition, from the smaller rest past the stage; or empty
 };

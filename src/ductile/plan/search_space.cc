@@ -144,9 +144,8 @@ StageSums SearchSpace::plain_sums(int from, int to, int v) const {
 
 StageSums SearchSpace::sums(int from, int t, int v) const {
   StageSums s = plain_sums(from, transitions_[t].to, v);
-  const size_t i = static_cast<size_t>(t) * variants_.size() + v;
-  if (!workspace_.empty()) s.workspace_bytes = workspace_[i];
-  if (!tied_.empty()) s.parameter_bytes -= tied_[i];
+  if (!workspace_.empty()) s.workspace_bytes = workspace_[v][t];
+  if (!tied_.empty()) s.parameter_bytes -= tied_[v][t];
   return s;
 }
 
@@ -176,6 +175,8 @@ class SpaceBuilder {
       any_tied_ = any_tied_ || op.tied >= 0;
     }
     for (const OpCost& c : space_.op_costs_) any_workspace_ = any_workspace_ || has_workspace(c);
+    if (any_workspace_) space_.workspace_.resize(space_.variants_.size());
+    if (any_tied_) space_.tied_.resize(space_.variants_.size());
   }
 
   // `sizes`: of the prefixes that are states, descending from all operators to none.
@@ -425,10 +426,8 @@ class SpaceBuilder {
       space_.maps_.push_back(e);
     }
     space_.transitions_.push_back(t);
-    if (any_workspace_) {
-      space_.workspace_.insert(space_.workspace_.end(), workspace_.begin(), workspace_.end());
-    }
-    if (any_tied_) space_.tied_.insert(space_.tied_.end(), tied_.begin(), tied_.end());
+    for (size_t v = 0; v < workspace_.size(); ++v) space_.workspace_[v].push_back(workspace_[v]);
+    for (size_t v = 0; v < tied_.size(); ++v) space_.tied_[v].push_back(tied_[v]);
   }
 
   void stop(int s) {

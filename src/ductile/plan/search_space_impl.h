@@ -113,10 +113,10 @@ class SearchSpace {
   }
   bool has_workspace() const { return !workspace_.empty(); }
   const graph::Affine& workspace(int t, int v) const {
-    return workspace_[static_cast<size_t>(t) * variants_.size() + v];
+    return workspace_[v][t];
   }
   double tied(int t, int v) const {  // bytes that rest_sums() counts twice
-    return tied_[static_cast<size_t>(t) * variants_.size() + v];
+    return tied_[v][t];
   }
   bool rest_contains(int state, OpId op) const {
     return is_chain_ ? chain_position_[op] < states_[state].size : rests_[state].contains(op);
@@ -142,8 +142,8 @@ class SearchSpace {
   std::vector<MapEntry> maps_;
   std::vector<StageSums> rest_sums_;      // [state][variant]
   std::vector<int> splittable_;           // [state][variant]: operators of the rest
-  std::vector<graph::Affine> workspace_;  // [transition][variant], if any operator has some
-  std::vector<double> tied_;              // [transition][variant]: bytes counted twice, if any
+  std::vector<std::vector<graph::Affine>> workspace_;  // [variant][transition], if there is any
+  std::vector<std::vector<double>> tied_;  // [variant][transition]: bytes counted twice, if any
   std::vector<graph::OpSet> rests_;       // per state, unless a chain
   std::vector<OpId> chain_;               // the order, if a chain
   std::vector<int> chain_position_;       // where an operator is in it

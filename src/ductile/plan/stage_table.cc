@@ -62,8 +62,10 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
         c.weight = c.devices() * fleet.speed;
         c.share = micro_batch_ / static_cast<double>(r);
         c.speed = fleet.speed;
+        c.seconds = 1 / fleet.speed;
         c.memory = fleet.memory * (1 - 1e-12);
-        c.tensor_link = fleet.among(c.tensor);
+        c.tensor_per_byte = c.share / fleet.among(c.tensor).bandwidth;
+        c.tensor_latency = fleet.among(c.tensor).latency;
         const Link sync = fleet.among(c.devices());
         if (r > 1) {
           const double n = static_cast<double>(r);
@@ -102,50 +104,6 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
       row.splittable = space.splittable(static_cast<int>(s), v);
     }
   }
-}
-
-bool StageTable::cost(int from, int transition, const Cell& cell, int variant,
-                      CellCost& out) const {
-  const SearchSpace::Transition& t = space_.transitions()[transition];
-  const Row& a = row(from, variant);
-  const Row& b = row(t.to, variant);
-  double forward = (a.forward_fixed - b.forward_fixed +
-                    (a.forward_each - b.forward_each) * cell.share) /
-                   cell.speed;
-  double busy = (a.time_fixed - b.time_fixed + (a.time_each - b.time_each) * cell.share) /
-                cell.speed;
-  if (cell.tensor > 1) {
-    if (a.splittable <= b.splittable) return false;
-    const double f = cell.tensor_link.seconds((a.tensor_forward - b.tensor_forward) * cell.share);
-    forward += f;
-    busy += f + cell.tensor_link.seconds((a.tensor_backward - b.tensor_backward) * cell.share);
-  }
-  double param = a.param - b.param;
-  if (space_.has_ties()) param -= space_.tied(transition, variant);
-  out.transfer = t.in > 0 ? cell.stage_latency + t.in * cell.stage_per_byte : 0;
-  const double messages =
-      out.transfer + (t.out > 0 ? cell.stage_latency + t.out * cell.stage_per_byte : 0);
-  out.forward = forward;
-  out.tau = std::max(busy, messages);
-  out.sync =
-      cell.replicas > 1 && param > 0 ? param * cell.sync_per_byte + cell.sync_latency : 0;
-  if (!latency_) {
-    out.tau = out.tau / micro_batch_ + out.sync / batch_;
-    out.forward = out.transfer = out.sync = 0;
-  }
-  double room = cell.memory - (a.fixed - b.fixed) - (t.in + t.out) * cell.share;
-  if (space_.has_workspace()) room -= space_.workspace(transition, variant).at(cell.share);
-  const double each = (a.activation - b.activation) * cell.share;
-  const auto most = [&](double left) -> int64_t {
-    if (left < 0) return 0;
-    return each * static_cast<double>(num_micro_) <= left ? num_micro_
-                                                          : static_cast<int64_t>(left / each);
-  };
-  out.most_whole = most(room - param * state_whole_);
-  out.most = out.most_whole == num_micro_ || !cell.may_shard
-                 ? out.most_whole
-                 : most(room - param * state_sharded(cell));
-  return true;
 }
 
 Shape StageTable::shape(int from, int transition, const Cell& cell, int variant,

@@ -23,9 +23,9 @@ struct Cell {
 
   // What the costs below need.
   double share = 1;  // samples of a micro-batch on each device
-  double speed = 1;
+  double speed = 1, seconds = 1;  // of the reference's second
   double memory = 0;
-  Link tensor_link;
+  double tensor_per_byte = 0, tensor_latency = 0;
   double sync_per_byte = 0, sync_latency = 0;
   double stage_per_byte = 0, stage_latency = 0;  // a message of a whole micro-batch
 };
@@ -46,7 +46,25 @@ class StageTable {
   double capacity() const { return capacity_; }  // sum of weights of all devices
 
   // False where the split asked for does not apply to any operator of the stage.
-  bool cost(int from, int transition, const Cell& cell, int variant, CellCost& out) const;
+  bool cost(int from, int transition, const Cell& cell, int variant, CellCost& out) const {
+    double room = 0;
+    double each = 0;
+    if (!times(from, transition, cell, variant, out, room, each)) return false;
+    const double param = param_of(from, transition, variant);
+    out.most_whole = out.most = most(room - param * state_whole_, each);
+    if (out.most < num_micro_ && cell.may_shard) {
+      out.most = most(room - param * state_sharded(cell), each);
+    }
+    return true;
+  }
+  // The same, but of the figures in flight only whether there is one; false where there is not.
+  bool cost_of_one(int from, int transition, const Cell& cell, int variant, StageCost& out) const {
+    double room = 0;
+    double each = 0;
+    if (!times(from, transition, cell, variant, out, room, each)) return false;
+    const double param = param_of(from, transition, variant);
+    return room - param * (cell.may_shard ? state_sharded(cell) : state_whole_) >= each;
+  }
   // The shape of a stage with w micro-batches in flight.
   Shape shape(int from, int transition, const Cell& cell, int variant, int64_t w) const;
 
@@ -76,12 +94,11 @@ class StageTable {
     return rows_[static_cast<size_t>(variant) * num_states_ + state];
   }
   static double time_of(const Row& a, const Row& b, const Cell& c) {
-    double t = (a.time_fixed - b.time_fixed + (a.time_each - b.time_each) * c.share) / c.speed;
-    if (c.tensor > 1) {
-      t += (a.tensor_forward - b.tensor_forward + a.tensor_backward - b.tensor_backward) *
-           c.share / c.tensor_link.bandwidth;
-    }
-    return t;
+    const double t = (a.time_fixed - b.time_fixed + (a.time_each - b.time_each) * c.share);
+    if (c.tensor == 1) return t * c.seconds;
+    return t * c.seconds +
+           (a.tensor_forward - b.tensor_forward + a.tensor_backward - b.tensor_backward) *
+               c.tensor_per_byte;
   }
   double memory_of(int from, int to, const Cell& c, int variant) const {
     const Row& a = row(from, variant);
@@ -89,6 +106,53 @@ class StageTable {
     const double param = space_.has_ties() ? 0 : a.param - b.param;
     return param * (c.may_shard ? state_sharded(c) : state_whole_) + a.fixed - b.fixed +
            (a.activation - b.activation) * c.share;
+  }
+  double param_of(int from, int transition, int variant) const {
+    const double p = row(from, variant).param -
+                     row(space_.transitions()[transition].to, variant).param;
+    return space_.has_ties() ? p - space_.tied(transition, variant) : p;
+  }
+  // Seconds; bytes left for activations and weights, and what a micro-batch takes of them.
+  bool times(int from, int transition, const Cell& cell, int variant, StageCost& out, double& room,
+             double& each) const {
+    const SearchSpace::Transition& t = space_.transitions()[transition];
+    const Row& a = row(from, variant);
+    const Row& b = row(t.to, variant);
+    double forward =
+        (a.forward_fixed - b.forward_fixed + (a.forward_each - b.forward_each) * cell.share) *
+        cell.seconds;
+    double busy =
+        (a.time_fixed - b.time_fixed + (a.time_each - b.time_each) * cell.share) * cell.seconds;
+    if (cell.tensor > 1) {
+      if (a.splittable <= b.splittable) return false;
+      const double there = a.tensor_forward - b.tensor_forward;
+      const double back = a.tensor_backward - b.tensor_backward;
+      const double f = there > 0 ? there * cell.tensor_per_byte + cell.tensor_latency : 0;
+      forward += f;
+      busy += f + (back > 0 ? back * cell.tensor_per_byte + cell.tensor_latency : 0);
+    }
+    out.forward = forward;
+    out.transfer = t.in > 0 ? cell.stage_latency + t.in * cell.stage_per_byte : 0;
+    out.tau = std::max(
+        busy, out.transfer + (t.out > 0 ? cell.stage_latency + t.out * cell.stage_per_byte : 0));
+    out.sync = 0;
+    if (cell.replicas > 1) {
+      const double param = param_of(from, transition, variant);
+      if (param > 0) out.sync = param * cell.sync_per_byte + cell.sync_latency;
+    }
+    if (!latency_) {
+      out.tau = out.tau / micro_batch_ + out.sync / batch_;
+      out.forward = out.transfer = out.sync = 0;
+    }
+    room = cell.memory - (a.fixed - b.fixed) - (t.in + t.out) * cell.share;
+    if (space_.has_workspace()) room -= space_.workspace(transition, variant).at(cell.share);
+    each = (a.activation - b.activation) * cell.share;
+    return true;
+  }
+  int64_t most(double room, double each) const {
+    if (room < 0) return 0;
+    return each * static_cast<double>(num_micro_) <= room ? num_micro_
+                                                          : static_cast<int64_t>(room / each);
   }
   double state_sharded(const Cell& c) const {
     return state_factor_ + (state_whole_ - state_factor_) / c.replicas;
