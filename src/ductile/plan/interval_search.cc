@@ -1,17 +1,17 @@
-#include "ductile/plan/interval_search_impl.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "ductile/plan/interval_search_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNarrow = 0.01;  // of the best: an interval that is looked at as a whole
+constexpr double kNarrow = 0.02;  // of the best: an interval that is looked at as a whole
 constexpr int kFirstLabels = 12;  // kept per state; more where they did not suffice
 constexpr int kMoreLabels = 4;    // times as many
-constexpr int kFewLabels = 12;    // where there are many states
+constexpr int kFewLabels = 3;     // where there are many states
 
 }  // namespace
 
@@ -101,6 +101,15 @@ int IntervalSearch::most_labels(const SearchSpace& space) const {
   return few ? std::min(options_.max_labels, kFewLabels) : options_.max_labels;
 }
 
+void IntervalSearch::guess_prices(const IntervalSearch& other) {
+  for (Size& size : sizes_) {
+    for (const Size& theirs : other.sizes_) {
+      if (theirs.micro_batch != size.micro_batch || !theirs.search) continue;
+      size.price = std::max(size.price, theirs.search->bound().best_price());
+    }
+  }
+}
+
 int64_t IntervalSearch::labels() const {
   int64_t sum = 0;
   for (const Size& s : sizes_) sum += s.search ? s.search->labels() : 0;
@@ -115,8 +124,8 @@ int64_t IntervalSearch::steps() const {
 
 void IntervalSearch::push(Item item) {
   const double factor = sizes_[item.size].search->factor();
-  item.bound = std::max(item.bound,
-                        factor * item.low + std::max(item.rest, latency_ ? item.low : 0.0));
+  item.bound =
+      std::max(item.bound, factor * item.low + std::max(item.rest, latency_ ? item.low : 0.0));
   items_.push(item);
 }
 
@@ -139,10 +148,10 @@ double IntervalSearch::run(double& best, std::vector<Candidate>& found) {
 bool IntervalSearch::begin(Item& item, double best) {
   Size& size = sizes_[item.size];
   size.search = std::make_unique<LabelSearch>(*size.space, fleets_, size.flows, options_,
-                                              Effort{options_.max_labels, steps_},
-                                              size.micro_batch, deadline_);
+                                              Effort{options_.max_labels, steps_}, size.micro_batch,
+                                              deadline_);
   LabelSearch& search = *size.search;
-  const double factor = search.factor();
+  if (size.price > 0) search.bound().guess_price(size.price);
   const double enough = best * keep_;
   item.low = search.bound().least_tau();
   item.rest = search.least_rest();
@@ -185,8 +194,8 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
   LabelSearch& search = *size.search;
   const double factor = search.factor();
   const double enough = best * keep_;
-  item.bound = std::max(item.bound,
-                        factor * item.low + std::max(item.rest, latency_ ? item.low : 0.0));
+  item.bound =
+      std::max(item.bound, factor * item.low + std::max(item.rest, latency_ ? item.low : 0.0));
   if (is_done(item.bound, best)) {
     settle(item.bound);
     return;
@@ -206,9 +215,9 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
   // bottlenecks are.
   const double width = factor * (item.high - item.low);
   const bool narrow = factor == 0 || width <= kNarrow * best;
-  const bool last = item.labels >= most_labels(*size.space) &&
-                    (factor == 0 ||
-                     (options_.tolerance > 0 && width <= 0.2 * options_.tolerance * best));
+  const bool last =
+      item.labels >= most_labels(*size.space) &&
+      (factor == 0 || (options_.tolerance > 0 && width <= 0.2 * options_.tolerance * best));
   double at = item.high;
   if (!narrow || (item.solved && factor > 0)) {
     at = std::min(item.low + (item.high - item.low) / 2, item.low * size.step);
@@ -216,8 +225,11 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
     if (item.low <= 0) at = item.high < kInfinity ? item.high / 2 : 1e30;
   }
   const double path_bound = search.bound().solve(at);
-  const Solution s = search.solve(at, path_bound, item.low, enough, item.labels);
-  if (getenv("DBG")) fprintf(stderr,"  b %ld st %zu low %g at %g high %g restitem %g path %g rest_bound %g bound %g found %d (%g %g) labels %ld steps %ld best %g last %d\n",(long)size.micro_batch,size.space->states().size(),item.low,at,item.high,item.rest,path_bound,s.rest_bound,s.bound,s.found,s.tau,factor*s.tau+s.rest,(long)search.labels(),(long)search.steps(),best,last);
+  const bool skip = !narrow && best < kInfinity && most_labels(*size.space) < options_.max_labels;
+  Solution s;
+  s.rest_bound = path_bound;
+  s.bound = factor * item.low + path_bound;
+  if (!skip) s = search.solve(at, path_bound, item.low, enough, item.labels);
   timed_out_ = timed_out_ || search.timed_out();
   if (s.found && factor * s.tau + s.rest < best) {
     best = factor * s.tau + s.rest;
@@ -227,9 +239,10 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
   }
   Item left = item;
   left.high = at;
-  left.solved = true;
-  left.labels = static_cast<int>(std::min<int64_t>(int64_t{kMoreLabels} * item.labels,
-                                                   most_labels(*size.space)));
+  left.solved = !skip;
+  if (!skip)
+    left.labels = static_cast<int>(
+        std::min<int64_t>(int64_t{kMoreLabels} * item.labels, most_labels(*size.space)));
   left.rest = std::max(item.rest, s.rest_bound);
   left.bound = std::max(item.bound, s.bound);
   if (s.found && s.tau < at) {

@@ -33,6 +33,9 @@ class IntervalSearch {
   // Improves `best` and appends to `found`; the bound of these spaces is returned.
   double run(double& best, std::vector<Candidate>& found);
 
+  // Takes what another search, of coarser spaces, found of the price of devices.
+  void guess_prices(const IntervalSearch& other);
+
   bool timed_out() const { return timed_out_; }
   int64_t labels() const;
   int64_t steps() const;
@@ -50,6 +53,7 @@ class IntervalSearch {
     const SearchSpace* space = nullptr;
     std::span<const PathFlow> flows;
     int64_t micro_batch = 0;
+    double price = 0;    // a guess; 0: none
     double step = 1.25;  // most that the bottleneck grows within an interval
     std::unique_ptr<LabelSearch> search;
   };
@@ -57,9 +61,7 @@ class IntervalSearch {
   double most_tau(const LabelSearch& search, double rest, double enough) const;
   void look_at(Item item, double& best, std::vector<Candidate>& found);
   void push(Item item);
-  bool is_done(double least, double best) const {
-    return least >= best * keep_ * (1 - 1e-11);
-  }
+  bool is_done(double least, double best) const { return least >= best * keep_ * (1 - 1e-11); }
   void settle(double bound) { bound_ = std::min(bound_, bound); }
   int most_labels(const SearchSpace& space) const;
 

@@ -1,8 +1,8 @@
-#include "ductile/plan/label_search_impl.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
+
+#include "ductile/plan/label_search_impl.h"
 
 namespace ductile::plan {
 
@@ -224,8 +224,8 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
   reach_.clear();
   dropped_rest_ = dropped_ = kInfinity;
   const double capacity = table_.capacity() * (1 + kSlack);
-  const double per_tau = tau * (1 + kSlack) *
-                         (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
+  const double per_tau =
+      tau * (1 + kSlack) * (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
   pool_.push_back(Label{});
   reach_.push_back(0);
   at_[0].push_back(0);
@@ -281,13 +281,27 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
           double reach = 0;
           const Prices& after = space_.is_chain() ? bound_.least_near(to) : bound_.least(to);
           for (int i = 0; i < bound_.num_prices(); ++i) {
-            reach = std::max(reach, (nearest[i] + bound_.price(i) * cell.weight + after[i]) *
-                                        per_begin[i]);
+            reach = std::max(
+                reach, (nearest[i] + bound_.price(i) * cell.weight + after[i]) * per_begin[i]);
           }
           if (total(least_tau, reach) >= enough) {
             drop(least_tau, reach);
             if (space_.is_chain()) break;  // nearer ends only leave more
             continue;
+          }
+          constexpr int kBlock = PathBound::kBlock;
+          if (space_.is_chain() && to % kBlock == kBlock - 1 && to - kBlock + 1 > s) {
+            const Prices block = bound_.least_of_block(s, to, cell);
+            reach = 0;
+            for (int i = 0; i < bound_.num_prices(); ++i) {
+              reach = std::max(
+                  reach, (nearest[i] + bound_.price(i) * cell.weight + block[i]) * per_begin[i]);
+            }
+            if (total(least_tau, reach) >= enough) {
+              drop(least_tau, reach);
+              at -= kBlock - 1;
+              continue;
+            }
           }
         }
         ++steps_;
@@ -300,9 +314,9 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
             const double length = f.round_out * c.tau + f.forward_out * c.forward +
                                   (2 * f.in.round_trip + f.in.forward) * c.transfer +
                                   f.turns * c.sync;
-            reach = std::max(reach, (nearest[i] + length + bound_.price(i) * cell.weight +
-                                     bound_.least(to)[i]) *
-                                        per_begin[i]);
+            reach = std::max(
+                reach, (nearest[i] + length + bound_.price(i) * cell.weight + bound_.least(to)[i]) *
+                           per_begin[i]);
           }
           const double at_least = std::max(least_tau, c.tau);
           if (total(at_least, reach) >= enough) {
@@ -395,8 +409,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
     }
   }
   solution.rest_bound = std::min(dropped_rest_, least_rest);
-  solution.bound =
-      std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low + least_rest);
+  solution.bound = std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low + least_rest);
   if (best == nullptr) return solution;
   solution.found = true;
   solution.rest = best->done;
@@ -405,10 +418,10 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
   solution.tau = best->tau;
   for (int32_t d : best->devices) solution.devices += d;
   for (const Label* l = best; l->parent >= 0; l = &pool_[l->parent]) {
-    solution.stages.push_back({l->state, space_.transitions()[l->transition].to,
-                               table_.shape(l->state, l->transition, cells[l->cell], l->variant,
-                                            l->in_flight),
-                               l->in_flight});
+    solution.stages.push_back(
+        {l->state, space_.transitions()[l->transition].to,
+         table_.shape(l->state, l->transition, cells[l->cell], l->variant, l->in_flight),
+         l->in_flight});
   }
   std::reverse(solution.stages.begin(), solution.stages.end());
   return solution;

@@ -30,7 +30,7 @@ struct Solution {
 
 // What a search may take; what is left out for it lowers the bound.
 struct Effort {
-  int labels = 400;                 // kept per state
+  int labels = 400;                  // kept per state
   int64_t steps = int64_t{1} << 62;  // stages priced, all in all
 };
 
@@ -63,7 +63,8 @@ class LabelSearch {
 
   bool timed_out() const { return timed_out_; }
   int64_t labels() const { return num_labels_; }
-  int64_t steps() const { return steps_ + bound_.pairs(); }
+  // A label costs as much as ten stages priced.
+  int64_t steps() const { return steps_ + bound_.pairs() + 10 * num_labels_; }
 
  private:
   struct Value {  // of a group

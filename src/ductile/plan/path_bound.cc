@@ -1,25 +1,22 @@
-#include "ductile/plan/path_bound_impl.h"
-
 #include <cmath>
 #include <limits>
 #include <numeric>
+
+#include "ductile/plan/path_bound_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
+constexpr double kSlack = 1e-12;     // relative: sums of times differ in their last bits
 constexpr size_t kManyStates = 300;  // from here on the second flow is left out where it is worse
 
 }  // namespace
 
 PathBound::PathBound(const SearchSpace& space, const StageTable& table,
                      std::span<const PathFlow> flows, const PlannerOptions& options)
-    : space_(space),
-      table_(table),
-      flows_(flows),
-      latency_(options.objective == Objective::time) {
+    : space_(space), table_(table), flows_(flows), latency_(options.objective == Objective::time) {
   const int64_t micro_batch = options.batch / table.micro_batches();
   per_tau_ = latency_ ? 1.0 : static_cast<double>(micro_batch);
   make_work(micro_batch);
@@ -74,9 +71,9 @@ int PathBound::count_up_to(int state, double work) const {
   if (space_.is_chain()) {
     const auto begin = work_.begin() + state + 1;
     const double left = work_[state] - work;  // what such a stage leaves at least
-    return static_cast<int>(std::partition_point(begin, work_.end(),
-                                                 [&](double rest) { return rest >= left; }) -
-                            begin);
+    return static_cast<int>(
+        std::partition_point(begin, work_.end(), [&](double rest) { return rest >= left; }) -
+        begin);
   }
   const auto begin = sorted_work_.begin() + space_.states()[state].first_transition;
   const auto end = begin + space_.states()[state].num_transitions;
@@ -170,6 +167,19 @@ bool PathBound::fits_in_all(double seconds) {
   return need_[0] <= table_.capacity() * (1 + kSlack);
 }
 
+PathBound::Values PathBound::least_of_block(int state, int e, const Cell& cell) const {
+  const int nearest = e - kBlock + 1;
+  const double busy = latency_ ? table_.least_tau(state, nearest, cell) : 0;
+  const int t = space_.states()[state].first_transition + nearest - state - 1;
+  Values least = blocks_[e / kBlock];
+  const double first = flows_[0].through(state, t, nearest).round_out * busy;
+  for (int i = 0; i < kPrices - 1; ++i) least[i] += first;
+  if (active_ == kPrices) {
+    least[kPrices - 1] += flows_[1].through(state, t, nearest).round_out * busy;
+  }
+  return least;
+}
+
 // least_[state] from those after it.
 void PathBound::price_stages(int state, double tau) {
   const auto& cells = table_.cells();
@@ -217,6 +227,16 @@ void PathBound::price_stages(int state, double tau) {
       const double before = best[1];
       for (int e = farthest(state, k); e > state; --e) {
         if (!may_be_better(price, near_[e])) break;
+        // Of a whole block, the nearest end has the shortest stage.
+        const int nearest = e - kBlock + 1;
+        if (e % kBlock == kBlock - 1 && nearest > state) {
+          Values least = least_of_block(state, e, cell);
+          for (int i = 0; i < kPrices; ++i) least[i] += price[i];
+          if (!may_be_better(least, Values{})) {
+            e = nearest;
+            continue;
+          }
+        }
         try_stage(first + e - state - 1, cell, price);
       }
       if (best[1] < before) best_cell_ = k;
@@ -249,8 +269,15 @@ void PathBound::run(double tau) {
   least_.assign(last + 1, infinite);
   least_[last].fill(0);
   near_ = least_;
+  blocks_.assign(last / kBlock + 1, infinite);
+  const auto note = [&](int s) {
+    Values& block = blocks_[s / kBlock];
+    for (int i = 0; i < kPrices; ++i) block[i] = std::min(block[i], least_[s][i]);
+  };
+  note(last);
   for (int s = last - 1; s >= 0; --s) {
     price_stages(s, tau);
+    note(s);
     if (!space_.is_chain()) continue;
     near_[s] = least_[s];
     for (int e = s + 1; e <= last; ++e) {  // those farther on mostly have less already
@@ -290,21 +317,21 @@ double PathBound::solve(double tau) {
     prices_ = {middle / ratio, middle, middle * ratio, middle};
   };
   const bool fresh = !priced_;
-  if (fresh) {
+  if (fresh && !guessed_) {
     const double scale = std::max(work_[0] / capacity, 1e-30) / capacity;
     next_price_ = 4 * scale;
     next_ratio_ = 6;
   }
   double best = 0;
-  for (int round = 0; round < (fresh ? 6 : 1); ++round) {
+  for (int round = 0; round < (!fresh ? 1 : guessed_ ? 3 : 6); ++round) {
     prices_ = {next_price_ / next_ratio_, next_price_, next_price_ * next_ratio_, next_price_};
     run(tau);
     best = std::max(best, bound());
     Values value;
     for (int i = 0; i < 3; ++i) value[i] = least_[0][i] - prices_[i] * capacity;
     if (!(value[1] < kInfinity)) return kInfinity;  // no stage at all
-    const int top = static_cast<int>(std::max_element(value.begin(), value.begin() + 3) -
-                                     value.begin());
+    const int top =
+        static_cast<int>(std::max_element(value.begin(), value.begin() + 3) - value.begin());
     // For the next time; the values at hand are those of these prices.
     next_price_ = prices_[top];
     if (top == 1 && next_ratio_ < 1.6) break;

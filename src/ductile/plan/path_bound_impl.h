@@ -39,7 +39,18 @@ class PathBound {
   const Values& least(int state) const { return least_[state]; }
   // Least of those of all states before and this one: for a chain, of a stage that ends nearer.
   const Values& least_near(int state) const { return near_[state]; }
+  // The price that was best, or 0; and a guess at it, before the first solve().
+  double best_price() const { return priced_ ? next_price_ : 0; }
+  void guess_price(double price) {
+    next_price_ = price;
+    next_ratio_ = 1.5;
+    guessed_ = true;
+  }
   int num_prices() const { return active_; }
+  // Of a chain: of the stages from `state` that end in a block of states, the one that ends with
+  // state e, the least of (length in the stage + least() from its end on).
+  static constexpr int kBlock = 16;
+  Values least_of_block(int state, int e, const Cell& cell) const;
   double price(int i) const { return prices_[i]; }
   const PathFlow& flow(int i) const { return flows_[i == kPrices - 1 ? 1 : 0]; }
 
@@ -76,10 +87,10 @@ class PathBound {
   std::vector<double> work_, sorted_work_;
   std::vector<int32_t> sorted_, farthest_;
   std::vector<double> need_;
-  std::vector<Values> least_, near_;
+  std::vector<Values> least_, near_, blocks_;
   Values prices_{};
   double next_price_ = 0, next_ratio_ = 0;
-  bool priced_ = false;
+  bool priced_ = false, guessed_ = false;
   int best_cell_ = 0;
   int active_ = kPrices;  // prices in use
   int64_t pairs_ = 0;

@@ -1,8 +1,7 @@
-#include "ductile/plan/path_flow_impl.h"
-
 #include <algorithm>
 
 #include "ductile/graph/reduce.h"
+#include "ductile/plan/path_flow_impl.h"
 
 namespace ductile::plan {
 

@@ -26,7 +26,7 @@ class PathFlow {
   };
   // Of a stage.
   struct Through {
-    Amount in;        // over its border
+    Amount in;  // over its border
     double turns = 0;
     double forward_out = 0;  // still forward where it leaves the stage
     double round_out = 0;    // round trip where it leaves the stage or ends

@@ -22,8 +22,13 @@ constexpr double kPoorGap = 1.1;  // from here on a search was poor
 constexpr size_t kJudged = 6;     // plans that the evaluator compares, and their tasks in all
 constexpr int64_t kJudgedTasks = 300'000;
 constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
+constexpr size_t kManyStates = 300;       // of a space: it is searched with less effort
 constexpr int kCoarseStates = 48;
-static const int64_t kSteps = getenv("STEPS") ? atol(getenv("STEPS")) : 60000000;
+constexpr double kCoarseTolerance = 0.02;
+constexpr int kCoarseLabels = 8;
+constexpr int64_t kCoarseSteps = 400'000;
+constexpr int64_t kManySteps = 12'000'000;
+constexpr int64_t kSteps = 60'000'000;  // stages priced
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
@@ -262,21 +267,24 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   std::vector<Candidate> found;
   data_parallel(graph, devices, options, sizes, best, found);
   const std::vector<Fleet> fleets = {fleet};
-  // Of a large space first a coarse one, for something to compare with.
+  // Of large spaces first coarse ones, for something to compare with.
+  std::vector<SearchSpace> coarse;
   for (const SearchSpace& space : spaces) {
-    if (!space.is_chain() || space.states().size() < 4 * kCoarseStates) continue;
-    const std::vector<SearchSpace> coarse = {SearchSpace::of_order(
-        graph, {space.chain().begin(), space.chain().end()}, kCoarseStates)};
-    PlannerOptions quick = options;
-    quick.tolerance = std::max(0.03, options.tolerance);
-    quick.max_labels = std::min(options.max_labels, 8);
-    IntervalSearch search(coarse, fleets, quick, sizes, 600'000, deadline);
-    search.run(best, found);
-    if (getenv("DBG")) fprintf(stderr,"coarse best %g steps %ld cpu %g\n",best,(long)search.steps(),cpu_now()-cpu);
+    if (!space.is_chain() || space.states().size() < kManyStates) continue;
+    coarse.push_back(
+        SearchSpace::of_order(graph, {space.chain().begin(), space.chain().end()}, kCoarseStates));
   }
   PlannerOptions own = options;
-  if (spaces[0].states().size() > 300 && options.tolerance > 0) own.tolerance = std::max(0.03, own.tolerance);
-  IntervalSearch search(spaces, fleets, own, sizes, kSteps, deadline);
+  if (!coarse.empty())
+    own.tolerance = options.tolerance > 0 ? std::max(kCoarseTolerance, options.tolerance) : 0;
+  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
+  const int64_t many = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+  PlannerOptions quick = own;
+  quick.max_labels = std::min(options.max_labels, kCoarseLabels);
+  IntervalSearch first(coarse, fleets, quick, sizes, kCoarseSteps, deadline);
+  if (!coarse.empty()) first.run(best, found);
+  IntervalSearch search(spaces, fleets, own, sizes, coarse.empty() ? kSteps : many, deadline);
+  search.guess_prices(first);
   out.lower_bound = search.run(best, found);
   out.timed_out = search.timed_out();
   out.labels = search.labels();

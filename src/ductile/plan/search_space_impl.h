@@ -112,9 +112,7 @@ class SearchSpace {
     return splittable_[static_cast<size_t>(state) * variants_.size() + v];
   }
   bool has_workspace() const { return !workspace_.empty(); }
-  const graph::Affine& workspace(int t, int v) const {
-    return workspace_[v][t];
-  }
+  const graph::Affine& workspace(int t, int v) const { return workspace_[v][t]; }
   double tied(int t, int v) const {  // bytes that rest_sums() counts twice
     return tied_[v][t];
   }
@@ -140,13 +138,13 @@ class SearchSpace {
   std::vector<Group> groups_;
   std::vector<OpId> members_;
   std::vector<MapEntry> maps_;
-  std::vector<StageSums> rest_sums_;      // [state][variant]
-  std::vector<int> splittable_;           // [state][variant]: operators of the rest
+  std::vector<StageSums> rest_sums_;                   // [state][variant]
+  std::vector<int> splittable_;                        // [state][variant]: operators of the rest
   std::vector<std::vector<graph::Affine>> workspace_;  // [variant][transition], if there is any
   std::vector<std::vector<double>> tied_;  // [variant][transition]: bytes counted twice, if any
-  std::vector<graph::OpSet> rests_;       // per state, unless a chain
-  std::vector<OpId> chain_;               // the order, if a chain
-  std::vector<int> chain_position_;       // where an operator is in it
+  std::vector<graph::OpSet> rests_;        // per state, unless a chain
+  std::vector<OpId> chain_;                // the order, if a chain
+  std::vector<int> chain_position_;        // where an operator is in it
   bool is_chain_ = false;
   bool merges_groups_ = false;
 

@@ -1,6 +1,6 @@
-#include "ductile/plan/stage_cost_impl.h"
-
 #include <algorithm>
+
+#include "ductile/plan/stage_cost_impl.h"
 
 namespace ductile::plan {
 

@@ -1,6 +1,6 @@
-#include "ductile/plan/stage_table_impl.h"
-
 #include <cmath>
+
+#include "ductile/plan/stage_table_impl.h"
 
 namespace ductile::plan {
 
@@ -92,8 +92,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
       Row& row = rows_[static_cast<size_t>(v) * num_states_ + s];
       row.forward_fixed = sums.forward.fixed;
       row.forward_each = sums.forward.per_sample;
-      row.time_fixed =
-          sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
+      row.time_fixed = sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
       row.time_each = sums.forward.per_sample + sums.backward_input.per_sample +
                       sums.backward_weight.per_sample;
       row.param = sums.parameter_bytes;
@@ -106,8 +105,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
   }
 }
 
-Shape StageTable::shape(int from, int transition, const Cell& cell, int variant,
-                        int64_t w) const {
+Shape StageTable::shape(int from, int transition, const Cell& cell, int variant, int64_t w) const {
   CellCost c;
   cost(from, transition, cell, variant, c);
   return {cell.replicas, cell.tensor, variant, w > c.most_whole, cell.group};

@@ -22,7 +22,7 @@ struct Cell {
   int devices() const { return replicas * tensor; }
 
   // What the costs below need.
-  double share = 1;  // samples of a micro-batch on each device
+  double share = 1;               // samples of a micro-batch on each device
   double speed = 1, seconds = 1;  // of the reference's second
   double memory = 0;
   double tensor_per_byte = 0, tensor_latency = 0;
@@ -38,8 +38,8 @@ struct CellCost : StageCost {
 // sums that are differences of two rests.
 class StageTable {
  public:
-  StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
-             const PlannerOptions& options, int64_t micro_batch);
+  StageTable(const SearchSpace& space, std::span<const Fleet> fleets, const PlannerOptions& options,
+             int64_t micro_batch);
 
   const std::vector<Cell>& cells() const { return cells_; }  // by weight
   int64_t micro_batches() const { return num_micro_; }
@@ -108,8 +108,8 @@ class StageTable {
            (a.activation - b.activation) * c.share;
   }
   double param_of(int from, int transition, int variant) const {
-    const double p = row(from, variant).param -
-                     row(space_.transitions()[transition].to, variant).param;
+    const double p =
+        row(from, variant).param - row(space_.transitions()[transition].to, variant).param;
     return space_.has_ties() ? p - space_.tied(transition, variant) : p;
   }
   // Seconds; bytes left for activations and weights, and what a micro-batch takes of them.
