@@ -8,7 +8,9 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNarrow = 0.02;  // of the best: an interval that is looked at as a whole
+constexpr double kNarrow = 0.02;       // of the best: an interval that is looked at as a whole
+constexpr double kWorthJudging = 1.1;  // of the best: what the evaluator may find to be better
+constexpr size_t kOtherSizes = 6;
 constexpr int kFirstLabels = 12;  // kept per state; more where they did not suffice
 constexpr int kMoreLabels = 4;    // times as many
 constexpr int kFewLabels = 3;     // where there are many states
@@ -99,6 +101,33 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
 int IntervalSearch::most_labels(const SearchSpace& space) const {
   const bool few = options_.tolerance > 0 && space.states().size() > 300;
   return few ? std::min(options_.max_labels, kFewLabels) : options_.max_labels;
+}
+
+void IntervalSearch::add_others(double best, std::vector<Candidate>& found) {
+  std::vector<Size*> near;
+  for (Size& size : sizes_) {
+    if (size.search) near.push_back(&size);
+  }
+  std::stable_sort(near.begin(), near.end(),
+                   [](const Size* a, const Size* b) { return a->found < b->found; });
+  if (near.size() > kOtherSizes) near.resize(kOtherSizes);
+  for (Size* size : near) {
+    LabelSearch& search = *size->search;
+    double low = search.bound().least_tau();
+    const double most = most_tau(search, search.least_rest(), best);
+    double tau = low;
+    for (const double share : {0.2, 0.4, 0.7, 1.0}) {
+      if (timed_out_ || Clock::now() > deadline_) return;
+      low = tau;
+      tau = low + (most - low) * share;
+      const double path_bound = search.bound().solve(tau);
+      const Solution s = search.solve(tau, path_bound, low, kWorthJudging * best, kFirstLabels);
+      if (!s.found) continue;
+      found.push_back(
+          to_candidate(*size->space, s, size->micro_batch, options_.batch, fleets_.size() > 1));
+      found.back().seconds = search.factor() * s.tau + s.rest;
+    }
+  }
 }
 
 void IntervalSearch::guess_prices(const IntervalSearch& other) {
@@ -231,11 +260,15 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
   s.bound = factor * item.low + path_bound;
   if (!skip) s = search.solve(at, path_bound, item.low, enough, item.labels);
   timed_out_ = timed_out_ || search.timed_out();
-  if (s.found && factor * s.tau + s.rest < best) {
-    best = factor * s.tau + s.rest;
-    found.push_back(
-        to_candidate(*size.space, s, size.micro_batch, options_.batch, fleets_.size() > 1));
-    found.back().seconds = best;
+  if (s.found) {
+    const double seconds = factor * s.tau + s.rest;
+    best = std::min(best, seconds);
+    size.found = std::min(size.found, seconds);
+    if (seconds <= kWorthJudging * best) {
+      found.push_back(
+          to_candidate(*size.space, s, size.micro_batch, options_.batch, fleets_.size() > 1));
+      found.back().seconds = seconds;
+    }
   }
   Item left = item;
   left.high = at;

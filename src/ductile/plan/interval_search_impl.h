@@ -33,6 +33,10 @@ class IntervalSearch {
   // Improves `best` and appends to `found`; the bound of these spaces is returned.
   double run(double& best, std::vector<Candidate>& found);
 
+  // Appends more plans that are nearly as good as the best, of several sizes and bottlenecks: what
+  // the formula leaves out may make one of them the better.
+  void add_others(double best, std::vector<Candidate>& found);
+
   // Takes what another search, of coarser spaces, found of the price of devices.
   void guess_prices(const IntervalSearch& other);
 
@@ -53,7 +57,8 @@ class IntervalSearch {
     const SearchSpace* space = nullptr;
     std::span<const PathFlow> flows;
     int64_t micro_batch = 0;
-    double price = 0;    // a guess; 0: none
+    double price = 0;                                        // a guess; 0: none
+    double found = std::numeric_limits<double>::infinity();  // the best of this size
     double step = 1.25;  // most that the bottleneck grows within an interval
     std::unique_ptr<LabelSearch> search;
   };

@@ -10,6 +10,7 @@
 #include "ductile/plan/baselines.h"
 #include "ductile/plan/cpu_clock_impl.h"
 #include "ductile/plan/interval_search_impl.h"
+#include "ductile/plan/schedule.h"
 #include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
@@ -19,10 +20,11 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
 constexpr double kPoorGap = 1.1;  // from here on a search was poor
-constexpr size_t kJudged = 6;     // plans that the evaluator compares, and their tasks in all
-constexpr int64_t kJudgedTasks = 300'000;
-constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
-constexpr size_t kManyStates = 300;       // of a space: it is searched with less effort
+constexpr size_t kJudged = 10;    // plans that the evaluator compares, and their tasks in all
+constexpr int64_t kJudgedTasks = 20'000;
+constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged beside another
+constexpr int64_t kOrders = 14;          // tried for a plan, all in all
+constexpr size_t kManyStates = 300;      // of a space: it is searched with less effort
 constexpr int kCoarseStates = 48;
 constexpr double kCoarseTolerance = 0.02;
 constexpr int kCoarseLabels = 8;
@@ -71,16 +73,19 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
   return plan;
 }
 
+int64_t tasks_of(const Plan& plan) {
+  int64_t tasks = 0;
+  for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
+  return tasks;
+}
+
+// Several orders of the best plans by the formula, each plan as it is, with more in flight, and
+// with zero bubbles. Where that is too much, the plans that do best in the plain order.
 void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
            Clock::time_point deadline, std::vector<Candidate>& found, Planned& out) {
   out.simulated_seconds = kInfinity;
-  int64_t budget = kJudgedTasks;
-  const auto consider = [&](const Plan& plan, double formula, int64_t effort) {
-    int64_t tasks = 0;
-    for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
-    tasks *= effort;
-    if (out.feasible && (tasks > budget || Clock::now() > deadline)) return;
-    budget -= tasks;
+  const auto consider = [&](const Plan& plan, double formula) {
+    if (out.feasible && Clock::now() > deadline) return;
     const Timeline line = evaluate(graph, devices, plan);
     if (!line.fits() || line.seconds >= out.simulated_seconds) return;
     out.simulated_seconds = line.seconds;
@@ -88,16 +93,46 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
     out.formula_seconds = formula;
     out.feasible = true;
   };
-  for (size_t i = 0; i < found.size() && (i < kJudged || !out.feasible); ++i) {
-    Plan plan = found[i].plan;
-    place(graph, devices, plan);
-    consider(plan, found[i].seconds, 1);
-    const Plan roomy = with_room_used(graph, devices, plan);
-    if (!(roomy == plan)) consider(roomy, found[i].seconds, 1);
-    if (!options.zero_bubble) continue;
+  const auto consider_all = [&](const Candidate& c) {
+    consider(c.plan, c.seconds);
+    const Plan roomy = with_room_used(graph, devices, c.plan);
+    if (!(roomy == c.plan)) consider(roomy, c.seconds);
+    if (!options.zero_bubble) return;
     Plan zero = roomy;
     zero.schedule = ScheduleKind::zero_bubble;
-    consider(zero, found[i].seconds, kZeroBubbleEffort);
+    consider(zero, c.seconds);
+  };
+  int64_t tasks = 0;
+  const size_t judged = std::min(found.size(), kJudged);
+  std::vector<std::pair<double, size_t>> order;
+  for (size_t i = 0; i < judged; ++i) {
+    place(graph, devices, found[i].plan);
+    tasks += kOrders * tasks_of(found[i].plan);
+    order.emplace_back(0.0, i);
+  }
+  size_t num = judged;
+  if (tasks > kJudgedTasks) {
+    num = std::max<size_t>(
+        2, static_cast<size_t>(kJudgedTasks * static_cast<int64_t>(judged) / tasks));
+    num = std::min(num, judged);
+    for (auto& [seconds, i] : order) {
+      const Plan& plan = found[i].plan;
+      if (i > 0 && (tasks_of(plan) > kMostTasks || Clock::now() > deadline)) {
+        seconds = kInfinity;
+        continue;
+      }
+      seconds = evaluate(plan, plan_costs(graph, devices, plan), kfkb_orders(plan)).seconds;
+    }
+    std::stable_sort(order.begin(), order.end());
+  }
+  for (size_t k = 0; k < num; ++k) {
+    if (k > 0 && order[k].first == kInfinity) break;
+    consider_all(found[order[k].second]);
+  }
+  // None of them fits: others.
+  for (size_t i = 0; i < found.size() && !out.feasible; ++i) {
+    if (i >= judged) place(graph, devices, found[i].plan);
+    consider_all(found[i]);
   }
 }
 
@@ -286,6 +321,7 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   IntervalSearch search(spaces, fleets, own, sizes, coarse.empty() ? kSteps : many, deadline);
   search.guess_prices(first);
   out.lower_bound = search.run(best, found);
+  if (coarse.empty() && options.evaluate && options.tolerance > 0) search.add_others(best, found);
   out.timed_out = search.timed_out();
   out.labels = search.labels();
   if (found.empty())
@@ -302,7 +338,14 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   std::stable_sort(found.begin(), found.end(),
                    [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
   if (options.evaluate) {
-    if (found.front().seconds > kPoorGap * out.lower_bound) {
+    // Some were found more than once.
+    found.erase(std::unique(found.begin(), found.end(),
+                            [](const Candidate& a, const Candidate& b) {
+                              return a.seconds == b.seconds && a.plan == b.plan;
+                            }),
+                found.end());
+    const double size = static_cast<double>(graph.ops.size() * graph.ops.size());
+    if (found.front().seconds > kPoorGap * out.lower_bound && size * fleet.devices < 1e8) {
       add_sequential_plan(graph, devices, options, found);
     }
     judge(graph, devices, options, deadline, found, out);
