@@ -116,7 +116,7 @@ void IntervalSearch::add_others(double best, std::vector<Candidate>& found) {
     double low = search.bound().least_tau();
     const double most = most_tau(search, search.least_rest(), best);
     double tau = low;
-    for (const double share : {0.2, 0.4, 0.7, 1.0}) {
+    for (const double share : {0.1, 0.2, 0.3, 0.4, 0.6, 1.0}) {
       if (timed_out_ || Clock::now() > deadline_) return;
       low = tau;
       tau = low + (most - low) * share;
@@ -180,6 +180,19 @@ bool IntervalSearch::begin(Item& item, double best) {
                                               Effort{options_.max_labels, steps_}, size.micro_batch,
                                               deadline_);
   LabelSearch& search = *size.search;
+  if (size.price == 0) {
+    // That of the nearest size known: it grows as the seconds of a micro-batch do.
+    double nearest = kInfinity;
+    for (const Size& other : sizes_) {
+      const double price = other.search ? other.search->bound().best_price() : 0;
+      if (price == 0) continue;
+      const double ratio =
+          static_cast<double>(size.micro_batch) / static_cast<double>(other.micro_batch);
+      if (std::abs(std::log(ratio)) >= nearest) continue;
+      nearest = std::abs(std::log(ratio));
+      size.price = price * ratio;
+    }
+  }
   if (size.price > 0) search.bound().guess_price(size.price);
   const double enough = best * keep_;
   item.low = search.bound().least_tau();

@@ -20,8 +20,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
 constexpr double kPoorGap = 1.1;  // from here on a search was poor
-constexpr size_t kJudged = 10;    // plans that the evaluator compares, and their tasks in all
-constexpr int64_t kJudgedTasks = 20'000;
+constexpr size_t kJudged = 16;    // plans that the evaluator compares, and their tasks in all
+constexpr int64_t kJudgedTasks = 15'000;
 constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged beside another
 constexpr int64_t kOrders = 14;          // tried for a plan, all in all
 constexpr size_t kManyStates = 300;      // of a space: it is searched with less effort
