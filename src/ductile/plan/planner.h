@@ -47,13 +47,20 @@ struct Planned {
   // would help.
   bool feasible = false;
   Plan plan;
-  // By the formula (objective) of the plan; the least any plan of the space can have; their ratio
-  // minus one. The bound is of the formula, not of the evaluator, and of the space searched.
+  // By the formula (objective): of the plan; the least of all plans found; the least any plan of
+  // the space searched can have. `gap` says how well was searched: best_formula_seconds over
+  // lower_bound, minus one. (The plan may have more: it is the one the evaluator prefers.)
   double formula_seconds = 0;
+  double best_formula_seconds = 0;
   double lower_bound = 0;
   double gap = 0;
-  double simulated_seconds = 0;  // evaluate(); 0 where not asked for
-  std::string space;             // what was searched, in words: "all 242 downsets" ...
+  // evaluate(), 0 where not asked for; the least that any plan of the space takes under any
+  // schedule, zero-bubble ones included; their ratio minus one: how far the plan may be from the
+  // best there is. This bound knows of no waits, so it is the looser of the two.
+  double simulated_seconds = 0;
+  double schedule_bound = 0;
+  double schedule_gap = 0;
+  std::string space;  // what was searched, in words: "all 242 downsets" ...
   bool timed_out = false;
   double cpu_seconds = 0;
   int64_t labels = 0;  // made, all in all
