@@ -75,6 +75,14 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
   return plan;
 }
 
+void place_candidate(const graph::Graph& graph, const Devices& devices, Candidate& c) {
+  if (c.fleets.empty()) {
+    place(graph, devices, c.plan);
+  } else {
+    place_on_fleets(graph, devices, c.fleets, c.plan);
+  }
+}
+
 int64_t tasks_of(const Plan& plan) {
   int64_t tasks = 0;
   for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
@@ -108,7 +116,7 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
   const size_t judged = std::min(found.size(), kJudged);
   std::vector<std::pair<double, size_t>> order;
   for (size_t i = 0; i < judged; ++i) {
-    place(graph, devices, found[i].plan);
+    place_candidate(graph, devices, found[i]);
     tasks += kOrders * tasks_of(found[i].plan);
     order.emplace_back(0.0, i);
   }
@@ -133,7 +141,7 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
   }
   // None of them fits: others.
   for (size_t i = 0; i < found.size() && !out.feasible; ++i) {
-    if (i >= judged) place(graph, devices, found[i].plan);
+    if (i >= judged) place_candidate(graph, devices, found[i]);
     consider_all(found[i]);
   }
 }
@@ -303,7 +311,6 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   double best = kInfinity;
   std::vector<Candidate> found;
   data_parallel(graph, devices, options, sizes, best, found);
-  const std::vector<Fleet> fleets = {fleet};
   // Of large spaces first coarse ones, for something to compare with.
   std::vector<SearchSpace> coarse;
   for (const SearchSpace& space : spaces) {
@@ -312,22 +319,31 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
         SearchSpace::of_order(graph, {space.chain().begin(), space.chain().end()}, kCoarseStates));
   }
   PlannerOptions own = options;
-  if (!coarse.empty())
-    own.tolerance = options.tolerance > 0 ? std::max(kCoarseTolerance, options.tolerance) : 0;
-  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
-  const int64_t many = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+  if (!coarse.empty() && options.tolerance > 0) {
+    own.tolerance = std::max(kCoarseTolerance, options.tolerance);
+  }
   PlannerOptions quick = own;
   quick.max_labels = std::min(options.max_labels, kCoarseLabels);
-  IntervalSearch first(coarse, fleets, quick, sizes, kCoarseSteps, deadline);
-  if (!coarse.empty()) first.run(best, found);
-  IntervalSearch search(spaces, fleets, own, sizes, coarse.empty() ? kSteps : many, deadline);
-  search.guess_prices(first);
-  out.lower_bound = search.run(best, found);
-  if (coarse.empty() && options.evaluate && options.tolerance > 0) {
-    search.add_others(best, kNearlyAsGood, found);
+  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
+  const int64_t steps = coarse.empty() ? kSteps : kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+  // All devices as the least of them; and, where groups differ, each stage on one group.
+  std::vector<std::vector<Fleet>> fleets = {{fleet}};
+  if (std::vector<Fleet> groups = fleets_of(devices); groups.size() > 1) fleets.push_back(groups);
+  std::vector<std::unique_ptr<IntervalSearch>> searches;
+  for (const std::vector<Fleet>& f : fleets) {
+    IntervalSearch first(coarse, f, quick, sizes, kCoarseSteps, deadline);
+    if (!coarse.empty()) first.run(best, found);
+    searches.push_back(std::make_unique<IntervalSearch>(spaces, f, own, sizes, steps, deadline));
+    IntervalSearch& search = *searches.back();
+    search.guess_prices(first);
+    out.lower_bound = std::min(out.lower_bound, search.run(best, found));
+    out.timed_out = out.timed_out || search.timed_out();
+    out.labels += search.labels();
   }
-  out.timed_out = search.timed_out();
-  out.labels = search.labels();
+  const bool judge_more = coarse.empty() && options.evaluate && options.tolerance > 0;
+  for (auto& search : searches) {
+    if (judge_more && best < kInfinity) search->add_others(best, kNearlyAsGood, found);
+  }
   if (found.empty())
     find_any(spaces[0], fleet, options, sizes,
              std::max(deadline, Clock::now() + std::chrono::seconds(2)), best, found);
@@ -339,8 +355,10 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   }
   add_chains(graph, spaces[0], fleet, devices, options, deadline, best, found);
   out.lower_bound = std::min(out.lower_bound, best);
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  const auto by_seconds = [](const Candidate& a, const Candidate& b) {
+    return a.seconds < b.seconds;
+  };
+  std::stable_sort(found.begin(), found.end(), by_seconds);
   if (options.evaluate) {
     // Some were found more than once.
     found.erase(std::unique(found.begin(), found.end(),
@@ -353,10 +371,11 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
       add_sequential_plan(graph, devices, options, found);
     }
     judge(graph, devices, options, deadline, found, out);
-    if (coarse.empty() && options.tolerance > 0 && out.simulated_seconds > kPoorGap * best) {
+    if (judge_more && out.simulated_seconds > kPoorGap * best) {
       // Messages hold up more than the formula knows: it is a poor guide, so more is judged.
       std::vector<Candidate> more;
-      search.add_others(best, kLessGood, more);
+      for (auto& search : searches) search->add_others(best, kLessGood, more);
+      std::stable_sort(more.begin(), more.end(), by_seconds);
       if (size * fleet.devices < 1e8) add_sequential_plan(graph, devices, options, more);
       Planned other;
       judge(graph, devices, options, deadline, more, other);
@@ -368,14 +387,18 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
     }
   } else {
     out.feasible = true;
+    place_candidate(graph, devices, found.front());
     out.plan = found.front().plan;
     out.formula_seconds = found.front().seconds;
-    place(graph, devices, out.plan);
   }
   out.best_formula_seconds = best;
   out.gap = out.lower_bound > 0 ? best / out.lower_bound - 1 : 0;
   if (options.evaluate) {
-    out.schedule_bound = search.schedule_bound(out.simulated_seconds);
+    out.schedule_bound = out.simulated_seconds;
+    for (auto& search : searches) {
+      out.schedule_bound =
+          std::min(out.schedule_bound, search->schedule_bound(out.simulated_seconds));
+    }
     out.schedule_gap = out.simulated_seconds / out.schedule_bound - 1;
   }
   out.plan.predicted_seconds = out.formula_seconds;
@@ -392,7 +415,18 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
 
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
                        Objective objective) {
-  const Fleet fleet = fleet_of(devices);
+  const Fleet all = fleet_of(devices);
+  const std::vector<Fleet> fleets = fleets_of(devices);
+  const std::vector<int> fleet_of_group = fleet_numbers(devices);
+  // The fleet that a stage was placed on, if it is one.
+  const auto fleet_of_stage = [&](const Stage& stage) -> const Fleet& {
+    if (stage.devices.empty() || fleets.size() == 1) return all;
+    const auto number = [&](int device) { return fleet_of_group[devices.group_index(device)]; };
+    for (int d : stage.devices) {
+      if (number(d) != number(stage.devices[0])) return all;
+    }
+    return fleets[number(stage.devices[0])];
+  };
   const StageGraph stages = stage_graph(graph, plan);
   const std::vector<double> inputs = graph::input_bytes(graph);
   const int n = static_cast<int>(plan.stages.size());
@@ -407,8 +441,8 @@ double formula_seconds(const graph::Graph& graph, const Devices& devices, const 
     micro_batch = stage.micro_batch;
     const Shape shape{stage.replicas, stage.tensor, 0, stage.shard_optimizer};
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
-    const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph, fleet,
-                                   micro_batch, plan.batch, objective);
+    const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph,
+                                   fleet_of_stage(stage), micro_batch, plan.batch, objective);
     if (c.most < in_flight[i] / micro_batch) return kInfinity;
     tau = std::max(tau, c.tau);
     x[i] = c.transfer;

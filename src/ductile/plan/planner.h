@@ -19,7 +19,9 @@ namespace ductile::plan {
 //   seconds = (m - 1) max tau + max S                              fill, steady state, drain, sum
 // Memory is counted by plan/cost.h, with GraphPipe's figure of samples in flight. Links are those
 // of a tidy placement: what fits a node is inside one; stages talk over the slower link unless all
-// devices share a node.
+// devices share a node. Where groups of devices differ, a stage is on one of them, with its speed,
+// memory and links; besides, plans are searched that take all devices for the least of them, and so
+// may have stages across groups.
 enum class Objective {
   time,        // the formula above
   throughput,  // batch x max over stages of (tau / b + s / batch): the steady state alone
