@@ -18,7 +18,7 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kMaxChainStates = 1000;
+constexpr size_t kMaxChainStates = 1000;
 constexpr double kPoorGap = 1.1;       // from here on a search was poor
 constexpr double kNearlyAsGood = 1.1;  // of the best: plans worth judging
 constexpr double kLessGood = 1.5;      // where the formula was a poor guide
@@ -28,6 +28,8 @@ constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged beside anot
 constexpr int64_t kOrders = 14;          // tried for a plan, all in all
 constexpr size_t kManyStates = 300;      // of a space: it is searched with less effort
 constexpr int kCoarseStates = 48;
+constexpr double kSpaceShare = 0.3;      // of the time left, to make a space ...
+constexpr double kSecondsPerCut = 1e-7;  // ... for each operator
 constexpr double kCoarseTolerance = 0.02;
 constexpr int kCoarseLabels = 8;
 constexpr int64_t kCoarseSteps = 400'000;
@@ -289,58 +291,81 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
 
   Planned out;
   out.lower_bound = kInfinity;
-  std::vector<SearchSpace> spaces(1);
-  if (SearchSpace::all_downsets(graph, options.max_transitions, spaces[0])) {
-    out.space = fmt::format("all {} downsets", spaces[0].states().size());
-  } else {
-    const std::vector<OpId> deep = depth_first_order(graph);
-    const std::vector<OpId> level = level_order(graph);
-    const int states =
-        std::clamp(static_cast<int>(std::sqrt(2.0 * options.max_transitions)), 16, kMaxChainStates);
-    spaces[0] = SearchSpace::of_order(graph, deep, states);
-    out.space = "cuts of the operators branch by branch";
-    if (level != deep) {
-      spaces.push_back(SearchSpace::of_order(graph, level, states));
-      out.space += ", and of those in step";
-    }
-    if (spaces[0].states().size() <= graph.ops.size()) {
-      out.space += fmt::format(", {} cuts each", spaces[0].states().size() - 2);
-    }
-  }
-
   double best = kInfinity;
   std::vector<Candidate> found;
   data_parallel(graph, devices, options, sizes, best, found);
-  // Of large spaces first coarse ones, for something to compare with.
-  std::vector<SearchSpace> coarse;
-  for (const SearchSpace& space : spaces) {
-    if (!space.is_chain() || space.states().size() < kManyStates) continue;
-    coarse.push_back(
-        SearchSpace::of_order(graph, {space.chain().begin(), space.chain().end()}, kCoarseStates));
-  }
-  PlannerOptions own = options;
-  if (!coarse.empty() && options.tolerance > 0) {
-    own.tolerance = std::max(kCoarseTolerance, options.tolerance);
-  }
-  PlannerOptions quick = own;
-  quick.max_labels = std::min(options.max_labels, kCoarseLabels);
-  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
-  const int64_t steps = coarse.empty() ? kSteps : kManySteps * std::clamp<int64_t>(thousands, 1, 5);
   // All devices as the least of them; and, where groups differ, each stage on one group.
   std::vector<std::vector<Fleet>> fleets = {{fleet}};
   if (std::vector<Fleet> groups = fleets_of(devices); groups.size() > 1) fleets.push_back(groups);
   std::vector<std::unique_ptr<IntervalSearch>> searches;
-  for (const std::vector<Fleet>& f : fleets) {
-    IntervalSearch first(coarse, f, quick, sizes, kCoarseSteps, deadline);
-    if (!coarse.empty()) first.run(best, found);
-    searches.push_back(std::make_unique<IntervalSearch>(spaces, f, own, sizes, steps, deadline));
-    IntervalSearch& search = *searches.back();
-    search.guess_prices(first);
-    out.lower_bound = std::min(out.lower_bound, search.run(best, found));
-    out.timed_out = out.timed_out || search.timed_out();
-    out.labels += search.labels();
+  const auto search_all = [&](const std::vector<SearchSpace>& spaces, const PlannerOptions& how,
+                              int64_t steps) {
+    std::vector<std::unique_ptr<IntervalSearch>> before = std::move(searches);
+    searches.clear();
+    out.lower_bound = kInfinity;
+    out.timed_out = false;
+    for (size_t i = 0; i < fleets.size(); ++i) {
+      searches.push_back(
+          std::make_unique<IntervalSearch>(spaces, fleets[i], how, sizes, steps, deadline));
+      if (!before.empty()) searches.back()->guess_prices(*before[i]);
+      out.lower_bound = std::min(out.lower_bound, searches.back()->run(best, found));
+      out.timed_out = out.timed_out || searches.back()->timed_out();
+      out.labels += searches.back()->labels();
+    }
+  };
+  std::vector<SearchSpace> spaces(1), coarse;
+  std::vector<std::vector<OpId>> orders;
+  const size_t num_ops = graph.ops.size();
+  size_t states = std::clamp<size_t>(static_cast<size_t>(std::sqrt(2.0 * options.max_transitions)),
+                                     16, kMaxChainStates);
+  if (SearchSpace::all_downsets(graph, options.max_transitions, spaces[0])) {
+    out.space = fmt::format("all {} downsets", spaces[0].states().size());
+    if (spaces[0].is_chain())
+      orders.emplace_back(spaces[0].chain().begin(), spaces[0].chain().end());
+  } else {
+    spaces.clear();
+    orders.push_back(depth_first_order(graph));
+    out.space = "cuts of the operators branch by branch";
+    if (std::vector<OpId> level = level_order(graph); level != orders[0]) {
+      orders.push_back(std::move(level));
+      out.space += ", and of those in step";
+    }
   }
-  const bool judge_more = coarse.empty() && options.evaluate && options.tolerance > 0;
+  PlannerOptions own = options;
+  int64_t steps = kSteps;
+  // Of large spaces first coarse ones, for something to compare with.
+  if (!orders.empty() && std::min(num_ops + 1, states) >= kManyStates) {
+    const auto thousands = static_cast<int64_t>(num_ops / 1000);
+    steps = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+    if (options.tolerance > 0) own.tolerance = std::max(kCoarseTolerance, options.tolerance);
+    PlannerOptions quick = own;
+    quick.max_labels = std::min(options.max_labels, kCoarseLabels);
+    for (const std::vector<OpId>& order : orders) {
+      coarse.push_back(SearchSpace::of_order(graph, order, kCoarseStates));
+    }
+    search_all(coarse, quick, kCoarseSteps);
+  }
+  const bool is_large = !coarse.empty();
+  if (spaces.empty()) {
+    // Of a very large graph fewer cuts, where making them all would take the time there is.
+    const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+    const double most = kSpaceShare * std::max(left, 0.0) /
+                        (kSecondsPerCut * static_cast<double>(num_ops * orders.size()));
+    if (most < static_cast<double>(states)) states = static_cast<size_t>(most);
+    if (is_large && states < 2 * kCoarseStates) {
+      spaces = std::move(coarse);
+      out.timed_out = true;
+    } else {
+      for (const std::vector<OpId>& order : orders) {
+        spaces.push_back(SearchSpace::of_order(graph, order, static_cast<int>(states)));
+      }
+    }
+    if (spaces[0].states().size() <= num_ops) {
+      out.space += fmt::format(", {} cuts each", spaces[0].states().size() - 2);
+    }
+  }
+  if (!is_large || !coarse.empty()) search_all(spaces, own, steps);
+  const bool judge_more = !is_large && options.evaluate && options.tolerance > 0;
   for (auto& search : searches) {
     if (judge_more && best < kInfinity) search->add_others(best, kNearlyAsGood, found);
   }

@@ -490,6 +490,7 @@ bool SearchSpace::all_downsets(const Graph& graph, int64_t max_transitions, Sear
   // S downsets have at least S (S + 1) / 2 pairs in a chain, at most S^2 / 2; a wide graph has few
   // nested ones, so states are allowed up to a few times the square root.
   const size_t max_states = 64 + static_cast<size_t>(4 * std::sqrt(2.0 * max_transitions));
+  if (static_cast<size_t>(n) >= max_states) return false;  // there are n + 1 at least
   bool chain = true;
   for (size_t i = 0; i < rests.size(); ++i) {
     int ends = 0;
