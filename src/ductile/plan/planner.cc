@@ -33,7 +33,7 @@ constexpr double kSecondsPerCut = 1e-7;  // ... for each operator
 constexpr double kCoarseTolerance = 0.02;
 constexpr int kCoarseLabels = 8;
 constexpr int64_t kCoarseSteps = 400'000;
-constexpr int64_t kManySteps = 12'000'000;
+constexpr int64_t kManySteps = 15'000'000;
 constexpr int64_t kSteps = 60'000'000;  // stages priced
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
