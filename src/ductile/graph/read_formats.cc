@@ -290,17 +290,17 @@ Graph graph_from_pipedream(std::string_view text) {
     graph.ops.push_back(std::move(op));
     if (static_cast<int64_t>(graph.ops.size()) > kMaxOps) check(graph);
   }
-  for (const auto& [from, to] : dependencies) {
+  for (const Dependency& d : dependencies) {
     const auto find = [&](const std::string& name) {
       const auto at = ids.find(name);
       if (at == ids.end()) {
         fail(ErrorCode::invalid_argument, "edge \"{}\" -> \"{}\": unknown operator \"{}\"",
-             Fields::shorten(from), Fields::shorten(to), Fields::shorten(name));
+             Fields::shorten(d.from), Fields::shorten(d.to), Fields::shorten(name));
       }
       return at->second;
     };
     Edge edge;
-    edge.from = find(from), edge.to = find(to);
+    edge.from = find(d.from), edge.to = find(d.to);
     edge.bytes = graph.ops[edge.from].output_bytes;
     graph.edges.push_back(edge);
   }
