@@ -17,7 +17,7 @@ using run::escape_html;
 namespace {
 
 constexpr double kWidth = 1200, kLeft = 150, kRight = 20;
-constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 40, kGapXMost = 110, kGapY = 14,
+constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 24, kGapXMost = 110, kGapY = 14,
                  kGapLine = 16;
 constexpr double kRow = 30, kCompute = 18, kWire = 5;
 constexpr double kNarrow = 0.7;  // pixels; narrower boxes are drawn together
@@ -68,16 +68,20 @@ double draw_stages(const Report& r, double top, std::string& out) {
   }
   std::vector<int> column(n), row(n);
   std::map<int, int> used;
-  int last = 0, deepest = 1;
+  int last = 0;
   for (int s : g.order) {
     for (int e : g.predecessors[s]) column[s] = std::max(column[s], column[g.edges[e].from] + 1);
     row[s] = used[column[s]]++;
     last = std::max(last, column[s]);
-    deepest = std::max(deepest, used[column[s]]);
   }
   // Wide graphs go on below: `wrap` columns a line. Few columns stand further apart.
   const int wrap = static_cast<int>((kWidth - 40 + kGapX) / (kNodeWidth + kGapX));
-  const double line = deepest * (kNodeHeight + kGapY) + kGapLine;
+  std::vector<int> deepest(last / wrap + 1, 1);  // of each line
+  for (const auto& [c, rows] : used) deepest[c / wrap] = std::max(deepest[c / wrap], rows);
+  std::vector<double> line_top = {top};
+  for (int rows : deepest) {
+    line_top.push_back(line_top.back() + rows * (kNodeHeight + kGapY) + kGapLine);
+  }
   const int columns = std::min(last + 1, wrap);
   const double gap = columns == 1 ? kGapX
                                   : std::clamp((kWidth - 40 - columns * kNodeWidth) / (columns - 1),
@@ -85,8 +89,9 @@ double draw_stages(const Report& r, double top, std::string& out) {
   const double left = 20;
   const auto x = [&](int s) { return left + (column[s] % wrap) * (kNodeWidth + gap); };
   const auto y = [&](int s) {
-    const double middle = (deepest - used[column[s]]) * (kNodeHeight + kGapY) / 2;
-    return top + (column[s] / wrap) * line + middle + row[s] * (kNodeHeight + kGapY);
+    const int line = column[s] / wrap;
+    const double middle = (deepest[line] - used[column[s]]) * (kNodeHeight + kGapY) / 2;
+    return line_top[line] + middle + row[s] * (kNodeHeight + kGapY);
   };
   for (const StageEdge& e : g.edges) {
     const double x0 = x(e.from) + kNodeWidth, y0 = y(e.from) + kNodeHeight / 2;
@@ -97,7 +102,7 @@ double draw_stages(const Report& r, double top, std::string& out) {
       way = fmt::format("C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}", x0 + gap / 2, y0,
                         x1 - gap / 2, y1, x1, y1);
     } else {  // right of its column, along the space between the lines, left of the other column
-      const double middle = top + to_line * line - kGapY / 2 - kGapLine / 2;
+      const double middle = line_top[to_line] - kGapY / 2 - kGapLine / 2;
       way = fmt::format("h{0:.1f}V{1:.1f}H{2:.1f}V{3:.1f}h{0:.1f}", kGapX / 4, middle,
                         x1 - kGapX / 4, y1);
     }
@@ -124,7 +129,7 @@ double draw_stages(const Report& r, double top, std::string& out) {
         s.ops.size() > 1 ? fmt::format("{} ops, ", s.ops.size()) : "", how, kNodeWidth - 20,
         full ? "over" : "held", share * (kNodeWidth - 20));
   }
-  return top + (last / wrap + 1) * line;
+  return line_top.back();
 }
 
 class TimelineDrawing {
