@@ -114,13 +114,14 @@ void print_comparison(const plan::Report& r, Console& console) {
 
 void print_report(const plan::Report& r, Console& console) {
   const plan::Planned& p = r.planned;
-  console.print("{}: {} operators on {} devices, {} samples an iteration, {}\n\n", r.graph.name,
-                r.graph.ops.size(), r.devices.size(), p.plan.batch,
+  console.print("{}: {} operators on {} devices, {} an iteration, {}\n\n", r.graph.name,
+                r.graph.ops.size(), r.devices.size(), plan::samples_text(r.graph, p.plan.batch),
                 p.plan.schedule == plan::ScheduleKind::kfkb ? "1F1B" : "zero-bubble");
   print_stages(r, console);
-  console.print(
-      "\nIteration  {}, {} samples/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
-      run::with_thousands(r.timeline.throughput(p.plan)), run::as_percent(r.timeline.bubble));
+  console.print("\nIteration  {}, {} {}/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
+                run::with_thousands(r.timeline.throughput(p.plan)),
+                r.graph.sample == "micro-batch" ? "micro-batches" : "samples",
+                run::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
   if (p.formula_seconds > 0) {
     const bool time = r.objective == plan::Objective::time;
