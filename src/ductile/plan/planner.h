@@ -39,7 +39,7 @@ struct PlannerOptions {
   bool zero_bubble = true;        // let the evaluator try zero-bubble schedules of the best plans
   bool evaluate = true;           // false: the formula alone chooses, nothing is simulated
   double time_limit = 60;         // seconds of wall clock, for all of it
-  double tolerance = 0.005;       // a plan is good enough when its gap is below this; 0: exact
+  double tolerance = 0.0005;      // a plan is good enough when its gap is below this; 0: exact
   int max_transitions = 400'000;  // of the search space; beyond, orders instead of all downsets
   int max_labels = 400;           // kept per state; those dropped lower the bound
 };
