@@ -1,21 +1,24 @@
 // What the pipeline planner finds and what it costs, beside the planners of others.
-//   plan_search_bench models | piper | pipedream | partitioning | scale [FILE.svg]   (none: all)
+//   plan_search_bench models | piper [INPUT [DEVICES]] | pipedream [PROFILE] | partitioning [FILE]
+//   | scale [FILE.svg] (none: all)
 // Prints Markdown tables. CPU seconds of one thread; ours and the others' in turn, in one process.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/graph/builders.h"
-#include "ductile/graph/downsets.h"
 #include "ductile/graph/formats.h"
-#include "ductile/graph/reduce.h"
 #include "ductile/plan/baselines.h"
+#include "ductile/plan/max_load.h"
 #include "ductile/plan/piper.h"
 
 namespace {
@@ -26,19 +29,27 @@ using namespace ductile::plan;
 const std::string kData = DUCTILE_SOURCE_DIR "/../shared/data/graphs/";
 std::vector<double> gaps_real;
 
-double cpu() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
-
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
+// A cell of a table, empty where there is no figure.
+void figure(const char* format, double x) {
+  if (x > 0) {
+    std::printf(format, x);
+  } else {
+    std::printf(" |");
+  }
+}
+
 // GraphPipe's three models on V100-like devices, four to a node.
 void models() {
   std::printf(
-      "\n| model, batch | devices | ours s/iteration | samples/s | gap %% | CPU ms | GraphPipe's "
-      "rule: time ratio | CPU ratio | PipeDream: ratio | Piper | equal | data |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+      "\n| model, batch | devices | ours s/iteration | samples/s | gap %% | gap to any schedule %% "
+      "| CPU ms | "
+      "GraphPipe's rule: time ratio | CPU ratio | PipeDream: ratio | Piper | equal | data |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   const std::map<std::string, int64_t> batches = {{"mmt", 512}, {"dlrm", 2048}, {"candle", 8192}};
   std::vector<double> over_graphpipe, over_chain;
   for (const auto& [name, batch] : batches) {
@@ -55,10 +66,10 @@ void models() {
         p = make_plan(g, devices, options);
         ours.push_back(p.cpu_seconds);
       }
-      std::printf("| %s %ld | %d | %.5f | %.0f | %.2f | %.1f |", name.c_str(),
+      std::printf("| %s %ld | %d | %.5f | %.0f | %.2f | %.1f | %.1f |", name.c_str(),
                   static_cast<long>(batch), k, p.simulated_seconds,
                   static_cast<double>(batch) / p.simulated_seconds, 100 * p.gap,
-                  1e3 * median(ours));
+                  100 * p.schedule_gap, 1e3 * median(ours));
       double chain = 0;
       for (const Baseline& b : baselines()) {
         const BaselineResult r = run_baseline(b.name, g, devices, options);
@@ -95,25 +106,50 @@ struct PiperCase {
   const char* file;
   int devices;
   double gib;
-  int64_t batch;  // 0: the file's
-  double published;
+  int64_t micro_batches;  // in a batch
+  double published;       // seconds; milliseconds where the file has those. 0: not run
+  double published_cpu;   // seconds of Piper's own program
 };
 
-void piper() {
+// `only` names an input, or is empty; `devices` is 0 for all. Piper's own algorithm, as we wrote
+// it, runs where its table takes less than 1.2 GB.
+void piper(const std::string& only, int devices) {
   std::printf(
-      "\n| input | devices | GiB | published | ours | CPU s | Piper's algorithm, our code | CPU s "
-      "| CPU ratio |\n|---|---|---|---|---|---|---|---|---|\n");
-  constexpr PiperCase kCases[] = {
-      {"bert32a100", 8, 80, 1920, 0.122007},    {"bert32a100", 64, 80, 1920, 0.015650},
-      {"bert32a100", 128, 80, 1920, 0.008053},  {"bert32a100", 512, 80, 1920, 0.002273},
-      {"bert32a100", 1024, 80, 1920, 0.001159}, {"bert32a100", 64, 8, 1920, 0.020201},
-      {"bert32a100", 512, 8, 1920, 0.002561},   {"bert32a100", 1024, 8, 1920, 0.001303},
-      {"bert32a100", 1024, 2, 1920, 0.001841},  {"bert32a100", 1024, 1, 1920, 0.004392},
-      {"bert32a100", 2048, 80, 480, 0.001264},  {"resnet", 8, 4, 7680, 73.493},
-      {"resnet", 16, 2, 7680, 76.521},          {"resnet", 32, 2, 7680, 24.626},
-      {"resnet", 32, 8, 7680, 15.758},          {"resnet", 64, 2, 7680, 11.334},
-      {"resnet", 128, 2, 7680, 5.406},          {"resnet", 128, 4, 7680, 4.306}};
+      "\n| input | devices | GiB | downsets | published | ours | CPU s | Piper's program, "
+      "published "
+      "CPU s | ratio | Piper's algorithm, our code | CPU s | ratio |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  constexpr PiperCase kCases[] = {{"bert32a100", 8, 80, 1920, 0.122007, 0.029},
+                                  {"bert32a100", 64, 80, 1920, 0.015650, 0.182},
+                                  {"bert32a100", 128, 80, 1920, 0.008053, 0.388},
+                                  {"bert32a100", 512, 80, 1920, 0.002273, 2.77},
+                                  {"bert32a100", 1024, 80, 1920, 0.001159, 8.68},
+                                  {"bert32a100", 64, 8, 1920, 0.020201, 0.143},
+                                  {"bert32a100", 512, 8, 1920, 0.002561, 1.91},
+                                  {"bert32a100", 1024, 8, 1920, 0.001303, 7.69},
+                                  {"bert32a100", 1024, 2, 1920, 0.001841, 6.07},
+                                  {"bert32a100", 1024, 1, 1920, 0.004392, 4.72},
+                                  {"bert32a100", 2048, 80, 480, 0.001264, 17.5},
+                                  {"resnet", 8, 4, 7680, 73.493, 1.82},
+                                  {"resnet", 16, 2, 7680, 76.521, 2.84},
+                                  {"resnet", 32, 2, 7680, 24.626, 4.28},
+                                  {"resnet", 32, 8, 7680, 15.758, 4.62},
+                                  {"resnet", 64, 2, 7680, 11.334, 5.44},
+                                  {"resnet", 128, 2, 7680, 5.406, 7.73},
+                                  {"resnet", 128, 4, 7680, 4.306, 8.89},
+                                  {"resnet", 512, 2, 7680, 0, 0},
+                                  {"resnet", 512, 4, 7680, 0, 0},
+                                  {"resnet", 1024, 2, 7680, 0, 0},
+                                  {"resnet", 2048, 2, 7680, 0, 0},
+                                  {"gnmt", 2, 3.5, 256, 260.227, 107.1},
+                                  {"gnmt", 8, 1.2, 256, 68.566, 273.2},
+                                  {"gnmt", 512, 1.2, 256, 0, 0},
+                                  {"gnmt", 1024, 1.2, 256, 0, 0},
+                                  {"gnmt", 2048, 1.2, 256, 0, 0}};
+  const auto figure = [](const char* format, double x) { std::printf(x > 0 ? format : " |", x); };
   for (const PiperCase& c : kCases) {
+    if (!only.empty() && only != c.file) continue;
+    if (devices != 0 && devices != c.devices) continue;
     const graph::Graph g = graph::read_graph(kData + "piper/" + c.file + ".json");
     const bool milli = std::string(c.file) != "bert32a100";
     PiperProblem problem;
@@ -122,11 +158,15 @@ void piper() {
     // cheap.
     problem.bandwidth = 25.0 * (1 << 30) * (milli ? 1000 : 1);
     problem.devices = c.devices;
-    problem.micro_batches = c.batch;
+    problem.micro_batches = c.micro_batches;
     const PiperResult ours = min_devices_search(g, problem, 1e-7);
     const double unit = milli ? 1e3 : 1;
-    std::printf("| %s | %d | %g | %.6g | %.6g | %.3f |", c.file, c.devices, c.gib, c.published,
-                ours.seconds * unit, ours.cpu_seconds);
+    std::printf("| %s | %d | %g | %ld |", c.file, c.devices, c.gib,
+                static_cast<long>(ours.downsets));
+    figure(" %.6g |", c.published);
+    std::printf(" %.6g | %.3f |", ours.seconds * unit, ours.cpu_seconds);
+    figure(" %.3g |", c.published_cpu);
+    figure(" %.0f |", c.published_cpu / ours.cpu_seconds);
     std::fflush(stdout);
     const PiperResult theirs = piper_search(g, problem);
     if (theirs.feasible) {
@@ -141,16 +181,33 @@ void piper() {
 }
 
 // PipeDream's profiles; one sample is a profiled micro-batch. Same judge.
-void pipedream() {
+void pipedream(const std::string& only) {
   std::printf(
-      "\n| profile | operators | machines | ours s | gap %% | CPU s | PipeDream s | ratio | CPU s "
-      "| "
-      "space |\n|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const char* name : {"image_classification/alexnet", "image_classification/vgg16",
-                           "image_classification/resnet18", "image_classification/resnet50",
-                           "image_classification/squeezenet1_0", "image_classification/densenet121",
-                           "image_classification/inception_v3", "translation/gnmt"}) {
-    const graph::Graph g = graph::read_graph(kData + "pipedream/" + name + "/graph.txt");
+      "\n| profile | operators | machines | ours s | gap %% | gap to any schedule %% | CPU s | "
+      "PipeDream's algorithm, our "
+      "code: s | ratio | CPU s | CPU ratio | its program, published CPU s | CPU ratio | space "
+      "|\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  struct Case {
+    const char* file;
+    double cpu_4, cpu_16;  // 0: not run, or not to the end
+  };
+  std::vector<double> times, cpus;
+  for (const Case& c :
+       {Case{"image_classification/alexnet", 0.08, 0.10},
+        Case{"image_classification/vgg16", 0.11, 0.13},
+        Case{"image_classification/resnet18", 0.13, 0.38},
+        Case{"image_classification/resnet50", 0.26, 1.47},
+        Case{"image_classification/resnet101", 0.62, 5.08},
+        Case{"image_classification/resnext50", 0.22, 1.32},
+        Case{"image_classification/resnext101", 0.61, 4.71},
+        Case{"image_classification/squeezenet1_0", 0.13, 0.37},
+        Case{"image_classification/densenet121", 0.71, 5.72},
+        Case{"image_classification/inception_v3", 0, 0},
+        Case{"image_classification/nasnetamobile", 0, 0},
+        Case{"image_classification/nasnetalarge", 0, 0}, Case{"translation/gnmt", 0.14, 0.36},
+        Case{"translation/gnmt_large", 4.87, 28.7}}) {
+    if (!only.empty() && std::string(c.file).find(only) == std::string::npos) continue;
+    const graph::Graph g = graph::read_graph(kData + "pipedream/" + c.file + "/graph.txt");
     for (int k : {4, 16}) {
       DeviceGroup group;
       group.memory = 16e9;
@@ -162,68 +219,119 @@ void pipedream() {
       options.time_limit = 60;
       const Planned p = make_plan(g, devices, options);
       const BaselineResult r = run_baseline("pipedream", g, devices, options);
-      std::printf("| %s | %zu | %d | %.4f | %.2f | %.3f | %.4f | %.3f | %.3f | %s |\n", name,
-                  g.ops.size(), k, p.simulated_seconds, 100 * p.gap, p.cpu_seconds,
-                  r.plan.predicted_seconds, r.plan.predicted_seconds / p.simulated_seconds,
-                  r.cpu_seconds, p.space.c_str());
+      std::printf("| %s | %zu | %d |", c.file, g.ops.size(), k);
+      if (p.feasible) {
+        std::printf(" %.4f | %.2f | %.1f | %.3f |", p.simulated_seconds, 100 * p.gap,
+                    100 * p.schedule_gap, p.cpu_seconds);
+      } else {
+        std::printf(" does not fit | | | %.3f |", p.cpu_seconds);
+      }
+      if (r.ok()) {
+        const double ratio = r.plan.predicted_seconds / p.simulated_seconds;
+        times.push_back(ratio);
+        cpus.push_back(r.cpu_seconds / p.cpu_seconds);
+        std::printf(" %.4f | %.3f | %.3f | %.2f |", r.plan.predicted_seconds, ratio, r.cpu_seconds,
+                    cpus.back());
+      } else {
+        std::printf(" %s | | %.3f | |", r.failure.c_str(), r.cpu_seconds);
+      }
+      const double published = k == 4 ? c.cpu_4 : c.cpu_16;
+      figure(" %.2f |", published);
+      figure(" %.0f |", published / p.cpu_seconds);
+      std::printf(" %s |\n", p.space.c_str());
       std::fflush(stdout);
-      gaps_real.push_back(p.gap);
+      if (p.feasible) gaps_real.push_back(p.gap);
     }
   }
+  if (times.empty()) return;
+  std::printf("\nTime ratio: least %.4f, median %.3f. CPU ratio: least %.2f, median %.2f.\n",
+              *std::min_element(times.begin(), times.end()), median(times),
+              *std::min_element(cpus.begin(), cpus.end()), median(cpus));
 }
 
-// Contiguous max-load partitioning of inference graphs (Tarnawski et al., NeurIPS 2020),
-// accelerators alone: the load of a device is its work and, once each, the tensors over its border.
-void partitioning() {
+// An input of dnn-partitioning as its programs take it: the cost of an edge is used as it stands,
+// whatever its unit (seconds in some files; graph::read_graph puts that right).
+MaxLoadProblem read_max_load(const std::string& file) {
+  const auto json = nlohmann::json::parse(read_file(file));
+  MaxLoadProblem p;
+  p.memory = json.at("maxSizePerFPGA");
+  p.accelerators = json.at("maxFPGAs");
+  p.cpus = json.at("maxCPUs");
+  std::map<int64_t, int> number;
+  for (const auto& n : json.at("nodes")) {
+    number[n.at("id")] = static_cast<int>(p.nodes.size());
+    MaxLoadProblem::Node& node = p.nodes.emplace_back();
+    node.accelerator_time = n.at("fpgaLatency");
+    node.cpu_time = n.at("cpuLatency");
+    node.bytes = n.at("size");
+    const auto flag = [&](const char* key) {
+      return n.at(key).is_boolean() ? n.at(key).get<bool>() : n.at(key).get<int>() != 0;
+    };
+    node.on_accelerator = flag("supportedOnFpga");
+    node.backward = flag("isBackwardNode");
+    node.colour = n.value("colorClass", -1);
+  }
+  for (const auto& e : json.at("edges")) {
+    const int from = number.at(e.at("sourceId"));
+    p.edges.emplace_back(from, number.at(e.at("destId")));
+    p.nodes[from].transfer = e.at("cost");
+  }
+  return p;
+}
+
+// Contiguous placement for the least maximum load (Tarnawski et al., NeurIPS 2020).
+void partitioning(const std::string& only) {
   std::printf(
-      "\n| graph | operators | downsets | published ms | ours ms | CPU s "
-      "|\n|---|---|---|---|---|---|\n");
+      "\n| graph | operators | groups | downsets | accelerators + CPUs | published ms | ours ms | "
+      "proven bound | published CPU s | ours CPU s |\n|---|---|---|---|---|---|---|---|---|---|\n");
   struct Case {
     const char* file;
-    double published;
-    int devices;
+    double published;  // 0: not run
+    double cpu;
   };
-  for (const Case& c : {Case{"OperatorGraphs/bert_l-3_inference", 27.9, 3},
-                        Case{"OperatorGraphs/bert_l-6_inference", 29.6, 6},
-                        Case{"OperatorGraphs/bert_l-12_inference", 147.5, 6},
-                        Case{"OperatorGraphs/resnet50_inference", 124.3, 6}}) {
-    const double start = cpu();
-    const graph::Graph whole =
-        graph::read_graph(kData + "dnn-partitioning/throughput-inputs/" + c.file + ".json");
-    const graph::Contraction small = graph::contract(whole, graph::is_free);
-    const graph::Topology topology(small.graph);
-    const auto sets = graph::downsets(topology, 20'000);
-    if (!sets) {
-      std::printf("| %s | %zu | over 20,000 | %.6g | | |\n", c.file, whole.ops.size(), c.published);
-      continue;
+  const std::string folder = kData + "dnn-partitioning/throughput-inputs/";
+  for (const Case& c :
+       {Case{"LayerGraphs/bert24_training", 41.75, 0.00},
+        Case{"LayerGraphs/resnet50_training", 78.6, 0.11},
+        Case{"LayerGraphs/gnmt_inference", 32.91, 9.7},
+        Case{"LayerGraphs/gnmt_training", 107.0, 17.3},
+        Case{"OperatorGraphs/bert_l-3_inference", 27.9, 0.5},
+        Case{"OperatorGraphs/bert_l-3_training", 65.3, 3.3},
+        Case{"OperatorGraphs/bert_l-6_inference", 29.6, 1.8},
+        Case{"OperatorGraphs/bert_l-6_training", 72.9, 12.1},
+        Case{"OperatorGraphs/bert_l-12_inference", 147.5, 9.5},
+        Case{"OperatorGraphs/resnet50_inference", 124.3, 0.08},
+        Case{"LayerGraphs/bert24_inference", 0, 0}, Case{"LayerGraphs/resnet50_inference", 0, 0},
+        Case{"LayerGraphs/inceptionv3_inference", 0, 0},
+        Case{"LayerGraphs/inceptionv3_training", 0, 0},
+        Case{"OperatorGraphs/resnet50_training", 0, 0},
+        Case{"OperatorGraphs/bert_L-12_training", 0, 0}}) {
+    if (!only.empty() && std::string(c.file).find(only) == std::string::npos) continue;
+    const MaxLoadProblem p = read_max_load(folder + c.file + ".json");
+    const MaxLoadResult r = max_load_search(p);
+    std::printf("| %s | %zu | %ld | %ld | %d + %d |", c.file, p.nodes.size(),
+                static_cast<long>(r.groups), static_cast<long>(r.downsets), p.accelerators, p.cpus);
+    figure(" %.6g |", c.published);
+    if (r.feasible) {
+      std::printf(" %.6g | %.6g |", r.load, r.lower_bound);
+    } else {
+      std::printf(" %s | |", r.failure.c_str());
     }
-    const int num = static_cast<int>(sets->size());
-    std::vector<std::vector<double>> load(c.devices + 1, std::vector<double>(num, INFINITY));
-    for (auto& row : load) row[0] = 0;
-    for (int i = 1; i < num; ++i) {
-      for (int j = 0; j < i; ++j) {
-        if (!(*sets)[j].is_subset_of((*sets)[i])) continue;
-        const std::vector<graph::OpId> ops = ((*sets)[i] - (*sets)[j]).to_vector();
-        double work = 0;
-        for (graph::OpId v : ops) work += small.graph.ops[v].cost.total_per_sample();
-        if (work >= load[c.devices][i]) continue;
-        const Boundary b = boundary(small.graph, ops);
-        work += (b.in + b.out) / 2147483648.0;
-        for (int k = 1; k <= c.devices; ++k) {
-          load[k][i] = std::min(load[k][i], std::max(load[k - 1][j], work));
-        }
-      }
+    if (c.published > 0) {
+      std::printf(" %.2f |", c.cpu);
+    } else {
+      std::printf(" |");
     }
-    std::printf("| %s | %zu | %d | %.6g | %.6g | %.2f |\n", c.file, whole.ops.size(), num,
-                c.published, 1e3 * load[c.devices][num - 1], cpu() - start);
+    std::printf(" %.2f |\n", r.cpu_seconds);
     std::fflush(stdout);
   }
 }
 
 void scale(const char* svg) {
   std::printf(
-      "\n| graph | operators | devices | GB each | batch | stages | formula s | gap %% | CPU s |\n"
-      "|---|---|---|---|---|---|---|---|---|\n");
+      "\n| graph | operators | devices | GB each | batch | stages | simulated s | best by the "
+      "formula s | gap %% | CPU s "
+      "|\n|---|---|---|---|---|---|---|---|---|---|\n");
   struct Case {
     std::string spec;
     int devices;
@@ -248,9 +356,10 @@ void scale(const char* svg) {
     options.batch = c.batch;
     options.time_limit = 60;
     const Planned p = make_plan(g, devices, options);
-    std::printf("| %s | %zu | %d | %g | %ld | %zu | %.5g | %.1f | %.2f |\n", c.spec.c_str(),
+    std::printf("| %s | %zu | %d | %g | %ld | %zu | %.5g | %.5g | %.1f | %.2f |\n", c.spec.c_str(),
                 g.ops.size(), c.devices, c.memory / 1e9, static_cast<long>(c.batch),
-                p.plan.stages.size(), p.formula_seconds, 100 * p.gap, p.cpu_seconds);
+                p.plan.stages.size(), p.simulated_seconds, p.best_formula_seconds, 100 * p.gap,
+                p.cpu_seconds);
     std::fflush(stdout);
     if (c.memory == 80e9 && c.devices == 1024) points.emplace_back(g.ops.size(), p.cpu_seconds);
   }
@@ -283,9 +392,16 @@ int main(int argc, char** argv) {
   try {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what.empty() || what == "models") models();
-    if (what.empty() || what == "piper") piper();
-    if (what.empty() || what == "pipedream") pipedream();
-    if (what.empty() || what == "partitioning") partitioning();
+    if (what.empty() || what == "piper") {
+      const bool some = what == "piper";
+      piper(some && argc > 2 ? argv[2] : "", some && argc > 3 ? std::atoi(argv[3]) : 0);
+    }
+    if (what.empty() || what == "pipedream") {
+      pipedream(what.empty() || argc < 3 ? "" : argv[2]);
+    }
+    if (what.empty() || what == "partitioning") {
+      partitioning(what.empty() || argc < 3 ? "" : argv[2]);
+    }
     if (what.empty() || what == "scale") scale(argc > 2 ? argv[2] : nullptr);
     if (!gaps_real.empty()) {
       std::printf("\nGap on the real graphs: median %.3f %%.\n", 100 * median(gaps_real));

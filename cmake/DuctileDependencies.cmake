@@ -68,7 +68,8 @@ if(DUCTILE_BENCH)
 endif()
 
 add_library(ductile_options INTERFACE)
-target_compile_options(ductile_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Wno-restrict
+target_compile_options(ductile_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                        $<$<BOOL:${DUCTILE_WERROR}>:-Werror>)
 if(DUCTILE_SANITIZE)
   target_compile_options(ductile_options INTERFACE -fsanitize=${DUCTILE_SANITIZE}

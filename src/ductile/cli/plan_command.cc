@@ -114,21 +114,26 @@ void print_comparison(const plan::Report& r, Console& console) {
 
 void print_report(const plan::Report& r, Console& console) {
   const plan::Planned& p = r.planned;
-  console.print("{}: {} operators on {} devices, {} samples an iteration, {}\n\n", r.graph.name,
-                r.graph.ops.size(), r.devices.size(), p.plan.batch,
+  console.print("{}: {} operators on {} devices, {} an iteration, {}\n\n", r.graph.name,
+                r.graph.ops.size(), r.devices.size(), plan::samples_text(r.graph, p.plan.batch),
                 p.plan.schedule == plan::ScheduleKind::kfkb ? "1F1B" : "zero-bubble");
   print_stages(r, console);
-  console.print(
-      "\nIteration  {}, {} samples/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
-      run::with_thousands(r.timeline.throughput(p.plan)), run::as_percent(r.timeline.bubble));
+  console.print("\nIteration  {}, {} {}/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
+                run::with_thousands(r.timeline.throughput(p.plan)),
+                r.graph.sample == "micro-batch" ? "micro-batches" : "samples",
+                run::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
   if (p.formula_seconds > 0) {
     const bool time = r.objective == plan::Objective::time;
     const auto figure = [&](double v) {
       return time ? plan::seconds_text(v) : fmt::format("{:.3g} s for the steady state", v);
     };
-    console.print("Formula    {}; no plan of the space has less than {} by it: gap {}\n",
-                  figure(p.formula_seconds), figure(p.lower_bound), run::as_percent(p.gap));
+    console.print(
+        "Formula    {} (best found: {}); no plan of the space has less than {} by it: gap {}\n",
+        figure(p.formula_seconds), figure(p.best_formula_seconds), figure(p.lower_bound),
+        run::as_percent(p.gap));
+    console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
+                  plan::seconds_text(p.schedule_bound), run::as_percent(p.schedule_gap));
     console.print("Search     {} CPU, {}{}\n", plan::seconds_text(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");
   }

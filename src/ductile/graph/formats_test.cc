@@ -73,6 +73,64 @@ TEST(Formats, ErrorsNameFileOperatorAndField) {
   expect([](Json& v) { v.erase("format"); }, "unknown format");
 }
 
+TEST(Formats, ErrorsInTheFormatsOfOthersNameTheirFields) {
+  const auto expect = [](const std::string& text, const char* what) {
+    std::string said;
+    const auto read = [&] { read_graph_text(text, "some"); };
+    EXPECT_EQ(testing::code_of(read, &said), ErrorCode::invalid_argument) << text;
+    EXPECT_NE(said.find(what), std::string::npos) << said;
+  };
+  const auto mode = [](const char* time, const char* bytes) {
+    return fmt::format(R"([{{"id": "vanilla", {} "parameterSize": {}, "memoryUsageA": 1,
+ "memoryUsageB": 2, "syncTimeFw": {{}}, "syncTimeBw": {{}}}}])",
+                       time, bytes);
+  };
+  const auto piper = [&](const char* time, const char* bytes, const char* edges) {
+    return fmt::format(R"({{"nodes": [{{"id": 0, "name": "a", "TMPCs": {{"1": {}}}}},
+ {{"id": 1, "name": "b", "TMPCs": {{"1": {}}}}}], "edges": [{}]}})",
+                       mode("\"timePerSample\": 1,", "3"), mode(time, bytes), edges);
+  };
+  const char* there = R"({"sourceId": 0, "destId": 1, "communicationCost": 1})";
+  const char* back = R"({"sourceId": 1, "destId": 0, "communicationCost": 1})";
+  expect(piper("", "3", there), "operator \"b\": TMPCs 1: timePerSample is missing");
+  expect(piper("\"timePerSample\": -2,", "3", there), "\"b\": TMPCs 1: timePerSample is -2");
+  expect(piper("\"timePerSample\": 2,", "1e40", there), "\"b\": TMPCs 1: parameterSize is 1e+40");
+  expect(piper("\"timePerSample\": 2,", "3", R"({"sourceId": 0, "destId": 7})"),
+         "edge 0: destId is 7, there is no such node");
+  expect(piper("\"timePerSample\": 2,", "3", fmt::format("{}, {}", there, back).c_str()),
+         "cycle: \"a\" -> \"b\" -> \"a\"");
+
+  const auto partitioning = [](const char* time, const char* size, const char* edges) {
+    return fmt::format(R"({{"nodes": [{{"id": 1, "name": "a", "fpgaLatency": 1, "size": 2}},
+ {{"id": 2, "name": "b", {} "size": {}}}], "edges": [{}]}})",
+                       time, size, edges);
+  };
+  expect(partitioning("", "1", ""), "operator \"b\": fpgaLatency is missing");
+  expect(partitioning("\"fpgaLatency\": -1,", "1", ""), "operator \"b\": fpgaLatency is -1");
+  expect(partitioning("\"fpgaLatency\": 1,", "1e19", ""), "operator \"b\": size is 1e+19");
+  expect(partitioning("\"fpgaLatency\": 1,", "1", R"({"sourceId": 3, "destId": 1, "cost": 1})"),
+         "edge 0: sourceId is 3, there is no such node");
+  expect(partitioning("\"fpgaLatency\": 1,", "1",
+                      R"({"sourceId": 1, "destId": 2, "cost": 1},
+ {"sourceId": 2, "destId": 1, "cost": 1})"),
+         "cycle");
+
+  const auto pipedream = [](const char* times, const char* edges) {
+    return fmt::format(
+        "n1 -- A -- forward_compute_time=1, backward_compute_time=2, activation_size=4, "
+        "parameter_size=8\nn2 -- B -- {}, activation_size=4, parameter_size=8\n{}",
+        times, edges);
+  };
+  const char* good = "forward_compute_time=1, backward_compute_time=2";
+  expect(pipedream("forward_compute_time=1", ""), "\"n2\": backward_compute_time is missing");
+  expect(pipedream("forward_compute_time=-1, backward_compute_time=2", ""),
+         "operator \"n2\": forward_compute_time is -1");
+  expect(pipedream("forward_compute_time=1e99, backward_compute_time=2", ""),
+         "operator \"n2\": forward_compute_time is 1e+99");
+  expect(pipedream(good, "\tn1 -- n3\n"), "edge \"n1\" -> \"n3\": unknown operator \"n3\"");
+  expect(pipedream(good, "\tn1 -- n2\n\tn2 -- n1\n"), "cycle");
+}
+
 TEST(Formats, ACutFileIsRefused) {
   const std::string text = small().dump();
   for (size_t n = 0; n < text.size(); ++n) {
@@ -160,7 +218,7 @@ TEST(Formats, PipedreamListsOfActivationsAreSummed) {
     testing::code_of([&] { read_graph_text(changed, "graph.txt"); }, &what);
     EXPECT_NE(what.find(wanted), std::string::npos) << what;
   };
-  expect("time=1.5", "time=-1.5", "operator \"n1\": forward is -0.0015");
+  expect("time=1.5", "time=-1.5", "operator \"n1\": forward_compute_time is -1.5");
   expect("parameter_size=0", "params=0", "operator \"n2\": parameter_size is missing");
   expect("\tn1", "\tn3", "unknown operator \"n3\"");
   expect("n1 -- n2", "n2 -- n2", "\"n2\" feeds itself");

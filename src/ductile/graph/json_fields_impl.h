@@ -10,8 +10,18 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/graph/graph.h"
 
 namespace ductile::graph {
+
+// No figure of a graph is negative or absurd. Refused here, it is named as its file names it:
+// `what`.
+inline double in_range(double value, std::string_view what) {
+  if (!(value >= 0 && value <= kMaxBytes)) {
+    fail(ErrorCode::invalid_argument, "{} is {}, it must be from 0 to {}", what, value, kMaxBytes);
+  }
+  return value;
+}
 
 // Reads fields of one JSON object, with errors that name `where` (the operator, the edge) and the
 // field. Holds references: for use on the stack.
@@ -39,7 +49,9 @@ class Fields {
   }
   double as_number(const nlohmann::json& v, const char* key) const {
     if (!v.is_number()) wrong(key, "a number", v);
-    return v.get<double>();
+    const double d = v.get<double>();
+    if (!(d >= 0 && d <= kMaxBytes)) in_range(d, fmt::format("{}: {}", where_, key));
+    return d;
   }
 
   int64_t integer(const char* key, int64_t low, int64_t high) const {

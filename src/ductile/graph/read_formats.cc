@@ -174,7 +174,7 @@ double sum_of_list(std::string_view text, const std::string& where) {
       fail(ErrorCode::invalid_argument, "{} is \"{}\", a number is wanted", where,
            Fields::shorten(std::string(text)));
     }
-    total += value;
+    total += in_range(value, where);
     if (more) rest.remove_prefix(semicolon + 1);
   }
   return total;
@@ -189,7 +189,7 @@ double pipedream_value(std::string_view costs, std::string_view key, const std::
   std::string_view text = costs.substr(at + key.size() + 1);
   const bool is_list = !text.empty() && text.front() == '[';
   text = text.substr(0, text.find_first_of(is_list ? "]" : ",-", 1));
-  // A minus sign in front is kept: check() then names the field.
+  // A minus sign in front is kept, and refused as a figure.
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
   return sum_of_list(text, fmt::format("operator \"{}\": {}", Fields::shorten(op), key));
 }
@@ -290,17 +290,17 @@ Graph graph_from_pipedream(std::string_view text) {
     graph.ops.push_back(std::move(op));
     if (static_cast<int64_t>(graph.ops.size()) > kMaxOps) check(graph);
   }
-  for (const auto& [from, to] : dependencies) {
+  for (const Dependency& d : dependencies) {
     const auto find = [&](const std::string& name) {
       const auto at = ids.find(name);
       if (at == ids.end()) {
         fail(ErrorCode::invalid_argument, "edge \"{}\" -> \"{}\": unknown operator \"{}\"",
-             Fields::shorten(from), Fields::shorten(to), Fields::shorten(name));
+             Fields::shorten(d.from), Fields::shorten(d.to), Fields::shorten(name));
       }
       return at->second;
     };
     Edge edge;
-    edge.from = find(from), edge.to = find(to);
+    edge.from = find(d.from), edge.to = find(d.to);
     edge.bytes = graph.ops[edge.from].output_bytes;
     graph.edges.push_back(edge);
   }

@@ -51,7 +51,8 @@ PiperResult piper_search(const graph::Graph& graph, const PiperProblem& problem)
 PiperResult min_devices_search(const graph::Graph& graph, const PiperProblem& problem,
                                double precision = 1e-9);
 
-// The cost model, for any solution: the time, infinite where memory does not suffice.
+// The cost model, for any solution: the time, infinite where memory does not suffice or no operator
+// allows a degree.
 double piper_seconds(const graph::Graph& graph, const PiperProblem& problem,
                      const std::vector<PiperStage>& stages);
 

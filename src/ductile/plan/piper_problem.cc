@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <unordered_map>
 
 #include "ductile/plan/piper_problem_impl.h"
@@ -39,8 +40,9 @@ PiperModel::PiperModel(const graph::Graph& graph, const PiperProblem& problem)
   }
   edges_.resize(num_ops_);
   for (const graph::Edge& e : graph.edges) {
-    edges_[e.from].push_back({e.to, 2 * e.bytes, 2 * e.tensor_bytes_from});
-    edges_[e.to].push_back({e.from, 2 * e.bytes, 2 * e.tensor_bytes_to});
+    const double from = 2 * e.tensor_bytes_from, to = 2 * e.tensor_bytes_to;
+    edges_[e.from].push_back({e.to, false, 2 * e.bytes, from, to});
+    edges_[e.to].push_back({e.from, true, 2 * e.bytes, to, from});
   }
 }
 
@@ -82,15 +84,22 @@ bool PiperModel::make_upsets(size_t cap) {
   return true;
 }
 
-void PiperModel::make_below() {
-  below_.assign(upsets_.size(), {});
-  for (size_t i = 0; i < upsets_.size(); ++i) {
+std::vector<std::vector<int>> PiperModel::below_among(std::span<const int> of) const {
+  std::vector<std::vector<int>> out(of.size());
+  for (size_t i = 0; i < of.size(); ++i) {
     for (size_t j = i; j-- > 0;) {
-      if (sizes_[j] < sizes_[i] && upsets_[j].is_subset_of(upsets_[i])) {
-        below_[i].push_back(static_cast<int>(j));
+      if (sizes_[of[j]] < sizes_[of[i]] && upsets_[of[j]].is_subset_of(upsets_[of[i]])) {
+        out[i].push_back(of[j]);
       }
     }
   }
+  return out;
+}
+
+void PiperModel::make_below() {
+  std::vector<int> all(upsets_.size());
+  std::iota(all.begin(), all.end(), 0);
+  below_ = below_among(all);
 }
 
 bool PiperModel::recomputed(std::span<const OpId> ops, int k, int y, std::vector<OpId>& out) const {
@@ -171,6 +180,73 @@ void PiperModel::stage(std::span<const OpId> ops, const OpSet& set, int k, int m
   if (out.steps.empty()) out.allowed = false;
 }
 
+void PiperModel::make_sums() {
+  sums_.assign(degrees_.size() * upsets_.size(), {});
+  crossings_.assign(upsets_.size(), {});
+  for (size_t i = 0; i < upsets_.size(); ++i) {
+    for (size_t k = 0; k < degrees_.size(); ++k) {
+      Sums& sums = sums_[k * upsets_.size() + i];
+      upsets_[i].for_each([&](OpId v) {
+        int count = 0;
+        const Mode* m = modes(static_cast<int>(k), v, count);
+        if (count == 0) {
+          ++sums.refused;
+          return;
+        }
+        sums.time += m[0].time;
+        const Mode& other = m[count - 1];
+        sums.least_time += std::min(m[0].time, other.time);
+        sums.least_a += std::min(m[0].a, other.a);
+        sums.least_b += std::min(m[0].b, other.b);
+        sums.parameters += m[0].parameters;
+        sums.a += m[0].a;
+        sums.b += m[0].b;
+      });
+    }
+    upsets_[i].for_each([&](OpId v) {
+      for (const HalfEdge& e : edges_[v]) {
+        if (e.incoming && !upsets_[i].contains(e.other)) {
+          crossings_[i].push_back({e.other, v, e.bytes, e.far_tensor_bytes, e.tensor_bytes});
+        }
+      }
+    });
+  }
+}
+
+int PiperModel::most_in_flight(int i, int j, int k, int most) const {
+  const Sums& from = sums_[static_cast<size_t>(k) * upsets_.size() + i];
+  const Sums& to = sums_[static_cast<size_t>(k) * upsets_.size() + j];
+  const double a = from.least_a - to.least_a;
+  // Sums of sums: a little more, so that rounding excludes nothing.
+  const double room = problem_.memory * (1 + 1e-9) - (from.least_b - to.least_b);
+  if (room < 0) return 0;
+  if (a * most <= room) return most;
+  return static_cast<int>(room / a);
+}
+
+void PiperModel::stage_between(int i, int j, int k, int most, StageModel& out) const {
+  const Sums& from = sums_[static_cast<size_t>(k) * upsets_.size() + i];
+  const Sums& to = sums_[static_cast<size_t>(k) * upsets_.size() + j];
+  out.allowed = from.refused == to.refused;
+  if (!out.allowed) return;
+  const double a = from.a - to.a;
+  const double b = from.b - to.b;
+  if (a * most + b > problem_.memory * (1 - 1e-9)) {  // perhaps some are recomputed
+    const OpSet set = upsets_[i] - upsets_[j];
+    stage(set.to_vector(), set, k, most, out);
+    return;
+  }
+  out.parameters = from.parameters - to.parameters;
+  out.border = 0;
+  for (const Crossing& e : crossings_[i]) {
+    if (!upsets_[j].contains(e.to)) out.border += e.bytes + (k > 0 ? e.tensor_to : 0);
+  }
+  for (const Crossing& e : crossings_[j]) {
+    if (upsets_[i].contains(e.from)) out.border += e.bytes + (k > 0 ? e.tensor_from : 0);
+  }
+  out.steps.assign(1, {from.time - to.time, most});
+}
+
 double piper_seconds(const graph::Graph& graph, const PiperProblem& problem,
                      const std::vector<PiperStage>& stages) {
   const PiperModel model(graph, problem);
@@ -181,6 +257,7 @@ double piper_seconds(const graph::Graph& graph, const PiperProblem& problem,
     s += stage.replicas;
     const int y = (s + stage.replicas - 1) / stage.replicas;
     const auto degree = std::find(model.degrees().begin(), model.degrees().end(), stage.tensor);
+    if (degree == model.degrees().end()) return std::numeric_limits<double>::infinity();
     const int k = static_cast<int>(degree - model.degrees().begin());
     OpSet set(model.num_ops());
     for (OpId v : stage.ops) set.insert(v);
@@ -197,6 +274,17 @@ double piper_seconds(const graph::Graph& graph, const PiperProblem& problem,
     slowest = std::max(slowest, model.seconds(m, time, stage.replicas));
   }
   return slowest;
+}
+
+PiperStage make_piper_stage(const PiperModel& model, int from, int to, int k, int d, int s) {
+  PiperStage stage;
+  stage.ops = (model.upsets()[from] - model.upsets()[to]).to_vector();
+  stage.tensor = model.degrees()[k];
+  stage.replicas = d;
+  stage.in_flight = (s + d - 1) / d;
+  model.recomputed(stage.ops, k, stage.in_flight, stage.recompute);
+  std::sort(stage.recompute.begin(), stage.recompute.end());
+  return stage;
 }
 
 }  // namespace ductile::plan

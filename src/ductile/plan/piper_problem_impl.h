@@ -9,6 +9,9 @@
 
 namespace ductile::plan {
 
+// Downsets, as in the published program.
+inline constexpr size_t kPiperLimit = 40'000;
+
 // Piper's problem as plain arrays: modes of operators, downsets by size, and stages between them.
 class PiperModel {
  public:
@@ -31,10 +34,11 @@ class PiperModel {
   // Sets of operators closed under successors, by size; nothing beyond `cap`.
   bool make_upsets(size_t cap);
   const std::vector<graph::OpSet>& upsets() const { return upsets_; }
-  int upset_size(int i) const { return sizes_[i]; }
-  // Proper subsets of upset i that are upsets, largest first.
-  const std::vector<int>& below(int i) const { return below_[i]; }
+  // Proper subsets of upset i that are upsets, largest first. `of` lists the upsets that count,
+  // ascending; the first form is for all of them.
   void make_below();
+  const std::vector<int>& below(int i) const { return below_[i]; }
+  std::vector<std::vector<int>> below_among(std::span<const int> of) const;
 
   // What a stage costs at one tensor degree.
   struct StageModel {
@@ -46,6 +50,18 @@ class PiperModel {
   // Steps up to `most` in flight.
   void stage(std::span<const graph::OpId> ops, const graph::OpSet& set, int degree_index, int most,
              StageModel& out) const;
+  // The same for the operators of upset i that are not in upset j, of those below i, from sums kept
+  // for each upset: O(edges over the two borders) where nothing needs to be recomputed. Times may
+  // differ from stage()'s in the last bits. Precondition: make_sums().
+  void stage_between(int i, int j, int degree_index, int most, StageModel& out) const;
+  // A time that no step of that stage undercuts, at once; and a number of micro-batches in flight
+  // that none exceeds.
+  double least_time(int i, int j, int degree_index) const {
+    const size_t k = static_cast<size_t>(degree_index) * upsets_.size();
+    return sums_[k + i].least_time - sums_[k + j].least_time;
+  }
+  int most_in_flight(int i, int j, int degree_index, int most) const;
+  void make_sums();
   // Seconds with d replicas, of a step.
   double seconds(const StageModel& stage, double time, int d) const {
     return stage.border / (d * problem_.bandwidth) +
@@ -59,6 +75,17 @@ class PiperModel {
   std::vector<int> replica_counts() const;  // divisors of the batch, up to the devices
 
  private:
+  // Over the operators of an upset, at one degree.
+  struct Sums {
+    double time = 0, parameters = 0, a = 0, b = 0;    // nothing recomputed
+    double least_time = 0, least_a = 0, least_b = 0;  // each of an operator's best mode
+    int refused = 0;                                  // operators that do not allow the degree
+  };
+  // An edge from outside an upset into it.
+  struct Crossing {
+    graph::OpId from, to;
+    double bytes, tensor_from, tensor_to;
+  };
   struct Saving {
     double ratio;
     graph::OpId op;
@@ -77,14 +104,22 @@ class PiperModel {
   std::vector<int> count_;   // [degree][op]: 0 not allowed, 1 kept only, 2
   struct HalfEdge {
     graph::OpId other;
-    double bytes;         // 2 c at degree 1
-    double tensor_bytes;  // 2 x what this end exchanges at higher degrees
+    bool incoming;            // other -> this
+    double bytes;             // 2 c at degree 1
+    double tensor_bytes;      // 2 x what this end exchanges at higher degrees
+    double far_tensor_bytes;  // the other end
   };
   std::vector<std::vector<HalfEdge>> edges_;  // of each operator, both ways
   std::vector<graph::OpSet> upsets_;
   std::vector<int> sizes_;
   std::vector<std::vector<int>> below_;
-  mutable std::vector<Saving> savings_;  // scratch
+  std::vector<Sums> sums_;                        // [degree][upset]
+  std::vector<std::vector<Crossing>> crossings_;  // of each upset
+  mutable std::vector<Saving> savings_;           // scratch
 };
+
+// The stage of upset `from` without upset `to`, degrees k (an index) and d, with the sum s of
+// degrees.
+PiperStage make_piper_stage(const PiperModel& model, int from, int to, int k, int d, int s);
 
 }  // namespace ductile::plan

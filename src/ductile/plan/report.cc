@@ -109,6 +109,20 @@ std::string device_runs(std::vector<int> devices) {
   return out;
 }
 
+std::string samples_text(const graph::Graph& graph, int64_t count) {
+  if (graph.sample == "sample" || graph.sample == "micro-batch") {
+    return fmt::format("{} {}{}", count, graph.sample,
+                       count == 1                 ? ""
+                       : graph.sample == "sample" ? "s"
+                                                  : "es");
+  }
+  return fmt::format("{} x {}", count, graph.sample);
+}
+
+std::string samples_word(const graph::Graph& graph) {
+  return graph.sample == "micro-batch" ? "Micro-batches" : "Samples";
+}
+
 std::string seconds_text(double seconds) {
   if (seconds >= 0.9995 || seconds <= 0) return fmt::format("{:.3g} s", seconds);
   if (seconds >= 9.995e-4) return fmt::format("{:.3g} ms", seconds * 1e3);

@@ -41,6 +41,10 @@ std::string advice(const Report& report);
 // "0-3,6": device numbers as runs.
 std::string device_runs(std::vector<int> devices);
 
+// "128 samples", "64 micro-batches": what the graph counts. The word alone begins a label.
+std::string samples_text(const graph::Graph& graph, int64_t count);
+std::string samples_word(const graph::Graph& graph);
+
 // Three digits and a unit: "1.23 s", "84.9 ms", "480 us".
 std::string seconds_text(double seconds);
 

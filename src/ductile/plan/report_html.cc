@@ -4,8 +4,12 @@
 
 #include "ductile/plan/report_impl.h"
 #include "ductile/run/format.h"
+#include "ductile/run/html.h"
 
 namespace ductile::plan {
+
+using run::escape_html;
+
 namespace {
 
 constexpr std::string_view kPageStyle = R"css(
@@ -21,7 +25,7 @@ main { max-width: 1260px; margin: 0 auto; padding: 32px 28px 48px; }
 h1 { margin: 0; font-size: 28px; font-weight: 650; letter-spacing: -0.015em;
   overflow-wrap: anywhere; }
 h2 { margin: 30px 0 10px; font-size: 18px; font-weight: 620; }
-.about { margin: 4px 0 18px; color: var(--soft); }
+.about { margin: 4px 0 18px; color: var(--soft); } .note { margin-top: 12px; font-size: 14px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { padding: 12px 16px; } .tile .label { color: var(--soft); font-size: 13px; }
@@ -45,7 +49,7 @@ std::string tile(std::string_view label, const std::string& value) {
   return fmt::format(
       "<div class='tile'><div class='label'>{}</div><div class='value'>{}</div>"
       "</div>\n",
-      label, escape(value));
+      label, escape_html(value));
 }
 
 std::string stage_table(const Report& r) {
@@ -53,6 +57,7 @@ std::string stage_table(const Report& r) {
       "<table><tr><th>Stage<th>Devices<th class='number'>Replicas<th class='number'>Split"
       "<th class='number'>Micro-batch<th class='number'>In flight<th class='number'>Forward"
       "<th class='number'>Backward<th>Memory of each device<th>Operators</tr>\n";
+  const OpNames names(r.graph);
   for (size_t i = 0; i < r.planned.plan.stages.size(); ++i) {
     const Stage& s = r.planned.plan.stages[i];
     const StageTimes& t = r.costs.times[i];
@@ -63,13 +68,14 @@ std::string stage_table(const Report& r) {
     out += fmt::format(
         "<tr><td>{}<td>{}<td class='number'>{}<td class='number'>{}<td class='number'>{}"
         "<td class='number'>{}<td class='number'>{}<td class='number'>{}<td class='{}'>"
-        "<span class='meter'><i style='width:{:.1f}%'></i></span>{} of {}<td class='ops'>{}{}"
+        "<span class='meter'><i style='width:{:.1f}%'></i></span>{} of {}<td class='ops' "
+        "title='{}'>{}{}"
         "</tr>\n",
         i, s.devices.empty() ? fmt::format("{}", s.num_devices()) : device_runs(s.devices),
         s.replicas, s.tensor, s.micro_batch, r.timeline.peak_in_flight[i], seconds_text(t.forward),
         seconds_text(t.backward_input + t.backward_weight), share > 1 ? "over" : "",
         100 * std::min(1.0, share), run::as_bytes(r.timeline.peak_memory[i]),
-        run::as_bytes(r.timeline.memory_limit[i]), describe_ops(r.graph, s), extra);
+        run::as_bytes(r.timeline.memory_limit[i]), names.some(s), names.ends(s), extra);
   }
   return out + "</table>\n";
 }
@@ -85,7 +91,7 @@ std::string comparison(const Report& r) {
     return fmt::format(
         "<tr{}><td>{}<td class='number'>{}<td class='number'>{}<td class='number {}'>{}"
         "<td class='number'>{}<td class='number'>{}<td class='number'>{}</tr>\n",
-        ours ? " class='ours'" : "", escape(name), seconds_text(t.seconds),
+        ours ? " class='ours'" : "", escape_html(name), seconds_text(t.seconds),
         run::with_thousands(t.throughput(plan)),
         ours         ? ""
         : ratio >= 1 ? "better"
@@ -97,7 +103,7 @@ std::string comparison(const Report& r) {
   for (const Compared& c : r.compared) {
     out += c.result.ok() ? row(c.name, c.timeline, c.result.plan, c.result.cpu_seconds, false)
                          : fmt::format("<tr><td>{}<td class='ops' colspan='6'>{}</tr>\n",
-                                       escape(c.name), escape(c.result.failure));
+                                       escape_html(c.name), escape_html(c.result.failure));
   }
   return out + "</table>\n";
 }
@@ -106,13 +112,20 @@ std::string comparison(const Report& r) {
 
 std::string to_html(const Report& r) {
   const Planned& p = r.planned;
-  std::string body = fmt::format("<h1>{}</h1><p class='about'>{} operators on {} devices</p>\n",
-                                 escape(r.graph.name), r.graph.ops.size(), r.devices.size());
+  std::string about =
+      fmt::format("{} operators on {} devices", r.graph.ops.size(), r.devices.size());
+  if (p.feasible) {
+    about += fmt::format(", {} an iteration, {} schedule", samples_text(r.graph, p.plan.batch),
+                         p.plan.schedule == ScheduleKind::kfkb ? "1F1B" : "zero-bubble");
+  }
+  std::string body = fmt::format("<h1>{}</h1><p class='about'>{}</p>\n", escape_html(r.graph.name),
+                                 escape_html(about));
   if (!p.feasible) {
-    body += fmt::format("<p class='over'>{}</p>\n", escape(advice(r)));
+    body += fmt::format("<p class='over'>{}</p>\n", escape_html(advice(r)));
   } else {
     body += "<div class='tiles'>" + tile("Iteration", seconds_text(r.timeline.seconds)) +
-            tile("Samples per second", run::with_thousands(r.timeline.throughput(p.plan))) +
+            tile(samples_word(r.graph) + " per second",
+                 run::with_thousands(r.timeline.throughput(p.plan))) +
             tile("Bubble", run::as_percent(r.timeline.bubble)) +
             tile("Stages", fmt::format("{}", p.plan.stages.size())) +
             tile("Devices used", fmt::format("{}", p.plan.num_devices()));
@@ -125,6 +138,19 @@ std::string to_html(const Report& r) {
         "</div>\n<h2>Stages and one iteration</h2><div class='card'><svg viewBox='0 0 1200 {:.0f}' "
         "role='img' aria-label='stage graph and timeline'>{}</svg></div>\n",
         height, picture);
+    if (p.formula_seconds > 0) {
+      const bool time = r.objective == Objective::time;
+      body += fmt::format(
+          "<p class='about note'>Under a row of the timeline: what its devices send. The planner "
+          "chose by a formula, which gives {}{}, and no plan of its space has less than {} by it; "
+          "it "
+          "leaves out what a good schedule hides and a busy link delays, so the timeline may lie "
+          "on "
+          "either side. Searched in {} of CPU time: {}{}.</p>\n",
+          seconds_text(p.formula_seconds), time ? "" : " for the steady state",
+          seconds_text(p.lower_bound), seconds_text(p.cpu_seconds), escape_html(p.space),
+          p.timed_out ? "; ended by the time limit" : "");
+    }
     body += "<h2>Stages</h2><div class='card'>" + stage_table(r) + "</div>\n";
     if (!r.compared.empty()) {
       body += "<h2>Other planners, by the same judge</h2><div class='card'>" + comparison(r) +
@@ -135,7 +161,7 @@ std::string to_html(const Report& r) {
       "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
       "content='width=device-width, initial-scale=1'><title>Plan of {}</title><style>{}{}</style>"
       "</head>\n<body><main>{}</main></body></html>\n",
-      escape(r.graph.name), kSvgStyle, kPageStyle, body);
+      escape_html(r.graph.name), kSvgStyle, kPageStyle, body);
 }
 
 }  // namespace ductile::plan

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ductile/plan/report.h"
 
@@ -13,8 +14,20 @@ extern const std::string_view kSvgStyle;
 // The elements inside <svg>; `height` is set to what they take.
 std::string svg_body(const Report& report, double& height);
 
-std::string escape(std::string_view text);  // for text and attributes of XML and HTML
 std::string shorten(const std::string& text, size_t most);
-std::string describe_ops(const graph::Graph& graph, const Stage& stage);  // escaped
+
+// Operators of stages, in the order in which they run; escaped.
+class OpNames {
+ public:
+  explicit OpNames(const graph::Graph& graph) : graph_(graph), topology_(graph) {}
+  std::string first(const Stage& stage, size_t most) const;  // at most so many bytes of it
+  std::string some(const Stage& stage) const;                // up to twelve: a title
+  std::string ends(const Stage& stage) const;  // up to four, else the first and the last: a cell
+
+ private:
+  std::vector<graph::OpId> ordered(const Stage& stage) const;
+  const graph::Graph& graph_;
+  graph::Topology topology_;
+};
 
 }  // namespace ductile::plan

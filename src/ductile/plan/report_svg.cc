@@ -8,12 +8,17 @@
 
 #include "ductile/plan/report_impl.h"
 #include "ductile/run/format.h"
+#include "ductile/run/html.h"
 
 namespace ductile::plan {
+
+using run::escape_html;
+
 namespace {
 
 constexpr double kWidth = 1200, kLeft = 150, kRight = 20;
-constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 40, kGapY = 14;
+constexpr double kNodeWidth = 172, kNodeHeight = 54, kGapX = 24, kGapXMost = 110, kGapY = 14,
+                 kGapLine = 16;
 constexpr double kRow = 30, kCompute = 18, kWire = 5;
 constexpr double kNarrow = 0.7;  // pixels; narrower boxes are drawn together
 constexpr size_t kMaxRows = 64, kMaxNodes = 200;
@@ -63,35 +68,54 @@ double draw_stages(const Report& r, double top, std::string& out) {
   }
   std::vector<int> column(n), row(n);
   std::map<int, int> used;
-  int last = 0, deepest = 1;
+  int last = 0;
   for (int s : g.order) {
     for (int e : g.predecessors[s]) column[s] = std::max(column[s], column[g.edges[e].from] + 1);
     row[s] = used[column[s]]++;
     last = std::max(last, column[s]);
-    deepest = std::max(deepest, used[column[s]]);
   }
-  // Wide graphs go on below: `wrap` columns a line.
+  // Wide graphs go on below: `wrap` columns a line. Few columns stand further apart.
   const int wrap = static_cast<int>((kWidth - 40 + kGapX) / (kNodeWidth + kGapX));
-  const double line = deepest * (kNodeHeight + kGapY) + 16;
-  const auto x = [&](int s) { return 20 + (column[s] % wrap) * (kNodeWidth + kGapX); };
+  std::vector<int> deepest(last / wrap + 1, 1);  // of each line
+  for (const auto& [c, rows] : used) deepest[c / wrap] = std::max(deepest[c / wrap], rows);
+  std::vector<double> line_top = {top};
+  for (int rows : deepest) {
+    line_top.push_back(line_top.back() + rows * (kNodeHeight + kGapY) + kGapLine);
+  }
+  const int columns = std::min(last + 1, wrap);
+  const double gap = columns == 1 ? kGapX
+                                  : std::clamp((kWidth - 40 - columns * kNodeWidth) / (columns - 1),
+                                               kGapX, kGapXMost);
+  const double left = 20;
+  const auto x = [&](int s) { return left + (column[s] % wrap) * (kNodeWidth + gap); };
   const auto y = [&](int s) {
-    const double middle = (deepest - used[column[s]]) * (kNodeHeight + kGapY) / 2;
-    return top + (column[s] / wrap) * line + middle + row[s] * (kNodeHeight + kGapY);
+    const int line = column[s] / wrap;
+    const double middle = (deepest[line] - used[column[s]]) * (kNodeHeight + kGapY) / 2;
+    return line_top[line] + middle + row[s] * (kNodeHeight + kGapY);
   };
   for (const StageEdge& e : g.edges) {
     const double x0 = x(e.from) + kNodeWidth, y0 = y(e.from) + kNodeHeight / 2;
     const double x1 = x(e.to), y1 = y(e.to) + kNodeHeight / 2;
+    std::string way;
+    const int from_line = column[e.from] / wrap, to_line = column[e.to] / wrap;
+    if (from_line == to_line) {
+      way = fmt::format("C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}", x0 + gap / 2, y0,
+                        x1 - gap / 2, y1, x1, y1);
+    } else {  // right of its column, along the space between the lines, left of the other column
+      const double middle = line_top[to_line] - kGapY / 2 - kGapLine / 2;
+      way = fmt::format("h{0:.1f}V{1:.1f}H{2:.1f}V{3:.1f}h{0:.1f}", kGapX / 4, middle,
+                        x1 - kGapX / 4, y1);
+    }
     out += fmt::format(
-        "<path class='edge' d='M{:.1f} {:.1f}C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}'><title>"
-        "stage {} to {}: {} a sample</title></path>\n",
-        x0, y0, x0 + kGapX, y0, x1 - kGapX, y1, x1, y1, e.from, e.to, run::as_bytes(e.bytes));
+        "<path class='edge' d='M{:.1f} {:.1f}{}'><title>stage {} to {}: {} a {}</title></path>\n",
+        x0, y0, way, e.from, e.to, run::as_bytes(e.bytes), escape_html(r.graph.sample));
   }
+  const OpNames names(r.graph);
   for (size_t i = 0; i < n; ++i) {
     const Stage& s = r.planned.plan.stages[i];
     const double share = std::min(1.0, r.timeline.peak_memory[i] / r.timeline.memory_limit[i]);
     const bool full = r.timeline.peak_memory[i] > r.timeline.memory_limit[i];
     const int at = static_cast<int>(i);
-    const std::string first = shorten(r.graph.ops[s.ops.front()].name, 17);
     std::string how = s.num_devices() > 1 ? fmt::format("{} devices", s.num_devices()) : "1 device";
     if (s.tensor > 1) how += fmt::format(", split {}", s.tensor);
     out += fmt::format(
@@ -101,11 +125,11 @@ double draw_stages(const Report& r, double top, std::string& out) {
         "<text x='10' y='34' class='soft'>{}{}</text>"
         "<rect class='track' x='10' y='42' width='{}' height='5' rx='2'/>"
         "<rect class='{}' x='10' y='42' width='{:.1f}' height='5' rx='2'/></g>\n",
-        x(at), y(at), i, describe_ops(r.graph, s), kNodeWidth, kNodeHeight, i, escape(first),
+        x(at), y(at), i, names.some(s), kNodeWidth, kNodeHeight, i, names.first(s, 17),
         s.ops.size() > 1 ? fmt::format("{} ops, ", s.ops.size()) : "", how, kNodeWidth - 20,
         full ? "over" : "held", share * (kNodeWidth - 20));
   }
-  return top + (last / wrap + 1) * line;
+  return line_top.back();
 }
 
 class TimelineDrawing {
@@ -160,7 +184,8 @@ class TimelineDrawing {
       out_ += fmt::format(
           "<text x='{}' y='{:.1f}' text-anchor='end'>{}</text>"
           "<text class='soft' x='{}' y='{:.1f}' text-anchor='end'>{}</text>\n",
-          kLeft - 8, y + 10, escape(label[i]), kLeft - 8, y + 22, escape(shorten(stages_[i], 22)));
+          kLeft - 8, y + 10, escape_html(label[i]), kLeft - 8, y + 22,
+          escape_html(shorten(stages_[i], 22)));
     }
     if (label.size() > rows_) {
       out_ += fmt::format("<text class='soft' x='20' y='{:.1f}'>{} more rows are left out</text>\n",
@@ -225,7 +250,7 @@ class TimelineDrawing {
                         x(start), wire ? y + kCompute + 2 : y, drawn, wire ? kWire : kCompute,
                         opacity < 0.995 ? fmt::format(" opacity='{:.2f}'", opacity) : "");
     out_ += title.empty() ? "/>\n"
-                          : fmt::format("><title>{}, {} to {}</title></rect>\n", escape(title),
+                          : fmt::format("><title>{}, {} to {}</title></rect>\n", escape_html(title),
                                         seconds_text(start), seconds_text(end));
   }
 
@@ -255,32 +280,6 @@ double draw_legend(double top, std::string& out) {
 
 }  // namespace
 
-std::string escape(std::string_view text) {
-  std::string out;
-  for (unsigned char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c < 0x20 || c == 0x7F ? '?' : static_cast<char>(c);
-    }
-  }
-  return out;
-}
-
 std::string shorten(const std::string& text, size_t most) {
   // Bytes that continue a character are not cut off from it.
   if (text.size() <= most) return text;
@@ -289,13 +288,33 @@ std::string shorten(const std::string& text, size_t most) {
   return text.substr(0, end) + "…";
 }
 
-std::string describe_ops(const graph::Graph& graph, const Stage& stage) {
+std::vector<graph::OpId> OpNames::ordered(const Stage& stage) const {
+  std::vector<graph::OpId> ops = stage.ops;
+  std::sort(ops.begin(), ops.end(), [&](graph::OpId a, graph::OpId b) {
+    return topology_.position(a) < topology_.position(b);
+  });
+  return ops;
+}
+
+std::string OpNames::first(const Stage& stage, size_t most) const {
+  return escape_html(shorten(graph_.ops[ordered(stage).front()].name, most));
+}
+
+std::string OpNames::some(const Stage& stage) const {
+  const std::vector<graph::OpId> ops = ordered(stage);
   std::string out;
-  for (size_t i = 0; i < stage.ops.size() && i < 12; ++i) {
-    out += fmt::format("{}{}", i > 0 ? ", " : "", shorten(graph.ops[stage.ops[i]].name, 40));
+  for (size_t i = 0; i < ops.size() && i < 12; ++i) {
+    out += fmt::format("{}{}", i > 0 ? ", " : "", shorten(graph_.ops[ops[i]].name, 40));
   }
-  if (stage.ops.size() > 12) out += fmt::format(" and {} more", stage.ops.size() - 12);
-  return escape(out);
+  if (ops.size() > 12) out += fmt::format(" and {} more", ops.size() - 12);
+  return escape_html(out);
+}
+
+std::string OpNames::ends(const Stage& stage) const {
+  const std::vector<graph::OpId> ops = ordered(stage);
+  if (ops.size() <= 4) return some(stage);
+  return escape_html(fmt::format("{} … {} ({})", shorten(graph_.ops[ops.front()].name, 40),
+                                 shorten(graph_.ops[ops.back()].name, 40), ops.size()));
 }
 
 std::string svg_body(const Report& report, double& height) {

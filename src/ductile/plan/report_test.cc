@@ -5,6 +5,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/graph/builders.h"
+#include "ductile/plan/report_impl.h"
 
 namespace ductile::plan {
 namespace {
@@ -56,6 +57,30 @@ TEST(Report, NamesAreEscaped) {
   EXPECT_EQ(html.find("<script>"), std::string::npos);
   EXPECT_EQ(html.find("<b>"), std::string::npos);
   EXPECT_NE(html.find("&lt;script&gt;"), std::string::npos);
+}
+
+TEST(Report, OperatorsAreNamedInTheOrderInWhichTheyRun) {
+  graph::Graph g = graph::build_graph("chain:6");
+  for (graph::Edge& e : g.edges) std::swap(e.from, e.to);  // the last is the first
+  const OpNames names(g);
+  Stage stage;
+  stage.ops = {0, 1, 2, 3, 4, 5};
+  EXPECT_EQ(names.first(stage, 40), "op5");
+  EXPECT_EQ(names.ends(stage), "op5 … op0 (6)");
+  stage.ops = {1, 2, 3};
+  EXPECT_EQ(names.ends(stage), "op3, op2, op1");
+  EXPECT_EQ(names.some(stage), "op3, op2, op1");
+}
+
+TEST(Report, CountsAreOfWhatTheGraphCallsASample) {
+  graph::Graph g = graph::build_graph("chain:2");
+  EXPECT_EQ(samples_text(g, 1), "1 sample");
+  EXPECT_EQ(samples_text(g, 64), "64 samples");
+  g.sample = "micro-batch";
+  EXPECT_EQ(samples_text(g, 64), "64 micro-batches");
+  EXPECT_EQ(samples_word(g), "Micro-batches");
+  g.sample = "micro-batch of 8";
+  EXPECT_EQ(samples_text(g, 3), "3 x micro-batch of 8");
 }
 
 TEST(Report, AnInfeasibleRequestSaysWhatWouldHelp) {

@@ -12,6 +12,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
 #include "ductile/run/format.h"
+#include "ductile/run/html.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
 #include "ductile/run/report_impl.h"
@@ -21,7 +22,6 @@ namespace ductile::run {
 namespace {
 
 using nlohmann::json;
-using report::escape;
 
 constexpr size_t kEventRows = 400;  // the first and last half of these; the rest is in the file
 
@@ -202,7 +202,7 @@ std::string tiles_html(const History& history, const Job& job) {
       out += fmt::format(
           "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div>"
           "<div class=\"note\">{}</div></div>\n",
-          escape(t.label), escape(t.value), escape(t.note));
+          escape_html(t.label), escape_html(t.value), escape_html(t.note));
     }
     out += "</div>\n";
   }
@@ -212,7 +212,7 @@ std::string tiles_html(const History& history, const Job& job) {
 std::string notices_html(const History& history, const Job& job) {
   std::string out;
   const auto notice = [&](std::string_view text) {
-    out += fmt::format("<p class=\"banner\">{}</p>\n", escape(text));
+    out += fmt::format("<p class=\"banner\">{}</p>\n", escape_html(text));
   };
   if (history.status == Status::failed) {
     notice("The run failed" + (history.error.empty() ? "." : ": " + history.error));
@@ -242,9 +242,9 @@ std::string event_row(const json& event) {
   return fmt::format(
       "<tr data-kind=\"{0}\"><td class=\"num\" title=\"{1}\">{2}</td><td class=\"num\">{3}</td>"
       "<td><span class=\"kind {4}\">{0}</span></td><td>{5}</td></tr>\n",
-      escape(row.kind), escape(local_time(time)),
+      escape_html(row.kind), escape_html(local_time(time)),
       std::isfinite(seconds) ? as_duration(seconds) : std::string(),
-      std::isfinite(step) ? with_thousands(step) : std::string(), row.tone, escape(row.text));
+      std::isfinite(step) ? with_thousands(step) : std::string(), row.tone, escape_html(row.text));
 }
 
 std::string events_html(const History& history) {
@@ -269,7 +269,7 @@ std::string events_html(const History& history) {
 }
 
 std::string config_html(const Job& job, std::string_view toml) {
-  if (!job.error.empty()) return fmt::format("<pre>{}</pre>\n", escape(toml));
+  if (!job.error.empty()) return fmt::format("<pre>{}</pre>\n", escape_html(toml));
   std::string out;
   std::string section = "-";
   size_t changed = 0;
@@ -284,14 +284,16 @@ std::string config_html(const Job& job, std::string_view toml) {
     if (in != section) {
       out += std::string(section == "-" ? "" : "</tbody>\n") + "<tbody>";
       if (!in.empty()) {
-        out += fmt::format("<tr class=\"head\"><th colspan=\"2\">[{}]</th></tr>\n", escape(in));
+        out +=
+            fmt::format("<tr class=\"head\"><th colspan=\"2\">[{}]</th></tr>\n", escape_html(in));
       }
       section = in;
     }
     out += fmt::format(
         "<tr class=\"{}\" title=\"{}\"><td>{}</td><td><code>{}</code>{}</td></tr>\n",
-        differs ? "changed" : "same", escape(f.help), escape(key), escape(value),
-        differs ? fmt::format(" <span class=\"muted\">default {}</span>", escape(standard)) : "");
+        differs ? "changed" : "same", escape_html(f.help), escape_html(key), escape_html(value),
+        differs ? fmt::format(" <span class=\"muted\">default {}</span>", escape_html(standard))
+                : "");
   }
   return fmt::format(
       "<label class=\"check\"><input type=\"checkbox\" id=\"all-options\"> show all {} options "
@@ -308,7 +310,7 @@ std::string host_html(const json& host) {
     if (value.is_number() && key.ends_with("_bytes")) text = as_bytes(value.get<double>());
     std::string label = key.ends_with("_bytes") ? key.substr(0, key.size() - 6) : key;
     std::replace(label.begin(), label.end(), '_', ' ');
-    out += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", escape(label), escape(text));
+    out += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", escape_html(label), escape_html(text));
   }
   return out + "</tbody></table>\n";
 }
@@ -333,7 +335,7 @@ std::string commands_html(const RunFolder& folder, const History& history) {
         "<div class=\"command\"><div class=\"label\">{}</div><div class=\"line\">"
         "<code>{}</code><button type=\"button\" class=\"copy\">Copy</button></div>"
         "</div>\n",
-        c.what, escape(c.text));
+        c.what, escape_html(c.text));
   }
   return out;
 }
@@ -369,10 +371,10 @@ std::string report_html(const RunFolder& folder, const History& history,
   const StatusText status = status_text(history.status);
   const std::string title = job_toml.empty() || !job.error.empty() ? folder.name() : o.name;
 
-  std::string about = fmt::format("<code>{}</code>", escape(folder.name()));
+  std::string about = fmt::format("<code>{}</code>", escape_html(folder.name()));
   if (job.error.empty() && !job_toml.empty()) {
-    about = fmt::format("{} on {}, {} \u00b7 {}", escape(o.model.name), escape(o.data.format),
-                        escape(o.train.precision), about);
+    about = fmt::format("{} on {}, {} \u00b7 {}", escape_html(o.model.name),
+                        escape_html(o.data.format), escape_html(o.train.precision), about);
   }
   if (history.begin_time > 0) {
     about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
@@ -383,12 +385,12 @@ std::string report_html(const RunFolder& folder, const History& history,
   out += "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
   out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
   out += "<meta name=\"color-scheme\" content=\"light dark\">\n";
-  out += fmt::format("<title>{} \u00b7 Ductile run</title>\n", escape(title));
+  out += fmt::format("<title>{} \u00b7 Ductile run</title>\n", escape_html(title));
   out += fmt::format("<style>\n{}</style>\n</head>\n<body>\n<main>\n", report::kStyle);
   out += fmt::format(
       "<header><div class=\"eyebrow\">Ductile run</div><div class=\"title\"><h1>{}</h1>"
       "<span class=\"status {}\">{}</span></div><p class=\"about\">{}</p></header>\n",
-      escape(title), status.tone, status.text, about);
+      escape_html(title), status.tone, status.text, about);
   out += notices_html(history, job);
   out += tiles_html(history, job);
   out +=

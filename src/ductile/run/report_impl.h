@@ -15,10 +15,6 @@ namespace ductile::run::report {
 extern const std::string_view kStyle;   // report_style.cc
 extern const std::string_view kScript;  // report_script.cc
 
-// Safe as text and inside a double-quoted attribute. Invalid UTF-8 and control characters become
-// U+FFFD.
-std::string escape(std::string_view text);
-
 // Safe between <script> tags.
 std::string script_json(const nlohmann::json& value);
 

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/run/html.h"
 #include "ductile/run/metrics.h"
 #include "ductile/run/report_impl.h"
 
@@ -157,16 +158,16 @@ TEST(Report, lets_no_text_of_the_run_become_markup) {
 }
 
 RC_GTEST_PROP(Escape, leaves_only_harmless_valid_text, (std::string text)) {
-  const std::string out = report::escape(text);
+  const std::string out = escape_html(text);
   RC_ASSERT(out.find_first_of("<>\"'") == std::string::npos);
   RC_ASSERT(json::parse(json(out).dump()).get<std::string>() == out);  // throws on bad UTF-8
 }
 
 TEST(Escape, keeps_letters_of_every_language) {
-  EXPECT_EQ(report::escape("a\u00e9\u4e2d\U0001F600 & <b>\n"),
+  EXPECT_EQ(escape_html("a\u00e9\u4e2d\U0001F600 & <b>\n"),
             "a\u00e9\u4e2d\U0001F600 &amp; &lt;b&gt;\n");
-  EXPECT_EQ(report::escape("\xed\xa0\x80"), "\uFFFD\uFFFD\uFFFD");  // a lone surrogate
-  EXPECT_EQ(report::escape(std::string_view("\0\x1b", 2)), "\uFFFD\uFFFD");
+  EXPECT_EQ(escape_html("\xed\xa0\x80"), "\uFFFD\uFFFD\uFFFD");  // a lone surrogate
+  EXPECT_EQ(escape_html(std::string_view("\0\x1b", 2)), "\uFFFD\uFFFD");
 }
 
 TEST(Report, stays_small_for_a_long_run) {

@@ -1,0 +1,142 @@
+#include "ductile/plan/piper.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/base/testing.h"
+#include "ductile/graph/builders.h"
+#include "ductile/graph/downsets.h"
+
+namespace ductile::plan {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Case {
+  graph::Graph graph;
+  PiperProblem problem;
+};
+
+// A small graph with splits, recomputation and memory that is short half of the time.
+Case random_case(uint64_t seed) {
+  Rng rng(seed, 1);
+  Case c;
+  c.graph = graph::build_graph(fmt::format("random:{},{}", 2 + rng.below(5), seed));
+  double held = 0;
+  for (graph::Op& op : c.graph.ops) {
+    op.max_split = 1 << rng.below(2);
+    op.recomputable = rng.below(4) != 0;
+    op.cost.activation_bytes = 1e6 * (1 + rng.below(20));
+    op.cost.parameter_bytes = 1e5 * rng.below(10);
+    held += 2 * op.cost.parameter_bytes + op.cost.activation_bytes;
+  }
+  for (graph::Edge& e : c.graph.edges) {
+    e.bytes = 1e5 * rng.below(10);
+    e.tensor_bytes_from = rng.below(2) * e.bytes;
+    e.tensor_bytes_to = rng.below(2) * e.bytes / 2;
+  }
+  c.problem.devices = 1 + static_cast<int>(rng.below(5));
+  c.problem.micro_batches = 1 << rng.below(4);
+  c.problem.bandwidth = 1e9 * (1 + rng.below(20));
+  c.problem.memory = rng.below(2) == 0 ? 1e15 : held * (0.2 + 0.2 * rng.below(8));
+  return c;
+}
+
+// Every sequence of stages, priced by piper_seconds().
+double brute_force(const Case& c) {
+  const graph::Topology topology(c.graph);
+  const auto sets = *graph::downsets(topology, 1000);
+  double best = kInfinity;
+  std::vector<PiperStage> stages;
+  const std::function<void(size_t, int)> extend = [&](size_t from, int devices) {
+    if (from + 1 == sets.size()) {
+      int degrees = 0;
+      for (const PiperStage& s : stages) degrees += s.replicas;
+      if (degrees <= c.problem.micro_batches) {
+        best = std::min(best, piper_seconds(c.graph, c.problem, stages));
+      }
+      return;
+    }
+    for (size_t to = from + 1; to < sets.size(); ++to) {
+      if (!sets[from].is_subset_of(sets[to])) continue;
+      for (int t = 1; t <= 2; ++t) {
+        for (int d = 1; d * t <= devices; ++d) {
+          if (c.problem.micro_batches % d != 0) continue;
+          stages.push_back({(sets[to] - sets[from]).to_vector(), t, d, 1, {}});
+          extend(to, devices - d * t);
+          stages.pop_back();
+        }
+      }
+    }
+  };
+  extend(0, c.problem.devices);
+  return best;
+}
+
+TEST(Piper, BothSearchesEqualBruteForceOnSmallGraphs) {
+  int feasible = 0, recomputed = 0, split = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c = random_case(seed);
+    const double best = brute_force(c);
+    const PiperResult theirs = piper_search(c.graph, c.problem);
+    const PiperResult ours = min_devices_search(c.graph, c.problem);
+    ASSERT_EQ(theirs.feasible, std::isfinite(best));
+    ASSERT_EQ(ours.feasible, std::isfinite(best));
+    if (!ours.feasible) {
+      EXPECT_EQ(ours.failure, "memory does not suffice");
+      continue;
+    }
+    ++feasible;
+    ASSERT_NEAR(theirs.seconds, best, 1e-5 * best);  // its table holds single precision
+    ASSERT_NEAR(ours.seconds, best, 1e-8 * best);
+    ASSERT_LE(ours.lower_bound, best * (1 + 1e-12));
+    ASSERT_NEAR(piper_seconds(c.graph, c.problem, ours.stages), ours.seconds, 1e-12 * best);
+    int devices = 0;
+    for (const PiperStage& s : ours.stages) {
+      devices += s.replicas * s.tensor;
+      recomputed += !s.recompute.empty();
+      split += s.tensor > 1;
+    }
+    EXPECT_LE(devices, c.problem.devices);
+  }
+  EXPECT_GT(feasible, 150);
+  EXPECT_GT(recomputed, 10);
+  EXPECT_GT(split, 10);
+}
+
+// By hand: two operators, two devices. Apart: the slower one and its message; together on two
+// replicas: half of all and the sum of the gradients.
+TEST(Piper, TheFormulaByHand) {
+  graph::Graph g;
+  g.name = "two";
+  for (const char* name : {"a", "b"}) {
+    graph::Op& op = g.ops.emplace_back();
+    op.name = name;
+    op.cost.forward.per_sample = 1;
+    op.cost.backward_input.per_sample = name[0] == 'a' ? 2 : 1;
+    op.cost.parameter_bytes = 100;
+    op.cost.activation_bytes = 10;
+  }
+  g.edges.push_back({0, 1, 0, 50});
+  PiperProblem p;
+  p.devices = 2;
+  p.micro_batches = 4;
+  p.bandwidth = 100;
+  p.memory = 1e6;
+  const PiperStage a{{0}, 1, 1, 1, {}}, b{{1}, 1, 1, 1, {}}, both{{0, 1}, 1, 2, 1, {}};
+  EXPECT_DOUBLE_EQ(piper_seconds(g, p, {a, b}), 3 + 2 * 50 / 100.0);
+  EXPECT_DOUBLE_EQ(piper_seconds(g, p, {both}), 5 / 2.0 + 4.0 * 200 / (2 * 4 * 100));
+  // a has two micro-batches in flight behind b: 2 x 10 + weights and gradients, 200.
+  p.memory = 219;
+  EXPECT_EQ(piper_seconds(g, p, {a, b}), kInfinity);
+  p.memory = 220;
+  EXPECT_DOUBLE_EQ(piper_seconds(g, p, {a, b}), 4);
+}
+
+}  // namespace
+}  // namespace ductile::plan
