@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <numeric>
 
 #include "ductile/plan/label_search_impl.h"
 
@@ -10,204 +9,57 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kNever = std::numeric_limits<int>::max() / 2;
 constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
 
 }  // namespace
 
-namespace {
-
-StageShape stage_shape(const Shape& shape, const Fleet& fleet, int64_t micro_batch) {
-  StageShape how;
-  how.replicas = shape.replicas;
-  how.tensor = shape.tensor;
-  how.micro_batch = micro_batch;
-  how.shard_optimizer = shape.shard;
-  how.speed = fleet.speed;
-  how.tensor_link = fleet.among(shape.tensor);
-  how.sync_link = fleet.among(shape.devices());
-  return how;
-}
-
-}  // namespace
-
-StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
-                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
-                     int64_t batch, Objective objective) {
-  const int n = shape.devices();
-  const StageShape how = stage_shape(shape, fleet, micro_batch);
-  const StageTimes times = stage_times(sums, how);
-  const Link link = fleet.between_stages();
-  const double b = static_cast<double>(micro_batch);
-  StageCost c;
-  c.forward = times.forward;
-  c.transfer = transfer_seconds(boundary.in * b, n, n, link);
-  c.tau =
-      std::max(times.micro_batch(), c.transfer + transfer_seconds(boundary.out * b, n, n, link));
-  c.sync = times.sync;
-  if (objective == Objective::throughput) {
-    c.tau = c.tau / b + c.sync / static_cast<double>(batch);
-    c.forward = c.transfer = c.sync = 0;
-  }
-  const double fixed = stage_fixed_memory(sums, boundary, how, graph);
-  const double each = sums.activation_bytes * b / shape.replicas;
-  const int64_t all = batch / micro_batch;
-  const double room = fleet.memory * (1 - 1e-12) - fixed;
-  if (room < 0) {
-    c.most = 0;
-  } else {
-    c.most = each * static_cast<double>(all) <= room ? all : static_cast<int64_t>(room / each);
-  }
-  return c;
-}
-
-LabelSearch::LabelSearch(const SearchSpace& space, const Fleet& fleet,
-                         const PlannerOptions& options, const Effort& effort, int64_t micro_batch,
-                         Clock::time_point deadline)
+LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+                         std::span<const PathFlow> flows, const PlannerOptions& options,
+                         const Effort& effort, int64_t micro_batch, Clock::time_point deadline)
     : space_(space),
-      fleet_(fleet),
-      options_(options),
+      fleets_(fleets),
       effort_(effort),
-      micro_batch_(micro_batch),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
-      deadline_(deadline) {
+      compare_tau_(options.tolerance == 0),
+      deadline_(deadline),
+      table_(space, fleets, options, micro_batch),
+      bound_(space, table_, flows, options),
+      made_(64) {
   factor_ = latency_ ? static_cast<double>(num_micro_ - 1) : static_cast<double>(options.batch);
-  make_shapes(fleet.devices);
-  make_work();
   make_heads();
-  least_tau_ =
-      work_[0] / fleet.devices / (latency_ ? 1.0 : static_cast<double>(micro_batch_)) * (1 - 1e-6);
-}
-
-void LabelSearch::prepare() {
-  make_prefixes();
-  // Halving on the relaxation; it is monotone, so what fails is ruled out.
-  double low = least_tau_;
-  double high = low > 0 ? low * 1.01 : 1e-30;
-  while (!relaxed_fits(high, fleet_.devices)) {
-    low = high;
-    high *= low < work_[0] ? 1.1 : 4.0;
-    if (!(high < 1e30)) {
-      least_tau_ = kInfinity;
-      return;
-    }
-  }
-  while (high - low > 5e-4 * high && high > 1e-29) {
-    const double middle = (low + high) / 2;
-    (relaxed_fits(middle, fleet_.devices) ? high : low) = middle;
-  }
-  least_tau_ = low;
-  if (!latency_ || !space_.is_chain()) return;
-  // Every stage keeps its devices busy for all micro-batches and its gradient sum.
-  low = least_total_ = factor_ * least_tau_ + std::max(least_rest_, least_tau_);
-  high = low * 1.05;
-  for (relax_chain(prefix_total_, high); need_[0] > fleet_.devices && high < 1e30;
-       relax_chain(prefix_total_, high)) {
-    low = high;
-    high *= 1.5;
-  }
-  while (high - low > 2e-3 * high) {
-    const double middle = (low + high) / 2;
-    relax_chain(prefix_total_, middle);
-    (need_[0] <= fleet_.devices ? high : low) = middle;
-  }
-  least_total_ = low;
-}
-
-void LabelSearch::make_shapes(int max_devices) {
-  shapes_.clear();
-  for (int v = 0; v < static_cast<int>(space_.variants().size()); ++v) {
-    const Variant& variant = space_.variants()[v];
-    if (variant.recompute && !options_.recompute) continue;
-    if (variant.tensor > 1 && !options_.split) continue;
-    const int most = max_devices / variant.tensor;
-    for (int64_t r = 1; r <= micro_batch_ && r <= most; ++r) {
-      if (micro_batch_ % r != 0) continue;
-      shapes_.push_back({static_cast<int>(r), variant.tensor, v, false});
-      if (r > 1 && options_.shard_optimizer && space_.graph().optimizer_factor > 0) {
-        shapes_.push_back({static_cast<int>(r), variant.tensor, v, true});
-      }
-    }
-  }
-  std::stable_sort(shapes_.begin(), shapes_.end(),
-                   [](const Shape& a, const Shape& b) { return a.devices() < b.devices(); });
-}
-
-void LabelSearch::make_work() {
-  // Least device-seconds an operator can take for a micro-batch, over all shapes: with r replicas
-  // of a split by t, t (r fixed + b per_sample), least at r = 1.
-  const int n = static_cast<int>(space_.graph().ops.size());
-  const double b = static_cast<double>(micro_batch_);
-  std::vector<double> least(n, kInfinity);
-  for (const Shape& shape : shapes_) {
-    if (shape.replicas != 1) continue;
-    for (OpId v = 0; v < n; ++v) {
-      const graph::OpCost& c = space_.op_cost(v, shape.variant);
-      const double t = shape.tensor *
-                       (c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b)) /
-                       fleet_.speed;
-      least[v] = std::min(least[v], t);
-    }
-  }
-  const auto states = space_.states();
-  work_.assign(states.size(), 0);
-  for (size_t s = 0; s < states.size(); ++s) {
-    if (space_.is_chain()) continue;
-    for (OpId v : space_.stage_ops(static_cast<int>(s), static_cast<int>(states.size()) - 1)) {
-      work_[s] += least[v];
-    }
-  }
-  if (space_.is_chain()) {
-    for (int s = static_cast<int>(states.size()) - 2; s >= 0; --s) {
-      work_[s] = work_[s + 1];
-      for (int i = states[s + 1].size; i < states[s].size; ++i) {
-        work_[s] += least[space_.chain()[i]];
-      }
-    }
-  }
-  if (space_.is_chain()) return;  // by length is by work, and there are few costs to look up
-  const auto transitions = space_.transitions();
-  sorted_.resize(transitions.size());
-  std::iota(sorted_.begin(), sorted_.end(), 0);
-  sorted_work_.resize(transitions.size());
-  for (size_t s = 0; s < states.size(); ++s) {
-    const int first = states[s].first_transition;
-    const int end = first + states[s].num_transitions;
-    for (int t = first; t < end; ++t) {
-      sorted_work_[t] = work_[s] - work_[transitions[t].to];
-    }
-    std::sort(sorted_.begin() + first, sorted_.begin() + end,
-              [&](int x, int y) { return sorted_work_[x] < sorted_work_[y]; });
-    std::sort(sorted_work_.begin() + first, sorted_work_.begin() + end);
-  }
-  if (static_cast<double>(transitions.size()) * static_cast<double>(shapes_.size()) <= 1.5e6) {
-    StageCost unknown;
-    unknown.most = -1;
-    cache_.assign(transitions.size() * shapes_.size(), unknown);
-  }
 }
 
 void LabelSearch::make_heads() {
   // R of the longest path that ends at each operator, each at its fastest. An operator shares its
   // stage, so only times that depend on the samples at hand are sure: at the greatest degree.
   head_.assign(space_.groups().size(), 0);
-  least_rest_ = 0;
   if (!latency_) return;
   const int n = static_cast<int>(space_.graph().ops.size());
   std::vector<double> path(n, 0);
+  // Of each variant the cell with the fewest samples a device, on each group.
+  std::vector<const Cell*> fastest;
+  for (const Cell& cell : table_.cells()) {
+    const auto same = std::find_if(fastest.begin(), fastest.end(), [&](const Cell* c) {
+      return c->keep == cell.keep && c->group == cell.group;
+    });
+    if (same == fastest.end()) {
+      fastest.push_back(&cell);
+    } else if (cell.share < (*same)->share) {
+      *same = &cell;
+    }
+  }
   for (OpId v : space_.topology().order()) {
-    double fastest = kInfinity;
-    for (const Shape& shape : shapes_) {
-      const graph::OpCost& c = space_.op_cost(v, shape.variant);
-      const double each = static_cast<double>(micro_batch_) / shape.replicas;
-      fastest = std::min(
-          fastest, (c.forward.at(each) + c.backward_input.at(each) + c.backward_weight.at(each)) /
-                       fleet_.speed);
+    double least = kInfinity;
+    for (const Cell* cell : fastest) {
+      const graph::OpCost& c = space_.op_cost(v, cell->keep);
+      least = std::min(least, (c.forward.at(cell->share) + c.backward_input.at(cell->share) +
+                               c.backward_weight.at(cell->share)) /
+                                  cell->speed);
     }
     double before = 0;
     for (OpId u : space_.topology().predecessors(v)) before = std::max(before, path[u]);
-    path[v] = before + fastest;
+    path[v] = before + least;
     least_rest_ = std::max(least_rest_, path[v]);
   }
   for (size_t g = 0; g < head_.size(); ++g) {
@@ -218,119 +70,65 @@ void LabelSearch::make_heads() {
   }
 }
 
-StageCost LabelSearch::cost(int from, int transition, int shape) {
-  const auto make = [&] {
-    const SearchSpace::Transition& t = space_.transitions()[transition];
-    if (!space_.can_split(from, t.to, shapes_[shape].variant)) return StageCost{};
-    return stage_cost(space_.sums(from, transition, shapes_[shape].variant), {t.in, t.out},
-                      shapes_[shape], space_.graph(), fleet_, micro_batch_, options_.batch,
-                      options_.objective);
-  };
-  if (cache_.empty()) return make();
-  StageCost& c = cache_[static_cast<size_t>(transition) * shapes_.size() + shape];
-  if (c.most < 0) c = make();
-  return c;
-}
-
-// Of a chain: bottleneck and memory of the rest as one stage, in every shape. Both are sums over
-// operators, so a stage has at least the difference of two rests (boundaries, workspace and the
-// latency of sums come on top, ties are left out).
-void LabelSearch::make_prefixes() {
-  if (!space_.is_chain()) return;
-  const size_t num = space_.states().size();
-  prefix_tau_.resize(shapes_.size() * num);
-  prefix_memory_.resize(shapes_.size() * num);
-  prefix_total_.resize(shapes_.size() * num);
-  for (size_t k = 0; k < shapes_.size(); ++k) {
-    const Shape& shape = shapes_[k];
-    StageShape how = stage_shape(shape, fleet_, micro_batch_);
-    how.tensor_link.latency = how.sync_link.latency = 0;
-    for (size_t s = 0; s < num; ++s) {
-      StageSums sums = space_.rest_sums(static_cast<int>(s), shape.variant);
-      sums.workspace_bytes = {};
-      if (space_.has_ties()) sums.parameter_bytes = 0;
-      const StageTimes times = stage_times(sums, how);
-      prefix_tau_[k * num + s] = latency_
-                                     ? times.micro_batch()
-                                     : times.micro_batch() / static_cast<double>(micro_batch_) +
-                                           times.sync / static_cast<double>(options_.batch);
-      prefix_total_[k * num + s] =
-          times.micro_batch() * static_cast<double>(num_micro_) + times.sync;
-      prefix_memory_[k * num + s] = stage_memory(sums, {0, 0}, how, space_.graph(), micro_batch_);
-    }
-  }
-}
-
-// A longer stage never leaves more to do, so the longest that fits will do; where it ends falls
-// with where it starts.
-void LabelSearch::relax_chain(const std::vector<double>& prefix, double most) {
-  const int num = static_cast<int>(space_.states().size());
-  std::vector<int> end(shapes_.size(), num - 1);
-  need_.assign(num, kNever);
-  need_[num - 1] = 0;
-  for (int s = num - 2; s >= 0; --s) {
-    for (size_t k = 0; k < shapes_.size(); ++k) {
-      const double* t = prefix.data() + k * num;
-      const double* m = prefix_memory_.data() + k * num;
-      int& e = end[k];
-      while (e > s &&
-             (t[s] - t[e] > most * (1 + kSlack) || m[s] - m[e] > fleet_.memory * (1 + kSlack))) {
-        --e;
-      }
-      if (e > s) need_[s] = std::min(need_[s], shapes_[k].devices() + need_[e]);
-    }
-  }
-}
-
-// Fewest devices for each rest, with one micro-batch in flight everywhere.
-void LabelSearch::relax(double tau) {
-  const auto states = space_.states();
-  const int last = static_cast<int>(states.size()) - 1;
-  need_.assign(states.size(), kNever);
-  need_[last] = 0;
-  if (space_.is_chain()) {
-    relax_chain(prefix_tau_, tau);
-    return;
-  }
-  for (int s = last - 1; s >= 0; --s) {
-    const int first = states[s].first_transition;
-    for (int k = 0; k < static_cast<int>(shapes_.size()); ++k) {
-      const int n = shapes_[k].devices();
-      if (n >= need_[s]) break;
-      const double most =
-          n * tau * (1 + kSlack) * (latency_ ? 1.0 : static_cast<double>(micro_batch_));
-      for (int i = states[s].num_transitions - 1; i >= 0; --i) {
-        if (sorted_work_[first + i] > most) continue;
-        const int t = sorted_[first + i];
-        const int total = n + need_[space_.transitions()[t].to];
-        if (total >= need_[s]) continue;
-        const StageCost c = cost(s, t, k);
-        if (c.tau <= tau * (1 + kSlack) && c.most >= 1) need_[s] = total;
-      }
-    }
-  }
-}
-
-bool LabelSearch::relaxed_fits(double tau, int devices) {
-  if (out_of_time()) return true;
-  relax(tau);
-  return need_[0] <= devices;
-}
-
 bool LabelSearch::out_of_time() {
   if (!timed_out_ && Clock::now() > deadline_) timed_out_ = true;
   return timed_out_;
 }
 
-// True if the label was kept. `reach`: no solution that comes of it has a smaller rest.
+// What is known of the flow's paths from the rest on, and of the devices left, at each price.
+LabelSearch::Prices LabelSearch::paths_of(int state, const Label& label,
+                                          const Value* values) const {
+  const SearchSpace::State& s = space_.states()[state];
+  const double left = label.weight - table_.capacity();
+  Prices out;
+  const auto sum = [&](const PathFlow& flow) {
+    double p = 0;
+    for (int g = 0; g < s.num_groups; ++g) {
+      const PathFlow::Amount& a = flow.of_group(s.first_group + g);
+      p += a.round_trip * values[g].r + a.forward * values[g].s;
+    }
+    return p;
+  };
+  const double first = sum(bound_.flow(0));
+  for (int i = 0; i < bound_.num_prices(); ++i) {
+    out[i] = (i + 1 < PathBound::kPrices ? first : sum(bound_.flow(i))) + bound_.price(i) * left;
+  }
+  return out;
+}
+
+// No solution that comes of the label has a smaller rest.
+double LabelSearch::reach_of(int state, const Label& label, const Value* values) const {
+  const SearchSpace::State& s = space_.states()[state];
+  double reach = label.done;
+  for (int g = 0; g < s.num_groups; ++g) {
+    reach = std::max(reach, values[g].r + head_[s.first_group + g]);
+  }
+  const Prices paths = paths_of(state, label, values);
+  for (int i = 0; i < bound_.num_prices(); ++i) {
+    const double begins = bound_.flow(i).begins(state);
+    if (begins > 1e-9) {
+      reach = std::max(reach, (paths[i] + bound_.least(state)[i]) / begins * (1 - 1e-9));
+    }
+  }
+  return reach;
+}
+
+// True if the label was kept.
 bool LabelSearch::insert(int state, const Label& label, const Value* values, double reach) {
   const int num = space_.states()[state].num_groups;
+  const size_t num_fleets = fleets_.size();
   std::vector<int32_t>& list = at_[state];
   for (size_t i = 0; i < list.size();) {
     const Label& other = pool_[list[i]];
     const Value* theirs = values_.data() + other.values;
-    bool no_better = other.devices <= label.devices && other.done <= label.done;
-    bool no_worse = label.devices <= other.devices && label.done <= other.done;
+    const double tau = compare_tau_ ? std::max(label.tau, tau_low_) : 0;
+    const double their_tau = compare_tau_ ? std::max(other.tau, tau_low_) : 0;
+    bool no_better = other.done <= label.done && their_tau <= tau;
+    bool no_worse = label.done <= other.done && tau <= their_tau;
+    for (size_t f = 0; f < num_fleets; ++f) {
+      no_better = no_better && other.devices[f] <= label.devices[f];
+      no_worse = no_worse && label.devices[f] <= other.devices[f];
+    }
     for (int g = 0; g < num && (no_better || no_worse); ++g) {
       const Value& a = theirs[g];
       const Value& b = values[g];
@@ -345,25 +143,26 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
       ++i;
     }
   }
-  if (static_cast<int>(list.size()) >= effort_.labels) {
+  if (static_cast<int>(list.size()) >= most_labels_) {
     // Out goes the one that reaches least far, but never the one with the fewest devices.
     size_t fewest = 0;
     for (size_t i = 1; i < list.size(); ++i) {
-      if (pool_[list[i]].devices < pool_[list[fewest]].devices) fewest = i;
+      if (pool_[list[i]].weight < pool_[list[fewest]].weight) fewest = i;
     }
     size_t worst = list.size();
-    double far = label.devices < pool_[list[fewest]].devices ? -1 : reach;
+    double far = label.weight < pool_[list[fewest]].weight ? -1 : total(label.tau, reach);
     for (size_t i = 0; i < list.size(); ++i) {
-      if (i != fewest && reach_[list[i]] > far) {
+      const double value = total(pool_[list[i]].tau, reach_[list[i]]);
+      if (i != fewest && value > far) {
         worst = i;
-        far = reach_[list[i]];
+        far = value;
       }
     }
     if (worst == list.size()) {
-      dropped_ = std::min(dropped_, reach);
+      drop(label.tau, reach);
       return false;
     }
-    dropped_ = std::min(dropped_, reach_[list[worst]]);
+    drop(pool_[list[worst]].tau, reach_[list[worst]]);
     list[worst] = list.back();
     list.pop_back();
   }
@@ -377,93 +176,159 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
   return true;
 }
 
-Solution LabelSearch::solve(double tau, double tau_low, double enough) {
-  return run(tau, tau_low, enough, fleet_.devices, false);
+Solution LabelSearch::solve(double tau, double path_bound, double tau_low, double enough,
+                            int labels) {
+  most_labels_ = std::min(labels, effort_.labels);
+  Solution solution;
+  solution.rest_bound = solution.bound = solution.bound_above = kInfinity;
+  if (path_bound == kInfinity) return solution;
+  // First what is near the bound: most labels are then seen to lead nowhere.
+  const double least = factor_ * tau_low + path_bound;
+  for (const double share : {0.01, 0.05, 0.25, kInfinity}) {
+    const double near = latency_ ? std::min(enough, least * (1 + share)) : enough;
+    if (near <= least && near < enough) continue;
+    solution = run(tau, tau_low, near, false);
+    if (solution.found || near >= enough || timed_out_ || steps() > effort_.steps) break;
+  }
+  // Where groups were merged, values are too large and prove nothing.
+  if (space_.merges_groups()) solution.rest_bound = solution.bound = solution.bound_above = 0;
+  solution.rest_bound = std::max(solution.rest_bound, path_bound);
+  solution.bound = std::max(solution.bound, least);
+  if (solution.found) {
+    solution.rest_bound = std::min(solution.rest_bound, solution.rest);
+    const double seconds = factor_ * solution.tau + solution.rest;
+    solution.bound = std::min(solution.bound, seconds);
+    solution.bound_above =
+        std::min(std::max(solution.bound_above, factor_ * solution.tau + path_bound), seconds);
+  }
+  return solution;
 }
 
-Solution LabelSearch::fewest_devices(int max_devices) {
-  make_shapes(max_devices);
-  make_prefixes();
-  cache_.clear();
-  return run(1e30, 0, kInfinity, max_devices, true);
+Solution LabelSearch::fewest_devices() {
+  most_labels_ = effort_.labels;
+  return run(1e30, 0, kInfinity, true);
 }
 
-Solution LabelSearch::run(double tau, double tau_low, double enough, int devices, bool fewest) {
+// `enough`: labels from which no solution with less comes are dropped.
+Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest) {
   const auto states = space_.states();
+  const auto& cells = table_.cells();
   const int last = static_cast<int>(states.size()) - 1;
   Solution solution;
-  solution.rest_bound = kInfinity;
-  if (out_of_time()) {
-    solution.rest_bound = least_rest_;
-    return solution;
-  }
-  relax(tau);
-  if (need_[0] > devices) return solution;
+  solution.rest_bound = solution.bound = solution.bound_above = kInfinity;
+  tau_low_ = tau_low;
+  if (fewest && bound_.solve(tau) == kInfinity) return solution;
   at_.assign(states.size(), {});
   pool_.clear();
   values_.clear();
   reach_.clear();
-  dropped_ = kInfinity;
-  const double per_device =
-      tau * (1 + kSlack) * (latency_ ? 1.0 : static_cast<double>(micro_batch_));
-  const double limit = enough - factor_ * tau_low;  // on rest
+  dropped_rest_ = dropped_ = kInfinity;
+  const double capacity = table_.capacity() * (1 + kSlack);
+  const double per_tau =
+      tau * (1 + kSlack) * (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
   pool_.push_back(Label{});
   reach_.push_back(0);
   at_[0].push_back(0);
-  const bool track = latency_;
-  std::vector<Value> made(64);
   for (int s = 0; s < last; ++s) {
     const std::vector<int32_t>& labels = at_[s];
     if (labels.empty()) continue;
-    int least = kNever;
-    for (int32_t l : labels) least = std::min(least, pool_[l].devices);
-    const int first = states[s].first_transition;
-    // Number of stages from here with less work than w (or as much).
-    const auto count_below = [&](double w, bool equal) {
-      if (space_.is_chain()) {
-        const auto begin = work_.begin() + s + 1;
-        const double left = work_[s] - w;  // what such a stage leaves at least
-        const auto it = std::partition_point(
-            begin, work_.end(), [&](double rest) { return equal ? rest >= left : rest > left; });
-        return static_cast<int>(it - begin);
+    if (out_of_time() || steps() > effort_.steps) {
+      solution.rest_bound = solution.bound = solution.bound_above = 0;
+      return solution;
+    }
+    double least = kInfinity;
+    double least_tau = kInfinity;
+    paths_.clear();
+    Prices nearest;
+    nearest.fill(kInfinity);
+    for (int32_t l : labels) {
+      const Label& label = pool_[l];
+      least = std::min(least, label.weight);
+      least_tau = std::min(least_tau, label.tau);
+      paths_.push_back(paths_of(s, label, values_.data() + label.values));
+      for (int i = 0; i < bound_.num_prices(); ++i) {
+        nearest[i] = std::min(nearest[i], paths_.back()[i]);
       }
-      const auto begin = sorted_work_.begin() + first;
-      const auto end = begin + states[s].num_transitions;
-      return static_cast<int>(
-          (equal ? std::upper_bound(begin, end, w) : std::lower_bound(begin, end, w)) - begin);
-    };
-    for (int k = 0; k < static_cast<int>(shapes_.size()); ++k) {
-      const int n = shapes_[k].devices();
-      if (least + n > devices) break;
-      if (out_of_time()) {
-        solution.rest_bound = least_rest_;
-        return solution;
-      }
+    }
+    Prices per_begin;
+    for (int i = 0; i < bound_.num_prices(); ++i) {
+      const double begins = bound_.flow(i).begins(s);
+      per_begin[i] = begins > 1e-9 ? (1 - 1e-9) / begins : 0;
+    }
+    const bool prune = latency_ && !fewest && enough < kInfinity;
+    for (int k = 0; k < static_cast<int>(cells.size()); ++k) {
+      const Cell& cell = cells[k];
+      if (least + cell.weight > capacity) break;
       // A stage does no more work than its devices can in tau, and leaves no more than the others.
-      const double leaves = static_cast<double>(devices - least - n) * per_device;
-      const int lowest = fewest ? 0 : count_below(work_[s] - leaves - kSlack * work_[0], false);
-      const int stop = fewest ? states[s].num_transitions : count_below(n * per_device, true);
-      int tried = 0;
-      // The longest first: with few devices they are the better ones.
+      int lowest = 0;
+      int stop = states[s].num_transitions;
+      if (!fewest && !space_.is_chain()) {
+        const double leaves = (capacity - least - cell.weight) * per_tau;
+        lowest = bound_.count_below(s, bound_.work(s) - leaves - kSlack * bound_.work(0));
+        stop = bound_.count_up_to(s, cell.weight * per_tau * (1 + 1e-9));
+      }
+      if (space_.is_chain()) stop = std::min(stop, bound_.farthest(s, k) - s);
       for (int at = stop; at-- > lowest;) {
-        const int t = space_.is_chain() ? first + at : sorted_[first + at];
+        const int t = bound_.transition(s, at);
         const SearchSpace::Transition& transition = space_.transitions()[t];
         const int to = transition.to;
-        if (least + n + need_[to] > devices) {
+        if (least + cell.weight + bound_.need(to) > capacity) {
           if (space_.is_chain()) break;
           continue;
         }
-        const StageCost c = cost(s, t, k);
-        if (c.most < 1 || c.tau > tau * (1 + kSlack)) continue;
-        if (++tried > effort_.lengths) {
-          dropped_ = std::min(dropped_, least_rest_);
-          break;
+        if (prune) {
+          // Whatever the stage itself takes.
+          double reach = 0;
+          const Prices& after = space_.is_chain() ? bound_.least_near(to) : bound_.least(to);
+          for (int i = 0; i < bound_.num_prices(); ++i) {
+            reach = std::max(
+                reach, (nearest[i] + bound_.price(i) * cell.weight + after[i]) * per_begin[i]);
+          }
+          if (total(least_tau, reach) >= enough) {
+            drop(least_tau, reach);
+            if (space_.is_chain()) break;  // nearer ends only leave more
+            continue;
+          }
+          constexpr int kBlock = PathBound::kBlock;
+          if (space_.is_chain() && to % kBlock == kBlock - 1 && to - kBlock + 1 > s) {
+            const Prices block = bound_.least_of_block(s, to, cell);
+            reach = 0;
+            for (int i = 0; i < bound_.num_prices(); ++i) {
+              reach = std::max(
+                  reach, (nearest[i] + bound_.price(i) * cell.weight + block[i]) * per_begin[i]);
+            }
+            if (total(least_tau, reach) >= enough) {
+              drop(least_tau, reach);
+              at -= kBlock - 1;
+              continue;
+            }
+          }
         }
-        const int num_groups = states[to].num_groups;
-        const int group0 = states[to].first_group;
+        ++steps_;
+        CellCost c, again;
+        if (!table_.cost(s, t, cell, cell.keep, c) || c.tau > tau * (1 + kSlack)) continue;
+        if (prune) {
+          double reach = 0;
+          for (int i = 0; i < bound_.num_prices(); ++i) {
+            const PathFlow::Through f = bound_.flow(i).through(s, t, to);
+            const double length = f.round_out * c.tau + f.forward_out * c.forward +
+                                  (2 * f.in.round_trip + f.in.forward) * c.transfer +
+                                  f.turns * c.sync;
+            reach = std::max(
+                reach, (nearest[i] + length + bound_.price(i) * cell.weight + bound_.least(to)[i]) *
+                           per_begin[i]);
+          }
+          const double at_least = std::max(least_tau, c.tau);
+          if (total(at_least, reach) >= enough) {
+            drop(at_least, reach);
+            continue;
+          }
+        }
+        bool know_again = false;
         for (size_t i = 0; i < labels.size(); ++i) {
           const Label& before = pool_[labels[i]];
-          if (before.devices + n + need_[to] > devices) continue;
+          if (before.weight + cell.weight + bound_.need(to) > capacity) continue;
+          if (before.devices[cell.group] + cell.devices() > fleets_[cell.group].devices) continue;
           const Value* old = values_.data() + before.values;
           int64_t w = 0;
           double r = 0;
@@ -475,16 +340,22 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
             rest = std::max(rest, v.s);
           }
           w = std::min(w + 1, num_micro_);
-          if (w > c.most) continue;
+          const CellCost* cost = &c;
+          if (w > c.most) {
+            if (cell.again < 0) continue;
+            if (!know_again) table_.cost(s, t, cell, cell.again, again);
+            know_again = true;
+            if (w > again.most || again.tau > tau * (1 + kSlack)) continue;
+            cost = &again;
+          }
           Label label;
-          if (track) {
-            r += c.tau;
-            rest = std::max(r + c.sync, rest + c.forward);
+          if (latency_) {
+            r += cost->tau;
+            rest = std::max(r + cost->sync, rest + cost->forward);
           }
           label.done = std::max(before.done, rest);
-          label.tau = std::max(before.tau, c.tau);
-          double reach = label.done;
-          for (int g = 0; g < num_groups; ++g) {
+          label.tau = std::max(before.tau, cost->tau);
+          for (int g = 0; g < states[to].num_groups; ++g) {
             const SearchSpace::MapEntry& map = space_.maps()[transition.map + g];
             Value v;
             for (uint64_t bits = map.old; bits != 0; bits &= bits - 1) {
@@ -495,48 +366,62 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, int devices
             }
             if (map.reads_stage) {
               v.w = std::max(v.w, w);
-              if (track) {
-                v.r = std::max(v.r, r + 2 * c.transfer);
-                v.s = std::max(v.s, rest + c.transfer);
+              if (latency_) {
+                v.r = std::max(v.r, r + 2 * cost->transfer);
+                v.s = std::max(v.s, rest + cost->transfer);
               }
             }
-            reach = std::max(reach, v.r + head_[group0 + g]);
-            made[g] = v;
+            made_[g] = v;
           }
-          if (track && !fewest && reach >= limit) {
-            dropped_ = std::min(dropped_, reach);
-            continue;
+          label.devices = before.devices;
+          label.devices[cell.group] += cell.devices();
+          label.weight = before.weight + cell.weight;
+          double reach = label.weight;
+          if (!fewest) {
+            reach = latency_ ? reach_of(to, label, made_.data()) : 0;
+            if (total(label.tau, reach) >= enough) {
+              drop(label.tau, reach);
+              continue;
+            }
           }
-          label.devices = before.devices + n;
           label.parent = labels[i];
           label.state = s;
           label.transition = t;
-          label.shape = k;
+          label.cell = k;
+          label.variant = cost == &c ? cell.keep : cell.again;
           label.in_flight = w;
-          insert(to, label, made.data(), fewest ? label.devices : reach);
+          insert(to, label, made_.data(), reach);
         }
       }
     }
   }
   const Label* best = nullptr;
+  double best_value = kInfinity;
+  double least_rest = kInfinity;
   for (int32_t l : at_[last]) {
     const Label& label = pool_[l];
-    if (best == nullptr || (fewest ? label.devices < best->devices : label.done < best->done) ||
-        (!fewest && label.done == best->done &&
-         (label.tau < best->tau || (label.tau == best->tau && label.devices < best->devices)))) {
+    const double value = fewest ? label.weight : factor_ * label.tau + label.done;
+    least_rest = std::min(least_rest, label.done);
+    if (best == nullptr || value < best_value ||
+        (value == best_value && label.weight < best->weight)) {
       best = &label;
+      best_value = value;
     }
   }
-  solution.rest_bound = latency_ && !fewest ? dropped_ : (dropped_ < kInfinity ? 0 : kInfinity);
+  solution.rest_bound = std::min(dropped_rest_, least_rest);
+  solution.bound = std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low + least_rest);
   if (best == nullptr) return solution;
   solution.found = true;
-  solution.rest = track ? best->done : 0;
+  solution.rest = best->done;
+  solution.bound_above =
+      std::min(dropped_, compare_tau_ ? best_value : factor_ * best->tau + least_rest);
   solution.tau = best->tau;
-  solution.devices = best->devices;
-  solution.rest_bound = std::min(solution.rest_bound, solution.rest);
+  for (int32_t d : best->devices) solution.devices += d;
   for (const Label* l = best; l->parent >= 0; l = &pool_[l->parent]) {
     solution.stages.push_back(
-        {l->state, space_.transitions()[l->transition].to, shapes_[l->shape], l->in_flight});
+        {l->state, space_.transitions()[l->transition].to,
+         table_.shape(l->state, l->transition, cells[l->cell], l->variant, l->in_flight),
+         l->in_flight});
   }
   std::reverse(solution.stages.begin(), solution.stages.end());
   return solution;

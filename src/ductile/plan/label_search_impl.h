@@ -1,38 +1,11 @@
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "ductile/plan/planner.h"
-#include "ductile/plan/search_space_impl.h"
+#include "ductile/plan/path_bound_impl.h"
 
 namespace ductile::plan {
-
-using Clock = std::chrono::steady_clock;
-
-// How a stage may be run: a degree, split, kept or recomputed, optimiser sharded or not.
-struct Shape {
-  int replicas = 1;
-  int tensor = 1;
-  int variant = 0;  // of the space: tensor degree and recompute
-  bool shard = false;
-  int devices() const { return replicas * tensor; }
-};
-
-// What the formula of planner.h needs of a stage in a shape.
-struct StageCost {
-  double forward = 0;   // f
-  double tau = 0;       // per micro-batch; for throughput per sample, gradient sum included
-  double transfer = 0;  // x
-  double sync = 0;      // s
-  int64_t most = 0;     // micro-batches in flight that memory allows
-};
-
-StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
-                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
-                     int64_t batch, Objective objective);
 
 // A stage of a solution.
 struct Choice {
@@ -48,50 +21,50 @@ struct Solution {
   double tau = 0;   // max tau
   int devices = 0;
   std::vector<Choice> stages;  // from the end of the model to its start
-  // No solution with these bounds has a smaller `rest` (found or not); infinite: there is none.
+  // Of all solutions with these limits, found or not: the rest is no smaller than ..., and the
+  // seconds (factor tau + rest) no fewer than ...; infinite: there is none.
   double rest_bound = 0;
+  double bound = 0;
+  double bound_above = 0;  // seconds of those whose bottleneck is above this one's
 };
 
-// How hard to try, by the size of the space: what is left out lowers the bound.
+// What a search may take; what is left out for it lowers the bound.
 struct Effort {
-  int labels = 400;         // kept per state
-  int lengths = 1'000'000;  // of stages tried from a state in a shape, the longest first
-  int solves = 40;          // per micro-batch size
+  int labels = 400;                  // kept per state
+  int64_t steps = int64_t{1} << 62;  // stages priced, all in all
 };
 
 // The dynamic programme for one micro-batch size: with every tau at most a given one, and so many
-// devices, the least S (or, where `fewest`, the fewest devices). A label of a state says what the
-// stages taken off so far need: devices, and for each group of readers the samples in flight, R and
-// S; a label that is worse in all of them is dropped. Exact unless a state has more labels than
-// kept; then the dropped ones lower the bound.
+// devices of each group, the least S (or, where `fewest`, the fewest devices). A label of a state
+// says what the stages taken off so far need: devices, and for each group of readers the samples in
+// flight, R and S; a label that is worse in all of them is dropped, and so is one that PathBound
+// shows to lead nowhere. Exact unless a state has more labels than kept; then those dropped lower
+// the bound.
 class LabelSearch {
  public:
-  LabelSearch(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
-              const Effort& effort, int64_t micro_batch, Clock::time_point deadline);
-  // To be called before the others; until then least_tau() is the share of the work alone.
-  void prepare();
+  // `flows`: two, of this space. All arguments must outlive this.
+  LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+              std::span<const PathFlow> flows, const PlannerOptions& options, const Effort& effort,
+              int64_t micro_batch, Clock::time_point deadline);
 
-  int64_t micro_batches() const { return num_micro_; }
+  int64_t micro_batches() const { return table_.micro_batches(); }
   // (m - 1) of the formula, or the batch for throughput: seconds = factor() tau + rest.
   double factor() const { return factor_; }
-  // Least tau for which the device count is not ruled out by a relaxation: no solution below it.
-  double least_tau() const { return least_tau_; }
   // No solution has a smaller rest: the longest path, each operator at its best.
   double least_rest() const { return least_rest_; }
+  PathBound& bound() { return bound_; }
 
-  // No solution takes less in all: busy time and gradient sum of any stage (0: not known).
-  double least_total() const { return least_total_; }
-
-  // `tau_low`: solutions with a lower bottleneck are not of interest to the caller (known not to
-  // exist); with `enough`, labels that cannot lead to factor x tau_low + rest < enough are dropped.
-  Solution solve(double tau, double tau_low, double enough);
-  // Fewest devices, whatever the times. `found` false: no number up to `max_devices` does.
-  Solution fewest_devices(int max_devices);
+  // `path_bound`: a lower bound on the rest at this tau, from bound().solve(tau), called just
+  // before. `tau_low`: a bottleneck known to be passed by all; labels that cannot lead to
+  // factor x max(tau, tau_low) + rest < enough are dropped. `labels`: kept per state.
+  Solution solve(double tau, double path_bound, double tau_low, double enough, int labels);
+  // Fewest devices, whatever the times. One fleet only.
+  Solution fewest_devices();
 
   bool timed_out() const { return timed_out_; }
   int64_t labels() const { return num_labels_; }
-  StageCost cost(int from, int transition, int shape);
-  const std::vector<Shape>& shapes() const { return shapes_; }
+  // A label costs as much as ten stages priced.
+  int64_t steps() const { return steps_ + bound_.pairs() + 10 * num_labels_; }
 
  private:
   struct Value {  // of a group
@@ -100,54 +73,54 @@ class LabelSearch {
     int64_t w = 0;
   };
   struct Label {
-    int32_t devices = 0;
+    std::array<int32_t, kMaxFleets> devices{};
+    double weight = 0;  // of those
     int32_t parent = -1;
     int32_t state = 0;
     int32_t transition = -1;
-    int32_t shape = 0;
+    int32_t cell = 0;
+    int32_t variant = 0;
     int32_t values = 0;
     int64_t in_flight = 0;
     double done = 0;
     double tau = 0;
   };
-  void make_shapes(int max_devices);
-  void make_work();
+  using Prices = PathBound::Values;
   void make_heads();
-  void make_prefixes();
-  void relax(double tau);
-  void relax_chain(const std::vector<double>& prefix, double most);
-  bool relaxed_fits(double tau, int devices);
-  Solution run(double tau, double tau_low, double enough, int devices, bool fewest);
+  Solution run(double tau, double tau_low, double enough, bool fewest);
   bool insert(int state, const Label& label, const Value* values, double reach);
+  double reach_of(int state, const Label& label, const Value* values) const;
+  Prices paths_of(int state, const Label& label, const Value* values) const;
   bool out_of_time();
+  // `tau`: of what is dropped, at least.
+  void drop(double tau, double reach) {
+    dropped_rest_ = std::min(dropped_rest_, reach);
+    dropped_ = std::min(dropped_, total(tau, reach));
+  }
+  double total(double tau, double rest) const { return factor_ * std::max(tau, tau_low_) + rest; }
 
   const SearchSpace& space_;
-  const Fleet& fleet_;
-  const PlannerOptions& options_;
+  std::span<const Fleet> fleets_;
   Effort effort_;
-  int64_t micro_batch_, num_micro_;
-  double factor_ = 0, least_tau_ = 0, least_rest_ = 0, least_total_ = 0;
-  bool latency_ = true;
+  int64_t num_micro_;
+  double factor_ = 0, least_rest_ = 0;
+  bool latency_;
+  bool compare_tau_;  // of labels; else one with a larger tau may stand for one with a smaller
   Clock::time_point deadline_;
+  StageTable table_;
+  PathBound bound_;
   bool timed_out_ = false;
-  int64_t num_labels_ = 0;
-  int tick_ = 0;
+  int64_t num_labels_ = 0, steps_ = 0;
 
-  std::vector<Shape> shapes_;             // by devices
-  std::vector<double> work_;              // per state: least device-seconds of a micro-batch
-  std::vector<int32_t> sorted_;           // transitions of each state by work, ascending
-  std::vector<double> sorted_work_;       // their work
   std::vector<double> head_;              // per group: least R upstream of its operators
-  std::vector<double> prefix_tau_;        // [shape][state], chains: of the rest, no boundaries
-  std::vector<double> prefix_total_;      // ... of all micro-batches, and the gradient sum
-  std::vector<double> prefix_memory_;     // ... with one micro-batch in flight
-  std::vector<int> need_;                 // per state: fewest devices for its rest, at relaxed tau
-  std::vector<StageCost> cache_;          // [transition][shape], most < 0: not known
   std::vector<std::vector<int32_t>> at_;  // labels per state
   std::vector<Label> pool_;
-  std::vector<Value> values_;
-  std::vector<double> reach_;  // per label of the pool
-  double dropped_ = std::numeric_limits<double>::infinity();
+  std::vector<Value> values_, made_;
+  std::vector<double> reach_;  // per label of the pool, on the rest
+  std::vector<Prices> paths_;  // of the labels of the state at hand
+  double tau_low_ = 0;
+  int most_labels_ = 0;
+  double dropped_rest_ = 0, dropped_ = 0;  // least of what was dropped
 };
 
 }  // namespace ductile::plan

@@ -9,6 +9,8 @@
 #include "ductile/base/error.h"
 #include "ductile/plan/baselines.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/interval_search_impl.h"
+#include "ductile/plan/schedule.h"
 #include "ductile/plan/sequential_search_impl.h"
 
 namespace ductile::plan {
@@ -18,197 +20,17 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxChainStates = 1000;
 constexpr double kPoorGap = 1.1;  // from here on a search was poor
-constexpr size_t kJudged = 6;     // plans that the evaluator compares, and their tasks in all
-constexpr int64_t kJudgedTasks = 300'000;
-constexpr int64_t kZeroBubbleEffort = 8;  // priority rules tried
-
-struct Candidate {
-  double seconds = kInfinity;  // by the formula
-  Plan plan;
-};
-
-Plan to_plan(const SearchSpace& space, const Solution& solution, int64_t micro_batch,
-             int64_t batch) {
-  const graph::Graph& graph = space.graph();
-  Plan plan;
-  plan.graph = graph.name;
-  plan.planner = "ductile";
-  plan.batch = batch;
-  for (const Choice& choice : solution.stages) {
-    const Variant& variant = space.variants()[choice.shape.variant];
-    Stage stage;
-    stage.ops = space.stage_ops(choice.from, choice.to);
-    stage.replicas = choice.shape.replicas;
-    stage.tensor = choice.shape.tensor;
-    stage.micro_batch = micro_batch;
-    stage.shard_optimizer = choice.shape.shard;
-    stage.in_flight = choice.in_flight * micro_batch;
-    for (OpId v : stage.ops) {
-      if (!variant.recompute) break;
-      const int t = graph::allows(graph.ops[v], variant.tensor, false) ? variant.tensor : 1;
-      if (graph::allows(graph.ops[v], t, true)) stage.recompute.push_back(v);
-    }
-    plan.stages.push_back(std::move(stage));
-  }
-  std::reverse(plan.stages.begin(), plan.stages.end());  // first stages first
-  // The search may have overstated a stage's readers; the figure of the plan itself counts.
-  const std::vector<int64_t> in_flight = in_flight_samples(stage_graph(graph, plan), plan);
-  for (size_t i = 0; i < in_flight.size(); ++i) plan.stages[i].in_flight = in_flight[i];
-  return plan;
-}
-
-// All micro-batch sizes of one space: the best plans by the formula, and the bound.
-class Search {
- public:
-  Search(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
-         std::span<const int64_t> micro_batches, Clock::time_point deadline)
-      : effort_(effort_for(space, options)),
-        space_(space),
-        fleet_(fleet),
-        options_(options),
-        sizes_(micro_batches),
-        deadline_(deadline) {}
-
-  // Improves `best` and appends to `found`; the bound of this space is returned.
-  double run(double& best, std::vector<Candidate>& found) {
-    struct Size {
-      std::unique_ptr<LabelSearch> search;
-      int64_t micro_batch = 0;
-      double bound = 0;
-    };
-    std::vector<Size> sizes;
-    double bound = kInfinity;
-    for (int64_t b : sizes_) {
-      Size s;
-      s.micro_batch = b;
-      s.search = std::make_unique<LabelSearch>(space_, fleet_, options_, effort_, b, deadline_);
-      s.bound = bound_of(*s.search);
-      sizes.push_back(std::move(s));
-    }
-    std::stable_sort(sizes.begin(), sizes.end(),
-                     [](const Size& a, const Size& b) { return a.bound < b.bound; });
-    for (Size& s : sizes) {
-      if (s.bound < best * (1 - options_.tolerance)) {
-        s.search->prepare();
-        if (s.search->least_tau() < kInfinity) s.bound = bound_of(*s.search);
-      }
-      if (s.search->least_tau() == kInfinity) {
-        // nothing fits
-      } else if (s.bound >= best * (1 - options_.tolerance)) {
-        bound = std::min(bound, s.bound);
-      } else {
-        bound = std::min(bound, one_size(*s.search, s.micro_batch, best, found));
-      }
-      timed_out_ = timed_out_ || s.search->timed_out();
-      labels_ += s.search->labels();
-      s.search.reset();
-    }
-    return bound;
-  }
-
-  bool timed_out() const { return timed_out_; }
-  int64_t labels() const { return labels_; }
-
- private:
-  // Bottlenecks are looked at in intervals (low, high], upwards. The solution at `high` has the
-  // least rest of all up to there, so factor x low + rest bounds the interval; where that is not
-  // enough to be done with it, it is halved.
-  double one_size(LabelSearch& search, int64_t micro_batch, double& best,
-                  std::vector<Candidate>& found) {
-    const double factor = search.factor();
-    const double keep = 1 - options_.tolerance;
-    const auto done = [&](double least) { return least >= best * keep * (1 - 1e-11); };
-    double bound = kInfinity;
-    int left = effort_.solves;
-    bool any = false;
-    int first = effort_.solves;
-    const auto solve = [&](double low, double high) {
-      Solution s = search.solve(high, low, best * keep);
-      any = any || s.found;
-      if (any || --first <= 0) --left;  // what comes before anything is found counts half
-      if (s.found) {
-        const double seconds = factor * s.tau + s.rest;
-        if (seconds < best) best = seconds;
-        found.push_back({seconds, to_plan(space_, s, micro_batch, options_.batch)});
-      }
-      return s;
-    };
-    // `attained`: a solution with bottleneck `high` is known; then what is just below is looked at
-    // first, as there is nothing between that solution and the next.
-    const auto interval = [&](auto&& self, double low, double high, double rest,
-                              bool attained) -> void {
-      // No solution with a bottleneck in (low, high] has a smaller rest.
-      const double least = factor * low + rest;
-      if (done(least) || left <= 0 || search.timed_out() || high - low <= 1e-10 * high) {
-        bound = std::min(bound, least);
-        return;
-      }
-      const double at = attained ? high * (1 - 1e-10) : low + (high - low) / 2;
-      const Solution s = solve(low, at);
-      if (s.found && s.tau > low) {
-        bound = std::min(bound, factor * s.tau + s.rest_bound);
-        self(self, low, s.tau, s.rest_bound, true);
-      } else {
-        self(self, low, at, s.rest_bound, false);
-      }
-      if (attained) {
-        bound = std::min(bound, factor * at + rest);
-      } else {
-        self(self, at, high, rest, false);
-      }
-    };
-    double low = search.least_tau();
-    double step = 0.01;
-    for (;;) {
-      const double least =
-          factor * low + std::max(search.least_rest(), latency() ? low : 0.0);  // S >= tau
-      if (done(least) || search.timed_out() || left <= 0) {
-        bound = std::min(bound, least);
-        break;
-      }
-      double high = low * (1 + step);
-      const bool to_the_end = high > 1e15;
-      if (to_the_end) high = 1e30;
-      const Solution s = solve(low, high);
-      if (s.found) {
-        bound = std::min(bound, factor * s.tau + s.rest_bound);
-        interval(interval, low, std::min(high, s.tau), s.rest_bound, true);
-      } else {
-        interval(interval, low, high, s.rest_bound, false);
-      }
-      if (to_the_end) break;
-      low = high;
-      step *= 2;
-    }
-    return std::max(bound, search.least_total());
-  }
-  double bound_of(const LabelSearch& search) const {
-    return std::max(search.least_total(),
-                    search.factor() * search.least_tau() +
-                        std::max(search.least_rest(), latency() ? search.least_tau() : 0.0));
-  }
-  static Effort effort_for(const SearchSpace& space, const PlannerOptions& options) {
-    Effort e;
-    e.labels = options.max_labels;
-    e.solves = options.tolerance > 0 ? 40 : 400;
-    if (space.states().size() > 300 && options.tolerance > 0) {
-      e.labels = std::min(e.labels, 5);
-      e.lengths = 4;
-      e.solves = 6;
-    }
-    return e;
-  }
-  bool latency() const { return options_.objective == Objective::time; }
-
-  Effort effort_;
-  const SearchSpace& space_;
-  const Fleet& fleet_;
-  const PlannerOptions& options_;
-  std::span<const int64_t> sizes_;
-  Clock::time_point deadline_;
-  bool timed_out_ = false;
-  int64_t labels_ = 0;
-};
+constexpr size_t kJudged = 16;    // plans that the evaluator compares, and their tasks in all
+constexpr int64_t kJudgedTasks = 15'000;
+constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged beside another
+constexpr int64_t kOrders = 14;          // tried for a plan, all in all
+constexpr size_t kManyStates = 300;      // of a space: it is searched with less effort
+constexpr int kCoarseStates = 48;
+constexpr double kCoarseTolerance = 0.02;
+constexpr int kCoarseLabels = 8;
+constexpr int64_t kCoarseSteps = 400'000;
+constexpr int64_t kManySteps = 12'000'000;
+constexpr int64_t kSteps = 60'000'000;  // stages priced
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
@@ -251,16 +73,19 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
   return plan;
 }
 
+int64_t tasks_of(const Plan& plan) {
+  int64_t tasks = 0;
+  for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
+  return tasks;
+}
+
+// Several orders of the best plans by the formula, each plan as it is, with more in flight, and
+// with zero bubbles. Where that is too much, the plans that do best in the plain order.
 void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
            Clock::time_point deadline, std::vector<Candidate>& found, Planned& out) {
   out.simulated_seconds = kInfinity;
-  int64_t budget = kJudgedTasks;
-  const auto consider = [&](const Plan& plan, double formula, int64_t effort) {
-    int64_t tasks = 0;
-    for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
-    tasks *= effort;
-    if (out.feasible && (tasks > budget || Clock::now() > deadline)) return;
-    budget -= tasks;
+  const auto consider = [&](const Plan& plan, double formula) {
+    if (out.feasible && Clock::now() > deadline) return;
     const Timeline line = evaluate(graph, devices, plan);
     if (!line.fits() || line.seconds >= out.simulated_seconds) return;
     out.simulated_seconds = line.seconds;
@@ -268,16 +93,46 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
     out.formula_seconds = formula;
     out.feasible = true;
   };
-  for (size_t i = 0; i < found.size() && (i < kJudged || !out.feasible); ++i) {
-    Plan plan = found[i].plan;
-    place(graph, devices, plan);
-    consider(plan, found[i].seconds, 1);
-    const Plan roomy = with_room_used(graph, devices, plan);
-    if (!(roomy == plan)) consider(roomy, found[i].seconds, 1);
-    if (!options.zero_bubble) continue;
+  const auto consider_all = [&](const Candidate& c) {
+    consider(c.plan, c.seconds);
+    const Plan roomy = with_room_used(graph, devices, c.plan);
+    if (!(roomy == c.plan)) consider(roomy, c.seconds);
+    if (!options.zero_bubble) return;
     Plan zero = roomy;
     zero.schedule = ScheduleKind::zero_bubble;
-    consider(zero, found[i].seconds, kZeroBubbleEffort);
+    consider(zero, c.seconds);
+  };
+  int64_t tasks = 0;
+  const size_t judged = std::min(found.size(), kJudged);
+  std::vector<std::pair<double, size_t>> order;
+  for (size_t i = 0; i < judged; ++i) {
+    place(graph, devices, found[i].plan);
+    tasks += kOrders * tasks_of(found[i].plan);
+    order.emplace_back(0.0, i);
+  }
+  size_t num = judged;
+  if (tasks > kJudgedTasks) {
+    num = std::max<size_t>(
+        2, static_cast<size_t>(kJudgedTasks * static_cast<int64_t>(judged) / tasks));
+    num = std::min(num, judged);
+    for (auto& [seconds, i] : order) {
+      const Plan& plan = found[i].plan;
+      if (i > 0 && (tasks_of(plan) > kMostTasks || Clock::now() > deadline)) {
+        seconds = kInfinity;
+        continue;
+      }
+      seconds = evaluate(plan, plan_costs(graph, devices, plan), kfkb_orders(plan)).seconds;
+    }
+    std::stable_sort(order.begin(), order.end());
+  }
+  for (size_t k = 0; k < num; ++k) {
+    if (k > 0 && order[k].first == kInfinity) break;
+    consider_all(found[order[k].second]);
+  }
+  // None of them fits: others.
+  for (size_t i = 0; i < found.size() && !out.feasible; ++i) {
+    if (i >= judged) place(graph, devices, found[i].plan);
+    consider_all(found[i]);
   }
 }
 
@@ -299,7 +154,7 @@ void data_parallel(const graph::Graph& graph, const Devices& devices, const Plan
     const double seconds = formula_seconds(graph, devices, plan, options.objective);
     if (seconds >= best) continue;
     best = seconds;
-    found.push_back({seconds, plan});
+    found.push_back({seconds, plan, {}});
   }
 }
 
@@ -326,7 +181,7 @@ void add_chains(const graph::Graph& graph, const SearchSpace& space, const Fleet
     const double seconds = formula_seconds(graph, devices, r.plan, options.objective);
     if (seconds == kInfinity) continue;
     best = std::min(best, seconds);
-    found.push_back({seconds, std::move(r.plan)});
+    found.push_back({seconds, std::move(r.plan), {}});
   }
 }
 
@@ -339,7 +194,7 @@ void add_sequential_plan(const graph::Graph& graph, const Devices& devices,
   r.plan.planner = "ductile";
   const double seconds = formula_seconds(graph, devices, r.plan, options.objective);
   const double figure = seconds < kInfinity ? seconds : r.plan.predicted_seconds;
-  found.insert(found.begin(), {figure, std::move(r.plan)});
+  found.insert(found.begin(), {figure, std::move(r.plan), {}});
 }
 
 // Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
@@ -348,14 +203,15 @@ void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
               std::vector<Candidate>& found) {
   Effort effort;
   effort.labels = std::min(options.max_labels, 8);
+  const std::vector<PathFlow> flows(2, PathFlow::round_trip(space));
   for (int64_t b : sizes) {
-    LabelSearch search(space, fleet, options, effort, b, deadline);
-    const Solution s = search.fewest_devices(fleet.devices);
+    LabelSearch search(space, {&fleet, 1}, flows, options, effort, b, deadline);
+    const Solution s = search.fewest_devices();
     if (!s.found) continue;
-    Plan plan = to_plan(space, s, b, options.batch);
-    const double seconds = search.factor() * s.tau + s.rest;
-    best = std::min(best, seconds);
-    found.push_back({seconds, std::move(plan)});
+    Candidate c = to_candidate(space, s, b, options.batch, false);
+    c.seconds = search.factor() * s.tau + s.rest;
+    best = std::min(best, c.seconds);
+    found.push_back(std::move(c));
     return;
   }
 }
@@ -367,13 +223,15 @@ void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
   quick.objective = Objective::throughput;
   Effort effort;
   effort.labels = std::min(options.max_labels, 8);
+  const std::vector<PathFlow> flows(2, PathFlow::round_trip(space));
   const auto fewest = [&](const Fleet& f, int most) {
     int least = 0;
     for (int64_t b : sizes) {
-      Fleet one = f;
-      one.devices = 1;  // the constructor's own search is not of interest
-      LabelSearch search(space, one, quick, effort, b, deadline);
-      const Solution s = search.fewest_devices(least > 0 ? least - 1 : most);
+      Fleet limited = f;
+      limited.devices = least > 0 ? least - 1 : most;
+      if (limited.devices == 0) break;
+      LabelSearch search(space, {&limited, 1}, flows, quick, effort, b, deadline);
+      const Solution s = search.fewest_devices();
       if (s.found && (least == 0 || s.devices < least)) least = s.devices;
       if (search.timed_out()) break;
     }
@@ -443,12 +301,29 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   double best = kInfinity;
   std::vector<Candidate> found;
   data_parallel(graph, devices, options, sizes, best, found);
+  const std::vector<Fleet> fleets = {fleet};
+  // Of large spaces first coarse ones, for something to compare with.
+  std::vector<SearchSpace> coarse;
   for (const SearchSpace& space : spaces) {
-    Search search(space, fleet, options, sizes, deadline);
-    out.lower_bound = std::min(out.lower_bound, search.run(best, found));
-    out.timed_out = out.timed_out || search.timed_out();
-    out.labels += search.labels();
+    if (!space.is_chain() || space.states().size() < kManyStates) continue;
+    coarse.push_back(
+        SearchSpace::of_order(graph, {space.chain().begin(), space.chain().end()}, kCoarseStates));
   }
+  PlannerOptions own = options;
+  if (!coarse.empty())
+    own.tolerance = options.tolerance > 0 ? std::max(kCoarseTolerance, options.tolerance) : 0;
+  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
+  const int64_t many = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+  PlannerOptions quick = own;
+  quick.max_labels = std::min(options.max_labels, kCoarseLabels);
+  IntervalSearch first(coarse, fleets, quick, sizes, kCoarseSteps, deadline);
+  if (!coarse.empty()) first.run(best, found);
+  IntervalSearch search(spaces, fleets, own, sizes, coarse.empty() ? kSteps : many, deadline);
+  search.guess_prices(first);
+  out.lower_bound = search.run(best, found);
+  if (coarse.empty() && options.evaluate && options.tolerance > 0) search.add_others(best, found);
+  out.timed_out = search.timed_out();
+  out.labels = search.labels();
   if (found.empty())
     find_any(spaces[0], fleet, options, sizes,
              std::max(deadline, Clock::now() + std::chrono::seconds(2)), best, found);
@@ -463,7 +338,14 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   std::stable_sort(found.begin(), found.end(),
                    [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
   if (options.evaluate) {
-    if (found.front().seconds > kPoorGap * out.lower_bound) {
+    // Some were found more than once.
+    found.erase(std::unique(found.begin(), found.end(),
+                            [](const Candidate& a, const Candidate& b) {
+                              return a.seconds == b.seconds && a.plan == b.plan;
+                            }),
+                found.end());
+    const double size = static_cast<double>(graph.ops.size() * graph.ops.size());
+    if (found.front().seconds > kPoorGap * out.lower_bound && size * fleet.devices < 1e8) {
       add_sequential_plan(graph, devices, options, found);
     }
     judge(graph, devices, options, deadline, found, out);

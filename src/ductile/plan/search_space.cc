@@ -54,6 +54,36 @@ Fleet fleet_of(const Devices& devices) {
   return f;
 }
 
+std::vector<Fleet> fleets_of(const Devices& devices) {
+  std::vector<DeviceGroup> kinds;
+  for (const DeviceGroup& g : devices.groups()) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const DeviceGroup& k) {
+      return k.devices_per_node == g.devices_per_node && k.memory == g.memory &&
+             k.speed == g.speed && k.intra == g.intra && k.inter == g.inter;
+    });
+    if (same == kinds.end()) {
+      kinds.push_back(g);
+    } else {
+      same->nodes += g.nodes;
+    }
+  }
+  const Fleet all = fleet_of(devices);
+  if (kinds.size() == 1 || kinds.size() > kMaxFleets) return {all};
+  std::vector<Fleet> out;
+  for (const DeviceGroup& k : kinds) {
+    Fleet f;
+    f.devices = k.size();
+    f.per_node = k.devices_per_node;
+    f.memory = k.memory;
+    f.speed = k.speed;
+    f.intra = k.intra;
+    f.inter = k.inter;
+    f.stage_link = all.between_stages();
+    out.push_back(f);
+  }
+  return out;
+}
+
 SearchSpace::SearchSpace(const Graph& graph) : graph_(&graph), topology_(graph) {
   variants_.push_back({1, false});
   std::vector<int> degrees = {1};
@@ -114,9 +144,8 @@ StageSums SearchSpace::plain_sums(int from, int to, int v) const {
 
 StageSums SearchSpace::sums(int from, int t, int v) const {
   StageSums s = plain_sums(from, transitions_[t].to, v);
-  const size_t i = static_cast<size_t>(t) * variants_.size() + v;
-  if (!workspace_.empty()) s.workspace_bytes = workspace_[i];
-  if (!tied_.empty()) s.parameter_bytes -= tied_[i];
+  if (!workspace_.empty()) s.workspace_bytes = workspace_[v][t];
+  if (!tied_.empty()) s.parameter_bytes -= tied_[v][t];
   return s;
 }
 
@@ -146,6 +175,8 @@ class SpaceBuilder {
       any_tied_ = any_tied_ || op.tied >= 0;
     }
     for (const OpCost& c : space_.op_costs_) any_workspace_ = any_workspace_ || has_workspace(c);
+    if (any_workspace_) space_.workspace_.resize(space_.variants_.size());
+    if (any_tied_) space_.tied_.resize(space_.variants_.size());
   }
 
   // `sizes`: of the prefixes that are states, descending from all operators to none.
@@ -156,6 +187,7 @@ class SpaceBuilder {
     position_.resize(n);
     for (int i = 0; i < n; ++i) position_[order[i]] = i;
     space_.chain_ = std::move(order);
+    space_.chain_position_ = position_;
     space_.states_.resize(sizes.size());
     // Per operator the position of its last reader, and the group it is in at the state at hand.
     last_reader_.assign(n, -1);
@@ -394,10 +426,8 @@ class SpaceBuilder {
       space_.maps_.push_back(e);
     }
     space_.transitions_.push_back(t);
-    if (any_workspace_) {
-      space_.workspace_.insert(space_.workspace_.end(), workspace_.begin(), workspace_.end());
-    }
-    if (any_tied_) space_.tied_.insert(space_.tied_.end(), tied_.begin(), tied_.end());
+    for (size_t v = 0; v < workspace_.size(); ++v) space_.workspace_[v].push_back(workspace_[v]);
+    for (size_t v = 0; v < tied_.size(); ++v) space_.tied_[v].push_back(tied_[v]);
   }
 
   void stop(int s) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,12 +18,18 @@ struct Fleet {
   double memory = 0;
   double speed = 1;
   Link intra, inter;
+  std::optional<Link> stage_link;  // where these are a group of more
 
   Link among(int n) const { return n <= per_node ? intra : inter; }
-  Link between_stages() const { return among(devices); }
+  Link between_stages() const { return stage_link ? *stage_link : among(devices); }
 };
 // All devices, at the speed, memory and links of the least of them.
 Fleet fleet_of(const Devices& devices);
+
+inline constexpr int kMaxFleets = 4;
+// The groups, equal ones together, each with speed, memory and links of its own; stages talk over
+// the slowest link of all. One fleet, fleet_of(), where all are alike or more than kMaxFleets.
+std::vector<Fleet> fleets_of(const Devices& devices);
 
 // One way to run the operators of a stage on one device of it.
 struct Variant {
@@ -101,6 +108,18 @@ class SearchSpace {
     return variants_[v].tensor == 1 || splittable_[static_cast<size_t>(from) * n + v] >
                                            splittable_[static_cast<size_t>(to) * n + v];
   }
+  int splittable(int state, int v) const {
+    return splittable_[static_cast<size_t>(state) * variants_.size() + v];
+  }
+  bool has_workspace() const { return !workspace_.empty(); }
+  const graph::Affine& workspace(int t, int v) const { return workspace_[v][t]; }
+  double tied(int t, int v) const {  // bytes that rest_sums() counts twice
+    return tied_[v][t];
+  }
+  bool rest_contains(int state, OpId op) const {
+    return is_chain_ ? chain_position_[op] < states_[state].size : rests_[state].contains(op);
+  }
+  int chain_position(OpId op) const { return chain_position_[op]; }
   const graph::OpCost& op_cost(OpId op, int v) const {
     return op_costs_[static_cast<size_t>(op) * variants_.size() + v];
   }
@@ -119,12 +138,13 @@ class SearchSpace {
   std::vector<Group> groups_;
   std::vector<OpId> members_;
   std::vector<MapEntry> maps_;
-  std::vector<StageSums> rest_sums_;      // [state][variant]
-  std::vector<int> splittable_;           // [state][variant]: operators of the rest
-  std::vector<graph::Affine> workspace_;  // [transition][variant], if any operator has some
-  std::vector<double> tied_;              // [transition][variant]: bytes counted twice, if any
-  std::vector<graph::OpSet> rests_;       // per state, unless a chain
-  std::vector<OpId> chain_;               // the order, if a chain
+  std::vector<StageSums> rest_sums_;                   // [state][variant]
+  std::vector<int> splittable_;                        // [state][variant]: operators of the rest
+  std::vector<std::vector<graph::Affine>> workspace_;  // [variant][transition], if there is any
+  std::vector<std::vector<double>> tied_;  // [variant][transition]: bytes counted twice, if any
+  std::vector<graph::OpSet> rests_;        // per state, unless a chain
+  std::vector<OpId> chain_;                // the order, if a chain
+  std::vector<int> chain_position_;        // where an operator is in it
   bool is_chain_ = false;
   bool merges_groups_ = false;
 

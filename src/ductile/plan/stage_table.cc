@@ -1,0 +1,114 @@
+#include <cmath>
+
+#include "ductile/plan/stage_table_impl.h"
+
+namespace ductile::plan {
+
+namespace {
+
+// True where `again` is nowhere cheaper in time or weights than `keep`.
+bool costs_time_only(const SearchSpace& space, int keep, int again) {
+  const auto no_less = [](const graph::Affine& a, const graph::Affine& b) {
+    return a.fixed >= b.fixed && a.per_sample >= b.per_sample;
+  };
+  for (OpId v = 0; v < static_cast<OpId>(space.graph().ops.size()); ++v) {
+    const graph::OpCost& a = space.op_cost(v, again);
+    const graph::OpCost& k = space.op_cost(v, keep);
+    if (!no_less(a.forward, k.forward) || !no_less(a.backward_input, k.backward_input) ||
+        !no_less(a.backward_weight, k.backward_weight) || a.parameter_bytes < k.parameter_bytes ||
+        a.tensor_forward_bytes < k.tensor_forward_bytes ||
+        a.tensor_backward_bytes < k.tensor_backward_bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
+                       const PlannerOptions& options, int64_t micro_batch)
+    : space_(space),
+      num_states_(space.states().size()),
+      num_micro_(options.batch / micro_batch),
+      batch_(static_cast<double>(options.batch)),
+      micro_batch_(static_cast<double>(micro_batch)),
+      state_factor_(space.graph().state_factor),
+      state_whole_(space.graph().state_factor + space.graph().optimizer_factor),
+      latency_(options.objective == Objective::time) {
+  const auto variants = space.variants();
+  std::vector<bool> used(variants.size(), false);
+  for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
+    if (variants[v].tensor > 1 && !options.split) continue;
+    if (variants[v].recompute && !options.recompute) continue;
+    int again = -1;
+    if (!variants[v].recompute && options.recompute && v + 1 < static_cast<int>(variants.size()) &&
+        variants[v + 1].tensor == variants[v].tensor) {
+      again = v + 1;  // variants come in pairs
+    }
+    if (again >= 0 && !costs_time_only(space, v, again)) again = -1;
+    if (variants[v].recompute && costs_time_only(space, v - 1, v)) continue;  // of the cell before
+    for (int g = 0; g < static_cast<int>(fleets.size()); ++g) {
+      const Fleet& fleet = fleets[g];
+      for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= fleet.devices; ++r) {
+        if (micro_batch % r != 0) continue;
+        Cell c;
+        c.replicas = static_cast<int>(r);
+        c.tensor = variants[v].tensor;
+        c.group = g;
+        c.keep = v;
+        c.again = again;
+        c.may_shard = r > 1 && options.shard_optimizer && space.graph().optimizer_factor > 0;
+        c.weight = c.devices() * fleet.speed;
+        c.share = micro_batch_ / static_cast<double>(r);
+        c.speed = fleet.speed;
+        c.seconds = 1 / fleet.speed;
+        c.memory = fleet.memory * (1 - 1e-12);
+        c.tensor_per_byte = c.share / fleet.among(c.tensor).bandwidth;
+        c.tensor_latency = fleet.among(c.tensor).latency;
+        const Link sync = fleet.among(c.devices());
+        if (r > 1) {
+          const double n = static_cast<double>(r);
+          c.sync_per_byte = 2.0 * (n - 1) / n / sync.bandwidth;
+          c.sync_latency = 2 * std::ceil(std::log2(n)) * sync.latency;
+        }
+        const Link link = fleet.between_stages();
+        c.stage_per_byte = micro_batch_ / c.devices() / link.bandwidth;
+        c.stage_latency = link.latency;
+        cells_.push_back(c);
+        used[v] = true;
+        if (again >= 0) used[again] = true;
+      }
+    }
+  }
+  for (const Fleet& fleet : fleets) capacity_ += fleet.devices * fleet.speed;
+  std::stable_sort(cells_.begin(), cells_.end(),
+                   [](const Cell& a, const Cell& b) { return a.weight < b.weight; });
+  rows_.resize(variants.size() * num_states_);
+  for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
+    if (!used[v]) continue;
+    for (size_t s = 0; s < num_states_; ++s) {
+      const StageSums& sums = space.rest_sums(static_cast<int>(s), v);
+      Row& row = rows_[static_cast<size_t>(v) * num_states_ + s];
+      row.forward_fixed = sums.forward.fixed;
+      row.forward_each = sums.forward.per_sample;
+      row.time_fixed = sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
+      row.time_each = sums.forward.per_sample + sums.backward_input.per_sample +
+                      sums.backward_weight.per_sample;
+      row.param = sums.parameter_bytes;
+      row.fixed = sums.fixed_bytes;
+      row.activation = sums.activation_bytes;
+      row.tensor_forward = sums.tensor_forward_bytes;
+      row.tensor_backward = sums.tensor_backward_bytes;
+      row.splittable = space.splittable(static_cast<int>(s), v);
+    }
+  }
+}
+
+Shape StageTable::shape(int from, int transition, const Cell& cell, int variant, int64_t w) const {
+  CellCost c;
+  cost(from, transition, cell, variant, c);
+  return {cell.replicas, cell.tensor, variant, w > c.most_whole, cell.group};
+}
+
+}  // namespace ductile::plan
