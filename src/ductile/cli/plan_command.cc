@@ -128,8 +128,12 @@ void print_report(const plan::Report& r, Console& console) {
     const auto figure = [&](double v) {
       return time ? plan::seconds_text(v) : fmt::format("{:.3g} s for the steady state", v);
     };
-    console.print("Formula    {}; no plan of the space has less than {} by it: gap {}\n",
-                  figure(p.formula_seconds), figure(p.lower_bound), run::as_percent(p.gap));
+    console.print(
+        "Formula    {} (best found: {}); no plan of the space has less than {} by it: gap {}\n",
+        figure(p.formula_seconds), figure(p.best_formula_seconds), figure(p.lower_bound),
+        run::as_percent(p.gap));
+    console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
+                  plan::seconds_text(p.schedule_bound), run::as_percent(p.schedule_gap));
     console.print("Search     {} CPU, {}{}\n", plan::seconds_text(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");
   }

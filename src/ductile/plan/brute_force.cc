@@ -17,27 +17,26 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Twin {
   const graph::Graph& graph;
-  Fleet fleet;
+  std::vector<Fleet> fleets;
+  int devices = 0;  // of all
   const PlannerOptions& options;
   int64_t b = 1;
   graph::Topology topology;
   std::vector<double> inputs;
-  std::vector<std::tuple<int, bool, bool, int>> shapes;  // tensor, recompute, shard, replicas
+  std::vector<std::tuple<int, bool, bool, int, int>> shapes;  // tensor, ..., replicas, fleet
   std::map<std::pair<Mask, int>, StageCost> costs;
   std::vector<Mask> blocks;
   double best = kInfinity;
 
-  Twin(const graph::Graph& g, const Devices& devices, const PlannerOptions& o)
-      : graph(g),
-        fleet(fleet_of(devices)),
-        options(o),
-        topology(g),
-        inputs(graph::input_bytes(g)) {}
+  Twin(const graph::Graph& g, std::vector<Fleet> f, const PlannerOptions& o)
+      : graph(g), fleets(std::move(f)), options(o), topology(g), inputs(graph::input_bytes(g)) {
+    for (const Fleet& fleet : fleets) devices += fleet.devices;
+  }
 
   const StageCost& cost(Mask set, int k) {
     const auto [it, fresh] = costs.try_emplace({set, k});
     if (!fresh) return it->second;
-    const auto [t, recompute, shard, r] = shapes[k];
+    const auto [t, recompute, shard, r, f] = shapes[k];
     std::vector<OpId> ops, again;
     bool split = t == 1;
     for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) {
@@ -48,9 +47,9 @@ struct Twin {
       if (recompute && graph::allows(graph.ops[v], own, true)) again.push_back(v);
     }
     if (!split) return it->second;  // nothing in flight is allowed: no shape of this stage
-    return it->second =
-               stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
-                          {r, t, 0, shard}, graph, fleet, b, options.batch, options.objective);
+    return it->second = stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
+                                   {r, t, 0, shard, f}, graph, fleets[f], b, options.batch,
+                                   options.objective);
   }
 
   bool reads(Mask from, Mask to) const {
@@ -98,7 +97,7 @@ struct Twin {
       if (!order().empty()) assign(i + 1);
       blocks[k] &= ~bit;
     }
-    if (static_cast<int>(blocks.size()) < fleet.devices) {
+    if (static_cast<int>(blocks.size()) < devices) {
       blocks.push_back(bit);
       assign(i + 1);
       blocks.pop_back();
@@ -112,7 +111,9 @@ struct Twin {
     std::vector<double> r(n), s(n), x(n);
     std::vector<int64_t> w(n);
     const int64_t m = options.batch / b;
-    const auto go = [&](auto&& self, int i, int devices, double tau, double rest) -> void {
+    std::vector<int> left;
+    for (const Fleet& fleet : fleets) left.push_back(fleet.devices);
+    const auto go = [&](auto&& self, int i, double tau, double rest) -> void {
       if (i == n) {
         const double seconds = options.objective == Objective::time
                                    ? static_cast<double>(m - 1) * tau + rest
@@ -122,8 +123,8 @@ struct Twin {
       }
       const int block = at[i];
       for (int k = 0; k < static_cast<int>(shapes.size()); ++k) {
-        const auto [t, recompute, shard, replicas] = shapes[k];
-        if (t * replicas > devices) continue;
+        const auto [t, recompute, shard, replicas, f] = shapes[k];
+        if (t * replicas > left[f]) continue;
         const StageCost& c = cost(blocks[block], k);
         double back = 0, after = 0;
         int64_t behind = 0;
@@ -139,18 +140,22 @@ struct Twin {
         x[block] = c.transfer;
         r[block] = back + c.tau;
         s[block] = std::max(r[block] + c.sync, c.forward + after);
-        self(self, i + 1, devices - t * replicas, std::max(tau, c.tau), std::max(rest, s[block]));
+        left[f] -= t * replicas;
+        self(self, i + 1, std::max(tau, c.tau), std::max(rest, s[block]));
+        left[f] += t * replicas;
       }
     };
-    go(go, 0, fleet.devices, 0, 0);
+    go(go, 0, 0, 0);
   }
 };
 
 }  // namespace
 
-double brute_force(const graph::Graph& graph, const Devices& devices,
+namespace {
+
+double brute_force(const graph::Graph& graph, const std::vector<Fleet>& fleets,
                    const PlannerOptions& options) {
-  Twin twin(graph, devices, options);
+  Twin twin(graph, fleets, options);
   for (int64_t b = 1; b <= options.batch; ++b) {
     if (options.batch % b != 0) continue;
     if (!options.micro_batches.empty() &&
@@ -172,9 +177,11 @@ double brute_force(const graph::Graph& graph, const Devices& devices,
         if (b % r != 0) continue;
         for (const bool again : {false, true}) {
           if (again && !(recompute && options.recompute)) continue;
-          twin.shapes.emplace_back(t, again, false, r);
-          if (r > 1 && options.shard_optimizer && graph.optimizer_factor > 0) {
-            twin.shapes.emplace_back(t, again, true, r);
+          for (int f = 0; f < static_cast<int>(fleets.size()); ++f) {
+            twin.shapes.emplace_back(t, again, false, r, f);
+            if (r > 1 && options.shard_optimizer && graph.optimizer_factor > 0) {
+              twin.shapes.emplace_back(t, again, true, r, f);
+            }
           }
         }
       }
@@ -182,6 +189,16 @@ double brute_force(const graph::Graph& graph, const Devices& devices,
     twin.assign(0);
   }
   return twin.best;
+}
+
+}  // namespace
+
+double brute_force(const graph::Graph& graph, const Devices& devices,
+                   const PlannerOptions& options) {
+  // Stages on one group each, or all devices taken for the least of them.
+  const std::vector<Fleet> fleets = fleets_of(devices);
+  const double all = brute_force(graph, {fleet_of(devices)}, options);
+  return fleets.size() == 1 ? all : std::min(all, brute_force(graph, fleets, options));
 }
 
 SmallCase small_case(uint64_t seed) {
@@ -248,6 +265,18 @@ SmallCase small_case(uint64_t seed) {
   group.intra = {400, 0.001};
   group.inter = {rng.below(2) == 0 ? 1e6 : 100.0, 0.002};
   out.devices = uniform_devices(devices, per_node, group);
+  Rng other(seed, 6);
+  if (devices > 1 && devices < 6 && n < 7 && other.below(4) == 0) {  // two groups
+    DeviceGroup second = group;
+    second.name = "second";
+    group.nodes = 1 + static_cast<int>(other.below(devices - 1));
+    second.nodes = devices - group.nodes;
+    group.devices_per_node = second.devices_per_node = 1;
+    second.speed = 0.5 + 0.5 * other.below(6);
+    if (other.below(2) == 0) second.memory *= 0.5 + 0.5 * other.below(4);
+    if (other.below(3) == 0) second.inter = {1000, 0.01};
+    out.devices = Devices({group, second});
+  }
   constexpr int64_t kBatches[] = {1, 2, 4, 6};
   out.options.batch = kBatches[rng.below(4)];
   if (out.options.batch == 6) out.options.micro_batches = {2, 6};

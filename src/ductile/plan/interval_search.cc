@@ -10,6 +10,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNarrow = 0.02;       // of the best: an interval that is looked at as a whole
 constexpr double kWorthJudging = 1.1;  // of the best: what the evaluator may find to be better
+constexpr double kBoundStep = 0.005;
 constexpr size_t kOtherSizes = 6;
 constexpr int kFirstLabels = 12;  // kept per state; more where they did not suffice
 constexpr int kMoreLabels = 4;    // times as many
@@ -91,7 +92,7 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
       item.low = -1;  // not begun
       item.labels = options.tolerance > 0 ? std::min(kFirstLabels, most_labels(spaces[i]))
                                           : options.max_labels;
-      item.bound = work / capacity * m * (1 - 1e-6);
+      item.bound = size.share = work / capacity * m * (1 - 1e-6);
       sizes_.push_back(std::move(size));
       items_.push(item);
     }
@@ -103,7 +104,7 @@ int IntervalSearch::most_labels(const SearchSpace& space) const {
   return few ? std::min(options_.max_labels, kFewLabels) : options_.max_labels;
 }
 
-void IntervalSearch::add_others(double best, std::vector<Candidate>& found) {
+void IntervalSearch::add_others(double best, double worth, std::vector<Candidate>& found) {
   std::vector<Size*> near;
   for (Size& size : sizes_) {
     if (size.search) near.push_back(&size);
@@ -114,14 +115,14 @@ void IntervalSearch::add_others(double best, std::vector<Candidate>& found) {
   for (Size* size : near) {
     LabelSearch& search = *size->search;
     double low = search.bound().least_tau();
-    const double most = most_tau(search, search.least_rest(), best);
+    const double most = most_tau(search, search.least_rest(), (worth - 0.1) * best);
     double tau = low;
     for (const double share : {0.1, 0.2, 0.3, 0.4, 0.6, 1.0}) {
       if (timed_out_ || Clock::now() > deadline_) return;
       low = tau;
       tau = low + (most - low) * share;
       const double path_bound = search.bound().solve(tau);
-      const Solution s = search.solve(tau, path_bound, low, kWorthJudging * best, kFirstLabels);
+      const Solution s = search.solve(tau, path_bound, low, worth * best, kFirstLabels);
       if (!s.found) continue;
       found.push_back(
           to_candidate(*size->space, s, size->micro_batch, options_.batch, fleets_.size() > 1));
@@ -173,12 +174,40 @@ double IntervalSearch::run(double& best, std::vector<Candidate>& found) {
   return bound_;
 }
 
-// Makes the search of a size; false where it is done with.
-bool IntervalSearch::begin(Item& item, double best) {
-  Size& size = sizes_[item.size];
+void IntervalSearch::make_search(Size& size) {
+  if (size.search) return;
   size.search = std::make_unique<LabelSearch>(*size.space, fleets_, size.flows, options_,
                                               Effort{options_.max_labels, steps_}, size.micro_batch,
                                               deadline_);
+}
+
+double IntervalSearch::schedule_bound(double seconds) {
+  double bound = seconds;
+  std::vector<Size*> order;
+  for (Size& size : sizes_) order.push_back(&size);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Size* a, const Size* b) { return a->share < b->share; });
+  for (Size* size : order) {
+    if (size->share >= bound) break;
+    if (Clock::now() > deadline_) return size->share;
+    make_search(*size);
+    PathBound& paths = size->search->bound();
+    double high = bound * (1 - kBoundStep);
+    if (!paths.fits_in_all(high)) continue;
+    double low = size->share;
+    while (high - low > kBoundStep * high) {
+      const double middle = (low + high) / 2;
+      (paths.fits_in_all(middle) ? high : low) = middle;
+    }
+    bound = low;
+  }
+  return bound < seconds ? bound : bound * (1 - kBoundStep);
+}
+
+// Makes the search of a size; false where it is done with.
+bool IntervalSearch::begin(Item& item, double best) {
+  Size& size = sizes_[item.size];
+  make_search(size);
   LabelSearch& search = *size.search;
   if (size.price == 0) {
     // That of the nearest size known: it grows as the seconds of a micro-batch do.

@@ -33,9 +33,14 @@ class IntervalSearch {
   // Improves `best` and appends to `found`; the bound of these spaces is returned.
   double run(double& best, std::vector<Candidate>& found);
 
-  // Appends more plans that are nearly as good as the best, of several sizes and bottlenecks: what
-  // the formula leaves out may make one of them the better.
-  void add_others(double best, std::vector<Candidate>& found);
+  // Appends more plans that take at most `worth` times the best, of several sizes and bottlenecks:
+  // what the formula leaves out may make one of them the better.
+  void add_others(double best, double worth, std::vector<Candidate>& found);
+
+  // No plan of these spaces takes less, whatever its schedule and whatever the formula says: each
+  // stage is busy with all micro-batches and then sums its gradients, and there are only so many
+  // devices, each of so much memory. `seconds`: what a plan is known to take.
+  double schedule_bound(double seconds);
 
   // Takes what another search, of coarser spaces, found of the price of devices.
   void guess_prices(const IntervalSearch& other);
@@ -57,11 +62,13 @@ class IntervalSearch {
     const SearchSpace* space = nullptr;
     std::span<const PathFlow> flows;
     int64_t micro_batch = 0;
-    double price = 0;                                        // a guess; 0: none
+    double share = 0;  // seconds, if all devices shared all of the work
+    double price = 0;  // a guess; 0: none
     double found = std::numeric_limits<double>::infinity();  // the best of this size
     double step = 1.25;  // most that the bottleneck grows within an interval
     std::unique_ptr<LabelSearch> search;
   };
+  void make_search(Size& size);
   bool begin(Item& item, double best);
   double most_tau(const LabelSearch& search, double rest, double enough) const;
   void look_at(Item item, double& best, std::vector<Candidate>& found);

@@ -63,8 +63,8 @@ class LabelSearch {
 
   bool timed_out() const { return timed_out_; }
   int64_t labels() const { return num_labels_; }
-  // A label costs as much as ten stages priced.
-  int64_t steps() const { return steps_ + bound_.pairs() + 10 * num_labels_; }
+  // A label costs as much as thirty stages priced.
+  int64_t steps() const { return steps_ + bound_.pairs() + 30 * num_labels_; }
 
  private:
   struct Value {  // of a group

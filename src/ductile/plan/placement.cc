@@ -3,14 +3,19 @@
 
 #include "ductile/base/error.h"
 #include "ductile/plan/planner.h"
+#include "ductile/plan/search_space_impl.h"
 
 namespace ductile::plan {
+
+namespace {
 
 // Greedy, the largest stages first: a stage larger than a node takes whole free nodes and what is
 // left over of one; a smaller one goes into one node, of those with room the one that holds most of
 // its traffic partners, else the fullest that still has room. Only where no node has room is a
 // stage spread.
-void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
+// `fleets`: of each stage, or empty where any device will do.
+void place(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
+           Plan& plan) {
   int needed = 0;
   for (const Stage& s : plan.stages) needed += s.num_devices();
   if (needed > devices.size()) {
@@ -25,6 +30,12 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
   std::vector<double> speed(free.size());
   for (size_t node = 0; node < free.size(); ++node) {
     speed[node] = devices.group(free[node].back()).speed;
+  }
+
+  const std::vector<int> fleet_of_group = fleet_numbers(devices);
+  std::vector<int> fleet(free.size());
+  for (size_t node = 0; node < free.size(); ++node) {
+    fleet[node] = fleet_of_group[devices.group_index(free[node].back())];
   }
 
   // Stages in topological order within equal size, so neighbours meet on a node.
@@ -42,7 +53,7 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const int x = plan.stages[a].num_devices();
     const int y = plan.stages[b].num_devices();
-    if (!uniform && load[a] != load[b]) return load[a] > load[b];
+    if (!uniform && fleets.empty() && load[a] != load[b]) return load[a] > load[b];
     return x != y ? x > y : rank[a] < rank[b];
   });
   std::vector<std::vector<std::pair<int, double>>> on_node(num);  // of placed stages: node, share
@@ -60,6 +71,7 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
     int best = -1;
     for (int node = 0; node < static_cast<int>(free.size()); ++node) {
       if (free[node].size() < size) continue;
+      if (!fleets.empty() && fleet[node] != fleets[i]) continue;
       if (best < 0) {
         best = node;
         continue;
@@ -85,6 +97,7 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
         return free[a].size() > free[b].size();
       });
       for (int node : nodes) {
+        if (!fleets.empty() && fleet[node] != fleets[i]) continue;
         while (!free[node].empty() && stage.devices.size() < size) {
           stage.devices.push_back(free[node].back());
           free[node].pop_back();
@@ -99,6 +112,17 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
       it->second += 1.0 / static_cast<double>(size);
     }
   }
+}
+
+}  // namespace
+
+void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
+  place(graph, devices, {}, plan);
+}
+
+void place_on_fleets(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
+                     Plan& plan) {
+  place(graph, devices, fleets, plan);
 }
 
 }  // namespace ductile::plan

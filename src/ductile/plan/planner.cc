@@ -18,18 +18,22 @@ namespace ductile::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int kMaxChainStates = 1000;
-constexpr double kPoorGap = 1.1;  // from here on a search was poor
-constexpr size_t kJudged = 16;    // plans that the evaluator compares, and their tasks in all
+constexpr size_t kMaxChainStates = 1000;
+constexpr double kPoorGap = 1.1;       // from here on a search was poor
+constexpr double kNearlyAsGood = 1.1;  // of the best: plans worth judging
+constexpr double kLessGood = 1.5;      // where the formula was a poor guide
+constexpr size_t kJudged = 16;         // plans that the evaluator compares, and their tasks in all
 constexpr int64_t kJudgedTasks = 15'000;
 constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged beside another
 constexpr int64_t kOrders = 14;          // tried for a plan, all in all
 constexpr size_t kManyStates = 300;      // of a space: it is searched with less effort
 constexpr int kCoarseStates = 48;
+constexpr double kSpaceShare = 0.3;      // of the time left, to make a space ...
+constexpr double kSecondsPerCut = 1e-7;  // ... for each operator
 constexpr double kCoarseTolerance = 0.02;
 constexpr int kCoarseLabels = 8;
 constexpr int64_t kCoarseSteps = 400'000;
-constexpr int64_t kManySteps = 12'000'000;
+constexpr int64_t kManySteps = 15'000'000;
 constexpr int64_t kSteps = 60'000'000;  // stages priced
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
@@ -73,6 +77,14 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
   return plan;
 }
 
+void place_candidate(const graph::Graph& graph, const Devices& devices, Candidate& c) {
+  if (c.fleets.empty()) {
+    place(graph, devices, c.plan);
+  } else {
+    place_on_fleets(graph, devices, c.fleets, c.plan);
+  }
+}
+
 int64_t tasks_of(const Plan& plan) {
   int64_t tasks = 0;
   for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
@@ -106,7 +118,7 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
   const size_t judged = std::min(found.size(), kJudged);
   std::vector<std::pair<double, size_t>> order;
   for (size_t i = 0; i < judged; ++i) {
-    place(graph, devices, found[i].plan);
+    place_candidate(graph, devices, found[i]);
     tasks += kOrders * tasks_of(found[i].plan);
     order.emplace_back(0.0, i);
   }
@@ -131,7 +143,7 @@ void judge(const graph::Graph& graph, const Devices& devices, const PlannerOptio
   }
   // None of them fits: others.
   for (size_t i = 0; i < found.size() && !out.feasible; ++i) {
-    if (i >= judged) place(graph, devices, found[i].plan);
+    if (i >= judged) place_candidate(graph, devices, found[i]);
     consider_all(found[i]);
   }
 }
@@ -279,51 +291,84 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
 
   Planned out;
   out.lower_bound = kInfinity;
-  std::vector<SearchSpace> spaces(1);
-  if (SearchSpace::all_downsets(graph, options.max_transitions, spaces[0])) {
-    out.space = fmt::format("all {} downsets", spaces[0].states().size());
-  } else {
-    const std::vector<OpId> deep = depth_first_order(graph);
-    const std::vector<OpId> level = level_order(graph);
-    const int states =
-        std::clamp(static_cast<int>(std::sqrt(2.0 * options.max_transitions)), 16, kMaxChainStates);
-    spaces[0] = SearchSpace::of_order(graph, deep, states);
-    out.space = "cuts of the operators branch by branch";
-    if (level != deep) {
-      spaces.push_back(SearchSpace::of_order(graph, level, states));
-      out.space += ", and of those in step";
-    }
-    if (spaces[0].states().size() <= graph.ops.size()) {
-      out.space += fmt::format(", {} cuts each", spaces[0].states().size() - 2);
-    }
-  }
-
   double best = kInfinity;
   std::vector<Candidate> found;
   data_parallel(graph, devices, options, sizes, best, found);
-  const std::vector<Fleet> fleets = {fleet};
-  // Of large spaces first coarse ones, for something to compare with.
-  std::vector<SearchSpace> coarse;
-  for (const SearchSpace& space : spaces) {
-    if (!space.is_chain() || space.states().size() < kManyStates) continue;
-    coarse.push_back(
-        SearchSpace::of_order(graph, {space.chain().begin(), space.chain().end()}, kCoarseStates));
+  // All devices as the least of them; and, where groups differ, each stage on one group.
+  std::vector<std::vector<Fleet>> fleets = {{fleet}};
+  if (std::vector<Fleet> groups = fleets_of(devices); groups.size() > 1) fleets.push_back(groups);
+  std::vector<std::unique_ptr<IntervalSearch>> searches;
+  const auto search_all = [&](const std::vector<SearchSpace>& spaces, const PlannerOptions& how,
+                              int64_t steps) {
+    std::vector<std::unique_ptr<IntervalSearch>> before = std::move(searches);
+    searches.clear();
+    out.lower_bound = kInfinity;
+    out.timed_out = false;
+    for (size_t i = 0; i < fleets.size(); ++i) {
+      searches.push_back(
+          std::make_unique<IntervalSearch>(spaces, fleets[i], how, sizes, steps, deadline));
+      if (!before.empty()) searches.back()->guess_prices(*before[i]);
+      out.lower_bound = std::min(out.lower_bound, searches.back()->run(best, found));
+      out.timed_out = out.timed_out || searches.back()->timed_out();
+      out.labels += searches.back()->labels();
+    }
+  };
+  std::vector<SearchSpace> spaces(1), coarse;
+  std::vector<std::vector<OpId>> orders;
+  const size_t num_ops = graph.ops.size();
+  size_t states = std::clamp<size_t>(static_cast<size_t>(std::sqrt(2.0 * options.max_transitions)),
+                                     16, kMaxChainStates);
+  if (SearchSpace::all_downsets(graph, options.max_transitions, spaces[0])) {
+    out.space = fmt::format("all {} downsets", spaces[0].states().size());
+    if (spaces[0].is_chain())
+      orders.emplace_back(spaces[0].chain().begin(), spaces[0].chain().end());
+  } else {
+    spaces.clear();
+    orders.push_back(depth_first_order(graph));
+    out.space = "cuts of the operators branch by branch";
+    if (std::vector<OpId> level = level_order(graph); level != orders[0]) {
+      orders.push_back(std::move(level));
+      out.space += ", and of those in step";
+    }
   }
   PlannerOptions own = options;
-  if (!coarse.empty())
-    own.tolerance = options.tolerance > 0 ? std::max(kCoarseTolerance, options.tolerance) : 0;
-  const int64_t thousands = static_cast<int64_t>(graph.ops.size()) / 1000;
-  const int64_t many = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
-  PlannerOptions quick = own;
-  quick.max_labels = std::min(options.max_labels, kCoarseLabels);
-  IntervalSearch first(coarse, fleets, quick, sizes, kCoarseSteps, deadline);
-  if (!coarse.empty()) first.run(best, found);
-  IntervalSearch search(spaces, fleets, own, sizes, coarse.empty() ? kSteps : many, deadline);
-  search.guess_prices(first);
-  out.lower_bound = search.run(best, found);
-  if (coarse.empty() && options.evaluate && options.tolerance > 0) search.add_others(best, found);
-  out.timed_out = search.timed_out();
-  out.labels = search.labels();
+  int64_t steps = kSteps;
+  // Of large spaces first coarse ones, for something to compare with.
+  if (!orders.empty() && std::min(num_ops + 1, states) >= kManyStates) {
+    const auto thousands = static_cast<int64_t>(num_ops / 1000);
+    steps = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
+    if (options.tolerance > 0) own.tolerance = std::max(kCoarseTolerance, options.tolerance);
+    PlannerOptions quick = own;
+    quick.max_labels = std::min(options.max_labels, kCoarseLabels);
+    for (const std::vector<OpId>& order : orders) {
+      coarse.push_back(SearchSpace::of_order(graph, order, kCoarseStates));
+    }
+    search_all(coarse, quick, kCoarseSteps);
+  }
+  const bool is_large = !coarse.empty();
+  if (spaces.empty()) {
+    // Of a very large graph fewer cuts, where making them all would take the time there is.
+    const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+    const double most = kSpaceShare * std::max(left, 0.0) /
+                        (kSecondsPerCut * static_cast<double>(num_ops * orders.size()));
+    if (most < static_cast<double>(states)) states = static_cast<size_t>(most);
+    if (is_large && states < 2 * kCoarseStates) {
+      spaces = std::move(coarse);
+      out.timed_out = true;
+    } else {
+      for (const std::vector<OpId>& order : orders) {
+        spaces.push_back(SearchSpace::of_order(graph, order, static_cast<int>(states)));
+      }
+    }
+    if (spaces[0].states().size() <= num_ops) {
+      out.space += fmt::format(", {} cuts each", spaces[0].states().size() - 2);
+    }
+  }
+  if (!is_large || !coarse.empty()) search_all(spaces, own, steps);
+  const bool judge_more = !is_large && options.evaluate && options.tolerance > 0;
+  for (auto& search : searches) {
+    if (judge_more && best < kInfinity) search->add_others(best, kNearlyAsGood, found);
+  }
   if (found.empty())
     find_any(spaces[0], fleet, options, sizes,
              std::max(deadline, Clock::now() + std::chrono::seconds(2)), best, found);
@@ -335,8 +380,10 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   }
   add_chains(graph, spaces[0], fleet, devices, options, deadline, best, found);
   out.lower_bound = std::min(out.lower_bound, best);
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  const auto by_seconds = [](const Candidate& a, const Candidate& b) {
+    return a.seconds < b.seconds;
+  };
+  std::stable_sort(found.begin(), found.end(), by_seconds);
   if (options.evaluate) {
     // Some were found more than once.
     found.erase(std::unique(found.begin(), found.end(),
@@ -349,23 +396,62 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
       add_sequential_plan(graph, devices, options, found);
     }
     judge(graph, devices, options, deadline, found, out);
+    if (judge_more && out.simulated_seconds > kPoorGap * best) {
+      // Messages hold up more than the formula knows: it is a poor guide, so more is judged.
+      std::vector<Candidate> more;
+      for (auto& search : searches) search->add_others(best, kLessGood, more);
+      std::stable_sort(more.begin(), more.end(), by_seconds);
+      if (size * fleet.devices < 1e8) add_sequential_plan(graph, devices, options, more);
+      Planned other;
+      judge(graph, devices, options, deadline, more, other);
+      if (other.feasible && other.simulated_seconds < out.simulated_seconds) {
+        out.simulated_seconds = other.simulated_seconds;
+        out.formula_seconds = other.formula_seconds;
+        out.plan = std::move(other.plan);
+      }
+    }
   } else {
     out.feasible = true;
+    place_candidate(graph, devices, found.front());
     out.plan = found.front().plan;
     out.formula_seconds = found.front().seconds;
-    place(graph, devices, out.plan);
   }
-  out.gap = out.lower_bound > 0 ? out.formula_seconds / out.lower_bound - 1 : 0;
+  out.best_formula_seconds = best;
+  out.gap = out.lower_bound > 0 ? best / out.lower_bound - 1 : 0;
+  if (options.evaluate) {
+    out.schedule_bound = out.simulated_seconds;
+    for (auto& search : searches) {
+      out.schedule_bound =
+          std::min(out.schedule_bound, search->schedule_bound(out.simulated_seconds));
+    }
+    out.schedule_gap = out.simulated_seconds / out.schedule_bound - 1;
+  }
   out.plan.predicted_seconds = out.formula_seconds;
   out.plan.lower_bound = out.lower_bound;
   out.plan.bound_reason = "least value of the planner's formula over " + out.space;
+  if (options.evaluate) {
+    out.plan.bound_reason += fmt::format(
+        "; under any schedule at least {:.6g} s, the busiest stage and its gradient sum alone",
+        out.schedule_bound);
+  }
   out.cpu_seconds = cpu_now() - cpu;
   return out;
 }
 
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
                        Objective objective) {
-  const Fleet fleet = fleet_of(devices);
+  const Fleet all = fleet_of(devices);
+  const std::vector<Fleet> fleets = fleets_of(devices);
+  const std::vector<int> fleet_of_group = fleet_numbers(devices);
+  // The fleet that a stage was placed on, if it is one.
+  const auto fleet_of_stage = [&](const Stage& stage) -> const Fleet& {
+    if (stage.devices.empty() || fleets.size() == 1) return all;
+    const auto number = [&](int device) { return fleet_of_group[devices.group_index(device)]; };
+    for (int d : stage.devices) {
+      if (number(d) != number(stage.devices[0])) return all;
+    }
+    return fleets[number(stage.devices[0])];
+  };
   const StageGraph stages = stage_graph(graph, plan);
   const std::vector<double> inputs = graph::input_bytes(graph);
   const int n = static_cast<int>(plan.stages.size());
@@ -380,8 +466,8 @@ double formula_seconds(const graph::Graph& graph, const Devices& devices, const 
     micro_batch = stage.micro_batch;
     const Shape shape{stage.replicas, stage.tensor, 0, stage.shard_optimizer};
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
-    const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph, fleet,
-                                   micro_batch, plan.batch, objective);
+    const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph,
+                                   fleet_of_stage(stage), micro_batch, plan.batch, objective);
     if (c.most < in_flight[i] / micro_batch) return kInfinity;
     tau = std::max(tau, c.tau);
     x[i] = c.transfer;

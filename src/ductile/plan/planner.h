@@ -19,7 +19,9 @@ namespace ductile::plan {
 //   seconds = (m - 1) max tau + max S                              fill, steady state, drain, sum
 // Memory is counted by plan/cost.h, with GraphPipe's figure of samples in flight. Links are those
 // of a tidy placement: what fits a node is inside one; stages talk over the slower link unless all
-// devices share a node.
+// devices share a node. Where groups of devices differ, a stage is on one of them, with its speed,
+// memory and links; besides, plans are searched that take all devices for the least of them, and so
+// may have stages across groups.
 enum class Objective {
   time,        // the formula above
   throughput,  // batch x max over stages of (tau / b + s / batch): the steady state alone
@@ -47,13 +49,20 @@ struct Planned {
   // would help.
   bool feasible = false;
   Plan plan;
-  // By the formula (objective) of the plan; the least any plan of the space can have; their ratio
-  // minus one. The bound is of the formula, not of the evaluator, and of the space searched.
+  // By the formula (objective): of the plan; the least of all plans found; the least any plan of
+  // the space searched can have. `gap` says how well was searched: best_formula_seconds over
+  // lower_bound, minus one. (The plan may have more: it is the one the evaluator prefers.)
   double formula_seconds = 0;
+  double best_formula_seconds = 0;
   double lower_bound = 0;
   double gap = 0;
-  double simulated_seconds = 0;  // evaluate(); 0 where not asked for
-  std::string space;             // what was searched, in words: "all 242 downsets" ...
+  // evaluate(), 0 where not asked for; the least that any plan of the space takes under any
+  // schedule, zero-bubble ones included; their ratio minus one: how far the plan may be from the
+  // best there is. This bound knows of no waits, so it is the looser of the two.
+  double simulated_seconds = 0;
+  double schedule_bound = 0;
+  double schedule_gap = 0;
+  std::string space;  // what was searched, in words: "all 242 downsets" ...
   bool timed_out = false;
   double cpu_seconds = 0;
   int64_t labels = 0;  // made, all in all

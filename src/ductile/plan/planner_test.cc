@@ -1,5 +1,6 @@
 #include "ductile/plan/planner.h"
 
+#include <chrono>
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@ using testing::code_of;
 TEST(Planner, EqualsTheBruteForceOptimumOnFiveThousandSmallGraphs) {
   int feasible = 0;
   int graphs_of_stages = 0;
+  int unequal = 0;
   for (uint64_t seed = 0; seed < 5000; ++seed) {
     SCOPED_TRACE(seed);
     const SmallCase c = small_case(seed);
@@ -30,8 +32,13 @@ TEST(Planner, EqualsTheBruteForceOptimumOnFiveThousandSmallGraphs) {
     ASSERT_LE(planned.gap, 1e-8);
     // The plan is what was promised.
     check(planned.plan, c.graph, c.devices);
-    ASSERT_NEAR(formula_seconds(c.graph, c.devices, planned.plan, c.options.objective), best,
-                1e-8 * best);
+    const double again = formula_seconds(c.graph, c.devices, planned.plan, c.options.objective);
+    ASSERT_LE(again, best * (1 + 1e-8));
+    if (c.devices.is_uniform()) {
+      ASSERT_NEAR(again, best, 1e-8 * best);
+    } else {
+      ++unequal;  // where stages lie across groups, they count as the least of them
+    }
     const Timeline line = evaluate(c.graph, c.devices, planned.plan);
     ASSERT_TRUE(line.fits());
     const StageGraph stages = stage_graph(c.graph, planned.plan);
@@ -44,6 +51,107 @@ TEST(Planner, EqualsTheBruteForceOptimumOnFiveThousandSmallGraphs) {
   }
   EXPECT_GT(feasible, 3000);
   EXPECT_GT(graphs_of_stages, 200);
+  EXPECT_GT(unequal, 200);
+}
+
+// Small figures of time and memory, so that many devices are of use.
+Devices v100s(int n) {
+  DeviceGroup group;
+  group.memory = 16e9;
+  return uniform_devices(n, 4, group);
+}
+
+TEST(Planner, ProvesItsPlansOfKnownModelsNearlyTheBest) {
+  for (const char* model : {"candle", "dlrm", "mmt", "candle:8"}) {
+    SCOPED_TRACE(model);
+    PlannerOptions options;
+    options.batch = 1024;
+    const Planned p = make_plan(graph::build_graph(model), v100s(16), options);
+    ASSERT_TRUE(p.feasible);
+    EXPECT_LE(p.gap, 0.006);
+    EXPECT_LE(p.lower_bound, p.best_formula_seconds);
+    EXPECT_LE(p.best_formula_seconds, p.formula_seconds * (1 + 1e-9));
+    EXPECT_GT(p.schedule_bound, 0);
+    EXPECT_LE(p.schedule_bound, p.simulated_seconds);
+  }
+}
+
+// No schedule of any plan of ours may take less than the bound that claims to hold for all.
+TEST(Planner, BoundOnSchedulesHoldsForEveryBaselineAndSmallGraph) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    SmallCase c = small_case(seed);
+    c.options.evaluate = true;
+    const Planned p = make_plan(c.graph, c.devices, c.options);
+    if (!p.feasible) continue;
+    ASSERT_LE(p.schedule_bound, p.simulated_seconds);
+    for (const char* name : {"graphpipe", "pipedream", "equal", "data"}) {
+      PlannerOptions options = c.options;
+      options.time_limit = 5;
+      const BaselineResult r = run_baseline(name, c.graph, c.devices, options);
+      if (r.ok() && p.space.starts_with("all ")) {
+        ASSERT_GE(r.plan.predicted_seconds, p.schedule_bound * (1 - 1e-9)) << name;
+      }
+    }
+  }
+}
+
+TEST(Planner, UsesFasterDevicesForWhatTheyAreGoodAt) {
+  DeviceGroup slow;
+  slow.nodes = 2;
+  slow.devices_per_node = 4;
+  DeviceGroup fast = slow;
+  fast.name = "fast";
+  fast.nodes = 1;
+  fast.speed = 3;
+  fast.memory = 40e9;
+  const Devices devices({slow, fast});
+  PlannerOptions options;
+  options.batch = 512;
+  const graph::Graph graph = graph::build_graph("mmt");
+  const Planned p = make_plan(graph, devices, options);
+  const Planned alike = make_plan(graph, v100s(12), options);
+  ASSERT_TRUE(p.feasible);
+  check(p.plan, graph, devices);
+  EXPECT_TRUE(evaluate(graph, devices, p.plan).fits());
+  EXPECT_LT(p.simulated_seconds, 0.8 * alike.simulated_seconds);
+}
+
+// A limit cuts the search short: a plan there is nonetheless, with what is proven of it. Generous,
+// as the machine may be busy.
+TEST(Planner, KeepsTheTimeLimit) {
+  struct Case {
+    const char* graph;
+    double limit;
+    bool cut_short;
+  };
+  for (const Case& c : {Case{"chain:20000", 0.05, true}, Case{"random:4000", 0.05, true},
+                        Case{"branches:16,500,100", 0.05, true}, Case{"candle:16", 0.001, false},
+                        Case{"chain:100", 0.001, false}}) {
+    SCOPED_TRACE(c.graph);
+    PlannerOptions options;
+    options.batch = 1024;
+    options.time_limit = c.limit;
+    DeviceGroup group;
+    group.memory = 400e9;
+    const auto start = std::chrono::steady_clock::now();
+    const Planned p =
+        make_plan(graph::build_graph(c.graph), uniform_devices(256, 8, group), options);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    ASSERT_TRUE(p.feasible);
+    EXPECT_TRUE(p.timed_out || !c.cut_short);
+    EXPECT_GT(p.lower_bound, 0);
+    EXPECT_LE(p.lower_bound, p.best_formula_seconds);
+  }
+}
+
+TEST(Planner, FindsPlansOfAThousandOperatorsOnAThousandDevices) {
+  PlannerOptions options;
+  options.batch = 4096;
+  options.evaluate = false;
+  const Planned p = make_plan(graph::build_graph("chain:1000"), v100s(1024), options);
+  ASSERT_TRUE(p.feasible);
+  EXPECT_LT(p.gap, 0.12);
 }
 
 }  // namespace

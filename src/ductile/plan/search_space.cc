@@ -54,21 +54,37 @@ Fleet fleet_of(const Devices& devices) {
   return f;
 }
 
-std::vector<Fleet> fleets_of(const Devices& devices) {
+namespace {
+
+// Groups of equal devices; which of them each group is.
+std::vector<DeviceGroup> kinds_of(const Devices& devices, std::vector<int>& number) {
   std::vector<DeviceGroup> kinds;
   for (const DeviceGroup& g : devices.groups()) {
     const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const DeviceGroup& k) {
       return k.devices_per_node == g.devices_per_node && k.memory == g.memory &&
              k.speed == g.speed && k.intra == g.intra && k.inter == g.inter;
     });
+    number.push_back(static_cast<int>(same - kinds.begin()));
     if (same == kinds.end()) {
       kinds.push_back(g);
     } else {
       same->nodes += g.nodes;
     }
   }
+  if (kinds.size() > kMaxFleets) {
+    kinds.clear();
+    number.assign(number.size(), 0);
+  }
+  return kinds;
+}
+
+}  // namespace
+
+std::vector<Fleet> fleets_of(const Devices& devices) {
+  std::vector<int> number;
+  const std::vector<DeviceGroup> kinds = kinds_of(devices, number);
   const Fleet all = fleet_of(devices);
-  if (kinds.size() == 1 || kinds.size() > kMaxFleets) return {all};
+  if (kinds.size() <= 1) return {all};
   std::vector<Fleet> out;
   for (const DeviceGroup& k : kinds) {
     Fleet f;
@@ -82,6 +98,12 @@ std::vector<Fleet> fleets_of(const Devices& devices) {
     out.push_back(f);
   }
   return out;
+}
+
+std::vector<int> fleet_numbers(const Devices& devices) {
+  std::vector<int> number;
+  kinds_of(devices, number);
+  return number;
 }
 
 SearchSpace::SearchSpace(const Graph& graph) : graph_(&graph), topology_(graph) {
@@ -468,6 +490,7 @@ bool SearchSpace::all_downsets(const Graph& graph, int64_t max_transitions, Sear
   // S downsets have at least S (S + 1) / 2 pairs in a chain, at most S^2 / 2; a wide graph has few
   // nested ones, so states are allowed up to a few times the square root.
   const size_t max_states = 64 + static_cast<size_t>(4 * std::sqrt(2.0 * max_transitions));
+  if (static_cast<size_t>(n) >= max_states) return false;  // there are n + 1 at least
   bool chain = true;
   for (size_t i = 0; i < rests.size(); ++i) {
     int ends = 0;

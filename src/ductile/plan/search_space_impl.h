@@ -8,6 +8,7 @@
 
 #include "ductile/graph/op_set.h"
 #include "ductile/plan/cost.h"
+#include "ductile/plan/planner.h"
 
 namespace ductile::plan {
 
@@ -30,6 +31,11 @@ inline constexpr int kMaxFleets = 4;
 // The groups, equal ones together, each with speed, memory and links of its own; stages talk over
 // the slowest link of all. One fleet, fleet_of(), where all are alike or more than kMaxFleets.
 std::vector<Fleet> fleets_of(const Devices& devices);
+// Of each group of the devices, the number of its fleet.
+std::vector<int> fleet_numbers(const Devices& devices);
+// place(), each stage on devices of its fleet.
+void place_on_fleets(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
+                     Plan& plan);
 
 // One way to run the operators of a stage on one device of it.
 struct Variant {
