@@ -23,9 +23,13 @@ constexpr std::array kBaselines = {
     Baseline{"data", "pure data parallelism"},
 };
 
-constexpr int64_t kPiperDownsets = 40'000;        // of the published program
+constexpr int64_t kPiperDownsets = 40'000;  // of the published program
+// Its states are antichains, that is downsets; with more than these (its own program takes half a
+// minute for 1,495), or several sources, its users give it the operators as a chain.
+constexpr int64_t kPipeDreamStates = 1'500;
 constexpr int64_t kPiperTransitions = 5'000'000;  // of our memory
 
+// The largest first: where time is short, those have the fewest tasks to carry out.
 std::vector<int64_t> sizes_of(const PlannerOptions& options) {
   std::vector<int64_t> sizes = options.micro_batches;
   if (sizes.empty()) {
@@ -33,6 +37,7 @@ std::vector<int64_t> sizes_of(const PlannerOptions& options) {
       if (options.batch % b == 0) sizes.push_back(b);
     }
   }
+  std::sort(sizes.rbegin(), sizes.rend());
   return sizes;
 }
 
@@ -135,14 +140,33 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
   const Fleet fleet = fleet_of(devices);
   BaselineResult result;
   bool timed_out = false;
-  bool any = false;  // some micro-batch size gave a plan
+  bool any = false;             // some micro-batch size gave a plan
+  double seconds_per_task = 0;  // of the judge
   double best = std::numeric_limits<double>::infinity();
+  const auto late = [&] {
+    if (Clock::now() <= deadline) return false;
+    timed_out = true;
+    return true;
+  };
   const auto consider = [&](Plan plan, bool is_chain) {
+    // The judge cannot be stopped: not begun where it would take longer than there is.
+    double tasks = 0;
+    for (const Stage& s : plan.stages) {
+      tasks += static_cast<double>(plan.batch) / static_cast<double>(s.micro_batch);
+    }
+    const std::chrono::duration<double> left = deadline - Clock::now();
+    if (tasks * seconds_per_task > left.count()) {
+      timed_out = true;
+      return;
+    }
     any = true;
     plan.planner = std::string(name);
+    const Clock::time_point begun = Clock::now();
     place(graph, devices, plan);
     const Timeline line =
         is_chain ? evaluate(chained(graph, plan), devices, plan) : evaluate(graph, devices, plan);
+    const std::chrono::duration<double> taken = Clock::now() - begun;
+    seconds_per_task = taken.count() / tasks;
     if (!line.fits() || line.seconds >= best) return;
     best = line.seconds;
     plan.predicted_seconds = line.seconds;
@@ -150,6 +174,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
   };
   const auto search_chain = [&](const SearchSpace& space, bool tensor) {
     for (int64_t b : sizes_of(options)) {
+      if (late()) break;
       const SequentialResult r = sequential_search(space, fleet, options, b, tensor, deadline);
       timed_out = timed_out || r.timed_out;
       if (r.found) consider(r.plan, true);
@@ -165,10 +190,17 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
       search_chain(space, true);
     }
   } else if (name == "pipedream") {
-    const int states = static_cast<int>(std::min<size_t>(graph.ops.size() + 1, 1500));
-    search_chain(SearchSpace::of_order(graph, depth_first_order(graph), states), false);
+    SearchSpace space;
+    if (graph::count_downsets(graph::Topology(graph), kPipeDreamStates) > kPipeDreamStates ||
+        !SearchSpace::all_downsets(graph, kPiperTransitions, space)) {
+      space = SearchSpace::of_order(
+          graph, depth_first_order(graph),
+          static_cast<int>(std::min<size_t>(graph.ops.size() + 1, kPipeDreamStates)));
+    }
+    search_chain(space, false);
   } else if (name == "graphpipe") {
     for (int64_t b : sizes_of(options)) {
+      if (late()) break;
       if ((b & (b - 1)) != 0) continue;  // powers of two
       const SequentialResult r = graphpipe_search(graph, fleet, options, b, deadline);
       timed_out = timed_out || r.timed_out;
@@ -176,6 +208,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
     }
   } else {
     for (int64_t b : sizes_of(options)) {
+      if (late()) break;
       if (name == "equal") {
         consider(equal_plan(graph, fleet, options, b), true);
       } else {

@@ -47,7 +47,12 @@ class GraphPipe {
       }
       memo_.clear();
       target_ = target;
-      if (solve(whole(root_), fleet_.devices, 0).samples == kNone) {
+      const bool none = solve(whole(root_), fleet_.devices, 0).samples == kNone;
+      if (late_) {
+        result.timed_out = true;
+        break;
+      }
+      if (none) {
         if (!result.found) return result;  // even so slow a plan does not fit memory
         low = target;
         continue;
@@ -107,6 +112,12 @@ class GraphPipe {
     return static_cast<int>(nodes_.size()) - 1;
   }
 
+  // The clock is read seldom; once late, always late.
+  bool late() {
+    if (!late_ && (++asked_ & 63) == 0) late_ = Clock::now() > deadline_;
+    return late_;
+  }
+
   Part whole(int node) const {
     return {node, 0, std::max(1, static_cast<int>(nodes_[node].children.size()))};
   }
@@ -163,6 +174,7 @@ class GraphPipe {
     const auto known = memo_.find(key);
     if (known != memo_.end()) return known->second;
     Entry best;
+    if (late()) return nothing_;
     if ((d & (d - 1)) == 0) {  // a power of two
       const StageCost& c = stage(part).costs[std::countr_zero(static_cast<unsigned>(d))];
       const int64_t w = std::min(after + micro_batch_, options_.batch);
@@ -171,11 +183,10 @@ class GraphPipe {
     const Node& node = nodes_[part.node];
     // One stage holds the fewest samples there can be.
     if (best.samples == kNone && !node.children.empty()) {
-      if (Clock::now() > deadline_) return memo_[key] = best;
-      for (int cut = part.first + 1; cut < part.end; ++cut) {
+      for (int cut = part.first + 1; cut < part.end && !late_; ++cut) {
         const Part a{part.node, part.first, cut};
         const Part b{part.node, cut, part.end};
-        for (int second = 1; second < d; ++second) {
+        for (int second = 1; second < d && !late_; ++second) {
           int64_t w = kNone;
           const int64_t behind = solve(b, second, after).samples;
           if (behind == kNone) continue;
@@ -226,6 +237,9 @@ class GraphPipe {
   std::vector<Node> nodes_;
   int root_ = 0;
   double target_ = 0;
+  bool late_ = false;
+  uint32_t asked_ = 0;
+  Entry nothing_;
   std::unordered_map<uint64_t, Entry> memo_;
   std::unordered_map<uint64_t, StageInfo> stages_;
 };

@@ -313,9 +313,6 @@ double PathBound::solve(double tau) {
   if (need_[0] > table_.capacity() * (1 + kSlack)) return kInfinity;
   if (!latency_) return 0;
   const double capacity = table_.capacity();
-  const auto set_prices = [&](double middle, double ratio) {
-    prices_ = {middle / ratio, middle, middle * ratio, middle};
-  };
   const bool fresh = !priced_;
   if (fresh && !guessed_) {
     const double scale = std::max(work_[0] / capacity, 1e-30) / capacity;

@@ -1,6 +1,7 @@
 #include "ductile/plan/piper.h"
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <limits>
 
@@ -10,6 +11,7 @@
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/downsets.h"
+#include "ductile/graph/formats.h"
 
 namespace ductile::plan {
 namespace {
@@ -136,6 +138,37 @@ TEST(Piper, TheFormulaByHand) {
   EXPECT_EQ(piper_seconds(g, p, {a, b}), kInfinity);
   p.memory = 220;
   EXPECT_DOUBLE_EQ(piper_seconds(g, p, {a, b}), 4);
+}
+
+// Where the published profiles lie beside the repository: what Piper's own program gave.
+TEST(Piper, PublishedTimesAreReached) {
+  const std::filesystem::path folder =
+      std::filesystem::path(DUCTILE_SOURCE_DIR) / "../shared/data/graphs/piper";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no profiles";
+  struct Row {
+    const char* file;
+    int devices;
+    double gib;
+    int64_t micro_batches;
+    double seconds;  // 0: memory does not suffice
+  };
+  for (const Row& row :
+       {Row{"bert32a100", 64, 80, 1920, 0.015650}, Row{"bert32a100", 1024, 2, 1920, 0.001841},
+        Row{"bert32a100", 1024, 1, 1920, 0.004392}, Row{"bert32a100", 64, 1, 1920, 0},
+        Row{"bert32a100", 8, 2, 1920, 0}, Row{"resnet", 32, 2, 7680, 24.626e-3}}) {
+    SCOPED_TRACE(fmt::format("{} {} {}", row.file, row.devices, row.gib));
+    const graph::Graph g = graph::read_graph(folder / (std::string(row.file) + ".json"));
+    PiperProblem p;
+    p.devices = row.devices;
+    p.memory = row.gib * (1 << 30);
+    // Its program adds milliseconds to bytes over bytes a second in ResNet's file.
+    p.bandwidth = 25.0 * (1 << 30) * (std::string(row.file) == "resnet" ? 1000 : 1);
+    p.micro_batches = row.micro_batches;
+    const PiperResult r = min_devices_search(g, p);
+    EXPECT_EQ(r.feasible, row.seconds > 0);
+    if (!r.feasible) continue;
+    EXPECT_NEAR(r.seconds, row.seconds, 5.1e-7 * (row.seconds > 0.01 ? 10 : 1));
+  }
 }
 
 }  // namespace
