@@ -1,3 +1,4 @@
+// One file because every part of a round reads and writes the same State of a job.
 #include "ductile/sched/ductile_policy.h"
 
 #include <algorithm>
