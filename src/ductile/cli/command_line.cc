@@ -366,6 +366,10 @@ void add_sim(CLI::App& app, Parsed& parsed) {
                   "seconds a job pauses at each start and change; none: its application's own")
       ->option_text("X")
       ->check(CLI::Range(0.0, 1e6));
+  sub->add_option("--interference", c.interference,
+                  "progress lost by jobs on several nodes that share one, 0 to 1; 0")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 1.0));
   sub->add_flag("--bound", c.bound,
                 "also a mean that no scheduler can go below, and each policy's distance to it");
   sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");

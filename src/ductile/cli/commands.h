@@ -143,6 +143,7 @@ struct SimCommand {
   std::string budget = "exact";  // exact, none, or a factor
   std::optional<double> interval;
   std::optional<double> restart;  // seconds; none: the applications' own
+  double interference = 0;
   bool bound = false;
   bool tiers = false;
   int64_t services = 0, teams = 1;  // made up

@@ -151,6 +151,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   ductile::sim::SimOptions options;
   options.budget = budget;
   options.check = command.check;
+  options.interference = command.interference;
   options.control = command.control;
   if (command.scenario) options.scenario = ductile::sim::read_scenario(*command.scenario);
 
