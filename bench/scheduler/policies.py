@@ -123,15 +123,12 @@ def main():
         text.append("Mean JCT by workload: " + "; ".join(
             f"{label} " + ", ".join(f"{r['mean_jct']:,.0f}" for r in runs)
             for label, runs in rows.items()) + ".\n")
-        if args.output:  # whatever ends it, what is done is there
-            args.output.write_text("\n".join(text))
         if replay:
             text.append("Equal to the authors' files to the second: " + "; ".join(replay) + ".\n")
-    out = "\n".join(text)
-    if args.output:
-        args.output.write_text(out)
-    else:
-        print(out)
+        if args.output:  # whatever ends it, what is done is there
+            args.output.write_text("\n".join(text))
+    if not args.output:
+        print("\n".join(text))
     return 1 if wrong else 0
 
 

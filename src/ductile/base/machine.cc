@@ -76,8 +76,8 @@ CpuShare cpu_share(const fs::path& root) {
   CpuShare share;
   share.online = static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   share.affinity = share.online;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) share.affinity = std::max(1, CPU_COUNT(&set));
+  if (const std::vector<int> cores = usable_cores(); !cores.empty())
+    share.affinity = static_cast<int>(cores.size());
   const auto limit = [&](double quota, double period) {
     if (quota <= 0 || period <= 0) return;
     const double cpus = quota / period;

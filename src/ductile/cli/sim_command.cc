@@ -167,7 +167,8 @@ ExitCode sim(const SimCommand& command, Context& context) {
       policies.size() * static_cast<size_t>(command.seeds) * std::max<size_t>(workloads.size(), 1);
   Bar bar(context.console, total);
   size_t started = 0;
-  std::map<std::string, double> bounds;  // by workload
+  std::vector<double> bounds;  // of workloads: files, or one made up a seed
+  std::vector<double> least;   // the bound of each run
   for (int64_t s = 0; s < command.seeds; ++s) {
     options.seed = static_cast<uint64_t>(command.seed + s);
     std::vector<ductile::sim::Workload> made;
@@ -183,14 +184,17 @@ ExitCode sim(const SimCommand& command, Context& context) {
       ductile::sim::compress(made.back(), command.load);
     }
     // All policies on one workload, then the next: figures stand side by side early.
-    for (const auto& workload : files.empty() ? made : workloads) {
+    const auto& all = files.empty() ? made : workloads;
+    for (size_t w = 0; w < all.size(); ++w) {
+      const ductile::sim::Workload& workload = all[w];
+      const size_t which = files.empty() ? static_cast<size_t>(s) : w;
       if (command.out) {
         fs::create_directories(*command.out);
         write_file_atomic(*command.out / (workload.name + ".csv"), ductile::sim::to_csv(workload));
       }
-      if (command.bound && !bounds.contains(workload.name)) {
+      if (command.bound && which == bounds.size()) {
         bar.show(fmt::format("bound on {}", workload.name), {}, started);
-        bounds[workload.name] = ductile::sim::lower_bound(workload, catalog, cluster).mean_jct;
+        bounds.push_back(ductile::sim::lower_bound(workload, catalog, cluster).mean_jct);
       }
       for (const std::string& policy : policies) {
         options.interval = command.interval.value_or(sched::usual_interval(policy));
@@ -210,16 +214,14 @@ ExitCode sim(const SimCommand& command, Context& context) {
           done.result.rounds.clear();
         }
         runs.push_back(std::move(done));
+        if (command.bound) least.push_back(bounds[which]);
         ++started;
       }
     }
   }
   bar.clear();
-  double bound = 0;  // mean over the runs of a policy
-  for (const auto& run : runs)
-    if (command.bound && run.result.policy == runs.front().result.policy)
-      bound +=
-          bounds.at(run.result.workload) / static_cast<double>(by_policy[run.result.policy].size());
+  double bound = 0;  // mean over all runs: as many of each policy
+  for (const double l : least) bound += l / static_cast<double>(least.size());
 
   if (command.out) {
     auto all = nlohmann::ordered_json::array();
@@ -248,7 +250,8 @@ ExitCode sim(const SimCommand& command, Context& context) {
       if (command.bound) entry["least_mean_jct"] = bound;
       out["policies"].push_back(std::move(entry));
     }
-    for (const auto& run : runs) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const auto& run = runs[i];
       auto entry = ductile::sim::to_json(run.summary);
       entry["policy"] = run.result.policy;
       entry["workload"] = run.result.workload;
@@ -260,7 +263,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
                             {"lost", c.lost},       {"late", c.late},
                             {"seconds", c.seconds}, {"slowest", c.slowest}};
       }
-      if (command.bound) entry["least_mean_jct"] = bounds.at(run.result.workload);
+      if (command.bound) entry["least_mean_jct"] = least[i];
       out["runs"].push_back(std::move(entry));
     }
     context.console.print("{}\n", out.dump(2));

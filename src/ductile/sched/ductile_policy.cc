@@ -33,6 +33,9 @@ constexpr double kPromised[] = {4, 1.5, 0};
 constexpr double kUrgent = 1.5;
 constexpr double kPromiseMargin = 0.03;
 
+// A node that leaves within two rounds is as good as gone.
+double horizon_of(const Round& round) { return round.now + 2 * round.interval; }
+
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
 }
@@ -48,19 +51,14 @@ class DuctilePolicy::Impl {
 
  private:
   struct State {
-    JobId id = 0;
     int slot = 0;                   // in the allocator
     int64_t seen = 0;               // round
     const JobView* view = nullptr;  // of this round only
     // Models last used.
-    uint32_t model_version = 0;
     bool modelled = false;
-    size_t application_size = 0;
     int32_t seen_devices = -1;
     std::optional<GradientNoise> noise;
     std::vector<Configuration> configurations;
-    std::vector<CurvePoint> curve;
-    double best_rate = 0;      // of any configuration
     double best_per_cost = 0;  // progress per device-second of the reference type
     // What ended jobs teach.
     std::string application;
@@ -90,7 +88,7 @@ class DuctilePolicy::Impl {
 
   void update_pools(const Round& round);
   void update_jobs(const Round& round);
-  void forget_ended(const Round& round);
+  void forget_ended();
   void model(State& s, const JobView& job);
   void weigh(const Round& round);
   double fairness_factor(State& s, const JobView& job, const Round& round, size_t active);
@@ -98,7 +96,7 @@ class DuctilePolicy::Impl {
   void promise(const Round& round);
   double team_factor(const Round& round, int32_t team) const;
   void offer(const Round& round);
-  void offer(const Round& round, const JobView& job, State& s);
+  void offer(const JobView& job, State& s);
   void keep_quotas(const Round& round);
   std::string reason_for(const State& s, const Allocation& now) const;
 
@@ -120,8 +118,7 @@ class DuctilePolicy::Impl {
 };
 
 void DuctilePolicy::Impl::update_pools(const Round& round) {
-  // A node that leaves within two rounds is as good as gone.
-  const double horizon = round.now + 2 * round.interval;
+  const double horizon = horizon_of(round);
   if (nodes_ != static_cast<size_t>(round.cluster.nodes()) || pools_.empty()) {
     pools_ = find_pools(round.cluster, horizon);
     nodes_ = static_cast<size_t>(round.cluster.nodes());
@@ -168,13 +165,10 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
        (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
     return;
   s.modelled = true;
-  s.model_version = job.model_version;
   s.seen_devices = seen_devices;
   s.noise = noise;
   s.configurations = configurations(job, application, pools_, per_node_, options_.growth, noise);
   s.given_weight = -1;
-  s.best_rate = 0;
-  for (const Configuration& c : s.configurations) s.best_rate = std::max(s.best_rate, c.rate);
 }
 
 void DuctilePolicy::Impl::update_jobs(const Round& round) {
@@ -183,7 +177,6 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     auto [at, fresh] = states_.try_emplace(job.id);
     State& s = at->second;
     if (fresh) {
-      s.id = job.id;
       if (free_slots_.empty()) {
         s.slot = slots_++;
       } else {
@@ -203,8 +196,7 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
   }
 }
 
-void DuctilePolicy::Impl::forget_ended(const Round& round) {
-  (void)round;
+void DuctilePolicy::Impl::forget_ended() {
   for (auto at = states_.begin(); at != states_.end();) {
     State& s = at->second;
     if (s.seen == round_) {
@@ -333,7 +325,7 @@ void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capaci
   if (std::none_of(round.jobs.begin(), round.jobs.end(),
                    [](const JobView& job) { return job.service.has_value(); }))
     return;
-  const double horizon = round.now + 2 * round.interval;
+  const double horizon = horizon_of(round);
   plans_ = plan_services(round, pools_, horizon);
   for (size_t i = 0; i < plans_.size(); ++i) {
     State& s = states_.at(round.jobs[plans_[i].job].id);
@@ -401,7 +393,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     if (job.preemptible) continue;
     s.pinned = true;
     for (const NodeShare& share : job.allocation)
-      if (usable_until(round.cluster, share.node, round.now + 2 * round.interval))
+      if (usable_until(round.cluster, share.node, horizon_of(round)))
         capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
   serve(round, capacity);
@@ -416,12 +408,12 @@ void DuctilePolicy::Impl::offer(const Round& round) {
 
   weigh(round);
   promise(round);
-  for (const JobView& job : round.jobs) offer(round, job, states_.at(job.id));
+  for (const JobView& job : round.jobs) offer(job, states_.at(job.id));
   allocator_->solve();
   keep_quotas(round);
 }
 
-void DuctilePolicy::Impl::offer(const Round&, const JobView& job, State& s) {
+void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
   const double promise = s.owed.devices * s.promised;
   if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
@@ -499,7 +491,7 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
         State& s = states_.at(job.id);
         if (job.team != team.id || s.pinned) continue;
         if (s.most == INT32_MAX) s.most = 0;
-        offer(round, job, s);
+        offer(job, s);
       }
     }
     if (!changed) return;
@@ -526,7 +518,7 @@ std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& no
 Decisions DuctilePolicy::Impl::decide(const Round& round) {
   update_pools(round);
   update_jobs(round);
-  forget_ended(round);
+  forget_ended();
   for (const JobView& job : round.jobs)
     if (!job.service) model(states_.at(job.id), job);
   offer(round);
@@ -534,7 +526,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
   Decisions decisions;
   decisions.objective = allocator_->result().objective;
   decisions.bound = allocator_->result().bound;
-  const double horizon = round.now + 2 * round.interval;
+  const double horizon = horizon_of(round);
   std::vector<Allocation> next(round.jobs.size());
   std::vector<uint8_t> settled(round.jobs.size());
   std::vector<std::vector<PlacementRequest>> requests(pools_.size());

@@ -10,6 +10,7 @@ namespace ductile::sim {
 
 using sched::Scaling;
 
+// Steps at a batch that was new before a worker chooses again.
 constexpr double kStepsToMeasure = 3;
 
 // A measured profile ends at 64 devices: no job of the published simulators gets more.
@@ -47,14 +48,13 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
     service_run_.emplace(*submission.service, app, types, submission.time, pause());
   }
   for (size_t t = 0; t < types.size(); ++t) {
-    std::shared_ptr<Learned> learned;
-    if (shared) learned = (*shared)[{&app, types[t]}];
+    std::shared_ptr<Learned> own;
+    std::shared_ptr<Learned>& learned = shared ? (*shared)[{&app, types[t]}] : own;
     if (!learned) {
       learned = std::make_shared<Learned>();
       learned->key = mix(std::bit_cast<uint64_t>(&app), t + 1);
-      if (shared) (*shared)[{&app, types[t]}] = learned;
     }
-    learned_.push_back(std::move(learned));
+    learned_.push_back(learned);
   }
   for (int32_t e = 1; e <= app.epochs; ++e)
     epoch_ends_.push_back(app.progress_at(e) * submission.work);
@@ -181,7 +181,6 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     rate_ = gain / step * (1.0 - conditions.interference);
     if (rules_.own_pause) rate_ *= 1 / app_.slowdown;
     const double next = epoch_ends_[epoch_];
-    // After a few steps at a batch that was new it chooses again.
     const double until = measures_ && fresh ? std::min(slice, kStepsToMeasure * step) : slice;
     if (progress_ + rate_ * until < next) {
       progress_ += rate_ * until;

@@ -26,7 +26,6 @@ class FitCache {
  public:
   explicit FitCache(double least_gain) : least_gain_(least_gain) {}
   const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples);
-  int64_t fits() const { return static_cast<int64_t>(known_.size()); }
 
  private:
   double least_gain_;  // of fit_perf()
