@@ -247,7 +247,7 @@ TEST(Writer, impossible_arguments_are_refused_and_it_stays_usable) {
   EXPECT_EQ(open_latest(folder.path()).checkpoint->step(), 1);
 }
 
-TEST(Writer, a_history_that_was_given_up_goes_with_the_first_save) {
+TEST(Writer, a_history_that_was_given_up_goes_once_it_is_overtaken_and_not_before) {
   const TempFolder folder("ckpt");
   {
     CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
@@ -256,9 +256,11 @@ TEST(Writer, a_history_that_was_given_up_goes_with_the_first_save) {
   CheckpointWriter writer(folder.path(), {.keep = 2, .chunk_bytes = 4096, .resumed_step = 20});
   EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 30, 20, 10}));
   save(writer, 35, state_of_step(35));
-  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{35, 20}));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 35, 20}));
   save(writer, 36, state_of_step(36));
-  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{36, 35}));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 36, 35}));
+  save(writer, 41, state_of_step(41));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{41, 36}));
 }
 
 TEST(Writer, saving_a_step_again_replaces_it) {
