@@ -133,13 +133,14 @@ TEST(Writer, a_half_changed_state_writes_only_what_changed) {
   const TempFolder folder("ckpt");
   for (int round = 0; round < 2; ++round) {  // also when the first save was another process's
     CheckpointWriter writer(folder.path(), kSmall);
+    const int64_t begin = 3 * round;
     State state = state_of_step(1);
-    save(writer, 1, state);
+    save(writer, begin + 1, state);
     state["model/conv"] = random_tensor(9000, 77 + static_cast<uint64_t>(round));
-    EXPECT_EQ(save(writer, 2, state).new_bytes, 9000);
+    EXPECT_EQ(save(writer, begin + 2, state).new_bytes, 9000);
     // One byte in the middle of a tensor: one chunk.
-    state["frozen/table"].bytes[6000] ^= std::byte{1};
-    const int64_t one = save(writer, 3, state).new_bytes;
+    state["frozen/table"].bytes[6000 + 10 * static_cast<size_t>(round)] ^= std::byte{1};
+    const int64_t one = save(writer, begin + 3, state).new_bytes;
     EXPECT_GT(one, 0);
     EXPECT_LE(one, 4096);
     EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
