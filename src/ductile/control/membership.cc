@@ -253,7 +253,7 @@ void Membership::State::on(const WorkerReported& event) {
     next_try = now;
   }
   if (report.unreadable >= 0 && report.generation == plan->number)
-    drop_unreadable(report.unreadable);
+    drop_unreadable(report.unreadable, report.note);
   take_save_status(*worker);
   repeat_instructions(*worker);
 }
