@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/rng.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "elastic_programs.h"
 
@@ -115,8 +116,9 @@ TEST_P(ElasticOnce, AKillCostsTheStepUnderWayAtMost) {
   ASSERT_EQ(job.wait(), 0) << read_file(log_);
   EXPECT_GT(kills, 0u);
   std::vector<std::pair<double, int64_t>> steps;  // when logged
-  for (const nlohmann::json& line : run::read_json_lines(run / "metrics.jsonl"))
+  run::for_each_diary_line(run / "metrics.jsonl", [&](const nlohmann::json& line) {
     if (line.contains("train/loss")) steps.emplace_back(line["time"], line["step"]);
+  });
   for (size_t i = 0; i < steps.size(); ++i)
     ASSERT_EQ(steps[i].second, static_cast<int64_t>(i + 1)) << "once each, in order";
   for (const FormedGeneration& g : generations_of(run)) {

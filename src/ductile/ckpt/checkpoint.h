@@ -103,4 +103,9 @@ VerifyReport verify(const fs::path& folder);
 // it holds checkpoints of a newer format. A crash at any point leaves what is kept intact.
 int64_t collect_garbage(const fs::path& folder, int64_t keep);
 
+// Removes what saves that nobody will publish or finish have left; checkpoints and their chunks
+// stay. For when no process saves any more. Throws conflict while one does, unavailable where the
+// disk refuses.
+void remove_leftovers(const fs::path& folder);
+
 }  // namespace ductile::ckpt

@@ -25,6 +25,11 @@ bool complete(const Manifest& manifest, const ChunkSizes& sizes) {
   });
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
 }  // namespace
 
 Garbage find_garbage(const fs::path& folder, int64_t keep, int64_t newest,
@@ -98,11 +103,17 @@ int64_t remove_temporaries(Disk& disk, const fs::path& folder) {
   return freed;
 }
 
+void remove_leftovers(const fs::path& folder) {
+  if (!is_folder(folder / "manifests")) return;
+  const FolderLock lock(folder);
+  remove_temporaries(real_disk(), folder);
+}
+
 int64_t collect_garbage(const fs::path& folder, int64_t keep) {
   if (keep < 1) {
     fail(ErrorCode::invalid_argument, "keep = {}: at least one checkpoint must be kept", keep);
   }
-  if (!fs::is_directory(folder / "manifests")) return 0;
+  if (!is_folder(folder / "manifests")) return 0;
   const FolderLock lock(folder);
   const int64_t freed = remove_temporaries(real_disk(), folder);
   const Garbage garbage =

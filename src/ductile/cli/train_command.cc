@@ -13,6 +13,7 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
@@ -103,11 +104,11 @@ class Listener {
   std::string error_;
 };
 
-// What the last worker to lead wrote at its end; null where there is nothing.
+// What the controller wrote at the run's end; null where there is nothing.
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
-  run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") == "end") summary = Json::parse(line.dump());
+  run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", nlohmann::json()) == "end") summary = Json::parse(run::json_line(line));
   });
   return summary;
 }
@@ -234,11 +235,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
-    // A worker that an earlier controller started cannot tell this one.
-    if (outcome.code == kDone && listener.done().is_null()) {
-      run::write_report(folder);
-      listener.done(last_summary(folder));
-    }
+    listener.done(last_summary(folder));
     listener.finish();
   } else {
     WorkerLaunch launch;

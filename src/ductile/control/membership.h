@@ -140,6 +140,7 @@ struct MembershipOptions {
   // Steps of the checkpoints that the store holds when the object is made, ascending. A job that
   // is new here begins with the last.
   std::vector<int64_t> checkpoints;
+  Generation last_generation = 0;  // a number that was given before, and every one up to it
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };
 

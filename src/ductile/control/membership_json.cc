@@ -247,6 +247,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       s.workers.emplace(worker.id, std::move(worker));
     }
     in.read("granted", s.granted);
+    s.granted = std::max(s.granted, s.options.last_generation);
     s.plan = std::make_shared<GenerationPlan>(plan_from_json(in.at("plan")));
     in.read("ran", s.ran);
     in.read("high_water", s.high_water);
