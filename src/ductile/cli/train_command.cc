@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
@@ -81,6 +82,12 @@ class Listener {
 
   void finish() {
     if (bar_) bar_->finish();
+    bar_.reset();
+  }
+
+  void leave_report(const run::RunFolder& folder) {
+    if (const std::string text = run::leave_report(folder); !text.empty())
+      message({"warning", text});
   }
 
   const Json& done() const { return done_; }  // null until the worker is done
@@ -107,7 +114,7 @@ class Listener {
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
   run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") == "end") summary = Json::parse(line.dump());
+    if (line.value("kind", "") == "end") summary = Json(line);
   });
   return summary;
 }
@@ -209,7 +216,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   }
   if (command.dry_run) {
     if (command.json) {
-      console.print("{}\n", config.options.to_json().dump(2));
+      console.print("{}\n", dump_json(config.options.to_json(), 2));
     } else {
       console.print("{}", config.options.to_toml());
     }
@@ -236,7 +243,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     outcome = outcome_of(run_elastic(folder, config.job, run));
     // A worker that an earlier controller started cannot tell this one.
     if (outcome.code == kDone && listener.done().is_null()) {
-      run::write_report(folder);
+      listener.leave_report(folder);
       listener.done(last_summary(folder));
     }
     listener.finish();
@@ -253,7 +260,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     listener.finish();
     outcome = outcome_of(end, listener, folder);
   }
-  if (outcome.status == "failed") run::write_report(folder);  // a dead worker wrote none
+  if (outcome.status == "failed") listener.leave_report(folder);  // a dead worker wrote none
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},
@@ -261,7 +268,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
                    {"result", listener.done()}};
     if (!outcome.error.empty()) result["error"] = outcome.error;
     if (outcome.code != kDone) result["resume"] = resume_command(folder);
-    console.print("{}\n", result.dump(2));
+    console.print("{}\n", dump_json(result, 2));
   } else if (outcome.code == kDone) {
     print_summary(console, listener.done(), folder);
   }

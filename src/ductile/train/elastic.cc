@@ -512,7 +512,8 @@ void ElasticWorker::finish() {
   recorder_->event("end", summary);
   recorder_->flush();
   recorder_->show(run::Phase::train);
-  run::write_report(input_.folder);
+  if (const std::string text = run::leave_report(input_.folder); !text.empty())
+    run::write_line(input_.progress_fd, run::Message{"warning", text});
   run::write_line(input_.progress_fd, run::Done{summary});
 }
 
