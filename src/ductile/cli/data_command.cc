@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/data_format.h"
 #include "ductile/data/convert.h"
@@ -129,7 +130,7 @@ ExitCode data_inspect(const DataInspectCommand& command, Context& context) {
     first = false;
     print_report(context.console, report);
   });
-  if (command.json) context.console.print("{}\n", all.dump(2));
+  if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return bad ? kFailed : kDone;
 }
 
@@ -154,7 +155,7 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context) {
                           run::as_bytes(static_cast<double>(report.bytes)), report.files.size());
     print_bad(context.console, report.bad);
   });
-  if (command.json) context.console.print("{}\n", all.dump(2));
+  if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return kDone;
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
 #include "ductile/graph/reduce.h"
@@ -78,7 +79,7 @@ std::vector<Seed> fuzz_seeds() {
   for (const char* spec : {"candle:2,1,64", "random:6,3", "bert:1,64,2,8,100"}) {
     graph::Graph g = graph::build_graph(spec);
     g.ops[0].variants.push_back({2, true, g.ops[0].cost});
-    out.push_back({Reader::graph, graph::to_json(g).dump()});
+    out.push_back({Reader::graph, dump_json(graph::to_json(g))});
   }
   out.push_back(
       {Reader::graph, R"({"maxDevices": 10, "maxMemoryPerDevice": 8e10, "bandwidth": 2.5e10,
@@ -126,10 +127,10 @@ speed = 0.5
     s.devices = {i};
     p.orders.push_back(i == 0 ? "F2BFBFB2" : "FBFBFBFB");
   }
-  out.push_back({Reader::plan, to_json(p, plan_graph()).dump()});
+  out.push_back({Reader::plan, dump_json(to_json(p, plan_graph()))});
   p.orders.clear();
   p.schedule = ScheduleKind::zero_bubble;
-  out.push_back({Reader::plan, to_json(p, plan_graph()).dump()});
+  out.push_back({Reader::plan, dump_json(to_json(p, plan_graph()))});
   return out;
 }
 
@@ -187,7 +188,7 @@ bool fuzz_read(Reader reader, const std::string& text) {
   switch (reader) {
     case Reader::graph: {
       const graph::Graph g = graph::read_graph_text(text, "fuzz");
-      const std::string again = graph::to_json(g).dump(-1, ' ', true);
+      const std::string again = dump_json(graph::to_json(g));
       DUCTILE_CHECK(graph::read_graph_text(again, "fuzz") == g, "changed in our format");
       const graph::SpTree tree = graph::series_parallel(g);
       DUCTILE_CHECK(graph::ops_below(tree, tree.root).size() == g.ops.size());
@@ -200,7 +201,7 @@ bool fuzz_read(Reader reader, const std::string& text) {
       return true;
     }
     case Reader::plan: {
-      const auto value = nlohmann::json::parse(text, nullptr, false);
+      const auto value = parse_json(text);
       const Plan p = plan_from_json(value, plan_graph(), "fuzz");
       const Devices devices = uniform_devices(8, 4, {});
       check(p, plan_graph(), devices);

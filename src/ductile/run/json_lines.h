@@ -41,9 +41,6 @@ class JsonLines {
   AppendFile file_;
 };
 
-// The text of one line, without the newline. Invalid UTF-8 is replaced, never thrown on.
-std::string json_line(const nlohmann::json& object);
-
 // A double as JSON, which has no word for them: NaN, Infinity and -Infinity become the strings
 // "NaN", "Infinity", "-Infinity". number_from_json() reads both forms and returns false for others.
 nlohmann::json json_number(double value);
