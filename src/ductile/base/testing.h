@@ -39,7 +39,7 @@ inline std::string run_within(size_t bytes, const std::function<void()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     std::string text;
-#ifndef __SANITIZE_ADDRESS__  // it reserves terabytes
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they reserve terabytes
     size_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     const rlim_t limit = pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + bytes;
