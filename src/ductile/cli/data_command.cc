@@ -4,6 +4,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/data_format.h"
 #include "ductile/data/convert.h"
@@ -21,8 +22,7 @@ constexpr size_t kBadShown = 20;  // bad samples listed for people; --json has a
 spec::DataOptions data_options(const fs::path& path, const std::vector<std::string>& assignments,
                                Context& context) {
   JobConfig config;
-  std::error_code error;
-  const bool job_file = path.extension() == ".toml" && !fs::is_directory(path, error);
+  const bool job_file = path.extension() == ".toml" && is_file(path);
   JobRequest request;
   if (job_file) {
     request.file = path;
