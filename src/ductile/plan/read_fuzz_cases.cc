@@ -138,7 +138,7 @@ std::string fuzz_mutate(std::string text, const std::vector<Seed>& all, Rng& rng
   const auto below = [&](size_t n) { return n == 0 ? 0 : rng.below(static_cast<uint32_t>(n)); };
   for (uint32_t changes = 1 + rng.below(4); changes > 0; --changes) {
     const size_t at = below(text.size() + 1);
-    switch (rng.below(8)) {
+    switch (rng.below(9)) {
       case 0:
         if (at < text.size()) text[at] = static_cast<char>(text[at] ^ (1 << rng.below(8)));
         break;
@@ -178,6 +178,15 @@ std::string fuzz_mutate(std::string text, const std::vector<Seed>& all, Rng& rng
       case 7:
         if (rng.below(8) == 0) text.resize(at);
         break;
+      case 8: {  // nesting as deep as the input is long
+        static constexpr std::string_view kDeep[] = {"[", "{\"a\":", "a.", "[a."};
+        if (rng.below(8) != 0) break;
+        const std::string_view piece = kDeep[rng.below(std::size(kDeep))];
+        std::string many;
+        while (many.size() < kMaxInput) many += piece;
+        text.insert(at, many);
+        break;
+      }
     }
   }
   if (text.size() > kMaxInput) text.resize(kMaxInput);
