@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/control/simulation_impl.h"
 
 namespace ductile::control {
@@ -36,7 +37,7 @@ void Simulation::feed_worker(WorkerId id, Process& process, const WorkerEvent& e
   if (trace_) {
     const auto* received = std::get_if<InstructionReceived>(&event);
     if (received != nullptr && !std::holds_alternative<Ack>(received->instruction.what))
-      say("worker {} hears {}", id, to_json(received->instruction).dump());
+      say("worker {} hears {}", id, dump_json(to_json(received->instruction)));
   }
   std::vector<WorkerCommand> commands = process.machine.apply(event, now_);
   for (WorkerCommand& command : commands) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::run {
 namespace {
@@ -26,7 +27,7 @@ int64_t whole_number_at(const json& line, const char* key, int64_t otherwise) {
 }  // namespace
 
 void Diary::append(const json& line) {
-  waiting_.push_back(json_line(line));
+  waiting_.push_back(dump_json(line));
   if (waiting_.size() > kMostWaiting) {
     waiting_.pop_front();
     ++dropped_;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::run {
 namespace {
@@ -19,7 +20,7 @@ using nlohmann::json;
 
 // An object, or a discarded value.
 json parse_line(std::string_view line) {
-  json value = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  json value = parse_json(line);
   return value.is_object() ? value : json(json::value_t::discarded);
 }
 
@@ -72,10 +73,6 @@ Whole whole_lines(int fd, off_t size, const fs::path& path) {
 
 }  // namespace
 
-std::string json_line(const json& object) {
-  return object.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 json json_number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
@@ -115,7 +112,7 @@ JsonLines::JsonLines(const fs::path& path) : path_(path) {
 
 void JsonLines::append(const json& object) {
   DUCTILE_CHECK(object.is_object(), "{}: a line must be an object", path_.string());
-  append_text(json_line(object));
+  append_text(dump_json(object));
 }
 
 void JsonLines::append_text(std::string_view line) { file_.append(std::string(line) + "\n"); }

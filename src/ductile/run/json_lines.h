@@ -27,7 +27,7 @@ class JsonLines {
   // removed, so the file stays readable and a later append may succeed.
   void append(const nlohmann::json& object);
 
-  // The same of a line that json_line() made.
+  // The same of a line as dump_json() makes it.
   void append_text(std::string_view line);
 
   // On stable storage when it returns.
@@ -37,9 +37,6 @@ class JsonLines {
   fs::path path_;
   AppendFile file_;
 };
-
-// The text of one line, without the newline. Invalid UTF-8 is replaced, never thrown on.
-std::string json_line(const nlohmann::json& object);
 
 // A double as JSON, which has no word for them: NaN, Infinity and -Infinity become the strings
 // "NaN", "Infinity", "-Infinity". number_from_json() reads both forms and returns false for others.

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"
@@ -223,7 +224,7 @@ void JobController::Impl::begin(int64_t workers) {
   const Time begun = now();
   std::optional<json> saved;
   if (was_elastic(options.run)) {
-    saved = json::parse(read_file(state_file(options.run)), nullptr, false);
+    saved = parse_json(read_file(state_file(options.run)));
     if (!saved->is_object())
       fail(ErrorCode::data_loss,
            "{}: not a saved state of a job; remove it to start the job anew "
@@ -281,7 +282,7 @@ void JobController::Impl::handle(Outcome outcome) {
 
 bool JobController::Impl::try_save() {
   try {
-    write_file_atomic(state_file(options.run), membership->save().dump());
+    write_file_atomic(state_file(options.run), dump_json(membership->save()));
     return true;
   } catch (const Error& e) {
     save_error = e.what();
@@ -356,11 +357,8 @@ void JobController::Impl::end_run(const JobEnd& end) {
   fields["step"] = end.step;
   write_event("end", std::move(fields));
   events.sync();
-  try {
-    run::write_report(folder);
-  } catch (const std::exception& e) {
-    log("report", e.what());
-  }
+  if (std::string text = run::leave_report(folder); !text.empty())
+    on(Note{"report", std::move(text)});
 }
 
 // The report draws the number of workers over time by these events.

@@ -264,6 +264,18 @@ TEST(JobController, a_fault_of_the_job_ends_it_with_its_text) {
             std::string::npos);
 }
 
+// A worker that cannot say what is wrong would be taken for a lost one, and launched again and
+// again.
+TEST(JobController, a_fault_whose_text_is_not_utf8_ends_it_in_the_same_way) {
+  Live live({.error_at = 17, .odd_error = true});
+  live.start(2);
+  const json last = live.end();
+  EXPECT_EQ(last.at("phase"), "failed");
+  EXPECT_NE(last.at("reason").get<std::string>().find("\xEF\xBF\xBDsample 17 cannot be read"),
+            std::string::npos)
+      << last;
+}
+
 TEST(JobController, workers_that_cannot_be_started_end_the_job) {
   Live live({.program = "/nonexistent/ductile-worker"});
   live.start(2);

@@ -128,7 +128,8 @@ class Worker {
   void on(const RunStep& command) {
     enter(command.plan);
     if (test_.value("error_at", -1) == command.step)
-      fail(ErrorCode::invalid_argument, "sample {} cannot be read", command.step);
+      fail(ErrorCode::invalid_argument, "{}sample {} cannot be read",
+           test_.value("odd_error", false) ? "\xff" : "", command.step);
     std::this_thread::sleep_for(std::chrono::milliseconds(test_.at("step_ms").get<int64_t>()));
     std::vector<uint64_t> leaves(static_cast<size_t>(virtual_ranks()));
     const auto fill = [&](const RankRange& ranks, uint64_t state) {

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
@@ -280,7 +281,7 @@ std::vector<std::span<std::byte>> Replica::fed_tensors() {
 }
 
 void Replica::send_state(parallel::Exchange& exchange, int to) {
-  const std::string state = this->state().dump();
+  const std::string state = dump_json(this->state());
   const uint64_t size = state.size();
   exchange.send(to, std::as_bytes(std::span(&size, 1)));
   exchange.send(to, std::as_bytes(std::span(state)));
@@ -294,7 +295,7 @@ void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step
   exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
   std::string state(size, '\0');
   exchange.receive(from, std::as_writable_bytes(std::span(state)));
-  const Json fed = Json::parse(state);
+  const Json fed = parse_json(state, "the state that worker sent", ErrorCode::data_loss);
   check_same_job(fed.at("job"));
   for (const std::span<std::byte> tensor : fed_tensors()) {
     if (!tensor.empty()) exchange.receive(from, tensor);
