@@ -12,12 +12,14 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
 #include "ductile/run/report.h"
@@ -75,7 +77,7 @@ class Listener {
   // What the controller of several workers notes and a user wants to know at once.
   void note(const control::Note& note) {
     for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
-                                         "checkpoint_unreadable", "disk", "report"}) {
+                                         "checkpoint_unreadable", "disk", "report", "signal"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});
@@ -126,9 +128,9 @@ int64_t count_workers(const TrainCommand& command, const server::Fleet& fleet,
   int64_t places = 0;
   for (const server::Host& host : fleet.hosts) places += std::max<int64_t>(host.places, 1);
   if (command.workers) {
-    check_workers(job, *command.workers);
     if (const int64_t most = fleet.places(); most > 0 && *command.workers > most)
       fail(ErrorCode::invalid_argument, "--workers {}: the hosts take {}", *command.workers, most);
+    check_workers(job, fleet, *command.workers);
     return *command.workers;
   }
   return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
@@ -223,6 +225,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     }
     return kDone;
   }
+  if (command.resume && !command.trust)
+    require_trusted(run::RunFolder::open(*command.resume).path());
   // Once a job has had a controller only a controller knows which of its checkpoints count.
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
   const server::Fleet fleet =
@@ -233,6 +237,10 @@ ExitCode train(const TrainCommand& command, Context& context) {
   const fs::path program = process::find_worker();
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
+  // Before anything in the folder is changed; a plain worker holds it as well, since it may outlive
+  // this process.
+  const run::RunLock lock(folder.path(),
+                          elastic ? run::RunLock::kController : run::RunLock::kPlain);
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -241,7 +249,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     ElasticRun run{program, workers, fleet, command.hosts.hosts.has_value(), {}, {}};
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
-    outcome = outcome_of(run_elastic(folder, config.job, run));
+    outcome = outcome_of(run_elastic(lock, folder, config.job, run));
     listener.done(last_summary(folder));
     listener.finish();
   } else {
@@ -251,6 +259,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (command.resume) launch.arguments.push_back("--resume");
     launch.environment = process::worker_environment(config.job.train.threads);
     launch.log = folder.log_file();
+    launch.kept_fd = lock.fd();
     for (const auto& [name, value] : launch.environment)
       console.explain("worker: {}={}", name, value);
     const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
