@@ -1,17 +1,20 @@
 #include "ductile/nn/ops.h"
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/aten_conv.h"
 #include "ductile/nn/batch_group.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/spatial_ops_impl.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -321,13 +324,20 @@ struct GlobalAvgPool : Function<GlobalAvgPool> {
   }
 };
 
+// libtorch cuts the sum of a single row by the number of threads.
+at::Tensor mean_of_rows(const at::Tensor& x_NK) {
+  std::optional<OneThread> alone;
+  if (x_NK.size(0) == 1) alone.emplace();
+  return x_NK.mean(1);
+}
+
 // Gradient (softmax - target) in one pass over the saved log-probabilities.
 struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
                             const at::Tensor& labels, double smoothing) {
     const at::Tensor log_p = at::log_softmax(logits, 1);
     at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
-    if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
+    if (smoothing != 0) loss.sub_(mean_of_rows(log_p), smoothing);
     ctx->save_for_backward({log_p, labels});
     ctx->saved_data["smoothing"] = smoothing;
     return loss;
@@ -397,7 +407,11 @@ struct PixelCrossEntropy : Function<PixelCrossEntropy> {
     if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
     // The sums of the own pixels, and how many they are for each sample.
     const at::Tensor sums = at::full({loss.size(0) + 1}, loss.size(1) * loss.size(2), at::kDouble);
-    sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    {
+      std::optional<OneThread> alone;  // as above
+      if (loss.size(0) == 1) alone.emplace();
+      sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    }
     if (split != nullptr) split->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
     const double pixels = sums[-1].item<double>();
     ctx->save_for_backward({log_p, labels});
@@ -427,8 +441,7 @@ at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t st
                             int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
                             bool relu, bool training) {
   const at::ScalarType type = bn.weight.scalar_type();
-  at::Tensor y = at::conv2d(widened(x), widened(w), {}, {stride, stride}, {padding, padding},
-                            {1, 1}, x.size(1) / w.size(1));
+  at::Tensor y = aten_conv2d(widened(x), widened(w), {}, stride, padding);
   if (training && current_batch_group() != nullptr) {
     y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
                               bn.momentum, bn.eps);
@@ -460,8 +473,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   if (widen(x))
     return conv2d(x.to(at::kFloat), w.to(at::kFloat), in_type(bias, at::kFloat), stride, padding)
         .to(x.scalar_type());
-  return at::conv2d(x, w, bias, {stride, stride}, {padding, padding}, {1, 1},
-                    x.size(1) / w.size(1));
+  return aten_conv2d(x, w, bias, stride, padding);
 }
 
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,

@@ -6,15 +6,16 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
+#include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/optim/schedule.h"
+#include "ductile/train/environment.h"
 
 namespace ductile::train {
 namespace {
@@ -201,7 +202,7 @@ void Replica::run_part(size_t part, const Backward& backward) {
 }
 
 Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank) {
-  at::init_num_threads();  // this thread may be new
+  prepare_thread();  // it may be new
   nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
                     static_cast<uint64_t>(virtual_rank)));
   const at::Tensor labels = labels_of(batch);
@@ -215,7 +216,11 @@ Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank
          job_.train.bn_group, num_batch_norms_ - group->num_sums(), num_batch_norms_);
   }
   const nn::LossOutput loss = model_->loss(logits, labels, job_.train.label_smoothing);
-  const at::Tensor mean = loss.losses.mean();
+  at::Tensor mean;
+  {
+    const nn::OneThread alone;  // libtorch cuts the sum of a large batch by the number of threads
+    mean = loss.losses.mean();
+  }
   return {
       scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()),
       {mean.item<float>(), static_cast<float>(loss.correct), static_cast<float>(loss.predictions)}};
@@ -412,7 +417,8 @@ void Replica::write_model(const fs::path& file) {
 
 void Replica::restore(const ckpt::Checkpoint& checkpoint) {
   spec::JobOptions job = job_;
-  check_same_job(checkpoint.state().at("job"), OptionSet(job).to_json());
+  check_same_job(checkpoint.state().at("job"), OptionSet(job).to_json(),
+                 nn::thread_invariant(job.model));
   optimizer_->hold({{0, optimizer_->num_blocks()}});
   snapshot().restore(checkpoint);
   restore(checkpoint.step(), checkpoint.state());
