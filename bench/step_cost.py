@@ -30,7 +30,7 @@ KERNELS = re.compile(
     r"ductile::(nn::kernels|optim::kernels|data::|comm::(avx|.*reduce))|at::(native|vec|_ops)|dnnl|"
     r"gemm|gemv|cblas|omp_fn|vectorized_|cascade|xnn_|mkldnn|_kernel|sleef|exp|tanh|log_softmax")
 KERNEL_LIBRARIES = ("openblas", "libblas", "libdnnl", "sleef", "libm.so")
-WAITING = ("libgomp",)
+WAITING = ("libgomp", "libpthreadpool")
 
 
 def job_words(args, build, model, threads, workers, steps, run):
@@ -94,9 +94,10 @@ def sampled(args, build, model, threads, workers):
             kind = "other"
         shares[kind] += share
         if kind != "kernels":
-            outside.append(f"{share:.1f} {library} {symbol[:70]}")
+            outside.append((share, f"{share:.1f} {library} {symbol[:70]}"))
     total = sum(shares.values()) or 1
-    return {k: round(100 * v / total, 1) for k, v in shares.items()}, outside[:args.symbols]
+    return {k: round(100 * v / total, 1) for k, v in shares.items()}, [
+        text for _, text in sorted(outside, reverse=True)[:args.symbols]]
 
 
 def main():

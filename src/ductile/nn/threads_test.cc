@@ -62,7 +62,7 @@ struct Result {
   }
 };
 
-// Two steps of training with `threads` threads.
+// A step of training with `threads` threads.
 Result train(const Case& c, const char* precision, int threads) {
   at::set_num_threads(threads);
   ModelArgs args = args_of(c);
@@ -88,18 +88,13 @@ Result train(const Case& c, const char* precision, int threads) {
         pixels ? up_to({c.batch, c.side, c.side}, "labels", 10) : up_to({c.batch}, "labels", 10);
   }
   Result result;
-  for (int step = 0; step < 2; ++step) {
-    seed_step(static_cast<uint64_t>(step));
-    for (NamedTensor& p : model->parameters()) p.tensor.mutable_grad() = at::Tensor();
-    const LossOutput loss = model->loss(model->forward(x), labels, 0.1);
-    mean_of(loss).backward();
-    result.add("losses", loss.losses);
-    result.add("loss", mean_of(loss));
-    for (NamedTensor& p : model->parameters()) {
-      result.add(p.name, p.tensor.grad());
-      p.tensor.detach().sub_(p.tensor.grad().mul(0.01));
-    }
-  }
+  seed_step(1);
+  const LossOutput loss = model->loss(model->forward(x), labels, 0.1);
+  const at::Tensor mean = mean_of(loss);
+  mean.backward();
+  result.add("losses", loss.losses);
+  result.add("loss", mean);
+  for (const NamedTensor& p : model->parameters()) result.add(p.name, p.tensor.grad());
   for (const NamedTensor& b : model->buffers()) result.add(b.name, b.tensor);
   model->train(false);
   result.add("logits in evaluation", model->forward(x));
