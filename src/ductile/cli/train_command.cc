@@ -29,9 +29,47 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// The worker links torch and can load the library of a user's own model: whether its bits are the
+// same with any number of threads.
+bool thread_invariant(const fs::path& worker, const std::string& library) {
+  WorkerLaunch launch;
+  launch.program = worker;
+  launch.arguments = {"--model", library};
+  launch.environment = process::worker_environment(1);
+  launch.log = "/dev/null";
+  std::optional<bool> answer;
+  std::optional<run::Failed> failed;
+  run_worker(launch, [&](std::string_view line) {
+    const auto known = run::decode(line);
+    if (!known) return;
+    if (const auto* done = std::get_if<run::Done>(&*known))
+      answer = done->figures.value("thread_invariant", false);
+    if (const auto* f = std::get_if<run::Failed>(&*known)) failed = *f;
+  });
+  if (failed) throw Error(failed->code, failed->text);
+  if (!answer) {
+    fail(ErrorCode::unavailable, "{} --model {} ended without an answer; run it by hand to see why",
+         worker.string(), library);
+  }
+  return *answer;
+}
+
+// Where train.threads leaves the number open and the bits depend on it, it is 1 for the job's life.
+void settle_threads(const fs::path& worker, JobConfig& config, Console& console) {
+  spec::JobOptions& job = config.job;
+  if (job.train.threads > 0 || job.model.library.empty()) return;
+  if (thread_invariant(worker, job.model.library)) return;
+  job.train.threads = 1;
+  console.say(
+      "train.threads = 1 for the life of the job: the results of model.library may depend on the "
+      "number; --workers uses more cores");
+}
+
 // The run directory of a new run, with the resolved job in it.
-run::RunFolder new_run(const TrainCommand& command, JobConfig& config) {
+run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs::path& worker,
+                       Console& console) {
   config.make_paths_absolute();
+  settle_threads(worker, config, console);
   const std::string job = config.options.to_toml();
   if (!command.out) {
     const run::RunFolder folder = run::RunFolder::create(config.job.runs, config.job.name);
@@ -235,12 +273,13 @@ ExitCode train(const TrainCommand& command, Context& context) {
       command.workers || !fleet.hosts.empty() || (command.resume && server::was_elastic(before));
   const int64_t workers = count_workers(command, fleet, config.job);
   const fs::path program = process::find_worker();
-  const run::RunFolder folder =
-      command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
+  const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)
+                                               : new_run(command, config, program, console);
   // Before anything in the folder is changed; a plain worker holds it as well, since it may outlive
   // this process.
   const run::RunLock lock(folder.path(),
                           elastic ? run::RunLock::kController : run::RunLock::kPlain);
+  if (command.resume) settle_threads(program, config, console);  // of a version that left it open
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
