@@ -1,0 +1,117 @@
+// Small jobs, in which calls to the system fail: whatever fails, and whenever, the job ends with
+// the right bits, or with a documented exit code, a text that names what was wrong, and a folder
+// from which a resume comes to the right bits. No committed step is lost, and nothing is left
+// behind.
+//
+//   DUCTILE_INJECT_POINTS=n   so many calls are struck (100)
+//   DUCTILE_INJECT_SEED=n     draws others, or the same again
+//   DUCTILE_INJECT_POINT=...  one alone, as a failure prints it
+//   DUCTILE_INJECT_JOBS=...   only jobs whose name has this in it
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "laboratory.h"
+
+namespace ductile::injection {
+namespace {
+
+int64_t from_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+std::string text_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? text : "";
+}
+
+struct Tally {
+  int64_t struck = 0, tried = 0, failed = 0;
+  std::map<int, int64_t> codes;
+};
+
+void try_one(Laboratory& laboratory, const Point& point, const std::string& again, Tally& tally,
+             std::mutex& mutex) {
+  const Verdict verdict = laboratory.try_point(point);
+  const std::lock_guard lock(mutex);
+  ++tally.tried;
+  if (!verdict.struck && verdict.complaints.empty()) return;
+  ++tally.struck;
+  ++tally.codes[verdict.code];
+  if (verdict.complaints.empty()) return;
+  ++tally.failed;
+  std::string text;
+  for (const std::string& complaint : verdict.complaints) text += "\n  " + complaint;
+  ADD_FAILURE() << "struck: " << (verdict.struck ? verdict.what : "nothing") << text
+                << "\n  again: DUCTILE_INJECT_POINT='" << to_text(point) << "' (" << again << ")";
+}
+
+TEST(Injection, EveryFailingCallEndsInTheRightBitsOrInAnErrorThatCanBeGoneOnFrom) {
+  Laboratory laboratory;
+  const std::string one = text_from_environment("DUCTILE_INJECT_POINT");
+  const std::string only = text_from_environment("DUCTILE_INJECT_JOBS");
+  std::vector<const JobKind*> urn;
+  for (const JobKind& kind : job_kinds()) {
+    const bool wanted = one.empty() ? std::string(kind.name).find(only) != std::string::npos
+                                    : parse_point(one).job == kind.name;
+    if (!wanted) continue;
+    if (!laboratory.can(kind)) {
+      std::printf("left out: %s (network namespaces cannot be made here)\n", kind.name);
+      continue;
+    }
+    laboratory.prepare(kind);
+    urn.insert(urn.end(), static_cast<size_t>(kind.weight), &kind);
+  }
+  ASSERT_FALSE(urn.empty());
+
+  Tally tally;
+  std::mutex mutex;
+  if (!one.empty()) {
+    try_one(laboratory, parse_point(one), "alone", tally, mutex);
+    EXPECT_EQ(tally.struck, 1) << "the call did not come";
+    return;
+  }
+  const int64_t points = from_environment("DUCTILE_INJECT_POINTS", 100);
+  const auto seed = static_cast<uint64_t>(
+      from_environment("DUCTILE_INJECT_SEED", static_cast<int64_t>(std::random_device()())));
+  const std::string again = fmt::format("DUCTILE_INJECT_SEED={}", seed);
+  std::printf("%s\n", again.c_str());
+  std::fflush(stdout);
+
+  // A call that is counted in one run need not come in the next; some more are drawn for those.
+  std::atomic<int64_t> next{0};
+  std::vector<std::jthread> threads;
+  for (unsigned t = 0; t < std::max(1u, std::thread::hardware_concurrency()); ++t) {
+    threads.emplace_back([&] {
+      for (int64_t i = next++; i < 2 * points; i = next++) {
+        {
+          const std::lock_guard lock(mutex);
+          if (tally.struck >= points) return;
+        }
+        Rng rng(seed, static_cast<uint64_t>(i));
+        const JobKind& kind = *urn[rng.below(static_cast<uint32_t>(urn.size()))];
+        const Point point = draw(rng, kind.name, laboratory.counts(kind.name));
+        try_one(laboratory, point, again, tally, mutex);
+      }
+    });
+  }
+  threads.clear();
+  std::printf("%ld points tried, %ld struck, %ld of them wrongly ended; exit codes:",
+              static_cast<long>(tally.tried), static_cast<long>(tally.struck),
+              static_cast<long>(tally.failed));
+  for (const auto& [code, count] : tally.codes)
+    std::printf(" %d: %ld", code, static_cast<long>(count));
+  std::printf("\n");
+  EXPECT_GE(tally.struck, points) << "too few calls came";
+}
+
+}  // namespace
+}  // namespace ductile::injection
