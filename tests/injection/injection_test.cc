@@ -6,12 +6,13 @@
 //   DUCTILE_INJECT_POINTS=n   so many calls are struck (100)
 //   DUCTILE_INJECT_SEED=n     draws others, or the same again
 //   DUCTILE_INJECT_POINT=...  one alone, as a failure prints it
-//   DUCTILE_INJECT_JOBS=...   only jobs whose name has this in it
+//   DUCTILE_INJECT_JOBS=...   only jobs whose name is like this regular expression
 #include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <random>
+#include <regex>
 #include <thread>
 #include <vector>
 
@@ -57,11 +58,12 @@ void try_one(Laboratory& laboratory, const Point& point, const std::string& agai
 TEST(Injection, EveryFailingCallEndsInTheRightBitsOrInAnErrorThatCanBeGoneOnFrom) {
   Laboratory laboratory;
   const std::string one = text_from_environment("DUCTILE_INJECT_POINT");
-  const std::string only = text_from_environment("DUCTILE_INJECT_JOBS");
+  const std::string jobs = text_from_environment("DUCTILE_INJECT_JOBS");
+  const std::regex only(jobs.empty() ? ".*" : jobs);
   std::vector<const JobKind*> urn;
   for (const JobKind& kind : job_kinds()) {
-    const bool wanted = one.empty() ? std::string(kind.name).find(only) != std::string::npos
-                                    : parse_point(one).job == kind.name;
+    const bool wanted =
+        one.empty() ? std::regex_match(kind.name, only) : parse_point(one).job == kind.name;
     if (!wanted) continue;
     if (!laboratory.can(kind)) {
       std::printf("left out: %s (network namespaces cannot be made here)\n", kind.name);

@@ -154,6 +154,7 @@ std::string listen_address(const Fleet& fleet) {
     try {
       return net::local_address_towards({host.address.empty() ? host.name : host.address, 0});
     } catch (const Error& e) {
+      if (e.code() != ErrorCode::not_found) throw;  // not for the user to say
       fail(ErrorCode::invalid_argument,
            "under which address does {} reach this machine? Say it with --listen, or write "
            "{}=address ({})",
