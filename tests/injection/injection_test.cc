@@ -43,7 +43,10 @@ void try_one(Laboratory& laboratory, const Point& point, const std::string& agai
              std::mutex& mutex) {
   const Verdict verdict = laboratory.try_point(point);
   const std::lock_guard lock(mutex);
-  ++tally.tried;
+  if (++tally.tried % 100 == 0) {
+    std::printf("%ld points\n", static_cast<long>(tally.tried));
+    std::fflush(stdout);
+  }
   if (!verdict.struck && verdict.complaints.empty()) return;
   ++tally.struck;
   ++tally.codes[verdict.code];

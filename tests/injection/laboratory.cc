@@ -59,17 +59,19 @@ class MappedBoard {
   Board* board_;
 };
 
-// Whatever was started with this board in its environment.
-std::vector<pid_t> processes_with(const fs::path& board) {
-  const std::string variable = fmt::format("{}={}", kBoardVariable, board.string());
+// Whatever was started with one of these boards in its environment.
+std::vector<pid_t> processes_with(const std::vector<fs::path>& boards) {
   std::vector<pid_t> pids;
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     std::ifstream file(entry.path() / "environ", std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), {});
-    if (text.find(variable + '\0') != std::string::npos || text.ends_with(variable))
-      pids.push_back(std::stoi(name));
+    const bool is_one = std::any_of(boards.begin(), boards.end(), [&](const fs::path& board) {
+      const std::string variable = fmt::format("{}={}", kBoardVariable, board.string());
+      return text.find(variable + '\0') != std::string::npos || text.ends_with(variable);
+    });
+    if (is_one) pids.push_back(std::stoi(name));
   }
   return pids;
 }
@@ -163,14 +165,16 @@ std::vector<std::string> job_words(const fs::path& data) {
 
 const std::vector<JobKind>& job_kinds() {
   static const std::vector<JobKind> kinds = {
-      {"plain", false, false, true, false, 3},
-      {"plain-resumed", false, false, true, true, 3},
-      {"workers", true, false, false, false, 5},
-      {"workers-resumed", true, false, false, true, 5},
-      {"hosts", true, true, false, false, 4},
-      {"hosts-resumed", true, true, false, true, 4},
-      {"real-workers", true, false, true, false, 1},
-      {"real-workers-resumed", true, false, true, true, 2},
+      {"plain", false, false, true, Begin::anew, 3},
+      {"plain-resumed", false, false, true, Begin::half_done, 3},
+      {"workers", true, false, false, Begin::anew, 4},
+      {"workers-resumed", true, false, false, Begin::half_done, 4},
+      {"workers-adopted", true, false, false, Begin::leaderless, 3},
+      {"hosts", true, true, false, Begin::anew, 3},
+      {"hosts-resumed", true, true, false, Begin::half_done, 3},
+      {"hosts-adopted", true, true, false, Begin::leaderless, 2},
+      {"real-workers", true, false, true, Begin::anew, 1},
+      {"real-workers-resumed", true, false, true, Begin::half_done, 2},
   };
   return kinds;
 }
@@ -190,7 +194,7 @@ class Laboratory::Trial {
         run_(laboratory.root_.path() / std::to_string(number)),
         aside_(laboratory.aside_.path() / std::to_string(number)) {
     fs::create_directories(aside_);
-    if (kind.resumed)
+    if (kind.begin == Begin::half_done)
       fs::copy(half_of(kind), run_, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   }
   ~Trial() {
@@ -202,15 +206,28 @@ class Laboratory::Trial {
   const fs::path& run() const { return run_; }
   std::string log() const { return fs::exists(log_) ? read_file(log_) : ""; }
 
+  // What comes before the command that is to be disturbed.
+  void lead_up() {
+    if (kind_.begin != Begin::leaderless) return;
+    start(false, nullptr);
+    wait_for_checkpoints();
+    program_->kill();
+  }
+  void wait_for_checkpoints() {
+    while (program_->running() && newest_manifest(run_) < 2 * kCheckpointSteps)
+      std::this_thread::sleep_for(1ms);
+  }
   // The command of a user, whose processes are counted, and struck at `point`. `go_on`: with what
   // is there. False: there was no end to it.
   bool start_and_wait(bool go_on, const Point* point) {
     start(go_on, point);
     return wait();
   }
+  bool disturbed(const Point* point) { return start_and_wait(kind_.begin != Begin::anew, point); }
   void start(bool go_on, const Point* point) {
     board_file_ = aside_ / fmt::format("board{}", ++commands_);
     log_ = aside_ / fmt::format("log{}", commands_);
+    boards_.push_back(board_file_);
     board_ = std::make_unique<MappedBoard>(board_file_, laboratory_.root_.path(), point);
     program_ = std::make_unique<Program>(words(go_on), log_);
   }
@@ -223,10 +240,10 @@ class Laboratory::Trial {
   // What still runs of it, after a while; ended by this.
   std::string left_behind() {
     const auto deadline = std::chrono::steady_clock::now() + kGrace;
-    std::vector<pid_t> pids = processes_with(board_file_);
+    std::vector<pid_t> pids = processes_with(boards_);
     while (!pids.empty() && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(10ms);
-      pids = processes_with(board_file_);
+      pids = processes_with(boards_);
     }
     std::string text;
     for (const pid_t pid : pids) {
@@ -236,7 +253,6 @@ class Laboratory::Trial {
     return text;
   }
   void interrupt() { ::kill(program_->pid(), SIGINT); }
-  bool running() { return program_->running(); }
   int code() const { return program_->exit_code(); }
   const MappedBoard& board() const { return *board_; }
 
@@ -296,6 +312,7 @@ class Laboratory::Trial {
   const fs::path run_, aside_;
   int commands_ = 0;
   fs::path board_file_, log_;
+  std::vector<fs::path> boards_;  // of all commands
   std::unique_ptr<MappedBoard> board_;
   std::unique_ptr<Program> program_;
 };
@@ -305,14 +322,13 @@ Laboratory::Laboratory() { write_tokens(root_.path() / "data"); }
 Laboratory::~Laboratory() = default;
 
 void Laboratory::prepare(const JobKind& kind) {
-  if (kind.resumed) {
+  if (kind.begin == Begin::half_done) {
     // Stopped by its user as soon as it has something to go on from.
-    const JobKind whole{kind.name, kind.several, kind.hosts, kind.real, false, 0};
+    const JobKind whole{kind.name, kind.several, kind.hosts, kind.real, Begin::anew, 0};
     while (true) {
       Trial trial(*this, whole, trials_++);
       trial.start(false, nullptr);
-      while (trial.running() && newest_manifest(trial.run()) < 2 * kCheckpointSteps)
-        std::this_thread::sleep_for(1ms);
+      trial.wait_for_checkpoints();
       trial.interrupt();
       trial.wait();
       if (trial.code() == 0) continue;  // it was quicker
@@ -324,7 +340,8 @@ void Laboratory::prepare(const JobKind& kind) {
     }
   }
   Trial trial(*this, kind, trials_++);
-  if (!trial.start_and_wait(kind.resumed, nullptr) || trial.code() != 0)
+  trial.lead_up();
+  if (!trial.disturbed(nullptr) || trial.code() != 0)
     fail(ErrorCode::internal, "{}: an undisturbed job: {}", kind.name, trial.log());
   counts_[kind.name] = trial.counts();
   const std::string result = trial.result();
@@ -376,6 +393,7 @@ Verdict Laboratory::try_point(const Point& point) {
   std::vector<std::string>& complaints = verdict.complaints;
   Trial trial(*this, kind, number);
   const fs::path& run = trial.run();
+  trial.lead_up();
   const size_t before = course_of(run, kind.several).size();
   const int64_t known = newest_manifest(run);
   const auto since = [&](size_t begin) {
@@ -385,12 +403,15 @@ Verdict Laboratory::try_point(const Point& point) {
     return course;
   };
 
-  const bool ended = trial.start_and_wait(kind.resumed, &point);
+  const bool ended = trial.disturbed(&point);
   if (!ended) complaints.push_back("no end to it");
   verdict.struck = trial.board()->struck > 0;
   verdict.what = trial.board()->what;
-  if (const std::string left = trial.left_behind(); !left.empty())
-    complaints.push_back("left behind:" + left);
+  // Workers whose new controller failed wait for the next one.
+  const bool wait_for_another = kind.begin == Begin::leaderless && ended && trial.code() != 0;
+  if (!wait_for_another)
+    if (const std::string left = trial.left_behind(); !left.empty())
+      complaints.push_back("left behind:" + left);
   verdict.code = trial.code();
   const std::string text = trial.log();
   judge_course(since(before), known, "disturbed,", complaints);

@@ -14,14 +14,21 @@
 // Small jobs, what they come to when nobody disturbs them, and what is to hold when somebody does.
 namespace ductile::injection {
 
+// What a disturbed command begins with.
+enum class Begin {
+  anew,
+  half_done,   // a run that its user stopped
+  leaderless,  // workers at work, whose controller was killed
+};
+
 struct JobKind {
   const char* name;
   bool several;  // workers, hence a controller
   bool hosts;    // on two emulated hosts
   bool
       real;  // ductile-worker; else the torch-free test worker, which starts a hundred times faster
-  bool resumed;  // goes on from a run that was stopped half-way
-  int weight;    // how often it is drawn
+  Begin begin;
+  int weight;  // how often it is drawn
 };
 const std::vector<JobKind>& job_kinds();
 const JobKind& job_kind(const std::string& name);

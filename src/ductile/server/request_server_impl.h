@@ -32,6 +32,7 @@ class RequestServer {
     std::string input;
   };
 
+  void remove_socket();
   void take_new();
   bool serve(Client& client, const Handler& handler);
   static bool answer(Client& client, const std::string& line, const Handler& handler);
