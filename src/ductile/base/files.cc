@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 
 namespace ductile {
 namespace {
@@ -30,6 +31,23 @@ class Fd {
   int fd_;
 };
 
+[[noreturn]] void refuse(const fs::path& path) {
+  fail(ErrorCode::invalid_argument, "{}: is {}, not a file", path.string(), kind_text(path));
+}
+
+// A regular file; a FIFO is not waited for, and a device not touched.
+struct RegularFile {
+  explicit RegularFile(const fs::path& path)
+      : fd(kind_of(path) == FileKind::other ? (refuse(path), path) : path, O_RDONLY | O_NONBLOCK) {
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0) fail_errno(path.string(), errno);
+    if (!S_ISREG(info.st_mode)) refuse(path);
+    size = static_cast<size_t>(info.st_size);
+  }
+  Fd fd;
+  size_t size = 0;
+};
+
 }  // namespace
 
 std::string read_file(const fs::path& path) {
@@ -47,6 +65,24 @@ std::string read_file(const fs::path& path) {
     if (n == 0) return text;
     text.append(buffer, static_cast<size_t>(n));
   }
+}
+
+void read_regular_file(const fs::path& path, size_t max_bytes, std::vector<std::byte>& out) {
+  const RegularFile file(path);
+  if (file.size > max_bytes) {
+    fail(ErrorCode::data_loss, "{}: {} bytes, at most {} are accepted", path.string(), file.size,
+         max_bytes);
+  }
+  out.resize(file.size);
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t n = ::read(file.fd.get(), out.data() + done, out.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno(path.string() + ": read", errno);
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  out.resize(done);
 }
 
 void write_file_atomic(const fs::path& path, std::span<const std::byte> bytes) {
@@ -82,12 +118,10 @@ void fsync_folder(const fs::path& folder) {
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const Fd fd(path, O_RDONLY);
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) fail_errno(path.string(), errno);
-  size_ = static_cast<size_t>(info.st_size);
+  const RegularFile file(path);
+  size_ = file.size;
   if (size_ == 0) return;
-  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd.get(), 0);
   if (mapped == MAP_FAILED) fail_errno(path.string() + ": mmap", errno);
   data_ = static_cast<const std::byte*>(mapped);
 }

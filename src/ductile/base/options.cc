@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile {
 namespace {
@@ -148,7 +149,7 @@ bool convert(const Json& v, int64_t& out) {
 }
 bool convert(const Json& v, double& out) {
   if (!v.is_number()) return false;
-  out = v.get<double>();
+  out = v.get<double>() + 0.0;  // no negative zero
   return true;
 }
 bool convert(const Json& v, std::string& out) {
@@ -277,7 +278,7 @@ void OptionSet::assign(OptionField& field, const Json& value, const std::string&
         std::remove_pointer_t<decltype(target)> parsed{};
         if (!convert(value, parsed)) {
           bad(fmt::format("{}: {} must be {}, not {}", where, field.path, type_name(field.ref),
-                          value.dump()));
+                          dump_json(value)));
         }
         check_value(field, parsed, where);
         *target = std::move(parsed);

@@ -6,11 +6,12 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <toml++/toml.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/base/text.h"
+#include "ductile/base/toml.h"
 
 namespace ductile {
 namespace {
@@ -42,14 +43,6 @@ Json node_to_json(const toml::node& node, const std::string& path, Lines& lines)
   return Json::array({text.str(), nullptr});
 }
 
-toml::table parse(std::string_view text, std::string_view name) {
-  try {
-    return toml::parse(text, std::string(name));
-  } catch (const toml::parse_error& e) {
-    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
-  }
-}
-
 std::string upper(std::string_view text) {
   std::string out(text);
   std::transform(out.begin(), out.end(), out.begin(),
@@ -65,7 +58,7 @@ void OptionSet::read_toml(const std::filesystem::path& file) {
 
 void OptionSet::read_toml_text(std::string_view text, std::string_view name) {
   Lines lines;
-  const Json value = node_to_json(parse(text, name), "", lines);
+  const Json value = node_to_json(parse_toml(text, name), "", lines);
   read_table(value, "", [&](const std::string& path) {
     const auto found = lines.find(path);
     return found == lines.end() ? std::string(name) : fmt::format("{}:{}", name, found->second);
@@ -74,7 +67,11 @@ void OptionSet::read_toml_text(std::string_view text, std::string_view name) {
 
 void OptionSet::set(std::string_view assignment, std::string_view origin) {
   const size_t equals = assignment.find('=');
-  const std::string where = fmt::format("{} {}", origin, assignment);
+  const std::string where = fmt::format("{} {}", origin, to_utf8(assignment));
+  if (const size_t at = find_not_utf8(assignment); at != std::string_view::npos) {
+    fail(ErrorCode::invalid_argument, "{}: not UTF-8 text (byte {} is {:#04x})", where, at + 1,
+         static_cast<unsigned char>(assignment[at]));
+  }
   if (equals == std::string_view::npos || equals == 0) {
     fail(ErrorCode::invalid_argument, "{}: write key=value, for example train.epochs=5", where);
   }
@@ -95,7 +92,8 @@ void OptionSet::set(std::string_view assignment, std::string_view origin) {
   Json value;
   try {
     Lines lines;
-    value = node_to_json(parse(fmt::format("value = {}\n", text), origin), "", lines).at("value");
+    value =
+        node_to_json(parse_toml(fmt::format("value = {}\n", text), origin), "", lines).at("value");
   } catch (const Error&) {
     value = std::string(text);  // assign then says which type was wanted
   }

@@ -139,6 +139,21 @@ TEST(Options, AssignmentsTakeBareStringsNumbersAndLists) {
   EXPECT_NE(error_of([&] { set.set("novalue"); }).find("write key=value"), std::string::npos);
 }
 
+TEST(Options, WhatIsNotUtf8IsRefused) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.set("name=a\xff"); }),
+            "--set name=a\xEF\xBF\xBD: not UTF-8 text (byte 7 is 0xff)");
+  EXPECT_NE(error_of([&] { set.set("tags=[\"\xc3\"]"); }).find("not UTF-8"), std::string::npos);
+  EXPECT_NE(error_of([&] { set.set("n\xe9me=1"); }).find("not UTF-8"), std::string::npos);
+  const char* environment[] = {"DUCTILE_INNER__COUNT=4", "DUCTILE_INNER__RATE=\xfe", nullptr};
+  EXPECT_NE(error_of([&] { set.read_environment(environment); }).find("not UTF-8"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { set.read_toml_text("name = \"\xff\"\n", "f"); }).find("f:1: "),
+            std::string::npos);
+  EXPECT_EQ(o.name, "a\"b") << "a refused value leaves the old one";
+}
+
 TEST(Options, EnvironmentNamesTheVariable) {
   Outer o;
   OptionSet set(o);

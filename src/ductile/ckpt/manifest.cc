@@ -5,7 +5,7 @@
 #include <xxhash.h>
 
 #include "ductile/base/error.h"
-#include "ductile/ckpt/json_impl.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/manifest_impl.h"
 
 namespace ductile::ckpt {
@@ -17,7 +17,6 @@ constexpr std::string_view kBegin = "{\"hash\":\"";
 constexpr std::string_view kMiddle = "\",\"manifest\":";
 constexpr std::string_view kEnd = "}\n";
 constexpr std::string_view kFormat = "ductile-checkpoint";
-constexpr int kMaxDepth = 200;
 
 [[noreturn]] void refuse(std::string why) { throw Error(ErrorCode::data_loss, std::move(why)); }
 
@@ -132,11 +131,11 @@ std::string manifest_text(int64_t step, std::string_view state, std::span<const 
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& t = tensors[i];
     if (i > 0) body += ',';
-    body += json{{"name", t.name},
-                 {"dtype", std::string(to_string(t.dtype))},
-                 {"shape", t.shape},
-                 {"offset", t.offset}}
-                .dump();
+    body += dump_json_exactly({{"name", t.name},
+                               {"dtype", std::string(to_string(t.dtype))},
+                               {"shape", t.shape},
+                               {"offset", t.offset}},
+                              "the name of a tensor");
   }
   body += "]}";
   std::string text(kBegin);
@@ -149,8 +148,7 @@ std::string manifest_text(int64_t step, std::string_view state, std::span<const 
 
 Manifest parse_manifest(std::string_view text) {
   const std::string_view body = checked_body(text);
-  if (json_depth(body) > kMaxDepth) refuse("the manifest is nested too deeply");
-  json root = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  json root = parse_json(body);
   if (!root.is_object() || text_of(root, "format") != kFormat) refuse("this is no manifest");
   const int64_t version = integer(root, "version", 1, INT64_MAX);
   if (version != kFormatVersion) {

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/disk.h"
-#include "ductile/ckpt/json_impl.h"
 #include "ductile/ckpt/safetensors_impl.h"
 
 namespace ductile::ckpt {
@@ -88,14 +88,14 @@ json parse_header(std::string_view text) {
     }
     return true;
   };
-  json header = json::parse(text, once, /*allow_exceptions=*/false);
+  json header = parse_json(text, once);
   if (!header.is_object()) fail(ErrorCode::data_loss, "the header is not JSON");
   return header;
 }
 
 uint64_t size_value(const json& value, const std::string& name) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-    fail(ErrorCode::data_loss, "tensor '{}': {} is no size", name, value.dump());
+    fail(ErrorCode::data_loss, "tensor '{}': {} is no size", name, dump_json(value));
   }
   return value.get<uint64_t>();
 }
@@ -158,13 +158,7 @@ void write_safetensors(const fs::path& file, std::span<const TensorInfo> tensors
                       {"data_offsets", {end, end + t.num_bytes}}};
     end += t.num_bytes;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const json::exception& e) {
-    fail(ErrorCode::invalid_argument, "a name or metadata for {} is not UTF-8: {}", file.string(),
-         e.what());
-  }
+  std::string text = dump_json_exactly(header, "a name or metadata for " + file.string());
   text.resize((text.size() + 7) / 8 * 8, ' ');
   std::string length;
   for (int i = 0; i < 8; ++i) length.push_back(static_cast<char>(text.size() >> (8 * i)));

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/commit_impl.h"
 #include "ductile/ckpt/folder_lock_impl.h"
 #include "ductile/ckpt/layout_impl.h"
@@ -54,14 +55,6 @@ WriterOptions checked(WriterOptions o) {
 
 std::unique_ptr<FolderLock> lock_of(const fs::path& folder, const WriterOptions& options) {
   return options.pending_tag.empty() ? std::make_unique<FolderLock>(folder) : nullptr;
-}
-
-std::string state_text(const nlohmann::json& state) {
-  try {
-    return state.dump();
-  } catch (const nlohmann::json::exception& e) {
-    fail(ErrorCode::invalid_argument, "the checkpoint's state is not UTF-8 text: {}", e.what());
-  }
 }
 
 }  // namespace
@@ -189,7 +182,7 @@ void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
   Impl& s = *impl_;
   if (step < 0) fail(ErrorCode::invalid_argument, "checkpoint of step {}: negative", step);
   check_views(tensors);
-  std::string text = state_text(state);
+  std::string text = dump_json_exactly(state, "the checkpoint's state");
   const Clock::time_point begin = Clock::now();
   s.wait_until_idle();
   s.error = nullptr;

@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
@@ -119,7 +120,7 @@ class Group {
   }
 
   void tell(size_t r, const Json& line) {
-    const std::string text = line.dump() + "\n";
+    const std::string text = dump_json(line) + "\n";
     // One line is far shorter than a pipe; that a rank is gone shows on its other end.
     const auto before = signal(SIGPIPE, SIG_IGN);
     [[maybe_unused]] const ssize_t n = write(ranks[r].in.get(), text.data(), text.size());
@@ -145,7 +146,7 @@ class Group {
         if (polled[i].revents == 0) continue;
         const size_t r = who[i];
         const bool open = ranks[r].lines.read(ranks[r].out.get(), [&](std::string_view text) {
-          const Json line = Json::parse(text, nullptr, false);
+          const Json line = parse_json<Json>(text);
           if (line.contains("error")) {
             note(r, error_code_from(line.value("code", "internal")), line.at("error"));
           } else if (line.is_object() && !on_line(r, line)) {
@@ -473,7 +474,7 @@ ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context
     return true;
   });
   if (command.json) {
-    console.print("{}\n", result.dump(2));
+    console.print("{}\n", dump_json(result, 2));
   } else {
     print_summary(result.at("sizes"), console);
   }

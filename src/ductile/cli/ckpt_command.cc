@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/export.h"
 #include "ductile/cli/commands.h"
@@ -53,7 +54,7 @@ ExitCode ckpt_list(const CkptCommand& command, Context& context) {
       if (!c.error.empty()) row["error"] = c.error;
       rows.push_back(row);
     }
-    context.console.print("{}\n", rows.dump(2));
+    context.console.print("{}\n", dump_json(rows, 2));
     return kDone;
   }
   std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "TENSORS", "CHUNKS", "STATE"}};
@@ -80,7 +81,7 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
                       {"bytes", checkpoint.total_bytes()},
                       {"tensors", tensors},
                       {"state", checkpoint.state()}};
-    context.console.print("{}\n", all.dump(2));
+    context.console.print("{}\n", dump_json(all, 2));
     return kDone;
   }
   context.console.print("step {}, {} in {} tensors\n\n", checkpoint.step(),
@@ -102,7 +103,7 @@ ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
     const Json all = {{"ok", report.ok()},           {"good", report.good},
                       {"refused", report.refused},   {"chunks", report.num_chunks},
                       {"bytes", report.chunk_bytes}, {"unused_chunks", report.unused_chunks}};
-    context.console.print("{}\n", all.dump(2));
+    context.console.print("{}\n", dump_json(all, 2));
   } else {
     for (const int64_t step : report.good) context.console.print("step {}: good\n", step);
     for (const std::string& refused : report.refused)
@@ -137,7 +138,7 @@ ExitCode ckpt_export(const CkptCommand& command, Context& context) {
     const Json all = {{"step", checkpoint.step()},
                       {"file", command.output.string()},
                       {"bytes", error ? Json(nullptr) : Json(bytes)}};
-    context.console.print("{}\n", all.dump(2));
+    context.console.print("{}\n", dump_json(all, 2));
   } else {
     context.console.say("step {} written to {}", checkpoint.step(), command.output.string());
   }

@@ -3,12 +3,15 @@
 
 #include <functional>
 #include <map>
+#include <new>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
+#include "ductile/base/text.h"
 #include "ductile/cli/version.h"
 #include "ductile/sched/policy.h"
 #include "ductile/server/host_agent.h"
@@ -609,6 +612,12 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
     };
   });
 
+  for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8
+    if (const size_t at = find_not_utf8(argv[i]); at != std::string_view::npos) {
+      console.error(fmt::format("'{}': byte {} is not UTF-8 text", to_utf8(argv[i]), at + 1));
+      return kUsage;
+    }
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -630,6 +639,13 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   } catch (const Error& error) {
     console.error(error.what());
     return exit_code(error.code());
+  } catch (const fs::filesystem_error& error) {
+    const Error known = error_of(error);
+    console.error(known.what());
+    return exit_code(known.code());
+  } catch (const std::bad_alloc&) {
+    console.error("not enough memory");
+    return kFailed;
   } catch (const std::exception& error) {
     console.error(fmt::format("unexpected: {}", error.what()));
     return kFailed;

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 
 namespace ductile::cli {
@@ -58,7 +59,7 @@ ExitCode config(const ConfigCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig job;
   if (command.schema) {
-    console.print("{}\n", job.options.json_schema("Ductile job").dump(2));
+    console.print("{}\n", dump_json(job.options.json_schema("Ductile job"), 2));
     return kDone;
   }
   if (command.markdown) {
@@ -72,7 +73,7 @@ ExitCode config(const ConfigCommand& command, Context& context) {
       if (command.changed && field.origin.is_default()) continue;
       values[field.path] = {{"value", value_json(field)}, {"origin", field.origin.text}};
     }
-    console.print("{}\n", values.dump(2));
+    console.print("{}\n", dump_json(values, 2));
   } else if (command.origin) {
     std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "ORIGIN"}};
     for (const OptionField& field : job.options.fields()) {

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/data_format.h"
 #include "ductile/data/convert.h"
@@ -20,8 +22,7 @@ constexpr size_t kBadShown = 20;  // bad samples listed for people; --json has a
 spec::DataOptions data_options(const fs::path& path, const std::vector<std::string>& assignments,
                                Context& context) {
   JobConfig config;
-  std::error_code error;
-  const bool job_file = path.extension() == ".toml" && !fs::is_directory(path, error);
+  const bool job_file = path.extension() == ".toml" && is_file(path);
   JobRequest request;
   if (job_file) {
     request.file = path;
@@ -129,7 +130,7 @@ ExitCode data_inspect(const DataInspectCommand& command, Context& context) {
     first = false;
     print_report(context.console, report);
   });
-  if (command.json) context.console.print("{}\n", all.dump(2));
+  if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return bad ? kFailed : kDone;
 }
 
@@ -154,7 +155,7 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context) {
                           run::as_bytes(static_cast<double>(report.bytes)), report.files.size());
     print_bad(context.console, report.bad);
   });
-  if (command.json) context.console.print("{}\n", all.dump(2));
+  if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return kDone;
 }
 

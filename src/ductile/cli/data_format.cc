@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 
 namespace ductile::cli {
 namespace {
@@ -18,23 +19,26 @@ std::string format_of_name(std::string_view name) {
 }  // namespace
 
 std::string guess_data_format(const fs::path& path) {
-  std::error_code error;
   if (path.extension() == ".tar") return "tar";  // also a pattern, "shard-{000..007}.tar"
-  if (!fs::exists(path, error)) fail(ErrorCode::not_found, "{}: no such data", path.string());
+  if (kind_of(path) == FileKind::none) {
+    fail(ErrorCode::not_found, "{}: {}", path.string(),
+         fs::is_symlink(path) ? "a link that leads nowhere" : "no such data");
+  }
   std::string format;
-  if (!fs::is_directory(path, error)) {
+  if (!is_folder(path)) {
     format = format_of_name(path.filename().string());
     if (format.empty() && path.extension() == ".bin") format = "tokens";
-  } else if (fs::exists(path / "data_batch_1.bin", error)) {
+  } else if (is_file(path / "data_batch_1.bin")) {
     format = "cifar10";
-  } else if (fs::exists(path / "train.bin", error) && fs::exists(path / "test.bin", error)) {
+  } else if (is_file(path / "train.bin") && is_file(path / "test.bin")) {
     format = "cifar100";
   } else {
     bool folders = false;
-    for (const auto& entry : fs::directory_iterator(path)) {
-      folders = folders || entry.is_directory(error);
-      if (format.empty() && entry.is_regular_file(error))
-        format = format_of_name(entry.path().filename().string());
+    for (const fs::path& entry : list_folder(path)) {
+      const FileKind kind = kind_of(entry);
+      folders = folders || kind == FileKind::folder;
+      if (format.empty() && kind == FileKind::file)
+        format = format_of_name(entry.filename().string());
     }
     if (format.empty() && folders) format = "folder";
   }

@@ -8,6 +8,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "ductile/base/json.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
@@ -161,7 +162,7 @@ Json worker_facts() {
     const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --describe");
     facts["runs"] = text.has_value();
     if (text) {
-      const Json said = Json::parse(*text, nullptr, false);
+      const Json said = parse_json<Json>(*text);
       if (said.is_object()) facts["says"] = said;
     }
   } catch (const Error&) {
@@ -262,7 +263,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
       std::string said;
       for (const auto& [key, value] : worker["says"].items()) {
         said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
-                            value.is_string() ? value.get<std::string>() : value.dump());
+                            value.is_string() ? value.get<std::string>() : dump_json(value));
       }
       worker_text += fmt::format(" ({})", said);
     }
@@ -329,7 +330,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
       facts["missing"].push_back(
           {{"what", m.what}, {"why", m.why}, {"command", "sudo apt-get install " + m.package}});
     }
-    context.console.print("{}\n", facts.dump(2));
+    context.console.print("{}\n", dump_json(facts, 2));
   } else {
     print_facts(context.console, facts, missing);
   }

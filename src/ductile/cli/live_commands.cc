@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/client.h"
@@ -31,7 +32,7 @@ std::string ranks_of(const json& worker) {
 void print_answer(const LiveCommand& command, Console& console, const json& answer,
                   const std::string& text) {
   if (command.json) {
-    console.print("{}\n", answer.dump(2));
+    console.print("{}\n", dump_json(answer, 2));
   } else {
     console.say("{}", text);
   }
@@ -54,7 +55,7 @@ ExitCode status(const LiveCommand& command, Context& context) {
   const json answer = server::ask(live_run(command).path(), {{"request", "status"}});
   Console& console = context.console;
   if (command.json) {
-    console.print("{}\n", answer.dump(2));
+    console.print("{}\n", dump_json(answer, 2));
     return kDone;
   }
   const auto number = [&](const char* key) {

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/format.h"
 #include "ductile/spec/models.h"
@@ -16,7 +17,7 @@ ExitCode models(const ModelsCommand& command, Context& context) {
                      {"parameters", model.num_parameters},
                      {"reference", model.reference}});
     }
-    context.console.print("{}\n", all.dump(2));
+    context.console.print("{}\n", dump_json(all, 2));
     return kDone;
   }
   std::vector<std::vector<std::string>> rows = {{"NAME", "PARAMETERS", "AT", "WHAT"}};

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
@@ -150,7 +151,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
            *command.schema);
     }
     const auto schema = *command.schema == "graph" ? graph::graph_schema() : plan::plan_schema();
-    console.print("{}\n", schema.dump(2));
+    console.print("{}\n", dump_json(schema, 2));
     return kDone;
   }
   if (command.graph.empty()) {
@@ -162,13 +163,14 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   if (command.optimizer_state) graph.optimizer_factor = *command.optimizer_state;
   graph::check(graph);
   if (command.write_graph) {
-    console.print("{}\n", graph::to_json(graph).dump(1));
+    console.print("{}\n", dump_json(graph::to_json(graph), 1));
     return kDone;
   }
 
   plan::Report report;
   if (command.plan) {
-    nlohmann::json value = nlohmann::json::parse(read_file(*command.plan), nullptr, false);
+    nlohmann::json value =
+        parse_json(read_file(*command.plan), command.plan->string(), ErrorCode::invalid_argument);
     if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
     plan::Plan given = plan::plan_from_json(value, graph, command.plan->string());
     report = plan::make_report(std::move(graph), std::move(devices), std::move(given));
@@ -182,7 +184,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
                                find_baselines(command.baseline));
   }
   if (command.json) {
-    console.print("{}\n", plan::to_json(report).dump(2));
+    console.print("{}\n", dump_json(plan::to_json(report), 2));
   } else if (command.html) {
     console.print("{}", plan::to_html(report));
   } else if (report.planned.feasible) {

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/history.h"
 #include "ductile/run/report.h"
@@ -13,7 +14,7 @@ ExitCode report(const ReportCommand& command, Context& context) {
     nlohmann::json all = run::to_json(run::read_history(folder));
     all["run"] = folder.path().string();
     all["report"] = folder.report_file().string();
-    context.console.print("{}\n", all.dump(2));
+    context.console.print("{}\n", dump_json(all, 2));
   } else {
     context.console.print("{}\n", folder.report_file().string());
   }

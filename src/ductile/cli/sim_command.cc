@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/format.h"
 #include "ductile/sched/policy.h"
@@ -226,7 +227,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   if (command.out) {
     auto all = nlohmann::ordered_json::array();
     for (const auto& run : runs) all.push_back(ductile::sim::to_json(run.result));
-    write_file_atomic(*command.out / "runs.json", all.dump() + "\n");
+    write_file_atomic(*command.out / "runs.json", dump_json(all) + "\n");
     write_file_atomic(*command.out / "report.html", ductile::sim::report_html(runs, cluster));
     context.console.say("report: {}", (*command.out / "report.html").string());
   }
@@ -266,7 +267,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
       if (command.bound) entry["least_mean_jct"] = least[i];
       out["runs"].push_back(std::move(entry));
     }
-    context.console.print("{}\n", out.dump(2));
+    context.console.print("{}\n", dump_json(out, 2));
     return kDone;
   }
   Shown shown{false, false, bound};

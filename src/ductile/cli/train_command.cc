@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
@@ -64,8 +66,8 @@ class Listener {
 
   // What the controller of several workers notes and a user wants to know at once.
   void note(const control::Note& note) {
-    for (const std::string_view event :
-         {"lost", "launch_failed", "checkpoint_failed", "checkpoint_unreadable", "disk"}) {
+    for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
+                                         "checkpoint_unreadable", "disk", "report"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});
@@ -73,6 +75,12 @@ class Listener {
 
   void finish() {
     if (bar_) bar_->finish();
+    bar_.reset();
+  }
+
+  void leave_report(const run::RunFolder& folder) {
+    if (const std::string text = run::leave_report(folder); !text.empty())
+      message({"warning", text});
   }
 
   const Json& done() const { return done_; }  // null until the worker is done
@@ -95,11 +103,11 @@ class Listener {
   std::string error_;
 };
 
-// What the last worker to lead wrote at its end; null where there is nothing.
+// What the controller wrote at the run's end; null where there is nothing.
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
-  run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") == "end") summary = Json::parse(line.dump());
+  run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", nlohmann::json()) == "end") summary = Json(line);
   });
   return summary;
 }
@@ -201,7 +209,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   }
   if (command.dry_run) {
     if (command.json) {
-      console.print("{}\n", config.options.to_json().dump(2));
+      console.print("{}\n", dump_json(config.options.to_json(), 2));
     } else {
       console.print("{}", config.options.to_toml());
     }
@@ -226,11 +234,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
-    // A worker that an earlier controller started cannot tell this one.
-    if (outcome.code == kDone && listener.done().is_null()) {
-      run::write_report(folder);
-      listener.done(last_summary(folder));
-    }
+    listener.done(last_summary(folder));
     listener.finish();
   } else {
     WorkerLaunch launch;
@@ -245,7 +249,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     listener.finish();
     outcome = outcome_of(end, listener, folder);
   }
-  if (outcome.status == "failed") run::write_report(folder);  // a dead worker wrote none
+  if (outcome.status == "failed" && !elastic)
+    listener.leave_report(folder);  // a dead worker wrote none
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},
@@ -253,7 +258,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
                    {"result", listener.done()}};
     if (!outcome.error.empty()) result["error"] = outcome.error;
     if (outcome.code != kDone) result["resume"] = resume_command(folder);
-    console.print("{}\n", result.dump(2));
+    console.print("{}\n", dump_json(result, 2));
   } else if (outcome.code == kDone) {
     print_summary(console, listener.done(), folder);
   }

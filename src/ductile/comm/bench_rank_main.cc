@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/machine.h"
 #include "ductile/comm/bench_ranks.h"
 #include "ductile/comm/benchmark.h"
@@ -22,7 +23,7 @@ using namespace ductile;
 using namespace ductile::comm;
 using Json = nlohmann::ordered_json;
 
-void say(const Json& line) { std::cout << line.dump() << std::endl; }
+void say(const Json& line) { std::cout << dump_json(line) << std::endl; }
 
 Json link_json(const Link& l) {
   Json j = {{"latency", l.latency}, {"bandwidth", l.bandwidth}, {"overhead", l.overhead}};
@@ -149,7 +150,7 @@ int main() {
       std::fprintf(stderr, "ductile-bench-rank is started by `ductile bench all-reduce`\n");
       return 2;
     }
-    spec = Json::parse(line);
+    spec = parse_json<Json>(line);
     end_with_stdin();
     run(spec);
     std::cout.flush();

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/control/simulation_impl.h"
 
 namespace ductile::control {
@@ -219,7 +220,7 @@ void Simulation::handle(Item& item) {
 
 void Simulation::feed_controller(const Event& event) {
   if (trace_ && !std::holds_alternative<Tick>(event))
-    say("-> controller {}", to_json(event).dump());
+    say("-> controller {}", dump_json(to_json(event)));
   const Outcome outcome = controller_->apply(event, now_);
   carry_out(outcome);
 }
@@ -247,7 +248,7 @@ void Simulation::carry_out(const Command& command) {
   if (trace_) {
     const auto* send = std::get_if<SendInstruction>(&command);
     if (send == nullptr || !std::holds_alternative<Ack>(send->instruction.what))
-      say("controller: {}", to_json(command).dump());
+      say("controller: {}", dump_json(to_json(command)));
   }
   if (const auto* launch = std::get_if<LaunchWorker>(&command)) {
     require(processes_.count(launch->worker) == 0, "worker id {} was given twice", launch->worker);
@@ -392,8 +393,10 @@ void Simulation::restart_controller() {
   say("--- controller restarts");
   ++result_.restarts;
   Outcome first;
+  options_.checkpoints.clear();
+  for (const auto& [step, state] : published_) options_.checkpoints.push_back(step);
   controller_.emplace(
-      Membership::restore(options_, nlohmann::json::parse(stored_->save().dump()), now_, first));
+      Membership::restore(options_, parse_json(dump_json(stored_->save())), now_, first));
   tick_at_ = Time{-1};
   carry_out(first);
   // Its launcher finds out what became of the processes; the publication it left open is settled.
@@ -419,6 +422,8 @@ std::string_view to_string(Mutation mutation) {
       return "promise_is_not_kept";
     case Mutation::votes_are_forgotten:
       return "votes_are_forgotten";
+    case Mutation::refusals_are_damage:
+      return "refusals_are_damage";
     case Mutation::parts_are_claimed:
       return "parts_are_claimed";
   }

@@ -6,6 +6,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/paths.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/memory_dataset.h"
 #include "ductile/data/read_lines.h"
@@ -42,7 +43,7 @@ const Variant& cifar100() {
 
 std::vector<std::string> read_names(const fs::path& file, int64_t classes) {
   std::vector<std::string> names;
-  if (fs::exists(file)) names = read_lines(file);
+  if (is_file(file)) names = read_lines(file);
   if (static_cast<int64_t>(names.size()) != classes) {
     names.clear();
     for (int64_t c = 0; c < classes; ++c) names.push_back(std::to_string(c));
@@ -56,7 +57,8 @@ class CifarDataset final : public MemoryDataset {
     skip_bad_ = options.on_bad_sample == "skip";
     fs::path root = options.path;
     if (split == Split::test && !options.test_path.empty()) root = options.test_path;
-    if (fs::is_directory(root / variant.folder)) root /= variant.folder;
+    if (!is_folder(root)) fail(ErrorCode::not_found, "{}: no such folder", root.string());
+    if (is_folder(root / variant.folder)) root /= variant.folder;
 
     info_.format = variant.format;
     info_.num_classes = variant.classes;
@@ -69,7 +71,7 @@ class CifarDataset final : public MemoryDataset {
       const int64_t limit = limited(options, split, std::int64_t{1} << 40);
       if (static_cast<int64_t>(labels_.size()) >= limit) break;
       const fs::path file = root / name;
-      if (!fs::exists(file)) {
+      if (!is_file(file)) {
         fail(ErrorCode::not_found,
              "{}: no such file; {} needs the binary version of the data set, with {}",
              file.string(), variant.format, fmt::join(variant.train, ", "));

@@ -11,6 +11,7 @@ namespace ductile::data {
 namespace {
 
 constexpr int64_t kProbe = 64;
+constexpr int64_t kMissingNamed = 16;
 
 }  // namespace
 
@@ -27,10 +28,14 @@ void EncodedDataset::finish(const spec::DataOptions& options, Split split,
   }
   std::vector<int64_t> count(static_cast<size_t>(info_.num_classes));
   for (const int32_t label : labels_) ++count[static_cast<size_t>(label)];
+  int64_t missing = 0;
   for (size_t c = 0; c < count.size(); ++c) {
-    if (count[c] == 0) {
+    if (count[c] == 0 && ++missing <= kMissingNamed) {
       reject(fmt::format("{}, class {}", source, info_.class_names[c]), "no images of this class");
     }
+  }
+  if (missing > kMissingNamed) {
+    reject(source, fmt::format("no images of {} more classes", missing - kMissingNamed));
   }
   info_.size = limited(options, split, static_cast<int64_t>(labels_.size()));
   const SizeProbe sizes = probe_sizes(*this, kProbe);

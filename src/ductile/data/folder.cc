@@ -3,15 +3,13 @@
 #include <string>
 #include <vector>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/paths.h"
 #include "ductile/data/encoded_dataset.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/image_probe.h"
+#include "ductile/data/limits.h"
 
 // ImageFolder: ROOT/CLASS/.../name.jpg. With ROOT/train and ROOT/val (or test) below the path each
 // is its split; otherwise the path is the training set and test_path the other. Classes are the
@@ -21,31 +19,30 @@ namespace {
 
 fs::path train_root(const spec::DataOptions& options) {
   const fs::path path = options.path;
-  if (!fs::is_directory(path)) {
+  if (!is_folder(path)) {
     fail(ErrorCode::not_found, "{}: no such folder; format \"folder\" reads FOLDER/CLASS/*.jpg",
          path.string());
   }
-  return fs::is_directory(path / "train") ? path / "train" : path;
+  return is_folder(path / "train") ? path / "train" : path;
 }
 
 fs::path test_root(const spec::DataOptions& options) {
   if (!options.test_path.empty()) {
-    if (fs::is_directory(options.test_path)) return options.test_path;
+    if (is_folder(options.test_path)) return options.test_path;
     fail(ErrorCode::not_found, "{}: no such folder (data.test_path)", options.test_path);
   }
   for (const char* name : {"val", "test"}) {
-    if (fs::is_directory(fs::path(options.path) / name)) return fs::path(options.path) / name;
+    if (is_folder(fs::path(options.path) / name)) return fs::path(options.path) / name;
   }
   fail(ErrorCode::not_found, "{}: no val or test folder inside; set data.test_path", options.path);
 }
 
 std::vector<std::string> class_folders(const fs::path& root) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(root)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_directory() && !name.starts_with('.')) names.push_back(name);
+  for (const fs::path& path : list_folder(root)) {
+    const std::string name = path.filename().string();
+    if (!name.starts_with('.') && kind_of(path) == FileKind::folder) names.push_back(name);
   }
-  std::sort(names.begin(), names.end());
   if (names.empty()) {
     fail(ErrorCode::invalid_argument, "{}: no class folders; expected FOLDER/CLASS/*.jpg",
          root.string());
@@ -72,23 +69,7 @@ class FolderDataset final : public EncodedDataset {
   }
 
   Sample read(int64_t index, std::vector<std::byte>& scratch) const override {
-    const std::string path = where(index);
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail_errno(path, errno);
-    struct stat info {};
-    size_t done = 0;
-    ssize_t got = ::fstat(fd, &info);
-    if (got == 0) {
-      scratch.resize(static_cast<size_t>(info.st_size));
-      while (done < scratch.size() &&
-             (got = ::read(fd, scratch.data() + done, scratch.size() - done)) > 0) {
-        done += static_cast<size_t>(got);
-      }
-    }
-    const int error = errno;
-    ::close(fd);
-    if (got < 0) fail_errno(path + ": read", error);
-    scratch.resize(done);
+    read_regular_file(where(index), kMaxImageBytes, scratch);
     return {detect_image(scratch), scratch};
   }
 
@@ -99,16 +80,47 @@ class FolderDataset final : public EncodedDataset {
  private:
   void list(const std::string& name, int32_t label) {
     std::vector<std::string> found;
-    for (const auto& entry : fs::recursive_directory_iterator(
-             root_ / name, fs::directory_options::follow_directory_symlink)) {
-      if (entry.is_regular_file() && has_image_name(entry.path().filename().string())) {
-        found.push_back(entry.path().lexically_relative(root_).string());
-      }
-    }
+    std::vector<fs::path> above;
+    walk(root_ / name, above, found);
     std::sort(found.begin(), found.end());
     labels_.insert(labels_.end(), found.size(), label);
     files_.insert(files_.end(), std::make_move_iterator(found.begin()),
                   std::make_move_iterator(found.end()));
+  }
+
+  // Adds the images in and below a folder. `above`: the folder and those it lies in, links
+  // resolved.
+  void walk(const fs::path& folder, std::vector<fs::path>& above, std::vector<std::string>& found) {
+    above.push_back(fs::canonical(folder));
+    for (const fs::path& path : list_folder(folder)) {
+      FileKind kind = FileKind::none;
+      try {
+        kind = kind_of(path);
+      } catch (const Error& e) {
+        // Links that lead to each other are bad data; other reasons may pass.
+        if (e.code() != ErrorCode::invalid_argument) throw;
+        reject(path.string(), "a loop of links");
+        continue;
+      }
+      const bool image = has_image_name(path.filename().string());
+      if (kind == FileKind::folder) {
+        const fs::path real = fs::is_symlink(path) ? fs::canonical(path) : fs::path();
+        const auto inside = [&](const fs::path& inner) {
+          return std::mismatch(real.begin(), real.end(), inner.begin(), inner.end()).first ==
+                 real.end();
+        };
+        if (!real.empty() && std::any_of(above.begin(), above.end(), inside)) {
+          reject(path.string(), "a link that leads back to a folder which it lies in");
+        } else {
+          walk(path, above, found);
+        }
+      } else if (image && kind == FileKind::file) {
+        found.push_back(path.lexically_relative(root_).string());
+      } else if (image) {
+        reject(path.string(), kind_text(path) + ", not a file");
+      }
+    }
+    above.pop_back();
   }
 
   fs::path root_;

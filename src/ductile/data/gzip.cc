@@ -22,33 +22,34 @@ struct Inflater {
   ~Inflater() { inflateEnd(&stream); }
 };
 
+constexpr size_t kFirstStep = size_t{1} << 16;
 constexpr size_t kMaxStep = size_t{1} << 26;  // zlib counts in 32 bits
 
 }  // namespace
 
-std::vector<std::byte> read_maybe_gzip(const std::filesystem::path& path, size_t max_bytes) {
+std::vector<std::byte> read_maybe_gzip(const std::filesystem::path& path, size_t head,
+                                       const SizeOf& size_of) {
   const MappedFile file(path);
   const auto in = file.bytes();
   if (in.size() < 2 || in[0] != std::byte{0x1f} || in[1] != std::byte{0x8b}) {
-    if (in.size() > max_bytes) {
-      fail(ErrorCode::data_loss, "{}: {} bytes, at most {} expected", path.string(), in.size(),
-           max_bytes);
-    }
-    return {in.begin(), in.end()};
+    const size_t size = size_of(in.first(std::min(head, in.size())));
+    return {in.begin(), in.begin() + static_cast<ptrdiff_t>(std::min(in.size(), size + 1))};
   }
 
   Inflater z;
-  std::vector<std::byte> out;
+  std::vector<std::byte> out(head);
+  size_t most = head;  // the size of the whole and a byte more, once it is known
+  bool told = false;
   size_t read = 0, written = 0;
+  const auto tell = [&] {
+    most = size_of(std::span(out).first(written)) + 1;
+    told = true;
+  };
   while (true) {
+    if (written == most && !told) tell();
+    if (written >= most) break;
     // Memory grows with what really comes out, never with what a header promises.
-    if (written == out.size()) {
-      if (written > max_bytes) {
-        fail(ErrorCode::data_loss, "{}, compressed offset {}: unpacks to more than {} bytes",
-             path.string(), read, max_bytes);
-      }
-      out.resize(std::min(max_bytes + 1, std::max<size_t>(out.size() * 2, 1 << 16)));
-    }
+    if (written == out.size()) out.resize(std::min(most, std::max(out.size() * 2, kFirstStep)));
     const size_t give = std::min(in.size() - read, kMaxStep);
     const size_t room = std::min(out.size() - written, kMaxStep);
     z.stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(in.data() + read));
@@ -76,9 +77,7 @@ std::vector<std::byte> read_maybe_gzip(const std::filesystem::path& path, size_t
            z.stream.msg ? z.stream.msg : "broken gzip data");
     }
   }
-  if (written > max_bytes) {
-    fail(ErrorCode::data_loss, "{}: unpacks to more than {} bytes", path.string(), max_bytes);
-  }
+  if (!told) tell();  // shorter than its head
   out.resize(written);
   return out;
 }

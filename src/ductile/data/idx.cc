@@ -1,13 +1,17 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/paths.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/gzip.h"
+#include "ductile/data/limits.h"
 #include "ductile/data/memory_dataset.h"
 
 // MNIST's idx files: two zero bytes, the element type (8: unsigned byte), the number of
@@ -15,7 +19,6 @@
 namespace ductile::data {
 namespace {
 
-constexpr size_t kMaxBytes = size_t{1} << 36;
 constexpr int64_t kMaxSide = 4096;
 
 struct Idx {
@@ -24,14 +27,14 @@ struct Idx {
   std::vector<std::byte> bytes;  // header included
 };
 
-Idx read_idx(const fs::path& path, size_t rank) {
-  Idx idx;
-  idx.bytes = read_maybe_gzip(path, kMaxBytes);
-  const auto at = [&](size_t i) { return std::to_integer<uint32_t>(idx.bytes[i]); };
-  idx.header = 4 + 4 * rank;
-  if (idx.bytes.size() < idx.header) {
+// The dimensions that the first bytes of a file state; their product is below kMaxIdxBytes.
+std::vector<int64_t> read_header(std::span<const std::byte> head, const fs::path& path,
+                                 size_t rank) {
+  const auto at = [&](size_t i) { return std::to_integer<uint32_t>(head[i]); };
+  const size_t header = 4 + 4 * rank;
+  if (head.size() < header) {
     fail(ErrorCode::data_loss, "{}, offset {}: ends within the idx header of {} bytes",
-         path.string(), idx.bytes.size(), idx.header);
+         path.string(), head.size(), header);
   }
   if (at(0) != 0 || at(1) != 0 || at(2) != 8 || at(3) != rank) {
     fail(ErrorCode::data_loss,
@@ -40,21 +43,35 @@ Idx read_idx(const fs::path& path, size_t rank) {
          path.string(), at(0), at(1), at(2), at(3), rank, rank);
   }
   // Dimensions are below 2^32 and products are checked before they are used.
+  std::vector<int64_t> dims;
   uint64_t elements = 1;
   for (size_t d = 0; d < rank; ++d) {
     const size_t o = 4 + 4 * d;
     const uint64_t n = at(o) << 24 | at(o + 1) << 16 | at(o + 2) << 8 | at(o + 3);
-    idx.dims.push_back(static_cast<int64_t>(n));
-    if (n != 0 && elements > kMaxBytes / n) {
+    dims.push_back(static_cast<int64_t>(n));
+    if (n != 0 && elements > kMaxIdxBytes / n) {
       fail(ErrorCode::data_loss, "{}, offset {}: dimension {} of {} makes the data too large",
            path.string(), o, d, n);
     }
     elements *= n;
   }
+  return dims;
+}
+
+Idx read_idx(const fs::path& path, size_t rank) {
+  Idx idx;
+  idx.header = 4 + 4 * rank;
+  size_t elements = 1;
+  idx.bytes = read_maybe_gzip(path, idx.header, [&](std::span<const std::byte> head) {
+    idx.dims = read_header(head, path, rank);
+    for (const int64_t n : idx.dims) elements *= static_cast<size_t>(n);
+    return idx.header + elements;
+  });
   const size_t data = idx.bytes.size() - idx.header;
   if (data != elements) {
     fail(ErrorCode::data_loss, "{}, offset {}: {} bytes of data, the header promises {} ({})",
-         path.string(), idx.bytes.size(), data, elements, fmt::join(idx.dims, " x "));
+         path.string(), idx.bytes.size(), data > elements ? "more" : std::to_string(data), elements,
+         fmt::join(idx.dims, " x "));
   }
   return idx;
 }
@@ -63,7 +80,7 @@ std::optional<fs::path> existing(const fs::path& path) {
   for (const char* suffix : {"", ".gz"}) {
     fs::path candidate = path;
     candidate += suffix;
-    if (fs::is_regular_file(candidate)) return candidate;
+    if (is_file(candidate)) return candidate;
   }
   return std::nullopt;
 }
@@ -99,20 +116,21 @@ fs::path images_in(const fs::path& folder, std::string_view stem) {
 
 fs::path train_images(const spec::DataOptions& options) {
   const fs::path path = options.path;
-  if (fs::is_directory(path)) return images_in(path, "train");
-  if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
+  if (is_folder(path)) return images_in(path, "train");
+  if (kind_of(path) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
   return path;
 }
 
 fs::path test_images(const spec::DataOptions& options) {
   if (!options.test_path.empty()) {
-    if (fs::is_directory(options.test_path)) return images_in(options.test_path, "t10k");
+    if (is_folder(options.test_path)) return images_in(options.test_path, "t10k");
     return options.test_path;
   }
-  if (fs::is_directory(options.path)) return images_in(options.path, "t10k");
+  if (is_folder(options.path)) return images_in(options.path, "t10k");
   std::string name = fs::path(options.path).filename().string();
   const fs::path folder = fs::path(options.path).parent_path();
-  if (replace(name, "train", "t10k") && fs::exists(folder / name)) return folder / name;
+  if (replace(name, "train", "t10k") && is_file(folder / name)) return folder / name;
   fail(ErrorCode::not_found, "{}: no t10k file beside it; set data.test_path", options.path);
 }
 

@@ -10,14 +10,14 @@
 
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
+#include "ductile/data/limits.h"
 #include "ductile/data/resize.h"
 
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kMaxPixels = int64_t{1} << 28;
-// The densest streams (progressive, flat) spend about one bit on an 8x8 block.
-constexpr int64_t kMaxPixelsAByte = 1024;
+// A block of 8 x 8 samples has at least the code of its mean, of one bit or more.
+constexpr int64_t kMaxBlocksAByte = 8;
 
 struct ErrorManager {
   jpeg_error_mgr base;
@@ -50,6 +50,16 @@ void on_message(j_common_ptr info, int level) {
 
 void no_output(j_common_ptr) {}
 
+// A scan over the whole image may take a few bytes, and each costs as much work as a decode.
+void limit_scans(j_common_ptr info) {
+  if (!info->is_decompressor ||
+      reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMaxJpegScans) {
+    return;
+  }
+  std::snprintf(manager(info).text, JMSG_LENGTH_MAX, "more than %d scans", kMaxJpegScans);
+  std::longjmp(manager(info).jump, 1);
+}
+
 bool has_end_marker(std::span<const std::byte> file) {
   const auto* begin = reinterpret_cast<const uint8_t*>(file.data());
   for (size_t i = file.size(); i >= 2; --i) {
@@ -63,6 +73,7 @@ bool has_end_marker(std::span<const std::byte> file) {
 struct JpegDecoder::State {
   jpeg_decompress_struct info{};
   ErrorManager errors{};
+  jpeg_progress_mgr progress{};
   std::span<const std::byte> file;
   AlignedArray<uint8_t> row;
   bool cmyk = false;
@@ -93,6 +104,8 @@ JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {
   s.errors.base.output_message = no_output;
   if (setjmp(s.errors.jump) != 0) fail(ErrorCode::unavailable, "libjpeg: {}", s.errors.text);
   jpeg_create_decompress(&s.info);
+  s.progress.progress_monitor = limit_scans;
+  s.info.progress = &s.progress;
 }
 
 JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->info); }
@@ -108,8 +121,18 @@ JpegDecoder::Size JpegDecoder::open(std::span<const std::byte> file) {
     jpeg_read_header(&s.info, TRUE);
   });
   const int64_t height = s.info.image_height, width = s.info.image_width;
-  const int64_t pixels = height * width;
-  if (pixels > kMaxPixels || pixels > kMaxPixelsAByte * static_cast<int64_t>(file.size())) {
+  if (height * width > kMaxPixels) {
+    jpeg_abort_decompress(&s.info);
+    fail(ErrorCode::data_loss,
+         "offset 0: {} x {} pixels; at most {} are read, so scale it down first", width, height,
+         kMaxPixels);
+  }
+  int64_t blocks = 0;
+  for (int c = 0; c < s.info.num_components; ++c) {
+    const jpeg_component_info& component = s.info.comp_info[c];
+    blocks += int64_t{component.width_in_blocks} * component.height_in_blocks;
+  }
+  if (blocks > kMaxBlocksAByte * static_cast<int64_t>(file.size())) {
     jpeg_abort_decompress(&s.info);
     fail(ErrorCode::data_loss, "offset 0: the header claims {} x {} pixels, the file has {} bytes",
          width, height, file.size());

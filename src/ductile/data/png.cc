@@ -5,15 +5,23 @@
 #include <spng.h>
 
 #include "ductile/base/error.h"
+#include "ductile/data/limits.h"
 
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kMaxPixels = int64_t{1} << 28;
 constexpr int64_t kMaxSide = 1 << 20;
-constexpr size_t kMaxChunk = size_t{1} << 26;
-// Deflate packs at most 1032 to 1, and a pixel may be one bit.
-constexpr int64_t kMaxPixelsAByte = 8 * 1032;
+constexpr size_t kMaxChunk = size_t{1} << 24;  // of a profile or a text, unpacked
+constexpr int64_t kMaxUnpackedAByte = 1032;    // deflate packs no better
+
+// What the image data unpacks to: each row has a byte of its own, and a pixel may be one bit.
+int64_t unpacked_bytes(const spng_ihdr& h) {
+  const int64_t samples = h.color_type == SPNG_COLOR_TYPE_TRUECOLOR         ? 3
+                          : h.color_type == SPNG_COLOR_TYPE_TRUECOLOR_ALPHA ? 4
+                          : h.color_type == SPNG_COLOR_TYPE_GRAYSCALE_ALPHA ? 2
+                                                                            : 1;
+  return int64_t{h.height} * (1 + (int64_t{h.width} * samples * h.bit_depth + 7) / 8);
+}
 
 using Context = std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)>;
 
@@ -30,7 +38,11 @@ Context open(std::span<const std::byte> file, spng_ihdr& header) {
   check(spng_set_png_buffer(context.get(), file.data(), file.size()));
   check(spng_get_ihdr(context.get(), &header));
   const int64_t pixels = int64_t{header.width} * header.height;
-  if (pixels > kMaxPixels || pixels > kMaxPixelsAByte * static_cast<int64_t>(file.size())) {
+  if (pixels > kMaxPixels) {
+    fail(ErrorCode::data_loss, "PNG: {} x {} pixels; at most {} are read, so scale it down first",
+         header.width, header.height, kMaxPixels);
+  }
+  if (unpacked_bytes(header) > kMaxUnpackedAByte * static_cast<int64_t>(file.size())) {
     fail(ErrorCode::data_loss, "PNG: the header claims {} x {} pixels, the file has {} bytes",
          header.width, header.height, file.size());
   }

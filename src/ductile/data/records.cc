@@ -7,8 +7,10 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/paths.h"
 #include "ductile/data/encoded_dataset.h"
 #include "ductile/data/formats.h"
+#include "ductile/data/limits.h"
 
 namespace ductile::data {
 namespace {
@@ -30,15 +32,16 @@ void put(std::string& out, T value) {
 fs::path find_file(const spec::DataOptions& options, Split split) {
   const bool test = split == Split::test;
   const fs::path path = test && !options.test_path.empty() ? options.test_path : options.path;
-  if (fs::is_directory(path)) {
+  if (is_folder(path)) {
     for (const char* name : {"train.records", "val.records", "test.records"}) {
       if (test == (std::string_view(name) == "train.records")) continue;
-      if (fs::exists(path / name)) return path / name;
+      if (is_file(path / name)) return path / name;
     }
     fail(ErrorCode::not_found, "{}: no {} in this folder", path.string(),
          test ? "val.records or test.records" : "train.records");
   }
-  if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
+  if (kind_of(path) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
   if (test && options.test_path.empty()) {
     fail(ErrorCode::not_found, "{}: one file is one split; set data.test_path", path.string());
   }
@@ -66,6 +69,10 @@ class RecordsDataset final : public EncodedDataset {
     }
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + names, total - names);
     for (size_t at = 0; at < text.size();) {
+      if (static_cast<int64_t>(info_.class_names.size()) == kMaxClasses) {
+        fail(ErrorCode::data_loss, "{}, offset {}: more than {} classes", path_.string(),
+             names + at, kMaxClasses);
+      }
       const size_t end = std::min(text.find('\n', at), text.size());
       info_.class_names.emplace_back(text.substr(at, end - at));
       at = end + 1;

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/paths.h"
 #include "ductile/data/encoded_dataset.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/image_probe.h"
@@ -25,7 +26,6 @@
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kMaxClass = 1 << 24;
 constexpr int64_t kMaxShards = 1 << 20;
 
 std::vector<fs::path> expand_braces(const std::string& pattern) {
@@ -50,12 +50,11 @@ std::vector<fs::path> expand_braces(const std::string& pattern) {
 
 std::vector<fs::path> archives_in(const fs::path& folder, std::string_view start) {
   std::vector<fs::path> files;
-  if (!fs::is_directory(folder)) return files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.path().extension() == ".tar" && name.starts_with(start)) files.push_back(entry);
+  if (!is_folder(folder)) return files;
+  for (const fs::path& path : list_folder(folder)) {
+    const std::string name = path.filename().string();
+    if (path.extension() == ".tar" && name.starts_with(start)) files.push_back(path);
   }
-  std::sort(files.begin(), files.end());
   return files;
 }
 
@@ -66,20 +65,21 @@ struct Shards {
 };
 
 Shards find_all(const std::string& path) {
-  if (path.find('{') != std::string::npos && !fs::exists(path)) return {expand_braces(path)};
-  if (fs::is_directory(path)) {
+  if (path.find('{') != std::string::npos && kind_of(path) == FileKind::none)
+    return {expand_braces(path)};
+  if (is_folder(path)) {
     auto files = archives_in(path, "");
     if (files.empty()) fail(ErrorCode::not_found, "{}: no .tar files in this folder", path);
     return {std::move(files)};
   }
-  if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or folder", path);
+  if (!is_file(path)) fail(ErrorCode::not_found, "{}: no such file or folder", path);
   return {{path}};
 }
 
 Shards find_shards(const spec::DataOptions& options, Split split) {
   const bool train = split == Split::train;
   if (!train && !options.test_path.empty()) return find_all(options.test_path);
-  if (fs::is_directory(options.path)) {
+  if (is_folder(options.path)) {
     for (const char* name : {"train", "val", "test"}) {
       if (train != (std::string_view(name) == "train")) continue;
       auto files = archives_in(options.path, name);
@@ -120,7 +120,7 @@ class TarDataset final : public EncodedDataset {
       if (web_) {
         if (f.label >= info_.num_classes) {
           reject(place(f.file, f.entry.header),
-                 fmt::format("label {} is not below {}", f.label, info_.num_classes));
+                 fmt::format("label {} is not below {}, {}", f.label, info_.num_classes, bound_));
           continue;
         }
       } else {
@@ -263,8 +263,7 @@ class TarDataset final : public EncodedDataset {
       }
       int64_t label = -1;
       const auto r = std::from_chars(text.data(), text.data() + text.size(), label);
-      if (r.ec != std::errc() || r.ptr != text.data() + text.size() || label < 0 ||
-          label >= kMaxClass) {
+      if (r.ec != std::errc() || r.ptr != text.data() + text.size() || label < 0) {
         reject(*pair.label, "not a class number");
         continue;
       }
@@ -281,11 +280,17 @@ class TarDataset final : public EncodedDataset {
       info_.class_names.assign(names.begin(), names.end());
     } else {
       const fs::path list = shards.files.front().parent_path() / "classes.txt";
-      if (fs::exists(list)) {
+      if (is_file(list)) {
         info_.class_names = read_lines(list);
+        bound_ = "the classes of " + list.string();
       } else {
-        int64_t last = 0;
-        for (const Found& f : found) last = std::max(last, f.label);
+        // Every class has a sample, so there are no more classes than samples.
+        const auto samples = static_cast<int64_t>(found.size());
+        bound_ = fmt::format("the classes of {} training samples", samples);
+        int64_t last = -1;
+        for (const Found& f : found) {
+          if (f.label < samples) last = std::max(last, f.label);
+        }
         for (int64_t c = 0; c <= last; ++c) info_.class_names.push_back(std::to_string(c));
       }
     }
@@ -296,6 +301,7 @@ class TarDataset final : public EncodedDataset {
   std::vector<MappedFile> files_;
   std::vector<Place> samples_;
   bool web_ = false;
+  std::string bound_;  // of the labels, in words
 };
 
 }  // namespace

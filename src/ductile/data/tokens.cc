@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/data/formats.h"
+#include "ductile/data/limits.h"
 
 // Token numbers as they lie in memory: little-endian u16 or u32, nothing else in the file. Sample i
 // is tokens [i * T, i * T + T]; the last of them is only predicted. Without a test_path the last
@@ -58,6 +59,11 @@ class TokenDataset final : public Dataset {
       const MappedFile file(other);
       tokens_in(file, other);
       most = std::max(most, largest_in(file));
+    }
+    if (most >= kMaxVocabulary) {
+      fail(ErrorCode::data_loss,
+           "{}: token {}; token numbers are below {}. Is data.token_type = \"{}\" right?",
+           options.path, most, kMaxVocabulary, options.token_type);
     }
     info_.num_classes = static_cast<int64_t>(most) + 1;
   }

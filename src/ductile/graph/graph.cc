@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/base/text.h"
 
 namespace ductile::graph {
 namespace {
@@ -45,28 +46,9 @@ void check_degree(int tensor, const std::string& op, std::string_view field) {
 
 // Well-formed UTF-8, so that every graph can be written as JSON.
 void check_text(std::string_view text, const std::string& where, std::string_view field) {
-  static constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    const size_t length = lead < 0x80       ? 1
-                          : lead >> 5 == 6  ? 2
-                          : lead >> 4 == 14 ? 3
-                          : lead >> 3 == 30 ? 4
-                                            : 0;
-    uint32_t code = length <= 1 ? lead : lead & (0x7Fu >> length);
-    bool good = length > 0 && i + length <= text.size();
-    for (size_t k = 1; good && k < length; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      good = next >> 6 == 2;
-      code = code << 6 | (next & 0x3Fu);
-    }
-    good = good && (length == 1 || code >= kLeast[length]) && code <= 0x10FFFF &&
-           (code < 0xD800 || code > 0xDFFF);
-    if (!good) {
-      fail(ErrorCode::invalid_argument, "{}: {} is not UTF-8 (byte {} is {:#04x})", where, field, i,
-           lead);
-    }
-    i += length;
+  if (const size_t at = find_not_utf8(text); at != std::string_view::npos) {
+    fail(ErrorCode::invalid_argument, "{}: {} is not UTF-8 (byte {} is {:#04x})", where, field, at,
+         static_cast<unsigned char>(text[at]));
   }
 }
 

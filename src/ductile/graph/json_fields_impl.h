@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/options.h"
 #include "ductile/graph/graph.h"
 
@@ -66,7 +67,7 @@ class Fields {
     if (d != std::floor(d)) wrong(key, "a whole number", v);
     if (!(d >= static_cast<double>(low) && d <= static_cast<double>(high))) {
       fail(ErrorCode::invalid_argument, "{}: {} is {}, it must be from {} to {}", where_, key,
-           v.dump(), low, high);
+           dump_json(v), low, high);
     }
     return static_cast<int64_t>(d);
   }
@@ -114,8 +115,7 @@ class Fields {
   [[noreturn]] void wrong(const char* key, const char* wanted, const nlohmann::json& v) const {
     const bool is_plain = !v.is_object() && !v.is_array();
     fail(ErrorCode::invalid_argument, "{}: {} must be {}, it is {}", where_, key, wanted,
-         is_plain ? shorten(v.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace))
-                  : v.type_name());
+         is_plain ? shorten(dump_json(v)) : v.type_name());
   }
 
   static std::string shorten(std::string text) {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/graph/formats.h"
 #include "ductile/graph/json_fields_impl.h"
 
@@ -376,12 +377,7 @@ Graph read_graph_text(std::string_view text, std::string_view name, Format* foun
       note(Format::pipedream);
       graph = graph_from_pipedream(text);
     } else {
-      Json value;
-      try {
-        value = Json::parse(text);
-      } catch (const Json::exception& e) {
-        fail(ErrorCode::invalid_argument, "not JSON, nor a profile of PipeDream: {}", e.what());
-      }
+      const Json value = parse_json(text, "no profile of PipeDream", ErrorCode::invalid_argument);
       if (!value.is_object()) {
         fail(ErrorCode::invalid_argument, "an object is wanted, not {}", value.type_name());
       }

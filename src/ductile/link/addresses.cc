@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::link {
 
@@ -16,12 +17,12 @@ fs::path addresses_file(const fs::path& run) { return run / "controller.json"; }
 void write_addresses(const fs::path& run, const Addresses& addresses) {
   const nlohmann::json value = {{"controller", addresses.controller.to_string()},
                                 {"store", addresses.store.to_string()}};
-  write_file_atomic(addresses_file(run), value.dump() + "\n");
+  write_file_atomic(addresses_file(run), dump_json(value) + "\n");
 }
 
 Addresses read_addresses(const fs::path& run) {
   const fs::path file = addresses_file(run);
-  const nlohmann::json value = nlohmann::json::parse(read_file(file), nullptr, false);
+  const nlohmann::json value = parse_json(read_file(file));
   const auto address = [&](const char* key) {
     if (!value.is_object() || !value.contains(key) || !value[key].is_string())
       fail(ErrorCode::data_loss, "{}: no address under '{}'", file.string(), key);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/net/frames.h"
 
@@ -230,7 +231,7 @@ void WorkerLink::converse(net::Channel& channel) {
     const bool go_on = take_reports(report);
     if (report) newest_ = report;
     if (report || (first && newest_)) {
-      const std::string text = control::to_json(*newest_).dump();
+      const std::string text = dump_json(control::to_json(*newest_));
       channel.send(std::as_bytes(std::span(text)), net::Clock::now() + kSendDeadline);
     }
     first = false;
@@ -239,7 +240,7 @@ void WorkerLink::converse(net::Channel& channel) {
     if (!wait_for(channel.socket().fd(), wake_, wait)) continue;
     while (auto payload = channel.try_receive()) {
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
-      const auto value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      const auto value = parse_json(text);
       {
         const std::lock_guard guard(mutex_);
         heard_at_ = boot_time();

@@ -5,11 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include <toml++/toml.h>
-
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/base/toml.h"
 
 namespace ductile::plan {
 namespace {
@@ -212,12 +211,7 @@ Devices uniform_devices(int n, int devices_per_node, const DeviceGroup& like) {
 }
 
 Devices devices_from_toml(std::string_view text, std::string_view name) {
-  toml::table table;
-  try {
-    table = toml::parse(text, std::string(name));
-  } catch (const toml::parse_error& e) {
-    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
-  }
+  const toml::table table = parse_toml(text, name);
   for (const auto& [key, node] : table) {
     if (key.str() != "group") {
       fail(ErrorCode::invalid_argument, "{}:{}: unknown key \"{}\"; wanted are [[group]] tables",

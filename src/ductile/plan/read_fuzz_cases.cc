@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
 #include "ductile/graph/reduce.h"
@@ -78,7 +79,7 @@ std::vector<Seed> fuzz_seeds() {
   for (const char* spec : {"candle:2,1,64", "random:6,3", "bert:1,64,2,8,100"}) {
     graph::Graph g = graph::build_graph(spec);
     g.ops[0].variants.push_back({2, true, g.ops[0].cost});
-    out.push_back({Reader::graph, graph::to_json(g).dump()});
+    out.push_back({Reader::graph, dump_json(graph::to_json(g))});
   }
   out.push_back(
       {Reader::graph, R"({"maxDevices": 10, "maxMemoryPerDevice": 8e10, "bandwidth": 2.5e10,
@@ -126,10 +127,10 @@ speed = 0.5
     s.devices = {i};
     p.orders.push_back(i == 0 ? "F2BFBFB2" : "FBFBFBFB");
   }
-  out.push_back({Reader::plan, to_json(p, plan_graph()).dump()});
+  out.push_back({Reader::plan, dump_json(to_json(p, plan_graph()))});
   p.orders.clear();
   p.schedule = ScheduleKind::zero_bubble;
-  out.push_back({Reader::plan, to_json(p, plan_graph()).dump()});
+  out.push_back({Reader::plan, dump_json(to_json(p, plan_graph()))});
   return out;
 }
 
@@ -137,7 +138,7 @@ std::string fuzz_mutate(std::string text, const std::vector<Seed>& all, Rng& rng
   const auto below = [&](size_t n) { return n == 0 ? 0 : rng.below(static_cast<uint32_t>(n)); };
   for (uint32_t changes = 1 + rng.below(4); changes > 0; --changes) {
     const size_t at = below(text.size() + 1);
-    switch (rng.below(8)) {
+    switch (rng.below(9)) {
       case 0:
         if (at < text.size()) text[at] = static_cast<char>(text[at] ^ (1 << rng.below(8)));
         break;
@@ -177,6 +178,15 @@ std::string fuzz_mutate(std::string text, const std::vector<Seed>& all, Rng& rng
       case 7:
         if (rng.below(8) == 0) text.resize(at);
         break;
+      case 8: {  // nesting as deep as the input is long
+        static constexpr std::string_view kDeep[] = {"[", "{\"a\":", "a.", "[a."};
+        if (rng.below(8) != 0) break;
+        const std::string_view piece = kDeep[rng.below(std::size(kDeep))];
+        std::string many;
+        while (many.size() < kMaxInput) many += piece;
+        text.insert(at, many);
+        break;
+      }
     }
   }
   if (text.size() > kMaxInput) text.resize(kMaxInput);
@@ -187,7 +197,7 @@ bool fuzz_read(Reader reader, const std::string& text) {
   switch (reader) {
     case Reader::graph: {
       const graph::Graph g = graph::read_graph_text(text, "fuzz");
-      const std::string again = graph::to_json(g).dump(-1, ' ', true);
+      const std::string again = dump_json(graph::to_json(g));
       DUCTILE_CHECK(graph::read_graph_text(again, "fuzz") == g, "changed in our format");
       const graph::SpTree tree = graph::series_parallel(g);
       DUCTILE_CHECK(graph::ops_below(tree, tree.root).size() == g.ops.size());
@@ -200,7 +210,7 @@ bool fuzz_read(Reader reader, const std::string& text) {
       return true;
     }
     case Reader::plan: {
-      const auto value = nlohmann::json::parse(text, nullptr, false);
+      const auto value = parse_json(text);
       const Plan p = plan_from_json(value, plan_graph(), "fuzz");
       const Devices devices = uniform_devices(8, 4, {});
       check(p, plan_graph(), devices);

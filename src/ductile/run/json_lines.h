@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -26,23 +27,16 @@ class JsonLines {
   // removed, so the file stays readable and a later append may succeed.
   void append(const nlohmann::json& object);
 
-  // Drops every line with a "step" above `step`, atomically: after a crash the file is the old one
-  // or the new one. Lines without a step stay. A run resumed at `step` calls this so that each step
-  // counts once. Returns how many lines went.
-  int64_t truncate_after(int64_t step);
+  // The same of a line as dump_json() makes it.
+  void append_text(std::string_view line);
 
   // On stable storage when it returns.
   void sync();
 
  private:
-  void open();
-
   fs::path path_;
   AppendFile file_;
 };
-
-// The text of one line, without the newline. Invalid UTF-8 is replaced, never thrown on.
-std::string json_line(const nlohmann::json& object);
 
 // A double as JSON, which has no word for them: NaN, Infinity and -Infinity become the strings
 // "NaN", "Infinity", "-Infinity". number_from_json() reads both forms and returns false for others.

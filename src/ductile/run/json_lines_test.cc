@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::run {
 namespace {
@@ -37,7 +38,7 @@ RC_GTEST_PROP(JsonLines, repairs_any_torn_end, (std::vector<std::string> texts))
   std::vector<std::string> lines;
   std::string whole;
   for (size_t i = 0; i < texts.size(); ++i) {
-    lines.push_back(json_line({{"step", i}, {"text", texts[i]}}));
+    lines.push_back(dump_json(json{{"step", i}, {"text", texts[i]}}));
     whole += lines.back() + "\n";
   }
   const size_t cut = *rc::gen::inRange<size_t>(0, whole.size() + 1);
@@ -65,22 +66,10 @@ TEST(JsonLines, cuts_off_the_zeros_that_a_power_failure_leaves) {
 TEST(JsonLines, finds_the_last_line_however_long) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
-  const std::string line = json_line({{"text", std::string(20000, 'x')}}) + "\n";
+  const std::string line = dump_json(json{{"text", std::string(20000, 'x')}}) + "\n";
   write_text(path, line + line + line.substr(0, 15000));
   JsonLines file(path);
   EXPECT_EQ(read_file(path), line + line);
-}
-
-TEST(JsonLines, drops_later_steps_and_keeps_lines_without_one) {
-  const TempFolder temp;
-  const fs::path path = temp.path() / "x.jsonl";
-  JsonLines file(path);
-  for (const int step : {1, 2, 3, 4, 3}) file.append({{"step", step}});
-  file.append({{"kind", "note"}});
-  EXPECT_EQ(file.truncate_after(2), 3);
-  file.append({{"step", 3}});
-  EXPECT_EQ(read_file(path), "{\"step\":1}\n{\"step\":2}\n{\"kind\":\"note\"}\n{\"step\":3}\n");
-  EXPECT_EQ(file.truncate_after(3), 0);
 }
 
 TEST(JsonLines, names_the_file_and_the_reason_when_the_disk_is_full) {
@@ -126,7 +115,7 @@ TEST(JsonNumber, carries_what_json_has_no_word_for) {
 }
 
 TEST(JsonLine, replaces_text_that_is_not_utf8) {
-  EXPECT_EQ(json_line({{"a", "x\xff"}}), "{\"a\":\"x\xEF\xBF\xBD\"}");
+  EXPECT_EQ(dump_json(json{{"a", "x\xff"}}), "{\"a\":\"x\xEF\xBF\xBD\"}");
 }
 
 TEST(ReadJsonLines, tolerates_a_torn_end_only) {

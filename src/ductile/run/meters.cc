@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::run {
 namespace {
@@ -122,7 +123,7 @@ Cost cost_from_json(const nlohmann::json& value) {
     const auto at = value.find(key);
     if (at == value.end() || at->is_null()) return std::nullopt;
     if (!at->is_number()) {
-      fail(ErrorCode::invalid_argument, "cost: {} must be a number, not {}", key, at->dump());
+      fail(ErrorCode::invalid_argument, "cost: {} must be a number, not {}", key, dump_json(*at));
     }
     return at->get<double>();
   };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::run {
@@ -35,7 +36,7 @@ void read_number(const json& value, const char* key, T& out) {
   const bool fits =
       number_from_json(*at, number) && (std::is_floating_point_v<T> || std::abs(number) < 9e18);
   if (!fits) {
-    fail(ErrorCode::invalid_argument, "progress: {} must be a number, not {}", key, json_line(*at));
+    fail(ErrorCode::invalid_argument, "progress: {} must be a number, not {}", key, dump_json(*at));
   }
   out = static_cast<T>(number);
 }
@@ -45,7 +46,7 @@ Phase phase_from(const json& value) {
     if (value == to_string(phase)) return phase;
   }
   fail(ErrorCode::invalid_argument, "progress: phase is train, eval or checkpoint, not {}",
-       json_line(value));
+       dump_json(value));
 }
 
 // Cuts to at most `limit` bytes without splitting a UTF-8 character.
@@ -59,7 +60,7 @@ std::string_view cut(std::string_view text, size_t limit) {
 template <class Make>
 std::string fitting(std::string_view text, const Make& make) {
   for (size_t limit = kLineLimit;; limit /= 2) {
-    std::string line = json_line(make(cut(text, limit)));
+    std::string line = dump_json(make(cut(text, limit)));
     if (line.size() < kLineLimit) return line + "\n";
   }
 }
@@ -111,10 +112,10 @@ Progress progress_from_json(const json& value) {
 
 std::string encode(const WorkerLine& line) {
   if (const auto* progress = std::get_if<Progress>(&line)) {
-    return json_line({{"progress", to_json(*progress)}}) + "\n";
+    return dump_json(json{{"progress", to_json(*progress)}}) + "\n";
   }
   if (const auto* done = std::get_if<Done>(&line)) {
-    return json_line({{"done", done->figures}}) + "\n";
+    return dump_json(json{{"done", done->figures}}) + "\n";
   }
   if (const auto* failed = std::get_if<Failed>(&line)) {
     return fitting(failed->text, [&](std::string_view text) {
@@ -140,7 +141,7 @@ void write_line(int fd, const WorkerLine& line) noexcept try {
 }
 
 std::optional<WorkerLine> decode(std::string_view line) {
-  const json value = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  const json value = parse_json(line);
   if (!value.is_object()) return std::nullopt;
   if (const auto at = value.find("progress"); at != value.end()) {
     try {

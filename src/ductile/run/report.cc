@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/options.h"
 #include "ductile/run/format.h"
 #include "ductile/run/html.h"
@@ -306,7 +307,7 @@ std::string host_html(const json& host) {
   if (!host.is_object() || host.empty()) return "<p class=\"empty\">Not recorded.</p>\n";
   std::string out = "<table class=\"host\"><tbody>\n";
   for (const auto& [key, value] : host.items()) {
-    std::string text = value.is_string() ? value.get<std::string>() : json_line(value);
+    std::string text = value.is_string() ? value.get<std::string>() : dump_json(value);
     if (value.is_number() && key.ends_with("_bytes")) text = as_bytes(value.get<double>());
     std::string label = key.ends_with("_bytes") ? key.substr(0, key.size() - 6) : key;
     std::replace(label.begin(), label.end(), '_', ' ');
@@ -423,6 +424,18 @@ void write_report(const RunFolder& folder) {
     if (e.code() != ErrorCode::not_found) throw;
   }
   write_file_atomic(folder.report_file(), report_html(folder, read_history(folder), job));
+}
+
+std::string leave_report(const RunFolder& folder) {
+  try {
+    write_report(folder);
+    return "";
+  } catch (const std::exception& e) {
+    return fmt::format(
+        "the report could not be written ({}); nothing else of the run is lost, and `ductile "
+        "report {}` writes it once that is mended",
+        e.what(), folder.path().string());
+  }
 }
 
 }  // namespace ductile::run

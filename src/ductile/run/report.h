@@ -15,6 +15,10 @@ namespace ductile::run {
 // the file (disk full, no permission).
 void write_report(const RunFolder& folder);
 
+// The same at the end of a run, which does not fail for want of a page: gives "" where it was
+// written, else a warning that says why not and what to do.
+std::string leave_report(const RunFolder& folder);
+
 // The same page from parts. `job_toml` is the text of job.toml, empty when there is none.
 std::string report_html(const RunFolder& folder, const History& history, std::string_view job_toml);
 

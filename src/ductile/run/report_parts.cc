@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
@@ -26,7 +27,7 @@ double number_at(const json& object, const char* key, double otherwise = NAN) {
 std::string text_at(const json& object, const char* key) {
   const auto at = object.find(key);
   if (at == object.end()) return {};
-  return at->is_string() ? at->get<std::string>() : json_line(*at);
+  return at->is_string() ? at->get<std::string>() : dump_json(*at);
 }
 
 std::string count_text(double value) { return std::isfinite(value) ? with_thousands(value) : "?"; }
@@ -39,7 +40,7 @@ std::string other_fields(const json& event) {
       continue;
     }
     if (!out.empty()) out += ", ";
-    out += key + " " + (value.is_string() ? value.get<std::string>() : json_line(value));
+    out += key + " " + (value.is_string() ? value.get<std::string>() : dump_json(value));
     if (out.size() > 400) return out.substr(0, 400) + " ...";
   }
   return out;
@@ -154,7 +155,7 @@ json workers_curve(const History& history) {
 
 std::string script_json(const json& value) {
   std::string out;
-  for (const char c : json_line(value)) {
+  for (const char c : dump_json(value)) {
     if (c == '<') {
       out += "\\u003c";
     } else if (c == '>') {

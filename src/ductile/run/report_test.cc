@@ -200,5 +200,16 @@ TEST(Report, names_the_file_it_cannot_write) {
   EXPECT_THROW(write_report(run), Error);
 }
 
+TEST(Report, APageThatCannotBeWrittenIsAWarning) {
+  const TempFolder temp;
+  const RunFolder folder = RunFolder::create(temp.path(), "job");
+  EXPECT_EQ(leave_report(folder), "");
+  fs::remove(folder.report_file());
+  fs::create_directories(folder.report_file() / "in the way");
+  const std::string text = leave_report(folder);
+  EXPECT_NE(text.find(folder.report_file().string()), std::string::npos) << text;
+  EXPECT_NE(text.find("`ductile report " + folder.path().string()), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace ductile::run

@@ -6,10 +6,11 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <toml++/toml.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/options.h"
+#include "ductile/base/toml.h"
 #include "ductile/sched/cluster.h"
 
 namespace ductile::sched {
@@ -28,7 +29,7 @@ int64_t whole(const Json& entry, const char* key, int64_t fallback, int64_t most
   const Json& value = entry[key];
   if (!value.is_number_integer() || value.get<int64_t>() < 1 || value.get<int64_t>() > most)
     fail(ErrorCode::invalid_argument, "{}: {} must be a whole number from 1 to {}, not {}", where,
-         key, most, value.dump());
+         key, most, dump_json(value));
   return value.get<int64_t>();
 }
 
@@ -42,7 +43,7 @@ std::string word(const Json& entry, const char* key, const char* fallback,
   }
   if (!entry[key].is_string() || entry[key].get<std::string>().empty())
     fail(ErrorCode::invalid_argument, "{}: {} must be a name in quotes, not {}", where, key,
-         entry[key].dump());
+         dump_json(entry[key]));
   return entry[key].get<std::string>();
 }
 
@@ -137,12 +138,7 @@ Json plain(const toml::node& node) {
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, std::string_view name) {
-  toml::table tree;
-  try {
-    tree = toml::parse(text, std::string(name));
-  } catch (const toml::parse_error& e) {
-    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
-  }
+  const toml::table tree = parse_toml(text, name);
   const toml::array* entries = tree["nodes"].as_array();
   return from_tree(plain(tree), name, [&](size_t i) {
     return fmt::format("{}:{}", name, entries->get(i)->source().begin.line);
@@ -152,7 +148,7 @@ Cluster parse_cluster(std::string_view text, std::string_view name) {
 Cluster read_cluster(const fs::path& file) {
   const std::string text = read_file(file);
   if (file.extension() != ".json") return parse_cluster(text, file.string());
-  const Json tree = Json::parse(text, nullptr, false);
+  const Json tree = parse_json(text);
   if (!tree.is_object()) fail(ErrorCode::invalid_argument, "{}: not a JSON object", file.string());
   return from_tree(tree, file.string(),
                    [&](size_t i) { return fmt::format("{}: nodes[{}]", file.string(), i); });

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/server/unix_socket_impl.h"
 
 namespace ductile::server {
@@ -22,7 +23,7 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
   }
   if (!same_user(fd.get()))
     fail(ErrorCode::unavailable, "{}: its controller belongs to another user", run.string());
-  const std::string text = request.dump() + "\n";
+  const std::string text = dump_json(request) + "\n";
   if (send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
     fail_errno(run.string() + ": its controller", errno);
   std::string answer;
@@ -44,7 +45,7 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
       fail(ErrorCode::unavailable, "{}: its controller ended before it answered", run.string());
     answer.append(block, static_cast<size_t>(n));
   }
-  nlohmann::json value = nlohmann::json::parse(answer, nullptr, false);
+  nlohmann::json value = parse_json(answer);
   if (!value.is_object())
     fail(ErrorCode::data_loss, "{}: its controller answered with something else than JSON",
          run.string());

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/link/addresses.h"
 #include "ductile/server/connections_impl.h"
 
@@ -26,7 +27,7 @@ Connections::Connections(const net::Address& listen, const net::Secret& secret,
 void Connections::send(const control::Instruction& instruction) {
   const auto found = channels_.find(instruction.worker);
   if (found == channels_.end()) return;
-  const std::string text = control::to_json(instruction).dump();
+  const std::string text = dump_json(control::to_json(instruction));
   try {
     // Without waiting: of a worker that is stopped the buffers fill up, and the rest of a frame
     // cannot be sent later. It comes back with a new connection when it wakes up.
@@ -66,8 +67,7 @@ void Connections::receive(WorkerId worker) {
       const auto payload = found->second.try_receive();
       if (!payload) return;
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
-      control::Report report =
-          control::report_from_json(nlohmann::json::parse(text, nullptr, false));
+      control::Report report = control::report_from_json(parse_json(text));
       if (report.worker != worker)
         fail(ErrorCode::invalid_argument, "worker {} reports as worker {}", worker, report.worker);
       on_event_(control::WorkerReported{std::move(report)});

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
@@ -55,7 +56,7 @@ class HostAgent {
  private:
   // False: it was told to end.
   bool handle(const std::string& line) {
-    const json request = json::parse(line, nullptr, false);
+    const json request = parse_json(line);
     if (!request.is_object() || request.size() != 1) {
       say({{"error", "not a request: " + line.substr(0, 80)}});
       return true;
@@ -159,7 +160,7 @@ class HostAgent {
   }
 
   void say(const json& value) {
-    const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+    const std::string text = dump_json(value) + "\n";
     for (size_t done = 0; done < text.size() && !broken_;) {
       const ssize_t n = ::write(out_, text.data() + done, text.size() - done);
       if (n > 0) {

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/text.h"
 #include "ductile/net/socket.h"
 
 namespace ductile::server {
@@ -28,6 +30,9 @@ int64_t parse_places(std::string_view text, std::string_view item) {
 
 // A version 6 address stands in brackets, so its colons are none of ours.
 Host parse_host(std::string_view item) {
+  if (const size_t at = find_not_utf8(item); at != std::string_view::npos)
+    fail(ErrorCode::invalid_argument, "'{}': byte {} is not UTF-8 text; {}", to_utf8(item), at + 1,
+         kForm);
   Host host;
   std::string_view rest = item;
   const size_t bracket = rest.rfind(']');
@@ -123,15 +128,15 @@ void save_fleet(const fs::path& run, const Fleet& fleet) {
   for (const Host& host : fleet.hosts)
     hosts.push_back({{"name", host.name}, {"address", host.address}, {"places", host.places}});
   const json value = {{"hosts", hosts}, {"launcher", fleet.launcher}, {"listen", fleet.listen}};
-  write_file_atomic(run / "hosts.json", value.dump(2) + "\n");
+  write_file_atomic(run / "hosts.json", dump_json(value, 2) + "\n");
 }
 
 Fleet load_fleet(const fs::path& run) {
   const fs::path file = run / "hosts.json";
   if (!fs::exists(file)) return {};
   Fleet fleet;
+  const json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   try {
-    const json value = json::parse(read_file(file));
     for (const json& host : value.at("hosts"))
       fleet.hosts.push_back({host.at("name"), host.at("address"), host.at("places")});
     fleet.launcher = value.at("launcher");

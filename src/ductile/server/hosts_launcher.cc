@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
@@ -107,7 +108,7 @@ class Remote {
   }
 
   void say(const json& value) {
-    unsent_ += value.dump() + "\n";
+    unsent_ += dump_json(value) + "\n";
     flush();
   }
 
@@ -124,7 +125,7 @@ class Remote {
     std::string trouble;
     const bool open = lines_.read(from_.get(), [&](std::string_view line) {
       heard_at_ = Clock::now();
-      json value = json::parse(line, nullptr, false);
+      json value = parse_json(line);
       if (!value.is_object() || value.empty()) {  // a login script that prints, or the like
         last_words_.emplace_back(line);
       } else if (value.contains("error")) {

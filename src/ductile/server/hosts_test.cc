@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 
 namespace ductile::server {
 namespace {
@@ -59,6 +60,18 @@ TEST(Fleet, is_remembered_by_its_run) {
   EXPECT_EQ(load_fleet(run.path()), fleet);
   write_file_atomic(run.path() / "hosts.json", "{\"hosts\": 3}");
   EXPECT_THROW(load_fleet(run.path()), Error);
+  const std::string deep = std::string(1000001, '[') + std::string(1000001, ']');
+  write_file_atomic(run.path() / "hosts.json", "{\"hosts\": " + deep + "}");
+  std::string text;
+  EXPECT_EQ(ductile::testing::code_of([&] { load_fleet(run.path()); }, &text),
+            ErrorCode::data_loss);
+  EXPECT_NE(text.find("hosts.json: JSON nested 1000002 deep"), std::string::npos) << text;
+}
+
+TEST(Hosts, whose_names_are_not_utf8_are_refused) {
+  EXPECT_NE(complaint([] { parse_hosts("a,b\xff:2"); }).find("byte 2 is not UTF-8"),
+            std::string::npos);
+  EXPECT_NE(complaint([] { parse_hosts("a=\xc3:2"); }).find("not UTF-8"), std::string::npos);
 }
 
 TEST(LaunchWords, are_those_of_a_shell) {

@@ -41,6 +41,7 @@ struct Job {
   int64_t steps = 60;
   int64_t step_ms = 5;
   int64_t error_at = -1;
+  bool odd_error = false;  // its text is not UTF-8, as a name of a file may be
   int64_t checkpoint_steps = 10;
   int64_t max_failures = 3;
   bool small_disk = false;  // a file system of its own for the run, which can be filled
@@ -63,11 +64,9 @@ class Live {
     fs::create_directories(run_ / "checkpoints");
     fs::create_directories(run_ / "tensorboard");
     write_file_atomic(run_ / "job.toml", "");
-    const json test = {{"steps", job.steps},
-                       {"step_ms", job.step_ms},
-                       {"virtual_ranks", kVirtualRanks},
-                       {"lease_ms", 2000},
-                       {"error_at", job.error_at}};
+    const json test = {
+        {"steps", job.steps}, {"step_ms", job.step_ms},   {"virtual_ranks", kVirtualRanks},
+        {"lease_ms", 2000},   {"error_at", job.error_at}, {"odd_error", job.odd_error}};
     write_file_atomic(run_ / "test.json", test.dump());
   }
   ~Live() {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/server/request_server_impl.h"
 #include "ductile/server/unix_socket_impl.h"
 
@@ -78,7 +79,7 @@ bool RequestServer::serve(Client& client, const Handler& handler) {
 bool RequestServer::answer(Client& client, const std::string& line, const Handler& handler) {
   nlohmann::json reply;
   try {
-    const nlohmann::json request = nlohmann::json::parse(line, nullptr, false);
+    const nlohmann::json request = parse_json(line);
     if (!request.is_object())
       fail(ErrorCode::invalid_argument, "a request is one JSON object a line");
     reply = handler(request);
@@ -86,8 +87,7 @@ bool RequestServer::answer(Client& client, const std::string& line, const Handle
   } catch (const Error& e) {
     reply = {{"error", e.what()}, {"code", to_string(e.code())}};
   }
-  const std::string text =
-      reply.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const std::string text = dump_json(reply) + "\n";
   return send(client.fd.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(text.size());
 }

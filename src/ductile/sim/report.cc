@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
 #include "ductile/sim/report_impl.h"
 
 namespace ductile::sim {
@@ -137,7 +138,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
     entry["policy"] = policy;
     policies.push_back(std::move(entry));
   }
-  std::string text = data.dump();
+  std::string text = dump_json(data);
   for (size_t at = 0; (at = text.find('<', at)) != std::string::npos; at += 6)
     text.replace(at, 1, "\\u003c");
   std::set<std::string> workloads;

@@ -5,11 +5,11 @@
 #include <cmath>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
+#include "ductile/base/toml.h"
 
 namespace ductile::sim {
 namespace {
@@ -112,12 +112,7 @@ std::string_view to_string(FaultKind kind) {
 }
 
 Scenario parse_scenario(std::string_view text, std::string_view name) {
-  toml::table tree;
-  try {
-    tree = toml::parse(text, std::string(name));
-  } catch (const toml::parse_error& e) {
-    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
-  }
+  const toml::table tree = parse_toml(text, name);
   Scenario scenario;
   for (const auto& [key, node] : tree) {
     const std::string where = fmt::format("{}:{}", name, node.source().begin.line);

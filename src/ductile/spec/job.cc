@@ -3,6 +3,15 @@
 #include "ductile/base/error.h"
 
 namespace ductile::spec {
+namespace {
+
+// Every number has two bounds, so that what is computed from it stays a number: steps of a run
+// (epochs times steps an epoch) fit 64 bits, seconds fit a clock's nanoseconds, and what a model
+// computes with fits a float.
+constexpr double kMostCount = 1e15;
+constexpr double kMostEpochs = 1e6;
+
+}  // namespace
 
 void describe(Describer& d, DataOptions& o) {
   d.field("format", o.format, "what the path holds; digits is embedded and needs no path")
@@ -11,8 +20,9 @@ void describe(Describer& d, DataOptions& o) {
   d.field("test_path", o.test_path,
           "held-out data; empty: found beside the path as the format names it");
   d.field("train_limit", o.train_limit, "use only the first n training samples; 0 = all")
-      .at_least(0);
-  d.field("test_limit", o.test_limit, "use only the first n held-out samples; 0 = all").at_least(0);
+      .range(0, kMostCount);
+  d.field("test_limit", o.test_limit, "use only the first n held-out samples; 0 = all")
+      .range(0, kMostCount);
   d.field("on_bad_sample", o.on_bad_sample,
           "a sample that cannot be read: fail, or skip, count and report it")
       .one_of({"fail", "skip"});
@@ -38,8 +48,10 @@ void describe(Describer& d, AugmentOptions& o) {
   d.field("cutout", o.cutout, "side of a random square set to the mean (training); 0 = none")
       .range(0, 1024);
   d.field("normalize", o.normalize, "subtract the mean and divide by the standard deviation");
-  d.field("mean", o.mean, "mean a channel, of values in [0, 1]; empty = the data set's own");
-  d.field("std", o.std, "standard deviation a channel; empty = the data set's own");
+  d.field("mean", o.mean, "mean a channel, of values in [0, 1]; empty = the data set's own")
+      .range(-10, 10);
+  d.field("std", o.std, "standard deviation a channel; empty = the data set's own")
+      .range(1e-6, 1e6);
 }
 
 void describe(Describer& d, LoaderOptions& o) {
@@ -47,7 +59,7 @@ void describe(Describer& d, LoaderOptions& o) {
       .range(0, 256);
   d.field("prefetch", o.prefetch, "batches prepared ahead of the trainer").range(1, 1024);
   d.field("cache_mb", o.cache_mb, "keep decoded samples in memory where all fit in this many MiB")
-      .at_least(0);
+      .range(0, 1 << 30);
   d.field("shuffle", o.shuffle, "a new order each epoch, from seed and epoch alone");
 }
 
@@ -70,40 +82,42 @@ void describe(Describer& d, ModelOptions& o) {
 
 void describe(Describer& d, OptimizerOptions& o) {
   d.field("name", o.name, "update rule").one_of({"sgd", "adam", "adamw", "lars", "lamb"});
-  d.field("lr", o.lr, "peak learning rate").at_least(0);
+  d.field("lr", o.lr, "peak learning rate").range(0, 1e6);
   d.field("momentum", o.momentum, "sgd, lars").range(0, 1);
   d.field("nesterov", o.nesterov, "Nesterov momentum (sgd)");
   d.field("weight_decay", o.weight_decay,
           "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
-      .at_least(0);
+      .range(0, 1e6);
   d.field("beta1", o.beta1, "adam, adamw, lamb").range(0, 1);
   d.field("beta2", o.beta2, "adam, adamw, lamb").range(0, 1);
-  d.field("eps", o.eps, "added to denominators").at_least(0);
-  d.field("trust_coefficient", o.trust_coefficient, "lars").above(0);
+  d.field("eps", o.eps, "added to denominators").range(0, 1e6);
+  d.field("trust_coefficient", o.trust_coefficient, "lars").range(1e-9, 1e6);
   d.field("trust_outside", o.trust_outside,
           "layer-wise rate and lr applied to the momentum's sum, not inside it (lars)");
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
-  d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").at_least(0);
+  d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
 }
 
 void describe(Describer& d, ScheduleOptions& o) {
   d.field("name", o.name, "shape of the learning rate over the run")
       .one_of({"constant", "step", "cosine", "linear", "one_cycle", "polynomial"});
   d.field("warmup_epochs", o.warmup_epochs, "linear rise at the start; fractions allowed")
-      .at_least(0);
+      .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
-  d.field("milestones", o.milestones, "epochs at which step multiplies by gamma").at_least(1);
+  d.field("milestones", o.milestones, "epochs at which step multiplies by gamma")
+      .range(1, kMostEpochs);
   d.field("gamma", o.gamma, "factor at each milestone (step)").range(0, 1);
-  d.field("power", o.power, "exponent (polynomial)").above(0);
+  d.field("power", o.power, "exponent (polynomial)").range(1e-6, 1e6);
   d.field("peak_at", o.peak_at, "share of the run at which the peak stands (one_cycle)")
       .range(0, 1);
 }
 
 void describe(Describer& d, TrainOptions& o) {
-  d.field("epochs", o.epochs, "passes over the training data").range(1, 1e9);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit").at_least(0);
+  d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
+  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+      .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples a step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
           "logical world size; fixed for the job, whatever machines it runs on")
@@ -134,13 +148,14 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("ema_decay", o.ema_decay,
           "evaluate an exponential moving average of the weights; 0 = off")
       .range(0, 1);
-  d.field("loss_scale", o.loss_scale, "first loss scale (fp16); adapted as the run goes").above(0);
+  d.field("loss_scale", o.loss_scale, "first loss scale (fp16); adapted as the run goes")
+      .range(1.0 / 65536, 16777216);
   d.field("eval_every_epochs", o.eval_every_epochs,
           "epochs between evaluations; 0 = at the end only")
-      .at_least(0);
+      .range(0, kMostEpochs);
   d.field("eval_batch_size", o.eval_batch_size, "samples a batch in evaluation; 0 = as in training")
-      .at_least(0);
-  d.field("log_every", o.log_every, "steps between metric lines").at_least(1);
+      .range(0, 1 << 24);
+  d.field("log_every", o.log_every, "steps between metric lines").range(1, kMostCount);
   d.field("threads", o.threads, "compute threads of a worker; 0 = the cores it may use")
       .range(0, 4096);
 }
@@ -153,16 +168,18 @@ void describe(Describer& d, ElasticOptions& o) {
 
 void describe(Describer& d, CheckpointOptions& o) {
   d.field("every_seconds", o.every_seconds, "seconds between checkpoints; 0 = not by time")
-      .at_least(0);
-  d.field("every_steps", o.every_steps, "steps between checkpoints; 0 = not by steps").at_least(0);
-  d.field("keep", o.keep, "checkpoints kept; older ones are deleted").at_least(1);
+      .range(0, 1e9);
+  d.field("every_steps", o.every_steps, "steps between checkpoints; 0 = not by steps")
+      .range(0, kMostCount);
+  d.field("keep", o.keep, "checkpoints kept; older ones are deleted").range(1, 1e6);
   d.field("at_end", o.at_end, "write one when the run ends");
 }
 
 void describe(Describer& d, TargetOptions& o) {
   d.field("metric", o.metric, "stop when this evaluation metric is reached; empty = run to the end")
       .one_of({"", "accuracy", "loss", "perplexity"});
-  d.field("value", o.value, "accuracy: at least this; loss and perplexity: at most this");
+  d.field("value", o.value, "accuracy: at least this; loss and perplexity: at most this")
+      .range(-1e9, 1e9);
 }
 
 void describe(Describer& d, JobOptions& o) {
@@ -206,9 +223,6 @@ void check(const JobOptions& job) {
   if (job.augment.mean.size() != job.augment.std.size()) {
     bad(fmt::format("augment.mean has {} values and augment.std has {}; give one a channel in both",
                     job.augment.mean.size(), job.augment.std.size()));
-  }
-  for (double s : job.augment.std) {
-    if (!(s > 0)) bad(fmt::format("augment.std holds {}; each must be above 0", s));
   }
   if (job.schedule.name == "step" && job.schedule.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.milestones, for example [100, 150]");

@@ -1,5 +1,10 @@
 #include "ductile/spec/job.h"
 
+#include <cmath>
+#include <string>
+#include <variant>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
@@ -15,6 +20,113 @@ TEST(Job, EveryOptionHasHelpAndADefaultWithinItsBounds) {
   JobOptions back;
   EXPECT_NO_THROW(OptionSet(back).read_toml_text(options.to_toml(), "defaults"));
   EXPECT_NO_THROW(check(job));
+}
+
+// The numbers of an option, whatever its type; none for others.
+std::vector<double> numbers_of(const OptionField& f) {
+  if (auto* const* p = std::get_if<int64_t*>(&f.ref)) return {static_cast<double>(**p)};
+  if (auto* const* p = std::get_if<double*>(&f.ref)) return {**p};
+  if (auto* const* p = std::get_if<std::vector<int64_t>*>(&f.ref))
+    return {(*p)->begin(), (*p)->end()};
+  if (auto* const* p = std::get_if<std::vector<double>*>(&f.ref))
+    return {(*p)->begin(), (*p)->end()};
+  return {};
+}
+
+bool is_list(const OptionField& f) {
+  return std::holds_alternative<std::vector<int64_t>*>(f.ref) ||
+         std::holds_alternative<std::vector<double>*>(f.ref);
+}
+
+bool is_number(const OptionField& f) {
+  return is_list(f) || std::holds_alternative<int64_t*>(f.ref) ||
+         std::holds_alternative<double*>(f.ref);
+}
+
+// Every number at, just inside and just outside of its bounds, and at what breaks arithmetic, is
+// either refused by name or becomes a number that the program can compute with.
+TEST(Job, NumbersAreAcceptedAndSaneOrRefusedByName) {
+  JobOptions job;
+  OptionSet options(job);
+  int accepted = 0, refused = 0;
+  for (const OptionField& f : options.fields()) {
+    if (!is_number(f)) continue;
+    SCOPED_TRACE(f.path);
+    EXPECT_TRUE(std::isfinite(f.min));
+    // The seed is mixed, never counted with: all of its 63 bits are good.
+    const double max = f.path == "seed" ? 0x1p63 : f.max;
+    EXPECT_TRUE(std::isfinite(max));
+    std::vector<std::string> texts = {"nan",
+                                      "-nan",
+                                      "inf",
+                                      "-inf",
+                                      "-0.0",
+                                      "-0",
+                                      "5e-324",
+                                      "1e308",
+                                      "-1e308",
+                                      "1e19",
+                                      "9.3e9",
+                                      "-1",
+                                      "0.5",
+                                      "9223372036854775807",
+                                      "-9223372036854775808",
+                                      "9223372036854775808",
+                                      "1e400"};
+    for (const double bound : {f.min, max}) {
+      for (const double v : {bound, std::nextafter(bound, -HUGE_VAL),
+                             std::nextafter(bound, HUGE_VAL), bound - 1, bound + 1}) {
+        texts.push_back(fmt::format("{}", v));
+        texts.push_back(fmt::format("{:.0f}", v));
+      }
+    }
+    for (const std::string& text : texts) {
+      try {
+        options.set(fmt::format(fmt::runtime(is_list(f) ? "{}=[{}]" : "{}={}"), f.path, text));
+        ++accepted;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+        EXPECT_NE(std::string(e.what()).find(f.path), std::string::npos) << e.what();
+        ++refused;
+      }
+      for (const double v : numbers_of(f)) {
+        EXPECT_TRUE(v >= f.min && v <= max) << text << " gave " << v;
+        EXPECT_TRUE(std::isfinite(static_cast<float>(v))) << text;
+        EXPECT_FALSE(v == 0 && std::signbit(v)) << text;
+        // Seconds become nanoseconds, counts are multiplied with counts.
+        if (f.path == "seed") continue;
+        EXPECT_LE(v, std::holds_alternative<double*>(f.ref) ? 1e30 : 1e15) << text;
+        // Seconds become nanoseconds of 64 bits.
+        EXPECT_TRUE(v <= 1e9 || f.help.find("seconds") == std::string::npos) << text;
+      }
+    }
+  }
+  EXPECT_GT(accepted, 300);
+  EXPECT_GT(refused, 500);
+}
+
+// What the program computes from options at their upper bounds.
+TEST(Job, TheLargestNumbersOverflowNothing) {
+  JobOptions job;
+  OptionSet options(job);
+  for (const OptionField& f : options.fields()) {
+    if (is_number(f) && !is_list(f) && f.path != "seed") {
+      options.set(fmt::format("{}={}", f.path, f.max));
+    }
+  }
+  const auto fits = [](double v) { return std::abs(v) < 0x1p63; };
+  EXPECT_TRUE(fits(job.checkpoint.every_seconds * 1e9));  // nanoseconds of a clock
+  EXPECT_TRUE(fits(job.elastic.peer_deadline * 1e9));
+  EXPECT_TRUE(fits(static_cast<double>(job.loader.cache_mb) * 0x1p20));
+  // A data set of 2^40 samples of a byte is a tebibyte.
+  EXPECT_TRUE(fits(static_cast<double>(job.train.epochs) * 0x1p40));
+  EXPECT_TRUE(fits(job.train.eval_every_epochs * 0x1p40));
+  EXPECT_TRUE(fits(job.schedule.warmup_epochs * 0x1p40));
+  EXPECT_TRUE(fits(static_cast<double>(job.train.max_steps + job.checkpoint.every_steps)));
+  EXPECT_TRUE(fits(static_cast<double>(job.train.batch_size) * 4.0 *
+                   static_cast<double>(job.augment.crop * job.augment.crop) * 4));
+  EXPECT_TRUE(fits(static_cast<double>(job.train.batch_size * job.data.sequence_length) * 8));
+  EXPECT_TRUE(fits(static_cast<double>(job.model.vocab_size * job.model.dim) * 4));
 }
 
 void expect_refused(const std::string& toml, const std::string& part) {

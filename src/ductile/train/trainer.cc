@@ -37,6 +37,7 @@ class Trainer {
   void train_step();
   bool save_due() const;
   void save();
+  void leave_report() const;
   void note_finished_saves();
 
   const RunInput& input_;
@@ -62,7 +63,8 @@ void Trainer::begin() {
     refused = latest.refused;
     if (latest.checkpoint) {
       replica_.restore(*latest.checkpoint);
-      carried = run::cost_from_json(latest.checkpoint->state().at("cost"));
+      if (const Json& cost = latest.checkpoint->state().at("cost"); cost.is_object())
+        carried = run::cost_from_json(cost);
     } else if (!refused.empty()) {
       fail(ErrorCode::data_loss, "{}: no checkpoint can be used:\n  {}", checkpoints.string(),
            fmt::join(latest.refused, "\n  "));
@@ -110,7 +112,7 @@ Ending Trainer::run(Json& summary) {
   recorder_->event("end", summary);
   recorder_->flush();
   recorder_->show(run::Phase::train);
-  run::write_report(input_.folder);
+  leave_report();
   return ending;
 }
 
@@ -144,11 +146,16 @@ void Trainer::note_finished_saves() {
   while (const auto report = writer_->take_report()) recorder_->checkpoint(*report);
 }
 
+void Trainer::leave_report() const {
+  if (const std::string text = run::leave_report(input_.folder); !text.empty())
+    run::write_line(input_.progress_fd, run::Message{"warning", text});
+}
+
 void Trainer::note_failure(const std::string& message) noexcept try {
   writer_->wait();
   note_finished_saves();
   recorder_->event("end", {{"status", "failed"}, {"step", replica_.step()}, {"message", message}});
-  run::write_report(input_.folder);
+  leave_report();
 } catch (const std::exception&) {  // a full disk, most likely; the caller throws what came first
 }
 

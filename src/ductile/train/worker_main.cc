@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/nn/memory.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/progress.h"
@@ -104,7 +105,7 @@ int main(int argc, char** argv) {
   try {
     arguments = parse(argc, argv);
     if (arguments.describe) {
-      std::cout << ductile::train::describe_environment().dump(2) << "\n";
+      std::cout << ductile::dump_json(ductile::train::describe_environment(), 2) << "\n";
       return kDone;
     }
     return run(arguments);

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <toml++/toml.h>
+
+#include "ductile/base/error.h"
+
+// For modules that link toml++; not installed.
+namespace ductile {
+
+// Throws invalid_argument "name:line: ..." for a key of more parts, or for brackets nested deeper,
+// than kMaxTomlDepth: toml++ builds and destroys a table for each by recursion.
+inline constexpr int kMaxTomlDepth = 16;
+void check_toml_depth(std::string_view text, std::string_view name);
+
+// The one way from TOML text to a tree. Throws invalid_argument "name:line: what is wrong".
+inline toml::table parse_toml(std::string_view text, std::string_view name) {
+  check_toml_depth(text, name);
+  try {
+    return toml::parse(text, std::string(name));
+  } catch (const toml::parse_error& e) {
+    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
+  }
+}
+
+}  // namespace ductile
