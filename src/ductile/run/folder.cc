@@ -29,14 +29,6 @@ bool is_absence(const std::error_code& error) {
   return error.value() == ENOENT || error.value() == ENOTDIR;
 }
 
-// What lies there, perhaps nothing; throws where that cannot be seen.
-fs::file_status look_at(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (error && !is_absence(error)) fail_errno(path.string(), error.value());
-  return status;
-}
-
 // The link is made aside and renamed, so that `latest` always points at some run. A `latest` that
 // is not a link belongs to the user and stays.
 void point_latest_at(const fs::path& runs, const fs::path& name) {
@@ -117,12 +109,12 @@ RunFolder RunFolder::open(const fs::path& path) {
   }
   if (error) fail_errno(path.string(), error.value());
   RunFolder folder(real);
-  if (!fs::is_directory(look_at(real))) {
+  if (kind_of(real) != FileKind::folder) {
     fail(ErrorCode::not_found, "{}: not a run directory but a file; give the folder it lies in",
          path.string());
   }
-  if (!fs::exists(look_at(folder.job_file()))) {
-    if (fs::exists(look_at(real / "latest"))) {
+  if (kind_of(folder.job_file()) == FileKind::none) {
+    if (kind_of(real / "latest") != FileKind::none) {
       fail(
           ErrorCode::not_found,
           "{0}: not a run directory but a folder of runs; give one of them, for example {0}/latest",

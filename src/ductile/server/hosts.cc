@@ -133,7 +133,7 @@ void save_fleet(const fs::path& run, const Fleet& fleet) {
 
 Fleet load_fleet(const fs::path& run) {
   const fs::path file = run / "hosts.json";
-  if (!fs::exists(file)) return {};
+  if (kind_of(file) == FileKind::none) return {};
   Fleet fleet;
   const json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   try {

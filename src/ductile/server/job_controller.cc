@@ -88,11 +88,11 @@ double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 net::Secret secret_of(const fs::path& run) {
   const fs::path file = run / "secret";
-  if (!fs::exists(file)) net::Secret::create_file(file);
+  if (kind_of(file) == FileKind::none) net::Secret::create_file(file);
   return net::Secret::from_file(file);
 }
 
-bool was_elastic(const fs::path& run) { return fs::exists(state_file(run)); }
+bool was_elastic(const fs::path& run) { return kind_of(state_file(run)) != FileKind::none; }
 
 namespace {
 
