@@ -165,8 +165,8 @@ std::vector<std::string> job_words(const fs::path& data) {
 
 const std::vector<JobKind>& job_kinds() {
   static const std::vector<JobKind> kinds = {
-      {"plain", false, false, true, Begin::anew, 3},
-      {"plain-resumed", false, false, true, Begin::half_done, 3},
+      {"plain", false, false, true, Begin::anew, 2},
+      {"plain-resumed", false, false, true, Begin::half_done, 2},
       {"workers", true, false, false, Begin::anew, 4},
       {"workers-resumed", true, false, false, Begin::half_done, 4},
       {"workers-adopted", true, false, false, Begin::leaderless, 3},
@@ -174,7 +174,7 @@ const std::vector<JobKind>& job_kinds() {
       {"hosts-resumed", true, true, false, Begin::half_done, 3},
       {"hosts-adopted", true, true, false, Begin::leaderless, 2},
       {"real-workers", true, false, true, Begin::anew, 1},
-      {"real-workers-resumed", true, false, true, Begin::half_done, 2},
+      {"real-workers-resumed", true, false, true, Begin::half_done, 1},
   };
   return kinds;
 }
