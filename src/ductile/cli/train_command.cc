@@ -71,24 +71,16 @@ run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs:
   config.make_paths_absolute();
   settle_threads(worker, config, console);
   const std::string job = config.options.to_toml();
-  if (!command.out) {
-    const run::RunFolder folder = run::RunFolder::create(config.job.runs, config.job.name);
-    write_file_atomic(folder.job_file(), job);
-    return folder;
-  }
-  std::error_code error;
-  if (fs::exists(*command.out, error)) {
+  if (!command.out) return run::RunFolder::create(config.job.runs, config.job.name, job);
+  try {
+    return run::RunFolder::create_at(*command.out, job);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::conflict) throw;
     fail(ErrorCode::conflict,
          "--out {0}: exists already; name another folder, or go on with `ductile train --resume "
          "{0}`",
          command.out->string());
   }
-  for (const char* part : {"checkpoints", "tensorboard"}) {
-    fs::create_directories(*command.out / part, error);
-    if (error) fail_errno((*command.out / part).string(), error.value());
-  }
-  write_file_atomic(*command.out / "job.toml", job);
-  return run::RunFolder::open(*command.out);
 }
 
 // What a worker says while it runs, sorted.

@@ -25,7 +25,8 @@ void watch(int epoll, int fd, void* who) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = who;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+    fail_errno("cannot watch a connection", errno);
 }
 
 }  // namespace
@@ -69,10 +70,7 @@ void Gate::wake() {
 
 std::optional<Admission> Gate::accept(Deadline deadline) {
   while (true) {
-    if (paused_ && Clock::now() >= resume_at_) {
-      paused_ = false;
-      watch(epoll_, listener_.fd(), &listener_);
-    }
+    if (paused_ && Clock::now() >= resume_at_) take_up();
     std::array<epoll_event, 32> events;
     const int wait = poll_milliseconds(std::min(deadline, next_deadline()));
     const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait);
@@ -99,6 +97,22 @@ std::optional<Admission> Gate::accept(Deadline deadline) {
   }
 }
 
+// Out of descriptors or memory: what waits is taken a little later.
+void Gate::pause(const Error& error) {
+  paused_ = true;
+  resume_at_ = Clock::now() + milliseconds(100);
+  refuse("(new connection)", error.message());
+}
+
+void Gate::take_up() {
+  try {
+    watch(epoll_, listener_.fd(), &listener_);
+    paused_ = false;
+  } catch (const Error& error) {
+    pause(error);
+  }
+}
+
 void Gate::take_waiting() {
   // A bound for each round keeps a flood of connections from starving those under way.
   for (int i = 0; i < 64; ++i) {
@@ -107,10 +121,7 @@ void Gate::take_waiting() {
       socket = listener_.try_accept();
     } catch (const Error& error) {
       epoll_ctl(epoll_, EPOLL_CTL_DEL, listener_.fd(), nullptr);
-      paused_ = true;
-      resume_at_ = Clock::now() + milliseconds(100);
-      refuse("(new connection)", error.message());
-      return;
+      return pause(error);
     }
     if (!socket) return;
     make_room();
@@ -120,7 +131,11 @@ void Gate::take_waiting() {
                                Clock::now() + options_.handshake_deadline,
                                {}});
     pending_.back().self = std::prev(pending_.end());
-    watch(epoll_, fd, &pending_.back());
+    try {
+      watch(epoll_, fd, &pending_.back());
+    } catch (const Error& error) {
+      drop(std::prev(pending_.end()), error.message());  // it dials again
+    }
   }
 }
 

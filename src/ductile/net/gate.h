@@ -66,6 +66,8 @@ class Gate {
   struct Pending;
   using PendingList = std::list<Pending>;
 
+  void pause(const Error& error);
+  void take_up();
   void take_waiting();
   void advance(PendingList::iterator p, std::optional<Admission>& admitted);
   void drop(PendingList::iterator p, std::string reason);

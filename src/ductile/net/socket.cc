@@ -254,23 +254,24 @@ Socket connect(const Address& to, const SocketOptions& options, Deadline deadlin
 }
 
 std::string local_address_towards(const Address& to) {
-  const AddressList found = resolve(to.host, to.port == 0 ? 1 : to.port, false, AF_UNSPEC);
+  const AddressList found = [&] {
+    try {
+      return resolve(to.host, to.port == 0 ? 1 : to.port, false, AF_UNSPEC);
+    } catch (const Error& e) {
+      fail(ErrorCode::not_found, "{}", e.message());
+    }
+  }();
   int error = EHOSTUNREACH;
   for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
     // To connect a datagram socket chooses the way, and sends nothing.
     const int fd = ::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    if (::connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0) {
-      ::close(fd);
-      return Address::parse(format_address(reinterpret_cast<const sockaddr*>(&own), size)).host;
-    }
+    if (fd < 0 && errno == EAFNOSUPPORT) continue;
+    if (fd < 0) fail_errno("cannot make a socket", errno);
+    const Socket socket(fd, to.host);
+    if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0) return socket.local().host;
     error = errno;
-    ::close(fd);
   }
-  fail_errno(fmt::format("no way to {}", to.host), error);
+  fail(ErrorCode::not_found, "no way to {}: {}", to.host, std::strerror(error));
 }
 
 Listener::Listener(const Address& at, const SocketOptions& options) : options_(options) {

@@ -70,7 +70,7 @@ class Socket {
 Socket connect(const Address& to, const SocketOptions& options, Deadline deadline);
 
 // The address that this host would use to talk to `to`: under which those over there reach it.
-// Nothing is sent. Throws unavailable where there is no way or no such name.
+// Nothing is sent. Throws not_found where there is no way or no such name.
 std::string local_address_towards(const Address& to);
 
 // A listening socket. IPv6 listeners take IPv6 only.

@@ -90,7 +90,16 @@ class StoreServer::Loop {
     epoll_event event{};
     event.events = events;
     event.data.ptr = who;
-    if (epoll_ctl(epoll_, operation, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+    if (epoll_ctl(epoll_, operation, fd, &event) != 0)
+      fail_errno("cannot watch a connection", errno);
+  }
+  // One that cannot be watched ends, and dials again.
+  void watch(Client& client, uint32_t events, int operation) {
+    try {
+      watch(client.socket.fd(), &client, events, operation);
+    } catch (const Error&) {
+      client.dead = true;
+    }
   }
 
   void run(const std::stop_token& stop) {
@@ -116,7 +125,7 @@ class StoreServer::Loop {
       while (auto admission = gate_.poll()) {
         clients_.emplace_back(std::move(*admission));
         clients_.back().self = std::prev(clients_.end());
-        watch(clients_.back().socket.fd(), &clients_.back(), EPOLLIN, EPOLL_CTL_ADD);
+        watch(clients_.back(), EPOLLIN, EPOLL_CTL_ADD);
       }
       serve_parked();
       std::erase_if(parked_, [](const Parked& p) { return p.client->dead; });
@@ -220,7 +229,7 @@ class StoreServer::Loop {
     const bool want = !client.unsent.empty() && !client.dead;
     if (want != client.wants_out) {
       client.wants_out = want;
-      watch(client.socket.fd(), &client, want ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+      watch(client, want ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
     }
   }
 

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cerrno>
 #include <utility>
 
 #include <unistd.h>
+
+#include "ductile/base/error.h"
 
 namespace ductile::process {
 
@@ -26,5 +29,12 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+// What a call gave: opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1"). Throws, with the errno
+// of the call, where it gave none.
+inline Descriptor opened(int fd, const char* what) {
+  if (fd < 0) fail_errno(what, errno);
+  return Descriptor(fd);
+}
 
 }  // namespace ductile::process

@@ -25,13 +25,17 @@ void make_folder(const fs::path& path) {
   if (::mkdir(path.c_str(), 0777) != 0) fail_errno(path.string() + ": mkdir", errno);
 }
 
+bool is_absence(const std::error_code& error) {
+  return error.value() == ENOENT || error.value() == ENOTDIR;
+}
+
 // The link is made aside and renamed, so that `latest` always points at some run. A `latest` that
 // is not a link belongs to the user and stays.
 void point_latest_at(const fs::path& runs, const fs::path& name) {
   const fs::path link = runs / "latest";
   std::error_code error;
   const fs::file_status now = fs::symlink_status(link, error);
-  if (fs::exists(now) && !fs::is_symlink(now)) return;
+  if (now.type() != fs::file_type::not_found && !fs::is_symlink(now)) return;
   const fs::path aside = runs / (".latest." + name.string());
   ::unlink(aside.c_str());
   if (::symlink(name.c_str(), aside.c_str()) != 0) return;  // a file system without links
@@ -56,7 +60,24 @@ std::string file_name_of(std::string_view job_name) {
   return out.empty() ? "job" : out;
 }
 
-RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name) {
+// Of a folder that was just made: a run, or nothing.
+RunFolder RunFolder::fill(const fs::path& path, std::string_view job) {
+  try {
+    std::error_code error;
+    RunFolder folder(fs::canonical(path, error));
+    if (error) fail_errno(path.string(), error.value());
+    make_folder(folder.checkpoints());
+    make_folder(folder.tensorboard());
+    write_file_atomic(folder.job_file(), job);
+    return folder;
+  } catch (const Error&) {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+    throw;
+  }
+}
+
+RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std::string_view job) {
   std::error_code error;
   fs::create_directories(runs, error);
   if (error) fail_errno(runs.string() + ": mkdir", error.value());
@@ -67,26 +88,33 @@ RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name) {
     if (errno != EEXIST) fail_errno((runs / name).string() + ": mkdir", errno);
     name = stem + "-" + std::to_string(n);
   }
-  RunFolder folder(fs::canonical(runs / name));
-  make_folder(folder.checkpoints());
-  make_folder(folder.tensorboard());
+  RunFolder folder = fill(runs / name, job);
   point_latest_at(runs, name);
   return folder;
+}
+
+RunFolder RunFolder::create_at(const fs::path& path, std::string_view job) {
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) fail_errno(path.parent_path().string() + ": mkdir", error.value());
+  make_folder(path);
+  return fill(path, job);
 }
 
 RunFolder RunFolder::open(const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
-  if (error) {
+  if (is_absence(error)) {
     fail(ErrorCode::not_found, "{}: no such run directory ({})", path.string(), error.message());
   }
+  if (error) fail_errno(path.string(), error.value());
   RunFolder folder(real);
-  if (!fs::is_directory(real, error)) {
+  if (kind_of(real) != FileKind::folder) {
     fail(ErrorCode::not_found, "{}: not a run directory but a file; give the folder it lies in",
          path.string());
   }
-  if (!fs::exists(folder.job_file(), error)) {
-    if (fs::exists(real / "latest", error)) {
+  if (kind_of(folder.job_file()) == FileKind::none) {
+    if (kind_of(real / "latest") != FileKind::none) {
       fail(
           ErrorCode::not_found,
           "{0}: not a run directory but a folder of runs; give one of them, for example {0}/latest",

@@ -17,11 +17,16 @@ namespace ductile::run {
 //   report.html    all of it, for people
 class RunFolder {
  public:
-  // Makes a new folder under `runs` (made as well where missing), with `checkpoints/` and
-  // `tensorboard/` in it, and points the symbolic link `<runs>/latest` at it. Safe when several
-  // processes create at once: each gets a folder of its own. Characters of the job's name that do
-  // not belong in a file name become '-'. Throws unavailable (disk full, no permission).
-  static RunFolder create(const fs::path& runs, std::string_view job_name);
+  // Makes a new folder under `runs` (made as well where missing), with `checkpoints/`,
+  // `tensorboard/` and `job` as job.toml in it, and points the symbolic link `<runs>/latest` at it.
+  // Safe when several processes create at once: each gets a folder of its own. Characters of the
+  // job's name that do not belong in a file name become '-'. Throws unavailable (disk full, no
+  // permission); then no folder is left.
+  static RunFolder create(const fs::path& runs, std::string_view job_name,
+                          std::string_view job = "");
+  // The same under a path of the user's choice, and without a link. Throws conflict where something
+  // is there already.
+  static RunFolder create_at(const fs::path& path, std::string_view job);
 
   // An existing run, by its folder or a link to it (`runs/latest`); links are resolved now, so a
   // later run does not move this handle. Throws not_found where there is none.
@@ -39,6 +44,7 @@ class RunFolder {
 
  private:
   explicit RunFolder(fs::path path) : path_(std::move(path)) {}
+  static RunFolder fill(const fs::path& path, std::string_view job);
 
   fs::path path_;
 };

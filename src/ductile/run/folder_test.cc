@@ -1,10 +1,12 @@
 #include "ductile/run/folder.h"
 
+#include <csignal>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "ductile/base/error.h"
 
@@ -77,6 +79,45 @@ TEST(RunFolder, refuses_what_is_no_run_and_says_why) {
   EXPECT_NE(failure([&] { RunFolder::open(temp.path()); }, ErrorCode::not_found).find("/latest"),
             std::string::npos);
   failure([&] { RunFolder::create(temp.path() / "file", "job"); }, ErrorCode::not_found);
+}
+
+TEST(RunFolder, takes_a_path_of_the_users_choice_once) {
+  const TempFolder temp;
+  const fs::path path = temp.path() / "deep" / "mine";
+  const RunFolder run = RunFolder::create_at(path, "name = \"job\"\n");
+  EXPECT_EQ(read_file(RunFolder::open(path).job_file()), "name = \"job\"\n");
+  failure([&] { RunFolder::create_at(path, ""); }, ErrorCode::conflict);
+  EXPECT_EQ(read_file(run.job_file()), "name = \"job\"\n");
+}
+
+// A folder in which nothing can be made: what was begun of the run goes away again.
+TEST(RunFolder, is_whole_or_not_there) {
+  const TempFolder temp;
+  const rlimit none{0, RLIM_INFINITY};
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &none);  // job.toml cannot be written
+  failure([&] { RunFolder::create_at(temp.path() / "run", "x"); }, ErrorCode::unavailable);
+  failure([&] { RunFolder::create(temp.path() / "runs", "job", "x"); }, ErrorCode::unavailable);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_FALSE(fs::exists(temp.path() / "run"));
+  EXPECT_TRUE(fs::is_empty(temp.path() / "runs"));
+}
+
+TEST(RunFolder, that_cannot_be_looked_at_is_not_absent) {
+  const TempFolder temp;
+  const fs::path loop = temp.path() / "run" / "job.toml";
+  fs::create_directory(loop.parent_path());
+  fs::create_symlink(loop, loop);
+  try {
+    RunFolder::open(loop.parent_path());
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(e.code(), ErrorCode::not_found);
+    EXPECT_NE(std::string(e.what()).find("job.toml: Too many levels"), std::string::npos)
+        << e.what();
+  }
 }
 
 TEST(FileNameOf, keeps_plain_names_and_tames_the_rest) {

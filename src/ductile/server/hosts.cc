@@ -139,7 +139,7 @@ void save_fleet(const fs::path& run, const Fleet& fleet) {
 
 Fleet load_fleet(const fs::path& run) {
   const fs::path file = run / "hosts.json";
-  if (!fs::exists(file)) return {};
+  if (kind_of(file) == FileKind::none) return {};
   Fleet fleet;
   const json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   try {
@@ -165,6 +165,7 @@ std::string listen_address(const Fleet& fleet) {
     try {
       return net::local_address_towards({host.address.empty() ? host.name : host.address, 0});
     } catch (const Error& e) {
+      if (e.code() != ErrorCode::not_found) throw;  // not for the user to say
       fail(ErrorCode::invalid_argument,
            "under which address does {} reach this machine? Say it with --listen, or write "
            "{}=address ({})",

@@ -72,7 +72,7 @@ double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 }  // namespace
 
-bool was_elastic(const fs::path& run) { return fs::exists(state_file(run)); }
+bool was_elastic(const fs::path& run) { return kind_of(state_file(run)) != FileKind::none; }
 
 namespace {
 

@@ -19,8 +19,8 @@ namespace ductile::server {
 class LauncherEvents {
  public:
   LauncherEvents()
-      : epoll_(epoll_create1(EPOLL_CLOEXEC)), ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_.get() < 0 || ready_.get() < 0) fail_errno("epoll", errno);
+      : epoll_(process::opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        ready_(process::opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
     watch(ready_.get());
   }
 

@@ -70,15 +70,15 @@ class LocalLauncher : public Launcher {
     launch.cpus = core_share(worker.place, sharing, cores);
     const pid_t pid = process::spawn(launch);
     worker.child = true;
-    worker.pid_fd = Descriptor(::pidfd_open(pid, 0));
-    if (worker.pid_fd.get() < 0) {
-      const int error = errno;
+    try {
+      worker.pid_fd = process::opened(::pidfd_open(pid, 0), "pidfd_open");
+      events_.watch(worker.pid_fd.get());
+      events_.watch(worker.progress.get());
+    } catch (const Error&) {  // nobody would see its end
       ::kill(pid, SIGKILL);
       ::waitpid(pid, nullptr, 0);
-      fail_errno("pidfd_open", error);
+      throw;
     }
-    events_.watch(worker.pid_fd.get());
-    events_.watch(worker.progress.get());
     workers_[start.worker] = std::move(worker);
   }
 

@@ -29,12 +29,20 @@ void watch(int epoll, int fd) {
 }  // namespace
 
 RequestServer::RequestServer(const fs::path& run)
-    : run_(run), epoll_(epoll_create1(EPOLL_CLOEXEC)), listener_(listen_unix(run)) {
-  if (epoll_.get() < 0) fail_errno("epoll", errno);
-  watch(epoll_.get(), listener_.get());
+    : run_(run),
+      epoll_(process::opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      listener_(listen_unix(run)) {
+  try {
+    watch(epoll_.get(), listener_.get());
+  } catch (const Error&) {
+    remove_socket();
+    throw;
+  }
 }
 
-RequestServer::~RequestServer() {
+RequestServer::~RequestServer() { remove_socket(); }
+
+void RequestServer::remove_socket() {
   std::error_code ignored;
   fs::remove(run_ / kRequestSocket, ignored);
 }

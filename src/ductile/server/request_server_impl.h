@@ -38,6 +38,7 @@ class RequestServer {
     uint64_t heard = 0;  // when it last said something, or came: the order alone counts
   };
 
+  void remove_socket();
   void take_new();
   void drop_idle();
   void pause();

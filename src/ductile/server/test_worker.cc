@@ -273,7 +273,7 @@ class Worker {
 
 // test.json of the run, or what the job says where a user's command started it.
 nlohmann::json test_of(const fs::path& run) {
-  if (fs::exists(run / "test.json")) return nlohmann::json::parse(read_file(run / "test.json"));
+  if (is_file(run / "test.json")) return nlohmann::json::parse(read_file(run / "test.json"));
   spec::JobOptions job;
   OptionSet(job).read_toml(run / "job.toml");
   return {{"steps", job.train.max_steps},

@@ -34,9 +34,7 @@ struct ShortPath {
 };
 
 Descriptor unix_socket(int flags) {
-  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
-  if (fd.get() < 0) fail_errno("socket", errno);
-  return fd;
+  return process::opened(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0), "unix socket");
 }
 
 }  // namespace
@@ -50,7 +48,11 @@ Descriptor listen_unix(const fs::path& folder) {
   const int error = errno;
   umask(before);
   if (bound != 0) fail_errno((folder / kRequestSocket).string(), error);
-  if (listen(fd.get(), 16) != 0) fail_errno((folder / kRequestSocket).string(), errno);
+  if (listen(fd.get(), 16) != 0) {
+    const int refused = errno;
+    unlink(at.path.c_str());
+    fail_errno((folder / kRequestSocket).string(), refused);
+  }
   return fd;
 }
 
