@@ -174,7 +174,7 @@ TEST_P(LowPrecision, IsAsFarFromExactAsItsRoundingIs) {
        {std::pair{"bf16", at::kBFloat16}, std::pair{"fp16", at::kHalf}}) {
     const Values ours = run(GetParam(), precision);
     std::vector<double> logits, gradients;
-    for (const uint64_t seed : {0, 1, 2}) {
+    for (const uint64_t seed : {0, 1}) {
       Rounding twin{type, {}};
       if (seed > 0) twin.noise = at::detail::createCPUGenerator(seed);
       const Values rounded = run(GetParam(), "fp64", &twin);

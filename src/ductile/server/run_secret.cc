@@ -2,6 +2,7 @@
 #include <system_error>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
@@ -33,7 +34,7 @@ net::Secret secret_of(const fs::path& run) {
   const fs::path file = run / "secret";
   std::error_code error;
   if (fs::file_size(file, error) == 0 && !error) remove_empty(run, file);
-  if (!fs::exists(file)) net::Secret::create_file(file);
+  if (kind_of(file) == FileKind::none) net::Secret::create_file(file);
   return net::Secret::from_file(file);
 }
 

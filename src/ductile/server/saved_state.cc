@@ -5,6 +5,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/run/tensorboard.h"
 #include "ductile/server/saved_state_impl.h"
 
@@ -31,7 +32,7 @@ std::string state_remedy(const fs::path& file) {
 }
 
 std::optional<json> read_state(const fs::path& file) {
-  if (!fs::exists(file)) return std::nullopt;
+  if (kind_of(file) == FileKind::none) return std::nullopt;
   const json value = parse_json(read_file(file));
   if (!value.is_object())
     fail(ErrorCode::data_loss, "{}: not a saved state of a job; {}", file.string(),
