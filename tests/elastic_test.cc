@@ -1,6 +1,8 @@
 // Jobs of several workers, started as a user does: whatever their number, and whoever is killed on
 // the way, the final weights are those of one undisturbed process, bit for bit.
 #include <chrono>
+#include <csignal>
+#include <fstream>
 #include <regex>
 #include <string>
 #include <thread>
@@ -11,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/rng.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "elastic_programs.h"
 
@@ -115,8 +118,9 @@ TEST_P(ElasticOnce, AKillCostsTheStepUnderWayAtMost) {
   ASSERT_EQ(job.wait(), 0) << read_file(log_);
   EXPECT_GT(kills, 0u);
   std::vector<std::pair<double, int64_t>> steps;  // when logged
-  for (const nlohmann::json& line : run::read_json_lines(run / "metrics.jsonl"))
+  run::for_each_diary_line(run / "metrics.jsonl", [&](const nlohmann::json& line) {
     if (line.contains("train/loss")) steps.emplace_back(line["time"], line["step"]);
+  });
   for (size_t i = 0; i < steps.size(); ++i)
     ASSERT_EQ(steps[i].second, static_cast<int64_t>(i + 1)) << "once each, in order";
   for (const FormedGeneration& g : generations_of(run)) {
@@ -137,9 +141,44 @@ TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {
   EXPECT_TRUE(workers_of(run).empty());
   fs::create_directory(moved.parent_path());
   fs::rename(run, moved);
+  // A job that was edited since is another one, and says so; its checkpoints stay.
+  const std::string toml = read_file(moved / "job.toml");
+  const std::string edited = std::regex_replace(toml, std::regex(R"((^|\n)lr = )"), "$1lr = 1");
+  ASSERT_NE(edited, toml);
+  write_file_atomic(moved / "job.toml", edited);
+  EXPECT_EQ(command({"-q", "train", "--resume", moved.string()}), 3) << read_file(log_);
+  EXPECT_NE(read_file(log_).find("optimizer.lr"), std::string::npos) << read_file(log_);
+  write_file_atomic(moved / "job.toml", toml);
   ASSERT_EQ(command({"-q", "train", "--resume", moved.string(), "--workers", "1"}), 0)
       << read_file(log_);
   EXPECT_EQ(model_of(moved), weights);
+}
+
+// A host that asks its worker to go, and a damaged line: neither says anything about the run.
+TEST_P(ElasticOnce, OnlyTheControllerSaysHowARunEndedAndADiaryEndsNone) {
+  const std::string weights = expected();
+  const fs::path run = root_.path() / "run";
+  Program job = start(run, {"--workers", "2"});
+  ASSERT_TRUE(wait_until_it_steps(job, run)) << read_file(log_);
+  const auto ends = [&] {
+    std::vector<std::string> statuses;
+    run::for_each_diary_line(run / "events.jsonl", [&](const nlohmann::json& line) {
+      if (line.at("kind") == "end") statuses.push_back(line.at("status"));
+    });
+    return statuses;
+  };
+  for (const pid_t worker : workers_of(run)) {  // the leader among them
+    ::kill(worker, SIGTERM);
+    while (job.running() && ::kill(worker, 0) == 0) std::this_thread::sleep_for(milliseconds(20));
+    if (job.running()) {
+      EXPECT_TRUE(ends().empty());
+    }
+    std::ofstream(run / "metrics.jsonl", std::ios::app) << "{\"step\":!!\n\xff\xfe\n";
+  }
+  EXPECT_EQ(job.wait(), 0) << read_file(log_);
+  EXPECT_EQ(model_of(run), weights);
+  EXPECT_EQ(ends(), (std::vector<std::string>{"done"}));
+  EXPECT_NE(read_file(run / "report.html").find("Finished"), std::string::npos);
 }
 
 TEST_P(ElasticOnce, AKilledControllerIsReplacedWhileTheWorkersGoOn) {

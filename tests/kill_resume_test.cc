@@ -14,6 +14,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/rng.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/spec/job.h"
@@ -112,9 +113,9 @@ TEST(KillAndResume, FiftyRandomKillsLeaveTheFinalWeightsBitEqual) {
 
   // Each step counts once in the metrics, whatever was done twice.
   std::vector<int64_t> steps;
-  for (const auto& line : run::read_json_lines(killed / "metrics.jsonl")) {
+  run::for_each_diary_line(killed / "metrics.jsonl", [&](const nlohmann::json& line) {
     if (line.contains("train/loss")) steps.push_back(line.at("step"));
-  }
+  });
   ASSERT_EQ(steps.size(), 300u);
   for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], static_cast<int64_t>(10 * (i + 1)));
 }

@@ -111,15 +111,30 @@ void Checkpoint::verify() const {
   for (const ChunkRef& chunk : impl_->manifest.chunks) {
     if (!seen.insert(chunk.id).second) continue;
     // Looked at before room is made: a manifest may claim any size.
+    const fs::path path = chunk_path(impl_->folder, chunk.id);
     std::error_code error;
-    const uintmax_t size = fs::file_size(chunk_path(impl_->folder, chunk.id), error);
+    const uintmax_t size = fs::file_size(path, error);
+    if (error && error != std::errc::no_such_file_or_directory) {
+      fail(ErrorCode::unavailable, "{}: the chunk cannot be read now: {}", path.string(),
+           error.message());
+    }
     if (!error && size == static_cast<uintmax_t>(chunk.size)) {
       buffer.resize(static_cast<size_t>(chunk.size));
     }
+    // Names what is wrong with a chunk that is missing or of another size.
     read_chunk(impl_->folder, chunk,
                std::span(buffer).first(std::min(buffer.size(), static_cast<size_t>(chunk.size))));
   }
 }
+
+namespace {
+
+bool is_gone(const fs::path& path) {
+  std::error_code error;
+  return fs::status(path, error).type() == fs::file_type::not_found;
+}
+
+}  // namespace
 
 LatestResult open_latest(const fs::path& folder) {
   // A writer may remove a checkpoint while it is looked at; the list is then out of date.
@@ -134,8 +149,14 @@ LatestResult open_latest(const fs::path& folder) {
         result.checkpoint = std::move(checkpoint);
         return result;
       } catch (const Error& e) {
-        if (e.code() == ErrorCode::conflict) throw;
-        changed = !fs::exists(file.path);
+        if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::not_found) {
+          if (e.code() != ErrorCode::unavailable) throw;
+          fail(ErrorCode::unavailable,
+               "the checkpoint of step {} cannot be read now, and nothing was changed: {}; try "
+               "again, or remove {} to go back to the checkpoint before it",
+               file.step, e.what(), file.path.string());
+        }
+        changed = is_gone(file.path);
         if (changed && attempt < kMaxTries) break;
         result.refused.push_back(file.path.filename().string() + ": " + e.what());
       }
@@ -155,6 +176,7 @@ std::vector<CheckpointSummary> list(const fs::path& folder) {
       s.num_chunks = static_cast<int64_t>(m.chunks.size());
     } catch (const Error& e) {
       s.error = e.what();
+      s.error_code = e.code();
     }
     summaries.push_back(std::move(s));
   }

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/ckpt/tensor.h"
 
@@ -30,8 +31,8 @@ namespace ductile::ckpt {
 // may be called from several threads.
 class Checkpoint {
  public:
-  // Throws not_found, data_loss (naming the file), or conflict for a format of a newer program.
-  // Does not read the chunks.
+  // Throws not_found, data_loss (naming the file), conflict for a format of a newer program, or
+  // unavailable where the file cannot be read now. Does not read the chunks.
   static Checkpoint open(const fs::path& folder, int64_t step);
 
   int64_t step() const;
@@ -41,12 +42,13 @@ class Checkpoint {
   int64_t total_bytes() const;
 
   // The whole tensor into exactly num_bytes bytes. Throws not_found, invalid_argument (wrong size),
-  // or data_loss naming the chunk file; `into` is then undefined.
+  // or, naming the chunk file, data_loss where it is damaged or missing and unavailable where it
+  // cannot be read now; `into` is then undefined.
   void read(std::string_view name, std::span<std::byte> into) const;
   // Bytes [offset, offset + into.size()) of the tensor, for another layout than was saved.
   void read_range(std::string_view name, int64_t offset, std::span<std::byte> into) const;
 
-  // Reads every chunk once. Throws data_loss naming the first bad file.
+  // Reads every chunk once. Throws data_loss, or unavailable, naming the first bad file.
   void verify() const;
 
  private:
@@ -61,10 +63,11 @@ struct LatestResult {
   std::vector<std::string> refused;  // newer ones that were passed over: "step-...: why"
 };
 
-// The newest checkpoint whose manifest and every chunk verify; older ones are tried in turn.
-// Nothing (and no error) where the folder does not exist or holds none. A checkpoint of a newer
-// format is an error (conflict), since passing over it would silently lose work. May run while a
-// writer saves.
+// The newest checkpoint whose manifest and every chunk verify. Where one is damaged or incomplete,
+// the one before it is tried. Nothing (and no error) where the folder does not exist or holds none.
+// Throws rather than lose work silently: conflict for a checkpoint of a newer format, unavailable
+// for one that cannot be read now (no descriptors, no permission, a disk that refuses), which says
+// nothing about its bytes. May run while a writer saves.
 LatestResult open_latest(const fs::path& folder);
 
 struct CheckpointSummary {
@@ -73,6 +76,8 @@ struct CheckpointSummary {
   int64_t num_tensors = 0;
   int64_t num_chunks = 0;
   std::string error;  // why the manifest is refused; empty for a sound one
+  // Of `error`: data_loss for a damaged manifest; unavailable for one that cannot be read now.
+  ErrorCode error_code = ErrorCode::internal;
 };
 
 // Newest first; looks at manifests, not at chunks.
@@ -97,5 +102,10 @@ VerifyReport verify(const fs::path& folder);
 // complete. Returns the bytes freed. Throws conflict while a process saves into the folder, or when
 // it holds checkpoints of a newer format. A crash at any point leaves what is kept intact.
 int64_t collect_garbage(const fs::path& folder, int64_t keep);
+
+// Removes what saves that nobody will publish or finish have left; checkpoints and their chunks
+// stay. For when no process saves any more. Throws conflict while one does, unavailable where the
+// disk refuses.
+void remove_leftovers(const fs::path& folder);
 
 }  // namespace ductile::ckpt

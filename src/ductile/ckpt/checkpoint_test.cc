@@ -133,13 +133,14 @@ TEST(Writer, a_half_changed_state_writes_only_what_changed) {
   const TempFolder folder("ckpt");
   for (int round = 0; round < 2; ++round) {  // also when the first save was another process's
     CheckpointWriter writer(folder.path(), kSmall);
+    const int64_t begin = 3 * round;
     State state = state_of_step(1);
-    save(writer, 1, state);
+    save(writer, begin + 1, state);
     state["model/conv"] = random_tensor(9000, 77 + static_cast<uint64_t>(round));
-    EXPECT_EQ(save(writer, 2, state).new_bytes, 9000);
+    EXPECT_EQ(save(writer, begin + 2, state).new_bytes, 9000);
     // One byte in the middle of a tensor: one chunk.
-    state["frozen/table"].bytes[6000] ^= std::byte{1};
-    const int64_t one = save(writer, 3, state).new_bytes;
+    state["frozen/table"].bytes[6000 + 10 * static_cast<size_t>(round)] ^= std::byte{1};
+    const int64_t one = save(writer, begin + 3, state).new_bytes;
     EXPECT_GT(one, 0);
     EXPECT_LE(one, 4096);
     EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
@@ -247,7 +248,7 @@ TEST(Writer, impossible_arguments_are_refused_and_it_stays_usable) {
   EXPECT_EQ(open_latest(folder.path()).checkpoint->step(), 1);
 }
 
-TEST(Writer, a_history_that_was_given_up_goes_with_the_first_save) {
+TEST(Writer, a_history_that_was_given_up_goes_once_it_is_overtaken_and_not_before) {
   const TempFolder folder("ckpt");
   {
     CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
@@ -256,9 +257,11 @@ TEST(Writer, a_history_that_was_given_up_goes_with_the_first_save) {
   CheckpointWriter writer(folder.path(), {.keep = 2, .chunk_bytes = 4096, .resumed_step = 20});
   EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 30, 20, 10}));
   save(writer, 35, state_of_step(35));
-  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{35, 20}));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 35, 20}));
   save(writer, 36, state_of_step(36));
-  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{36, 35}));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{40, 36, 35}));
+  save(writer, 41, state_of_step(41));
+  EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{41, 36}));
 }
 
 TEST(Writer, saving_a_step_again_replaces_it) {

@@ -22,6 +22,12 @@ struct Fd {
   int value;
 };
 
+// The disk or the system refuses now; that says nothing about the bytes, which may be whole.
+[[noreturn]] void fail_unreadable(const fs::path& path, const char* what, int error) {
+  fail(ErrorCode::unavailable, "{}: the chunk cannot be read now: {}: {}", path.string(), what,
+       std::strerror(error));
+}
+
 }  // namespace
 
 fs::path chunk_path(const fs::path& folder, const ChunkId& id) {
@@ -33,13 +39,11 @@ void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::by
   const fs::path path = chunk_path(folder, chunk.id);
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.value < 0) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) fail_errno(path.string(), errno);
     if (errno == ENOENT) fail(ErrorCode::data_loss, "{}: the chunk is missing", path.string());
-    fail(ErrorCode::data_loss, "{}: the chunk cannot be opened: {}", path.string(),
-         std::strerror(errno));
+    fail_unreadable(path, "open", errno);
   }
   struct stat info {};
-  if (::fstat(fd.value, &info) != 0) fail_errno(path.string(), errno);
+  if (::fstat(fd.value, &info) != 0) fail_unreadable(path, "stat", errno);
   if (info.st_size != chunk.size) {
     fail(ErrorCode::data_loss, "{}: the chunk has {} bytes where {} were written", path.string(),
          static_cast<int64_t>(info.st_size), chunk.size);
@@ -48,9 +52,9 @@ void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::by
   while (done < out.size()) {
     const ssize_t n = ::read(fd.value, out.data() + done, out.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      fail(ErrorCode::data_loss, "{}: the chunk cannot be read at byte {}: {}", path.string(), done,
-           n < 0 ? std::strerror(errno) : "it ends there");
+    if (n < 0) fail_unreadable(path, "read", errno);
+    if (n == 0) {
+      fail(ErrorCode::data_loss, "{}: the chunk ends at byte {}", path.string(), done);
     }
     done += static_cast<size_t>(n);
   }

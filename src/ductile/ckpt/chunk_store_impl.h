@@ -13,9 +13,9 @@ namespace ductile::ckpt {
 // chunks/ab/abcdef... inside a checkpoint folder.
 fs::path chunk_path(const fs::path& folder, const ChunkId& id);
 
-// Reads a whole chunk into `out` (chunk.size bytes) and checks it. Throws data_loss naming the file
-// when it is missing, of another size, unreadable, or not what its name says; `out` is then
-// undefined.
+// Reads a whole chunk into `out` (chunk.size bytes) and checks it. Throws, naming the file,
+// data_loss when it is missing, of another size, or not what its name says, and unavailable when it
+// cannot be read now; `out` is then undefined.
 void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::byte> out);
 
 using ChunkSizes = std::unordered_map<ChunkId, int64_t, ChunkIdHash>;

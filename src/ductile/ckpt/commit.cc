@@ -107,9 +107,8 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
   check(disk_.sync_folder(path.parent_path()), path.parent_path(), "fsync");
 
   try {
-    report.freed_bytes = clean(keep_, [&](int64_t s) {
-      const bool own = saved_.contains(s) || !resumed_step_ || s <= *resumed_step_;
-      return own && s <= step;
+    report.freed_bytes = clean(keep_, step, [&](int64_t s) {
+      return saved_.contains(s) || !resumed_step_ || s <= *resumed_step_;
     });
   } catch (const std::exception& e) {
     report.warning = e.what();
@@ -197,7 +196,8 @@ void Committer::require_space(int64_t step, std::span<const NewChunk> fresh,
   int64_t free = free_now();
   if (free < needed && tag_.empty()) {
     // Chunks that an earlier crash left behind may be in the way.
-    clean(std::numeric_limits<int64_t>::max(), [](int64_t) { return true; });
+    constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+    clean(kAll, kAll, [](int64_t) { return true; });
     free = free_now();
   }
   if (free < needed) {
@@ -259,8 +259,9 @@ void Committer::undo(int64_t step, std::span<const NewChunk> fresh) {
   }
 }
 
-int64_t Committer::clean(int64_t keep, const std::function<bool(int64_t step)>& counts) {
-  const Garbage garbage = find_garbage(folder_, keep, counts);
+int64_t Committer::clean(int64_t keep, int64_t newest,
+                         const std::function<bool(int64_t step)>& counts) {
+  const Garbage garbage = find_garbage(folder_, keep, newest, counts);
   // Forgotten before the first is removed: a failure half-way must not leave one thought present.
   if (!garbage.empty()) {
     std::erase_if(known_, [&](const auto& entry) { return !garbage.live.contains(entry.first); });

@@ -44,7 +44,7 @@ class Committer {
   void write_chunks(std::span<const NewChunk> fresh);
   void write_temporary(const fs::path& path, std::span<const std::byte> bytes);
   void undo(int64_t step, std::span<const NewChunk> fresh);
-  int64_t clean(int64_t keep, const std::function<bool(int64_t step)>& counts);
+  int64_t clean(int64_t keep, int64_t newest, const std::function<bool(int64_t step)>& counts);
   void commit_pending(int64_t step, std::string_view manifest, std::span<const ChunkRef> refs,
                       std::span<const std::span<const std::byte>> chunks, SaveReport& report);
   fs::path chunk_temporary(const ChunkId& id) const;

@@ -122,6 +122,29 @@ TEST_F(Corruption, swapped_files_are_refused) {
   }
 }
 
+// A link to itself cannot be opened (ELOOP), as a file when no descriptor is free or a disk
+// refuses.
+TEST_F(Corruption, what_cannot_be_read_now_is_no_damage_and_no_reason_to_go_back) {
+  for (const fs::path& file : new_files) {
+    if (old_files.contains(file)) continue;
+    SCOPED_TRACE(file.string());
+    const std::string good = read_file(file);
+    fs::remove(file);
+    fs::create_symlink(file, file);
+    try {
+      open_latest(folder());
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::unavailable) << e.what();
+      EXPECT_NE(std::string(e.what()).find(file.filename().string()), std::string::npos)
+          << e.what();
+    }
+    fs::remove(file);
+    overwrite(file, good);
+    check({});
+  }
+}
+
 TEST_F(Corruption, a_bad_chunk_is_not_reused_but_written_again) {
   const json root = json::parse(read_file(manifest_of(folder(), 2)));
   for (const fs::path& file : new_files) {

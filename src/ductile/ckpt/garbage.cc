@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <system_error>
 #include <vector>
 
@@ -24,19 +25,25 @@ bool complete(const Manifest& manifest, const ChunkSizes& sizes) {
   });
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
 }  // namespace
 
-Garbage find_garbage(const fs::path& folder, int64_t keep,
+Garbage find_garbage(const fs::path& folder, int64_t keep, int64_t newest,
                      const std::function<bool(int64_t step)>& counts) {
   Garbage garbage;
   const ChunkSizes sizes = scan_chunks(folder);
   int64_t kept = 0;
   for (const ManifestFile& file : list_manifests(folder)) {
+    const bool later = file.step > newest;
     bool good = false;
     try {
       const Manifest manifest = load_manifest(file);
-      good = kept < keep && counts(file.step) && complete(manifest, sizes);
-      if (good) {
+      good = !later && kept < keep && counts(file.step) && complete(manifest, sizes);
+      if (good || later) {
         for (const ChunkRef& chunk : manifest.chunks) garbage.live.insert(chunk.id);
       }
     } catch (Error& e) {
@@ -48,7 +55,7 @@ Garbage find_garbage(const fs::path& folder, int64_t keep,
     }
     if (good) {
       ++kept;
-    } else {
+    } else if (!later) {
       garbage.manifests.push_back(file.path);
     }
   }
@@ -96,14 +103,21 @@ int64_t remove_temporaries(Disk& disk, const fs::path& folder) {
   return freed;
 }
 
+void remove_leftovers(const fs::path& folder) {
+  if (!is_folder(folder / "manifests")) return;
+  const FolderLock lock(folder);
+  remove_temporaries(real_disk(), folder);
+}
+
 int64_t collect_garbage(const fs::path& folder, int64_t keep) {
   if (keep < 1) {
     fail(ErrorCode::invalid_argument, "keep = {}: at least one checkpoint must be kept", keep);
   }
-  if (!fs::is_directory(folder / "manifests")) return 0;
+  if (!is_folder(folder / "manifests")) return 0;
   const FolderLock lock(folder);
   const int64_t freed = remove_temporaries(real_disk(), folder);
-  const Garbage garbage = find_garbage(folder, keep, [](int64_t) { return true; });
+  const Garbage garbage =
+      find_garbage(folder, keep, std::numeric_limits<int64_t>::max(), [](int64_t) { return true; });
   return freed + remove_garbage(real_disk(), folder, garbage);
 }
 

@@ -19,11 +19,13 @@ struct Garbage {
   bool empty() const { return manifests.empty() && chunks.empty(); }
 };
 
-// Under the folder's lock. The `keep` newest complete checkpoints among those for which
-// `counts(step)` holds stay; all other manifests, and chunks that nothing kept needs, are garbage.
-// Nothing is when there are manifests but none of a complete checkpoint. Throws when something
-// cannot be read (unavailable) or was written by a newer program (conflict).
-Garbage find_garbage(const fs::path& folder, int64_t keep,
+// Under the folder's lock. What may go, now that `newest` is the newest checkpoint that counts:
+// manifests of later steps all stay, whatever they are, since somebody may still want them; of the
+// others stay the `keep` newest complete ones for which `counts(step)` holds. All other manifests,
+// and chunks that nothing kept needs, are garbage. Nothing is when there are manifests but none of
+// a complete checkpoint. Throws when something cannot be read (unavailable) or was written by a
+// newer program (conflict).
+Garbage find_garbage(const fs::path& folder, int64_t keep, int64_t newest,
                      const std::function<bool(int64_t step)>& counts);
 
 // Removes the manifests, durably, and only then the chunks: a crash or failure at any point leaves

@@ -57,7 +57,7 @@ int64_t clean(Disk& disk, const fs::path& folder, int64_t step, int64_t keep) {
     if (result < 0 && result != -ENOENT) check(result, path, "remove");
     if (!error && result >= 0) freed += static_cast<int64_t>(size);
   }
-  Garbage garbage = find_garbage(folder, keep, [&](int64_t s) { return s <= step; });
+  Garbage garbage = find_garbage(folder, keep, step, [](int64_t) { return true; });
   // Looked at after the chunks were listed: what a writer has begun since is not in that list, or
   // named by its intent.
   const ChunkIds needed = find_pending(folder, step).needed;
@@ -90,11 +90,15 @@ PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag
     check(disk.make_folder(to.parent_path()), to.parent_path(), "mkdir");
     check(disk.sync_folder(folder), folder, "fsync");
     check(disk.rename(from, to), to, "rename");
+    if (const int synced = disk.sync_folder(to.parent_path()); synced < 0) {
+      disk.rename(to, from);  // what a crash may undo does not count
+      check(synced, to.parent_path(), "fsync");
+    }
   } else {
     check_complete(folder, step, to);
     report.was_published = true;
+    check(disk.sync_folder(to.parent_path()), to.parent_path(), "fsync");
   }
-  check(disk.sync_folder(to.parent_path()), to.parent_path(), "fsync");
   try {
     report.freed_bytes = clean(disk, folder, step, options.keep);
   } catch (const std::exception& e) {

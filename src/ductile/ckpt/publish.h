@@ -31,15 +31,14 @@ struct PublishReport {
 // Makes the pending checkpoint of `step` that the writer with this `tag` left the newest one:
 // durable when it returns. Doing it again is harmless, also after a crash in the middle.
 //
-// Then removes what is no longer needed: checkpoints beyond the `keep` newest and those of later
-// steps (a history that was given up), pending ones of this step and before, unfinished saves of
-// this step and before, and chunks that nothing kept, pending or being written names. A save that
+// Then removes what is no longer needed: checkpoints of earlier steps beyond the `keep` newest
+// (never one of a later step), pending ones of this step and before, unfinished saves of this step
+// and before, and chunks that nothing kept, pending or being written names. A save that
 // loses a chunk all the same is refused here when its turn comes; the next one writes it anew.
 //
 // Throws not_found where no such checkpoint was written; data_loss where its manifest or a chunk is
 // missing or torn; conflict while another process publishes or saves with the folder's lock;
-// unavailable where the disk fails. After a throw it does not count, unless the very last fsync of
-// a folder failed: then calling again settles it.
+// unavailable where the disk fails. After a throw it does not count, unless it had counted before.
 PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag,
                       const PublishOptions& options = {});
 

@@ -21,7 +21,8 @@ struct WriterOptions {
   int64_t chunk_bytes = 0;
   int nice = 10;  // of the writing thread, 0 (as the trainer) to 19 (only what others leave)
   // The step training continues from, if it does: checkpoints of later steps were refused or given
-  // up, do not count for `keep`, and go when the first save is durable.
+  // up. They do not count for `keep`, and each goes when a save of a later step than its own is
+  // durable, not before.
   std::optional<int64_t> resumed_step;
   // Not empty: save() leaves a durable checkpoint that does not count until publish() (publish.h)
   // makes it, under this tag, which no other writer of this folder ever has. No lock is held and

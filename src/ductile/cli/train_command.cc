@@ -14,6 +14,7 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
@@ -73,8 +74,8 @@ class Listener {
 
   // What the controller of several workers notes and a user wants to know at once.
   void note(const control::Note& note) {
-    for (const std::string_view event :
-         {"lost", "launch_failed", "checkpoint_failed", "checkpoint_unreadable", "disk"}) {
+    for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
+                                         "checkpoint_unreadable", "disk", "report"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});
@@ -110,11 +111,11 @@ class Listener {
   std::string error_;
 };
 
-// What the last worker to lead wrote at its end; null where there is nothing.
+// What the controller wrote at the run's end; null where there is nothing.
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
-  run::for_each_json_line(folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") == "end") summary = Json(line);
+  run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", nlohmann::json()) == "end") summary = Json(line);
   });
   return summary;
 }
@@ -241,11 +242,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     outcome = outcome_of(run_elastic(folder, config.job, run));
-    // A worker that an earlier controller started cannot tell this one.
-    if (outcome.code == kDone && listener.done().is_null()) {
-      listener.leave_report(folder);
-      listener.done(last_summary(folder));
-    }
+    listener.done(last_summary(folder));
     listener.finish();
   } else {
     WorkerLaunch launch;

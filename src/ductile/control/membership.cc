@@ -22,6 +22,7 @@ Membership::Membership(MembershipOptions options) : state_(std::make_unique<Stat
         "number of virtual ranks",
         options.min_workers, options.max_workers, options.virtual_ranks);
   state_->checkpoints = std::move(options.checkpoints);
+  state_->granted = options.last_generation;
   state_->high_water = std::max<int64_t>(0, state_->newest_checkpoint());
   state_->options = std::move(options);
 }
@@ -253,7 +254,7 @@ void Membership::State::on(const WorkerReported& event) {
     next_try = now;
   }
   if (report.unreadable >= 0 && report.generation == plan->number)
-    drop_unreadable(report.unreadable);
+    drop_unreadable(report.unreadable, report.note);
   take_save_status(*worker);
   repeat_instructions(*worker);
 }

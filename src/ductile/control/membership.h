@@ -137,9 +137,10 @@ struct MembershipOptions {
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   Time checkpoint_retry = std::chrono::seconds(1);
-  // Steps of the checkpoints that a job has when it is new here, ascending: it begins with the
-  // last.
+  // Steps of the checkpoints that the store holds when the object is made, ascending. A job that
+  // is new here begins with the last.
   std::vector<int64_t> checkpoints;
+  Generation last_generation = 0;  // a number that was given before, and every one up to it
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };
 
@@ -161,8 +162,8 @@ class Membership {
   explicit Membership(MembershipOptions options);
 
   // A controller that starts again from what save() gave. `first` receives what to do at once.
-  // Throws data_loss where `saved` is not a saved state, invalid_argument where it belongs to
-  // another number of virtual ranks.
+  // Throws data_loss where `saved` is not a saved state, or had checkpoints and options.checkpoints
+  // names none; invalid_argument where it belongs to another number of virtual ranks.
   static Membership restore(MembershipOptions options, const nlohmann::json& saved, Time now,
                             Outcome& first);
   nlohmann::json save() const;

@@ -151,7 +151,11 @@ bool Membership::State::judge() {
   ++barren;
   record_failure(change->reason);
   if (phase == Phase::failed) return false;
-  if (barren < 2 || plan->members.size() < 2) return true;
+  if (barren < 2) return true;
+  // Whose host refuses something again and again makes room for a process that may run elsewhere.
+  for (WorkerRecord* worker : participants())
+    if (worker->report.faulted && worker->reach() < 0) doom(*worker, false, worker->report.note);
+  if (plan->members.size() < 2) return true;
   // A link that fails speaks against both its ends: only one of them may have tried it.
   std::set<std::pair<WorkerId, WorkerId>> links;
   for (const WorkerRecord* worker : participants())
@@ -275,14 +279,15 @@ bool Membership::State::parts_are_apart() {
 }
 
 // As many as are wanted: those that can start by themselves first, then other survivors, then
-// joiners. Who was asked to leave stays only where nobody else has the state, or too few are left.
+// joiners. Who was asked to leave, or whose host refused something, stays only where nobody else
+// has the state, or too few are left.
 std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRecord*>& survivors,
                                                      const std::vector<WorkerRecord*>& joined,
                                                      int64_t start) {
   std::vector<WorkerRecord*> ranked, leavers;
   const auto holds = [&](const WorkerRecord* worker) { return worker->can_start(start); };
   for (WorkerRecord* worker : survivors)
-    (worker->report.leaving ? leavers : ranked).push_back(worker);
+    (worker->report.leaving || worker->report.faulted ? leavers : ranked).push_back(worker);
   std::stable_partition(ranked.begin(), ranked.end(), holds);
   std::stable_partition(leavers.begin(), leavers.end(), holds);
   ranked.insert(ranked.end(), joined.begin(), joined.end());

@@ -79,6 +79,8 @@ struct Membership::State {
   std::string last_failure;
 
   std::vector<int64_t> checkpoints;  // steps of the newest few published ones, ascending
+  // Steps of published ones that were found damaged or missing, and why.
+  std::map<int64_t, std::string> unreadable;
   std::optional<PublishCheckpoint> publishing;
   std::optional<SaveTask> save_task;
   uint64_t save_attempts = 0;    // the last one given
@@ -168,7 +170,7 @@ struct Membership::State {
 
   // ---- checkpoints (membership_saves.cc)
   void take_save_status(WorkerRecord& worker);
-  void drop_unreadable(int64_t step);
+  void drop_unreadable(int64_t step, const std::string& why);
   void drive_saves();
   void start_save(WorkerRecord& writer, int64_t at_step, const std::string& why);
   void save_before_preempting();

@@ -1,6 +1,7 @@
 // Events and commands as JSON, and the controller's own state.
 #include <fmt/format.h>
 
+#include "ductile/base/json.h"
 #include "ductile/control/json_impl.h"
 #include "ductile/control/membership_impl.h"
 
@@ -173,6 +174,8 @@ json Membership::save() const {
   const State& s = *state_;
   json workers = json::array();
   for (const auto& [id, worker] : s.workers) workers.push_back(save_worker(worker));
+  json unreadable = json::array();
+  for (const auto& [step, why] : s.unreadable) unreadable.push_back({{"step", step}, {"why", why}});
   json value = {{"format", kFormat},
                 {"virtual_ranks", s.options.virtual_ranks},
                 {"phase", to_string(s.phase)},
@@ -193,6 +196,7 @@ json Membership::save() const {
                 {"barren", s.barren},
                 {"last_failure", s.last_failure},
                 {"checkpoints", s.checkpoints},
+                {"unreadable", std::move(unreadable)},
                 {"save_attempts", s.save_attempts},
                 {"offered_attempt", s.offered_attempt},
                 {"save_asked", s.save_asked}};
@@ -244,6 +248,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       s.workers.emplace(worker.id, std::move(worker));
     }
     in.read("granted", s.granted);
+    s.granted = std::max(s.granted, s.options.last_generation);
     s.plan = std::make_shared<GenerationPlan>(plan_from_json(in.at("plan")));
     in.read("ran", s.ran);
     in.read("high_water", s.high_water);
@@ -251,12 +256,24 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("failures", s.failures);
     in.read("barren", s.barren);
     in.read("last_failure", s.last_failure);
-    s.checkpoints.clear();
-    for (const json& step : in.array("checkpoints")) {
-      if (!step.is_number_integer())
-        fail(ErrorCode::data_loss, "saved controller state: 'checkpoints' is not a list of steps");
-      s.checkpoints.push_back(step.get<int64_t>());
+    // Which checkpoints there are the store knows; the saved list only says whether there were any.
+    if (!in.array("checkpoints").empty() && s.checkpoints.empty())
+      fail(ErrorCode::data_loss,
+           "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
+           "start a new run",
+           dump_json(in.array("checkpoints").back()));
+    for (const json& entry : in.array("unreadable")) {
+      const JsonReader from(entry, "unreadable checkpoint");
+      int64_t step = 0;
+      from.read("step", step);
+      from.read("why", s.unreadable[step]);
     }
+    std::vector<int64_t> readable = s.checkpoints;
+    std::erase_if(readable, [&](int64_t step) { return s.unreadable.contains(step); });
+    if (readable.empty())
+      s.unreadable.clear();
+    else
+      s.checkpoints = std::move(readable);
     in.read("save_attempts", s.save_attempts);
     in.read("offered_attempt", s.offered_attempt);
     in.read("save_asked", s.save_asked);

@@ -47,8 +47,10 @@ void Membership::State::take_save_status(WorkerRecord& worker) {
 void Membership::State::on(const CheckpointPublished& event) {
   if (!publishing || publishing->step != event.step) return;
   publishing.reset();
-  checkpoints.push_back(event.step);
+  // A controller that starts again may know it from the store already.
+  if (event.step > newest_checkpoint()) checkpoints.push_back(event.step);
   if (checkpoints.size() > kRemembered) checkpoints.erase(checkpoints.begin());
+  unreadable.erase(event.step);
   last_checkpoint = now;
   last_save_error.clear();
   note("checkpoint", fmt::format("of step {}", event.step));
@@ -64,15 +66,28 @@ void Membership::State::on(const PublishFailed& event) {
   out.must_save = true;
 }
 
-// Bytes on disk went bad: the one before it is used, which the next generation starts from.
-void Membership::State::drop_unreadable(int64_t step) {
+// Bytes on disk went bad: the one before it is used, which the next generation starts from. Where
+// there is none, the job does not begin anew by itself: that would throw away what may be mended.
+void Membership::State::drop_unreadable(int64_t step, const std::string& why) {
   if (newest_checkpoint() != step) return;
   checkpoints.pop_back();
-  note("checkpoint_unreadable",
-       fmt::format(
-           "of step {}; falling back to {}", step,
-           checkpoints.empty() ? "the beginning" : fmt::format("step {}", newest_checkpoint())));
+  unreadable[step] = why;
   out.must_save = true;
+  if (!checkpoints.empty()) {
+    note("checkpoint_unreadable",
+         fmt::format("of step {}; falling back to step {}: {}", step, newest_checkpoint(), why));
+    return;
+  }
+  std::string all;
+  for (const auto& [bad, text] : unreadable) {
+    all += fmt::format("; step {}: {}", bad, text);
+    checkpoints.push_back(bad);  // a job that is resumed looks at all of them again
+  }
+  unreadable.clear();
+  fail_job(
+      fmt::format("none of the job's checkpoints can be used, and nothing was removed: put "
+                  "back what is damaged or missing and resume, or start a new run{}",
+                  all));
 }
 
 WorkerRecord* Membership::State::done_worker() {

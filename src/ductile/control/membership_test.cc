@@ -184,6 +184,123 @@ TEST_F(MembershipTest, WithoutSurvivorsItWaitsForTheLeaseAndGoesBackToTheCheckpo
   EXPECT_EQ(job_->generation().members[0].source, StateSource::checkpoint);
 }
 
+// What one of several looks at after the loss of all: `refuse` is what it then reports.
+class RestoreTest : public MembershipTest {
+ protected:
+  RestoreTest() {
+    options_.checkpoints = {3, 6, 9};
+    job_.emplace(options_);
+    happen(StartJob{1});
+    say(1, WorkerPhase::ready);
+  }
+  void cannot_restore(const std::string& why, bool damaged) {
+    const GenerationPlan plan = job_->generation();
+    ASSERT_EQ(plan.members[0].source, StateSource::checkpoint);
+    reports_[launched_].unreadable = damaged ? plan.start : -1;
+    reports_[launched_].faulted = !damaged;
+    reports_[launched_].note = why;
+    say(launched_, WorkerPhase::halted, plan.number, plan.number);
+    obey_stops();
+  }
+  // Until the next generation is formed, or the job ends.
+  void wait_for_next() {
+    const Generation before = job_->generation().number;
+    for (int i = 0; i < 2000 && job_->generation().number == before; ++i) {
+      if (job_->phase() == Phase::failed) return;
+      now_ += milliseconds(50);
+      Report& report = reports_[launched_];
+      if (report.sequence == 0) {
+        say(launched_, WorkerPhase::ready);
+      } else {
+        report.promised = before + 1;  // it was told to halt
+        repeat(launched_);
+      }
+      obey_stops();
+    }
+  }
+  void obey_stops() {
+    std::vector<WorkerId> stopped;
+    for (const auto& [worker, stop] : told<Stop>()) stopped.push_back(worker);
+    for (const WorkerId worker : stopped) happen(WorkerExited{worker, 0, 0});
+  }
+};
+
+TEST_F(RestoreTest, DamagedCheckpointsAreWalkedDownAndThenTheJobEndsInsteadOfBeginningAnew) {
+  EXPECT_EQ(job_->generation().start, 9);
+  cannot_restore("chunk ab is missing", true);
+  wait_for_next();
+  EXPECT_EQ(job_->generation().start, 6);
+  cannot_restore("chunk cd was altered", true);
+  wait_for_next();
+  EXPECT_EQ(job_->generation().start, 3);
+  const nlohmann::json saved = job_->save();
+  cannot_restore("there is no manifest", true);
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  for (const char* text : {"chunk ab is missing", "chunk cd was altered", "there is no manifest"})
+    EXPECT_NE(job_->reason().find(text), std::string::npos) << job_->reason();
+  EXPECT_EQ(job_->checkpoint(), 9);  // resumed, it looks again
+
+  // A controller that comes back before that does not try the damaged ones again.
+  Outcome first;
+  EXPECT_EQ(Membership::restore(options_, saved, now_, first).checkpoint(), 3);
+  // What was published since wins over what it had saved, and nothing at all is an error.
+  options_.checkpoints = {6, 9, 12};
+  EXPECT_EQ(Membership::restore(options_, saved, now_, first).checkpoint(), 12);
+  options_.checkpoints = {};
+  EXPECT_THROW(Membership::restore(options_, saved, now_, first), Error);
+}
+
+TEST_F(RestoreTest, AHostThatRefusesSomethingCostsTheWorkerAndNotTheCheckpoint) {
+  const WorkerId first = launched_;
+  for (int i = 0; i < 3; ++i) {
+    cannot_restore("no descriptor is free", false);
+    ASSERT_NE(job_->phase(), Phase::failed);
+    EXPECT_EQ(job_->checkpoint(), 9);
+    wait_for_next();
+    EXPECT_EQ(job_->generation().start, 9);
+  }
+  EXPECT_NE(launched_, first);  // the second time another process got the place
+}
+
+TEST_F(RestoreTest, AHostThatRefusesForEverEndsTheJobWithItsReasonAndKeepsTheCheckpoints) {
+  for (int i = 0; i < 100 && job_->phase() != Phase::failed; ++i) {
+    cannot_restore("no descriptor is free", false);
+    wait_for_next();
+  }
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_NE(job_->reason().find("no descriptor is free"), std::string::npos) << job_->reason();
+  EXPECT_EQ(job_->checkpoint(), 9);
+}
+
+TEST_F(MembershipTest, AWorkerWhoseHostRefusesSomethingIsReplacedByThoseWhoHaveTheState) {
+  run_with(2);
+  reports_[2].faulted = true;
+  reports_[2].note = "no descriptor is free";
+  say(2, WorkerPhase::halted, 1, 1, 5);
+  say(1, WorkerPhase::halted, 1, 2, 5);
+  say(2, WorkerPhase::halted, 1, 2, 5);
+  EXPECT_EQ(job_->generation().number, 2u);
+  EXPECT_EQ(job_->generation().members.size(), 1u);
+  EXPECT_EQ(job_->generation().members[0].worker, 1u);
+  EXPECT_EQ(job_->generation().members[0].source, StateSource::keep);
+}
+
+TEST_F(MembershipTest, TheOnlyOneWithTheStateTriesAgain) {
+  run_with(1);
+  for (Generation g = 1; g <= 3; ++g) {
+    reports_[1].faulted = true;
+    say(1, WorkerPhase::halted, g, g, 5);
+    for (int i = 0; i < 200 && job_->generation().number == g; ++i) {
+      now_ += milliseconds(50);
+      say(1, WorkerPhase::halted, g, g + 1, 5);
+    }
+    ASSERT_EQ(job_->generation().number, g + 1);
+    EXPECT_EQ(job_->generation().members[0].source, StateSource::keep);
+    reports_[1].faulted = false;
+    say(1, WorkerPhase::running, g + 1, g + 1, 5);
+  }
+}
+
 TEST_F(MembershipTest, AnExitIsCertainAndNeedsNoLease) {
   run_with(1);
   happen(WorkerExited{1, 1, 0});

@@ -141,6 +141,7 @@ json to_json(const Report& report) {
             {"step", report.save.step},
             {"text", report.save.text}}},
           {"unreadable", report.unreadable},
+          {"faulted", report.faulted},
           {"leaving", report.leaving},
           {"error", report.error},
           {"note", report.note}};
@@ -171,6 +172,7 @@ Report report_from_json(const json& value) {
   save.read("step", report.save.step);
   save.read("text", report.save.text);
   in.read("unreadable", report.unreadable);
+  in.read("faulted", report.faulted);
   in.read("leaving", report.leaving);
   in.read("error", report.error);
   in.read("note", report.note);

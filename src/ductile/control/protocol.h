@@ -98,10 +98,14 @@ struct Report {
   Parts next;                      // sharded, voted: and what it would have of the one after
   std::vector<WorkerId> suspects;  // halted: the peers it could not reach
   SaveStatus save;
-  int64_t unreadable = -1;  // the step of a checkpoint that it could not restore
-  bool leaving = false;     // it was asked from outside to go (its host drains ...)
-  std::string error;  // a fault of the job itself: the same would happen anywhere. Ends the job
-  std::string note;   // why it halted ...; for people
+  // The step of a checkpoint that is damaged or not there: nobody can restore it.
+  int64_t unreadable = -1;
+  // Halted because its host refused something just now (memory, descriptors, a disk): trying again
+  // may help, and another host may do better. `note` says what.
+  bool faulted = false;
+  bool leaving = false;  // it was asked from outside to go (its host drains ...)
+  std::string error;     // a fault of the job itself: the same would happen anywhere. Ends the job
+  std::string note;      // why it halted ...; for people
   bool operator==(const Report&) const = default;
 };
 

@@ -38,6 +38,7 @@ Report some_report() {
   report.suspects = {4, 5};
   report.save = {2, SaveStatus::State::failed, 40, "disk full"};
   report.unreadable = 30;
+  report.faulted = true;
   report.leaving = true;
   report.error = "label 12 of sample 7 is none of 10 classes";
   report.note = "a peer kept silent";

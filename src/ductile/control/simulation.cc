@@ -393,6 +393,8 @@ void Simulation::restart_controller() {
   say("--- controller restarts");
   ++result_.restarts;
   Outcome first;
+  options_.checkpoints.clear();
+  for (const auto& [step, state] : published_) options_.checkpoints.push_back(step);
   controller_.emplace(
       Membership::restore(options_, parse_json(dump_json(stored_->save())), now_, first));
   tick_at_ = Time{-1};
@@ -420,6 +422,8 @@ std::string_view to_string(Mutation mutation) {
       return "promise_is_not_kept";
     case Mutation::votes_are_forgotten:
       return "votes_are_forgotten";
+    case Mutation::refusals_are_damage:
+      return "refusals_are_damage";
     case Mutation::parts_are_claimed:
       return "parts_are_claimed";
   }

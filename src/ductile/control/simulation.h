@@ -19,6 +19,7 @@ enum class Mutation {
   no_lease,             // workers go on without the controller for ever
   promise_is_not_kept,  // a worker says that it halted, and goes on
   votes_are_forgotten,  // a worker hides that it holds the reduction of its step
+  refusals_are_damage,  // a worker takes a checkpoint that it cannot read now for a damaged one
   parts_are_claimed,    // a worker says that it has parts of the state before they are there
 };
 std::string_view to_string(Mutation mutation);

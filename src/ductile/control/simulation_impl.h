@@ -107,6 +107,7 @@ struct Process {
   WorkerProtocol machine;
   bool alive = true;
   Time asleep_until{0};
+  Time refused_until{0};  // its host refuses whatever it needs
   Time beat_at{-1};
   uint64_t token = 1;  // changes with every new thing that the step loop is about
   std::shared_ptr<const GenerationPlan> plan;

@@ -139,6 +139,8 @@ void Simulation::run_step(WorkerId id, Process& process, const RunStep& command)
   const int64_t share = command.plan->find(id)->ranks.size() * 1000 / virtual_ranks_;
   Time takes = Time{step_time_.count() * share / 1000} + span(100, 2'000);
   if (chance(slow_)) takes += span(1'000, 30'000);
+  if (process.refused_until > now_)
+    return loop_event(id, process, takes / 2, Faulted{command.plan->number, "no descriptors"});
   schedule(now_ + takes, Kind::computed, id, process.token);
   schedule(now_ + takes + data_deadline_, Kind::stalled, id, process.token);
   look_at_early(id, process);
@@ -159,6 +161,12 @@ void Simulation::restore_state(WorkerId id, Process& process, const Restore& com
     schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
     look_at_early(id, process);
     return;
+  }
+  if (process.refused_until > now_) {
+    WorkerEvent answer = Faulted{command.plan->number, "no descriptors"};
+    if (mutation_ == Mutation::refusals_are_damage)
+      answer = RestoreFailed{command.plan->number, "no descriptors"};
+    return loop_event(id, process, span(100, 2'000), std::move(answer));
   }
   if (command.self.source == StateSource::checkpoint) {
     const auto found = published_.find(start);
@@ -445,13 +453,13 @@ WorkerId Simulation::any_worker() {
 
 void Simulation::inject() {
   ++faults_since_commit_;
-  const uint32_t kind = rng_.below(14);
+  const uint32_t kind = rng_.below(15);
   const WorkerId victim = any_worker(), other = any_worker();
   const Time until = now_ + span(5'000, 150'000);
   const auto request = [&](Event event) {
     if (controller_) feed_controller(event);
   };
-  if (kind <= 7 && victim == 0) return;
+  if ((kind <= 7 || kind == 14) && victim == 0) return;
   switch (kind) {
     case 0:
     case 1:
@@ -509,9 +517,14 @@ void Simulation::inject() {
       if (restarts_ && controller_) crash_controller();
       break;
     case 13:
-      if (newest_good() < 0 || !chance(0.3)) break;
+      // Where the only one goes bad the job ends, and rightly; that is another test's.
+      if (published_.size() - bad_.size() < 2 || !chance(0.5)) break;
       say("--- the checkpoint of step {} goes bad", newest_good());
       bad_.insert(newest_good());
+      break;
+    case 14:
+      say("--- the host of worker {} refuses everything until {} ms", victim, until.count() / 1000);
+      living(victim)->refused_until = std::min(until, faults_end_);
       break;
   }
 }

@@ -1,8 +1,12 @@
 #include "ductile/control/worker_protocol.h"
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include <fmt/format.h>
+
+#include "ductile/base/error.h"
 
 namespace ductile::control {
 namespace {
@@ -11,6 +15,33 @@ namespace {
 constexpr size_t kMaxUnacknowledged = 64;
 
 }  // namespace
+
+WorkerEvent event_of(const std::exception& error, Generation generation) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) {
+    switch (ours->code()) {
+      case ErrorCode::peer_lost:
+      case ErrorCode::deadline:
+        return PeerLost{generation, {}, error.what()};
+      case ErrorCode::unavailable:
+        return Faulted{generation, error.what()};
+      default:
+        return JobError{error.what()};
+    }
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return Faulted{generation, "there is no memory left (std::bad_alloc)"};
+  if (dynamic_cast<const std::system_error*>(&error) != nullptr)
+    return Faulted{generation, error.what()};
+  return JobError{error.what()};
+}
+
+WorkerEvent restore_event_of(const std::exception& error, Generation generation) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error);
+      ours != nullptr &&
+      (ours->code() == ErrorCode::data_loss || ours->code() == ErrorCode::not_found))
+    return RestoreFailed{generation, error.what()};
+  return event_of(error, generation);
+}
 
 WorkerProtocol::WorkerProtocol(WorkerOptions options) : options_(std::move(options)) {}
 
@@ -38,6 +69,7 @@ void WorkerProtocol::send_report(Time now) {
   report.suspects = suspects_;
   report.save = save_;
   report.unreadable = unreadable_;
+  report.faulted = faulted_;
   report.leaving = leaving_;
   report.error = error_;
   report.note = note_;
@@ -133,6 +165,7 @@ void WorkerProtocol::enter_if_free() {
   fed_ = false;
   suspects_.clear();
   unreadable_ = -1;
+  faulted_ = false;
   note_.clear();
   report_due_ = true;
   const Member& self = *plan_->find(options_.worker);
@@ -280,6 +313,16 @@ void WorkerProtocol::on(const PeerLost& event, Time) {
     return;
   activity_ = Activity::none;
   suspects_ = event.suspects;
+  halt(event.text);
+  enter_if_free();
+}
+
+void WorkerProtocol::on(const Faulted& event, Time) {
+  // An apply that is under way ends, and is told, before anything can be given up.
+  if (event.generation != generation_ || phase_ == WorkerPhase::loading ||
+      activity_ == Activity::applying)
+    return;
+  faulted_ = true;
   halt(event.text);
   enter_if_free();
 }

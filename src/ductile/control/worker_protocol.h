@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +28,7 @@ struct Restored {  // after Restore or Apply: the state before `step` is complet
   int64_t num_parts = 0;  // sharded: of the whole state
   Parts held{};           // sharded: what is here of it
 };
-struct RestoreFailed {  // the checkpoint cannot be read
+struct RestoreFailed {  // the checkpoint that Restore names is damaged or not there
   Generation generation = 0;
   std::string text;
 };
@@ -44,6 +45,13 @@ struct AllVoted {  // the votes of all members for `step` have arrived
 struct PeerLost {  // the communicator of `generation` is finished
   Generation generation = 0;
   std::vector<WorkerId> suspects;
+  std::string text;
+};
+// The host of this worker refused something (memory, descriptors, a disk): what was under way is
+// given up, and tried again here or elsewhere. The state is as it was; a step that was applied is
+// first told with Restored.
+struct Faulted {
+  Generation generation = 0;
   std::string text;
 };
 struct Abandoned {  // after Abandon: the step loop has let go of that generation
@@ -65,7 +73,16 @@ struct Beat {};        // time has passed: heartbeat, lease
 
 using WorkerEvent =
     std::variant<Loaded, InstructionReceived, Restored, RestoreFailed, Reduced, AllVoted, PeerLost,
-                 Abandoned, Saved, SaveFailed, JobError, LeaveAsked, Beat>;
+                 Faulted, Abandoned, Saved, SaveFailed, JobError, LeaveAsked, Beat>;
+
+// What an exception that ended a command means, so that no kind of error is taken for another: a
+// peer that is gone (peer_lost, deadline) is PeerLost; a resource that is refused now (unavailable,
+// no memory, an error of the system) is Faulted; all else would happen on every worker and is a
+// JobError.
+WorkerEvent event_of(const std::exception& error, Generation generation);
+// The same for one met while the checkpoint was opened and read that Restore names: damage and
+// absence (data_loss, not_found) are RestoreFailed.
+WorkerEvent restore_event_of(const std::exception& error, Generation generation);
 
 // ---- What to do.
 
@@ -152,6 +169,7 @@ class WorkerProtocol {
   void on(const Reduced& event, Time now);
   void on(const AllVoted& event, Time now);
   void on(const PeerLost& event, Time now);
+  void on(const Faulted& event, Time now);
   void on(const Abandoned& event, Time now);
   void on(const Saved& event, Time now);
   void on(const SaveFailed& event, Time now);
@@ -198,6 +216,7 @@ class WorkerProtocol {
   SaveStatus save_;
   std::vector<WorkerId> suspects_;
   int64_t unreadable_ = -1;
+  bool faulted_ = false;
   bool leaving_ = false;
   std::string error_;
   std::string note_;

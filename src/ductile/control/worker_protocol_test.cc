@@ -1,10 +1,16 @@
 #include "ductile/control/worker_protocol.h"
 
+#include <cerrno>
 #include <memory>
+#include <new>
 #include <optional>
+#include <stdexcept>
+#include <system_error>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
 
 namespace ductile::control {
 namespace {
@@ -266,6 +272,59 @@ TEST_F(WorkerProtocolTest, RepeatsAJobErrorUntilItIsTold) {
   EXPECT_NE(said<Exit>(), nullptr);
   tell(Beat{});
   EXPECT_TRUE(last_.empty());
+}
+
+TEST_F(WorkerProtocolTest, AFaultOfItsHostGivesTheStepUpAndKeepsTheState) {
+  begin();
+  tell(Faulted{1, "no descriptor is free"});
+  EXPECT_NE(said<Abandon>(), nullptr);
+  EXPECT_TRUE(report().faulted);
+  EXPECT_EQ(report().step, 0);
+  EXPECT_EQ(report().note, "no descriptor is free");
+  EXPECT_EQ(report().error, "");
+  EXPECT_EQ(report().unreadable, -1);
+  tell(Abandoned{1});
+  enter(2, 0, StateSource::keep);
+  EXPECT_FALSE(report().faulted);
+  EXPECT_NE(said<RunStep>(), nullptr);
+}
+
+TEST_F(WorkerProtocolTest, AnApplyUnderWayIsNotGivenUp) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(AllVoted{1, 0, 0});
+  tell(Faulted{1, "the diary's disk is full"});
+  EXPECT_FALSE(report().faulted);
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(report().step, 1);
+  EXPECT_NE(said<RunStep>(), nullptr);
+}
+
+// Damage, absence, refusal and a fault of the job are four things.
+TEST(EventOf, TakesNoKindOfErrorForAnother) {
+  const auto index = [](const WorkerEvent& event) { return event.index(); };
+  const auto code = [](ErrorCode c) { return Error(c, "why"); };
+  const size_t failed = WorkerEvent(RestoreFailed{}).index();
+  const size_t faulted = WorkerEvent(Faulted{}).index();
+  const size_t lost = WorkerEvent(PeerLost{}).index();
+  const size_t job = WorkerEvent(JobError{}).index();
+  for (const ErrorCode c : {ErrorCode::data_loss, ErrorCode::not_found}) {
+    EXPECT_EQ(index(restore_event_of(code(c), 3)), failed);
+    EXPECT_EQ(index(event_of(code(c), 3)), job);
+  }
+  for (const ErrorCode c : {ErrorCode::peer_lost, ErrorCode::deadline}) {
+    EXPECT_EQ(index(restore_event_of(code(c), 3)), lost);
+    EXPECT_EQ(index(event_of(code(c), 3)), lost);
+  }
+  for (const ErrorCode c :
+       {ErrorCode::invalid_argument, ErrorCode::conflict, ErrorCode::internal}) {
+    EXPECT_EQ(index(restore_event_of(code(c), 3)), job);
+    EXPECT_EQ(index(event_of(code(c), 3)), job);
+  }
+  EXPECT_EQ(index(restore_event_of(code(ErrorCode::unavailable), 3)), faulted);
+  EXPECT_EQ(index(event_of(std::bad_alloc(), 3)), faulted);
+  EXPECT_EQ(index(event_of(std::system_error(EMFILE, std::generic_category()), 3)), faulted);
+  EXPECT_EQ(index(event_of(std::logic_error("?"), 3)), job);
 }
 
 TEST_F(WorkerProtocolTest, AStepThatTurnsOutNotToBeThereEndsTheJob) {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::run {
@@ -51,7 +52,9 @@ class CurveReader {
     history.steps = std::max(history.steps, point.step);
     history.epoch = std::max(history.epoch, point.epoch);
     for (const auto& [key, value] : line.items()) {
-      if (key == "step" || key == "epoch" || key == "time" || key == "seconds") continue;
+      if (key == "step" || key == "epoch" || key == "time" || key == "seconds" ||
+          key == "generation")
+        continue;
       if (!number_from_json(value, point.value)) continue;
       add(curve(key), point);
     }
@@ -216,12 +219,12 @@ History read_history(const RunFolder& folder) {
     history.seconds = std::max(history.seconds, number_at(line, "seconds"));
   };
   CurveReader curves;
-  history.bad_lines += for_each_json_line(folder.metrics_file(), [&](json& line) {
+  history.bad_lines += for_each_diary_line(folder.metrics_file(), [&](json& line) {
                          see_time(line);
                          curves.read(line, history);
                        }).bad;
   history.curves = curves.take();
-  history.bad_lines += for_each_json_line(folder.events_file(), [&](json& line) {
+  history.bad_lines += for_each_diary_line(folder.events_file(), [&](json& line) {
                          see_time(line);
                          read_event(line, history);
                          history.events.push_back(std::move(line));

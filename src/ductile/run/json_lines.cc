@@ -98,9 +98,7 @@ bool number_from_json(const json& value, double& out) {
   return true;
 }
 
-JsonLines::JsonLines(const fs::path& path) : path_(path) { open(); }
-
-void JsonLines::open() {
+JsonLines::JsonLines(const fs::path& path) : path_(path) {
   file_ = AppendFile(path_, O_RDWR | O_CREAT);
   struct stat info {};
   if (::fstat(file_.fd(), &info) != 0) fail_errno(path_.string(), errno);
@@ -114,28 +112,10 @@ void JsonLines::open() {
 
 void JsonLines::append(const json& object) {
   DUCTILE_CHECK(object.is_object(), "{}: a line must be an object", path_.string());
-  file_.append(dump_json(object) + "\n");
+  append_text(dump_json(object));
 }
 
-int64_t JsonLines::truncate_after(int64_t step) {
-  const std::string text = read_file(path_);
-  std::string kept;
-  int64_t dropped = 0;
-  for_each_line(text, [&](std::string_view line, bool) {
-    const json object = parse_line(line);
-    if (!object.is_object()) return;
-    const auto at = object.find("step");
-    if (at != object.end() && at->is_number() && at->get<double>() > static_cast<double>(step)) {
-      ++dropped;
-      return;
-    }
-    kept.append(line).append("\n");
-  });
-  if (dropped == 0) return 0;
-  write_file_atomic(path_, kept);
-  open();
-  return dropped;
-}
+void JsonLines::append_text(std::string_view line) { file_.append(std::string(line) + "\n"); }
 
 void JsonLines::sync() { file_.sync(); }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -26,17 +27,13 @@ class JsonLines {
   // removed, so the file stays readable and a later append may succeed.
   void append(const nlohmann::json& object);
 
-  // Drops every line with a "step" above `step`, atomically: after a crash the file is the old one
-  // or the new one. Lines without a step stay. A run resumed at `step` calls this so that each step
-  // counts once. Returns how many lines went.
-  int64_t truncate_after(int64_t step);
+  // The same of a line that dump_json() made.
+  void append_text(std::string_view line);
 
   // On stable storage when it returns.
   void sync();
 
  private:
-  void open();
-
   fs::path path_;
   AppendFile file_;
 };

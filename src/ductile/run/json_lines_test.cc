@@ -72,18 +72,6 @@ TEST(JsonLines, finds_the_last_line_however_long) {
   EXPECT_EQ(read_file(path), line + line);
 }
 
-TEST(JsonLines, drops_later_steps_and_keeps_lines_without_one) {
-  const TempFolder temp;
-  const fs::path path = temp.path() / "x.jsonl";
-  JsonLines file(path);
-  for (const int step : {1, 2, 3, 4, 3}) file.append({{"step", step}});
-  file.append({{"kind", "note"}});
-  EXPECT_EQ(file.truncate_after(2), 3);
-  file.append({{"step", 3}});
-  EXPECT_EQ(read_file(path), "{\"step\":1}\n{\"step\":2}\n{\"kind\":\"note\"}\n{\"step\":3}\n");
-  EXPECT_EQ(file.truncate_after(3), 0);
-}
-
 TEST(JsonLines, names_the_file_and_the_reason_when_the_disk_is_full) {
   JsonLines file("/dev/full");
   try {

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/run/json_lines.h"
 
 namespace ductile::run {
 namespace {
 
-constexpr std::array<std::string_view, 4> kFixedFields = {"step", "epoch", "time", "seconds"};
+constexpr std::array<std::string_view, 6> kFixedFields = {"step",    "epoch",      "time",
+                                                          "seconds", "generation", "begins"};
 
 // To the microsecond: seventeen digits of a time say nothing more.
 double wall_now() {
@@ -26,22 +29,59 @@ double rounded(double seconds) { return std::round(seconds * 1e3) / 1e3; }
 double last_seconds(const fs::path& metrics, const fs::path& events) {
   double last = 0;
   for (const fs::path& file : {metrics, events}) {
-    for_each_json_line(file, [&](nlohmann::json& line) {
-      const auto at = line.find("seconds");
-      if (at != line.end() && at->is_number()) last = std::max(last, at->get<double>());
-    });
+    try {
+      for_each_json_line(file, [&](nlohmann::json& line) {
+        const auto at = line.find("seconds");
+        if (at != line.end() && at->is_number()) last = std::max(last, at->get<double>());
+      });
+    } catch (const Error&) {  // it cannot be read now: the clock begins anew
+    }
   }
   return last;
 }
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const RunFolder& folder, std::optional<int64_t> resume_step)
+MetricsWriter::MetricsWriter(const RunFolder& folder, std::optional<int64_t> resume_step,
+                             uint64_t generation)
     : metrics_(folder.metrics_file()),
       events_(folder.events_file()),
+      generation_(generation),
       seconds_before_(last_seconds(folder.metrics_file(), folder.events_file())),
-      tensorboard_(folder.tensorboard(), resume_step.value_or(-1)) {
-  if (resume_step) metrics_.truncate_after(*resume_step);
+      tensorboard_folder_(folder.tensorboard()),
+      resume_step_(resume_step.value_or(-1)) {
+  tensorboard();
+  if (!resume_step) return;
+  nlohmann::json line = {{"begins", true},
+                         {"step", *resume_step},
+                         {"time", wall_now()},
+                         {"seconds", rounded(seconds())}};
+  if (generation_ > 0) line["generation"] = generation_;
+  metrics_.append(line);
+}
+
+void MetricsWriter::set_generation(uint64_t generation) {
+  const std::scoped_lock lock(mutex_);
+  generation_ = generation;
+}
+
+// Null while its file cannot be made; the next line tries again.
+TensorBoardWriter* MetricsWriter::tensorboard() {
+  try {
+    if (!tensorboard_) tensorboard_.emplace(tensorboard_folder_, resume_step_);
+    return &*tensorboard_;
+  } catch (const std::exception& e) {
+    trouble_ = e.what();
+    return nullptr;
+  }
+}
+
+std::string MetricsWriter::take_trouble() {
+  const std::scoped_lock lock(mutex_);
+  for (Diary* diary : {&metrics_, &events_}) {
+    if (std::string text = diary->take_trouble(); !text.empty()) return text;
+  }
+  return std::exchange(trouble_, {});
 }
 
 double MetricsWriter::seconds() const {
@@ -64,15 +104,20 @@ void MetricsWriter::log(int64_t step, double epoch, std::span<const Metric> valu
     scalars.push_back({m.name, m.value});
   }
   const std::scoped_lock lock(mutex_);
+  if (generation_ > 0) line["generation"] = generation_;
   metrics_.append(line);
-  tensorboard_.scalars(step, wall, scalars);
+  try {
+    if (TensorBoardWriter* writer = tensorboard()) writer->scalars(step, wall, scalars);
+  } catch (const std::exception& e) {
+    trouble_ = e.what();
+  }
 }
 
 void MetricsWriter::event(std::string_view kind, const nlohmann::json& fields) {
   nlohmann::json line = {{"time", wall_now()}, {"seconds", rounded(seconds())}, {"kind", kind}};
   if (fields.is_object()) {
     for (const auto& [key, value] : fields.items()) {
-      if (key == "time" || key == "seconds" || key == "kind") {
+      if (key == "time" || key == "seconds" || key == "kind" || key == "generation") {
         fail(ErrorCode::invalid_argument,
              "event \"{}\": a field may not be named \"{}\"; each line has it already", kind, key);
       }
@@ -80,6 +125,7 @@ void MetricsWriter::event(std::string_view kind, const nlohmann::json& fields) {
     }
   }
   const std::scoped_lock lock(mutex_);
+  if (generation_ > 0) line["generation"] = generation_;
   events_.append(line);
 }
 
@@ -89,7 +135,11 @@ void MetricsWriter::flush() {
   const std::scoped_lock lock(mutex_);
   metrics_.sync();
   events_.sync();
-  tensorboard_.sync();
+  try {
+    if (tensorboard_) tensorboard_->sync();
+  } catch (const std::exception& e) {
+    trouble_ = e.what();
+  }
 }
 
 }  // namespace ductile::run

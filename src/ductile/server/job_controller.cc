@@ -23,8 +23,10 @@
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/net/store_server.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/report.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/connections_impl.h"
 #include "ductile/server/publisher_impl.h"
@@ -92,6 +94,35 @@ net::Secret secret_of(const fs::path& run) {
 
 bool was_elastic(const fs::path& run) { return fs::exists(state_file(run)); }
 
+namespace {
+
+// The steps of the checkpoints that lie there, ascending. Throws where they cannot be told now, or
+// where all are damaged: a job does not begin anew while there is something to mend.
+std::vector<int64_t> stored_checkpoints(const fs::path& checkpoints) {
+  std::vector<int64_t> steps;
+  std::string damaged;
+  for (const ckpt::CheckpointSummary& c : ckpt::list(checkpoints)) {
+    if (c.error.empty()) {
+      steps.push_back(c.step);
+    } else if (c.error_code == ErrorCode::data_loss) {
+      damaged += fmt::format("\n  step {}: {}", c.step, c.error);
+    } else if (c.error_code != ErrorCode::not_found) {
+      fail(c.error_code,
+           "{}: the checkpoint of step {} cannot be read now; nothing was changed: {}",
+           checkpoints.string(), c.step, c.error);
+    }
+  }
+  if (steps.empty() && !damaged.empty())
+    fail(
+        ErrorCode::data_loss,
+        "{}: no checkpoint can be used; put back what is damaged and resume, or start a new run:{}",
+        checkpoints.string(), damaged);
+  std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+}  // namespace
+
 struct JobController::Impl {
   Impl(JobControllerOptions o, std::unique_ptr<Launcher> l);
 
@@ -116,6 +147,7 @@ struct JobController::Impl {
   void take_from_launcher();
   bool at_rest() const;
   void log(std::string_view event, const std::string& text);
+  void end_run(const JobEnd& end);
   void write_event(std::string_view kind, json fields);
   void note_size();
 
@@ -127,7 +159,8 @@ struct JobController::Impl {
   JobControllerOptions options;
   std::unique_ptr<Launcher> launcher;
   process::Descriptor lock;
-  run::JsonLines events;
+  const run::RunFolder folder;
+  run::Diary events;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   double seconds_before = 0;
   const Time epoch = link::boot_time();
@@ -156,11 +189,14 @@ JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
     : options(std::move(o)),
       launcher(std::move(l)),
       lock(lock_run(options.run)),
-      events(run::RunFolder::open(options.run).events_file()),
+      folder(run::RunFolder::open(options.run)),
+      events(folder.events_file()),
       secret(secret_of(options.run)),
       job(link::job_name(options.run)),
       publisher(options.run / "checkpoints", options.keep_checkpoints) {
-  run::for_each_json_line(run::RunFolder::open(options.run).events_file(), [&](json& line) {
+  options.membership.last_generation =
+      static_cast<Generation>(run::last_generation(folder.events_file()));
+  run::for_each_json_line(folder.events_file(), [&](json& line) {
     double seconds = 0;
     if (line.contains("seconds") && run::number_from_json(line["seconds"], seconds))
       seconds_before = std::max(seconds_before, seconds);
@@ -196,9 +232,7 @@ void JobController::Impl::begin(int64_t workers) {
            state_file(options.run).string());
   }
   MembershipOptions wishes = options.membership;
-  for (const ckpt::CheckpointSummary& c : ckpt::list(options.run / "checkpoints"))
-    if (c.error.empty()) wishes.checkpoints.push_back(c.step);
-  std::reverse(wishes.checkpoints.begin(), wishes.checkpoints.end());
+  wishes.checkpoints = stored_checkpoints(folder.checkpoints());
   Outcome first;
   if (saved) {
     membership.emplace(Membership::restore(wishes, *saved, begun, first));
@@ -282,7 +316,10 @@ void JobController::Impl::on(const Note& command) {
 }
 
 void JobController::Impl::log(std::string_view event, const std::string& text) {
-  write_event("control", {{"event", event}, {"text", text}});
+  json fields = {{"event", event}, {"text", text}};
+  // From here on lines of workers of earlier generations are void (run/diary.h).
+  if (event == "generation") fields["generation"] = membership->generation().number;
+  write_event("control", std::move(fields));
 }
 
 void JobController::Impl::write_event(std::string_view kind, json fields) {
@@ -292,10 +329,36 @@ void JobController::Impl::write_event(std::string_view kind, json fields) {
   fields["kind"] = kind;
   fields["time"] = rounded(wall_seconds());
   fields["seconds"] = rounded(seconds);
+  events.append(fields);
+}
+
+// Only the controller knows how a run ended. The figures are the last ones that a leader wrote
+// down.
+void JobController::Impl::end_run(const JobEnd& end) {
+  json fields = json::object();
   try {
-    events.append(fields);
-  } catch (const Error&) {  // a full disk: the job is worth more than its diary
+    run::for_each_diary_line(folder.events_file(), [&](json& line) {
+      if (line.value("kind", json()) == "summary") fields = std::move(line);
+    });
+    ckpt::remove_leftovers(folder.checkpoints());
+  } catch (const Error& e) {
+    log("end", e.what());
   }
+  const json status = fields.value("status", json());
+  for (const char* key : {"kind", "time", "seconds", "generation"}) fields.erase(key);
+  if (end.killed || end.phase == Phase::preempted) {
+    fields["status"] = "interrupted";
+  } else if (end.phase == Phase::finished) {
+    fields["status"] = status == "target_reached" ? "target_reached" : "done";
+  } else {
+    fields["status"] = "failed";
+    fields["message"] = end.reason;
+  }
+  fields["step"] = end.step;
+  write_event("end", std::move(fields));
+  events.sync();
+  if (const std::string text = run::leave_report(folder); !text.empty())
+    on(Note{"report", text});
 }
 
 // The report draws the number of workers over time by these events.
@@ -342,8 +405,10 @@ JobEnd JobController::Impl::loop() {
     log("killed", "all workers were killed on request");
   }
   try_save();
-  return {membership->phase(), membership->reason(), membership->step(), membership->checkpoint(),
-          killed};
+  const JobEnd end{membership->phase(), membership->reason(), membership->step(),
+                   membership->checkpoint(), killed};
+  end_run(end);
+  return end;
 }
 
 void JobController::Impl::wait() {

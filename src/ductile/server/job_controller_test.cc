@@ -5,6 +5,7 @@
 #include <csignal>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
@@ -92,6 +94,123 @@ TEST(JobController, goes_on_from_a_checkpoint_when_all_workers_die) {
   live.wait_for("a checkpoint", [](const json& s) { return s.value("checkpoint", -1) >= 30; });
   for (const pid_t pid : live.processes()) ::kill(pid, SIGKILL);
   live.expect_result();
+}
+
+// The chunks of the newest checkpoint, and then those of the one before it.
+std::vector<fs::path> chunks_of(const fs::path& checkpoints, int64_t step) {
+  const json root =
+      json::parse(read_file(checkpoints / "manifests" / fmt::format("step-{:012d}.json", step)));
+  std::vector<fs::path> chunks;
+  for (const json& chunk : root.at("manifest").at("chunks")) {
+    const auto hex = chunk.at(0).get<std::string>();
+    chunks.push_back(checkpoints / "chunks" / hex.substr(0, 2) / hex);
+  }
+  return chunks;
+}
+
+// Preempted behind step 30, with two checkpoints on disk; returns the newest.
+int64_t preempt_with_checkpoints(Live& live) {
+  live.start(2);
+  live.wait_for_step(30);
+  live.tell({{"request", "preempt"}});
+  const json end = live.end();
+  EXPECT_EQ(end.at("phase"), "preempted");
+  EXPECT_EQ(ckpt::list(live.run() / "checkpoints").size(), 2u);
+  return end.at("checkpoint");
+}
+
+// Where the generations since `from` bytes of the diary began.
+std::vector<int64_t> starts_since(const Live& live, size_t from) {
+  std::vector<int64_t> starts;
+  std::istringstream lines(live.events().substr(from));
+  for (std::string line; std::getline(lines, line);) {
+    const json event = json::parse(line);
+    if (event.value("event", "") != "generation") continue;
+    const std::string text = event.at("text");
+    starts.push_back(std::stoll(text.substr(text.find("from step ") + 10)));
+  }
+  return starts;
+}
+
+// A link to itself: it cannot be opened (ELOOP), as any file when no descriptor is free.
+TEST(JobController, a_checkpoint_that_cannot_be_read_now_is_kept_and_used_when_it_can) {
+  Live live({.steps = 150});
+  const int64_t newest = preempt_with_checkpoints(live);
+  const fs::path chunk = chunks_of(live.run() / "checkpoints", newest).front();
+  const std::string good = read_file(chunk);
+  fs::remove(chunk);
+  fs::create_symlink(chunk, chunk);
+  size_t from = live.events().size();
+  live.start(2);
+  const json end = live.end();
+  EXPECT_EQ(end.at("phase"), "failed");
+  EXPECT_NE(end.at("reason").get<std::string>().find(chunk.filename()), std::string::npos) << end;
+  for (const int64_t start : starts_since(live, from)) EXPECT_EQ(start, newest);
+  EXPECT_EQ(ckpt::list(live.run() / "checkpoints").size(), 2u);
+  fs::remove(chunk);
+  write_file_atomic(chunk, good);
+  from = live.events().size();
+  live.start(2);
+  live.expect_result();
+  EXPECT_EQ(starts_since(live, from).front(), newest);
+}
+
+TEST(JobController, a_damaged_checkpoint_costs_that_one_and_all_of_them_end_the_job) {
+  Live live({.steps = 150});
+  const int64_t newest = preempt_with_checkpoints(live);
+  const fs::path checkpoints = live.run() / "checkpoints";
+  const int64_t before = ckpt::list(checkpoints).back().step;
+  const fs::path first = chunks_of(checkpoints, newest).front();
+  const fs::path second = chunks_of(checkpoints, before).front();
+  ASSERT_NE(first, second);
+  const std::string good = read_file(second);
+  write_file_atomic(first, std::string(fs::file_size(first), 'x'));
+  fs::remove(second);
+  live.start(2);
+  const json end = live.end();
+  EXPECT_EQ(end.at("phase"), "failed");
+  for (const fs::path& chunk : {first, second})
+    EXPECT_NE(end.at("reason").get<std::string>().find(chunk.filename()), std::string::npos) << end;
+  EXPECT_EQ(ckpt::list(checkpoints).size(), 2u) << "nothing is removed";
+  write_file_atomic(second, good);
+  const size_t from = live.events().size();
+  live.start(2);
+  live.expect_result();
+  EXPECT_EQ(starts_since(live, from), (std::vector<int64_t>{newest, before}));
+}
+
+TEST(JobController, asks_the_store_and_not_its_memory_which_checkpoints_there_are) {
+  Live live({.steps = 150});
+  const int64_t newest = preempt_with_checkpoints(live);
+  const fs::path checkpoints = live.run() / "checkpoints";
+  const int64_t before = ckpt::list(checkpoints).back().step;
+  const fs::path manifest = checkpoints / "manifests" / fmt::format("step-{:012d}.json", newest);
+  fs::rename(manifest, live.run() / "aside");
+  fs::rename(checkpoints / "manifests", live.run() / "manifests");
+  live.start(2);
+  EXPECT_NE(live.end().at("reason").get<std::string>().find("now there is none"),
+            std::string::npos);
+  fs::rename(live.run() / "manifests", checkpoints / "manifests");
+  const size_t from = live.events().size();
+  live.start(2);
+  live.expect_result();
+  EXPECT_EQ(starts_since(live, from).front(), before);
+}
+
+TEST(JobController, alone_says_how_the_run_ended) {
+  Live live({.steps = 80});
+  preempt_with_checkpoints(live);
+  live.start(1);
+  live.expect_result();
+  std::vector<std::string> ends;
+  std::istringstream lines(live.events());
+  for (std::string line; std::getline(lines, line);) {
+    const json event = json::parse(line);
+    if (event.at("kind") == "end") ends.push_back(event.at("status"));
+  }
+  EXPECT_EQ(ends, (std::vector<std::string>{"interrupted", "done"}));
+  EXPECT_TRUE(fs::exists(live.run() / "report.html"));
+  EXPECT_TRUE(fs::is_empty(live.run() / "checkpoints" / "pending"));
 }
 
 TEST(JobController, a_stopped_worker_is_replaced_and_harmless_when_it_wakes_up) {

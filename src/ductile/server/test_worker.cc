@@ -76,12 +76,8 @@ class Worker {
       if (std::holds_alternative<Exit>(*command)) return;
       try {
         std::visit([this](const auto& c) { on(c); }, *command);
-      } catch (const Error& e) {
-        if (e.code() == ErrorCode::invalid_argument) {
-          link_.tell(JobError{e.what()});
-        } else {
-          link_.tell(PeerLost{plan_->number, {}, e.what()});
-        }
+      } catch (const std::exception& e) {
+        link_.tell(event_of(e, plan_->number));
       }
     }
   }
@@ -114,8 +110,8 @@ class Worker {
     } else if (command.self.source == StateSource::checkpoint) {
       try {
         state_ = read_checkpoint(arguments_.run / "checkpoints", plan_->start);
-      } catch (const Error& e) {
-        link_.tell(RestoreFailed{plan_->number, e.what()});
+      } catch (const std::exception& e) {
+        link_.tell(restore_event_of(e, plan_->number));
         return;
       }
     } else {

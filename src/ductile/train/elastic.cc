@@ -16,7 +16,7 @@
 #include "ductile/link/worker_link.h"
 #include "ductile/net/secret.h"
 #include "ductile/parallel/exchange.h"
-#include "ductile/run/report.h"
+#include "ductile/run/meters.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
 #include "ductile/train/meeting.h"
@@ -59,7 +59,6 @@ class ElasticWorker {
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
   void take_up();
-  void read_checkpoint(int64_t step);
   void restore_shards(const Restore& command);
   void gather_all_at(int rank);
   void finish_sharded_step(const Apply& command);
@@ -71,8 +70,8 @@ class ElasticWorker {
   void evaluate_together();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
-  void finish();
-  void on_error(const Error& e);
+  void sum_up();
+  void on_error(const std::exception& e);
   int rank_of(WorkerId worker) const {
     return static_cast<int>(plan_->find(worker) - plan_->members.data());
   }
@@ -82,6 +81,7 @@ class ElasticWorker {
   const net::Secret secret_;
   const std::string job_name_;
   std::unique_ptr<Replica> replica_;
+  run::CostMeter cost_;                             // of this process
   std::optional<Recorder> recorder_;                // of the leader
   std::pair<int64_t, Window> last_window_{-1, {}};  // the step where it ended; a leader may be
                                                     // killed before it has logged that
@@ -152,29 +152,24 @@ void ElasticWorker::run() {
     if (std::holds_alternative<Exit>(*command)) break;
     try {
       std::visit([this](const auto& c) { on(c); }, *command);
-    } catch (const Error& e) {
-      on_error(e);
     } catch (const std::exception& e) {
-      link_->tell(JobError{e.what()});
+      on_error(e);
     }
   }
   if (writer_) writer_->wait();
-  if (replica_ && leads()) finish();
+  if (recorder_) sum_up();
 }
 
-// A lost peer is for the protocol to settle; anything else would happen on every worker.
-void ElasticWorker::on_error(const Error& e) {
-  if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) {
-    link_->tell(JobError{e.what()});
-    return;
+void ElasticWorker::on_error(const std::exception& e) {
+  WorkerEvent event = event_of(e, plan_->number);
+  if (auto* lost = std::get_if<PeerLost>(&event)) {
+    if (const auto* apart = dynamic_cast<const MeetingFailed*>(&e)) {
+      lost->suspects = apart->suspects;
+    } else if (meeting_) {
+      lost->suspects = meeting_->lost();
+    }
   }
-  PeerLost lost{plan_->number, {}, e.what()};
-  if (const auto* apart = dynamic_cast<const MeetingFailed*>(&e)) {
-    lost.suspects = apart->suspects;
-  } else if (meeting_) {
-    lost.suspects = meeting_->lost();
-  }
-  link_->tell(lost);
+  link_->tell(event);
 }
 
 // Meets the members of a new generation.
@@ -245,9 +240,9 @@ void ElasticWorker::on(const Restore& command) {
       break;
     case StateSource::checkpoint:
       try {
-        read_checkpoint(plan_->start);
-      } catch (const Error& e) {
-        link_->tell(RestoreFailed{plan_->number, e.what()});
+        replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
+      } catch (const std::exception& e) {
+        link_->tell(restore_event_of(e, plan_->number));
         return;
       }
       break;
@@ -335,17 +330,11 @@ void ElasticWorker::take_up() {
 // last one.
 void ElasticWorker::settled(Generation generation, int64_t step) {
   const bool done = replica_->done();
-  if (done && leads()) replica_->write_model(input_.folder.path() / "model.safetensors");
-  link_->tell(restored(generation, step, done));
-}
-
-void ElasticWorker::read_checkpoint(int64_t step) {
-  const ckpt::LatestResult latest = ckpt::open_latest(input_.folder.checkpoints());
-  if (!latest.checkpoint || latest.checkpoint->step() != step) {
-    fail(ErrorCode::data_loss, "the checkpoint of step {} cannot be used{}{}", step,
-         latest.refused.empty() ? "" : ": ", fmt::join(latest.refused, "; "));
+  if (done && leads()) {
+    replica_->write_model(input_.folder.path() / "model.safetensors");
+    if (recorder_) sum_up();
   }
-  replica_->restore(*latest.checkpoint);
+  link_->tell(restored(generation, step, done));
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
@@ -356,10 +345,12 @@ void ElasticWorker::lead() {
   }
   const bool resumed = plan_->start > 0 || plan_->number > 1;
   if (!recorder_) {
-    recorder_.emplace(input_.folder, *replica_, resumed, std::nullopt, input_.progress_fd);
+    recorder_.emplace(input_.folder, *replica_, resumed, std::nullopt, input_.progress_fd,
+                      plan_->number);
     const bool ended = last_window_.first == replica_->step();
     if (resumed) recorder_->make_up(ended ? std::optional(last_window_.second) : std::nullopt);
   }
+  recorder_->set_generation(plan_->number);
   recorder_->started(static_cast<int64_t>(plan_->members.size()), Json::array());
 }
 
@@ -413,9 +404,15 @@ void ElasticWorker::on(const Apply& command) {
   if (recorder_) recorder_->show_now_and_then();
   if (sharded()) {
     finish_sharded_step(command);
-  } else {
+    return;
+  }
+  try {
     if (replica_->evaluation_due()) evaluate(command.generation);
     settled(command.generation, command.step + 1);
+  } catch (const std::exception&) {
+    // The step is applied all the same; what was left undone is made up for in the next generation.
+    link_->tell(restored(command.generation, command.step + 1, false));
+    throw;
   }
 }
 
@@ -433,7 +430,7 @@ void ElasticWorker::finish_sharded_step(const Apply& command) {
     }
     const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
     if (saver >= 0) gather_all_at(saver);
-  } catch (const Error& e) {
+  } catch (const std::exception&) {
     // The step is applied all the same; the evaluation is made up for in the next generation.
     link_->tell(restored(command.generation, command.step + 1, false));
     throw;
@@ -481,10 +478,10 @@ void ElasticWorker::on(const WriteCheckpoint& command) {
     // The leader may have been lost between its last vote and this.
     if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
     Json state = replica_->state();
-    state["cost"] = recorder_ ? run::to_json(recorder_->cost()) : Json();
+    state["cost"] = run::to_json(recorder_ ? recorder_->cost() : cost_.read());
     writer_->save(replica_->step(), state, replica_->tensors());
     saving_ = command.attempt;
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     link_->tell(SaveFailed{command.attempt, e.what()});
   }
 }
@@ -502,19 +499,15 @@ void ElasticWorker::note_finished_saves() {
   }
 }
 
-// The controller has published the last checkpoint; what people look at is the leader's to write.
-void ElasticWorker::finish() {
-  if (!recorder_) return;
-  const std::string_view status = !replica_->done()            ? "interrupted"
+// What the run has come to by what this leader knows. How the run ended is the controller's to say:
+// this worker may have been replaced, or may leave a run that goes on.
+void ElasticWorker::sum_up() {
+  const std::string_view status = !replica_->done()            ? "unfinished"
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
-  const Json summary = recorder_->summary(status);
-  recorder_->event("end", summary);
+  recorder_->event("summary", recorder_->summary(status));
   recorder_->flush();
   recorder_->show(run::Phase::train);
-  if (const std::string text = run::leave_report(input_.folder); !text.empty())
-    run::write_line(input_.progress_fd, run::Message{"warning", text});
-  run::write_line(input_.progress_fd, run::Done{summary});
 }
 
 }  // namespace

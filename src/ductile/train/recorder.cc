@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/error.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/train/environment.h"
 
@@ -22,11 +24,11 @@ double seconds_since(TimePoint begin) {
 }  // namespace
 
 Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
-                   std::optional<run::Cost> carried, int progress_fd)
+                   std::optional<run::Cost> carried, int progress_fd, uint64_t generation)
     : folder_(folder),
       replica_(replica),
       progress_fd_(progress_fd),
-      metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt),
+      metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt, generation),
       cost_(carried),
       resumed_(resumed),
       begin_step_(replica.step()),
@@ -42,8 +44,23 @@ void Recorder::started(int64_t num_workers, const Json& refused) {
                  {"train_samples", replica_.train_info().size},
                  {"test_samples", replica_.test_info().size}};
   if (!refused.empty()) fields["refused_checkpoints"] = refused;
-  metrics_.event(resumed_ ? "resume" : "start", fields);
+  event(resumed_ ? "resume" : "start", fields);
   begin_ = window_begin_ = Clock::now();
+}
+
+void Recorder::event(std::string_view kind, const Json& fields) {
+  metrics_.event(kind, fields);
+  warn_of_trouble();
+}
+
+void Recorder::flush() {
+  metrics_.flush();
+  warn_of_trouble();
+}
+
+void Recorder::warn_of_trouble() {
+  if (const std::string text = metrics_.take_trouble(); !text.empty())
+    run::write_line(progress_fd_, run::Message{"warning", text});
 }
 
 void Recorder::log(const Window& window) {
@@ -56,6 +73,7 @@ void Recorder::log(const Window& window) {
                                       {run::kLearningRate, replica_.learning_rate()}};
   if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
+  warn_of_trouble();
   window_begin_step_ = replica_.step();
   window_begin_ = Clock::now();
 }
@@ -82,28 +100,34 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
                                       {run::kEvalAccuracy, result.accuracy}};
   if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
+  warn_of_trouble();
   Json fields = result.to_json();
   fields.update({{"step", replica_.step()}, {"epoch", replica_.epoch()}});
   if (seconds) fields["duration"] = *seconds;
   if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
-  metrics_.event("evaluation", fields);
+  event("evaluation", fields);
   if (!replica_.target_reached()) return;
   const spec::TargetOptions& target = replica_.job().target;
-  metrics_.event("target", {{"step", replica_.step()},
-                            {"epoch", replica_.epoch()},
-                            {"samples", replica_.step() * replica_.job().train.batch_size},
-                            {"metric", target.metric},
-                            {"threshold", target.value},
-                            {"value", replica_.target_value()},
-                            {"cost", run::to_json(cost_.read())}});
+  event("target", {{"step", replica_.step()},
+                   {"epoch", replica_.epoch()},
+                   {"samples", replica_.step() * replica_.job().train.batch_size},
+                   {"metric", target.metric},
+                   {"threshold", target.value},
+                   {"value", replica_.target_value()},
+                   {"cost", run::to_json(cost_.read())}});
 }
 
 void Recorder::make_up(const std::optional<Window>& window) {
   bool has_window = false, has_evaluation = false;
-  for (const Json& line : run::read_json_lines(folder_.metrics_file())) {
-    if (line.value("step", int64_t{-1}) != replica_.step()) continue;
-    has_window |= line.contains(run::kTrainLoss);
-    has_evaluation |= line.contains(run::kEvalLoss);
+  try {
+    run::for_each_diary_line(folder_.metrics_file(), [&](const Json& line) {
+      const auto step = line.find("step");
+      if (step == line.end() || *step != replica_.step()) return;
+      has_window |= line.contains(run::kTrainLoss);
+      has_evaluation |= line.contains(run::kEvalLoss);
+    });
+  } catch (const Error& e) {  // a line too many is better than one too few
+    run::write_line(progress_fd_, run::Message{"warning", e.what()});
   }
   if (window && !has_window) log(*window);
   if (replica_.evaluated() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
@@ -115,18 +139,18 @@ void Recorder::checkpoint(const ckpt::SaveReport& report) {
                                  ? report.warning
                                  : fmt::format("the checkpoint of step {} was not written: {}",
                                                report.step, report.error);
-    metrics_.event("error", {{"step", report.step}, {"message", text}});
+    event("error", {{"step", report.step}, {"message", text}});
     run::write_line(progress_fd_, run::Message{"warning", text});
   }
   const double blocking = report.wait_seconds + report.copy_seconds;
   save_seconds_ += blocking;
   if (!report.error.empty()) return;
-  metrics_.event("checkpoint", {{"step", report.step},
-                                {"bytes", report.total_bytes},
-                                {"bytes_written", report.new_bytes},
-                                {"blocking_ms", 1e3 * blocking},
-                                {"write_seconds", report.write_seconds},
-                                {"write_core_seconds", report.write_cpu_seconds}});
+  event("checkpoint", {{"step", report.step},
+                       {"bytes", report.total_bytes},
+                       {"bytes_written", report.new_bytes},
+                       {"blocking_ms", 1e3 * blocking},
+                       {"write_seconds", report.write_seconds},
+                       {"write_core_seconds", report.write_cpu_seconds}});
 }
 
 void Recorder::show_now_and_then() {

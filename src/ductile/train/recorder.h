@@ -18,14 +18,18 @@
 
 namespace ductile::train {
 
-// Writes what a run says of itself: metric lines, events, progress lines, the summary. One thread.
+// Writes what a run says of itself: metric lines, events, progress lines, the summary. No error of
+// a file ends a run: it becomes a warning (run/diary.h). One thread.
 class Recorder {
  public:
-  // `resumed`: the replica's state was restored; lines of later steps are dropped. `carried`: what
-  // earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere). `folder` and
-  // `replica` outlive it.
+  // `resumed`: the replica's state was restored; lines of later steps count no more. `carried`:
+  // what earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere). `generation`:
+  // of a worker that may be replaced; 0: there is one process. `folder` and `replica` outlive it.
   Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
-           std::optional<run::Cost> carried, int progress_fd);
+           std::optional<run::Cost> carried, int progress_fd, uint64_t generation = 0);
+
+  // It goes on in a later generation.
+  void set_generation(uint64_t generation) { metrics_.set_generation(generation); }
 
   // The first event: "start" or "resume". `refused` names checkpoints that were passed over.
   void started(int64_t num_workers, const nlohmann::json& refused);
@@ -38,21 +42,22 @@ class Recorder {
   // recorded it when this returns.
   Evaluation evaluate(Replica& replica);
   void checkpoint(const ckpt::SaveReport& report);
-  void event(std::string_view kind, const nlohmann::json& fields) { metrics_.event(kind, fields); }
-  // Everything logged so far is on stable storage.
-  void flush() { metrics_.flush(); }
+  void event(std::string_view kind, const nlohmann::json& fields);
+  // Everything logged so far is on stable storage, where the disk takes it.
+  void flush();
 
   // Draws the progress bar of whoever reads; show_now_and_then() at most ten times a second.
   void show(run::Phase phase, std::optional<double> phase_share = {});
   void show_now_and_then();
 
   run::Cost cost() { return cost_.read(); }
-  // The figures of the run up to now (docs/reference/run-folder.md, event "end").
+  // The figures of the run up to now (docs/reference/run-folder.md, events "summary" and "end").
   nlohmann::json summary(std::string_view status);
 
  private:
   using Clock = std::chrono::steady_clock;
   void log_evaluation(const Evaluation& result, std::optional<double> seconds);
+  void warn_of_trouble();
 
   const run::RunFolder& folder_;
   const Replica& replica_;

@@ -295,10 +295,12 @@ void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step
   exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
   std::string state(size, '\0');
   exchange.receive(from, std::as_writable_bytes(std::span(state)));
+  const Json fed = parse_json(state, "the state that a worker sent", ErrorCode::data_loss);
+  check_same_job(fed.at("job"));
   for (const std::span<std::byte> tensor : fed_tensors()) {
     if (!tensor.empty()) exchange.receive(from, tensor);
   }
-  restore(step, parse_json(state, "the state that worker sent", ErrorCode::data_loss));
+  restore(step, fed);
 }
 
 void Replica::apply(std::span<const float> sum) {
@@ -411,9 +413,13 @@ void Replica::write_model(const fs::path& file) {
                           {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step_)}});
 }
 
-void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+void Replica::check_same_job(const Json& saved) const {
   spec::JobOptions job = job_;
-  check_same_job(checkpoint.state().at("job"), OptionSet(job).to_json());
+  train::check_same_job(saved, OptionSet(job).to_json());
+}
+
+void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+  check_same_job(checkpoint.state().at("job"));
   optimizer_->hold({{0, optimizer_->num_blocks()}});
   snapshot().restore(checkpoint);
   restore(checkpoint.step(), checkpoint.state());

@@ -123,13 +123,15 @@ class Replica {
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
   // The state (all but what is in shards, where it is spread) from one worker to another that has
-  // nothing yet; the other calls receive_state, with the step.
+  // nothing yet; the other calls receive_state, with the step. Throws conflict where it comes from
+  // another job (job.toml was edited while the job ran).
   void send_state(parallel::Exchange& exchange, int to);
   void receive_state(parallel::Exchange& exchange, int from, int64_t step);
 
  private:
   // Takes up `state` of step `step`, whose tensors have been written.
   void restore(int64_t step, const nlohmann::json& state);
+  void check_same_job(const nlohmann::json& saved) const;
   std::vector<std::span<std::byte>> fed_tensors();
   Snapshot snapshot() { return {*flat_, *optimizer_, average_.span(), buffer_average_.span()}; }
   bool needs_norm() const { return job_.train.precision == "fp16" || job_.optimizer.clip_norm > 0; }

@@ -113,7 +113,7 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now) {
   }
   if (!differences.empty()) {
     fail(ErrorCode::conflict,
-         "job.toml was changed since the checkpoint in what shapes the result: {}; put the old "
+         "job.toml was changed since the run began in what shapes the result: {}; put the old "
          "values back, or start a new run",
          differences);
   }

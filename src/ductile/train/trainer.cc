@@ -63,7 +63,8 @@ void Trainer::begin() {
     refused = latest.refused;
     if (latest.checkpoint) {
       replica_.restore(*latest.checkpoint);
-      carried = run::cost_from_json(latest.checkpoint->state().at("cost"));
+      if (const Json& cost = latest.checkpoint->state().at("cost"); cost.is_object())
+        carried = run::cost_from_json(cost);
     } else if (!refused.empty()) {
       fail(ErrorCode::data_loss, "{}: no checkpoint can be used:\n  {}", checkpoints.string(),
            fmt::join(latest.refused, "\n  "));

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::train {
@@ -45,7 +46,9 @@ struct TestRun {
   fs::path path() const { return run::RunFolder::open(folder.path() / "latest").path(); }
   std::string weights() const { return read_file(path() / "model.safetensors"); }
   std::vector<Json> metrics() const {
-    std::vector<Json> lines = run::read_json_lines(path() / "metrics.jsonl");
+    std::vector<Json> lines;
+    run::for_each_diary_line(path() / "metrics.jsonl",
+                             [&](const Json& line) { lines.push_back(line); });
     for (Json& line : lines) {
       for (const char* timing : {"time", "seconds", "samples_per_second"}) line.erase(timing);
     }
