@@ -257,7 +257,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     listener.finish();
     outcome = outcome_of(end, listener, folder);
   }
-  if (outcome.status == "failed") listener.leave_report(folder);  // a dead worker wrote none
+  if (outcome.status == "failed" && !elastic)
+    listener.leave_report(folder);  // a dead worker wrote none
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},

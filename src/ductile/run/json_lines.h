@@ -27,7 +27,7 @@ class JsonLines {
   // removed, so the file stays readable and a later append may succeed.
   void append(const nlohmann::json& object);
 
-  // The same of a line that dump_json() made.
+  // The same of a line as dump_json() makes it.
   void append_text(std::string_view line);
 
   // On stable storage when it returns.

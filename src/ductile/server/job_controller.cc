@@ -357,7 +357,8 @@ void JobController::Impl::end_run(const JobEnd& end) {
   fields["step"] = end.step;
   write_event("end", std::move(fields));
   events.sync();
-  if (const std::string text = run::leave_report(folder); !text.empty()) on(Note{"report", text});
+  if (std::string text = run::leave_report(folder); !text.empty())
+    on(Note{"report", std::move(text)});
 }
 
 // The report draws the number of workers over time by these events.
