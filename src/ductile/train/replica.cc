@@ -300,7 +300,7 @@ void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step
   exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
   std::string state(size, '\0');
   exchange.receive(from, std::as_writable_bytes(std::span(state)));
-  const Json fed = parse_json(state, "the state that worker sent", ErrorCode::data_loss);
+  const Json fed = parse_json(state, "the state that a worker sent", ErrorCode::data_loss);
   check_same_job(fed.at("job"));
   for (const std::span<std::byte> tensor : fed_tensors()) {
     if (!tensor.empty()) exchange.receive(from, tensor);
