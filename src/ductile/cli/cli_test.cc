@@ -426,8 +426,13 @@ TEST(Workers, beyond_what_a_host_has_room_for_are_refused_before_anything_is_mad
   const TempFolder folder;
   const std::string out = (folder.path() / "run").string();
   const auto refusal = [&](std::vector<const char*> more) {
-    std::vector<const char*> words = {"train", "--out", out.c_str(), "--set",
-                                      "train.virtual_ranks=1000"};
+    std::vector<const char*> words = {"train",
+                                      "--out",
+                                      out.c_str(),
+                                      "--set",
+                                      "train.virtual_ranks=1000",
+                                      "--set",
+                                      "train.batch_size=1000"};
     words.insert(words.end(), more.begin(), more.end());
     const Said said = say(words);
     EXPECT_EQ(said.code, kUsage);

@@ -77,6 +77,7 @@ server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folde
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.fleet.hosts.empty()) options.listen = server::listen_address(run.fleet);
   if (run.fleet != server::load_fleet(folder.path())) server::save_fleet(folder.path(), run.fleet);
+  options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.fleet.hosts.size()));
   options.membership.max_workers = std::min(run.fleet.most(), job.train.virtual_ranks);
   options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.elastic.peer_deadline));

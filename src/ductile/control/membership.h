@@ -140,6 +140,7 @@ struct MembershipOptions {
   Time backoff_base = std::chrono::milliseconds(100);  // doubles with every failure
   Time backoff_max = std::chrono::seconds(30);
   int64_t max_failures = 10;     // without a new step committed in between; one more fails the job
+  int64_t num_hosts = 1;         // on which workers may be launched
   int64_t max_begin_tries = 3;   // on the only host, where each worker has an error as it begins
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step

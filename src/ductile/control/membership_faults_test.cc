@@ -114,6 +114,22 @@ TEST_F(FaultsTest, AnErrorOnTheOnlyHostIsTheJobsAfterAFewTries) {
   EXPECT_EQ(job_->reason(), "worker 6: no samples");
 }
 
+// The other one has no room, or cannot be reached: that may change.
+TEST_F(FaultsTest, AnErrorOnOneOfTwoHostsIsNotTheJobsForAWhile) {
+  options_.num_hosts = 2;
+  job_.emplace(options_);
+  happen(StartJob{1});
+  for (int64_t round = 0; round < options_.max_failures; ++round) {
+    if (round > 0) next_launch();
+    fail_to_begin(launched_, "a");
+    happen(WorkerExited{launched_, 3, 0});
+    ASSERT_EQ(job_->phase(), Phase::starting) << round << job_->reason();
+  }
+  fail_to_begin(next_launch(), "a");
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_NE(job_->reason().find("on host a: no samples"), std::string::npos) << job_->reason();
+}
+
 TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
   happen(StartJob{2});
   size_t told = 0;

@@ -56,6 +56,10 @@ std::string Membership::why(Time now) const {
   if (s.hosts_away > 0) {
     text += fmt::format("; waits for its hosts: {}", s.last_failure);
     if (now < s.next_try) text += fmt::format("; next try in {:.1f} s", seconds(s.next_try - now));
+  } else if (s.begin_errors > 0) {
+    text += fmt::format("; {}", s.last_failure);
+    if (now < s.next_begin)
+      text += fmt::format("; next try in {:.1f} s", seconds(s.next_begin - now));
   } else if (s.failures > 0) {
     text += fmt::format("; failure {} of at most {}: {}", s.failures, s.options.max_failures,
                         s.last_failure);

@@ -141,7 +141,8 @@ void Membership::State::cannot_begin(WorkerRecord& worker, const std::string& ho
   last_failure = text;
   const bool alone =
       std::ranges::all_of(workers, [](const auto& one) { return one.second.doomed; });
-  if (alone && !ran && (troubled.size() > 1 || tries >= options.max_begin_tries))
+  const bool stays = options.num_hosts == 1 && tries >= options.max_begin_tries;
+  if (alone && !ran && (troubled.size() > 1 || stays))
     return fail_job(troubled.size() > 1
                         ? fmt::format("{} (an error on each of {} hosts)", text, troubled.size())
                         : text);

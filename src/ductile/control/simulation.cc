@@ -57,6 +57,7 @@ void Simulation::draw_scenario() {
     return Time{hosts_rng_.below(static_cast<uint32_t>(faults_end_.count()))};
   };
   hosts_.resize(1 + hosts_rng_.below(3));
+  options_.num_hosts = static_cast<int64_t>(hosts_.size());
   if (hosts_.size() > 1)
     for (size_t h = 0; h < hosts_.size(); ++h) hosts_[h] = fmt::format("host{}", h);
   if (hosts_.size() > 1 && toss(0.3)) sick_host_ = hosts_.front();

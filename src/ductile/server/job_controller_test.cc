@@ -362,7 +362,7 @@ TEST(JobController, a_result_that_cannot_be_written_ends_the_job_with_the_reason
 }
 
 TEST(JobController, a_controller_that_was_stopped_takes_nobody_for_silent) {
-  Live live({.steps = 400, .heartbeat_deadline = 2s, .lease = 20s});
+  Live live({.steps = 1500, .heartbeat_deadline = 2s, .lease = 20s});
   live.start(3);
   live.wait_for_members(3);
   const std::vector<pid_t> before = live.processes();

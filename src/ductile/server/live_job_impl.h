@@ -112,6 +112,7 @@ class Live {
     m.start_deadline = 20s;
     m.join_window = 200ms;
     m.finish_deadline = 1s;
+    m.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(job.places.size()));
     m.checkpoint_steps = job.checkpoint_steps;
     return m;
   }
