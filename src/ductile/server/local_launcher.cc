@@ -101,6 +101,7 @@ class LocalLauncher : public Launcher {
         };
         if (!is_it()) continue;
         Descriptor fd(::pidfd_open(pid, 0));
+        if (fd.get() < 0 && errno != ESRCH) fail_errno("pidfd_open", errno);
         // Once more: the number could have gone to another process in between.
         if (fd.get() >= 0 && is_it()) worker.pid_fd = std::move(fd);
       }

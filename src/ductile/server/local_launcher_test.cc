@@ -1,5 +1,6 @@
 // Which processes a launcher takes for workers that an earlier one started.
 #include <chrono>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -7,9 +8,11 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/worker_processes_impl.h"
@@ -87,6 +90,29 @@ TEST_F(Adoption, FindsAWorkerAndKillsItAtTheEnd) {
     EXPECT_TRUE(worker.alive());
   }
   worker.wait_for_end();
+}
+
+// No free descriptor is no sign that a worker is gone: nobody may conclude that it ended.
+TEST_F(Adoption, WhoCannotLookSaysSoAndConcludesNothing) {
+  Pretender worker(shell("the-worker"), run());
+  const auto launcher = this->launcher();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  const control::WorkerId id = 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  ErrorCode code = ErrorCode::internal;
+  try {
+    launcher->adopt(std::span(&id, 1));
+  } catch (const Error& e) {
+    code = e.code();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(code, ErrorCode::unavailable);
+  EXPECT_TRUE(launcher->take().empty());
+  EXPECT_TRUE(worker.alive());
+  launcher->adopt(std::span(&id, 1));
+  EXPECT_EQ(launcher->running(), 1u);
 }
 
 TEST_F(Adoption, AProcessOfAnotherProgramIsNeitherAwaitedNorKilled) {

@@ -1,8 +1,10 @@
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <string_view>
 #include <system_error>
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,9 +16,18 @@ namespace {
 
 fs::path folder_of(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
 
+// A process that is gone says ENOENT or ESRCH. Anything else, such as no free descriptor, says
+// nothing of it: to take that for its end would be to replace a worker that is at work.
+void check_gone(pid_t pid, int error) {
+  if (error != ENOENT && error != ESRCH)
+    fail_errno(fmt::format("process {} cannot be looked at", pid), error);
+}
+
 bool is_ours(pid_t pid) {
   struct stat info {};
-  return ::stat(folder_of(pid).c_str(), &info) == 0 && info.st_uid == ::geteuid();
+  if (::stat(folder_of(pid).c_str(), &info) == 0) return info.st_uid == ::geteuid();
+  check_gone(pid, errno);
+  return false;
 }
 
 // Its arguments, each with a zero byte before and after it; empty where the process is gone.
@@ -24,6 +35,9 @@ std::string arguments_of(pid_t pid) {
   try {
     return read_file(folder_of(pid) / "cmdline");
   } catch (const Error&) {
+    struct stat info {};
+    if (::stat(folder_of(pid).c_str(), &info) == 0) throw;
+    check_gone(pid, errno);
     return "";
   }
 }
@@ -45,7 +59,10 @@ bool runs(pid_t pid, const fs::path& program) {
   constexpr std::string_view kDeleted = " (deleted)";
   std::error_code error;
   std::string name = fs::read_symlink(folder_of(pid) / "exe", error).filename().string();
-  if (error) return false;
+  if (error) {
+    check_gone(pid, error.value());
+    return false;
+  }
   if (name.ends_with(kDeleted)) name.resize(name.size() - kDeleted.size());
   const fs::path real = fs::canonical(program, error);
   return name == (error ? program : real).filename().string() || is_script(program);
@@ -63,6 +80,7 @@ std::vector<pid_t> all_processes() {
     const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (failed == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
   }
+  if (error) fail_errno("/proc", error.value());
   return pids;
 }
 

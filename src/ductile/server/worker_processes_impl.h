@@ -9,7 +9,8 @@
 #include "ductile/control/protocol.h"
 
 // Finding the workers of a run among the processes of this machine. A process of another user is
-// never one, whatever its command line says: anybody can write one.
+// never one, whatever its command line says: anybody can write one. All throw unavailable where a
+// process cannot be looked at now, since that does not mean that it is gone.
 namespace ductile::server {
 
 std::vector<pid_t> all_processes();
