@@ -1,4 +1,5 @@
 // The program `ductile`: the command line on the process it runs in.
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 
@@ -10,6 +11,8 @@ extern char** environ;
 
 int main(int argc, char** argv) {
   using namespace ductile::cli;
+  // Whoever starts us may ignore it, and then no end of a worker could be waited for.
+  ::signal(SIGCHLD, SIG_DFL);
   std::ios::sync_with_stdio(false);
   Console console(std::cout, std::cerr);
   console.out_terminal = isatty(STDOUT_FILENO) == 1;

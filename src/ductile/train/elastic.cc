@@ -156,7 +156,10 @@ void ElasticWorker::run() {
       on_error(e);
     }
   }
-  if (writer_) writer_->wait();
+  try {
+    if (writer_) writer_->wait();
+  } catch (const Error&) {  // a save that nobody waits for any more
+  }
   if (recorder_) sum_up();
 }
 
