@@ -183,9 +183,9 @@ void Membership::State::on(const ResumeJob& event) {
   }
   failures = 0;
   barren = 0;
-  hosts_away = begin_errors = 0;
+  hosts_away = begin_errors = launch_failures = 0;
   troubled.clear();
-  next_try = next_begin = now;
+  next_try = next_begin = next_launch = now;
   ran = ran && phase == Phase::preempting;
   set_phase(ran ? Phase::running : Phase::starting,
             fmt::format("resume with {} workers asked for", wanted));
@@ -210,6 +210,7 @@ void Membership::State::on(const LaunchFailed& event) {
   const bool asked = worker->doomed;
   workers.erase(event.worker);
   out.must_save = true;
+  if (!asked) launch_later();
   if (event.no_host && hosts_away > 0 && !asked) return wait_for_hosts(event.text);
   note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
   if (asked) return;
@@ -266,6 +267,8 @@ void Membership::State::on(const WorkerReported& event) {
   }
   if (!was_loaded && worker->loaded()) {
     worker->ready_at = now;
+    launch_failures = 0;
+    next_launch = now;
     troubled.erase(event.host);
     begin_errors = 0;
     next_begin = now;

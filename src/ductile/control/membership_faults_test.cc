@@ -130,6 +130,28 @@ TEST_F(FaultsTest, AnErrorOnOneOfTwoHostsIsNotTheJobsForAWhile) {
   EXPECT_NE(job_->reason().find("on host a: no samples"), std::string::npos) << job_->reason();
 }
 
+// The rest trains on, step after step, while the place of one cannot be filled.
+TEST_F(FaultsTest, LaunchesThatFailBackOffWhateverTheOthersAchieve) {
+  run_with(2);
+  happen(WorkerExited{2, 0, 9});
+  for (Generation g = 1; job_->generation().number < 2; ++g) {
+    now_ += milliseconds(50);
+    say(1, WorkerPhase::halted, 1, 2, 5);
+  }
+  int launches = 0;
+  for (int64_t step = 6; step < 606; ++step) {  // a minute
+    now_ += milliseconds(100);
+    say(1, WorkerPhase::running, 2, 2, step);
+    while (!said<LaunchWorker>().empty()) {
+      ++launches;
+      happen(LaunchFailed{said<LaunchWorker>().front().worker, "no host has room"});
+    }
+  }
+  EXPECT_NE(job_->phase(), Phase::failed);
+  EXPECT_GE(launches, 5);
+  EXPECT_LE(launches, 15);
+}
+
 TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
   happen(StartJob{2});
   size_t told = 0;

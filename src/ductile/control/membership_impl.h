@@ -83,7 +83,9 @@ struct Membership::State {
   int64_t barren = 0;       // generations in a row that broke without a loss and without a step
   Time next_try{0};
   std::string last_failure;
-  int64_t hosts_away = 0;  // launches in a row for which no host could be reached
+  int64_t hosts_away = 0;       // launches in a row for which no host could be reached
+  int64_t launch_failures = 0;  // in a row, of any kind; steps of the others are no comfort
+  Time next_launch{0};
   std::map<std::string, Trouble> troubled;
   int64_t begin_errors = 0;  // rounds of them in a row, on any host
   Time next_begin{0};        // launches wait for it after such an error
@@ -149,6 +151,7 @@ struct Membership::State {
   void wait_for_hosts(const std::string& text);
   void cannot_begin(WorkerRecord& worker, const std::string& host, const std::string& text);
   Time backoff(int64_t failures_in_a_row) const;
+  void launch_later();
   void wind_down(Phase then, const std::string& why);
   void fail_job(const std::string& why);
   void settle();

@@ -49,7 +49,7 @@ void Membership::State::launch_and_trim() {
   int64_t usable = 0;
   for (const auto& [id, worker] : workers)
     usable += !worker.doomed && !worker.report.leaving && (worker.reachable || !worker.connected);
-  if (usable < wanted && due(next_try) && due(next_begin)) {
+  if (usable < wanted && due(next_try) && due(next_begin) && due(next_launch)) {
     std::vector<std::string> avoid;
     for (const auto& [host, trouble] : troubled) avoid.push_back(host);
     for (; usable < wanted; ++usable) {
@@ -112,6 +112,11 @@ void Membership::State::record_failure(const std::string& text) {
   }
   next_try = now + backoff(failures);
   next_begin = now;
+}
+
+// A launch that failed will fail again for a while, however well those train that are there.
+void Membership::State::launch_later() {
+  if (now >= next_launch) next_launch = now + backoff(++launch_failures);
 }
 
 Time Membership::State::backoff(int64_t failures_in_a_row) const {

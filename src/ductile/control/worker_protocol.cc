@@ -318,10 +318,13 @@ void WorkerProtocol::on(const PeerLost& event, Time) {
 }
 
 void WorkerProtocol::on(const Faulted& event, Time) {
-  // An apply that is under way ends, and is told, before anything can be given up.
-  if (event.generation != generation_ || phase_ == WorkerPhase::loading ||
-      activity_ == Activity::applying)
+  if (activity_ == Activity::applying) {
+    // The step loop could not end an apply: nobody knows what state this process has.
+    exited_ = true;
+    commands_.push_back(Exit{fmt::format("its state is unknown: {}", event.text)});
     return;
+  }
+  if (event.generation != generation_ || phase_ == WorkerPhase::loading) return;
   faulted_ = true;
   halt(event.text);
   enter_if_free();

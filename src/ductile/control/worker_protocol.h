@@ -49,7 +49,7 @@ struct PeerLost {  // the communicator of `generation` is finished
 };
 // The host of this worker refused something (memory, descriptors, a disk): what was under way is
 // given up, and tried again here or elsewhere. The state is as it was; a step that was applied is
-// first told with Restored.
+// first told with Restored. Of a worker that is applying, the state is unknown: it exits.
 struct Faulted {
   Generation generation = 0;
   std::string text;

@@ -289,15 +289,19 @@ TEST_F(WorkerProtocolTest, AFaultOfItsHostGivesTheStepUpAndKeepsTheState) {
   EXPECT_NE(said<RunStep>(), nullptr);
 }
 
-TEST_F(WorkerProtocolTest, AnApplyUnderWayIsNotGivenUp) {
+TEST_F(WorkerProtocolTest, WhoCannotEndAnApplyExitsAndWhoCanTellsItFirst) {
   begin();
   tell(Reduced{1, 0});
   tell(AllVoted{1, 0, 0});
-  tell(Faulted{1, "the diary's disk is full"});
-  EXPECT_FALSE(report().faulted);
+  const WorkerProtocol applying = machine_;
   tell(Restored{1, 1, false});
+  tell(Faulted{1, "the model's disk is full"});
+  EXPECT_TRUE(report().faulted);
   EXPECT_EQ(report().step, 1);
-  EXPECT_NE(said<RunStep>(), nullptr);
+  machine_ = applying;
+  tell(Faulted{1, "no memory"});
+  ASSERT_NE(said<Exit>(), nullptr);
+  EXPECT_NE(said<Exit>()->reason.find("no memory"), std::string::npos);
 }
 
 // Damage, absence, refusal and a fault of the job are four things.

@@ -345,6 +345,7 @@ void JobController::Impl::end_run(const JobEnd& end) {
     fields["message"] = end.reason;
   }
   fields["step"] = end.step;
+  if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
   write_event("end", std::move(fields));
   events.sync();
   if (std::string text = run::leave_report(folder); !text.empty())
@@ -390,7 +391,11 @@ JobEnd JobController::Impl::end_unsaved() {
   JobEnd end{membership->phase(), membership->reason(), membership->step(),
              membership->checkpoint()};
   launcher.reset();  // ends and reaps them
-  log("disk", fmt::format("all workers were ended; the state could not be saved: {}", save_error));
+  const int64_t again = end.step - std::max<int64_t>(end.checkpoint, 0);
+  on(Note{"disk",
+          fmt::format("all workers were ended, since the job's state could not be saved: {}{}",
+                      save_error,
+                      again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
   if (end.phase == Phase::preempting) end.phase = Phase::preempted;
   if (end.phase != Phase::finishing) return end;
   end.phase = Phase::failed;
@@ -420,7 +425,7 @@ JobEnd JobController::Impl::loop() {
     if (!held.empty() && net::Clock::now() >= save_again && try_save())
       carry_out(std::exchange(held, {}));
     if (gives_up()) return end_unsaved();
-    if (membership->next_deadline() <= heard) inbox.emplace_back(Tick{});
+    if (held.empty() && membership->next_deadline() <= heard) inbox.emplace_back(Tick{});
   }
   if (killed) {
     launcher.reset();  // ends and reaps them
@@ -447,8 +452,17 @@ void JobController::Impl::listen() {
 
 void JobController::Impl::hear(Event event) {
   // Now, while the launcher still knows: a report may be a worker's last one.
-  if (auto* reported = std::get_if<WorkerReported>(&event))
+  if (auto* reported = std::get_if<WorkerReported>(&event)) {
     reported->host = launcher->host_of(reported->report.worker);
+    // The newest report replaces all before it; without a word to the machine they would pile up.
+    if (!held.empty()) {
+      std::erase_if(inbox, [&](const Event& earlier) {
+        const auto* other = std::get_if<WorkerReported>(&earlier);
+        return other != nullptr && other->report.worker == reported->report.worker &&
+               other->report.sequence <= reported->report.sequence;
+      });
+    }
+  }
   inbox.push_back(std::move(event));
 }
 
@@ -460,7 +474,8 @@ void JobController::Impl::wait() {
                                  {options.watch_fd, POLLIN, 0}};
   connections->add_to(watched);
   int64_t wait = 500;
-  const Time next = membership->next_deadline();
+  // While nothing can be saved, nothing is told to the machine, whatever it waits for.
+  const Time next = held.empty() ? membership->next_deadline() : Time::max();
   if (next != Time::max())
     wait = std::min<int64_t>(wait, std::chrono::ceil<milliseconds>(next - now()).count());
   const net::Deadline soon = std::min(connections->next_deadline(), requests->next_deadline());

@@ -61,6 +61,7 @@ class ElasticWorker {
   void take_up();
   void restore_shards(const Restore& command);
   void gather_all_at(int rank);
+  void finish_step(const Apply& command);
   void finish_sharded_step(const Apply& command);
   bool sharded() const { return input_.job.train.shard_optimizer; }
   Restored restored(Generation generation, int64_t step, bool done);
@@ -149,7 +150,10 @@ void ElasticWorker::run() {
     note_finished_saves();
     const auto command = link_->next(saving_ != 0 ? 5ms : 100ms);
     if (!command) continue;
-    if (std::holds_alternative<Exit>(*command)) break;
+    if (const auto* exit = std::get_if<Exit>(&*command)) {
+      std::cerr << "told to exit: " << exit->reason << std::endl;
+      break;
+    }
     try {
       std::visit([this](const auto& c) { on(c); }, *command);
     } catch (const std::exception& e) {
@@ -400,23 +404,24 @@ void ElasticWorker::on(const CastVote& command) {
 
 void ElasticWorker::on(const Apply& command) {
   replica_->apply(sum_);
-  if (replica_->window_due()) {
-    last_window_ = {replica_->step(), replica_->take_window()};
-    if (recorder_) recorder_->log(last_window_.second);
-  }
-  if (recorder_) recorder_->show_now_and_then();
-  if (sharded()) {
-    finish_sharded_step(command);
-    return;
-  }
   try {
-    if (replica_->evaluation_due()) evaluate(command.generation);
-    settled(command.generation, command.step + 1);
+    finish_step(command);
   } catch (const std::exception&) {
     // The step is applied all the same; what was left undone is made up for in the next generation.
     link_->tell(restored(command.generation, command.step + 1, false));
     throw;
   }
+}
+
+void ElasticWorker::finish_step(const Apply& command) {
+  if (replica_->window_due()) {
+    last_window_ = {replica_->step(), replica_->take_window()};
+    if (recorder_) recorder_->log(last_window_.second);
+  }
+  if (recorder_) recorder_->show_now_and_then();
+  if (sharded()) return finish_sharded_step(command);
+  if (replica_->evaluation_due()) evaluate(command.generation);
+  settled(command.generation, command.step + 1);
 }
 
 // What needs whole weights or the whole state, while all members are there.
@@ -426,18 +431,12 @@ void ElasticWorker::finish_sharded_step(const Apply& command) {
     link_->tell(restored(command.generation, command.step + 1, false));
     return;
   }
-  try {
-    if (replica_->evaluation_due()) {
-      replica_->gather(*exchange_);
-      evaluate_together();
-    }
-    const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
-    if (saver >= 0) gather_all_at(saver);
-  } catch (const std::exception&) {
-    // The step is applied all the same; the evaluation is made up for in the next generation.
-    link_->tell(restored(command.generation, command.step + 1, false));
-    throw;
+  if (replica_->evaluation_due()) {
+    replica_->gather(*exchange_);
+    evaluate_together();
   }
+  const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
+  if (saver >= 0) gather_all_at(saver);
   settled(command.generation, command.step + 1);
 }
 
