@@ -14,6 +14,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 
 namespace ductile::comm {
 namespace {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 
 namespace ductile::run {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/base/text.h"
 #include "ductile/net/socket.h"
 

@@ -19,6 +19,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"

@@ -19,6 +19,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/comm/tcp_transport.h"
