@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/nn/init.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::nn {
 namespace {
@@ -97,6 +98,11 @@ TEST(CustomModel, MadeOfOurOperatorsTrainsInLowPrecision) {
     const double first = descend(*model, 1).loss;
     EXPECT_LT(descend(*model, 20).loss, first) << precision;
   }
+}
+
+TEST(CustomModel, IsThreadInvariantWhereItsLibrarySaysSoAlone) {
+  EXPECT_TRUE(thread_invariant(args_for(CUSTOM_MODEL).options));
+  EXPECT_FALSE(thread_invariant(args_for(TORCH_MODEL).options));
 }
 
 TEST(CustomModel, TorchModulesRefuseLowPrecisionWithTheRemedy) {

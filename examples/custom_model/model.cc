@@ -36,4 +36,5 @@ std::unique_ptr<Model> make(const ModelArgs& args) { return std::make_unique<Tin
 
 }  // namespace
 
-DUCTILE_EXPORT_MODEL(make)
+// Made of Ductile's operators alone: its bits do not depend on the number of compute threads.
+DUCTILE_EXPORT_MODEL(make, ductile::nn::Threads::any)

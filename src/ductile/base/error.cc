@@ -47,9 +47,7 @@ void fail_errno(std::string what, int error_number) {
   ErrorCode code = ErrorCode::unavailable;
   if (error_number == ENOENT || error_number == ENOTDIR) code = ErrorCode::not_found;
   if (error_number == EEXIST || error_number == ENOTEMPTY) code = ErrorCode::conflict;
-  if (error_number == EINVAL || error_number == ENAMETOOLONG || error_number == ELOOP) {
-    code = ErrorCode::invalid_argument;
-  }
+  if (error_number == EINVAL || error_number == ENAMETOOLONG) code = ErrorCode::invalid_argument;
   throw Error(code, what + ": " + std::strerror(error_number));
 }
 

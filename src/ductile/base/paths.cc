@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include <sys/stat.h>
@@ -13,6 +14,9 @@ namespace {
 bool look_at(const fs::path& path, struct stat& info) {
   if (::stat(path.c_str(), &info) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
+  if (errno == ELOOP) {  // will not pass by itself
+    fail(ErrorCode::invalid_argument, "{}: {}", path.string(), std::strerror(ELOOP));
+  }
   fail_errno(path.string(), errno);
 }
 

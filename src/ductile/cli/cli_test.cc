@@ -13,6 +13,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/command_line.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/run/lock.h"
 
 namespace ductile::cli {
 namespace {
@@ -342,6 +343,100 @@ TEST_F(Train, a_worker_that_was_interrupted_exits_130_with_the_way_on) {
 TEST_F(Train, an_existing_run_is_not_overwritten) {
   fs::create_directories(folder() / "run");
   EXPECT_EQ(train("exit 0").code, kNotFound);
+}
+
+// A plain `ductile train` in a process of its own, until the test ends it.
+class Driven : public Train {
+ protected:
+  void start() {
+    driver_ = fork();
+    if (driver_ == 0) {
+      const std::string body = "echo ready; trap 'exit 130' INT TERM; while :; do sleep 0.02; done";
+      _exit(train(body, {"--set", "train.virtual_ranks=2"}).code);
+    }
+    run_ = (folder() / "run").string();
+    await(folder() / "run" / "worker.log", "ready");
+    std::ofstream(folder() / "run" / "metrics.jsonl") << "{\"step\":1}\n";
+  }
+  void TearDown() override {
+    if (driver_ <= 0) return;
+    kill(driver_, SIGTERM);
+    waitpid(driver_, nullptr, 0);
+  }
+  // What is said to another one, which must change nothing.
+  std::string refusal(std::vector<const char*> words) {
+    setenv("DUCTILE_WORKER", program("other", "exit 3").c_str(), 1);
+    const Said said = say(std::move(words));
+    unsetenv("DUCTILE_WORKER");
+    EXPECT_EQ(said.code, kNotFound) << said.err;
+    EXPECT_EQ(read_file(fs::path(run_) / "metrics.jsonl"), "{\"step\":1}\n");
+    for (const char* file : {"secret", "membership.json", "hosts.json", "control.sock"})
+      EXPECT_FALSE(fs::exists(fs::path(run_) / file)) << file;
+    return said.err;
+  }
+
+  pid_t driver_ = -1;
+  std::string run_;
+};
+
+TEST_F(Driven, a_run_takes_no_second_driver_of_either_kind) {
+  start();
+  const std::string holder = fmt::format("process {}", driver_);
+  for (const char* workers : {"1", "2"}) {
+    const std::string text = refusal({"train", "--resume", run_.c_str(), "--workers", workers});
+    EXPECT_NE(text.find(holder), std::string::npos) << text;
+  }
+  const std::string hosts = refusal({"train", "--resume", run_.c_str(), "--hosts", "localhost:2"});
+  EXPECT_NE(hosts.find(holder), std::string::npos) << hosts;
+  EXPECT_NE(refusal({"resume", run_.c_str()}).find(holder), std::string::npos);
+}
+
+TEST_F(Driven, a_run_with_a_controller_takes_no_plain_driver) {
+  EXPECT_EQ(train("exit 130").code, kInterrupted);
+  run_ = out();
+  std::ofstream(fs::path(run_) / "metrics.jsonl") << "{\"step\":1}\n";
+  const run::RunLock controller(run_, run::RunLock::kController);
+  EXPECT_NE(refusal({"train", "--resume", run_.c_str()}).find("a controller runs this job already"),
+            std::string::npos);
+}
+
+TEST_F(Train, of_somebody_elses_run_needs_trust) {
+  if (geteuid() != 0) GTEST_SKIP() << "takes root, to give files away";
+  EXPECT_EQ(train("exit 130").code, kInterrupted);
+  setenv("DUCTILE_WORKER", program("worker", "exit 130").c_str(), 1);
+  const std::vector<const char*> words = {"train", "--resume", out().c_str()};
+  EXPECT_EQ(say(words).code, kInterrupted);
+  std::ofstream(fs::path(out()) / "hosts.json")
+      << "{\"hosts\":[],\"launcher\":\"\",\"listen\":\"\"}";
+  for (const char* file : {"", "job.toml", "hosts.json"}) {
+    const fs::path path = *file == '\0' ? fs::path(out()) : fs::path(out()) / file;
+    ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+    const Said refused = say(words);
+    EXPECT_EQ(refused.code, kUsage) << file;
+    EXPECT_NE(refused.err.find("--trust"), std::string::npos) << refused.err;
+    EXPECT_NE(refused.err.find(path.string() + ": belongs to"), std::string::npos) << refused.err;
+    EXPECT_EQ(say({"train", "--resume", out().c_str(), "--trust"}).code, kInterrupted);
+    EXPECT_EQ(say({"train", "--resume", out().c_str(), "--dry-run"}).code, kDone);
+    ASSERT_EQ(chown(path.c_str(), 0, 0), 0);
+  }
+  unsetenv("DUCTILE_WORKER");
+}
+
+TEST(Workers, beyond_what_a_host_has_room_for_are_refused_before_anything_is_made) {
+  const TempFolder folder;
+  const std::string out = (folder.path() / "run").string();
+  const auto refusal = [&](std::vector<const char*> more) {
+    std::vector<const char*> words = {"train", "--out", out.c_str(), "--set",
+                                      "train.virtual_ranks=1000"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Said said = say(words);
+    EXPECT_EQ(said.code, kUsage);
+    EXPECT_FALSE(fs::exists(out));
+    return said.err;
+  };
+  EXPECT_NE(refusal({"--workers", "129"}).find("--workers 129: 128 at most"), std::string::npos);
+  EXPECT_NE(refusal({"--workers", "257", "--hosts", "a,b"}).find("256 at most"), std::string::npos);
+  EXPECT_NE(refusal({"--hosts", "a:129"}).find("(1 to 128)"), std::string::npos);
 }
 
 }  // namespace

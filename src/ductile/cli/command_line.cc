@@ -68,6 +68,11 @@ std::string policy_list() {
   return text;
 }
 
+void add_trust(CLI::App& app, bool& trust) {
+  app.add_flag("--trust", trust,
+               "go on with a run of another user, whose files say what is run (launcher, library)");
+}
+
 void add_hosts(CLI::App& app, HostsRequest& hosts) {
   app.add_option("--hosts", hosts.hosts,
                  "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
@@ -110,6 +115,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_hosts(*sub, c.hosts);
+  add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
   add_json(*sub, c.json);
   sub->callback([&parsed] {
@@ -315,6 +321,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
       ->option_text("N")
       ->check(count);
   add_hosts(*sub, c.hosts);
+  add_trust(*sub, c.trust);
   add_json(*sub, c.json);
   sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
                          "runs/latest --follow", logs);

@@ -33,6 +33,7 @@ struct TrainCommand {
   std::optional<fs::path> resume;  // an existing run directory
   std::optional<int64_t> workers;  // none: one, or as many as before, or as the hosts take
   HostsRequest hosts;
+  bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
   bool json = false;
 };
@@ -43,6 +44,7 @@ struct LiveCommand {
   fs::path run;
   std::optional<int64_t> workers;  // resize, resume
   HostsRequest hosts;              // resume
+  bool trust = false;              // resume
   int64_t lines = 50;              // logs
   bool follow = false;             // logs
   bool json = false;

@@ -13,7 +13,11 @@
 
 namespace ductile::cli {
 
-void check_workers(const spec::JobOptions& job, int64_t workers) {
+void check_workers(const spec::JobOptions& job, const server::Fleet& fleet, int64_t workers) {
+  if (workers > fleet.most())
+    fail(ErrorCode::invalid_argument, "--workers {}: {} at most, since one host has room for {}{}",
+         workers, fleet.most(), server::kMostOnOneHost,
+         fleet.hosts.empty() ? "; --hosts adds more hosts" : "");
   if (workers <= job.train.virtual_ranks) return;
   fail(
       ErrorCode::invalid_argument,
@@ -66,15 +70,14 @@ std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
 
 }  // namespace
 
-server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions& job,
-                           const ElasticRun& run) {
+server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
+                           const spec::JobOptions& job, const ElasticRun& run) {
   server::JobControllerOptions options;
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.fleet.hosts.empty()) options.listen = server::listen_address(run.fleet);
   if (run.fleet != server::load_fleet(folder.path())) server::save_fleet(folder.path(), run.fleet);
-  if (const int64_t places = run.fleet.places(); places > 0)
-    options.membership.max_workers = std::min(places, job.train.virtual_ranks);
+  options.membership.max_workers = std::min(run.fleet.most(), job.train.virtual_ranks);
   options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.elastic.peer_deadline));
   HeldSignals signals;
@@ -101,7 +104,11 @@ server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions&
           if (interrupted) {
             controller->kill();
           } else {
-            controller->request(control::PreemptJob{});
+            const std::string why = controller->request(control::PreemptJob{});
+            if (!why.empty())
+              run.on_note({"signal", fmt::format("not stopped yet: {}; once more ends the workers "
+                                                 "without saving",
+                                                 why)});
           }
           interrupted = true;
           break;
@@ -113,7 +120,7 @@ server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions&
       }
     }
   };
-  server::JobController job_controller(std::move(options), std::move(launcher));
+  server::JobController job_controller(lock, std::move(options), std::move(launcher));
   controller = &job_controller;
   return job_controller.run(run.workers);
 }

@@ -7,6 +7,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/control/membership.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/lock.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
 #include "ductile/spec/job.h"
@@ -22,8 +23,8 @@ struct ElasticRun {
   std::function<void(const control::Note& note)> on_note;
 };
 
-// Throws invalid_argument, naming the options, where the job cannot have that many workers.
-void check_workers(const spec::JobOptions& job, int64_t workers);
+// Throws invalid_argument, naming the options, where the job cannot have that many workers there.
+void check_workers(const spec::JobOptions& job, const server::Fleet& fleet, int64_t workers);
 
 // The hosts that a request names, those of the run before it where it names none.
 server::Fleet fleet_of(const HostsRequest& request, const server::Fleet& before);
@@ -31,8 +32,8 @@ server::Fleet fleet_of(const HostsRequest& request, const server::Fleet& before)
 // Runs the job with a controller of its own in this process, until no worker is left.
 //
 // SIGINT, SIGTERM and SIGHUP of this process preempt the job: it finishes its step, saves and ends;
-// a second one kills the workers. Call from a program's only thread.
-server::JobEnd run_elastic(const run::RunFolder& folder, const spec::JobOptions& job,
-                           const ElasticRun& run);
+// a second one kills the workers. Call from a program's only thread, with the run's lock held.
+server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
+                           const spec::JobOptions& job, const ElasticRun& run);
 
 }  // namespace ductile::cli

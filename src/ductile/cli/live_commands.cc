@@ -118,6 +118,7 @@ ExitCode resume(const LiveCommand& command, Context& context) {
   again.resume = folder.path();
   again.workers = command.workers;
   again.hosts = command.hosts;
+  again.trust = command.trust;
   again.json = command.json;
   return train(again, context);
 }

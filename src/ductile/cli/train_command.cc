@@ -12,12 +12,14 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
 #include "ductile/run/report.h"
@@ -27,9 +29,47 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// The worker links torch and can load the library of a user's own model: whether its bits are the
+// same with any number of threads.
+bool thread_invariant(const fs::path& worker, const std::string& library) {
+  WorkerLaunch launch;
+  launch.program = worker;
+  launch.arguments = {"--model", library};
+  launch.environment = process::worker_environment(1);
+  launch.log = "/dev/null";
+  std::optional<bool> answer;
+  std::optional<run::Failed> failed;
+  run_worker(launch, [&](std::string_view line) {
+    const auto known = run::decode(line);
+    if (!known) return;
+    if (const auto* done = std::get_if<run::Done>(&*known))
+      answer = done->figures.value("thread_invariant", false);
+    if (const auto* f = std::get_if<run::Failed>(&*known)) failed = *f;
+  });
+  if (failed) throw Error(failed->code, failed->text);
+  if (!answer) {
+    fail(ErrorCode::unavailable, "{} --model {} ended without an answer; run it by hand to see why",
+         worker.string(), library);
+  }
+  return *answer;
+}
+
+// Where train.threads leaves the number open and the bits depend on it, it is 1 for the job's life.
+void settle_threads(const fs::path& worker, JobConfig& config, Console& console) {
+  spec::JobOptions& job = config.job;
+  if (job.train.threads > 0 || job.model.library.empty()) return;
+  if (thread_invariant(worker, job.model.library)) return;
+  job.train.threads = 1;
+  console.say(
+      "train.threads = 1 for the life of the job: the results of model.library may depend on the "
+      "number; --workers uses more cores");
+}
+
 // The run directory of a new run, with the resolved job in it.
-run::RunFolder new_run(const TrainCommand& command, JobConfig& config) {
+run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs::path& worker,
+                       Console& console) {
   config.make_paths_absolute();
+  settle_threads(worker, config, console);
   const std::string job = config.options.to_toml();
   if (!command.out) return run::RunFolder::create(config.job.runs, config.job.name, job);
   try {
@@ -67,7 +107,7 @@ class Listener {
   // What the controller of several workers notes and a user wants to know at once.
   void note(const control::Note& note) {
     for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
-                                         "checkpoint_unreadable", "disk", "report"}) {
+                                         "checkpoint_unreadable", "disk", "report", "signal"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});
@@ -118,9 +158,9 @@ int64_t count_workers(const TrainCommand& command, const server::Fleet& fleet,
   int64_t places = 0;
   for (const server::Host& host : fleet.hosts) places += std::max<int64_t>(host.places, 1);
   if (command.workers) {
-    check_workers(job, *command.workers);
     if (const int64_t most = fleet.places(); most > 0 && *command.workers > most)
       fail(ErrorCode::invalid_argument, "--workers {}: the hosts take {}", *command.workers, most);
+    check_workers(job, fleet, *command.workers);
     return *command.workers;
   }
   return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
@@ -215,6 +255,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     }
     return kDone;
   }
+  if (command.resume && !command.trust)
+    require_trusted(run::RunFolder::open(*command.resume).path());
   // Once a job has had a controller only a controller knows which of its checkpoints count.
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
   const server::Fleet fleet =
@@ -223,8 +265,13 @@ ExitCode train(const TrainCommand& command, Context& context) {
       command.workers || !fleet.hosts.empty() || (command.resume && server::was_elastic(before));
   const int64_t workers = count_workers(command, fleet, config.job);
   const fs::path program = process::find_worker();
-  const run::RunFolder folder =
-      command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config);
+  const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)
+                                               : new_run(command, config, program, console);
+  // Before anything in the folder is changed; a plain worker holds it as well, since it may outlive
+  // this process.
+  const run::RunLock lock(folder.path(),
+                          elastic ? run::RunLock::kController : run::RunLock::kPlain);
+  if (command.resume) settle_threads(program, config, console);  // of a version that left it open
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -233,7 +280,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     ElasticRun run{program, workers, fleet, command.hosts.hosts.has_value(), {}, {}};
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
-    outcome = outcome_of(run_elastic(folder, config.job, run));
+    outcome = outcome_of(run_elastic(lock, folder, config.job, run));
     listener.done(last_summary(folder));
     listener.finish();
   } else {
@@ -243,6 +290,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (command.resume) launch.arguments.push_back("--resume");
     launch.environment = process::worker_environment(config.job.train.threads);
     launch.log = folder.log_file();
+    launch.kept_fd = lock.fd();
     for (const auto& [name, value] : launch.environment)
       console.explain("worker: {}={}", name, value);
     const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });

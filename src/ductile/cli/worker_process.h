@@ -18,7 +18,8 @@ struct WorkerLaunch {
   fs::path program;
   std::vector<std::string> arguments;  // without the program; --progress-fd N is added
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
-  fs::path log;  // takes stdout and stderr; appended
+  fs::path log;      // takes stdout and stderr; appended
+  int kept_fd = -1;  // stays open in the worker
 };
 
 // How a worker ended.

@@ -1,3 +1,4 @@
+#include "ductile/base/isa.h"
 #include "ductile/comm/reduce_kernels.h"
 #include "ductile/comm/reduce_scalar_impl.h"
 
@@ -210,14 +211,12 @@ struct F16 {
 
 const ReduceKernels* avx2_reduce_kernels() {
   static const ReduceKernels table = avx2::make_table("avx2");
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  return has ? &table : nullptr;
+  return may_use(IsaLevel::avx2) ? &table : nullptr;
 }
 
 const ReduceKernels* avx512_reduce_kernels() {
   static const ReduceKernels table = avx512::make_table("avx512");
-  static const bool has = __builtin_cpu_supports("avx512f");
-  return has ? &table : nullptr;
+  return may_use(IsaLevel::avx512) ? &table : nullptr;
 }
 
 }  // namespace ductile::comm

@@ -36,7 +36,12 @@ Membership& Membership::operator=(const Membership& other) {
 }
 Membership& Membership::operator=(Membership&&) noexcept = default;
 
-Outcome Membership::apply(const Event& event, Time now) { return state_->apply(event, now); }
+Outcome Membership::apply(const Event& event, Time now) {
+  return state_->apply(std::span(&event, 1), now);
+}
+Outcome Membership::apply(std::span<const Event> events, Time now) {
+  return state_->apply(events, now);
+}
 Time Membership::next_deadline() const { return state_->wake; }
 Phase Membership::phase() const { return state_->phase; }
 const std::string& Membership::reason() const { return state_->reason; }
@@ -45,10 +50,10 @@ const GenerationPlan& Membership::generation() const { return *state_->plan; }
 int64_t Membership::step() const { return state_->high_water; }
 int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
 
-Outcome Membership::State::apply(const Event& event, Time at) {
+Outcome Membership::State::apply(std::span<const Event> events, Time at) {
   now = std::max(now, at);
   out = {};
-  std::visit([&](const auto& e) { on(e); }, event);
+  for (const Event& event : events) std::visit([&](const auto& e) { on(e); }, event);
   reconcile();
   return std::move(out);
 }
@@ -153,6 +158,11 @@ void Membership::State::on(const PreemptJob&) {
     resume_after = false;
     return;
   }
+  if (phase == Phase::finishing && !winding_down && !last_save_error.empty()) {
+    set_phase(Phase::preempting, "preemption asked for");
+    preempt_without_saving(done_worker());
+    return;
+  }
   if (phase != Phase::starting && phase != Phase::running && phase != Phase::resizing)
     return refuse("preempt");
   preempt_since = now;
@@ -173,7 +183,9 @@ void Membership::State::on(const ResumeJob& event) {
   }
   failures = 0;
   barren = 0;
-  next_try = now;
+  hosts_away = begin_errors = 0;
+  troubled.clear();
+  next_try = next_begin = now;
   ran = ran && phase == Phase::preempting;
   set_phase(ran ? Phase::running : Phase::starting,
             fmt::format("resume with {} workers asked for", wanted));
@@ -198,9 +210,11 @@ void Membership::State::on(const LaunchFailed& event) {
   const bool asked = worker->doomed;
   workers.erase(event.worker);
   out.must_save = true;
+  if (event.no_host && hosts_away > 0 && !asked) return wait_for_hosts(event.text);
   note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
-  if (!asked)
-    record_failure(fmt::format("worker {} could not be launched: {}", event.worker, event.text));
+  if (asked) return;
+  if (event.no_host) return wait_for_hosts(event.text);
+  record_failure(fmt::format("worker {} could not be launched: {}", event.worker, event.text));
 }
 
 void Membership::State::on(const WorkerExited& event) {
@@ -242,10 +256,19 @@ void Membership::State::on(const WorkerReported& event) {
   worker->reachable = true;
   worker->acked_at = now;
   tell(*worker, Ack{report.sequence});
-  if (!was_loaded && worker->loaded()) worker->ready_at = now;
+  hosts_away = 0;
   if (!report.error.empty()) {
-    fail_job(fmt::format("worker {}: {}", report.worker, report.error));
-    return;
+    const std::string text =
+        fmt::format("worker {}{}: {}", report.worker,
+                    event.host.empty() ? "" : " on host " + event.host, report.error);
+    const bool took_part = report.generation > 0 || plan->find(report.worker) != nullptr;
+    return took_part ? fail_job(text) : cannot_begin(*worker, event.host, text);
+  }
+  if (!was_loaded && worker->loaded()) {
+    worker->ready_at = now;
+    troubled.erase(event.host);
+    begin_errors = 0;
+    next_begin = now;
   }
   if (report.step > high_water) {
     high_water = report.step;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -48,6 +49,7 @@ struct SaveJob {};  // save a checkpoint soon
 struct LaunchFailed {
   WorkerId worker = 0;
   std::string text;
+  bool no_host = false;  // no host can be reached, so nothing was tried
 };
 struct WorkerExited {  // certain: the process was reaped, or its host is known to have rebooted
   WorkerId worker = 0;
@@ -60,6 +62,7 @@ struct ConnectionClosed {
 };
 struct WorkerReported {
   Report report;
+  std::string host{};  // where it runs, as its launcher calls it; empty: not known, or the only one
 };
 // From the store that carries out PublishCheckpoint.
 struct CheckpointPublished {
@@ -81,6 +84,7 @@ using Event = std::variant<StartJob, ResizeJob, PreemptJob, ResumeJob, StopJob, 
 struct LaunchWorker {  // start a process and tell it its id
   WorkerId worker = 0;
   std::string reason;
+  std::vector<std::string> avoid{};  // hosts where a worker could not begin: others come first
 };
 struct KillWorker {  // by the launcher: SIGKILL, or whatever ends the process for certain
   WorkerId worker = 0;
@@ -131,9 +135,12 @@ struct MembershipOptions {
   Time pause_deadline = std::chrono::seconds(60);    // to finish a step before it is given up
   Time stop_deadline = std::chrono::seconds(5);      // to exit before being killed
   Time preempt_deadline = std::chrono::seconds(60);  // to save before going without
+  // Once a try to save the result has failed: after so long in phase finishing the job fails.
+  Time finish_deadline = std::chrono::seconds(60);
   Time backoff_base = std::chrono::milliseconds(100);  // doubles with every failure
   Time backoff_max = std::chrono::seconds(30);
   int64_t max_failures = 10;     // without a new step committed in between; one more fails the job
+  int64_t max_begin_tries = 3;   // on the only host, where each worker has an error as it begins
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   Time checkpoint_retry = std::chrono::seconds(1);
@@ -171,6 +178,9 @@ class Membership {
   // Any event at any time is taken: one that is late, doubled or about an unknown worker does no
   // harm. Never throws on account of an event.
   Outcome apply(const Event& event, Time now);
+  // Events that had come by `now`: all are heard before anything is decided, so that a controller
+  // that was kept from listening takes nobody for silent whose word is among them.
+  Outcome apply(std::span<const Event> events, Time now);
 
   // When apply(Tick) is due at the latest; calling it earlier or later is allowed.
   Time next_deadline() const;

@@ -359,6 +359,10 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
 
 void Membership::State::update_phase() {
   if (phase == Phase::preempting || !ran) return;
+  if (done_worker() != nullptr && phase != Phase::finishing) {
+    finish_since = now;
+    last_save_error.clear();
+  }
   if (done_worker() != nullptr)
     set_phase(Phase::finishing, "all steps are done");
   else if (static_cast<int64_t>(plan->members.size()) == wanted && !change)

@@ -46,6 +46,12 @@ struct Change {
   Time since{0};
 };
 
+// A host where workers have an error before they take part, since one last took part there.
+struct Trouble {
+  int64_t tries = 0;
+  Time last{0};  // the last error; a worker launched before it is of the same try
+};
+
 struct SaveTask {
   uint64_t attempt = 0;
   WorkerId worker = 0;
@@ -77,6 +83,10 @@ struct Membership::State {
   int64_t barren = 0;       // generations in a row that broke without a loss and without a step
   Time next_try{0};
   std::string last_failure;
+  int64_t hosts_away = 0;  // launches in a row for which no host could be reached
+  std::map<std::string, Trouble> troubled;
+  int64_t begin_errors = 0;  // rounds of them in a row, on any host
+  Time next_begin{0};        // launches wait for it after such an error
 
   std::vector<int64_t> checkpoints;  // steps of the newest few published ones, ascending
   // Steps of published ones that were found damaged or missing, and why.
@@ -90,6 +100,7 @@ struct Membership::State {
   Time last_checkpoint{0};
   std::string last_save_error;
   Time preempt_since{0};
+  Time finish_since{0};
 
   // Of the apply() under way.
   Time now{0};
@@ -111,8 +122,9 @@ struct Membership::State {
   void on(const CheckpointPublished& event);
   void on(const PublishFailed& event);
   void on(const Tick&) {}
-  Outcome apply(const Event& event, Time at);
+  Outcome apply(std::span<const Event> events, Time at);
   void reconcile();
+  void check_restored() const;  // throws data_loss (membership_check.cc)
   bool count_in_range(int64_t workers);
   void repeat_instructions(WorkerRecord& worker);
 
@@ -134,6 +146,9 @@ struct Membership::State {
   void doom(WorkerRecord& worker, bool kill, const std::string& why);
   void lose(WorkerRecord& worker, const std::string& why);
   void record_failure(const std::string& text);
+  void wait_for_hosts(const std::string& text);
+  void cannot_begin(WorkerRecord& worker, const std::string& host, const std::string& text);
+  Time backoff(int64_t failures_in_a_row) const;
   void wind_down(Phase then, const std::string& why);
   void fail_job(const std::string& why);
   void settle();
@@ -174,6 +189,7 @@ struct Membership::State {
   void drive_saves();
   void start_save(WorkerRecord& writer, int64_t at_step, const std::string& why);
   void save_before_preempting();
+  void preempt_without_saving(const WorkerRecord* writer);
   void save_result();
   void save_while_running();
   WorkerRecord* done_worker();

@@ -1,6 +1,7 @@
 // Events and commands as JSON, and the controller's own state.
 #include <fmt/format.h>
 
+#include "ductile/base/json.h"
 #include "ductile/control/json_impl.h"
 #include "ductile/control/membership_impl.h"
 
@@ -30,7 +31,8 @@ struct EventWriter {
   json operator()(const StopJob&) { return named("event", "stop"); }
   json operator()(const SaveJob&) { return named("event", "save"); }
   json operator()(const LaunchFailed& e) {
-    return named("event", "launch_failed", {{"worker", e.worker}, {"text", e.text}});
+    return named("event", "launch_failed",
+                 {{"worker", e.worker}, {"text", e.text}, {"no_host", e.no_host}});
   }
   json operator()(const WorkerExited& e) {
     return named("event", "worker_exited",
@@ -40,7 +42,7 @@ struct EventWriter {
     return named("event", "connection_closed", {{"worker", e.worker}});
   }
   json operator()(const WorkerReported& e) {
-    return named("event", "worker_reported", {{"report", to_json(e.report)}});
+    return named("event", "worker_reported", {{"report", to_json(e.report)}, {"host", e.host}});
   }
   json operator()(const CheckpointPublished& e) {
     return named("event", "checkpoint_published", {{"step", e.step}});
@@ -53,7 +55,8 @@ struct EventWriter {
 
 struct CommandWriter {
   json operator()(const LaunchWorker& c) {
-    return named("command", "launch_worker", {{"worker", c.worker}, {"reason", c.reason}});
+    return named("command", "launch_worker",
+                 {{"worker", c.worker}, {"reason", c.reason}, {"avoid", c.avoid}});
   }
   json operator()(const KillWorker& c) {
     return named("command", "kill_worker", {{"worker", c.worker}, {"reason", c.reason}});
@@ -114,7 +117,11 @@ Event event_from_json(const json& value) {
   if (name == "resume") return ResumeJob{workers()};
   if (name == "stop") return StopJob{};
   if (name == "save") return SaveJob{};
-  if (name == "launch_failed") return LaunchFailed{worker(), text()};
+  if (name == "launch_failed") {
+    LaunchFailed event{worker(), text()};
+    in.read("no_host", event.no_host);
+    return event;
+  }
   if (name == "worker_exited") {
     WorkerExited event{worker(), 0, 0};
     in.read("code", event.code);
@@ -122,7 +129,11 @@ Event event_from_json(const json& value) {
     return event;
   }
   if (name == "connection_closed") return ConnectionClosed{worker()};
-  if (name == "worker_reported") return WorkerReported{report_from_json(in.at("report"))};
+  if (name == "worker_reported") {
+    WorkerReported event{report_from_json(in.at("report"))};
+    in.read("host", event.host);
+    return event;
+  }
   if (name == "checkpoint_published") return CheckpointPublished{step()};
   if (name == "publish_failed") return PublishFailed{step(), text()};
   if (name == "tick") return Tick{};
@@ -137,6 +148,11 @@ Command command_from_json(const json& value) {
     LaunchWorker command;
     in.read("worker", command.worker);
     in.read("reason", command.reason);
+    for (const json& host : in.array("avoid")) {
+      if (!host.is_string())
+        fail(ErrorCode::invalid_argument, "command: 'avoid' is not a list of hosts");
+      command.avoid.push_back(host.get<std::string>());
+    }
     return command;
   }
   if (name == "kill_worker") {
@@ -244,7 +260,8 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       worker.launched_at = worker.acked_at = worker.ready_at = worker.doomed_at = now;
       worker.heard_at = now + options.reattach - options.heartbeat_deadline;
       worker.told_at = now - options.resend;
-      s.workers.emplace(worker.id, std::move(worker));
+      if (!s.workers.emplace(worker.id, std::move(worker)).second)
+        fail(ErrorCode::data_loss, "saved controller state: a worker comes twice");
     }
     in.read("granted", s.granted);
     s.granted = std::max(s.granted, s.options.last_generation);
@@ -260,7 +277,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       fail(ErrorCode::data_loss,
            "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
            "start a new run",
-           in.array("checkpoints").back().dump());
+           dump_json(in.array("checkpoints").back()));
     for (const json& entry : in.array("unreadable")) {
       const JsonReader from(entry, "unreadable checkpoint");
       int64_t step = 0;
@@ -304,9 +321,10 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
         "the saved controller state is of a job with {} virtual ranks, not {}: the number is fixed "
         "for the life of a job",
         virtual_ranks, s.options.virtual_ranks);
+  s.check_restored();
   ++s.incarnation;
-  s.now = s.next_try = s.next_save = s.last_checkpoint = s.preempt_since = now;
-  first = s.apply(Tick{}, now);
+  s.now = s.next_try = s.next_save = s.last_checkpoint = s.preempt_since = s.finish_since = now;
+  first = membership.apply(Tick{}, now);
   first.must_save = true;  // the incarnation
   // Commands that were decided and saved, but perhaps not carried out: each may be done twice.
   if (s.publishing) first.commands.push_back(*s.publishing);

@@ -131,17 +131,22 @@ void Membership::State::save_before_preempting() {
   if (writer == nullptr || writer->report.step <= newest_checkpoint()) {
     wind_down(Phase::preempted, "preempted");
   } else if (late) {
-    note("checkpoint_failed",
-         fmt::format("preempted without saving: {} steps will be done again. {}",
-                     writer->report.step - std::max<int64_t>(newest_checkpoint(), 0),
-                     last_save_error));
-    wind_down(Phase::preempted, "preempted");
+    preempt_without_saving(writer);
   } else if (!publishing && due(next_save)) {
     if (save_task && save_task->at_step > writer->report.step) save_task.reset();
     if (!save_task) start_save(*writer, -1, "preemption");
   }
 }
 
+void Membership::State::preempt_without_saving(const WorkerRecord* writer) {
+  const int64_t step = writer != nullptr ? writer->report.step : high_water;
+  note("checkpoint_failed",
+       fmt::format("preempted without saving: {} steps will be done again. {}",
+                   step - std::max<int64_t>(newest_checkpoint(), 0), last_save_error));
+  wind_down(Phase::preempted, "preempted");
+}
+
+// Workers that wait for ever for room hold what others could use, and nobody learns of it.
 void Membership::State::save_result() {
   WorkerRecord* writer = done_worker();
   if (writer == nullptr) return;
@@ -150,7 +155,14 @@ void Membership::State::save_result() {
     wind_down(Phase::finished, "the job is finished");
   } else if (!publishing && due(next_save)) {
     if (save_task && save_task->at_step > writer->report.step) save_task.reset();
-    if (!save_task) start_save(*writer, -1, "the result");
+    if (save_task) return;
+    if (!last_save_error.empty() && due(finish_since + options.finish_deadline))
+      return fail_job(fmt::format(
+          "all {} steps are done, but the result could not be saved within {} s: {}",
+          writer->report.step,
+          std::chrono::duration_cast<std::chrono::seconds>(options.finish_deadline).count(),
+          last_save_error));
+    start_save(*writer, -1, "the result");
   }
 }
 

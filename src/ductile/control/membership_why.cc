@@ -53,7 +53,10 @@ std::string Membership::why(Time now) const {
   if (loading > 0) text += fmt::format("; {} workers are starting", loading);
   if (unreachable > 0) text += fmt::format("; {} workers cannot be reached", unreachable);
   if (!s.last_save_error.empty()) text += fmt::format("; not saved: {}", s.last_save_error);
-  if (s.failures > 0) {
+  if (s.hosts_away > 0) {
+    text += fmt::format("; waits for its hosts: {}", s.last_failure);
+    if (now < s.next_try) text += fmt::format("; next try in {:.1f} s", seconds(s.next_try - now));
+  } else if (s.failures > 0) {
     text += fmt::format("; failure {} of at most {}: {}", s.failures, s.options.max_failures,
                         s.last_failure);
     if (now < s.next_try) text += fmt::format("; next try in {:.1f} s", seconds(s.next_try - now));

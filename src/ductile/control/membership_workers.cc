@@ -49,7 +49,9 @@ void Membership::State::launch_and_trim() {
   int64_t usable = 0;
   for (const auto& [id, worker] : workers)
     usable += !worker.doomed && !worker.report.leaving && (worker.reachable || !worker.connected);
-  if (usable < wanted && due(next_try)) {
+  if (usable < wanted && due(next_try) && due(next_begin)) {
+    std::vector<std::string> avoid;
+    for (const auto& [host, trouble] : troubled) avoid.push_back(host);
     for (; usable < wanted; ++usable) {
       WorkerRecord worker;
       worker.id = next_worker++;
@@ -58,7 +60,8 @@ void Membership::State::launch_and_trim() {
       out.commands.emplace_back(LaunchWorker{
           worker.id,
           fmt::format("{} workers are wanted{}{}", wanted, failures > 0 ? "; after: " : "",
-                      failures > 0 ? last_failure : "")});
+                      failures > 0 ? last_failure : ""),
+          avoid});
       out.must_save = true;
       workers.emplace(worker.id, std::move(worker));
       again = true;
@@ -107,9 +110,45 @@ void Membership::State::record_failure(const std::string& text) {
                          failures, high_water, text));
     return;
   }
+  next_try = now + backoff(failures);
+  next_begin = now;
+}
+
+Time Membership::State::backoff(int64_t failures_in_a_row) const {
   Time wait = options.backoff_base;
-  for (int64_t i = 1; i < failures && wait < options.backoff_max; ++i) wait *= 2;
-  next_try = now + std::min(wait, options.backoff_max);
+  for (int64_t i = 1; i < failures_in_a_row && wait < options.backoff_max; ++i) wait *= 2;
+  return std::min(wait, options.backoff_max);
+}
+
+// That says nothing of the job, however often it happens.
+void Membership::State::wait_for_hosts(const std::string& text) {
+  last_failure = text;
+  again = true;
+  if (now >= next_try) next_try = now + backoff(++hosts_away);
+}
+
+// An error of a worker that never took part: of its host, as long as others take part or may still
+// do. It is the job's where it follows the job to another host, or stays where there is no other.
+void Membership::State::cannot_begin(WorkerRecord& worker, const std::string& host,
+                                     const std::string& text) {
+  note("lost", text);
+  Trouble& trouble = troubled[host];
+  if (trouble.tries == 0 || worker.launched_at > trouble.last) ++trouble.tries;
+  trouble.last = now;
+  const int64_t tries = trouble.tries;
+  doom(worker, false, "it cannot take part");
+  if (!active() || winding_down) return;
+  last_failure = text;
+  const bool alone =
+      std::ranges::all_of(workers, [](const auto& one) { return one.second.doomed; });
+  if (alone && !ran && (troubled.size() > 1 || tries >= options.max_begin_tries))
+    return fail_job(troubled.size() > 1
+                        ? fmt::format("{} (an error on each of {} hosts)", text, troubled.size())
+                        : text);
+  const bool new_round = now >= next_begin;
+  if (alone) record_failure(text);
+  if (new_round) ++begin_errors;
+  next_begin = now + backoff(begin_errors);
 }
 
 void Membership::State::wind_down(Phase then, const std::string& why) {

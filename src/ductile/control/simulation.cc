@@ -52,6 +52,17 @@ void Simulation::draw_scenario() {
   restarts_ = chance(0.3) || mutation_ == Mutation::saves_are_lost;
   if (restarts_) torn_outcome_ = 0.03;
   faults_end_ = span(50'000, 500'000);
+  const auto toss = [&](double p) { return hosts_rng_.uniform() < static_cast<float>(p); };
+  const auto when = [&] {
+    return Time{hosts_rng_.below(static_cast<uint32_t>(faults_end_.count()))};
+  };
+  hosts_.resize(1 + hosts_rng_.below(3));
+  if (hosts_.size() > 1)
+    for (size_t h = 0; h < hosts_.size(); ++h) hosts_[h] = fmt::format("host{}", h);
+  if (hosts_.size() > 1 && toss(0.3)) sick_host_ = hosts_.front();
+  if (toss(0.1)) hosts_away_until_ = when();
+  while (toss(0.3)) schedule(when(), Kind::nap);
+  options_.finish_deadline = milliseconds(toss(0.5) ? 20 : 1000);
 
   truth_.push_back(scramble(static_cast<uint64_t>(virtual_ranks_)));
   for (int64_t t = 0; t < steps_; ++t) {
@@ -162,22 +173,9 @@ void Simulation::handle(Item& item) {
         feed_worker(item.worker, *process, lost);
       }
       break;
-    case Kind::born: {
-      if (processes_.count(item.worker) != 0 && !processes_[item.worker]->alive) break;
-      WorkerOptions options;
-      options.worker = item.worker;
-      options.address = "w";
-      options.heartbeat = milliseconds(30);
-      options.lease = worker_lease_;
-      options.sharded = sharded_;
-      auto& born = processes_[item.worker];
-      born = std::make_unique<Process>(options);
-      feed_worker(item.worker, *born, Beat{});
-      Time load = load_time_ + span(0, 5'000);
-      if (!healed_ && chance(slow_join_)) load += span(20'000, 400'000);
-      schedule(now_ + load, Kind::to_worker, item.worker, 0, WorkerEvent{Loaded{}});
+    case Kind::born:
+      be_born(item.worker);
       break;
-    }
     case Kind::beat:
       if (process != nullptr) {
         process->beat_at = Time{-1};
@@ -193,10 +191,18 @@ void Simulation::handle(Item& item) {
     case Kind::fault:
       inject();
       break;
+    case Kind::nap:
+      put_controller_to_sleep();
+      break;
+    case Kind::wake:
+      if (now_ >= nap_until_) wake_controller();
+      break;
     case Kind::heal:
       say("--- faults end");
       healed_ = true;
       cuts_.clear();
+      sick_host_.clear();
+      hosts_away_until_ = now_;
       loss_ = doubling_ = slow_ = slow_join_ = launch_failure_ = unconfirmed_ = torn_outcome_ = 0;
       disk_full_until_ = now_;
       if (!controller_) restart_controller();
@@ -209,7 +215,8 @@ void Simulation::handle(Item& item) {
       break;
     case Kind::push:
       if (controller_ &&
-          (controller_->phase() == Phase::preempted || controller_->phase() == Phase::preempting))
+          (controller_->phase() == Phase::preempted || controller_->phase() == Phase::preempting ||
+           controller_->phase() == Phase::failed))
         feed_controller(ResumeJob{});
       schedule(now_ + milliseconds(200), Kind::push);
       break;
@@ -219,10 +226,63 @@ void Simulation::handle(Item& item) {
 // ---- The controller and its host.
 
 void Simulation::feed_controller(const Event& event) {
+  if (now_ < nap_until_) {
+    if (!std::holds_alternative<Tick>(event)) unheard_.push_back(event);
+    return;
+  }
   if (trace_ && !std::holds_alternative<Tick>(event))
     say("-> controller {}", dump_json(to_json(event)));
+  is_news(event);
   const Outcome outcome = controller_->apply(event, now_);
   carry_out(outcome);
+}
+
+// Whether it is a report that was not overtaken by a newer one.
+bool Simulation::is_news(const Event& event) {
+  const auto* reported = std::get_if<WorkerReported>(&event);
+  if (reported == nullptr) return false;
+  uint64_t& newest = heard_[reported->report.worker];
+  if (reported->report.sequence <= newest) return false;
+  newest = reported->report.sequence;
+  return true;
+}
+
+void Simulation::put_controller_to_sleep() {
+  if (!controller_ || now_ < nap_until_) return;
+  ++faults_since_commit_;
+  nap_until_ = std::min(now_ + Time{5'000 + hosts_rng_.below(250'000)}, faults_end_);
+  say("--- the controller stops until {} ms", nap_until_.count() / 1000);
+  schedule(nap_until_, Kind::wake);
+}
+
+// All that came meanwhile is heard at once: nobody whose word is there is taken for silent.
+void Simulation::wake_controller() {
+  const std::vector<Event> events = std::exchange(unheard_, {});
+  if (!controller_) return;
+  say("--- the controller goes on and hears {} events", events.size());
+  const Outcome outcome = controller_->apply(events, now_);
+  for (const Event& event : events) {
+    if (!is_news(event)) continue;
+    const WorkerId worker = std::get<WorkerReported>(event).report.worker;
+    const std::string silent = fmt::format("worker {}: no heartbeat", worker);
+    for (const Command& command : outcome.commands) {
+      const auto* note = std::get_if<Note>(&command);
+      require(note == nullptr || !note->text.starts_with(silent),
+              "the controller woke up and took worker {} for silent, which had reported", worker);
+    }
+  }
+  tick_at_ = Time{-1};
+  carry_out(outcome);
+}
+
+// There is one good reason: a result that cannot be saved. A host where nobody can begin is none,
+// as long as there are others, nor are hosts that cannot be reached.
+void Simulation::check_failure() {
+  const bool failed = controller_->phase() == Phase::failed;
+  if (std::exchange(failed_, failed) || !failed) return;
+  const bool unsaved = controller_->reason().find("could not be saved") != std::string::npos;
+  require(unsaved && now_ <= disk_full_until_ + milliseconds(250), "the job failed: {}",
+          controller_->reason());
 }
 
 void Simulation::carry_out(const Outcome& outcome) {
@@ -236,7 +296,7 @@ void Simulation::carry_out(const Outcome& outcome) {
   for (size_t i = 0; i < count && controller_ && !finished_; ++i) carry_out(outcome.commands[i]);
   if (torn && controller_) crash_controller();
   if (!controller_) return;
-  require(controller_->phase() != Phase::failed, "the job failed: {}", controller_->reason());
+  check_failure();
   const Time next = controller_->next_deadline();
   if (next != Time::max() && (tick_at_ < now_ || next < tick_at_)) {
     tick_at_ = std::max(next, now_ + microseconds(1));
@@ -250,13 +310,8 @@ void Simulation::carry_out(const Command& command) {
     if (send == nullptr || !std::holds_alternative<Ack>(send->instruction.what))
       say("controller: {}", dump_json(to_json(command)));
   }
-  if (const auto* launch = std::get_if<LaunchWorker>(&command)) {
-    require(processes_.count(launch->worker) == 0, "worker id {} was given twice", launch->worker);
-    if (chance(launch_failure_)) {
-      if (chance(0.7)) to_controller_in(span(100, 3'000), LaunchFailed{launch->worker, "no room"});
-    } else {
-      schedule(now_ + span(500, 3'000), Kind::born, launch->worker);
-    }
+  if (const auto* start = std::get_if<LaunchWorker>(&command)) {
+    launch(*start);
   } else if (const auto* kill_it = std::get_if<KillWorker>(&command)) {
     if (chance(unconfirmed_)) return;
     const auto found = processes_.find(kill_it->worker);
@@ -386,6 +441,8 @@ void Simulation::publish(const PublishCheckpoint& command) {
 void Simulation::crash_controller() {
   say("--- controller dies");
   controller_.reset();
+  unheard_.clear();
+  nap_until_ = now_;
   schedule(now_ + span(1'000, 150'000), Kind::restart);
 }
 

@@ -69,6 +69,8 @@ enum class Kind : uint8_t {
   beat,           // a worker's timer
   tick,           // the controller's timer
   fault,
+  nap,      // the controller is stopped
+  wake,     // and goes on
   heal,     // the end of all faults
   restart,  // of the controller
   push,     // towards the end: resume what is preempted
@@ -141,7 +143,7 @@ struct Cut {
 class Simulation {
  public:
   Simulation(uint64_t seed, Mutation mutation, bool trace)
-      : rng_(seed, 0x636f6e74), mutation_(mutation), trace_(trace) {}
+      : rng_(seed, 0x636f6e74), hosts_rng_(seed, 0x686f7374), mutation_(mutation), trace_(trace) {}
 
   SimulationResult run();
 
@@ -171,6 +173,10 @@ class Simulation {
 
   // ---- controller's host
   void feed_controller(const Event& event);
+  void put_controller_to_sleep();
+  void wake_controller();
+  bool is_news(const Event& event);
+  void check_failure();
   void carry_out(const Outcome& outcome);
   void carry_out(const Command& command);
   void on_plan(const GenerationPlan& plan);
@@ -201,6 +207,10 @@ class Simulation {
   void look_at_early(WorkerId id, Process& process);
   void close_connections(WorkerId id, Process& process);
   void kill(WorkerId id, bool confirmed, int64_t signal);
+  void launch(const LaunchWorker& command);
+  std::string choose_host(const LaunchWorker& command);
+  bool any_alive() const;
+  void be_born(WorkerId id);
   void check_state(WorkerId id, const Process& process);
   void check_commit(WorkerId id, const Apply& command);
 
@@ -211,6 +221,7 @@ class Simulation {
   WorkerId any_worker();
 
   Rng rng_;
+  Rng hosts_rng_;  // of hosts, naps and the last save
   Mutation mutation_;
   bool trace_;
   SimulationResult result_;
@@ -225,6 +236,8 @@ class Simulation {
   bool restarts_ = false;
   bool sharded_ = false;
   size_t copies_ = 1;  // of each part
+  std::vector<std::string> hosts_;
+  std::string sick_host_;  // no worker can begin there; empty: none
   std::vector<uint64_t> truth_;
 
   // The world.
@@ -236,6 +249,11 @@ class Simulation {
   bool healed_ = false;
   std::vector<Cut> cuts_;
   Time disk_full_until_{0};
+  Time hosts_away_until_{0};  // no host can be reached
+  std::map<WorkerId, std::string> host_of_;
+  Time nap_until_{0};                   // of the controller
+  std::map<WorkerId, uint64_t> heard_;  // the newest report of each
+  std::vector<Event> unheard_;          // during its nap
   std::optional<Membership> controller_;
   std::optional<Membership> stored_;  // what is on stable storage
   Time tick_at_{-1};
@@ -248,6 +266,7 @@ class Simulation {
   int64_t max_begun_ = -1;     // the newest step begun
   int64_t faults_since_commit_ = 0;
   bool finished_ = false;
+  bool failed_ = false;
 };
 
 }  // namespace ductile::control

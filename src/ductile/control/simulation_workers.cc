@@ -12,6 +12,50 @@ namespace ductile::control {
 
 // ---- Workers.
 
+void Simulation::launch(const LaunchWorker& command) {
+  require(processes_.count(command.worker) == 0, "worker id {} was given twice", command.worker);
+  if (now_ < hosts_away_until_)
+    return to_controller_in(span(100, 500), LaunchFailed{command.worker, "nobody answers", true});
+  host_of_[command.worker] = choose_host(command);
+  if (chance(launch_failure_)) {
+    if (chance(0.7)) to_controller_in(span(100, 3'000), LaunchFailed{command.worker, "no room"});
+  } else {
+    schedule(now_ + span(500, 3'000), Kind::born, command.worker);
+  }
+}
+
+// Hosts to avoid are taken where the others are full.
+std::string Simulation::choose_host(const LaunchWorker& command) {
+  std::vector<std::string> others;
+  for (const std::string& host : hosts_)
+    if (std::ranges::find(command.avoid, host) == command.avoid.end()) others.push_back(host);
+  const bool full = any_alive() && hosts_rng_.uniform() < 0.3f;
+  const std::vector<std::string>& from = others.empty() || full ? hosts_ : others;
+  return from[hosts_rng_.below(static_cast<uint32_t>(from.size()))];
+}
+
+bool Simulation::any_alive() const {
+  return std::ranges::any_of(processes_, [](const auto& p) { return p.second->alive; });
+}
+
+void Simulation::be_born(WorkerId id) {
+  if (processes_.count(id) != 0 && !processes_[id]->alive) return;
+  WorkerOptions options;
+  options.worker = id;
+  options.address = "w";
+  options.heartbeat = milliseconds(30);
+  options.lease = worker_lease_;
+  options.sharded = sharded_;
+  auto& born = processes_[id];
+  born = std::make_unique<Process>(options);
+  feed_worker(id, *born, Beat{});
+  Time load = load_time_ + span(0, 5'000);
+  if (!healed_ && chance(slow_join_)) load += span(20'000, 400'000);
+  const bool sick = !sick_host_.empty() && host_of_[id] == sick_host_;
+  schedule(now_ + load, Kind::to_worker, id, 0,
+           sick ? WorkerEvent{JobError{"no data here"}} : WorkerEvent{Loaded{}});
+}
+
 Process* Simulation::living(WorkerId id) {
   const auto found = processes_.find(id);
   return found != processes_.end() && found->second->alive ? found->second.get() : nullptr;
@@ -30,7 +74,7 @@ void Simulation::feed_worker(WorkerId id, Process& process, const WorkerEvent& e
       lie.promised = halt->generation;
       lie.step = process.machine.step();
       lie.voted = process.machine.voted();
-      to_controller_in(delay(), WorkerReported{lie});
+      to_controller_in(delay(), WorkerReported{lie, host_of_[id]});
       return;
     }
   }
@@ -55,8 +99,9 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
   if (auto* send = std::get_if<SendReport>(&command)) {
     if (mutation_ == Mutation::votes_are_forgotten) send->report.voted = false;
     if (cut(id, 0) || chance(loss_)) return;
-    if (chance(doubling_)) to_controller_in(delay() * 4, WorkerReported{send->report});
-    to_controller_in(delay(), WorkerReported{std::move(send->report)});
+    if (chance(doubling_))
+      to_controller_in(delay() * 4, WorkerReported{send->report, host_of_[id]});
+    to_controller_in(delay(), WorkerReported{std::move(send->report), host_of_[id]});
   } else if (auto* restore = std::get_if<Restore>(&command)) {
     restore_state(id, process, *restore);
   } else if (auto* feed = std::get_if<Feed>(&command)) {

@@ -1,3 +1,4 @@
+#include "ductile/base/isa.h"
 #include "ductile/data/kernels.h"
 
 #if defined(__x86_64__)
@@ -151,16 +152,14 @@ DUCTILE_AVX2 void vertical_avx2(const int16_t* const* rows, const int16_t* weigh
 const Kernels* avx2_kernels() {
   static constexpr Kernels table{"avx2", normalize_avx2, mirror_avx2, horizontal_avx2,
                                  vertical_avx2};
-  return __builtin_cpu_supports("avx2") ? &table : nullptr;
+  return may_use(IsaLevel::avx2) ? &table : nullptr;
 }
 
 const Kernels* avx512_kernels() {
   // The resize is bound by its shuffles and stores, which are a pixel wide: AVX2's serve.
   static constexpr Kernels table{"avx512", normalize_avx512, mirror_avx2, horizontal_avx2,
                                  vertical_avx2};
-  const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return has ? &table : nullptr;
+  return may_use(IsaLevel::avx512) ? &table : nullptr;
 }
 
 }  // namespace ductile::data

@@ -106,23 +106,33 @@ std::string to_hex(std::span<const std::byte> bytes) {
   return text;
 }
 
+// A file of the whole secret under another name, which then gets its own: a process that is killed
+// in between leaves none, and of two that do it at once one is told.
 void Secret::create_file(const std::filesystem::path& path) {
   Nonce bytes = random_nonce();
   std::string text = to_hex(bytes) + '\n';
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) {
-    fail_errno(fmt::format("cannot create the job's secret {}", path.string()), errno);
-  }
+  std::filesystem::path aside = path;
+  aside += ".tmp" + std::to_string(getpid());
+  const auto check = [&](bool done, const char* what) {
+    if (done) return;
+    const int error = errno;
+    unlink(aside.c_str());
+    fail_errno(fmt::format("cannot {} the job's secret {}", what, path.string()), error);
+  };
+  unlink(aside.c_str());
+  const int fd = open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  check(fd >= 0, "create");
   const bool whole =
       write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
   const int error = errno;
   close(fd);
   OPENSSL_cleanse(text.data(), text.size());
   OPENSSL_cleanse(bytes.data(), bytes.size());
-  if (!whole) {
-    unlink(path.c_str());
-    fail_errno(fmt::format("cannot write the job's secret {}", path.string()), error);
-  }
+  errno = error;
+  check(whole, "write");
+  check(link(aside.c_str(), path.c_str()) == 0, "create");
+  unlink(aside.c_str());
+  fsync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
 }
 
 Mac Secret::mac(std::initializer_list<std::span<const std::byte>> parts) const {

@@ -33,7 +33,8 @@ class Secret {
   // DUCTILE_SECRET_FILE names a file; else DUCTILE_SECRET holds it. Throws not_found with both.
   static Secret load();
 
-  // Makes a random secret in a new file that only its owner can read (mode 0600, must not exist).
+  // Makes a random secret in a new file that only its owner can read (mode 0600, must not exist):
+  // all of it, or no file.
   static void create_file(const std::filesystem::path& path);
 
   // HMAC-SHA256 (RFC 2104) over the parts, one after the other; parts of variable length must come

@@ -4,7 +4,11 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -41,6 +45,25 @@ TEST(Secret, FilesAreCreatedPrivateAndReadBack) {
   EXPECT_EQ(Secret::from_file(path).mac({bytes_of("x")}),
             Secret::from_file(path).mac({bytes_of("x")}));
   EXPECT_EQ(code_of([&] { Secret::create_file(path); }), ErrorCode::conflict);
+}
+
+TEST(Secret, AProcessKilledWhileItWritesTheFileLeavesNone) {
+  const TempFolder folder;
+  const auto path = folder.path() / "secret";
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_FSIZE, &none);  // the first write kills
+    signal(SIGXFSZ, SIG_DFL);
+    Secret::create_file(path);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_FALSE(std::filesystem::exists(path));
+  Secret::create_file(path);
+  Secret::from_file(path);
 }
 
 TEST(Secret, AFileThatOthersCanReadIsRefused) {

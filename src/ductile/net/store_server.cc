@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <list>
 #include <map>
 #include <thread>
@@ -17,6 +18,13 @@
 #include "ductile/net/store_protocol_impl.h"
 
 namespace ductile::net {
+
+namespace {
+
+// A client gives up by itself at its deadline; a little later its request is dropped here.
+constexpr std::chrono::seconds kGrace{1};
+
+}  // namespace
 
 // One thread runs run(); nothing else is shared with others but the gate's wake().
 class StoreServer::Loop {
@@ -98,7 +106,7 @@ class StoreServer::Loop {
     std::array<epoll_event, 64> events;
     while (!stop.stop_requested()) {
       Deadline next = gate_.next_deadline();
-      for (const Parked& p : parked_) next = std::min(next, p.deadline);
+      for (const Parked& p : parked_) next = std::min(next, p.deadline + kGrace);
       const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()),
                                    poll_milliseconds(next));
       for (int i = 0; i < count; ++i) {
@@ -161,6 +169,8 @@ class StoreServer::Loop {
           const auto wait = std::min<uint64_t>(fields.number<uint64_t>(), 30ull * 86400 * 1000);
           parked.deadline = Clock::now() + std::chrono::milliseconds(wait);
           const size_t count = fields.number<uint32_t>();
+          if (parked.get && count != 1)
+            fail(ErrorCode::invalid_argument, "a get of {} keys; it takes one", count);
           for (size_t i = 0; i < count; ++i) parked.keys.push_back(fields.text());
           changed_ = true;  // it may be there already
           parked_.push_back(std::move(parked));
@@ -187,8 +197,7 @@ class StoreServer::Loop {
         answer(*p.client, p.id, 0, p.get ? *table_.get(p.keys.front()) : "");
         return true;
       }
-      // The client gave up by itself; a little later its request is dropped here.
-      return p.deadline + std::chrono::seconds(1) < now;
+      return p.deadline + kGrace <= now;
     });
     changed_ = false;
   }

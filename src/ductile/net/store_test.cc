@@ -1,5 +1,6 @@
 #include "ductile/net/store.h"
 
+#include <ctime>
 #include <future>
 #include <thread>
 
@@ -7,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/testing.h"
+#include "ductile/net/store_protocol_impl.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::net {
@@ -200,6 +202,44 @@ TEST(StoreClient, SeesThatTheServerIsGone) {
   server.reset();
   waiting.get();
   EXPECT_EQ(code_of([&] { store->set("k", "v", in(5000)); }), ErrorCode::unavailable);
+}
+
+// What no client of ours sends.
+TEST(StoreServer, AGetOfNoKeysIsRefusedAndTheServerGoesOn) {
+  const StoreServer server({"127.0.0.1", 0}, secret(), "job");
+  const Identity self{"store", "job", 0, -1, 0};
+  Admission admission = dial(server.address(), secret(), self, self, {}, in(5000));
+  Channel channel(std::move(admission.socket), admission.keys, Channel::Side::client);
+  for (const uint32_t count : {0u, 2u, 0xffffffffu}) {
+    std::vector<std::byte> request;
+    append_number(request, static_cast<uint8_t>(StoreRequest::get));
+    append_number(request, count);
+    append_number(request, uint64_t{1000});
+    append_number(request, count);
+    channel.send(request, in(5000));
+    const std::vector<std::byte> frame = channel.receive(in(5000));
+    FieldReader answer(frame);
+    EXPECT_EQ(answer.number<uint32_t>(), count);
+    EXPECT_NE(answer.number<uint8_t>(), 0);
+  }
+  const auto store = connect_store(server.address(), secret(), "job", in(5000));
+  store->set("k", "v", in(5000));
+  EXPECT_EQ(store->get("k", in(5000)), "v");
+}
+
+// By the time on a processor: a loaded machine gives a thread that spins less of it, not more.
+TEST(StoreServer, RestsAfterAGetThatTimedOut) {
+  const StoreServer server({"127.0.0.1", 0}, secret(), "job");
+  const auto store = connect_store(server.address(), secret(), "job", in(5000));
+  EXPECT_EQ(code_of([&] { store->get("never", in(1)); }), ErrorCode::deadline);
+  const auto used = [] {
+    timespec time{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
+  };
+  const milliseconds before = used();
+  std::this_thread::sleep_for(milliseconds(600));
+  EXPECT_LT(used() - before, milliseconds(100));
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 #include "ductile/base/error.h"
 
 namespace ductile::nn {
+namespace {
 
-std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args) {
+// What a library exports; loaded for good.
+const ModelExport& open_library(const std::filesystem::path& library) {
   const std::filesystem::path path = std::filesystem::absolute(library);
   if (!std::filesystem::is_regular_file(path)) {
     fail(ErrorCode::not_found,
@@ -43,12 +45,22 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& library, const Mo
          "again",
          library.string(), model->torch_version, TORCH_VERSION);
   }
-  std::unique_ptr<Model> made(model->make(args));
+  return *model;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args) {
+  std::unique_ptr<Model> made(open_library(library).make(args));
   if (made == nullptr) {
     fail(ErrorCode::invalid_argument, "model.library = \"{}\": its maker returned no model",
          library.string());
   }
   return made;
+}
+
+Threads library_threads(const std::filesystem::path& library) {
+  return open_library(library).threads;
 }
 
 }  // namespace ductile::nn

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include "ductile/nn/model.h"
+#include "ductile/nn/threads.h"
 
 // A model of one's own in a shared library: derive from Model (or LayerModel, layers.h; or wrap a
 // torch::nn::Module, torch_module.h), write
@@ -25,10 +26,13 @@ struct ModelExport {
   uint32_t args_bytes;
   const char* torch_version;
   Model* (*make)(const ModelArgs&);
+  Threads threads;
 };
 
 // To be raised whenever Model, ModelArgs or what they hold changes.
-inline constexpr uint32_t kModelAbi = 1;
+inline constexpr uint32_t kModelAbi = 2;
+// What the macros below say where they are not told.
+constexpr Threads threads_of(Threads threads = Threads::fixed) { return threads; }
 inline constexpr const char* kModelSymbol = "ductile_model_export";
 
 // Makes the model of a library. The library stays loaded until the process ends, since autograd
@@ -36,17 +40,23 @@ inline constexpr const char* kModelSymbol = "ductile_model_export";
 // loaded, exports no model, or was built against another Ductile or libtorch.
 std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args);
 
+// What the library's model says of its threads. Throws as load_model does.
+Threads library_threads(const std::filesystem::path& library);
+
 }  // namespace ductile::nn
 
 // Exports the model that `maker`, a function (const ModelArgs&) -> std::unique_ptr<Model>, makes.
-// Once in a library, at global scope.
-#define DUCTILE_EXPORT_MODEL(maker)                                                   \
+// Once in a library, at global scope. A job keeps one number of compute threads for it
+// (train.threads, by default 1) unless a second argument, ductile::nn::Threads::any, says that its
+// bits do not depend on the number: that is so of what is made of ops.h alone.
+#define DUCTILE_EXPORT_MODEL(maker, ...)                                              \
   extern "C" __attribute__((visibility("default"))) const ::ductile::nn::ModelExport* \
   ductile_model_export() {                                                            \
     static const ::ductile::nn::ModelExport kExport = {                               \
         ::ductile::nn::kModelAbi, sizeof(::ductile::nn::ModelArgs), TORCH_VERSION,    \
         [](const ::ductile::nn::ModelArgs& args) -> ::ductile::nn::Model* {           \
           return maker(args).release();                                               \
-        }};                                                                           \
+        },                                                                            \
+        ::ductile::nn::threads_of(__VA_ARGS__)};                                      \
     return &kExport;                                                                  \
   }

@@ -101,7 +101,7 @@ class Gpt : public LayerModel {
   }
 
   at::Tensor norm(const LayerNorm& layer, const at::Tensor& x) const {
-    return cast(ops::layer_norm(x.to(at::kFloat), layer.weight, layer.bias, kEps));
+    return cast(ops::layer_norm(x.to(layer.weight.scalar_type()), layer.weight, layer.bias, kEps));
   }
 
   at::Tensor drop(const at::Tensor& x) const {
@@ -119,7 +119,9 @@ class Gpt : public LayerModel {
     };
     const at::Tensor q = part(0), k = part(1), v = part(2);
     const double scale = 1 / std::sqrt(static_cast<double>(dim_ / heads_));
-    const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)).to(at::kFloat).mul(scale);
+    // At least float: double in a model of doubles.
+    const at::ScalarType wide = type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)).to(wide).mul(scale);
     const at::Tensor weights =
         drop(scores.masked_fill(future_TT, -INFINITY).softmax(-1)).to(v.scalar_type());
     return cast(at::matmul(weights, v).transpose(1, 2).reshape({batch, tokens, dim_}));

@@ -5,6 +5,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/nn/ops.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::nn {
 namespace {
@@ -45,7 +46,10 @@ LossOutput Model::loss(const at::Tensor& logits, const at::Tensor& labels, doubl
   const at::Tensor labels_N = labels.reshape({-1});
   LossOutput out;
   out.losses = ops::cross_entropy(rows_NK, labels_N, label_smoothing);
-  if (logits.dim() > 2) out.losses = out.losses.reshape({logits.size(0), -1}).mean(1);
+  if (logits.dim() > 2) {
+    const OneThread alone;  // libtorch cuts the sum of a single row by the number of threads
+    out.losses = out.losses.reshape({logits.size(0), -1}).mean(1);
+  }
   out.predictions = labels_N.numel();
   out.correct = at::argmax(rows_NK.detach().to(at::kFloat), 1).eq(labels_N).sum().item<int64_t>();
   return out;

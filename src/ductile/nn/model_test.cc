@@ -285,25 +285,6 @@ TEST_P(Conformance, TrainingAndEvaluationDifferWhereTheyShould) {
   }
 }
 
-TEST_P(Conformance, LowPrecisionIsCloseToFloat) {
-  const auto logits = [&](const char* precision) {
-    ModelArgs args = args_for(GetParam());
-    args.precision = precision;
-    std::vector<int64_t> shape = small_shape(args);
-    // Statistics over 4 values, as the last stage would have at 32 pixels, amplify any rounding.
-    if (GetParam() == "resnet50") shape = {4, 3, 64, 64};
-    return make_model(args)->forward(batch_for(args, shape).x).detach().to(at::kFloat);
-  };
-  const at::Tensor exact = logits("fp32");
-  // Rounding errors grow with depth: PyTorch's own ResNet-50 at this size is as far off.
-  const double depth = GetParam() == "resnet50" ? 4 : 1;
-  for (const auto& [precision, tolerance] : {std::pair{"bf16", 0.15}, std::pair{"fp16", 0.02}}) {
-    const double error = logits(precision).sub(exact).norm().div(exact.norm()).item<double>();
-    EXPECT_LT(error, depth * tolerance) << precision;
-    EXPECT_GT(error, 0) << precision << " computes in float throughout";
-  }
-}
-
 TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
   for (const spec::ModelHelp& help : spec::models()) {
     if (help.name != GetParam()) continue;

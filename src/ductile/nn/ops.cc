@@ -1,17 +1,20 @@
 #include "ductile/nn/ops.h"
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/aten_conv.h"
 #include "ductile/nn/batch_group.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/spatial_ops_impl.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -152,6 +155,39 @@ double join_statistics(BatchGroup& group, double count, int64_t channels, T* mea
 int64_t address_of(BatchGroup* group) { return reinterpret_cast<int64_t>(group); }
 BatchGroup* group_at(int64_t address) { return reinterpret_cast<BatchGroup*>(address); }
 
+// x * w in the storage type of x, by whom it is best done, and its statistics where these are
+// wanted.
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
+                    float* mean, float* variance) {
+  if (conv_covered(x, w, stride, padding)) {
+    const auto shape = conv_shape(x, w, stride, padding);
+    const at::Tensor weight = fp32_weight(w);
+    at::Tensor y = empty_nhwc({shape.batch, shape.out, shape.out_height(), shape.out_width()}, x);
+    kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
+                          y.data_ptr(), mean, variance);
+    return y;
+  }
+  at::Tensor y = nhwc(aten_conv2d(widened(x), widened(w), {}, stride, padding).to(x.scalar_type()));
+  if (mean != nullptr) {
+    kernels::channel_statistics(storage_of(y), y.data_ptr(), y.numel() / y.size(1), y.size(1), mean,
+                                variance);
+  }
+  return y;
+}
+
+// As conv_gradients, for what our kernels leave to ATen.
+variable_list aten_gradients(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+                             int64_t stride, int64_t padding, const kernels::GradSource& grad,
+                             bool want_x, bool want_w) {
+  const at::Tensor dy = at::empty(
+      y.sizes(), y.options().dtype(at::kFloat).memory_format(at::MemoryFormat::ChannelsLast));
+  kernels::write_gradient(grad, y.numel() / y.size(1), y.size(1), dy.data_ptr<float>());
+  const at::Tensor wide = widened(x);
+  const auto d = aten_conv2d_backward(dy.to(wide.scalar_type()), wide, widened(w), stride, padding,
+                                      {want_x, want_w, false});
+  return {in_type(d[0], x.scalar_type()), in_type(d[1], w.scalar_type())};
+}
+
 struct ConvBnAct : Function<ConvBnAct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
                             const at::Tensor& gamma, const at::Tensor& beta,
@@ -159,16 +195,14 @@ struct ConvBnAct : Function<ConvBnAct> {
                             const at::Tensor& running_mean, const at::Tensor& running_var,
                             int64_t stride, int64_t padding, double momentum, double eps, bool relu,
                             bool training, bool keep) {
-    const at::Tensor x = nhwc(x_any), weight = fp32_weight(w);
+    const at::Tensor x = nhwc(x_any);
     const auto shape = conv_shape(x, w, stride, padding);
     const int64_t channels = shape.out, pixels = shape.out_pixels();
-    const at::Tensor y =
-        empty_nhwc({shape.batch, channels, shape.out_height(), shape.out_width()}, x);
     const at::Tensor stats = channel_rows(kForwardRows, channels);
     float* rows = stats.data_ptr<float>();
-    kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
-                          y.data_ptr(), training ? rows + kMean * channels : nullptr,
-                          training ? rows + kVariance * channels : nullptr);
+    const at::Tensor y =
+        convolve(x, w, stride, padding, training ? rows + kMean * channels : nullptr,
+                 training ? rows + kVariance * channels : nullptr);
     BatchGroup* const group = training ? current_batch_group() : nullptr;
     double n = static_cast<double>(pixels);
     if (training) {
@@ -254,9 +288,12 @@ struct ConvBnAct : Function<ConvBnAct> {
     source.relu = relu && !write_g;
     source.scale = scale;
     source.shift = rows + kShift * channels;
-    variable_list d =
-        conv_gradients(x, w, ctx->saved_data["stride"].toInt(), ctx->saved_data["padding"].toInt(),
-                       source, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    const int64_t stride = ctx->saved_data["stride"].toInt();
+    const int64_t padding = ctx->saved_data["padding"].toInt();
+    const bool want_x = ctx->needs_input_grad(0), want_w = ctx->needs_input_grad(1);
+    variable_list d = conv_covered(x, w, stride, padding)
+                          ? conv_gradients(x, w, stride, padding, source, want_x, want_w)
+                          : aten_gradients(x, w, y, stride, padding, source, want_x, want_w);
     variable_list all(14);
     all[0] = d[0];
     all[1] = d[1];
@@ -321,13 +358,20 @@ struct GlobalAvgPool : Function<GlobalAvgPool> {
   }
 };
 
+// libtorch cuts the sum of a single row by the number of threads.
+at::Tensor mean_of_rows(const at::Tensor& x_NK) {
+  std::optional<OneThread> alone;
+  if (x_NK.size(0) == 1) alone.emplace();
+  return x_NK.mean(1);
+}
+
 // Gradient (softmax - target) in one pass over the saved log-probabilities.
 struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
                             const at::Tensor& labels, double smoothing) {
     const at::Tensor log_p = at::log_softmax(logits, 1);
     at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
-    if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
+    if (smoothing != 0) loss.sub_(mean_of_rows(log_p), smoothing);
     ctx->save_for_backward({log_p, labels});
     ctx->saved_data["smoothing"] = smoothing;
     return loss;
@@ -397,7 +441,11 @@ struct PixelCrossEntropy : Function<PixelCrossEntropy> {
     if (smoothing != 0) loss.sub_(log_p.mean(1), smoothing);
     // The sums of the own pixels, and how many they are for each sample.
     const at::Tensor sums = at::full({loss.size(0) + 1}, loss.size(1) * loss.size(2), at::kDouble);
-    sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    {
+      std::optional<OneThread> alone;  // as above
+      if (loss.size(0) == 1) alone.emplace();
+      sums.narrow(0, 0, loss.size(0)).copy_(loss.sum({1, 2}, /*keepdim=*/false, at::kDouble));
+    }
     if (split != nullptr) split->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
     const double pixels = sums[-1].item<double>();
     ctx->save_for_backward({log_p, labels});
@@ -427,14 +475,14 @@ at::Tensor conv_bn_act_aten(const at::Tensor& x, const at::Tensor& w, int64_t st
                             int64_t padding, const BatchNorm& bn, const at::Tensor& residual,
                             bool relu, bool training) {
   const at::ScalarType type = bn.weight.scalar_type();
-  at::Tensor y = at::conv2d(widened(x), widened(w), {}, {stride, stride}, {padding, padding},
-                            {1, 1}, x.size(1) / w.size(1));
+  at::Tensor y = aten_conv2d(widened(x), widened(w), {}, stride, padding);
   if (training && current_batch_group() != nullptr) {
     y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
                               bn.momentum, bn.eps);
   } else {
-    y = at::batch_norm(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
-                       bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+    // libtorch's channels-last kernels cut their sums by the number of threads.
+    y = at::batch_norm(y.to(type).contiguous(), bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                       training, bn.momentum, bn.eps, /*cudnn_enabled=*/true);
   }
   if (residual.defined()) y = y + residual.to(type);
   return (relu ? y.relu_() : y).to(x.scalar_type());
@@ -460,8 +508,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   if (widen(x))
     return conv2d(x.to(at::kFloat), w.to(at::kFloat), in_type(bias, at::kFloat), stride, padding)
         .to(x.scalar_type());
-  return at::conv2d(x, w, bias, {stride, stride}, {padding, padding}, {1, 1},
-                    x.size(1) / w.size(1));
+  return aten_conv2d(x, w, bias, stride, padding);
 }
 
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
@@ -470,8 +517,10 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
     return spatial::conv_bn_act(*split, x, w, stride, padding, bn, residual, relu, training);
   const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
   const bool covered =
-      conv_covered(x, w, stride, padding) && bn.weight.scalar_type() == at::kFloat &&
-      bn.bias.scalar_type() == at::kFloat && bn.running_mean.scalar_type() == at::kFloat &&
+      has_storage(x) && has_storage(w) && x.dim() == 4 && w.dim() == 4 && x.numel() > 0 &&
+      w.size(1) == x.size(1) && w.size(2) == w.size(3) && kernels::isa_for(w.size(0)) != nullptr &&
+      bn.weight.scalar_type() == at::kFloat && bn.bias.scalar_type() == at::kFloat &&
+      bn.running_mean.scalar_type() == at::kFloat &&
       (!residual.defined() || residual.scalar_type() == x.scalar_type()) &&
       (training || !differentiate);
   if (covered)

@@ -1,6 +1,7 @@
 #include "ductile/nn/precision.h"
 
 #include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 
 namespace ductile::nn {
 
@@ -16,12 +17,7 @@ at::ScalarType scalar_type_of(std::string_view precision) {
 bool widen(const at::Tensor& x) {
   if (!x.device().is_cpu()) return false;
   if (x.scalar_type() == at::kHalf) return true;
-#if defined(__x86_64__)
-  static const bool native_bf16 = __builtin_cpu_supports("avx512bf16");
-#else
-  static const bool native_bf16 = false;
-#endif
-  return x.scalar_type() == at::kBFloat16 && !native_bf16;
+  return x.scalar_type() == at::kBFloat16 && !may_use(IsaLevel::bf16);
 }
 
 at::Tensor widened(const at::Tensor& x) { return widen(x) ? x.to(at::kFloat) : x; }

@@ -82,8 +82,9 @@ class TorchModuleModel : public Model {
 
 }  // namespace ductile::nn
 
-#define DUCTILE_EXPORT_TORCH_MODULE(Net)                               \
+// A second argument as of DUCTILE_EXPORT_MODEL.
+#define DUCTILE_EXPORT_TORCH_MODULE(Net, ...)                          \
   DUCTILE_EXPORT_MODEL([](const ::ductile::nn::ModelArgs& args) {      \
     return std::unique_ptr<::ductile::nn::Model>(                      \
         std::make_unique<::ductile::nn::TorchModuleModel<Net>>(args)); \
-  })
+  } __VA_OPT__(, ) __VA_ARGS__)

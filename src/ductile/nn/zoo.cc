@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,21 +15,22 @@ namespace {
 struct Maker {
   std::string_view name;
   std::unique_ptr<Model> (*make)(const ModelArgs&);
+  Threads threads;  // threads_test.cc proves `any`
 };
 
 // Names and help are in spec/models.cc, where the torch-free command line reads them.
 constexpr Maker kMakers[] = {
-    {"mlp", make_mlp},
-    {"cnn", make_cnn},
-    {"resnet8", make_resnet_cifar<1>},
-    {"resnet20", make_resnet_cifar<3>},
-    {"resnet32", make_resnet_cifar<5>},
-    {"resnet56", make_resnet_cifar<9>},
-    {"resnet18", make_resnet18},
-    {"resnet18-cifar", make_resnet18_cifar},
-    {"resnet50", make_resnet50},
-    {"unet", make_unet},
-    {"gpt", make_gpt},
+    {"mlp", make_mlp, Threads::any},
+    {"cnn", make_cnn, Threads::any},
+    {"resnet8", make_resnet_cifar<1>, Threads::any},
+    {"resnet20", make_resnet_cifar<3>, Threads::any},
+    {"resnet32", make_resnet_cifar<5>, Threads::any},
+    {"resnet56", make_resnet_cifar<9>, Threads::any},
+    {"resnet18", make_resnet18, Threads::any},
+    {"resnet18-cifar", make_resnet18_cifar, Threads::any},
+    {"resnet50", make_resnet50, Threads::any},
+    {"unet", make_unet, Threads::any},
+    {"gpt", make_gpt, Threads::any},
 };
 
 }  // namespace
@@ -44,6 +46,13 @@ std::vector<ModelEntry> model_table() {
   DUCTILE_CHECK(table.size() == std::size(kMakers) && table.size() == spec::models().size(),
                 "the model tables of spec and nn differ");
   return table;
+}
+
+bool thread_invariant(const spec::ModelOptions& options) {
+  if (!options.library.empty()) return library_threads(options.library) == Threads::any;
+  return std::ranges::any_of(kMakers, [&](const Maker& maker) {
+    return maker.name == options.name && maker.threads == Threads::any;
+  });
 }
 
 std::unique_ptr<Model> make_model(const ModelArgs& args) {

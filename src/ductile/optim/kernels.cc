@@ -7,6 +7,7 @@
 #endif
 
 #include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 #include "ductile/optim/kernels_impl.h"
 
 // This file is compiled with -O3 and without contraction, trapping and errno (CMakeLists.txt), so
@@ -260,14 +261,7 @@ constexpr Table kAvx512 = make_table<Isa::avx512>();
 
 bool supported(Isa isa) {
   if (isa == Isa::baseline) return true;
-#ifdef __x86_64__
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (isa == Isa::avx2) return avx2;
-  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
+  return may_use(isa == Isa::avx2 ? IsaLevel::avx2 : IsaLevel::avx512);
 }
 
 Isa best_isa() {

@@ -40,7 +40,8 @@ fs::path find_worker() {
 }
 
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {
-  std::vector<std::pair<std::string, std::string>> environment;
+  std::vector<std::pair<std::string, std::string>> environment = {{"OMP_DYNAMIC", "FALSE"},
+                                                                  {"OPENBLAS_NUM_THREADS", "1"}};
   if (std::getenv("OMP_WAIT_POLICY") == nullptr)
     environment.emplace_back("OMP_WAIT_POLICY", "PASSIVE");
   if (threads > 0) {

@@ -17,7 +17,8 @@ fs::path find_worker();
 // The environment that libtorch must find at its start, for a worker of `threads` (0: the cores
 // this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
 // wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE;
-// a user's own setting stays.
+// a user's own setting stays. What would choose the number of threads by the machine's load or by
+// the product's size, and so change bits, is switched off.
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
 
 // The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.

@@ -12,6 +12,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 
 namespace ductile::run {
 namespace {
@@ -121,8 +122,7 @@ void JsonLines::sync() { file_.sync(); }
 
 JsonLinesRead for_each_json_line(const fs::path& path, const std::function<void(json&)>& visit) {
   JsonLinesRead read;
-  std::error_code error;
-  if (!fs::exists(path, error)) return read;
+  if (kind_of(path) == FileKind::none) return read;
   const std::string text = read_file(path);
   for_each_line(text, [&](std::string_view line, bool terminated) {
     if (is_blank(line)) return;

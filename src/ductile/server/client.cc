@@ -15,7 +15,8 @@ namespace ductile::server {
 
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline) {
-  const process::Descriptor fd = connect_unix(run);
+  const auto end = std::chrono::steady_clock::now() + deadline;
+  const process::Descriptor fd = connect_unix(run, deadline);
   if (fd.get() < 0) {
     fail(ErrorCode::not_found,
          "{0}: no controller runs for this run; start one with `ductile train --resume {0}`",
@@ -27,7 +28,6 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
   if (send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
     fail_errno(run.string() + ": its controller", errno);
   std::string answer;
-  const auto end = std::chrono::steady_clock::now() + deadline;
   while (answer.empty() || answer.back() != '\n') {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
@@ -54,6 +54,6 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
   return value;
 }
 
-bool has_controller(const fs::path& run) { return connect_unix(run).get() >= 0; }
+bool has_controller(const fs::path& run) { return is_listening(run); }
 
 }  // namespace ductile::server

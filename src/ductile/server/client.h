@@ -24,7 +24,7 @@ namespace ductile::server {
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline = std::chrono::seconds(10));
 
-// Whether a controller runs for this run.
+// Whether a controller runs for this run, be it stopped.
 bool has_controller(const fs::path& run);
 
 }  // namespace ductile::server

@@ -23,9 +23,10 @@ constexpr std::string_view kForm = "write host, host:workers or host=address:wor
 int64_t parse_places(std::string_view text, std::string_view item) {
   int64_t places = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), places);
-  if (error != std::errc() || end != text.data() + text.size() || places < 1 || places > 4096)
-    fail(ErrorCode::invalid_argument, "'{}': '{}' is no number of workers (1 to 4096); {}", item,
-         text, kForm);
+  if (error != std::errc() || end != text.data() + text.size() || places < 1 ||
+      places > kMostOnOneHost)
+    fail(ErrorCode::invalid_argument, "'{}': '{}' is no number of workers for a host (1 to {}); {}",
+         item, text, kMostOnOneHost, kForm);
   return places;
 }
 
@@ -83,6 +84,11 @@ int64_t Fleet::places() const {
     sum += host.places;
   }
   return sum;
+}
+
+int64_t Fleet::most() const {
+  if (hosts.empty()) return kMostOnOneHost;
+  return places() > 0 ? places() : kMostOnOneHost * static_cast<int64_t>(hosts.size());
 }
 
 std::vector<Host> parse_hosts(std::string_view list) {

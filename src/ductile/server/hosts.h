@@ -13,6 +13,9 @@
 // The hosts of a job: how a user writes them, and how workers are started there.
 namespace ductile::server {
 
+// Workers of one host: they share an arena (comm/arena.h), which has room for so many.
+inline constexpr int64_t kMostOnOneHost = 128;
+
 struct Host {
   std::string name;     // what the launcher command calls it
   std::string address;  // where workers of other hosts reach its workers; empty: they find out
@@ -32,6 +35,8 @@ struct Fleet {
 
   // 0 where not every host says how many it takes.
   int64_t places() const;
+  // How many workers can be in a job at most.
+  int64_t most() const;
 };
 
 // "a,b:2,c=10.0.0.3:4": a name, perhaps "=address", perhaps ":workers". Throws invalid_argument

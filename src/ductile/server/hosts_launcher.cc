@@ -254,7 +254,7 @@ class HostsLauncher final : public Launcher {
   }
 
   void start(const WorkerStart& start) override {
-    Remote& remote = *remotes_[choose(start.workers)];
+    Remote& remote = *remotes_[choose(start.workers, start.avoid)];
     const size_t host = index_of(remote);
     WorkerStart here = start;
     here.arguments.insert(here.arguments.end(), {"--host", remote.host().name});
@@ -293,6 +293,11 @@ class HostsLauncher final : public Launcher {
     return static_cast<size_t>(std::ranges::count_if(workers_, [&](const auto& worker) {
       return remotes_[worker.second.host]->state() == Remote::State::ready;
     }));
+  }
+
+  bool reachable() const override {
+    return std::ranges::any_of(
+        remotes_, [](const auto& remote) { return remote->state() == Remote::State::ready; });
   }
 
   std::string host_of(WorkerId id) const override {
@@ -363,23 +368,38 @@ class HostsLauncher final : public Launcher {
     return std::clamp<int64_t>(left, 1, std::max<int64_t>(capacity(host, wanted), 1));
   }
 
-  size_t choose(int64_t wanted) const {
+  size_t choose(int64_t wanted, const std::vector<std::string>& avoid) const {
+    const auto shunned = [&](size_t h) {
+      return std::ranges::find(avoid, remotes_[h]->host().name) != avoid.end();
+    };
+    for (const bool any : {false, true})
+      if (const auto found = find_room(wanted, [&](size_t h) { return any || !shunned(h); }))
+        return *found;
     std::vector<std::string> full;
     for (size_t h = 0; h < remotes_.size(); ++h) {
       const Remote& remote = *remotes_[h];
       if (remote.state() != Remote::State::ready) {
         full.push_back(fmt::format("{} cannot be reached ({})", remote.host().name,
                                    remote.error().empty() ? "it is being called" : remote.error()));
-      } else if (placed(h) < capacity(h, wanted)) {
-        return h;
       } else {
         full.push_back(fmt::format("{} has {}", remote.host().name, placed(h)));
       }
     }
-    // A host that is gone leaves its share to the others, where nobody said what they can take.
-    for (size_t h = 0; h < remotes_.size(); ++h)
-      if (remotes_[h]->state() == Remote::State::ready && remotes_[h]->host().places == 0) return h;
     fail(ErrorCode::unavailable, "no host has room for a worker: {}", fmt::join(full, ", "));
+  }
+
+  // The first host that will do and has room. A host that is gone, or will not do, leaves its share
+  // to the others, where nobody said what they can take.
+  template <class Will>
+  std::optional<size_t> find_room(int64_t wanted, const Will& will_do) const {
+    const auto ready = [&](size_t h) {
+      return remotes_[h]->state() == Remote::State::ready && will_do(h);
+    };
+    for (size_t h = 0; h < remotes_.size(); ++h)
+      if (ready(h) && placed(h) < capacity(h, wanted)) return h;
+    for (size_t h = 0; h < remotes_.size(); ++h)
+      if (ready(h) && remotes_[h]->host().places == 0) return h;
+    return std::nullopt;
   }
 
   // Asks a host that has come (again) for the workers that are, or may be, there.

@@ -4,17 +4,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -31,7 +28,9 @@
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/connections_impl.h"
 #include "ductile/server/publisher_impl.h"
+#include "ductile/server/refusals_impl.h"
 #include "ductile/server/request_server_impl.h"
+#include "ductile/server/saved_state_impl.h"
 
 namespace ductile::server {
 namespace {
@@ -40,23 +39,10 @@ using namespace control;
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kSaveRetry{500};
+// Listening that took longer was interrupted. Well below the shortest deadline for a heartbeat.
+constexpr std::chrono::milliseconds kListening{100};
 
 fs::path state_file(const fs::path& run) { return run / "membership.json"; }
-
-// Held for life, and given up by the kernel however the process ends.
-process::Descriptor lock_run(const fs::path& run) {
-  const fs::path path = run / "controller.lock";
-  process::Descriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (fd.get() < 0) fail_errno(path.string(), errno);
-  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail_errno(path.string(), errno);
-    fail(ErrorCode::conflict,
-         "{0}: a controller runs this job already; `ductile status {0}` shows it, `ductile resize` "
-         "and `ductile preempt` change it",
-         run.string());
-  }
-  return fd;
-}
 
 // The port that the controller before this one had, where it is known: its workers look there
 // first.
@@ -86,12 +72,6 @@ double wall_seconds() {
 double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 }  // namespace
-
-net::Secret secret_of(const fs::path& run) {
-  const fs::path file = run / "secret";
-  if (kind_of(file) == FileKind::none) net::Secret::create_file(file);
-  return net::Secret::from_file(file);
-}
 
 bool was_elastic(const fs::path& run) { return kind_of(state_file(run)) != FileKind::none; }
 
@@ -145,8 +125,12 @@ struct JobController::Impl {
   // ---- the world
   JobEnd loop();
   void wait();
+  void listen();
+  void hear(Event event);
   void take_from_launcher();
   bool at_rest() const;
+  bool gives_up() const;
+  JobEnd end_unsaved();
   void log(std::string_view event, const std::string& text);
   void end_run(const JobEnd& end);
   void write_event(std::string_view kind, json fields);
@@ -154,12 +138,12 @@ struct JobController::Impl {
 
   // ---- requests
   json answer(const json& request);
-  json request(const Event& event);
+  std::string request(const Event& event);
+  std::string waits_for_disk() const;
   json status() const;
 
   JobControllerOptions options;
   std::unique_ptr<Launcher> launcher;
-  process::Descriptor lock;
   const run::RunFolder folder;
   run::Diary events;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
@@ -171,13 +155,16 @@ struct JobController::Impl {
   std::unique_ptr<net::StoreServer> store;
   std::mutex refusals_mutex;  // of the store's thread, too
   std::vector<net::Refusal> refusals;
+  Refusals refused_notes;
   link::Addresses addresses;
   Publisher publisher;
   std::unique_ptr<RequestServer> requests;
 
   std::optional<Membership> membership;
-  std::deque<Event> inbox;
+  std::vector<Event> inbox;
+  Time heard{0};              // all that had come by then is in the inbox, or was told
   std::vector<Command> held;  // of a state that could not be saved yet
+  net::Deadline held_since{};
   net::Deadline save_again{};
   std::string save_error;
   std::string refused;  // what the machine said to the last request; empty: taken
@@ -189,7 +176,6 @@ struct JobController::Impl {
 JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
     : options(std::move(o)),
       launcher(std::move(l)),
-      lock(lock_run(options.run)),
       folder(run::RunFolder::open(options.run)),
       events(folder.events_file()),
       secret(secret_of(options.run)),
@@ -209,7 +195,7 @@ JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
   };
   connections = listen_again(before.controller.port, [&](uint16_t port) {
     return std::make_unique<Connections>(net::Address{options.listen, port}, secret, job, refuse,
-                                         [this](const Event& e) { inbox.push_back(e); });
+                                         [this](const Event& e) { hear(e); });
   });
   store = listen_again(before.store.port, [&](uint16_t port) {
     return std::make_unique<net::StoreServer>(net::Address{options.listen, port}, secret, job,
@@ -222,21 +208,19 @@ JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
 // ---- The machine.
 
 void JobController::Impl::begin(int64_t workers) {
-  const Time begun = now();
-  std::optional<json> saved;
-  if (was_elastic(options.run)) {
-    saved = parse_json(read_file(state_file(options.run)));
-    if (!saved->is_object())
-      fail(ErrorCode::data_loss,
-           "{}: not a saved state of a job; remove it to start the job anew "
-           "from its last checkpoint",
-           state_file(options.run).string());
-  }
+  heard = now();
+  const fs::path file = state_file(options.run);
+  const std::optional<json> saved = read_state(file);
   MembershipOptions wishes = options.membership;
   wishes.checkpoints = stored_checkpoints(folder.checkpoints());
   Outcome first;
   if (saved) {
-    membership.emplace(Membership::restore(wishes, *saved, begun, first));
+    try {
+      membership.emplace(Membership::restore(wishes, *saved, heard, first));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::data_loss) throw;
+      fail(ErrorCode::data_loss, "{}: {}; {}", file.string(), e.message(), state_remedy(file));
+    }
     std::vector<WorkerId> known;
     for (const json& worker : saved->at("workers"))
       known.push_back(report_from_json(worker.at("report")).worker);
@@ -258,21 +242,25 @@ void JobController::Impl::begin(int64_t workers) {
   if (!refused.empty()) fail(ErrorCode::invalid_argument, "{}", refused);
 }
 
-// Until nothing is left to tell the machine, or its state cannot be saved now.
+// Until nothing is left to tell the machine, or its state cannot be saved now. What came together
+// is told together, and as of the time at which all had been heard: whose report is still to be
+// read is never taken for silent.
 void JobController::Impl::drain() {
   while (!inbox.empty() && held.empty()) {
-    const Event event = std::move(inbox.front());
-    inbox.pop_front();
-    if (const auto* reported = std::get_if<WorkerReported>(&event))
-      reports[reported->report.worker] = reported->report;
-    if (const auto* exited = std::get_if<WorkerExited>(&event)) reports.erase(exited->worker);
-    handle(membership->apply(event, now()));
+    std::vector<Event> events = std::exchange(inbox, {});
+    for (const Event& event : events) {
+      if (const auto* reported = std::get_if<WorkerReported>(&event))
+        reports[reported->report.worker] = reported->report;
+      if (const auto* exited = std::get_if<WorkerExited>(&event)) reports.erase(exited->worker);
+    }
+    handle(membership->apply(events, heard));
   }
 }
 
 void JobController::Impl::handle(Outcome outcome) {
   if (outcome.must_save && !try_save()) {
     held = std::move(outcome.commands);
+    held_since = net::Clock::now();
     held.emplace_back(
         Note{"disk", fmt::format("the job waits: its state could not be saved: {}", save_error)});
     return;
@@ -283,7 +271,7 @@ void JobController::Impl::handle(Outcome outcome) {
 
 bool JobController::Impl::try_save() {
   try {
-    write_file_atomic(state_file(options.run), dump_json(membership->save()));
+    write_file_atomic(state_file(options.run), sealed(membership->save()));
     return true;
   } catch (const Error& e) {
     save_error = e.what();
@@ -303,10 +291,11 @@ void JobController::Impl::on(const LaunchWorker& command) {
          {"--run", options.run.string(), "--worker", std::to_string(command.worker), "--controller",
           addresses.controller.to_string(), "--store", addresses.store.to_string()},
          {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
-         membership->wanted_workers()});
+         membership->wanted_workers(),
+         command.avoid});
     log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
   } catch (const Error& e) {
-    inbox.emplace_back(LaunchFailed{command.worker, e.what()});
+    inbox.emplace_back(LaunchFailed{command.worker, e.what(), !launcher->reachable()});
   }
 }
 
@@ -378,17 +367,47 @@ bool JobController::Impl::at_rest() const {
   return phase == Phase::preempted || phase == Phase::finished || phase == Phase::failed;
 }
 
+// A state that cannot be saved is waited for as long as the job runs. One that is done, or is to
+// end, has nothing to gain by it: without the save it is as if all had been killed.
+bool JobController::Impl::gives_up() const {
+  if (held.empty()) return false;
+  const net::Deadline now = net::Clock::now();
+  switch (membership->phase()) {
+    case Phase::failed:
+      return true;
+    case Phase::finishing:
+    case Phase::finished:
+      return now >= held_since + options.membership.finish_deadline;
+    case Phase::preempting:
+    case Phase::preempted:
+      return now >= held_since + options.membership.preempt_deadline;
+    default:
+      return false;
+  }
+}
+
+JobEnd JobController::Impl::end_unsaved() {
+  JobEnd end{membership->phase(), membership->reason(), membership->step(),
+             membership->checkpoint()};
+  launcher.reset();  // ends and reaps them
+  log("disk", fmt::format("all workers were ended; the state could not be saved: {}", save_error));
+  if (end.phase == Phase::preempting) end.phase = Phase::preempted;
+  if (end.phase != Phase::finishing) return end;
+  end.phase = Phase::failed;
+  end.reason = fmt::format(
+      "all {} steps are done, but the job's state could not be saved within {} s: {}", end.step,
+      std::chrono::duration_cast<std::chrono::seconds>(options.membership.finish_deadline).count(),
+      save_error);
+  return end;
+}
+
 JobEnd JobController::Impl::loop() {
   while (true) {
     drain();
     if (killed) break;
     if (at_rest() && launcher->running() == 0 && held.empty() && inbox.empty()) break;
     wait();
-    // Everything that has come is heard before time is said to have passed: a controller that was
-    // stopped for a while must not take its workers for silent.
-    connections->serve();
-    take_from_launcher();
-    for (Event& event : publisher.take()) inbox.push_back(std::move(event));
+    listen();
     drain();
     requests->serve([this](const json& request) { return answer(request); });
     std::vector<net::Refusal> strangers;
@@ -396,20 +415,41 @@ JobEnd JobController::Impl::loop() {
       const std::lock_guard guard(refusals_mutex);
       strangers.swap(refusals);
     }
-    for (const net::Refusal& r : strangers) log("connection", r.address + ": " + r.reason);
+    for (const std::string& line : refused_notes.take(strangers, net::Clock::now()))
+      log("connection", line);
     if (!held.empty() && net::Clock::now() >= save_again && try_save())
       carry_out(std::exchange(held, {}));
-    if (membership->next_deadline() <= now()) inbox.emplace_back(Tick{});
+    if (gives_up()) return end_unsaved();
+    if (membership->next_deadline() <= heard) inbox.emplace_back(Tick{});
   }
   if (killed) {
     launcher.reset();  // ends and reaps them
     log("killed", "all workers were killed on request");
   }
+  for (const std::string& line : refused_notes.rest()) log("connection", line);
   try_save();
-  const JobEnd end{membership->phase(), membership->reason(), membership->step(),
-                   membership->checkpoint(), killed};
-  end_run(end);
-  return end;
+  return {membership->phase(), membership->reason(), membership->step(), membership->checkpoint(),
+          killed};
+}
+
+// Everything that has come is heard before time is said to have passed: a controller that was
+// stopped for a while must not take its workers for silent. Where it was stopped, or had to wait
+// for a processor, while it listened, more has come: it listens again.
+void JobController::Impl::listen() {
+  for (int round = 0; round < 10; ++round) {
+    heard = now();
+    connections->serve();
+    take_from_launcher();
+    for (Event& event : publisher.take()) inbox.push_back(std::move(event));
+    if (now() - heard < kListening) return;
+  }
+}
+
+void JobController::Impl::hear(Event event) {
+  // Now, while the launcher still knows: a report may be a worker's last one.
+  if (auto* reported = std::get_if<WorkerReported>(&event))
+    reported->host = launcher->host_of(reported->report.worker);
+  inbox.push_back(std::move(event));
 }
 
 void JobController::Impl::wait() {
@@ -423,8 +463,8 @@ void JobController::Impl::wait() {
   const Time next = membership->next_deadline();
   if (next != Time::max())
     wait = std::min<int64_t>(wait, std::chrono::ceil<milliseconds>(next - now()).count());
-  if (connections->next_deadline() != net::Deadline::max())
-    wait = std::min<int64_t>(wait, net::poll_milliseconds(connections->next_deadline()));
+  const net::Deadline soon = std::min(connections->next_deadline(), requests->next_deadline());
+  if (soon != net::Deadline::max()) wait = std::min<int64_t>(wait, net::poll_milliseconds(soon));
   const int timeout = static_cast<int>(std::max<int64_t>(0, wait));
   if (::poll(watched.data(), watched.size(), timeout) < 0 && errno != EINTR)
     fail_errno("poll", errno);
@@ -445,11 +485,17 @@ void JobController::Impl::take_from_launcher() {
 
 // ---- Requests.
 
-json JobController::Impl::request(const Event& event) {
+// Why it is not followed, or not yet; empty: it is.
+std::string JobController::Impl::request(const Event& event) {
   refused.clear();
   inbox.push_back(event);
   drain();
-  return json::object();
+  if (refused.empty() && !held.empty()) return waits_for_disk();
+  return refused;
+}
+
+std::string JobController::Impl::waits_for_disk() const {
+  return "waits for room to save its state: " + save_error;
 }
 
 json JobController::Impl::answer(const json& value) {
@@ -499,8 +545,7 @@ json JobController::Impl::status() const {
           {"pid", getpid()},
           {"phase", to_string(membership->phase())},
           {"reason", membership->reason()},
-          {"why", held.empty() ? membership->why(now())
-                               : "waits for room to save its state: " + save_error},
+          {"why", held.empty() ? membership->why(now()) : waits_for_disk()},
           {"wanted", membership->wanted_workers()},
           {"step", membership->step()},
           {"checkpoint", membership->checkpoint()},
@@ -509,17 +554,20 @@ json JobController::Impl::status() const {
           {"workers", std::move(workers)}};
 }
 
-JobController::JobController(JobControllerOptions options, std::unique_ptr<Launcher> launcher)
+JobController::JobController(const run::RunLock&, JobControllerOptions options,
+                             std::unique_ptr<Launcher> launcher)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(launcher))) {}
 
 JobController::~JobController() = default;
 
 JobEnd JobController::run(int64_t workers) {
   impl_->begin(workers);
-  return impl_->loop();
+  const JobEnd end = impl_->loop();
+  impl_->end_run(end);
+  return end;
 }
 
-void JobController::request(const Event& event) { impl_->request(event); }
+std::string JobController::request(const Event& event) { return impl_->request(event); }
 
 void JobController::kill() { impl_->killed = true; }
 

@@ -12,6 +12,7 @@
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
 #include "ductile/net/socket.h"
+#include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
 
 // The controller's host of one job: carries out what control::Membership decides.
@@ -46,7 +47,6 @@ struct JobEnd {
 //   secret           what the job's processes prove themselves with (mode 0600)
 //   membership.json  the saved state of control::Membership, on disk before anything is done
 //   controller.json  where the workers find controller and store (link/addresses.h)
-//   controller.lock  held by the one live controller
 //   control.sock     takes requests (client.h)
 //
 // and starts workers through `launcher` as
@@ -58,9 +58,11 @@ struct JobEnd {
 // they find it. Nothing is lost but time.
 class JobController {
  public:
-  // Throws conflict where another controller runs this job, data_loss where its saved state is not
-  // one, invalid_argument for options that fit no job.
-  JobController(JobControllerOptions options, std::unique_ptr<Launcher> launcher);
+  // The lock is the run's, held by the caller for the controller's life, and since before
+  // `launcher` was made. Throws data_loss where the saved state is not one, invalid_argument for
+  // options that fit no job.
+  JobController(const run::RunLock& lock, JobControllerOptions options,
+                std::unique_ptr<Launcher> launcher);
   JobController(const JobController&) = delete;
   JobController& operator=(const JobController&) = delete;
   ~JobController();
@@ -70,7 +72,8 @@ class JobController {
   JobEnd run(int64_t workers);
 
   // From callbacks on run()'s thread.
-  void request(const control::Event& event);
+  // Returns why it is not followed, or not yet; empty where it is.
+  std::string request(const control::Event& event);
   void kill();  // all workers at once, without saving; run() then ends
 
   // What `status` answers: {"phase", "reason", "why", "wanted", "step", "checkpoint",

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -328,6 +329,56 @@ TEST(JobController, decides_nothing_while_its_state_cannot_be_saved_and_goes_on_
   live.expect_result();
 }
 
+TEST(JobController, a_result_that_finds_no_room_ends_the_job_with_the_reason) {
+  Live live({.steps = 60, .step_ms = 20, .checkpoint_steps = 0, .small_disk = true});
+  live.start(2);
+  live.wait_for_step(5);
+  if (!live.fill_disk()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const json last = live.end();
+  EXPECT_EQ(last.value("phase", ""), "failed") << last;
+  const std::string reason = last.value("reason", "");
+  EXPECT_NE(reason.find("all 60 steps are done"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("No space left"), std::string::npos) << reason;
+  live.free_disk();
+  live.start(2);
+  live.expect_result();
+}
+
+// The result alone finds no room: the controller's own state is saved all the time.
+TEST(JobController, a_result_that_cannot_be_written_ends_the_job_with_the_reason) {
+  Live live({.steps = 60, .step_ms = 10, .checkpoint_steps = 0});
+  live.start(2);
+  live.wait_for_step(5);
+  const fs::path folder = live.run() / "checkpoints";
+  fs::rename(folder, live.run() / "kept");
+  std::ofstream(folder) << "no folder";
+  const json last = live.end();
+  EXPECT_EQ(last.value("phase", ""), "failed") << last;
+  EXPECT_NE(last.value("reason", "").find("could not be saved within"), std::string::npos) << last;
+  fs::remove(folder);
+  fs::rename(live.run() / "kept", folder);
+  live.start(2);
+  live.expect_result();
+}
+
+TEST(JobController, a_controller_that_was_stopped_takes_nobody_for_silent) {
+  Live live({.steps = 400, .heartbeat_deadline = 2s, .lease = 20s});
+  live.start(3);
+  live.wait_for_members(3);
+  const std::vector<pid_t> before = live.processes();
+  for (int round = 0; round < 2 && !live.ended(); ++round) {
+    live.signal_controller(SIGSTOP);
+    std::this_thread::sleep_for(3s);  // longer than a heartbeat may take, shorter than a lease
+    live.signal_controller(SIGCONT);
+    live.wait_for_step(live.status().at("step").get<int64_t>() + 10);
+  }
+  if (!live.ended()) {
+    EXPECT_EQ(live.processes(), before);
+  }
+  live.expect_result();
+  EXPECT_EQ(live.events().find("no heartbeat"), std::string::npos) << live.events();
+}
+
 TEST(JobController, begins_with_the_checkpoints_of_a_run_without_controller) {
   Live live({.steps = 60});
   const State half = run_undisturbed(30, kVirtualRanks);
@@ -364,8 +415,7 @@ TEST(JobOnHosts, runs_where_the_places_are_and_ends_with_the_result_of_one) {
 TEST(JobOnHosts, goes_on_when_workers_controllers_and_agents_are_killed) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
-  // With all agents gone nothing can be launched until they are back: not the job's fault.
-  Live live({.steps = 500, .max_failures = 1000, .hosts = hosts, .places = {2, 2}});
+  Live live({.steps = 500, .hosts = hosts, .places = {2, 2}});
   live.start(3);
   Rng rng(5);
   for (int round = 0; round < 6 && !live.ended(); ++round) {
@@ -395,6 +445,19 @@ TEST(JobOnHosts, a_host_that_is_cut_off_is_done_without_until_it_is_back) {
   ASSERT_TRUE(hosts->restore(2));
   live.wait_for_members(2);
   live.expect_result();
+}
+
+TEST(JobOnHosts, a_host_where_no_worker_can_begin_is_done_without) {
+  const auto hosts = hosts_or_skip(3);
+  if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
+  for (const int sick : {1, 2}) {
+    Live live({.steps = 200, .hosts = hosts, .places = {2, 2}, .sick_host = sick});
+    live.start(3);
+    live.expect_result();
+    const std::string text =
+        fmt::format("on host {}: there are no samples here", hosts->name(sick));
+    EXPECT_NE(live.events().find(text), std::string::npos) << live.events();
+  }
 }
 
 TEST(JobOnHosts, hosts_that_cannot_take_part_are_named_before_anything_starts) {

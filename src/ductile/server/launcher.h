@@ -16,7 +16,8 @@ struct WorkerStart {
   control::WorkerId worker = 0;
   std::vector<std::string> arguments;  // of ductile-worker, --progress-fd left out
   std::vector<std::pair<std::string, std::string>> environment;
-  int64_t workers = 1;  // how many share the machine
+  int64_t workers = 1;             // how many share the machine
+  std::vector<std::string> avoid;  // hosts to take only where no other one is left
 };
 
 struct WorkerLine {  // of its progress pipe
@@ -46,6 +47,8 @@ class Launcher {
   virtual std::vector<LauncherEvent> take() = 0;
   virtual size_t running() const = 0;  // processes that are known to run
 
+  // Whether there is any host that can be reached now; where not, start() tried nothing.
+  virtual bool reachable() const { return true; }
   // Which host a worker is on; empty: this one, or unknown.
   virtual std::string host_of(control::WorkerId) const { return ""; }
 };
@@ -60,8 +63,8 @@ struct LocalLauncherOptions {
 };
 
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher
-// that is killed, and are found again by their command line; its destructor kills and reaps those
-// that are left, unless it is told not to.
+// that is killed, and are found again by their owner, program and command line; its destructor
+// kills and reaps those that are left, unless it is told not to.
 std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options, const fs::path& run);
 
 }  // namespace ductile::server

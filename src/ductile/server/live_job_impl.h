@@ -49,6 +49,9 @@ struct Job {
   // On hosts 1, 2 ... of these, with its controller on host 0; none: on this machine.
   std::shared_ptr<EmulatedHosts> hosts;
   std::vector<int> places;  // workers that hosts 1, 2 ... take
+  int sick_host = 0;        // of these: no worker can begin there
+  Time heartbeat_deadline = 600ms;
+  Time lease = 2s;
 };
 
 // A run directory, its controller in a process of its own, and whatever the test does to them.
@@ -64,9 +67,13 @@ class Live {
     fs::create_directories(run_ / "checkpoints");
     fs::create_directories(run_ / "tensorboard");
     write_file_atomic(run_ / "job.toml", "");
-    const json test = {
-        {"steps", job.steps}, {"step_ms", job.step_ms},   {"virtual_ranks", kVirtualRanks},
-        {"lease_ms", 2000},   {"error_at", job.error_at}, {"odd_error", job.odd_error}};
+    const json test = {{"steps", job.steps},
+                       {"step_ms", job.step_ms},
+                       {"virtual_ranks", kVirtualRanks},
+                       {"lease_ms", job.lease.count() / 1000},
+                       {"error_at", job.error_at},
+                       {"odd_error", job.odd_error},
+                       {"sick_host", job.sick_host > 0 ? job.hosts->name(job.sick_host) : ""}};
     write_file_atomic(run_ / "test.json", test.dump());
   }
   ~Live() {
@@ -96,19 +103,21 @@ class Live {
   static MembershipOptions membership(const Job& job) {
     MembershipOptions m;
     m.virtual_ranks = kVirtualRanks;
-    m.heartbeat_deadline = 600ms;
-    m.lease = 2s;
+    m.heartbeat_deadline = job.heartbeat_deadline;
+    m.lease = job.lease;
     m.reattach = 1500ms;
     m.backoff_base = 20ms;
     m.backoff_max = 200ms;
     m.max_failures = job.max_failures;
     m.start_deadline = 20s;
     m.join_window = 200ms;
+    m.finish_deadline = 1s;
     m.checkpoint_steps = job.checkpoint_steps;
     return m;
   }
 
-  std::unique_ptr<JobController> make_controller() const {
+  std::unique_ptr<JobController> make_controller() {
+    lock_ = std::make_unique<run::RunLock>(run_, run::RunLock::kController);
     JobControllerOptions o;
     o.run = run_;
     o.membership = membership(job_);
@@ -120,7 +129,7 @@ class Live {
     };
     if (!job_.hosts) {
       return std::make_unique<JobController>(
-          std::move(o), make_local_launcher({job_.program, run_ / "worker.log"}, run_));
+          *lock_, std::move(o), make_local_launcher({job_.program, run_ / "worker.log"}, run_));
     }
     HostsLauncherOptions hosts;
     hosts.fleet = fleet();
@@ -128,7 +137,7 @@ class Live {
     hosts.log = run_ / "worker.log";
     hosts.all = false;
     o.listen = listen_address(hosts.fleet);
-    return std::make_unique<JobController>(std::move(o),
+    return std::make_unique<JobController>(*lock_, std::move(o),
                                            make_hosts_launcher(std::move(hosts), run_));
   }
 
@@ -168,6 +177,8 @@ class Live {
     ::waitpid(controller_, nullptr, 0);
     controller_ = -1;
   }
+
+  void signal_controller(int signal) const { ::kill(controller_, signal); }
 
   json status() const {
     try {
@@ -283,6 +294,7 @@ class Live {
   bool small_disk_ = false;
   const Job job_;
   const fs::path run_;
+  std::unique_ptr<run::RunLock> lock_;  // in the controller's process
   pid_t controller_ = -1;
 };
 

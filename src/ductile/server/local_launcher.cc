@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <map>
 #include <set>
 #include <string_view>
-#include <system_error>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,43 +21,13 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/launcher_events_impl.h"
+#include "ductile/server/worker_processes_impl.h"
 
 namespace ductile::server {
 namespace {
 
 using control::WorkerId;
 using process::Descriptor;
-
-// Whether the process `pid` is `ductile-worker ... --run RUN --worker ID ... [--host HOST] ...`.
-bool is_worker(pid_t pid, const std::string& run, WorkerId worker, const std::string& host) {
-  std::string line;
-  try {
-    line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
-  } catch (const Error&) {  // gone, or another user's
-    return false;
-  }
-  const std::string_view text(line);
-  const auto has = [&](std::string_view key, const std::string& value) {
-    std::string part(1, '\0');
-    part.append(key).append(1, '\0').append(value).append(1, '\0');
-    return text.find(part) != std::string_view::npos;
-  };
-  return has("--run", run) && has("--worker", std::to_string(worker)) &&
-         (host.empty() || has("--host", host));
-}
-
-std::vector<pid_t> all_processes() {
-  std::vector<pid_t> pids;
-  std::error_code error;
-  for (auto it = fs::directory_iterator("/proc", error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    pid_t pid = 0;
-    const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (failed == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
-  }
-  return pids;
-}
 
 class LocalLauncher : public Launcher {
  public:
@@ -128,10 +96,13 @@ class LocalLauncher : public Launcher {
     for (const WorkerId id : ids) {
       Worker worker;
       for (const pid_t pid : pids) {
-        if (!is_worker(pid, run_, id, options_.host)) continue;
+        const auto is_it = [&] {
+          return is_worker(pid, options_.program, run_, id, options_.host);
+        };
+        if (!is_it()) continue;
         Descriptor fd(::pidfd_open(pid, 0));
         // Once more: the number could have gone to another process in between.
-        if (fd.get() >= 0 && is_worker(pid, run_, id, options_.host)) worker.pid_fd = std::move(fd);
+        if (fd.get() >= 0 && is_it()) worker.pid_fd = std::move(fd);
       }
       if (worker.pid_fd.get() < 0) {
         events_.gone(id);

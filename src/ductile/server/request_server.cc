@@ -1,5 +1,9 @@
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <sys/epoll.h>
@@ -14,6 +18,7 @@ namespace ductile::server {
 namespace {
 
 constexpr size_t kMaxClients = 64;
+constexpr std::chrono::milliseconds kPause{100};
 
 void watch(int epoll, int fd) {
   epoll_event event{};
@@ -42,21 +47,51 @@ void RequestServer::remove_socket() {
   fs::remove(run_ / kRequestSocket, ignored);
 }
 
+// Those who are here first: who still is idle then may have to go.
 void RequestServer::serve(const Handler& handler) {
+  const auto serve_all = [&] {
+    for (auto it = clients_.begin(); it != clients_.end();)
+      it = serve(*it, handler) ? std::next(it) : clients_.erase(it);
+  };
+  serve_all();
   take_new();
-  for (auto it = clients_.begin(); it != clients_.end();)
-    it = serve(*it, handler) ? std::next(it) : clients_.erase(it);
+  serve_all();
 }
 
 void RequestServer::take_new() {
+  if (paused_ && net::Clock::now() < resume_at_) return;
+  if (std::exchange(paused_, false)) watch(epoll_.get(), listener_.get());
   while (true) {
     process::Descriptor fd(
         accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd.get() < 0) return;
-    if (!same_user(fd.get()) || clients_.size() >= kMaxClients) continue;
-    watch(epoll_.get(), fd.get());
-    clients_.push_back({std::move(fd), ""});
+    if (fd.get() < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return;
+      if (clients_.empty()) return pause();
+      drop_idle();
+      continue;
+    }
+    if (!same_user(fd.get())) continue;
+    if (clients_.size() >= kMaxClients) drop_idle();
+    try {
+      watch(epoll_.get(), fd.get());
+    } catch (const Error&) {  // no memory: this one alone is hung up on
+      continue;
+    }
+    clients_.push_back({std::move(fd), "", ++heard_});
   }
+}
+
+void RequestServer::drop_idle() {
+  clients_.erase(std::min_element(clients_.begin(), clients_.end(),
+                                  [](const auto& a, const auto& b) { return a.heard < b.heard; }));
+}
+
+// A listener that cannot be served stays readable: looking at it again and again helps nobody.
+void RequestServer::pause() {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  paused_ = true;
+  resume_at_ = net::Clock::now() + kPause;
 }
 
 bool RequestServer::serve(Client& client, const Handler& handler) {
@@ -66,6 +101,7 @@ bool RequestServer::serve(Client& client, const Handler& handler) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN;
     if (n == 0) return false;
+    client.heard = ++heard_;
     client.input.append(block, static_cast<size_t>(n));
     for (size_t end; (end = client.input.find('\n')) != std::string::npos;) {
       const std::string line = client.input.substr(0, end);

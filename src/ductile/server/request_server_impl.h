@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <string>
@@ -7,14 +8,16 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/net/socket.h"
 #include "ductile/process/descriptor.h"
 
 namespace ductile::server {
 
 // Takes requests of this user's processes at a unix socket in the run folder: one JSON object a
 // line, answered by one line each, {"ok": true, ...} or {"error": text, "code": kind}. What is not
-// such a request is answered with an error; who sends too much or reads nothing is hung up on. One
-// thread; never waits.
+// such a request is answered with an error; who sends too much or reads nothing is hung up on.
+// Where there is no room for another client, or no descriptor, the one that has been idle for
+// longest is hung up on. One thread; never waits.
 class RequestServer {
  public:
   // The answer's fields; an Error becomes an error answer.
@@ -23,17 +26,22 @@ class RequestServer {
   explicit RequestServer(const fs::path& run);
   ~RequestServer();  // removes the socket
 
-  int fd() const { return epoll_.get(); }  // readable when serve() has something to do
+  // For an event loop: serve() has something to do when fd() is readable, and at the deadline.
+  int fd() const { return epoll_.get(); }
+  net::Deadline next_deadline() const { return paused_ ? resume_at_ : net::Deadline::max(); }
   void serve(const Handler& handler);
 
  private:
   struct Client {
     process::Descriptor fd;
     std::string input;
+    uint64_t heard = 0;  // when it last said something, or came: the order alone counts
   };
 
   void remove_socket();
   void take_new();
+  void drop_idle();
+  void pause();
   bool serve(Client& client, const Handler& handler);
   static bool answer(Client& client, const std::string& line, const Handler& handler);
 
@@ -41,6 +49,9 @@ class RequestServer {
   process::Descriptor epoll_;
   process::Descriptor listener_;
   std::list<Client> clients_;
+  uint64_t heard_ = 0;
+  bool paused_ = false;  // out of descriptors: takes nobody until resume_at_
+  net::Deadline resume_at_{};
 };
 
 }  // namespace ductile::server

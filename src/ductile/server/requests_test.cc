@@ -1,10 +1,12 @@
-#include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -17,6 +19,10 @@ namespace ductile::server {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::chrono::seconds kPatience{20};
+
+json echo_of(const json& request) { return {{"echo", request}}; }
 
 // A server that answers with what it was asked, on a thread.
 class Echo {
@@ -86,8 +92,8 @@ TEST(Requests, without_a_controller_the_error_names_run_and_remedy) {
 TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
   const TempFolder run;
   const Echo echo(run.path());
-  const process::Descriptor silent = connect_unix(run.path());
-  const process::Descriptor noisy = connect_unix(run.path());
+  const process::Descriptor silent = connect_unix(run.path(), kPatience);
+  const process::Descriptor noisy = connect_unix(run.path(), kPatience);
   const std::string garbage = "\x01\xff not json\n";
   ASSERT_GT(send(noisy.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
   char answer[512];
@@ -95,7 +101,7 @@ TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
   ASSERT_GT(n, 0);
   EXPECT_NE(std::string(answer, static_cast<size_t>(n)).find("invalid_argument"),
             std::string::npos);
-  const process::Descriptor endless = connect_unix(run.path());
+  const process::Descriptor endless = connect_unix(run.path(), kPatience);
   const std::string part(8192, 'a');
   bool open = true;
   for (int i = 0; i < 10000 && open; ++i)
@@ -113,6 +119,84 @@ TEST(Requests, a_controller_that_does_not_answer_is_told) {
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::deadline);
   }
+}
+
+// One that is stopped, and has as many waiting as the kernel keeps.
+TEST(Requests, nobody_waits_for_ever_for_a_controller_that_takes_nobody) {
+  const TempFolder run;
+  const process::Descriptor listener = listen_unix(run.path());
+  std::vector<process::Descriptor> waiting;
+  try {
+    while (waiting.size() < 1000) waiting.push_back(connect_unix(run.path(), {}));
+    ADD_FAILURE() << "the kernel keeps more than 1000";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::deadline);
+  }
+  EXPECT_TRUE(has_controller(run.path()));
+  try {
+    ask(run.path(), {{"request", "status"}}, std::chrono::milliseconds(50));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::deadline);
+    EXPECT_NE(e.message().find("kill -CONT"), std::string::npos);
+  }
+}
+
+TEST(Requests, clients_that_say_nothing_shut_nobody_out) {
+  const TempFolder run;
+  const Echo echo(run.path());
+  std::vector<process::Descriptor> idle;
+  for (int i = 0; i < 200; ++i) idle.push_back(connect_unix(run.path(), kPatience));
+  EXPECT_TRUE(ask(run.path(), {{"request", "status"}}).at("ok"));
+}
+
+// Takes all descriptors that this process may have.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = 128;
+    setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd; (fd = ::dup(STDERR_FILENO)) >= 0;) taken_.emplace_back(fd);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<process::Descriptor> taken_;
+};
+
+TEST(Requests, without_a_descriptor_the_server_rests_and_serves_later) {
+  const TempFolder run;
+  RequestServer server(run.path());
+  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const std::string line = "{}\n";
+  ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
+  pollfd item{server.fd(), POLLIN, 0};
+  {
+    const NoDescriptors none;
+    server.serve(echo_of);
+    EXPECT_EQ(::poll(&item, 1, 0), 0) << "it would be looked at again at once";
+    EXPECT_NE(server.next_deadline(), net::Deadline::max());
+  }
+  pollfd answer{client.get(), POLLIN, 0};
+  while (::poll(&answer, 1, 5) == 0) server.serve(echo_of);
+  EXPECT_EQ(server.next_deadline(), net::Deadline::max());
+}
+
+TEST(Requests, without_a_descriptor_an_idle_client_makes_room) {
+  const TempFolder run;
+  RequestServer server(run.path());
+  const process::Descriptor idle = connect_unix(run.path(), kPatience);
+  server.serve(echo_of);
+  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const std::string line = "{}\n";
+  ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
+  const NoDescriptors none;
+  server.serve(echo_of);
+  pollfd answer{client.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&answer, 1, 0), 1);
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ struct Arguments {
   net::Address controller;
   net::Address store;
   std::string address = "127.0.0.1";
+  std::string host;
   int progress_fd = -1;
 };
 
@@ -55,6 +56,7 @@ Arguments parse(int argc, char** argv) {
     if (key == "--controller") a.controller = net::Address::parse(value);
     if (key == "--store") a.store = net::Address::parse(value);
     if (key == "--address") a.address = value;
+    if (key == "--host") a.host = value;
     if (key == "--progress-fd") a.progress_fd = std::stoi(value);
   }
   return a;
@@ -70,7 +72,11 @@ class Worker {
         link_(options(), secret_) {}
 
   void run() {
-    link_.tell(Loaded{});
+    if (!arguments_.host.empty() && test_.value("sick_host", "") == arguments_.host) {
+      link_.tell(JobError{"there are no samples here"});
+    } else {
+      link_.tell(Loaded{});
+    }
     while (true) {
       auto command = link_.next();
       if (!command) continue;

@@ -1,6 +1,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -55,12 +56,45 @@ Descriptor listen_unix(const fs::path& folder) {
   return fd;
 }
 
-Descriptor connect_unix(const fs::path& folder) {
+namespace {
+
+enum class Answer { connected, nobody, no_room };
+
+// A connect() that waits would wait for ever where the listener is stopped.
+Answer try_connect(const fs::path& folder, Descriptor& fd) {
   const ShortPath at(folder);
-  Descriptor fd = unix_socket(0);
-  if (connect(fd.get(), at.get(), sizeof at.address) == 0) return fd;
-  if (errno == ENOENT || errno == ECONNREFUSED) return {};
+  fd = unix_socket(SOCK_NONBLOCK);
+  if (connect(fd.get(), at.get(), sizeof at.address) == 0) return Answer::connected;
+  if (errno == EAGAIN) return Answer::no_room;
+  if (errno == ENOENT || errno == ECONNREFUSED) return Answer::nobody;
   fail_errno((folder / kRequestSocket).string(), errno);
+}
+
+}  // namespace
+
+Descriptor connect_unix(const fs::path& folder, std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    Descriptor fd;
+    const Answer answer = try_connect(folder, fd);
+    if (answer == Answer::connected) {
+      fcntl(fd.get(), F_SETFL, 0);
+      return fd;
+    }
+    if (answer == Answer::nobody) return {};
+    if (std::chrono::steady_clock::now() >= end)
+      fail(
+          ErrorCode::deadline,
+          "{}: its controller took no request in {} ms, and others wait; is it stopped (kill -CONT "
+          "wakes it up)?",
+          folder.string(), patience.count());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+bool is_listening(const fs::path& folder) {
+  Descriptor fd;
+  return try_connect(folder, fd) != Answer::nobody;
 }
 
 bool same_user(int fd) {

@@ -156,7 +156,9 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("eval_batch_size", o.eval_batch_size, "samples a batch in evaluation; 0 = as in training")
       .range(0, 1 << 24);
   d.field("log_every", o.log_every, "steps between metric lines").range(1, kMostCount);
-  d.field("threads", o.threads, "compute threads of a worker; 0 = the cores it may use")
+  d.field("threads", o.threads,
+          "compute threads of a worker; 0 = the cores it may use, and 1 for a model.library whose "
+          "results may depend on the number")
       .range(0, 4096);
 }
 

@@ -8,13 +8,17 @@
 
 #include <dlfcn.h>
 #include <nlohmann/json.hpp>
+#include <omp.h>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/version.h>
 
+#include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 #include "ductile/base/machine.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::train {
 namespace {
@@ -27,15 +31,34 @@ std::string used_capability() {
   return text.substr(begin + key.size(), text.find_first_of("\n,", begin) - begin - key.size());
 }
 
+// That a parallel region gets the threads it asks for: a smaller team computes other bits, where
+// they depend on the number.
+void check_team(int threads) {
+  int team = 0;
+#pragma omp parallel
+#pragma omp single
+  team = omp_get_num_threads();
+  if (team == threads) return;
+  fail(ErrorCode::invalid_argument,
+       "train.threads = {}, but OpenMP starts {} here; unset OMP_THREAD_LIMIT", threads, team);
+}
+
 }  // namespace
 
-void prepare_torch(const spec::TrainOptions& options) {
+void resolve_threads(spec::JobOptions& job) {
+  if (job.train.threads == 0 && !nn::thread_invariant(job.model)) job.train.threads = 1;
+}
+
+void prepare_torch(const spec::JobOptions& job) {
+  // Before libtorch makes threads: a new thread takes this over from the one that makes it.
+  at::globalContext().setFlushDenormal(true);
   // OMP_NUM_THREADS is the launcher's word on how many cores are ours (cgroup quotas and all).
   const char* told = std::getenv("OMP_NUM_THREADS");
-  int threads = static_cast<int>(options.threads);
+  int threads = static_cast<int>(job.train.threads);
   if (threads == 0 && told != nullptr) threads = std::atoi(told);
   if (threads <= 0) threads = cpu_share().usable();
   at::set_num_threads(threads);
+  prepare_thread();
   // OpenBLAS cuts a product by the number of its threads, and rounds accordingly; alone it rounds
   // one way, and a job's bits do not depend on how many cores a worker has. (What is parallel in
   // our own kernels is so over fixed pieces.)
@@ -43,7 +66,15 @@ void prepare_torch(const spec::TrainOptions& options) {
     reinterpret_cast<void (*)(int)>(symbol)(1);
   }
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  at::globalContext().setFlushDenormal(true);
+  if (!nn::thread_invariant(job.model)) check_team(threads);
+}
+
+void prepare_thread() {
+  thread_local bool ready = false;
+  if (ready) return;
+  at::get_num_threads();  // makes libtorch set the number for this thread, once
+  omp_set_dynamic(0);     // OpenMP shall not choose another number by the machine's load
+  ready = true;
 }
 
 void share_cores(const spec::TrainOptions& options, int64_t place, int64_t workers) {
@@ -62,8 +93,6 @@ void share_cores(const spec::TrainOptions& options, int64_t place, int64_t worke
 }
 
 nlohmann::json describe_environment() {
-  __builtin_cpu_init();
-  const bool bf16 = __builtin_cpu_supports("avx512bf16");
   return {{"cpu", cpu_model().name},
           {"memory_bytes", memory_share().total},
           {"torch", TORCH_VERSION},
@@ -75,7 +104,7 @@ nlohmann::json describe_environment() {
           {"compute_threads", at::get_num_threads()},
           {"cores", cpu_share().usable()},
           {"cpu_capability", used_capability()},
-          {"bf16_native", bf16}};
+          {"bf16_native", may_use(IsaLevel::bf16)}};
 }
 
 }  // namespace ductile::train

@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/threads.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::train {
@@ -50,7 +51,10 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader,
   while (const auto batch = loader.next()) {
     const at::Tensor labels = labels_of(*batch);
     const nn::LossOutput loss = model.loss(model.forward(input_of(*batch)), labels, 0);
-    result.loss += loss.losses.sum(at::kDouble).item<double>();
+    {
+      const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
+      result.loss += loss.losses.sum(at::kDouble).item<double>();
+    }
     correct += loss.correct;
     predictions += loss.predictions;
     result.num_samples += batch->num_samples;

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include "ductile/base/error.h"
@@ -14,8 +13,10 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
+#include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/optim/schedule.h"
+#include "ductile/train/environment.h"
 
 namespace ductile::train {
 namespace {
@@ -202,7 +203,7 @@ void Replica::run_part(size_t part, const Backward& backward) {
 }
 
 Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank) {
-  at::init_num_threads();  // this thread may be new
+  prepare_thread();  // it may be new
   nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
                     static_cast<uint64_t>(virtual_rank)));
   const at::Tensor labels = labels_of(batch);
@@ -216,7 +217,11 @@ Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank
          job_.train.bn_group, num_batch_norms_ - group->num_sums(), num_batch_norms_);
   }
   const nn::LossOutput loss = model_->loss(logits, labels, job_.train.label_smoothing);
-  const at::Tensor mean = loss.losses.mean();
+  at::Tensor mean;
+  {
+    const nn::OneThread alone;  // libtorch cuts the sum of a large batch by the number of threads
+    mean = loss.losses.mean();
+  }
   return {
       scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()),
       {mean.item<float>(), static_cast<float>(loss.correct), static_cast<float>(loss.predictions)}};
@@ -295,7 +300,7 @@ void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step
   exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
   std::string state(size, '\0');
   exchange.receive(from, std::as_writable_bytes(std::span(state)));
-  const Json fed = parse_json(state, "the state that worker sent", ErrorCode::data_loss);
+  const Json fed = parse_json(state, "the state that a worker sent", ErrorCode::data_loss);
   check_same_job(fed.at("job"));
   for (const std::span<std::byte> tensor : fed_tensors()) {
     if (!tensor.empty()) exchange.receive(from, tensor);
@@ -415,7 +420,7 @@ void Replica::write_model(const fs::path& file) {
 
 void Replica::check_same_job(const Json& saved) const {
   spec::JobOptions job = job_;
-  train::check_same_job(saved, OptionSet(job).to_json());
+  train::check_same_job(saved, OptionSet(job).to_json(), nn::thread_invariant(job.model));
 }
 
 void Replica::restore(const ckpt::Checkpoint& checkpoint) {

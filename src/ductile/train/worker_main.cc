@@ -10,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/nn/memory.h"
+#include "ductile/nn/threads.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/progress.h"
 #include "ductile/spec/job.h"
@@ -30,6 +31,7 @@ struct Arguments {
   bool resume = false;
   int progress_fd = -1;
   bool describe = false;
+  std::string model;    // a library whose model is asked about
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   ductile::net::Address controller, store;
   std::string address;  // of its host
@@ -61,19 +63,31 @@ Arguments parse(int argc, char** argv) {
       value(i);  // for those who look for it among a host's processes
     } else if (arg == "--describe") {
       out.describe = true;
+    } else if (arg == "--model") {
+      out.model = value(i);
     } else {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR [--resume] "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
                     "[--host NAME] [--address ADDRESS]] | "
-                    "--describe",
+                    "--model LIBRARY [--progress-fd N] | --describe",
                     arg);
     }
   }
-  if (out.run.empty() && !out.describe) {
+  if (out.run.empty() && out.model.empty() && !out.describe) {
     ductile::fail(ErrorCode::invalid_argument, "--run DIR is missing");
   }
   return out;
+}
+
+// For the command line, which links no torch: what a library says of its model.
+int tell_of_model(const Arguments& arguments) {
+  using namespace ductile;
+  spec::ModelOptions options;
+  options.library = arguments.model;
+  run::write_line(arguments.progress_fd,
+                  run::Done{{{"thread_invariant", nn::thread_invariant(options)}}});
+  return kDone;
 }
 
 int run(const Arguments& arguments) {
@@ -82,7 +96,8 @@ int run(const Arguments& arguments) {
   spec::JobOptions job;
   OptionSet(job).read_toml(folder.job_file());
   spec::check(job);
-  train::prepare_torch(job.train);
+  train::resolve_threads(job);
+  train::prepare_torch(job);
 
   if (arguments.worker != 0) {
     train::train_elastic({folder, job, arguments.worker, arguments.controller, arguments.store,
@@ -108,7 +123,7 @@ int main(int argc, char** argv) {
       std::cout << ductile::dump_json(ductile::train::describe_environment(), 2) << "\n";
       return kDone;
     }
-    return run(arguments);
+    return arguments.model.empty() ? run(arguments) : tell_of_model(arguments);
   } catch (const Error& e) {
     std::cerr << "ductile-worker: " << e.what() << "\n";
     ductile::run::write_line(arguments.progress_fd, ductile::run::Failed{e.code(), e.what()});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
+#include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/scratch.h"
 
 namespace ductile::nn::kernels {
@@ -32,6 +34,35 @@ void norm_apply(const NormApply& all) {
     part.out = at(all.out, offset, all.storage);
     part.pixels = std::min(step, all.pixels - first);
     isa.norm_apply(part);
+  }
+}
+
+void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t channels,
+                        float* mean, float* variance) {
+  const Isa& isa = *isa_for(channels);
+  const int64_t step = block_pixels(channels), blocks = (pixels + step - 1) / step;
+  float* means = scratch(ScratchKind::shared, blocks * 2 * channels);
+  float* m2s = means + blocks * channels;
+  std::fill_n(means, blocks * 2 * channels, 0.0F);
+  std::vector<int64_t> counts(static_cast<size_t>(blocks));
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t first = block * step, n = std::min(step, pixels - first);
+    float* values = scratch(ScratchKind::local, n * channels);
+    isa.to_float(at(y, first * channels, storage), storage, values, n * channels);
+    Moments moments{means + block * channels, m2s + block * channels, 0};
+    isa.moments(values, n, channels, &moments);
+    counts[static_cast<size_t>(block)] = n;
+  }
+  join_moments(means, m2s, counts.data(), blocks, channels, mean, variance);
+}
+
+void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, float* out) {
+  const Isa& isa = *isa_for(channels);
+  const int64_t step = block_pixels(channels);
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < pixels; first += step) {
+    isa.load_grad(source, first, std::min(step, pixels - first), channels, out + first * channels);
   }
 }
 

@@ -4,12 +4,19 @@
 
 #include "ductile/nn/kernels/isa.h"
 
-// The two memory passes of batch normalisation over a whole NHWC batch, on the OpenMP team of the
+// The memory passes of batch normalisation over a whole NHWC batch, on the OpenMP team of the
 // calling thread; results do not depend on its size. Channels in multiples of 8.
 namespace ductile::nn::kernels {
 
 // out = act(scale * y + shift (+ residual)).
 void norm_apply(const NormApply& all);
+
+// Mean and variance (biased) of each channel.
+void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t channels,
+                        float* mean, float* variance);
+
+// The gradient that `source` makes for each pixel, written out.
+void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, float* out);
 
 // The sums over the whole batch that the backward pass needs (and g where wanted).
 void norm_reduce(const NormReduce& all);

@@ -1,5 +1,7 @@
 #include "ductile/nn/kernels/isa.h"
 
+#include "ductile/base/isa.h"
+
 namespace ductile::nn::kernels {
 
 #if defined(__x86_64__)
@@ -8,11 +10,8 @@ extern const Isa kAvx512Isa;
 
 const Isa* const* all_isas() {
   static const Isa* const both[] = {&kAvx512Isa, &kAvx2Isa, nullptr};
-  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                           __builtin_cpu_supports("f16c");
-  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
-  if (avx512) return both;
-  return avx2 ? both + 1 : both + 2;
+  if (may_use(IsaLevel::avx512)) return both;
+  return may_use(IsaLevel::avx2) ? both + 1 : both + 2;
 }
 #else
 const Isa* const* all_isas() {

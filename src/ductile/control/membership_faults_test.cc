@@ -1,0 +1,268 @@
+// Faults of hosts, disks and of the controller's own, told apart from faults of the job.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/control/membership_story_impl.h"
+
+namespace ductile::control {
+namespace {
+
+class FaultsTest : public MembershipTest {
+ protected:
+  // Worker `id`, which runs on `host`, cannot begin.
+  void fail_to_begin(WorkerId id, const std::string& host,
+                     const std::string& error = "no samples") {
+    hosts_[id] = host;
+    reports_[id].error = error;
+    say(id, WorkerPhase::loading);
+  }
+  // Until the next launch.
+  WorkerId next_launch() {
+    const WorkerId before = launched_;
+    for (int i = 0; launched_ == before && i < 100; ++i) {
+      now_ = std::max(now_ + Time{1}, std::min(job_->next_deadline(), now_ + seconds(60)));
+      happen(Tick{});
+    }
+    return launched_;
+  }
+  size_t notes(const std::string& event) const {
+    size_t count = 0;
+    for (const Note& note : said<Note>()) count += note.event == event;
+    return count;
+  }
+};
+
+TEST_F(FaultsTest, AnErrorBeforeAWorkerTakesPartIsOfItsHost) {
+  happen(StartJob{2});
+  hosts_[1] = "a";
+  say(1, WorkerPhase::ready);
+  fail_to_begin(2, "b");
+  EXPECT_EQ(job_->generation().members.size(), 1u);
+  ASSERT_EQ(notes("lost"), 1u);
+  happen(WorkerExited{2, 3, 0});
+  EXPECT_EQ(job_->phase(), Phase::resizing);
+  // However often, and though worker 1 makes no progress meanwhile: with ever longer pauses.
+  Time longest{0};
+  for (int round = 0; round < 30; ++round) {
+    say(1, WorkerPhase::running, 1, 1, 0);
+    const Time before = now_;
+    const WorkerId next = launched_;
+    while (launched_ == next) {
+      now_ += milliseconds(100);
+      repeat(1);
+      if (launched_ != next) {
+        EXPECT_EQ(said<LaunchWorker>()[0].avoid, std::vector<std::string>{"b"});
+      }
+    }
+    longest = std::max(longest, now_ - before);
+    fail_to_begin(launched_, "b");
+    happen(WorkerExited{launched_, 3, 0});
+    ASSERT_EQ(job_->phase(), Phase::resizing) << job_->reason();
+  }
+  EXPECT_GE(longest, seconds(25));
+  // A loss of another kind is made good at once, and a host that is well again is as any other.
+  happen(WorkerExited{1, 0, 9});
+  EXPECT_NE(next_launch(), 0u);
+  hosts_[launched_] = "b";
+  say(launched_, WorkerPhase::ready);
+  happen(ResizeJob{3});
+  EXPECT_TRUE(said<LaunchWorker>().at(0).avoid.empty());
+}
+
+TEST_F(FaultsTest, AnErrorThatFollowsTheJobToAnotherHostIsTheJobs) {
+  happen(StartJob{1});
+  fail_to_begin(1, "a");
+  EXPECT_EQ(job_->phase(), Phase::starting);
+  happen(WorkerExited{1, 3, 0});
+  ASSERT_EQ(next_launch(), 2u);
+  EXPECT_EQ(said<LaunchWorker>()[0].avoid, std::vector<std::string>{"a"});
+  fail_to_begin(2, "b");
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_EQ(job_->reason(), "worker 2 on host b: no samples (an error on each of 2 hosts)");
+}
+
+TEST_F(FaultsTest, OthersThatMayStillBeginAreWaitedForBeforeAnErrorIsTheJobs) {
+  happen(StartJob{3});
+  fail_to_begin(1, "a");
+  fail_to_begin(2, "b");
+  EXPECT_EQ(job_->phase(), Phase::starting);
+  hosts_[3] = "c";
+  say(3, WorkerPhase::ready);
+  EXPECT_EQ(said<LaunchWorker>().size(), 2u);
+  now_ += options_.join_window;
+  repeat(3);
+  EXPECT_EQ(job_->generation().members.size(), 1u);
+}
+
+TEST_F(FaultsTest, AnErrorOnTheOnlyHostIsTheJobsAfterAFewTries) {
+  happen(StartJob{2});
+  int rounds = 0;
+  for (; job_->phase() == Phase::starting && rounds < 10; ++rounds) {
+    const WorkerId second = rounds == 0 ? launched_ : next_launch();
+    for (const WorkerId id : {second - 1, second}) fail_to_begin(id, "");
+    for (const WorkerId id : {second - 1, second}) happen(WorkerExited{id, 3, 0});
+  }
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_EQ(rounds, options_.max_begin_tries);
+  EXPECT_EQ(job_->reason(), "worker 6: no samples");
+}
+
+TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
+  happen(StartJob{2});
+  size_t told = 0;
+  Time longest{0};
+  for (int round = 0; round < 40; ++round) {
+    for (const WorkerId id : {launched_ - 1, launched_}) {
+      happen(LaunchFailed{id, "no host has room: a cannot be reached", true});
+      told += notes("launch_failed");
+    }
+    EXPECT_NE(job_->why(now_).find("waits for its hosts: no host has room"), std::string::npos);
+    const Time before = now_;
+    ASSERT_NE(next_launch(), 0u);
+    longest = std::max(longest, now_ - before);
+    ASSERT_EQ(job_->phase(), Phase::starting) << job_->reason();
+  }
+  EXPECT_EQ(told, 1u);
+  EXPECT_EQ(longest, options_.backoff_max);
+  say(launched_, WorkerPhase::ready);
+  say(launched_ - 1, WorkerPhase::ready);
+  EXPECT_EQ(job_->phase(), Phase::running);
+  EXPECT_EQ(job_->why(now_).find("waits for its hosts"), std::string::npos);
+}
+
+TEST_F(FaultsTest, AResultThatCannotBeSavedEndsTheJobAtADeadline) {
+  run_with(1);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  const Time begun = now_;
+  while (job_->phase() == Phase::finishing && now_ < begun + seconds(600)) {
+    for (const auto& [worker, save] : told<Save>())
+      reports_[1].save = {save.attempt, SaveStatus::State::failed, 20, "disk full"};
+    now_ += milliseconds(500);
+    repeat(1);
+  }
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_EQ(job_->reason(),
+            "all 20 steps are done, but the result could not be saved within 60 s: disk full");
+  EXPECT_GE(now_ - begun, options_.finish_deadline);
+  EXPECT_LE(now_ - begun, options_.finish_deadline + seconds(3));
+}
+
+TEST_F(FaultsTest, AResultThatTakesLongToSaveIsWaitedFor) {
+  run_with(1);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  for (int i = 0; i < 600; ++i) {
+    now_ += seconds(1);
+    repeat(1);
+  }
+  EXPECT_EQ(job_->phase(), Phase::finishing);
+}
+
+TEST_F(FaultsTest, APreemptionOfAJobThatIsDoneIsRefusedUnlessItCannotSave) {
+  run_with(1);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  const auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  happen(PreemptJob{});
+  ASSERT_EQ(notes("refused"), 1u);
+  reports_[1].save = {saves[0].second.attempt, SaveStatus::State::failed, 20, "disk full"};
+  repeat(1);
+  happen(PreemptJob{});
+  EXPECT_EQ(notes("refused"), 0u);
+  EXPECT_EQ(notes("checkpoint_failed"), 1u);
+  EXPECT_EQ(told<Stop>().size(), 1u);
+  happen(WorkerExited{1, 0, 0});
+  EXPECT_EQ(job_->phase(), Phase::preempted);
+  happen(ResumeJob{});
+  EXPECT_EQ(job_->phase(), Phase::starting);
+}
+
+TEST_F(FaultsTest, WhoseWordIsAmongThoseThatCameTogetherIsNotSilent) {
+  run_with(2);
+  Membership alone = *job_;
+  now_ += milliseconds(2500);  // the controller was stopped
+  std::vector<Event> events;
+  for (const WorkerId id : {1, 2}) {
+    ++reports_[id].sequence;
+    events.emplace_back(WorkerReported{reports_[id]});
+  }
+  look_at(job_->apply(events, now_));
+  EXPECT_EQ(notes("unreachable"), 0u);
+  EXPECT_TRUE(told<Halt>().empty());
+  look_at(alone.apply(events[0], now_));
+  EXPECT_EQ(notes("unreachable"), 1u);
+}
+
+// Sets every number in it, one after the other, to `value`.
+void alter_each(nlohmann::json& node, nlohmann::json& whole, const nlohmann::json& value,
+                const std::function<void()>& look) {
+  if (node.is_structured()) {
+    for (nlohmann::json& part : node) alter_each(part, whole, value, look);
+  } else if (node.is_number()) {
+    const nlohmann::json before = std::exchange(node, value);
+    look();
+    node = before;
+  }
+}
+
+// A disk may alter anything: the state is refused, or is one with which a controller lives.
+TEST_F(FaultsTest, ASavedStateWithAnyNumberAlteredIsRefusedOrHarmless) {
+  run_with(3);
+  happen(SaveJob{});
+  reports_[1].save = {1, SaveStatus::State::written, 5, ""};
+  repeat(1);
+  happen(WorkerExited{2, 0, 9});
+  nlohmann::json saved = job_->save();
+  ASSERT_TRUE(saved.contains("change") && saved.contains("publishing"));
+  int refused = 0, taken = 0;
+  for (const nlohmann::json& value :
+       std::vector<nlohmann::json>{-1, 0, 1, 4, 1'000'000, INT64_MAX, UINT64_MAX}) {
+    alter_each(saved, saved, value, [&] {
+      Outcome first;
+      try {
+        Membership job = Membership::restore(options_, saved, now_, first);
+        ++taken;
+        size_t launches = 0;
+        const auto count = [&](const Outcome& outcome) {
+          for (const Command& command : outcome.commands)
+            launches += std::holds_alternative<LaunchWorker>(command);
+        };
+        count(first);
+        for (int i = 1; i < 10; ++i) count(job.apply(Tick{}, now_ + seconds(i)));
+        EXPECT_LE(launches, 8u) << saved;
+      } catch (const Error& e) {
+        ++refused;
+        EXPECT_TRUE(e.code() == ErrorCode::data_loss || e.code() == ErrorCode::invalid_argument)
+            << e.what() << saved;
+      }
+    });
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_GT(taken, 50);
+}
+
+TEST_F(FaultsTest, ASavedNumberOfWorkersThatCannotBeIsNamed) {
+  run_with(2);
+  for (const int64_t wanted : {int64_t{-1}, int64_t{0}, int64_t{9}, int64_t{1'000'000}}) {
+    nlohmann::json saved = job_->save();
+    saved["wanted"] = wanted;
+    Outcome first;
+    try {
+      Membership::restore(options_, saved, now_, first);
+      ADD_FAILURE() << wanted;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::data_loss);
+      EXPECT_NE(std::string(e.what()).find(fmt::format("'wanted' is {}", wanted)),
+                std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::control

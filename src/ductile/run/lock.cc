@@ -1,0 +1,76 @@
+#include "ductile/run/lock.h"
+
+#include <cerrno>
+#include <sstream>
+#include <string>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::run {
+namespace {
+
+std::string machine_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// "PID HOST DRIVER", as its holder wrote it.
+[[noreturn]] void refuse(const fs::path& run, int fd) {
+  char text[512] = {};
+  const ssize_t n = ::pread(fd, text, sizeof text - 1, 0);
+  std::istringstream words(n > 0 ? text : "");
+  pid_t pid = 0;
+  std::string host, driver;
+  words >> pid >> host >> driver;
+  if (pid <= 0)
+    fail(ErrorCode::conflict, "{}: another process is about to train in this run; see what runs",
+         run.string());
+  const bool here = host == machine_name();
+  const std::string holder =
+      here ? fmt::format("process {}", pid) : fmt::format("process {} of host {}", pid, host);
+  if (here && ::kill(pid, 0) != 0 && errno == ESRCH)
+    fail(ErrorCode::conflict,
+         "{}: {} that trained in this run is gone, and its worker still saves and ends; try again "
+         "in a moment",
+         run.string(), holder);
+  if (driver == RunLock::kController)
+    fail(ErrorCode::conflict,
+         "{0}: a controller runs this job already ({1}); `ductile status {0}` shows it, `ductile "
+         "resize` and `ductile preempt` change it",
+         run.string(), holder);
+  fail(ErrorCode::conflict,
+       "{}: {} trains in this run already; end it first (kill -INT {} lets it save)", run.string(),
+       holder, pid);
+}
+
+}  // namespace
+
+RunLock::RunLock(const fs::path& run, std::string_view driver) {
+  const fs::path path = run / "run.lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail_errno(path.string(), errno);
+  try {
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) fail_errno(path.string() + ": flock", errno);
+      refuse(run, fd_);
+    }
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+  // Only for the message above, so a failure (a full disk) does not matter.
+  const std::string text = fmt::format("{} {} {}\n", ::getpid(), machine_name(), driver);
+  if (::ftruncate(fd_, 0) == 0) {
+    [[maybe_unused]] const ssize_t n = ::pwrite(fd_, text.data(), text.size(), 0);
+  }
+}
+
+RunLock::~RunLock() { ::close(fd_); }
+
+}  // namespace ductile::run

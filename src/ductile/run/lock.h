@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string_view>
+
+#include "ductile/base/files.h"
+
+namespace ductile::run {
+
+// The right to train in a run directory: one `ductile train` has it, plain or with a controller.
+// Held in the file `run.lock` from construction to destruction, or to the death of the process and
+// of those that it gave fd() to, however they die.
+class RunLock {
+ public:
+  static constexpr std::string_view kPlain = "plain";
+  static constexpr std::string_view kController = "controller";
+
+  // `driver`: what this process will do, for the message that another one gets. Throws conflict,
+  // naming the holder and what to do, where somebody else trains there. Changes nothing else.
+  RunLock(const fs::path& run, std::string_view driver);
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+  ~RunLock();
+
+  int fd() const { return fd_; }  // closed on exec; a child that keeps it open holds the lock, too
+
+ private:
+  int fd_;
+};
+
+}  // namespace ductile::run

@@ -1,0 +1,131 @@
+// Which processes a launcher takes for workers that an earlier one started.
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/files.h"
+#include "ductile/server/launcher.h"
+#include "ductile/server/worker_processes_impl.h"
+
+namespace ductile::server {
+namespace {
+
+// A process with the command line of a worker, of a program and a user of the test's choice.
+class Pretender {
+ public:
+  Pretender(const fs::path& program, const fs::path& run, uid_t user = ::geteuid()) {
+    const std::string path = program.string(), folder = run.string();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      if (user != ::geteuid() && ::setresuid(user, user, user) != 0) ::_exit(1);
+      ::execl(path.c_str(), "ductile-worker", "-c", "while :; do sleep 1; done", "x", "--run",
+              folder.c_str(), "--worker", "1", "--last", nullptr);
+      ::_exit(1);
+    }
+    // Until exec is over and its words are those of the new program.
+    const fs::path words = fs::path("/proc") / std::to_string(pid_) / "cmdline";
+    while (alive() && read_file(words).find("--last") == std::string::npos) ::usleep(1000);
+  }
+  Pretender(const Pretender&) = delete;
+  ~Pretender() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+  void wait_for_end() {
+    for (int i = 0; i < 2000 && alive(); ++i) ::usleep(5000);
+    EXPECT_EQ(pid_, -1) << "it still runs";
+  }
+  bool alive() {
+    if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != 0) pid_ = -1;
+    return pid_ > 0;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+class Adoption : public ::testing::Test {
+ protected:
+  // A copy of the shell under a name of its own: the program of this job.
+  fs::path shell(const char* name) const {
+    const fs::path copy = folder_.path() / name;
+    fs::copy_file("/bin/sh", copy, fs::copy_options::skip_existing);
+    fs::permissions(folder_.path(), fs::perms(0755));
+    return copy;
+  }
+  std::unique_ptr<Launcher> launcher() const {
+    LocalLauncherOptions options;
+    options.program = shell("the-worker");
+    options.log = folder_.path() / "log";
+    return make_local_launcher(options, run());
+  }
+  fs::path run() const { return folder_.path() / "run"; }
+  // Whether a new launcher takes a process for worker 1.
+  static bool adopts(Launcher& launcher) {
+    const control::WorkerId id = 1;
+    launcher.adopt({&id, 1});
+    return launcher.running() == 1;
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(Adoption, FindsAWorkerAndKillsItAtTheEnd) {
+  Pretender worker(shell("the-worker"), run());
+  {
+    const auto one = launcher();
+    EXPECT_TRUE(adopts(*one));
+    EXPECT_TRUE(worker.alive());
+  }
+  worker.wait_for_end();
+}
+
+TEST_F(Adoption, AProcessOfAnotherProgramIsNeitherAwaitedNorKilled) {
+  Pretender other(shell("another-program"), run());
+  {
+    const auto one = launcher();
+    EXPECT_FALSE(adopts(*one));
+    const std::vector<LauncherEvent> events = one->take();
+    ASSERT_EQ(events.size(), 1u);  // the worker is gone
+    EXPECT_EQ(std::get<control::WorkerExited>(events.front()).worker, 1u);
+    one->kill(1);
+  }
+  EXPECT_TRUE(other.alive());
+}
+
+TEST_F(Adoption, AnotherUsersProcessNeitherHidesTheWorkerNorIsKilled) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, to be another user";
+  const fs::path program = shell("the-worker");
+  Pretender before(program, run(), 65534);
+  Pretender worker(program, run());
+  Pretender after(program, run(), 65534);
+  EXPECT_EQ(workers_of(run()), std::vector<pid_t>{worker.pid()});
+  {
+    const auto one = launcher();
+    EXPECT_TRUE(adopts(*one));
+  }
+  EXPECT_TRUE(before.alive());
+  EXPECT_TRUE(after.alive());
+  worker.wait_for_end();
+  const auto second = launcher();
+  EXPECT_FALSE(adopts(*second));
+}
+
+TEST_F(Adoption, AReplacedProgramsWorkerIsStillFound) {
+  Pretender worker(shell("the-worker"), run());
+  fs::remove(folder_.path() / "the-worker");  // an upgrade puts another file in its place
+  const auto one = launcher();
+  EXPECT_TRUE(adopts(*one));
+}
+
+}  // namespace
+}  // namespace ductile::server

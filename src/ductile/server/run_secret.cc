@@ -1,0 +1,41 @@
+#include <cstdint>
+#include <system_error>
+
+#include "ductile/base/error.h"
+#include "ductile/base/paths.h"
+#include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/hosts.h"
+#include "ductile/server/job_controller.h"
+#include "ductile/server/worker_processes_impl.h"
+
+namespace ductile::server {
+namespace {
+
+// A secret file without content knows nothing that could be lost, but workers that live may know
+// what was in it: a new one would make strangers of them.
+void remove_empty(const fs::path& run, const fs::path& file) {
+  if (const auto workers = workers_of(run); !workers.empty())
+    fail(ErrorCode::conflict,
+         "{}: is empty, and a worker of this run is alive (process {}); end it (kill {}), then "
+         "resume",
+         file.string(), workers.front(), workers.front());
+  if (was_elastic(run) && !load_fleet(run).hosts.empty())
+    fail(
+        ErrorCode::conflict,
+        "{}: is empty, and workers of this run may be alive on its hosts; see that none is, remove "
+        "the file, then resume",
+        file.string());
+  fs::remove(file);
+}
+
+}  // namespace
+
+net::Secret secret_of(const fs::path& run) {
+  const fs::path file = run / "secret";
+  std::error_code error;
+  if (fs::file_size(file, error) == 0 && !error) remove_empty(run, file);
+  if (kind_of(file) == FileKind::none) net::Secret::create_file(file);
+  return net::Secret::from_file(file);
+}
+
+}  // namespace ductile::server

@@ -1,0 +1,78 @@
+#include <fstream>
+#include <string>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/hosts.h"
+
+namespace ductile::server {
+namespace {
+
+void empty_secret(const fs::path& run) {
+  std::ofstream(run / "secret").flush();
+  ::chmod((run / "secret").c_str(), 0600);
+}
+
+std::string refusal(const fs::path& run) {
+  try {
+    secret_of(run);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(RunSecret, IsMadeOnceAndKept) {
+  const TempFolder run;
+  const net::Mac first = secret_of(run.path()).mac({});
+  EXPECT_EQ(secret_of(run.path()).mac({}), first);
+}
+
+TEST(RunSecret, AnEmptyOneIsReplacedWhereNobodyCanKnowWhatItWas) {
+  const TempFolder run;
+  empty_secret(run.path());
+  EXPECT_EQ(refusal(run.path()), "");
+  EXPECT_GT(fs::file_size(run.path() / "secret"), 0u);
+}
+
+TEST(RunSecret, AnEmptyOneStaysWhileAWorkerLives) {
+  const TempFolder run;
+  empty_secret(run.path());
+  int started[2];
+  ASSERT_EQ(::pipe2(started, O_CLOEXEC), 0);
+  const pid_t worker = ::fork();
+  if (worker == 0) {
+    ::execl("/bin/sh", "sh", "-c", "while :; do sleep 1; done", "x", "--run", run.path().c_str(),
+            "--worker", "7", nullptr);
+    ::_exit(1);
+  }
+  ::close(started[1]);
+  char ignored;
+  [[maybe_unused]] const ssize_t n = ::read(started[0], &ignored, 1);
+  ::close(started[0]);
+  const std::string text = refusal(run.path());
+  EXPECT_NE(text.find(fmt::format("kill {}", worker)), std::string::npos) << text;
+  ::kill(worker, SIGKILL);
+  ::waitpid(worker, nullptr, 0);
+  EXPECT_EQ(refusal(run.path()), "");
+}
+
+TEST(RunSecret, AnEmptyOneStaysWhereWorkersMayLiveOnOtherHosts) {
+  const TempFolder run;
+  empty_secret(run.path());
+  save_fleet(run.path(), {{{"node1", "", 1}}, "ssh {host}", ""});
+  write_file_atomic(run.path() / "membership.json", "{}");
+  EXPECT_NE(refusal(run.path()).find("remove the file"), std::string::npos);
+  fs::remove(run.path() / "membership.json");
+  EXPECT_EQ(refusal(run.path()), "");
+}
+
+}  // namespace
+}  // namespace ductile::server

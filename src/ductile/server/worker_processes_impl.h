@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "ductile/base/files.h"
+#include "ductile/control/protocol.h"
+
+// Finding the workers of a run among the processes of this machine. A process of another user is
+// never one, whatever its command line says: anybody can write one.
+namespace ductile::server {
+
+std::vector<pid_t> all_processes();
+
+// Whether the process is this user's `PROGRAM ... --run RUN --worker ID ... [--host HOST] ...`. Of
+// a program that is a script the owner and the command line alone count, since it may become
+// another program; else the executable has the program's name.
+bool is_worker(pid_t pid, const fs::path& program, const std::string& run, control::WorkerId worker,
+               const std::string& host);
+
+// This user's processes that look like workers of the run, whatever their number and program.
+std::vector<pid_t> workers_of(const fs::path& run);
+
+}  // namespace ductile::server
