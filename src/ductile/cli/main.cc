@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   using namespace ductile::cli;
   // Whoever starts us may ignore it, and then no end of a worker could be waited for.
   ::signal(SIGCHLD, SIG_DFL);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error of the write, which says so
   std::ios::sync_with_stdio(false);
   Console console(std::cout, std::cerr);
   console.out_terminal = isatty(STDOUT_FILENO) == 1;

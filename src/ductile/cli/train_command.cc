@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
@@ -76,6 +77,10 @@ run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs:
     return run::RunFolder::create_at(*command.out, job);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::conflict) throw;
+    if (kind_of(*command.out / "job.toml") == FileKind::none)
+      fail(ErrorCode::conflict,
+           "--out {}: exists already, and is no run; remove it, or name another",
+           command.out->string());
     fail(ErrorCode::conflict,
          "--out {0}: exists already; name another folder, or go on with `ductile train --resume "
          "{0}`",
@@ -178,7 +183,13 @@ struct Outcome {
 };
 
 Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::RunFolder& folder) {
-  if (end.signal == 0 && end.exit_code == 0) return {kDone, "done", ""};
+  if (end.signal == 0 && end.exit_code == 0) {
+    if (!listener.done().is_null()) return {kDone, "done", ""};
+    return {
+        kJobFailed, "failed",
+        "the worker ended (exit code 0) without a word of its result: something in it, such as a "
+        "model of your own, ended the process"};
+  }
   if (end.interrupted && (end.exit_code == kInterrupted || end.signal != 0)) {
     return {kInterrupted, "interrupted", ""};
   }
@@ -280,7 +291,12 @@ ExitCode train(const TrainCommand& command, Context& context) {
     ElasticRun run{program, workers, fleet, command.hosts.hosts.has_value(), {}, {}};
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
-    outcome = outcome_of(run_elastic(lock, folder, config.job, run));
+    try {
+      outcome = outcome_of(run_elastic(lock, folder, config.job, run));
+    } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
+      if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
+      outcome = {kJobFailed, "failed", e.what()};
+    }
     listener.done(last_summary(folder));
     listener.finish();
   } else {

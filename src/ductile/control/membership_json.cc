@@ -233,6 +233,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   Membership membership(options);
   State& s = *membership.state_;
   int64_t virtual_ranks = 0;
+  std::string missing;  // the step of a checkpoint that is gone
   try {
     const JsonReader in(saved, "saved controller state");
     int64_t format = 0;
@@ -274,10 +275,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("last_failure", s.last_failure);
     // Which checkpoints there are the store knows; the saved list only says whether there were any.
     if (!in.array("checkpoints").empty() && s.checkpoints.empty())
-      fail(ErrorCode::data_loss,
-           "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
-           "start a new run",
-           dump_json(in.array("checkpoints").back()));
+      missing = dump_json(in.array("checkpoints").back());
     for (const json& entry : in.array("unreadable")) {
       const JsonReader from(entry, "unreadable checkpoint");
       int64_t step = 0;
@@ -315,6 +313,11 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   } catch (const json::exception& error) {
     fail(ErrorCode::data_loss, "saved controller state: {}", error.what());
   }
+  if (!missing.empty())
+    fail(ErrorCode::not_found,
+         "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
+         "start a new run",
+         missing);
   if (virtual_ranks != s.options.virtual_ranks)
     fail(
         ErrorCode::invalid_argument,

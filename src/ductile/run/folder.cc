@@ -123,6 +123,15 @@ RunFolder RunFolder::open(const fs::path& path) {
     }
     fail(ErrorCode::not_found, "{}: not a run directory (it holds no job.toml)", path.string());
   }
+  // Opening a FIFO would wait for ever.
+  for (const char* name : {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log",
+                           "membership.json", "controller.json", "hosts.json"}) {
+    const FileKind kind = kind_of(real / name);
+    if (kind != FileKind::file && kind != FileKind::none) {
+      fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it",
+           (real / name).string(), kind_text(real / name));
+    }
+  }
   return folder;
 }
 

@@ -232,6 +232,15 @@ History read_history(const RunFolder& folder) {
   return history;
 }
 
+std::optional<int64_t> last_saved_step(const RunFolder& folder) {
+  std::optional<int64_t> last;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    if (text_at(line, "kind") == "checkpoint" && !line.contains("generation"))
+      last = count_at(line, "step");
+  });
+  return last;
+}
+
 json to_json(const History& history) {
   const auto point = [](const std::optional<Point>& p) -> json {
     if (!p) return nullptr;

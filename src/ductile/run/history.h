@@ -97,6 +97,10 @@ struct History {
 // bounded by the number of metrics, the events and the larger file.
 History read_history(const RunFolder& folder);
 
+// The step of the newest checkpoint that a run of one process noted as saved; nothing where it
+// noted none. (Where there is a controller, that one remembers.)
+std::optional<int64_t> last_saved_step(const RunFolder& folder);
+
 // The numbers of the history without its curves' points and events, for `--json` output.
 nlohmann::json to_json(const History& history);
 

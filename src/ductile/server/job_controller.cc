@@ -218,6 +218,8 @@ void JobController::Impl::begin(int64_t workers) {
     try {
       membership.emplace(Membership::restore(wishes, *saved, heard, first));
     } catch (const Error& e) {
+      if (e.code() == ErrorCode::not_found)
+        fail(ErrorCode::data_loss, "{}: {}", folder.checkpoints().string(), e.message());
       if (e.code() != ErrorCode::data_loss) throw;
       fail(ErrorCode::data_loss, "{}: {}; {}", file.string(), e.message(), state_remedy(file));
     }

@@ -17,6 +17,7 @@ void catch_interrupts() {
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error of the write, which says so
   ::signal(SIGPIPE, SIG_IGN);  // a reader of our progress that went away is no reason to die
 }
 

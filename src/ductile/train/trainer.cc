@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/writer.h"
+#include "ductile/run/history.h"
 #include "ductile/run/meters.h"
 #include "ductile/run/report.h"
 #include "ductile/train/interrupt.h"
@@ -66,8 +67,16 @@ void Trainer::begin() {
       if (const Json& cost = latest.checkpoint->state().at("cost"); cost.is_object())
         carried = run::cost_from_json(cost);
     } else if (!refused.empty()) {
-      fail(ErrorCode::data_loss, "{}: no checkpoint can be used:\n  {}", checkpoints.string(),
-           fmt::join(latest.refused, "\n  "));
+      fail(ErrorCode::data_loss,
+           "{}: no checkpoint can be used; put back what is damaged and resume, or start a new "
+           "run:\n  {}",
+           checkpoints.string(), fmt::join(latest.refused, "\n  "));
+    } else if (const auto step = run::last_saved_step(input_.folder)) {
+      fail(
+          ErrorCode::data_loss,
+          "{}: the run had a checkpoint of step {}, and now there is none: put it back and resume, "
+          "or start a new run",
+          checkpoints.string(), *step);
     }
   } else if (!ckpt::list(checkpoints).empty()) {
     fail(ErrorCode::conflict,
