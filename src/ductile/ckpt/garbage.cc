@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/folder_lock_impl.h"
@@ -23,11 +24,6 @@ bool complete(const Manifest& manifest, const ChunkSizes& sizes) {
     const auto it = sizes.find(chunk.id);
     return it != sizes.end() && it->second == chunk.size;
   });
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error);
 }
 
 }  // namespace

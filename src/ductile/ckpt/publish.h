@@ -38,7 +38,8 @@ struct PublishReport {
 //
 // Throws not_found where no such checkpoint was written; data_loss where its manifest or a chunk is
 // missing or torn; conflict while another process publishes or saves with the folder's lock;
-// unavailable where the disk fails. After a throw it does not count, unless it had counted before.
+// unavailable where the disk fails. After a throw it does not count, unless it had counted before,
+// or the disk refused to take it back, too.
 PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag,
                       const PublishOptions& options = {});
 

@@ -215,6 +215,11 @@ void Membership::State::on(const LaunchFailed& event) {
   note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
   if (asked) return;
   if (event.no_host) return wait_for_hosts(event.text);
+  // As long as others train, a place that cannot be filled is no failure of the job.
+  if (!change && broken().empty()) {
+    last_failure = event.text;
+    return;
+  }
   record_failure(fmt::format("worker {} could not be launched: {}", event.worker, event.text));
 }
 

@@ -150,6 +150,38 @@ TEST_F(FaultsTest, LaunchesThatFailBackOffWhateverTheOthersAchieve) {
   EXPECT_NE(job_->phase(), Phase::failed);
   EXPECT_GE(launches, 5);
   EXPECT_LE(launches, 15);
+  // A step that takes long does not change that: the job goes on with those it has.
+  for (int i = 0; i < 600; ++i) {
+    now_ += seconds(1);
+    repeat(1);
+    while (!said<LaunchWorker>().empty())
+      happen(LaunchFailed{said<LaunchWorker>().front().worker, "no host has room"});
+  }
+  EXPECT_EQ(job_->generation().number, 2u);
+  EXPECT_NE(job_->phase(), Phase::failed);
+}
+
+TEST_F(FaultsTest, AfterAReturnToACheckpointStepsAreSavedAgainFromThere) {
+  options_.checkpoint_steps = 10;
+  options_.checkpoints = {100};
+  job_.emplace(options_);
+  happen(StartJob{1});
+  say(1, WorkerPhase::ready);
+  say(1, WorkerPhase::running, 1, 1, 155);  // steps that were never saved
+  happen(WorkerExited{1, 0, 9});
+  while (launched_ == 1) pass(milliseconds(100));
+  say(2, WorkerPhase::ready);
+  const Generation g = job_->generation().number;
+  ASSERT_EQ(job_->generation().start, 100);
+  say(2, WorkerPhase::running, g, g, 100);
+  std::vector<std::pair<WorkerId, Save>> saves = told<Save>();
+  for (int64_t step = 101; saves.empty() && step < 111; ++step) {
+    now_ += milliseconds(100);
+    say(2, WorkerPhase::running, g, g, step);
+    saves = told<Save>();
+  }
+  ASSERT_FALSE(saves.empty());
+  EXPECT_EQ(saves.front().second.at_step, 110);
 }
 
 TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {

@@ -168,9 +168,13 @@ void Membership::State::save_result() {
 
 void Membership::State::save_while_running() {
   if (publishing || !due(next_save)) return;
+  // Where the members are now: after a return to a checkpoint, some way behind the highest step.
+  int64_t reached = 0;
+  for (const WorkerRecord* worker : participants())
+    reached = std::max(reached, worker->report.step);
   const bool by_time = options.checkpoint_every > Time{0} &&
                        due(last_checkpoint + options.checkpoint_every) &&
-                       high_water > std::max<int64_t>(newest_checkpoint(), 0);
+                       reached > std::max<int64_t>(newest_checkpoint(), 0);
   const bool at_once = save_asked || by_time;
   if (save_task && (!at_once || save_task->at_step < 0)) return;
   WorkerRecord* writer = nullptr;
@@ -183,7 +187,7 @@ void Membership::State::save_while_running() {
   if (at_once) {
     start_save(*writer, -1, save_asked ? "asked for" : "time for one");
   } else if (options.checkpoint_steps > 0) {
-    const int64_t done = std::max({high_water, newest_checkpoint(), int64_t{0}});
+    const int64_t done = std::max(reached, newest_checkpoint());
     start_save(*writer, (done / options.checkpoint_steps + 1) * options.checkpoint_steps,
                "at a multiple of so many steps");
   }

@@ -30,18 +30,29 @@ AppendFile::~AppendFile() {
 }
 
 void AppendFile::append(std::string_view bytes) {
-  ssize_t n = 0;
-  do {
-    n = ::write(fd_, bytes.data(), bytes.size());
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = write(bytes);
   if (n == static_cast<ssize_t>(bytes.size())) return;
-  // A regular file takes less than all only where its disk is full.
   const int error = n < 0 ? errno : ENOSPC;
   struct stat info {};
   if (n > 0 && (::fstat(fd_, &info) != 0 || ::ftruncate(fd_, info.st_size - n) != 0)) {
     fail_errno(path_.string() + ": write, and its torn end could not be removed", error);
   }
   fail_errno(path_.string() + ": write", error);
+}
+
+void AppendFile::append_shared(std::string_view bytes) {
+  const ssize_t n = write(bytes);
+  if (n == static_cast<ssize_t>(bytes.size())) return;
+  fail_errno(path_.string() + ": write", n < 0 ? errno : ENOSPC);
+}
+
+// A regular file takes less than all only where its disk is full.
+ssize_t AppendFile::write(std::string_view bytes) {
+  ssize_t n = 0;
+  do {
+    n = ::write(fd_, bytes.data(), bytes.size());
+  } while (n < 0 && errno == EINTR);
+  return n;
 }
 
 void AppendFile::sync() {

@@ -19,9 +19,13 @@ using nlohmann::json;
 // Lines that wait for a disk, at most; of more the oldest are dropped, and counted.
 constexpr size_t kMostWaiting = 20'000;
 
+// A number that no run has is none: one line that was altered must not void all others.
 int64_t whole_number_at(const json& line, const char* key, int64_t otherwise) {
+  constexpr uint64_t kMost = uint64_t{1} << 50;
   const auto at = line.find(key);
-  return at != line.end() && at->is_number_integer() ? at->get<int64_t>() : otherwise;
+  if (at == line.end() || !at->is_number_integer()) return otherwise;
+  const auto value = at->get<uint64_t>();
+  return value <= kMost ? static_cast<int64_t>(value) : otherwise;
 }
 
 }  // namespace

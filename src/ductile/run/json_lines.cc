@@ -40,38 +40,6 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-// The length up to which the file is whole lines, and whether the last lacks only its newline.
-struct Whole {
-  off_t size;
-  bool add_newline;
-};
-
-Whole whole_lines(int fd, off_t size, const fs::path& path) {
-  while (size > 0) {
-    // The last line: read backwards until a newline that is not the file's last byte.
-    std::string tail;
-    off_t begin = size;
-    size_t newline = std::string::npos;
-    while (begin > 0 && newline == std::string::npos) {
-      const off_t n = std::min<off_t>(begin, 4096);
-      std::string part(static_cast<size_t>(n), '\0');
-      begin -= n;
-      if (::pread(fd, part.data(), part.size(), begin) != n) {
-        fail_errno(path.string() + ": read", errno);
-      }
-      tail = part + tail;
-      if (tail.size() >= 2) newline = tail.rfind('\n', tail.size() - 2);
-    }
-    const size_t start = newline == std::string::npos ? 0 : newline + 1;
-    std::string_view line = std::string_view(tail).substr(start);
-    const bool terminated = line.ends_with('\n');
-    if (terminated) line.remove_suffix(1);
-    if (parse_line(line).is_object()) return {size, !terminated};
-    size = begin + static_cast<off_t>(start);
-  }
-  return {0, false};
-}
-
 }  // namespace
 
 json json_number(double value) {
@@ -99,16 +67,14 @@ bool number_from_json(const json& value, double& out) {
   return true;
 }
 
-JsonLines::JsonLines(const fs::path& path) : path_(path) {
-  file_ = AppendFile(path_, O_RDWR | O_CREAT);
+JsonLines::JsonLines(const fs::path& path) : path_(path), file_(path, O_RDWR | O_CREAT) {
   struct stat info {};
   if (::fstat(file_.fd(), &info) != 0) fail_errno(path_.string(), errno);
-  if (!S_ISREG(info.st_mode)) return;
-  const Whole whole = whole_lines(file_.fd(), info.st_size, path_);
-  if (whole.size < info.st_size && ::ftruncate(file_.fd(), whole.size) != 0) {
-    fail_errno(path_.string() + ": cutting off a torn last line", errno);
-  }
-  if (whole.add_newline) file_.append("\n");
+  if (!S_ISREG(info.st_mode) || info.st_size == 0) return;
+  char last = '\n';
+  if (::pread(file_.fd(), &last, 1, info.st_size - 1) < 0)
+    fail_errno(path_.string() + ": read", errno);
+  torn_ = last != '\n';
 }
 
 void JsonLines::append(const json& object) {
@@ -116,7 +82,13 @@ void JsonLines::append(const json& object) {
   append_text(dump_json(object));
 }
 
-void JsonLines::append_text(std::string_view line) { file_.append(std::string(line) + "\n"); }
+void JsonLines::append_text(std::string_view line) {
+  std::string text = torn_ ? "\n" : "";
+  text.append(line).append("\n");
+  torn_ = true;  // where it fails
+  file_.append_shared(text);
+  torn_ = false;
+}
 
 void JsonLines::sync() { file_.sync(); }
 

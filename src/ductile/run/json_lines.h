@@ -15,16 +15,16 @@
 // being written.
 namespace ductile::run {
 
-// Appends to one file; one writer a file (any number of readers). Each line is one write(2), so
-// nothing waits in the process when it is killed. Not shared between threads.
+// Appends to one file, to which others may append as well. Each line is one write(2), so nothing
+// waits in the process when it is killed. Nothing is ever cut off: a torn line (the process or
+// machine died inside a write, the disk had no room) is ended by the next one, and stays as a line
+// that readers skip. Not shared between threads.
 class JsonLines {
  public:
-  // Opens or makes the file. A torn last line (the process or machine died inside a write) is cut
-  // off first; a complete one that only lacks its newline gets it.
+  // Opens or makes the file.
   explicit JsonLines(const fs::path& path);
 
-  // Throws unavailable naming the file (disk full ...); what was written of the line is then
-  // removed, so the file stays readable and a later append may succeed.
+  // Throws unavailable naming the file (disk full ...); a later append may succeed.
   void append(const nlohmann::json& object);
 
   // The same of a line as dump_json() makes it.
@@ -36,6 +36,7 @@ class JsonLines {
  private:
   fs::path path_;
   AppendFile file_;
+  bool torn_ = false;  // the file may end inside a line
 };
 
 // A double as JSON, which has no word for them: NaN, Infinity and -Infinity become the strings

@@ -330,7 +330,9 @@ void JobController::Impl::end_run(const JobEnd& end) {
   json fields = json::object();
   try {
     run::for_each_diary_line(folder.events_file(), [&](json& line) {
-      if (line.value("kind", json()) == "summary") fields = std::move(line);
+      const json kind = line.value("kind", json());
+      if (kind == "end") fields = json::object();  // of an earlier part of the run
+      if (kind == "summary") fields = std::move(line);
     });
     ckpt::remove_leftovers(folder.checkpoints());
   } catch (const Error& e) {

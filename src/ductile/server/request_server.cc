@@ -60,7 +60,14 @@ void RequestServer::serve(const Handler& handler) {
 
 void RequestServer::take_new() {
   if (paused_ && net::Clock::now() < resume_at_) return;
-  if (std::exchange(paused_, false)) watch(epoll_.get(), listener_.get());
+  if (paused_) {
+    try {
+      watch(epoll_.get(), listener_.get());
+    } catch (const Error&) {  // no memory: later
+      return pause();
+    }
+    paused_ = false;
+  }
   while (true) {
     process::Descriptor fd(
         accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));

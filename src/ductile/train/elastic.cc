@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <c10/util/Exception.h>
+
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
@@ -22,6 +24,7 @@
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/torch_error.h"
 
 namespace ductile::train {
 namespace {
@@ -156,6 +159,8 @@ void ElasticWorker::run() {
     }
     try {
       std::visit([this](const auto& c) { on(c); }, *command);
+    } catch (const c10::Error& e) {
+      on_error(error_of(e));
     } catch (const std::exception& e) {
       on_error(e);
     }
@@ -248,6 +253,9 @@ void ElasticWorker::on(const Restore& command) {
     case StateSource::checkpoint:
       try {
         replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
+      } catch (const c10::Error& e) {
+        link_->tell(restore_event_of(error_of(e), plan_->number));
+        return;
       } catch (const std::exception& e) {
         link_->tell(restore_event_of(e, plan_->number));
         return;

@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <c10/util/Exception.h>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/nn/memory.h"
@@ -17,6 +19,7 @@
 #include "ductile/train/elastic.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
+#include "ductile/train/torch_error.h"
 #include "ductile/train/trainer.h"
 
 namespace {
@@ -128,6 +131,12 @@ int main(int argc, char** argv) {
     std::cerr << "ductile-worker: " << e.what() << "\n";
     ductile::run::write_line(arguments.progress_fd, ductile::run::Failed{e.code(), e.what()});
     return e.code() == ErrorCode::invalid_argument ? kConfiguration : kFailed;
+  } catch (const c10::Error& e) {
+    const Error error = ductile::train::error_of(e);
+    std::cerr << "ductile-worker: " << e.what() << "\n";  // with its frames, for the log
+    ductile::run::write_line(arguments.progress_fd,
+                             ductile::run::Failed{error.code(), error.what()});
+    return kFailed;
   } catch (const std::exception& e) {
     std::cerr << "ductile-worker: " << e.what() << "\n";
     ductile::run::write_line(arguments.progress_fd,
