@@ -13,8 +13,8 @@ namespace {
 
 // Reports whose models differ less than this from those last used change nothing.
 constexpr double kSameNoise = 0.03;
-// A larger allocation than the present one must promise more than this much more: it is likely to
-// be taken back by the next arrival, which is not in the model.
+// A larger allocation than the present one, or one elsewhere, must promise more than this much
+// more: it is likely to be taken back by the next arrival, which is not in the model.
 constexpr double kGrowthWorthwhile = 0.95;
 // The same where the weight comes from a guessed size, and will be revised too.
 constexpr double kGuessedGrowthWorthwhile = 0.9;
@@ -215,8 +215,12 @@ double DuctilePolicy::Impl::value(const JobView& job, const State& s,
                       : devices > 0 ? job.restart_seconds + job.unsaved_seconds
                                     : job.restart_seconds;
   value *= h / (h + lost);
-  if (devices > 0 && c.devices > devices)
+  if (devices > 0 && (c.devices > devices || c.pool != s.pool_now)) {
+    // Where a restart takes longer than a round, a start under way is not given up for something
+    // better: two jobs could change places for ever.
+    if (job.pause_left > 0 && job.restart_seconds >= interval_) return -1;
     value *= s.guessed ? kGuessedGrowthWorthwhile : kGrowthWorthwhile;
+  }
   // A cost of devices makes jobs smaller, and never keeps one waiting.
   return value - std::min(options_.device_cost, kMostOfWorth * s.best_per_device) * c.devices;
 }
@@ -240,8 +244,10 @@ void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
     s.best_per_device = std::max(s.best_per_device, s.weight * c.rate / c.devices);
   const double stay = eviction_cost(job, s);
   if (!s.pinned)
-    for (const Configuration& c : s.configurations)
-      choices_.push_back({c.pool, c.devices, c.devices <= s.most ? value(job, s, c) + stay : -1});
+    for (const Configuration& c : s.configurations) {
+      const double worth = c.devices <= s.most ? value(job, s, c) : -1;
+      choices_.push_back({c.pool, c.devices, worth > 0 ? worth + stay : -1});
+    }
   allocator_->set_job(s.slot, choices_);
 }
 
@@ -316,6 +322,7 @@ std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& no
 }
 
 Decisions DuctilePolicy::Impl::decide(const Round& round) {
+  interval_ = round.interval;
   update_pools(round);
   update_jobs(round);
   forget_ended();

@@ -96,7 +96,8 @@ class DuctilePolicy::Impl {
   std::vector<int> free_slots_;
   int slots_ = 0;
   int64_t round_ = 0;
-  double patience_ = 0;  // seconds of waiting that double a claim
+  double interval_ = 60;  // seconds between rounds
+  double patience_ = 0;   // seconds of waiting that double a claim
 };
 
 }  // namespace ductile::sched

@@ -259,6 +259,26 @@ TEST(ductile_policy, preempts_no_job_for_one_that_is_not_shorter_by_what_it_cost
   }
 }
 
+// Pauses of 80 s, rounds of 60 s: a better pool does not make a job give up its start.
+TEST(ductile_policy, gives_up_no_start_that_takes_longer_than_a_round) {
+  Cluster cluster;
+  cluster.add_nodes("slow", 1, 4);
+  cluster.add_nodes("fast", 1, 4);
+  std::vector<JobView> jobs{simple_job(1, 1e7)};
+  TypeModel fast = jobs[0].types[0];
+  fast.perf = {0.01, 0.0002, 0.004, 0.0002, 0.002, 0.0002, 2};
+  jobs[0].types.push_back(fast);
+  jobs[0].allocation = {{0, 4}};
+  for (const double restart : {30.0, 80.0})
+    for (const double pause : {0.0, 20.0}) {
+      jobs[0].restart_seconds = restart;
+      jobs[0].pause_left = pause;
+      DuctilePolicy policy;
+      EXPECT_EQ(policy.decide({600, 60, cluster, jobs}).changes.empty(), restart > 60 && pause > 0)
+          << restart << " " << pause;
+    }
+}
+
 TEST(ductile_policy, a_cost_of_devices_makes_jobs_smaller_and_keeps_none_waiting) {
   const Cluster cluster = homogeneous_cluster(8, 4);
   int32_t before = INT32_MAX;
