@@ -1,5 +1,6 @@
-// A day of a fleet under three regimes in one run: Ductile's fleet scheduler, static partitions by
-// tier, and one queue without preemption. All see the same arrivals, faults and loads.
+// A day of a fleet under four regimes in one run: Ductile's fleet scheduler (another algorithm than
+// the policy of one cluster), static partitions by tier, one queue without preemption, and
+// priorities that preempt. All see the same arrivals, faults and loads.
 //
 //   fleet_scenario bench/fleet/ten_regions.toml [HOURS [SEEDS]]
 //
@@ -9,7 +10,6 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,6 +19,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/sched/fleet.h"
+#include "fleet_regimes.h"
 
 namespace ductile::sched {
 namespace {
@@ -85,196 +86,6 @@ Settings read(const char* file) {
   s.maintenance_notice = get<double>(t, "maintenance.notice_seconds");
   return s;
 }
-
-constexpr int32_t kPerNode = 8;
-
-struct Job {
-  FleetJob what;
-  bool service = false;
-  double arrival = 0, work = 0;  // seconds on the devices asked for
-  double base = 0, phase = 0;    // of a service
-  double finish = -1;
-  // Held, as the world sees it.
-  int32_t pool = -1, devices = 0;
-  double pause = 0;
-  double window_start = 0, granted = 0, asked = 0;
-};
-
-// What a regime does each round: reads jobs, sets `next` (pool, devices) of each.
-class Regime {
- public:
-  virtual ~Regime() = default;
-  virtual void arrived(int32_t job, double now) = 0;
-  virtual void changed(int32_t job, double now) = 0;  // a service's demand
-  virtual void ended(int32_t job) = 0;
-  virtual void lost(int32_t job) = 0;
-  virtual void capacity(int32_t pool, int64_t devices) = 0;
-  virtual bool heeds() const { return false; }         // announcements
-  virtual void announced(int32_t, int64_t, double) {}  // devices of a pool leave at that time
-  virtual void decide(double now) = 0;
-  virtual std::pair<int32_t, int32_t> held(int32_t job) const = 0;
-  virtual void account(double now, double seconds) = 0;
-};
-
-class Ours : public Regime {
- public:
-  Ours(const std::vector<Pool>& pools, const std::vector<int32_t>& regions,
-       const std::vector<Job>& jobs)
-      : jobs_(jobs), fleet_(pools, regions) {}
-  void arrived(int32_t j, double now) override {
-    fleet_.set_job(j, jobs_[static_cast<size_t>(j)].what, now);
-  }
-  void changed(int32_t j, double now) override { arrived(j, now); }
-  void ended(int32_t j) override { fleet_.remove_job(j); }
-  void lost(int32_t j) override { fleet_.lose(j); }
-  void capacity(int32_t pool, int64_t devices) override { fleet_.set_capacity(pool, devices); }
-  bool heeds() const override { return true; }
-  void announced(int32_t pool, int64_t devices, double at) override {
-    fleet_.announce(pool, devices, at);
-  }
-  void decide(double now) override { fleet_.decide(now, false); }
-  std::pair<int32_t, int32_t> held(int32_t j) const override {
-    return {fleet_.pool(j), fleet_.devices(j)};
-  }
-  void account(double now, double seconds) override {
-    reports_.clear();
-    fleet_.account(now, seconds, reports_);
-  }
-
- private:
-  const std::vector<Job>& jobs_;
-  FleetScheduler fleet_;
-  std::vector<WindowReport> reports_;
-};
-
-// Fixed sizes, first come first served within a tier, nothing is taken from who runs. With
-// `partitions` every tier has its own part of each pool; else all share, Premium first in the
-// queue.
-class Rigid : public Regime {
- public:
-  Rigid(const std::vector<Pool>& pools, const std::vector<int32_t>& region_of_cluster,
-        const std::vector<Job>& jobs, bool partitions, std::array<double, 3> shares)
-      : jobs_(jobs), pools_(pools), regions_(region_of_cluster), split_(partitions) {
-    for (const Pool& p : pools)
-      for (int t = 0; t < 3; ++t)
-        free_.push_back(partitions
-                            ? static_cast<int64_t>(shares[static_cast<size_t>(t)] *
-                                                   static_cast<double>(p.devices / kPerNode)) *
-                                  kPerNode
-                            : (t == 0 ? p.devices : 0));
-    total_.resize(pools.size());
-    for (size_t p = 0; p < pools.size(); ++p) total_[p] = pools[p].devices;
-  }
-  void arrived(int32_t j, double) override {
-    queue_[static_cast<size_t>(jobs_[static_cast<size_t>(j)].what.tier)].push_back(j);
-    grow(j);
-  }
-  void changed(int32_t j, double) override {
-    State& s = state(j);
-    const int32_t want = jobs_[static_cast<size_t>(j)].what.demand;
-    if (s.pool < 0) return;
-    int64_t& f = part(s.pool, j);
-    if (want < s.devices) {
-      f += s.devices - want;
-      s.devices = want;
-    } else {
-      const auto more =
-          static_cast<int32_t>(std::min<int64_t>(want - s.devices, std::max<int64_t>(f, 0)));
-      f -= more;
-      s.devices += more;
-    }
-  }
-  void ended(int32_t j) override {
-    State& s = state(j);
-    if (s.pool >= 0) part(s.pool, j) += s.devices;
-    s = {};
-    s.gone = true;
-  }
-  void lost(int32_t j) override { (void)j; }  // it restarts where it is, on what comes free first
-  void capacity(int32_t pool, int64_t devices) override {
-    // What is lost is taken from the parts in turn.
-    int64_t change = devices - total_[static_cast<size_t>(pool)];
-    total_[static_cast<size_t>(pool)] = devices;
-    while (change != 0) {
-      const int64_t node = std::clamp<int64_t>(change, -kPerNode, kPerNode);
-      free_[static_cast<size_t>(pool) * 3 + (split_ ? turn_++ % 3 : 0)] += node;
-      change -= node;
-    }
-  }
-  void decide(double) override {
-    // Parts that lost devices below what is held: the last to come stops and queues again.
-    for (size_t p = 0; p < pools_.size(); ++p)
-      for (size_t t = 0; t < 3; ++t)
-        for (size_t j = jobs_.size(); free_[p * 3 + t] < 0 && j-- > 0;) {
-          if (j >= states_.size()) continue;
-          State& s = states_[j];
-          if (s.pool != static_cast<int32_t>(p) || jobs_[j].service) continue;
-          if (split_ && static_cast<size_t>(jobs_[j].what.tier) != t) continue;
-          free_[p * 3 + t] += s.devices;
-          s.pool = -1;
-          s.devices = 0;
-          queue_[static_cast<size_t>(jobs_[j].what.tier)].push_front(static_cast<int32_t>(j));
-        }
-    // Where only services are left, they shrink.
-    for (size_t p = 0; p < pools_.size(); ++p)
-      for (size_t t = 0; t < 3; ++t)
-        for (size_t j = 0; free_[p * 3 + t] < 0 && j < states_.size(); ++j) {
-          State& s = states_[j];
-          if (s.pool != static_cast<int32_t>(p) || !jobs_[j].service) continue;
-          const auto less = static_cast<int32_t>(std::min<int64_t>(s.devices, -free_[p * 3 + t]));
-          s.devices -= less;
-          free_[p * 3 + t] += less;
-        }
-    for (auto& queue : queue_) {
-      std::deque<int32_t> left;
-      for (int32_t j : queue) {
-        State& s = state(j);
-        if (s.gone || s.pool >= 0) continue;
-        const FleetJob& w = jobs_[static_cast<size_t>(j)].what;
-        for (int pass = 0; pass < 2 && s.pool < 0; ++pass)
-          for (size_t p = 0; p < pools_.size() && s.pool < 0; ++p) {
-            const bool home = regions_[static_cast<size_t>(pools_[p].cluster)] == w.home;
-            if ((pass == 0) != home || (!home && !w.movable)) continue;
-            if (w.type >= 0 && pools_[p].type != w.type) continue;
-            int64_t& f = part(static_cast<int32_t>(p), j);
-            if (f < w.demand) continue;
-            f -= w.demand;
-            s.pool = static_cast<int32_t>(p);
-            s.devices = w.demand;
-          }
-        if (s.pool < 0) left.push_back(j);
-      }
-      queue = std::move(left);
-    }
-  }
-  std::pair<int32_t, int32_t> held(int32_t j) const override {
-    const State& s = states_[static_cast<size_t>(j)];
-    return {s.pool, s.devices};
-  }
-  void account(double, double) override {}
-
- private:
-  struct State {
-    int32_t pool = -1, devices = 0;
-    bool gone = false;
-  };
-  void grow(int32_t j) {
-    if (static_cast<size_t>(j) >= states_.size()) states_.resize(static_cast<size_t>(j) + 1);
-  }
-  State& state(int32_t j) { return states_[static_cast<size_t>(j)]; }
-  int64_t& part(int32_t pool, int32_t j) {
-    return free_[static_cast<size_t>(pool) * 3 +
-                 (split_ ? static_cast<size_t>(jobs_[static_cast<size_t>(j)].what.tier) : 0)];
-  }
-  const std::vector<Job>& jobs_;
-  std::vector<Pool> pools_;
-  std::vector<int32_t> regions_;
-  bool split_;
-  std::vector<int64_t> free_, total_;
-  std::vector<State> states_;
-  std::array<std::deque<int32_t>, 3> queue_;
-  size_t turn_ = 0;
-};
 
 struct Outcome {
   std::array<int64_t, 3> windows{}, met{};
@@ -566,10 +377,17 @@ void print(const char* name, const Outcome& o) {
     return 100.0 * static_cast<double>(o.met[t]) /
            static_cast<double>(std::max<int64_t>(1, o.windows[t]));
   };
+  // No window of a tier has closed: there is nothing to say of it.
+  const auto windows = [&](size_t t, const char* format) {
+    if (o.windows[t] == 0) return std::string("-");
+    char text[64];
+    std::snprintf(text, sizeof text, format, share(t), o.worst[t]);
+    return std::string(text);
+  };
   std::printf(
-      "| %s | %.3f %% (worst %.3f) | %.2f %% (worst %.2f) | %.2f | %.1f %% | %lld | %.2f / %.2f / "
+      "| %s | %s | %s | %.2f | %.1f %% | %lld | %.2f / %.2f / "
       "%.2f | %lld | %lld / %.0f | %.1f / %.1f |\n",
-      name, share(0), o.worst[0], share(1), o.worst[1],
+      name, windows(0, "%.3f %% (worst %.3f)").c_str(), windows(1, "%.2f %% (worst %.2f)").c_str(),
       o.fraction[2] / static_cast<double>(std::max<int64_t>(1, o.windows[2])),
       100 * o.used / std::max(1.0, o.usable),
       static_cast<long long>(o.finished[0] + o.finished[1] + o.finished[2]),
@@ -607,10 +425,13 @@ int run(int argc, char** argv) {
       return std::make_unique<Ours>(p, r, j);
     }));
     print("static partitions", world.run([&](const auto& p, const auto& r, const auto& j) {
-      return std::make_unique<Rigid>(p, r, j, true, shares);
+      return std::make_unique<Rigid>(p, r, j, Serving::partitions, shares);
     }));
     print("no preemption", world.run([&](const auto& p, const auto& r, const auto& j) {
-      return std::make_unique<Rigid>(p, r, j, false, shares);
+      return std::make_unique<Rigid>(p, r, j, Serving::queue, shares);
+    }));
+    print("preemptive priority", world.run([&](const auto& p, const auto& r, const auto& j) {
+      return std::make_unique<Rigid>(p, r, j, Serving::priority, shares);
     }));
     std::printf("\n");
   }

@@ -366,9 +366,25 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   sub->add_option("--seed", c.seed, "the first seed; 0")
       ->option_text("N")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  sub->add_option("--budget", c.budget,
-                  "what jobs declare of their length: exact, none, or a factor they are wrong by")
+  sub->add_option(
+         "--budget", c.budget,
+         "what jobs declare of their length: none, exact, or a factor they are wrong by; none")
       ->option_text("WHAT");
+  sub->add_option("--information", c.information,
+                  "what policies are told: own (each as it is), published (as Pollux's and Sia's), "
+                  "full (as Ductile's); own")
+      ->option_text("WHAT")
+      ->check(CLI::IsMember({"own", "published", "full"}));
+  sub->add_flag("--unique", c.unique, "each job is the only one of its application");
+  sub->add_option("--noise", c.noise,
+                  "measured step times and noise scales are off by this much; 0")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 2.0));
+  sub->add_option("--device-cost", c.device_cost,
+                  "Ductile's: seconds a job may wait for each device second saved; 0.005, and 0.01 "
+                  "takes no more devices than Sia")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 1e6));
   sub->add_option("--interval", c.interval, "seconds between rounds; none: 60, Gavel 360")
       ->option_text("X")
       ->check(CLI::Range(0.1, 1e6));
@@ -381,7 +397,7 @@ void add_sim(CLI::App& app, Parsed& parsed) {
       ->option_text("X")
       ->check(CLI::Range(0.0, 1.0));
   sub->add_flag("--bound", c.bound,
-                "also a mean that no scheduler can go below, and each policy's distance to it");
+                "also an estimate of the least mean possible, and each policy's distance to it");
   sub->add_flag("--tiers", c.tiers, "made-up jobs have service levels");
   sub->add_option("--services", c.services, "make up so many inference services, too; 0")
       ->option_text("N")
@@ -582,6 +598,8 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
 }  // namespace
 
 ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
+  for (int i = 0; i < argc; ++i)
+    context.command += (i > 0 ? " " : "") + (i > 0 ? std::string(argv[i]) : "ductile");
   Console& console = context.console;
   Parsed parsed;
   CLI::App app("Trains deep networks on machines that come and go.", "ductile");

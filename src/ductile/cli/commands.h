@@ -17,6 +17,7 @@ namespace ductile::cli {
 struct Context {
   Console& console;
   const char* const* environment;  // NAME=value ..., ends with nullptr
+  std::string command = {};        // as it was called
 };
 
 // Where workers run, as the command line says it; what is not said is as before, or this machine.
@@ -142,7 +143,11 @@ struct SimCommand {
   int64_t jobs = 0;  // 0: 160 made up; all of a file
   int64_t seeds = 1;
   int64_t seed = 0;
-  std::string budget = "exact";  // exact, none, or a factor
+  std::string budget = "none";        // exact, none, or a factor
+  std::string information = "own";    // own, published, full
+  std::optional<double> device_cost;  // none: the policy's own
+  double noise = 0;
+  bool unique = false;
   std::optional<double> interval;
   std::optional<double> restart;  // seconds; none: the applications' own
   double interference = 0;

@@ -9,6 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/version.h"
 #include "ductile/run/format.h"
 #include "ductile/sched/policy.h"
 #include "ductile/sim/lower_bound.h"
@@ -69,6 +70,38 @@ std::optional<double> budget_of(const std::string& text) {
     fail(ErrorCode::invalid_argument,
          "sim: --budget {}: write exact, none, or a factor from 1 to 1000", text);
   return factor;
+}
+
+ductile::sim::Information information_of(const std::string& text) {
+  if (text == "published") return ductile::sim::Information::published;
+  return text == "full" ? ductile::sim::Information::full : ductile::sim::Information::own;
+}
+
+// What the figures were made with, for who reads them later.
+std::string conditions_of(const SimCommand& c) {
+  std::string budget = c.budget == "none" ? "jobs declare nothing of their length"
+                       : c.budget == "exact"
+                           ? "jobs declare their exact length"
+                           : fmt::format("declared lengths are off by up to {}", c.budget);
+  std::string out = fmt::format(
+      "{}; {}; rounds {}; seed{} {}{}", budget,
+      c.restart ? fmt::format("restarts of {} s", *c.restart) : "restarts as each application's",
+      c.interval ? fmt::format("every {} s", *c.interval) : "as each policy's",
+      c.seeds > 1 ? "s" : "", c.seed,
+      c.seeds > 1 ? fmt::format(" to {}", c.seed + c.seeds - 1) : "");
+  if (c.information != "own") out += fmt::format("; information: {}", c.information);
+  if (c.noise > 0) out += fmt::format("; noise {}", c.noise);
+  if (c.unique) out += "; an application a job";
+  if (c.device_cost) out += fmt::format("; device cost {}", *c.device_cost);
+  return out;
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    fail(ErrorCode::unavailable, "sim: --out {}: {}; name a folder that can be made and written",
+         folder.string(), error.message());
 }
 
 // One line on the terminal, drawn over; nothing elsewhere.
@@ -154,6 +187,8 @@ ExitCode sim(const SimCommand& command, Context& context) {
   options.check = command.check;
   options.interference = command.interference;
   options.control = command.control;
+  options.noise = command.noise;
+  options.information = information_of(command.information);
   if (command.scenario) options.scenario = ductile::sim::read_scenario(*command.scenario);
 
   std::vector<ductile::sim::Workload> workloads;
@@ -162,6 +197,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
     if (command.jobs > 0) ductile::sim::truncate(workloads.back(), command.jobs);
     ductile::sim::compress(workloads.back(), command.load);
   }
+  if (command.out) make_folder(*command.out);
   std::vector<ductile::sim::ReportRun> runs;
   std::map<std::string, std::vector<ductile::sim::Summary>> by_policy;
   const size_t total =
@@ -189,13 +225,14 @@ ExitCode sim(const SimCommand& command, Context& context) {
     for (size_t w = 0; w < all.size(); ++w) {
       const ductile::sim::Workload& workload = all[w];
       const size_t which = files.empty() ? static_cast<size_t>(s) : w;
-      if (command.out) {
-        fs::create_directories(*command.out);
+      if (command.out)
         write_file_atomic(*command.out / (workload.name + ".csv"), ductile::sim::to_csv(workload));
-      }
+      ductile::sim::Workload unique = workload;
+      ductile::sim::Catalog own = catalog;
+      if (command.unique) ductile::sim::make_unique(unique, own, options.seed);
       if (command.bound && which == bounds.size()) {
         bar.show(fmt::format("bound on {}", workload.name), {}, started);
-        bounds.push_back(ductile::sim::lower_bound(workload, catalog, cluster).mean_jct);
+        bounds.push_back(ductile::sim::lower_bound(unique, own, cluster).mean_jct);
       }
       for (const std::string& policy : policies) {
         options.interval = command.interval.value_or(sched::usual_interval(policy));
@@ -204,11 +241,14 @@ ExitCode sim(const SimCommand& command, Context& context) {
               fmt::format("{} on {}, {}", policy, workload.name, run::as_duration(progress.now)),
               progress, started);
         };
-        const auto decider = sched::make_policy(policy, {options.seed, options.interval});
+        sched::PolicyOptions policy_options{options.seed, options.interval, command.device_cost};
+        policy_options.share_by_application =
+            options.information != ductile::sim::Information::published;
+        const auto decider = sched::make_policy(policy, policy_options);
         ductile::sim::ReportRun done;
         done.seed = command.seed + s;
-        done.result = ductile::sim::simulate(workload, catalog, cluster, *decider, options);
-        done.summary = ductile::sim::summarise(done.result, workload, catalog, cluster);
+        done.result = ductile::sim::simulate(unique, own, cluster, *decider, options);
+        done.summary = ductile::sim::summarise(done.result, unique, own, cluster);
         by_policy[policy].push_back(done.summary);
         if (!command.out) {
           done.result.timeline.clear();
@@ -221,6 +261,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
     }
   }
   bar.clear();
+  const std::string conditions = conditions_of(command);
   double bound = 0;  // mean over all runs: as many of each policy
   for (const double l : least) bound += l / static_cast<double>(least.size());
 
@@ -228,7 +269,10 @@ ExitCode sim(const SimCommand& command, Context& context) {
     auto all = nlohmann::ordered_json::array();
     for (const auto& run : runs) all.push_back(ductile::sim::to_json(run.result));
     write_file_atomic(*command.out / "runs.json", dump_json(all) + "\n");
-    write_file_atomic(*command.out / "report.html", ductile::sim::report_html(runs, cluster));
+    write_file_atomic(*command.out / "report.html",
+                      ductile::sim::report_html(runs, cluster,
+                                                fmt::format("{}. ductile {}: {}", conditions,
+                                                            version(), context.command)));
     context.console.say("report: {}", (*command.out / "report.html").string());
   }
   if (command.control)
@@ -289,8 +333,9 @@ ExitCode sim(const SimCommand& command, Context& context) {
                       runs.front().summary.jobs, cluster.usable_devices(),
                       traces ? "" : ", built-in applications", by_policy[policies[0]].size(),
                       by_policy[policies[0]].size() == 1 ? "" : "s");
+  context.console.say("{}", conditions);
   if (command.bound)
-    context.console.say("no scheduler has a mean JCT below {} s, even if it knew the future",
+    context.console.say("estimate of the least mean JCT, with the future known: {} s",
                         seconds(bound));
   return kDone;
 }

@@ -1,18 +1,11 @@
-// One file because every part of a round reads and writes the same State of a job.
 #include "ductile/sched/ductile_policy.h"
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 
 #include "ductile/base/error.h"
-#include "ductile/sched/allocator.h"
-#include "ductile/sched/job_curve.h"
+#include "ductile/sched/ductile_policy_impl.h"
 #include "ductile/sched/policies_impl.h"
-#include "ductile/sched/pools.h"
-#include "ductile/sched/services.h"
-#include "ductile/sched/shadow_cost.h"
-#include "ductile/sched/work_left.h"
 
 namespace ductile::sched {
 
@@ -20,18 +13,14 @@ namespace {
 
 // Reports whose models differ less than this from those last used change nothing.
 constexpr double kSameNoise = 0.03;
-// A job that waits this long counts for twice as much, twice that for four times, and so on, so
-// that none waits for ever.
-constexpr double kPatience = 3600;
-// A larger allocation than the present one must promise more than this much more: it is likely to
-// be taken back by the next arrival, which is not in the model.
+// A larger allocation than the present one, or one elsewhere, must promise more than this much
+// more: it is likely to be taken back by the next arrival, which is not in the model.
 constexpr double kGrowthWorthwhile = 0.95;
 // The same where the weight comes from a guessed size, and will be revised too.
 constexpr double kGuessedGrowthWorthwhile = 0.9;
-// A device that a tier's window still needs is worth so many times the best other use of any.
-constexpr double kPromised[] = {4, 1.5, 0};
-constexpr double kUrgent = 1.5;
-constexpr double kPromiseMargin = 0.03;
+
+// A cost of devices is at most this much of what one is worth to the job.
+constexpr double kMostOfWorth = 0.25;
 
 // A node that leaves within two rounds is as good as gone.
 double horizon_of(const Round& round) { return round.now + 2 * round.interval; }
@@ -41,81 +30,6 @@ bool close(double a, double b, double tolerance) {
 }
 
 }  // namespace
-
-class DuctilePolicy::Impl {
- public:
-  explicit Impl(const DuctileOptions& options) : options_(options) {}
-
-  Decisions decide(const Round& round);
-  std::string explain(JobId id) const;
-
- private:
-  struct State {
-    int slot = 0;                   // in the allocator
-    int64_t seen = 0;               // round
-    const JobView* view = nullptr;  // of this round only
-    // Models last used.
-    bool modelled = false;
-    int32_t seen_devices = -1;
-    std::optional<GradientNoise> noise;
-    std::vector<Configuration> configurations;
-    double best_per_cost = 0;  // progress per device-second of the reference type
-    // What ended jobs teach.
-    std::string application;
-    double progress = 0, service = 0;
-    // Fairness.
-    double arrival = 0;
-    double fair_progress = 0;  // it would have made on its fair share
-    double last_update = 0;
-    double waiting_since = -1;
-    double weight = 0;
-    int32_t pool_now = -1;
-    double remaining = 0;  // best guess, steps of batch M0
-    bool pinned = false;
-    int32_t plan = -1;         // of a service: in plans_
-    Owed owed;                 // devices that its window needs ...
-    double promised = 0;       // ... and what each of them counts for
-    int32_t most = INT32_MAX;  // devices, by its team's quota
-    std::string reason;
-    // What the allocator was last given.
-    double given_weight = -1;
-    int32_t given_devices = -1;
-    int32_t given_pool = -1;
-    double given_pause = 0;
-    double given_promise = -1;
-    int32_t given_most = -1;
-  };
-
-  void update_pools(const Round& round);
-  void update_jobs(const Round& round);
-  void forget_ended();
-  void model(State& s, const JobView& job);
-  void weigh(const Round& round);
-  double fairness_factor(State& s, const JobView& job, const Round& round, size_t active);
-  void serve(const Round& round, std::vector<int64_t>& capacity);
-  void promise(const Round& round);
-  double team_factor(const Round& round, int32_t team) const;
-  void offer(const Round& round);
-  void offer(const JobView& job, State& s);
-  void keep_quotas(const Round& round);
-  std::string reason_for(const State& s, const Allocation& now) const;
-
-  DuctileOptions options_;
-  WorkLeft work_left_;
-  ApplicationModels applications_;
-  std::vector<Pool> pools_;
-  std::vector<double> pool_cost_;  // of a device, against the dearest
-  std::vector<int32_t> per_node_;  // by type
-  std::vector<std::string> type_names_;
-  size_t nodes_ = 0;
-  std::unique_ptr<Allocator> allocator_;
-  std::vector<ServicePlan> plans_;
-  std::vector<Option> choices_;
-  std::unordered_map<JobId, State> states_;
-  std::vector<int> free_slots_;
-  int slots_ = 0;
-  int64_t round_ = 0;
-};
 
 void DuctilePolicy::Impl::update_pools(const Round& round) {
   const double horizon = horizon_of(round);
@@ -213,112 +127,6 @@ void DuctilePolicy::Impl::forget_ended() {
   std::sort(free_slots_.begin(), free_slots_.end(), std::greater<>());
 }
 
-// Above 1 for a job that will end later than on its own fair share of the cluster.
-double DuctilePolicy::Impl::fairness_factor(State& s, const JobView& job, const Round& round,
-                                            size_t active) {
-  const double age = round.now - s.arrival;
-  double share = 0;  // progress a second on an equal share of all devices
-  double total = 0;
-  for (const Pool& p : pools_) total += static_cast<double>(p.devices);
-  const double fair = total / static_cast<double>(std::max<size_t>(1, active));
-  for (const Configuration& c : s.configurations) {
-    const double rate = c.devices <= fair ? c.rate : c.rate * fair / c.devices;
-    share = std::max(share, rate);
-  }
-  s.fair_progress += share * (round.now - s.last_update);
-  s.last_update = round.now;
-  if (share <= 0 || s.remaining <= 0) return 1;
-  const double need = job.progress + s.remaining;
-  const double fair_left = std::max(0.0, need - s.fair_progress) / share;
-  const double fair_end = s.fair_progress >= need ? age * need / s.fair_progress : age + fair_left;
-  double rate_now = 0;
-  for (const Configuration& c : s.configurations)
-    if (c.pool == s.pool_now && c.devices == device_count(job.allocation)) rate_now = c.rate;
-  const double end = age + s.remaining / std::max(rate_now, share);
-  const double slack = job.restart_seconds + 2 * round.interval;  // what any start costs
-  const double rho = end / (fair_end + slack);
-  return rho > options_.fairness ? std::pow(rho / options_.fairness, 2) : 1;
-}
-
-void DuctilePolicy::Impl::weigh(const Round& round) {
-  // Relative cost of a device of each pool: the mean, over jobs, of its best progress per device
-  // against the best of any pool.
-  pool_cost_.assign(pools_.size(), 0);
-  std::vector<double> best(pools_.size());
-  std::vector<double> count(pools_.size());
-  for (auto& [id, s] : states_) {
-    std::fill(best.begin(), best.end(), 0.0);
-    for (const Configuration& c : s.configurations)
-      best[static_cast<size_t>(c.pool)] =
-          std::max(best[static_cast<size_t>(c.pool)], c.rate / c.devices);
-    const double top = *std::max_element(best.begin(), best.end());
-    if (top <= 0) continue;
-    for (size_t p = 0; p < best.size(); ++p)
-      if (best[p] > 0) {
-        pool_cost_[p] += best[p] / top;
-        count[p] += 1;
-      }
-  }
-  double capacity = 0;
-  for (size_t p = 0; p < pools_.size(); ++p) {
-    pool_cost_[p] = count[p] > 0 ? pool_cost_[p] / count[p] : 1;
-    int64_t serving = 0;
-    for (const ServicePlan& plan : plans_)
-      if (plan.pool == static_cast<int32_t>(p)) serving += device_count(plan.allocation);
-    capacity += pool_cost_[p] * static_cast<double>(pools_[p].devices - serving);
-  }
-
-  std::vector<CurvePoint> points;
-  std::vector<SizedJob> sized;
-  std::vector<State*> order;
-  double guessed = 0;  // jobs without a budget
-  std::vector<CurvePoint> curve;
-  for (const JobView& job : round.jobs) {
-    State& s = states_.at(job.id);
-    if (job.service) continue;
-    curve.clear();
-    for (const Configuration& c : s.configurations)
-      curve.push_back({pool_cost_[static_cast<size_t>(c.pool)] * c.devices, c.rate});
-    keep_concave(curve);
-    const auto begin = static_cast<int>(points.size());
-    points.insert(points.end(), curve.begin(), curve.end());
-    const auto end = static_cast<int>(points.size());
-    const auto index = static_cast<int>(order.size());
-    order.push_back(&s);
-    s.weight = 0;
-    s.remaining = 0;
-    if (curve.empty()) continue;
-    s.best_per_cost = curve[0].rate / curve[0].cost;
-    if (options_.budgets && job.remaining) {
-      // A budget that is all but spent while the job goes on was wrong.
-      s.remaining = std::max(*job.remaining, 0.02 * (job.progress + *job.remaining));
-      if (s.remaining <= 0) s.remaining = 1;
-      sized.push_back({index, s.remaining / s.best_per_cost, 1, begin, end});
-      continue;
-    }
-    guessed += 1;
-    const std::vector<double> parts =
-        work_left_.guess(options_.share_by_application ? job.application : std::string(),
-                         job.progress, job.attained_service, s.best_per_cost);
-    for (double part : parts)
-      sized.push_back({index, part, 1.0 / static_cast<double>(parts.size()), begin, end});
-    s.remaining = parts[parts.size() / 2] * s.best_per_cost;
-  }
-  const std::vector<double> worth =
-      shadow_costs(std::move(sized), points, capacity, static_cast<int>(order.size()),
-                   order.empty() ? 0 : guessed / static_cast<double>(order.size()));
-  for (size_t i = 0; i < order.size(); ++i) {
-    State& s = *order[i];
-    const JobView& job = *s.view;
-    s.weight =
-        worth[i] * fairness_factor(s, job, round, order.size()) * team_factor(round, job.team);
-    const bool waits = job.allocation.empty();
-    if (!waits) s.waiting_since = -1;
-    if (waits && s.waiting_since < 0) s.waiting_since = round.now;
-    if (waits) s.weight *= std::exp2(std::min(200.0, (round.now - s.waiting_since) / kPatience));
-  }
-}
-
 // Services take theirs before training is weighed.
 void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capacity) {
   plans_.clear();
@@ -336,43 +144,6 @@ void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capaci
       if (usable_until(round.cluster, share.node, horizon))
         capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
-}
-
-// What the windows of Premium and Standard jobs still need.
-void DuctilePolicy::Impl::promise(const Round& round) {
-  double top = 0;
-  bool any = false;
-  for (const JobView& job : round.jobs) {
-    State& s = states_.at(job.id);
-    s.owed = {};
-    s.promised = 0;
-    if (s.pinned) continue;
-    for (const Configuration& c : s.configurations)
-      top = std::max(top, s.weight * c.rate / c.devices);
-    s.owed = owed_devices(job.tier, guarantee(job.tier), kPromiseMargin, job.requested_devices,
-                          job.window);
-    any = any || s.owed.devices > 0;
-  }
-  if (!any) return;
-  for (const JobView& job : round.jobs) {
-    State& s = states_.at(job.id);
-    s.promised = top * kPromised[static_cast<size_t>(job.tier)] *
-                 (s.owed.urgent && job.tier == Tier::standard ? kUrgent : 1);
-  }
-}
-
-// Below 1 for the jobs of a team that holds more than its share; in coarse steps, or teams would
-// take turns.
-double DuctilePolicy::Impl::team_factor(const Round& round, int32_t team) const {
-  for (const Team& t : round.cluster.teams) {
-    if (t.id != team || t.share <= 0) continue;
-    double held = 0, all = 0;
-    for (const JobView& job : round.jobs)
-      if (job.team == team) held += device_count(job.allocation);
-    for (const Pool& p : pools_) all += static_cast<double>(p.devices);
-    return held <= 1.25 * t.share * all ? 1 : held <= 2 * t.share * all ? 0.6 : 0.3;
-  }
-  return 1;
 }
 
 // Hands the allocator each job's configurations with their values, where they have changed.
@@ -413,6 +184,47 @@ void DuctilePolicy::Impl::offer(const Round& round) {
   keep_quotas(round);
 }
 
+// What leaving a running job without devices costs, a second: it will pay for a start again.
+double DuctilePolicy::Impl::eviction_cost(const JobView& job, const State& s) const {
+  const int32_t devices = device_count(job.allocation);
+  if (s.pinned || devices == 0) return 0;
+  for (const Configuration& c : s.configurations)
+    if (c.devices == devices && c.pool == s.pool_now)
+      return s.weight * c.rate * (job.restart_seconds + job.unsaved_seconds) /
+             std::min(options_.horizon, s.remaining / c.rate);
+  return 0;
+}
+
+// What a configuration is worth while it lasts, less what it takes to get there.
+double DuctilePolicy::Impl::value(const JobView& job, const State& s,
+                                  const Configuration& c) const {
+  const int32_t devices = device_count(job.allocation);
+  double value = s.weight * c.rate + s.promised * std::min<double>(s.owed.devices, c.devices);
+  // The pause before it trains has to pay off: a restart's, or what is left of the last one.
+  const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
+  double h = std::min(options_.horizon, s.remaining / c.rate);
+  const double price = allocator_->prices()[static_cast<size_t>(c.pool)];
+  if (s.guessed && !same && price > 0) {
+    // Of a guessed size the claim falls as it runs, by half when its service has doubled: until it
+    // has fallen to the price of the devices, when others take them.
+    const double above = s.weight * c.rate / (price * c.devices) - 1;
+    h = std::min(
+        h, std::max(1.0, (job.attained_service + WorkLeft::kLeastService) * above / c.devices));
+  }
+  const double lost = same          ? job.pause_left
+                      : devices > 0 ? job.restart_seconds + job.unsaved_seconds
+                                    : job.restart_seconds;
+  value *= h / (h + lost);
+  if (devices > 0 && (c.devices > devices || c.pool != s.pool_now)) {
+    // Where a restart takes longer than a round, a start under way is not given up for something
+    // better: two jobs could change places for ever.
+    if (job.pause_left > 0 && job.restart_seconds >= interval_) return -1;
+    value *= s.guessed ? kGuessedGrowthWorthwhile : kGrowthWorthwhile;
+  }
+  // A cost of devices makes jobs smaller, and never keeps one waiting.
+  return value - std::min(options_.device_cost, kMostOfWorth * s.best_per_device) * c.devices;
+}
+
 void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
   const double promise = s.owed.devices * s.promised;
@@ -427,20 +239,14 @@ void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   s.given_most = s.most;
   s.given_pause = job.pause_left;
   choices_.clear();
-  const double worthwhile =
-      options_.budgets && job.remaining ? kGrowthWorthwhile : kGuessedGrowthWorthwhile;
+  s.best_per_device = 0;
+  for (const Configuration& c : s.configurations)
+    s.best_per_device = std::max(s.best_per_device, s.weight * c.rate / c.devices);
+  const double stay = eviction_cost(job, s);
   if (!s.pinned)
     for (const Configuration& c : s.configurations) {
-      double value = s.weight * c.rate + s.promised * std::min<double>(s.owed.devices, c.devices);
-      // The pause before it trains has to pay off: a restart's, or what is left of the last one.
-      const bool same = devices > 0 && c.devices == devices && c.pool == s.pool_now;
-      const double h = std::min(options_.horizon, s.remaining / c.rate);
-      const double lost = same          ? job.pause_left
-                          : devices > 0 ? job.restart_seconds + job.unsaved_seconds
-                                        : job.restart_seconds;
-      value *= h / (h + lost);
-      if (devices > 0 && c.devices > devices) value *= worthwhile;
-      choices_.push_back({c.pool, c.devices, c.devices <= s.most ? value : -1});
+      const double worth = c.devices <= s.most ? value(job, s, c) : -1;
+      choices_.push_back({c.pool, c.devices, worth > 0 ? worth + stay : -1});
     }
   allocator_->set_job(s.slot, choices_);
 }
@@ -516,6 +322,7 @@ std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& no
 }
 
 Decisions DuctilePolicy::Impl::decide(const Round& round) {
+  interval_ = round.interval;
   update_pools(round);
   update_jobs(round);
   forget_ended();
@@ -617,7 +424,7 @@ std::string DuctilePolicy::Impl::explain(JobId id) const {
       "minutes of waiting",
       s.reason, nearest->devices, type_names_[static_cast<size_t>(pool.type)], value,
       allocator_->prices()[static_cast<size_t>(nearest->pool)], needed, jobs_before,
-      jobs_before == 1 ? "" : "s", static_cast<int>(kPatience / 60));
+      jobs_before == 1 ? "" : "s", static_cast<int>(patience_ / 60));
 }
 
 DuctilePolicy::DuctilePolicy(const DuctileOptions& options)
@@ -626,8 +433,11 @@ DuctilePolicy::~DuctilePolicy() = default;
 Decisions DuctilePolicy::decide(const Round& round) { return impl_->decide(round); }
 std::string DuctilePolicy::explain(JobId job) const { return impl_->explain(job); }
 
-std::unique_ptr<Policy> make_ductile(const PolicyOptions&) {
-  return std::make_unique<DuctilePolicy>();
+std::unique_ptr<Policy> make_ductile(const PolicyOptions& options) {
+  DuctileOptions own;
+  own.share_by_application = options.share_by_application;
+  own.device_cost = options.device_cost.value_or(own.device_cost);
+  return std::make_unique<DuctilePolicy>(own);
 }
 
 }  // namespace ductile::sched

@@ -17,8 +17,12 @@ struct DuctileOptions {
   // own runs, where nothing is shared) has been measured; Pollux and Sia: 2.
   double growth = 8;
   // Finish-time fairness from which a job is favoured: its predicted completion time over what it
-  // would have had on its own fair share of the cluster.
+  // would have had on its own fair share of the cluster. In a cluster that is too small for all its
+  // jobs, 1.5 times that of the median job.
   double fairness = 1.2;
+  // Seconds of one job's waiting that a second of one device is worth: devices that shorten the
+  // wait of jobs by less stay idle. 0: devices are free; 0.01 uses no more of them than Sia does.
+  double device_cost = 0.005;
   // Distance from the optimum of the round's own objective that is worked for.
   double target_gap = 1e-3;
 };

@@ -214,6 +214,13 @@ JobView simple_job(JobId id, double remaining) {
   return v;
 }
 
+// Progress a second of a simple_job() on one device.
+double simple_rate() {
+  const JobView job = simple_job(0, 1);
+  const std::vector<int32_t> per_node{1};
+  return estimated_goodput(job, 0, 1, 1, per_node) / job.types[0].limits.init_batch;
+}
+
 TEST(ductile_policy, serves_the_short_job_first_and_says_what_the_long_one_waits_for) {
   const Cluster cluster = homogeneous_cluster(1, 1);
   DuctilePolicy policy;
@@ -225,6 +232,70 @@ TEST(ductile_policy, serves_the_short_job_first_and_says_what_the_long_one_waits
   EXPECT_NE(policy.explain(1).find("come free"), std::string::npos);
   EXPECT_NE(policy.explain(2).find("runs"), std::string::npos);
   EXPECT_EQ(policy.explain(3), "");
+}
+
+// One device, a job that runs on it and one that waits, both of known length. Letting the second go
+// first gains only where it is shorter by its own start and the other's second start.
+TEST(ductile_policy, preempts_no_job_for_one_that_is_not_shorter_by_what_it_costs) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    Rng rng(seed, 5);
+    std::vector<JobView> jobs{simple_job(1, 1e3), simple_job(2, 1e3)};
+    const double rate = simple_rate();
+    const double restart = rng.uniform(1, 250), pause = rng.uniform(0, 1) * restart;
+    const double left = rng.uniform(1, 2 * restart);
+    jobs[0].remaining = left * rate;
+    jobs[0].allocation = {{0, 1}};
+    jobs[0].pause_left = pause;
+    jobs[1].remaining = rng.uniform(0.5, 2) * left * rate;
+    for (JobView& job : jobs) job.restart_seconds = restart;
+    DuctilePolicy policy;
+    const Decisions d = policy.decide({600, 60, cluster, jobs});
+    // The first first: (pause + left) for both, then the second; and the other way round.
+    const double gain = (pause + left) - (*jobs[1].remaining / rate + 2 * restart);
+    EXPECT_TRUE(gain >= 0 || d.changes.empty())
+        << "seed " << seed << ": " << left << " s left after " << pause << ", waiting "
+        << *jobs[1].remaining / rate << " s, a restart takes " << restart;
+  }
+}
+
+// Pauses of 80 s, rounds of 60 s: a better pool does not make a job give up its start.
+TEST(ductile_policy, gives_up_no_start_that_takes_longer_than_a_round) {
+  Cluster cluster;
+  cluster.add_nodes("slow", 1, 4);
+  cluster.add_nodes("fast", 1, 4);
+  std::vector<JobView> jobs{simple_job(1, 1e7)};
+  TypeModel fast = jobs[0].types[0];
+  fast.perf = {0.01, 0.0002, 0.004, 0.0002, 0.002, 0.0002, 2};
+  jobs[0].types.push_back(fast);
+  jobs[0].allocation = {{0, 4}};
+  for (const double restart : {30.0, 80.0})
+    for (const double pause : {0.0, 20.0}) {
+      jobs[0].restart_seconds = restart;
+      jobs[0].pause_left = pause;
+      DuctilePolicy policy;
+      EXPECT_EQ(policy.decide({600, 60, cluster, jobs}).changes.empty(), restart > 60 && pause > 0)
+          << restart << " " << pause;
+    }
+}
+
+TEST(ductile_policy, a_cost_of_devices_makes_jobs_smaller_and_keeps_none_waiting) {
+  const Cluster cluster = homogeneous_cluster(8, 4);
+  int32_t before = INT32_MAX;
+  for (const double cost : {0.0, 0.01, 0.03, 1e6}) {
+    DuctileOptions options;
+    options.device_cost = cost;
+    DuctilePolicy policy(options);
+    std::vector<JobView> jobs{simple_job(1, 1e5), simple_job(2, 1e7)};
+    for (JobView& job : jobs) job.types[0].perf = {0.05, 0.001, 0.1, 0.02, 0.05, 0.01, 1};
+    const Decisions d = policy.decide({0, 60, cluster, jobs});
+    ASSERT_EQ(d.changes.size(), 2u) << cost;
+    int32_t held = 0;
+    for (const Decision& change : d.changes) held += device_count(change.allocation);
+    EXPECT_LE(held, before) << cost;
+    before = held;
+  }
+  EXPECT_LT(before, 32);
 }
 
 TEST(ductile_policy, does_not_move_what_would_gain_less_than_the_restart_costs) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,6 +74,9 @@ struct PolicyOptions {
   uint64_t seed = 0;
   // Rounds are this far apart; published policies have their own habit (60 s, Gavel 360 s).
   double interval = 60;
+  // Of `ductile` only (DuctileOptions).
+  std::optional<double> device_cost;
+  bool share_by_application = true;
 };
 
 // "fifo", "srtf", "tiresias", "optimus", "gavel", "pollux", "sia", "ductile". Throws

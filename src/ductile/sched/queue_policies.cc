@@ -32,7 +32,10 @@ class QueuePolicy : public ReasonedPolicy {
         if (x.preemptible != y.preemptible && (!x.allocation.empty() || !y.allocation.empty()))
           return !x.preemptible && !x.allocation.empty();
         const double rx = remaining_seconds(x), ry = remaining_seconds(y);
-        return rx != ry ? rx < ry : x.attained_service < y.attained_service;
+        if (rx != ry) return rx < ry;
+        // Of two that are alike the one that runs goes on: by service they would take turns, and
+        // where a restart takes longer than a round neither would ever get anywhere.
+        return !x.allocation.empty() && y.allocation.empty();
       });
     }
     // Who runs, on which type; then where, those first that stay where they are.

@@ -26,7 +26,7 @@ void WorkLeft::ended(const std::string& application, double progress, double ser
 }
 
 std::vector<double> WorkLeft::guess(const std::string& application, double progress, double service,
-                                    double progress_per_service) const {
+                                    double progress_per_service, double claim) const {
   const std::vector<double>* samples = &service_;
   double at = service, scale = 1, doubt = 8;
   if (const auto found = progress_.find(application);
@@ -48,7 +48,7 @@ std::vector<double> WorkLeft::guess(const std::string& application, double progr
   const size_t open = kParts - known;
   for (size_t i = 0; i < open; ++i) {
     const double u = (static_cast<double>(i) + 0.5) / static_cast<double>(open);
-    parts.push_back((service + kLeastService) / ((1 - u) * (1 - u)) - service);
+    parts.push_back((claim + kLeastService) / ((1 - u) * (1 - u)) - claim);
   }
   std::sort(parts.begin(), parts.end());
   return parts;

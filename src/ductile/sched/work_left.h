@@ -20,11 +20,11 @@ class WorkLeft {
   // `progress`, attained `service` and makes `progress_per_service` of it.
   //  - n ended jobs of its application that went further than it has: n/(n+1) of the parts;
   //  - else n ended jobs of any kind with more service: n/(n+8) of the parts;
-  //  - the other parts: a Pareto distribution with shape 1/2 given what was attained, that is the
-  //    more a job has had, the more it may still need (no scale of its own but a floor of
-  //    kLeastService).
+  //  - the other parts: a Pareto distribution with shape 1/2 given `claim`, that is the more a job
+  //    has had, the more it may still need (no scale of its own but a floor of kLeastService).
+  // `claim` is the service it attained, or less where its claim is to fall in steps.
   std::vector<double> guess(const std::string& application, double progress, double service,
-                            double progress_per_service) const;
+                            double progress_per_service, double claim) const;
 
   static constexpr double kLeastService = 3000;  // device-seconds
 

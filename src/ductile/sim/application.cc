@@ -148,7 +148,14 @@ double Application::iteration(int32_t batch, int32_t epoch) const {
 
 const Profile& Application::profile(const std::string& type) const {
   const auto found = profiles.find(type);
-  return found != profiles.end() ? found->second : profiles.begin()->second;
+  if (found != profiles.end()) return found->second;
+  if (micro_batches > 0) return profiles.begin()->second;
+  std::string known;
+  for (const auto& [measured, profile] : profiles) known += (known.empty() ? "" : ", ") + measured;
+  fail(ErrorCode::not_found,
+       "application {} has no profile for device type '{}'; there are {}. Name one of these in the "
+       "cluster file, or add placements-{}.csv to the application's folder",
+       name, type, known, type);
 }
 
 sched::BatchLimits Application::limits(const Profile& profile) const {

@@ -48,7 +48,8 @@ struct Application {
   // Steps at this batch until the end of epoch `epoch`.
   double iteration(int32_t batch, int32_t epoch) const;
 
-  // The profile of a type; one that is not known by name has that of the first.
+  // The profile of a type. Throws not_found for a type without one, naming those that have; a
+  // pipeline, which unit() keeps off such types, has its first profile there.
   const Profile& profile(const std::string& type) const;
   sched::BatchLimits limits(const Profile& profile) const;
   // Devices of one replica: 1, of a pipeline its stages; 0: it cannot run on the type.

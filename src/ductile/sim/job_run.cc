@@ -13,6 +13,11 @@ using sched::Scaling;
 // Steps at a batch that was new before a worker chooses again.
 constexpr double kStepsToMeasure = 3;
 
+// A reading that is off by more than this much (of the logarithm) is a straggler's; changes of the
+// mean below the second are not worth a new model; beyond so many readings old ones fade.
+constexpr double kStraggler = 0.35, kSameStep = 0.005;
+constexpr int32_t kMostReadings = 64;
+
 // A measured profile ends at 64 devices: no job of the published simulators gets more.
 constexpr int32_t kMostMeasured = 64;
 
@@ -24,7 +29,7 @@ const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::Step
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
                std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
-               SharedMeasurements* shared)
+               SharedMeasurements* shared, const Instruments& instruments)
     : submission_(submission),
       app_(app),
       rules_(rules),
@@ -34,7 +39,8 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
       measures_(shared != nullptr),
       batch_(submission.batch > 0 ? submission.batch : app.init_batch),
       types_(types.begin(), types.end()),
-      serves_(policy.serves()) {
+      serves_(policy.serves()),
+      instruments_(instruments) {
   if (policy.uses() == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
   if (app.fixed_batch) scaling_ = std::min(scaling_, Scaling::strong);
   for (const std::string& type : types) {
@@ -113,20 +119,62 @@ void JobRun::choose_batch() {
   chosen_version_ = version();
 }
 
-bool JobRun::observe(const StepTime& time) {
+double JobRun::misread(uint64_t purpose, uint64_t reading) const {
+  if (instruments_.noise <= 0) return 1;
+  Rng rng(instruments_.seed, mix(purpose, instruments_.job), reading);
+  return std::exp(instruments_.noise * rng.normal());
+}
+
+// Readings are averaged (their logarithms), since each is off by something; but one that is far
+// below the mean says that those before it were a straggler's, and one far above it is a
+// straggler's itself.
+void JobRun::read_again(size_t sample, double grad, double step) {
+  Learned& learned = *learned_[type_];
+  sched::StepSample& known = learned.samples[sample];
+  const double off = std::log(step / known.step_seconds);
+  if (off > kStraggler || off == 0) return;
+  int32_t& readings = learned.readings[sample];
+  readings = off < -kStraggler ? 1 : std::min(readings + 1, kMostReadings);
+  const double weight = 1.0 / readings;
+  known.gradient_seconds *= std::pow(grad / known.gradient_seconds, weight);
+  known.step_seconds *= std::pow(step / known.step_seconds, weight);
+  if (std::abs(off) * weight < kSameStep) return;
+  learned.dirty = true;
+  ++learned.version;
+}
+
+// A noise scale that moves one way is followed; one that goes up and down about a level (steps that
+// undo the one before, as those of a level with white noise do by one half) is averaged.
+sched::GradientNoise JobRun::smooth(const sched::GradientNoise& seen) {
+  const double now = std::log(std::max(seen.var, 1e-30) / std::max(seen.sqr, 1e-30));
+  if (!noise_) {
+    noise_level_ = noise_read_ = now;
+    return seen;
+  }
+  const double step = now - noise_read_;
+  step_square_ = 0.8 * step_square_ + step * step;
+  step_product_ = 0.8 * step_product_ + step * noise_step_;
+  noise_read_ = now;
+  noise_step_ = step;
+  const double undone = step_square_ > 0 ? -step_product_ / step_square_ : 0;
+  noise_level_ += std::clamp(1 - 2 * undone, 0.2, 1.0) * (now - noise_level_);
+  return {seen.sqr, seen.sqr * std::exp(noise_level_)};
+}
+
+bool JobRun::observe(StepTime time) {
+  if (instruments_.noise > 0) {
+    const double grad = (time.step - time.sync) * misread(0x97ad, ++readings_);
+    const double sync = time.sync * misread(0x51c, readings_);
+    time = {grad + sync, sync};
+  }
   Learned& learned = *learned_[type_];
   const auto nodes = static_cast<int32_t>(counts_.size());
   const double grad = std::max(time.step - time.sync, 1e-9), step = std::max(time.step, grad);
-  for (sched::StepSample& known : learned.samples) {
+  for (size_t i = 0; i < learned.samples.size(); ++i) {
+    const sched::StepSample& known = learned.samples[i];
     if (known.nodes != nodes || known.replicas != replicas_ || known.local_batch != local_)
       continue;
-    // The least time is the truth: the first may have been that of a straggler.
-    if (measures_ && step < 0.95 * known.step_seconds) {
-      known.gradient_seconds = grad;
-      known.step_seconds = step;
-      learned.dirty = true;
-      ++learned.version;
-    }
+    if (measures_) read_again(i, grad, step);
     return false;
   }
   learned.new_shape =
@@ -134,6 +182,7 @@ bool JobRun::observe(const StepTime& time) {
       std::none_of(learned.samples.begin(), learned.samples.end(),
                    [&](const auto& s) { return s.nodes == nodes && s.replicas == replicas_; });
   learned.samples.push_back({nodes, replicas_, local_, grad, step});
+  learned.readings.push_back(1);
   learned.key =
       mix(learned.key,
           mix(std::bit_cast<uint64_t>(time.step),
@@ -174,8 +223,15 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     }
     const sched::GradientNoise noise = app_.noise(static_cast<int32_t>(batch), epoch_);
     const double gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr);
-    if (!noise_ || *noise_ != noise) ++version_;
-    noise_ = noise;
+    if (epoch_ != noise_epoch_ || batch != noise_batch_) {
+      sched::GradientNoise seen = {noise.sqr,
+                                   noise.var * misread(0x9015e, static_cast<uint64_t>(epoch_))};
+      if (measures_) seen = smooth(seen);
+      if (!noise_ || *noise_ != seen) ++version_;
+      noise_ = seen;
+      noise_epoch_ = epoch_;
+      noise_batch_ = batch;
+    }
     const bool fresh = observe(time);
     const double step = time.step + (time.step - time.sync) * accumulation_;
     rate_ = gain / step * (1.0 - conditions.interference);

@@ -36,7 +36,8 @@ class FitCache {
 // of an application where the policy's workers measure (Policy::measures()).
 struct Learned {
   std::vector<sched::StepSample> samples;
-  uint64_t key = 0;  // of the samples, in order
+  std::vector<int32_t> readings;  // that each sample is the mean of
+  uint64_t key = 0;               // of the samples, in order
   bool dirty = false;
   bool new_shape = false;  // since perf was fitted
   std::optional<sched::PerfParams> perf;
@@ -56,13 +57,19 @@ struct Conditions {
   double interference = 0;  // share of progress lost
 };
 
+// How well jobs measure themselves: SimOptions::noise, drawn from the seed and the job.
+struct Instruments {
+  double noise = 0;
+  uint64_t seed = 0, job = 0;
+};
+
 class JobRun {
  public:
   // `types`: names of the cluster's device types. `shared`: what the jobs of an application have
-  // measured together; null: each learns for itself, as published.
+  // measured together; null: each learns for itself, as published. `instruments`: of all jobs.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
          std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
-         SharedMeasurements* shared);
+         SharedMeasurements* shared, const Instruments& instruments = {});
 
   // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
   // its life's end, whether it holds anything or not).
@@ -101,7 +108,10 @@ class JobRun {
   void choose_batch();
   void go_back();
   bool pipeline() const { return app_.micro_batches > 0; }
-  bool observe(const StepTime& time);  // whether it was new
+  bool observe(StepTime time);  // whether it was new
+  void read_again(size_t sample, double grad, double step);
+  sched::GradientNoise smooth(const sched::GradientNoise& seen);
+  double misread(uint64_t purpose, uint64_t reading) const;  // a factor
   void refresh(int32_t type);
   uint32_t version() const;
 
@@ -138,6 +148,12 @@ class JobRun {
   bool finished_ = false;
   double since_save_ = 0, saved_progress_ = 0, lost_ = 0;  // with checkpoint_every
   bool serves_;
+  Instruments instruments_;
+  uint64_t readings_ = 0;
+  int32_t noise_epoch_ = -1;  // and batch, of the last reading
+  double noise_batch_ = 0;
+  // Logarithm of the noise scale: smoothed, its last reading and step; how jittery steps are.
+  double noise_level_ = 0, noise_read_ = 0, noise_step_ = 0, step_square_ = 0, step_product_ = 0;
   std::optional<ServiceRun> service_run_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "ductile/base/error.h"
 #include "ductile/sched/goodput.h"
@@ -11,9 +12,10 @@ namespace ductile::sim {
 
 namespace {
 
-constexpr double kStep = 4;       // seconds of the time grid
-constexpr double kBucket = 600;   // seconds with one price
-constexpr double kSafety = 1.01;  // rates, for batch sizes between those tried
+constexpr double kStep = 4;        // seconds of the time grid
+constexpr double kBucket = 600;    // seconds with one price
+constexpr int kBatches = 512;      // tried of each number of devices, all where there are fewer
+constexpr double kWorkStep = 1.1;  // lengths of jobs are taken to the nearest power of this
 
 struct Way {
   int32_t type = 0;
@@ -34,25 +36,44 @@ std::vector<int32_t> packed(int32_t devices, int32_t per_node) {
   return counts;
 }
 
-// The highest progress a second at any time in epochs [from, to), over batch sizes.
+// The highest progress a second at any time in epochs [from, to), over batch sizes: every whole one
+// that `devices` can share evenly, or every so many-th, the last always.
 double best_rate(const Application& app, const Profile& profile, double slowdown,
                  const std::vector<int32_t>& counts, int32_t devices, int32_t from, int32_t to) {
   double best = 0;
-  const int32_t most_local = std::max(profile.max_local(counts), profile.max_local());
-  const double ratio = std::pow(static_cast<double>(app.max_batch) / app.init_batch, 1.0 / 60);
-  double batch = app.init_batch;
-  for (int i = 0; i <= 60; ++i, batch *= ratio) {
-    const auto whole = static_cast<int32_t>(std::lround(batch));
-    const int32_t each = (whole + devices - 1) / devices;
+  int32_t most_local = std::max(profile.max_local(counts), profile.max_local());
+  if (app.most_local > 0) most_local = std::min(most_local, app.most_local);
+  const int32_t least = std::max(app.init_batch, devices * profile.min_local());
+  const int32_t step = std::max(1, (app.max_batch - least) / (kBatches * devices)) * devices;
+  const int32_t first = (least + devices - 1) / devices * devices;
+  for (int32_t whole = first, last = 0; last == 0 && first <= app.max_batch; whole += step) {
+    if (whole + step > app.max_batch) whole = app.max_batch / devices * devices, last = 1;
+    const int32_t each = whole / devices;
     const int32_t parts = (each + most_local - 1) / most_local;
-    const int32_t local = std::max((each + parts - 1) / parts, profile.min_local());
-    if (static_cast<int64_t>(local) * devices * parts > app.max_batch + devices * parts) continue;
+    const int32_t local = (each + parts - 1) / parts;
+    const int32_t batch = local * parts * devices;
     const StepTime time = profile.at(counts, local);
     const double seconds = time.step + (parts - 1) * (time.step - time.sync);
     for (int32_t e = from; e < to; ++e)
-      best = std::max(best, sched::gain(app.noise(whole, e), batch / app.init_batch) / seconds);
+      best = std::max(
+          best,
+          sched::gain(app.noise(batch, e), static_cast<double>(batch) / app.init_batch) / seconds);
   }
-  return best / slowdown * kSafety;
+  return best / slowdown;
+}
+
+// Ways that take no piece of the work faster than one with fewer devices are of no use.
+void drop_dominated(std::vector<Way>& ways, int32_t type) {
+  std::vector<Way> kept;
+  for (Way& way : ways) {
+    const bool useless = std::any_of(kept.begin(), kept.end(), [&](const Way& other) {
+      return other.type == type && way.type == type &&
+             std::equal(other.seconds.begin(), other.seconds.end(), way.seconds.begin(),
+                        [](double a, double b) { return a <= b; });
+    });
+    if (!useless) kept.push_back(std::move(way));
+  }
+  ways = std::move(kept);
 }
 
 Course make_course(const Application& app, const Catalog& catalog, const sched::Cluster& cluster) {
@@ -71,7 +92,8 @@ Course make_course(const Application& app, const Catalog& catalog, const sched::
     for (int32_t t = 0; t < cluster.type_count(); ++t) {
       const int32_t per_node = cluster.devices_per_node(t);
       const auto all = static_cast<int32_t>(cluster.usable_devices(t));
-      for (int32_t k = 1; k <= all; k = k < per_node ? k + 1 : k + per_node) {
+      const int32_t most = app.most_devices > 0 ? std::min(all, app.most_devices) : all;
+      for (int32_t k = 1; k <= most; ++k) {
         Way way{t, k, {}};
         const Profile& profile = app.profile(cluster.types[static_cast<size_t>(t)]);
         for (size_t p = 0; p < course.pieces; ++p) {
@@ -85,9 +107,17 @@ Course make_course(const Application& app, const Catalog& catalog, const sched::
         }
         course.ways.push_back(std::move(way));
       }
+      drop_dominated(course.ways, t);
     }
   }
   return course;
+}
+
+// An application and the power of kWorkStep nearest to a job's length.
+using Kind = std::pair<std::string, int>;
+
+Kind kind_of(const Submission& job) {
+  return {job.application, static_cast<int>(std::lround(std::log(job.work) / std::log(kWorkStep)))};
 }
 
 class Dual {
@@ -97,9 +127,17 @@ class Dual {
     DUCTILE_CHECK(!workload.jobs.empty(), "a workload without jobs has no mean");
     double least_work = 0;
     for (const Submission& s : workload.jobs) {
-      if (!courses_.count(s.application))
-        courses_[s.application] = make_course(catalog.find(s.application), catalog, cluster);
-      const Course& c = courses_[s.application];
+      const Kind kind = kind_of(s);
+      if (!courses_.count({s.application, 0}))
+        courses_[{s.application, 0}] = make_course(catalog.find(s.application), catalog, cluster);
+      if (!courses_.count(kind)) {
+        Course scaled = courses_[{s.application, 0}];
+        for (Way& way : scaled.ways)
+          for (double& piece : way.seconds) piece *= std::pow(kWorkStep, kind.second);
+        courses_[kind] = std::move(scaled);
+      }
+      used_.insert(kind);
+      const Course& c = courses_[kind];
       double least = HUGE_VAL;
       for (const Way& w : c.ways) {
         double sum = 0;
@@ -141,7 +179,8 @@ class Dual {
       return paid[t][i] + (x - static_cast<double>(i)) * (paid[t][i + 1] - paid[t][i]);
     };
     for (auto& a : asked) std::fill(a.begin(), a.end(), 0.0);
-    for (const auto& [name, course] : courses_) {
+    for (const Kind& kind : used_) {
+      const Course& course = courses_.at(kind);
       // left[p][i]: least cost of pieces p.. from grid time i; choice: how. -1: wait a step.
       std::vector<std::vector<double>> left(course.pieces + 1,
                                             std::vector<double>(steps_ + 1, 0.0));
@@ -170,11 +209,10 @@ class Dual {
         }
       }
       for (const Submission& job : workload_.jobs) {
-        if (job.application != name) continue;
+        if (kind_of(job) != kind) continue;
         double now = job.time + course.pause;
         const auto i = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
-        total += course.pause +
-                 std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kStep)) * job.work;
+        total += course.pause + std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kStep));
         for (size_t p = 0; p < course.pieces;) {
           const auto at = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
           if (how[p][at] < 0) {
@@ -204,7 +242,8 @@ class Dual {
   }
 
   const Workload& workload_;
-  std::map<std::string, Course> courses_;
+  std::map<Kind, Course> courses_;
+  std::set<Kind> used_;
   std::vector<double> capacity_;
   size_t buckets_ = 0, steps_ = 0;
 };
@@ -214,10 +253,9 @@ class Dual {
 LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, int rounds) {
   for (const Submission& s : workload.jobs)
-    if (s.work != 1 || s.service || catalog.find(s.application).micro_batches > 0)
+    if (s.service || catalog.find(s.application).micro_batches > 0)
       fail(ErrorCode::invalid_argument,
-           "lower bound: job '{}' has a length of its own; only whole applications, no services or "
-           "pipelines, are bounded",
+           "least mean JCT: '{}' is a service or a pipeline; only other jobs can be estimated",
            s.name);
   Dual dual(workload, catalog, cluster);
   std::vector<std::vector<double>> price(dual.types(), std::vector<double>(dual.buckets(), 0.0));

@@ -1,5 +1,7 @@
 #include "ductile/sim/lower_bound.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
@@ -31,12 +33,35 @@ TEST(lower_bound, lies_below_every_policy_and_above_running_alone) {
   }
 }
 
-TEST(lower_bound, refuses_jobs_it_cannot_bound) {
+TEST(lower_bound, takes_jobs_with_a_length_of_their_own_and_refuses_services) {
   const Catalog catalog = built_in_catalog();
   Workload workload;
-  workload.jobs.push_back({"a", catalog.applications.begin()->first});
-  workload.jobs[0].work = 2;
-  EXPECT_THROW(lower_bound(workload, catalog, sched::homogeneous_cluster(1, 1), 1), Error);
+  workload.jobs.push_back({.name = "a", .application = "cifar10", .devices = 1, .batch = 128});
+  const sched::Cluster cluster = sched::homogeneous_cluster(1, 1);
+  const double whole = lower_bound(workload, catalog, cluster, 1).mean_jct - 30;
+  workload.jobs[0].work = 1.1 * 1.1;
+  EXPECT_NEAR((lower_bound(workload, catalog, cluster, 1).mean_jct - 30) / whole, 1.21, 0.02);
+  workload.jobs[0].service = ServiceSpec{};
+  EXPECT_THROW(lower_bound(workload, catalog, cluster, 1), Error);
+}
+
+// An odd number of devices, and a batch between those of a coarse grid, may be the best.
+TEST(lower_bound, knows_every_number_of_devices) {
+  const Catalog catalog = built_in_catalog();
+  Workload workload;
+  workload.jobs.push_back({.name = "a", .application = "yolov3", .devices = 1, .batch = 8});
+  double before = INFINITY;
+  for (int32_t nodes = 1; nodes <= 3; ++nodes) {
+    sched::Cluster cluster;
+    cluster.add_nodes("t4", nodes, 4);
+    cluster.add_nodes("t4", 1, nodes);  // 5, 10, 15 devices
+    const double solo = lower_bound(workload, catalog, cluster, 0).solo_mean_jct;
+    sched::Cluster fewer;
+    fewer.add_nodes("t4", nodes, 4);
+    EXPECT_LT(solo, lower_bound(workload, catalog, fewer, 0).solo_mean_jct) << nodes;
+    EXPECT_LT(solo, before);
+    before = solo;
+  }
 }
 
 }  // namespace

@@ -182,7 +182,22 @@ Profile Profile::read(const fs::path& placements, const fs::path& scalability) {
   return profile;
 }
 
+Profile Profile::scaled(double compute, double network) const {
+  Profile copy = *this;
+  copy.compute_ *= compute;
+  copy.network_ *= network;
+  copy.unit_rate_ /= compute;
+  return copy;
+}
+
 StepTime Profile::at(std::span<const int32_t> counts, int32_t local) const {
+  StepTime time = unscaled(counts, local);
+  if (compute_ == 1 && network_ == 1) return time;
+  const double sync = time.sync * network_;
+  return {(time.step - time.sync) * compute_ + sync, sync};
+}
+
+StepTime Profile::unscaled(std::span<const int32_t> counts, int32_t local) const {
   DUCTILE_CHECK(!counts.empty() && local >= 1);
   int32_t replicas = 0;
   for (const int32_t count : counts) replicas += count;

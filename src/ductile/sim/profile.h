@@ -46,6 +46,8 @@ class Profile {
   // counts: devices on each node, in rank order, each >= 1. Outside what was measured the nearest
   // measurement answers.
   StepTime at(std::span<const int32_t> counts, int32_t local) const;
+  // The same with gradients that take `compute` times as long and synchronisation `network` times.
+  Profile scaled(double compute, double network) const;
 
   int32_t min_local() const { return min_local_; }  // over all measured placements
   int32_t max_local() const { return max_local_; }
@@ -58,6 +60,8 @@ class Profile {
   double unit_rate() const { return unit_rate_; }
 
  private:
+  StepTime unscaled(std::span<const int32_t> counts, int32_t local) const;
+
   struct Line {  // one placement
     std::vector<double> local;
     std::vector<StepTime> times;
@@ -72,6 +76,7 @@ class Profile {
   std::unordered_map<int32_t, int32_t> max_local_of_replicas_;
   int32_t min_local_ = 1, max_local_ = 1, most_nodes_ = 1;
   double unit_rate_ = 0;
+  double compute_ = 1, network_ = 1;  // times as long
   mutable std::unordered_map<uint64_t, StepTime> remembered_;
 };
 

@@ -72,7 +72,25 @@ Json curve(const SimResult& result, const std::function<double(const RoundSample
 
 }  // namespace
 
-std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster& cluster) {
+namespace {
+
+std::string as_text(std::string_view plain) {
+  std::string out;
+  for (const char c : plain) {
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster& cluster,
+                        std::string_view about) {
   Json data;
   const bool by_device = cluster.usable_devices() <= kMostDeviceRows;
   Json rows = Json::array();
@@ -148,7 +166,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>Simulation: {} policies</title>\n<style>{}</style></head>\n<body><main>\n"
       "<header><div class=\"eyebrow\">Ductile simulation</div><h1>{} {} on {} devices</h1>\n"
-      "<p class=\"about\">{} {}; {} nodes of {} type{}</p></header>\n"
+      "<p class=\"about\">{} {}; {} nodes of {} type{}</p>{}</header>\n"
       "<section><h2>Policies</h2><div class=\"card scroll\"><table id=\"summary\"></table></div>"
       "</section>\n{}"
       "<section><h2>Completion times</h2><div class=\"panels\"><div class=\"panel\">"
@@ -171,6 +189,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
       order.size(), report::kStyle, order.size(), order.size() == 1 ? "policy" : "policies",
       cluster.usable_devices(), workloads.size(), workloads.size() == 1 ? "workload" : "workloads",
       cluster.nodes(), cluster.type_count(), cluster.type_count() == 1 ? "" : "s",
+      about.empty() ? "" : fmt::format("<p class=\"about\">{}</p>", as_text(about)),
       teams ? "<section><h2>Teams</h2><div class=\"card scroll\"><table id=\"teams\"></table></div>"
               "</section>\n"
             : "",

@@ -5,8 +5,11 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/base/toml.h"
@@ -51,7 +54,7 @@ double number(const toml::node& node, const std::string& where, std::string_view
 Fault read_fault(const toml::table& table, const std::string& where) {
   static const std::vector<std::string> kKeys = {"kind",        "at",     "for",   "node",
                                                  "nodes",       "every",  "count", "factor",
-                                                 "probability", "notice", "delay"};
+                                                 "probability", "notice", "delay", "trace"};
   Fault fault;
   bool kind_known = false;
   for (const auto& [key, node] : table) {
@@ -91,6 +94,8 @@ Fault read_fault(const toml::table& table, const std::string& where) {
       fault.factor = number(node, where, name, 1, 1e4);
     } else if (name == "probability") {
       fault.probability = number(node, where, name, 0, 1);
+    } else if (name == "trace") {
+      continue;  // play_trace()
     } else if (name == "notice") {
       fault.notice = number(node, where, name, 0, 1e7);
     } else {
@@ -101,6 +106,45 @@ Fault read_fault(const toml::table& table, const std::string& where) {
   }
   if (!kind_known) fail(ErrorCode::invalid_argument, "{}: a fault needs a kind", where);
   return fault;
+}
+
+// The fault once for each time that one of its nodes is gone.
+void play_trace(const Fault& fault, const toml::table& table, const fs::path& beside,
+                const std::string& where, std::vector<Fault>& out) {
+  const auto name = table["trace"].value<std::string>();
+  if (!name || fault.kind != FaultKind::reclaim || fault.nodes.empty() || table.contains("at") ||
+      table.contains("for") || table.contains("every"))
+    fail(ErrorCode::invalid_argument,
+         "{}: a trace is a file name in a reclaim with nodes, without at, for and every", where);
+  const fs::path file = beside / *name;
+  const auto trace = parse_json(read_file(file));
+  const auto pointer = [&](const char* at) {
+    const nlohmann::json::json_pointer to(at);
+    return trace.is_discarded() || !trace.contains(to) ? nlohmann::json() : trace.at(to);
+  };
+  const nlohmann::json gap = pointer("/metadata/gap_seconds"), data = pointer("/data");
+  if (!gap.is_number() || gap.get<double>() <= 0 || !data.is_array() || data.empty() ||
+      !std::all_of(data.begin(), data.end(), [](const auto& n) { return n.is_number(); }))
+    fail(ErrorCode::invalid_argument,
+         "{}: no availability trace; it needs metadata.gap_seconds above 0 and data, a list of "
+         "numbers of machines",
+         file.string());
+  const double tick = gap.get<double>();
+  for (size_t k = 0; k < fault.nodes.size(); ++k) {
+    const auto gone = [&](size_t i) { return data[i].get<double>() < static_cast<double>(k + 1); };
+    for (size_t i = 0, end = 0; i < data.size(); i = end + 1) {
+      end = i;
+      if (!gone(i)) continue;
+      while (end < data.size() && gone(end)) ++end;
+      Fault one = fault;
+      one.nodes = {fault.nodes[k]};
+      const double loss = static_cast<double>(i) * tick;
+      one.notice = std::min(fault.notice.value_or(120), loss);
+      one.at = loss - *one.notice;
+      one.lasts = end < data.size() ? static_cast<double>(end - i) * tick : 0;
+      out.push_back(std::move(one));
+    }
+  }
 }
 
 }  // namespace
@@ -122,7 +166,12 @@ Scenario parse_scenario(std::string_view text, std::string_view name) {
       for (const toml::node& entry : *node.as_array()) {
         const std::string at = fmt::format("{}:{}", name, entry.source().begin.line);
         if (!entry.is_table()) fail(ErrorCode::invalid_argument, "{}: write [[fault]]", at);
-        scenario.faults.push_back(read_fault(*entry.as_table(), at));
+        const toml::table& table = *entry.as_table();
+        const Fault fault = read_fault(table, at);
+        if (table.contains("trace"))
+          play_trace(fault, table, fs::path(name).parent_path(), at, scenario.faults);
+        else
+          scenario.faults.push_back(fault);
       }
     } else {
       fail(ErrorCode::invalid_argument,

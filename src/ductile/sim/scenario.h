@@ -27,6 +27,9 @@
 //   notice = 120                 # reclaim (120), maintenance (3600): seconds from the announcement
 //                                # to the loss
 //   delay = 1                    # late_messages: seconds at most
+//   trace = "zone.json"          # reclaim, with nodes and none of at, for, every: the k-th of the
+//                                # nodes is gone while the trace has fewer than k machines (JSON:
+//                                # metadata.gap_seconds, data: machines by tick); beside this file
 namespace ductile::sim {
 
 enum class FaultKind : uint8_t {

@@ -52,6 +52,7 @@ class Simulation {
   void end_job(int32_t job, double at);
   void lose_node(int32_t job, int32_t node);
 
+  bool on_events_;
   Workload workload_;
   const Catalog& catalog_;
   sched::Cluster cluster_;
@@ -86,7 +87,10 @@ class Simulation {
 Simulation::Simulation(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, sched::Policy& policy,
                        const SimOptions& options)
-    : workload_(workload),
+    : on_events_(options.information == Information::own
+                     ? policy.on_events()
+                     : options.information == Information::full),
+      workload_(workload),
       catalog_(catalog),
       cluster_(cluster),
       policy_(policy),
@@ -114,8 +118,13 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   }
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
+    const bool adaptive = policy.uses() == sched::Scaling::adaptive;
+    const bool measures = options.information == Information::own
+                              ? policy.measures()
+                              : options.information == Information::full && adaptive;
     runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, policy,
-                       fits_, policy.measures() ? &measurements_ : nullptr);
+                       fits_, measures ? &measurements_ : nullptr,
+                       Instruments{options.noise, options.seed, j});
     if (!policy.sees_types())
       for (const std::string& type : cluster_.types)
         if (!job.service && catalog.find(job.application).unit(type) == 0)
@@ -203,6 +212,9 @@ void Simulation::arrive() {
     view.id = j;
     runs_[j].describe(view);
     const Submission& job = workload_.jobs[j];
+    // Sia keeps to the batch that was asked for, and would know less than the jobs themselves.
+    if (options_.information == Information::full && view.scaling == sched::Scaling::adaptive)
+      view.requested_batch = 0;
     if (!job.service && catalog_.find(job.application).micro_batches == 0)
       view.known_step_seconds = step_seconds(job);
     if (job.service) {
@@ -505,7 +517,7 @@ SimResult Simulation::run() {
     double until = fault ? faults_[next_fault_].time : next_round_;
     const size_t arrived = next_job_, unfinished = active_.size();
     bool event = false;
-    if (policy_.on_events()) {
+    if (on_events_) {
       double sooner = unfinished > 0 ? now_ + kNotice : until;
       if (next_job_ < workload_.jobs.size())
         sooner = std::min(sooner, workload_.jobs[next_job_].time);

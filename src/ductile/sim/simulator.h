@@ -24,6 +24,13 @@ struct SimProgress {
   int64_t finished = 0, jobs = 0;
 };
 
+// What policies that adapt jobs are told, beyond what jobs declare.
+enum class Information : uint8_t {
+  own,        // each policy as it is: Policy::measures(), Policy::on_events()
+  published,  // all as Pollux and Sia were published: each job's own fitted model, rounds only
+  full,       // all as Ductile's: corrected and shared measurements, events, no batch asked for
+};
+
 struct SimOptions {
   double interval = 60;  // seconds between rounds; the first is one interval after the start
   uint64_t seed = 0;
@@ -31,6 +38,10 @@ struct SimOptions {
   std::optional<double> budget = 1.0;
   // Slowdown of jobs on several nodes that share a node with another such job, 0 to 1.
   double interference = 0;
+  // Standard deviation of the logarithm of every measured step time and noise scale against the
+  // true one; the jobs' progress is not touched.
+  double noise = 0;
+  Information information = Information::own;
   // Every change of a job's devices (services left out) also goes through the real control plane
   // (ControlledJob); faults of messages in the scenario reach it. Does not change the result.
   bool control = false;

@@ -194,6 +194,32 @@ TEST(Faults, ReclaimIsAnnounced) {
   EXPECT_EQ(events[2].time, 270);
 }
 
+// Two nodes after a trace of 2, 1, 0, 0 and 2 machines: the second leaves first and longest.
+TEST(Faults, ReclaimsFollowATrace) {
+  TempFolder folder;
+  write_file_atomic(folder.path() / "zone.json",
+                    R"({"metadata": {"gap_seconds": 300}, "data": [2, 1, 0, 0, 2]})");
+  const std::string name = (folder.path() / "s.toml").string();
+  const std::string head = "[[fault]]\nkind = \"reclaim\"\n";
+  const Scenario scenario =
+      parse_scenario(head + "trace = \"zone.json\"\nnodes = [0, 1]\nnotice = 60\n", name);
+  const auto events = plan_faults(scenario, sched::homogeneous_cluster(2, 4), 0, 1e6);
+  std::string said;
+  for (const FaultEvent& e : events)
+    said += fmt::format("{} {} {}; ", e.time, e.node,
+                        e.announce ? "announced"
+                        : e.start  ? "gone"
+                                   : "back");
+  EXPECT_EQ(said,
+            "240 1 announced; 300 1 gone; 540 0 announced; 600 0 gone; 1200 0 back; 1200 1 back; ");
+  for (const char* wrong :
+       {"trace = \"zone.json\"\n", "trace = \"zone.json\"\nnodes = [0]\nat = 5\n",
+        "trace = \"none.json\"\nnodes = [0]\n"})
+    EXPECT_THROW(parse_scenario(head + wrong, name), Error) << wrong;
+  write_file_atomic(folder.path() / "zone.json", "{}");
+  EXPECT_THROW(parse_scenario(head + "trace = \"zone.json\"\nnodes = [0]\n", name), Error);
+}
+
 TEST(Budgets, WrongOnesStayWithinTheirFactor) {
   const Workload workload = small_workload(4, 30);
   struct Watcher : sched::Policy {

@@ -218,6 +218,23 @@ void truncate(Workload& workload, int64_t count) {
     workload.jobs.resize(static_cast<size_t>(std::max<int64_t>(count, 1)));
 }
 
+void make_unique(Workload& workload, Catalog& catalog, uint64_t seed, double spread) {
+  for (size_t i = 0; i < workload.jobs.size(); ++i) {
+    Submission& job = workload.jobs[i];
+    if (job.service) continue;
+    Rng rng(seed, 0x0112e, i);
+    const double compute = std::exp(spread * rng.normal()),
+                 network = std::exp(spread * rng.normal()), noise = std::exp(spread * rng.normal());
+    Application own = catalog.find(job.application);
+    own.name = fmt::format("{}~{}", job.application, i);
+    for (auto& [type, profile] : own.profiles) profile = profile.scaled(compute, network);
+    for (BatchTrace& trace : own.traces)
+      for (sched::GradientNoise& epoch : trace.noise) epoch.var *= noise;
+    job.application = own.name;
+    catalog.applications.insert_or_assign(own.name, std::move(own));
+  }
+}
+
 namespace {
 
 Submission made_service(const SyntheticOptions& options, int64_t index) {

@@ -56,6 +56,11 @@ void compress(Workload& workload, double load);
 // Only the first `count` jobs.
 void truncate(Workload& workload, int64_t count);
 
+// Makes each job the only one of its application: a copy of it under a name of its own (bert~7)
+// whose gradients, synchronisation and noise scale each differ by a factor with this standard
+// deviation of its logarithm, so that nothing learned of one job is true of another.
+void make_unique(Workload& workload, Catalog& catalog, uint64_t seed, double spread = 0.2);
+
 // Jobs made up: `jobs` arrivals over `hours` with the daily swing of Pollux's Figure 5 (the fourth
 // hour is three times as dense as the first), applications in the proportions of its Table 1
 // (small 72, medium 20, large 6, very large 2 of 100), lengths spread log-normally. A pure

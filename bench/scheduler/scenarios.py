@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Scheduling policies in every scenario of bench/scheduler/scenarios, one table each.
+
+    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--ductile PROGRAM]
+
+TRACES is a folder with pollux/ and sia/. A scenario says which workloads, on which cluster, what is
+changed in them (from a seed) and with which options all policies run; its defaults are below. The
+workloads 1 and 2 were in sight while Ductile's policy was made, 3 and 4
+were kept apart: each table gives both halves. Virtual time: figures do not depend on the machine.
+"""
+import argparse
+import csv
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+# (name in the table, policy, what jobs declare)
+RUNS = [
+    ("ductile, budgets", "ductile", "exact"),
+    ("ductile, nothing declared", "ductile", "none"),
+    ("sia", "sia", "none"),
+    ("tiresias", "tiresias", "none"),
+    ("srtf, budgets", "srtf", "exact"),
+]
+HALVES = [("shown", (1, 2)), ("kept apart", (3, 4))]
+
+
+def changed(rows, scenario, number):
+    """The jobs of a workload as the scenario has them, in order of time."""
+    draw = random.Random(1000 * scenario.get("seed", 0) + number)
+    times = scenario.get("times", 1)
+    if times < 1:
+        rows = [row for row in rows if draw.random() < times]
+    elif times > 1:
+        rows = [dict(row, name=f"{row['name']}-{copy}",
+                     time=str(max(0.0, float(row["time"]) + draw.uniform(-600, 600) * (copy > 0))))
+                for row in rows for copy in range(int(times))]
+    for i, row in enumerate(rows):
+        if "application" in scenario:
+            row["application"] = scenario["application"]
+            row["batch_size"] = "0"
+        if "pareto" in scenario:
+            shape = scenario["pareto"]
+            row["work"] = f"{min(draw.paretovariate(shape) * (shape - 1) / shape, 20):.6f}"
+        if "burst" in scenario:
+            first = rows[i - i % scenario["burst"]]
+            row["time"] = str(float(first["time"]) + 3 * (i % scenario["burst"]))
+        if "scaling" in scenario:
+            row["scaling"] = scenario["scaling"]
+    return sorted(rows, key=lambda row: float(row["time"]))
+
+
+def write_workload(source, scenario, number, target):
+    with open(source, newline="") as file:
+        rows = changed(list(csv.DictReader(file)), scenario, number)
+    with open(target, "w", newline="") as file:
+        out = csv.DictWriter(file, rows[0].keys())
+        out.writeheader()
+        out.writerows(rows)
+
+
+def run(program, workload, traces, policy, budget, cluster, arguments):
+    done = subprocess.run(
+        [program, "sim", "-q", str(workload), "--applications", str(traces), "--policy", policy,
+         "--budget", budget, "--cluster", str(cluster), "--json", *arguments],
+        capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"{policy} on {workload}: {done.stderr.strip()}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout)["policies"][0]
+
+
+def play(scenario, name, args, scratch):
+    """Lines of the scenario's table, by load."""
+    cluster = scratch / "cluster.toml"
+    cluster.write_text("".join(
+        f'[[nodes]]\ntype = "{t}"\ncount = {n}\ndevices = {d}\n' for t, n, d in scenario["cluster"]))
+    mixed = len(scenario["cluster"]) > 1
+    text = [f"## {name}: {scenario['title']}", "",
+            f"`--cluster` {scenario['cluster']}, {' '.join(scenario.get('arguments', [])) or 'no option'}",
+            "", "| load | policy | shown: mean JCT s | p99 | GPU h | restarts | worst rho | "
+            "kept apart: mean JCT s | p99 | GPU h | restarts | worst rho |",
+            "| ---: | --- |" + " ---: |" * 10]
+    for load in scenario.get("load", [1]):
+        for label, policy, budget in RUNS:
+            if mixed and policy == "srtf":
+                continue  # it knows one device type
+            cells = []
+            for _, numbers in HALVES:
+                runs = []
+                for folder in scenario["workloads"]:
+                    for number in numbers:
+                        target = scratch / f"workload-{number}.csv"
+                        write_workload(args.traces / folder / f"workload-{number}.csv", scenario,
+                                       number, target)
+                        extra = ["--load", str(load), "--seed", "1",
+                                 *scenario.get("arguments", []),
+                                 *(scenario.get("ductile", []) if policy == "ductile" else [])]
+                        runs.append(run(args.ductile, target,
+                                        args.traces / folder.split("/")[0] / "traces", policy,
+                                        budget, cluster, extra))
+                if None in runs:
+                    cells += ["-"] * 5
+                    continue
+
+                def mean(key, runs=runs):
+                    return sum(r[key] for r in runs) / len(runs)
+                cells += [f"{mean('mean_jct'):,.0f}", f"{mean('p99_jct'):,.0f}",
+                          f"{mean('device_hours'):,.0f}", f"{mean('restarts'):.2f}",
+                          f"{max(r['worst_fairness'] for r in runs):.2f}"]
+            text.append(f"| {load} | {label} | " + " | ".join(cells) + " |")
+    if "authors" in scenario:
+        means = json.loads((args.traces / scenario["authors"]).read_text())["avgs"]
+        halves = [sum(means[f"workload-{n}"] for n in numbers) / len(numbers)
+                  for _, numbers in HALVES]
+        text.append(f"| 1 | pollux, its authors' file | {halves[0]:,.0f} | | | | | {halves[1]:,.0f} | | | | |")
+    return text + [""]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
+    parser.add_argument("--only", help="only these scenarios, by name")
+    parser.add_argument("--ductile", default=str(HERE.parents[1] / "build/release/bin/ductile"))
+    args = parser.parse_args()
+    chosen = args.only.split(",") if args.only else None
+    text = []
+    for file in sorted((HERE / "scenarios").glob("*.toml")):
+        if chosen and file.stem not in chosen:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            text += play(tomllib.loads(file.read_text()), file.stem, args, pathlib.Path(scratch))
+        print(file.stem, file=sys.stderr, flush=True)
+        if args.output:  # whatever ends it, what is done is there
+            args.output.write_text("\n".join(text))
+    if not args.output:
+        print("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

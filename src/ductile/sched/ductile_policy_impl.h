@@ -1,0 +1,103 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ductile/sched/allocator.h"
+#include "ductile/sched/ductile_policy.h"
+#include "ductile/sched/job_curve.h"
+#include "ductile/sched/services.h"
+#include "ductile/sched/work_left.h"
+
+// The state of Ductile's policy: ductile_policy.cc makes rounds of it, ductile_weights.cc says what
+// each job's progress is worth.
+namespace ductile::sched {
+
+class DuctilePolicy::Impl {
+ public:
+  explicit Impl(const DuctileOptions& options) : options_(options) {}
+
+  Decisions decide(const Round& round);
+  std::string explain(JobId id) const;
+
+ private:
+  struct State {
+    int slot = 0;                   // in the allocator
+    int64_t seen = 0;               // round
+    const JobView* view = nullptr;  // of this round only
+    // Models last used.
+    bool modelled = false;
+    int32_t seen_devices = -1;
+    std::optional<GradientNoise> noise;
+    std::vector<Configuration> configurations;
+    double best_per_cost = 0;  // progress per device-second of the reference type
+    // What ended jobs teach.
+    std::string application;
+    double progress = 0, service = 0;
+    // Fairness.
+    double arrival = 0;
+    double fair_progress = 0;  // it would have made on its fair share
+    double last_update = 0;
+    double waiting_since = -1;
+    double service_at_start = 0;  // when its present run began
+    double weight = 0;
+    bool guessed = false;        // from a guessed size
+    double best_per_device = 0;  // the most value of a device to it
+    int32_t pool_now = -1;
+    double remaining = 0;  // best guess, steps of batch M0
+    bool pinned = false;
+    int32_t plan = -1;         // of a service: in plans_
+    Owed owed;                 // devices that its window needs ...
+    double promised = 0;       // ... and what each of them counts for
+    int32_t most = INT32_MAX;  // devices, by its team's quota
+    std::string reason;
+    // What the allocator was last given.
+    double given_weight = -1;
+    int32_t given_devices = -1;
+    int32_t given_pool = -1;
+    double given_pause = 0;
+    double given_promise = -1;
+    int32_t given_most = -1;
+  };
+
+  void update_pools(const Round& round);
+  void update_jobs(const Round& round);
+  void forget_ended();
+  void model(State& s, const JobView& job);
+  void weigh(const Round& round);
+  double find_pool_costs(const Round& round);
+  void size(const JobView& job, State& s, double crowd, std::vector<double>& parts) const;
+  double lateness(State& s, const JobView& job, const Round& round, size_t active);
+  void serve(const Round& round, std::vector<int64_t>& capacity);
+  void promise(const Round& round);
+  double team_factor(const Round& round, int32_t team) const;
+  void offer(const Round& round);
+  void offer(const JobView& job, State& s);
+  double value(const JobView& job, const State& s, const Configuration& c) const;
+  double eviction_cost(const JobView& job, const State& s) const;
+  void keep_quotas(const Round& round);
+  std::string reason_for(const State& s, const Allocation& now) const;
+
+  DuctileOptions options_;
+  WorkLeft work_left_;
+  ApplicationModels applications_;
+  std::vector<Pool> pools_;
+  std::vector<double> pool_cost_;  // of a device, against the dearest
+  std::vector<int32_t> per_node_;  // by type
+  std::vector<std::string> type_names_;
+  size_t nodes_ = 0;
+  std::unique_ptr<Allocator> allocator_;
+  std::vector<ServicePlan> plans_;
+  std::vector<Option> choices_;
+  std::unordered_map<JobId, State> states_;
+  std::vector<int> free_slots_;
+  int slots_ = 0;
+  int64_t round_ = 0;
+  double interval_ = 60;  // seconds between rounds
+  double patience_ = 0;   // seconds of waiting that double a claim
+};
+
+}  // namespace ductile::sched
