@@ -65,7 +65,7 @@ Plan with_room_used(const graph::Graph& graph, const Devices& devices, Plan plan
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     Stage& stage = plan.stages[i];
     const double room = costs.memory_limit[i] - costs.fixed_memory[i];
-    const double each = costs.activation_per_sample[i] * static_cast<double>(stage.micro_batch);
+    const double each = costs.held_per_sample[i] * static_cast<double>(stage.micro_batch);
     int64_t most = plan.batch / stage.micro_batch;
     if (each > 0) {
       most = std::min(most, static_cast<int64_t>(std::max(0.0, room * (1 - 1e-12)) / each));
