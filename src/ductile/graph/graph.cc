@@ -225,6 +225,12 @@ void check(const Graph& graph) {
            graph.ops[e.to].name, e.bytes, at->second, e.output);
     }
   }
+  for (const auto& [name, value] : {std::pair{"state_factor", graph.state_factor},
+                                    std::pair{"optimizer_factor", graph.optimizer_factor}}) {
+    if (!(value >= 0 && value <= 1000)) {
+      fail(ErrorCode::invalid_argument, "{} is {}, it must be from 0 to 1000", name, value);
+    }
+  }
   check_acyclic(graph);
 }
 

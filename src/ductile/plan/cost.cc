@@ -116,9 +116,6 @@ double stage_memory(const StageSums& sums, const Boundary& boundary, const Stage
          stage_held_bytes(sums, boundary, shape.replicas) * static_cast<double>(in_flight);
 }
 
-namespace {
-
-// boundary() of every stage at once.
 std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& stage_of,
                                  size_t num_stages) {
   std::vector<std::tuple<OpId, int, int, double>> crossing;  // tensor, reader, bytes
@@ -139,6 +136,8 @@ std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& sta
   }
   return out;
 }
+
+namespace {
 
 // The links of a stage without devices: inside a node where it fits one.
 Link unplaced_link(const DeviceGroup& group, int devices) {

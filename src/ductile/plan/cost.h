@@ -41,6 +41,9 @@ struct Boundary {
 StageSums stage_sums(const graph::Graph& graph, std::span<const OpId> ops, int tensor,
                      std::span<const OpId> recompute, std::span<const double> inputs);
 Boundary boundary(const graph::Graph& graph, std::span<const OpId> ops);
+// The same of every stage at once; `stage_of` each operator.
+std::vector<Boundary> boundaries(const graph::Graph& graph, const std::vector<int>& stage_of,
+                                 size_t num_stages);
 
 // How a set is run.
 struct StageShape {

@@ -8,8 +8,8 @@
 #include <toml++/toml.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/graph/formats.h"
 
 namespace ductile::plan {
 namespace {
@@ -249,7 +249,7 @@ Devices devices_from_toml(std::string_view text, std::string_view name) {
 }
 
 Devices read_devices(const std::filesystem::path& file) {
-  return devices_from_toml(read_file(file), file.string());
+  return devices_from_toml(graph::read_input(file), file.string());
 }
 
 std::string to_toml(const Devices& devices) {

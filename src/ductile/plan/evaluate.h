@@ -47,8 +47,10 @@ struct Timeline {
   std::vector<double> memory_limit;  // per stage
   std::vector<Box> boxes;            // by start, if recorded
 
-  bool fits() const;  // every peak within its limit
-  double throughput(const Plan& plan) const { return static_cast<double>(plan.batch) / seconds; }
+  bool fits() const;                           // every peak within its limit
+  double throughput(const Plan& plan) const {  // 0 where nothing takes time
+    return seconds > 0 ? static_cast<double>(plan.batch) / seconds : 0;
+  }
 };
 
 // Throws invalid_argument where check() does, and where the orders cannot be carried out: naming
