@@ -82,6 +82,10 @@ bool Judge::can_be_better(const Plan& plan, const PlanCosts& costs) {
   return false;
 }
 
+bool Judge::may_be_best(const Plan& plan) {
+  return can_be_better(plan, plan_costs(graph_, machine_->devices, plan));
+}
+
 void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
   if (!line.fits()) return;
   fitted_ = true;

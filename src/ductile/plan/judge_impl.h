@@ -32,6 +32,9 @@ class Judge {
   // for one another where these do not.
   void consider_as(Plan plan, const graph::Graph& other);
 
+  // False where a placed plan is busy for longer than the best takes.
+  bool may_be_best(const Plan& plan);
+
   bool any() const { return any_; }
   double seconds() const { return seconds_; }       // infinite where there is none
   Plan plan() const;                                // its devices are those of all

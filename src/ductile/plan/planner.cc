@@ -12,6 +12,7 @@
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
 #include "ductile/plan/sequential_search_impl.h"
+#include "ductile/plan/uniform_plans_impl.h"
 
 namespace ductile::plan {
 
@@ -235,6 +236,7 @@ class Planning {
       if (is_whole && i == 0) main_ = std::move(search);
     }
     if (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1) search_chain(m, is_whole);
+    if (options_.objective == Objective::time) try_uniform_plans(fleet);
     try_baselines(m.devices, fleet);
   }
 
@@ -299,6 +301,23 @@ class Planning {
     judge_.judge(found);
     labels_ += search.labels();
     if (!is_whole) part_steps_ += search.steps();
+  }
+
+  // Equal degrees everywhere, several parts of the chain on a device: what the search, which gives
+  // each stage devices of its own, does not know.
+  void try_uniform_plans(const Fleet& fleet) {
+    for (const std::string_view kind : {"interleaved", "zb-h1", "zb-v"}) {
+      if (kind != "interleaved" && !options_.zero_bubble) continue;
+      for_uniform_shapes(kind, graph_, fleet, options_, [&](const UniformShape& shape) {
+        for (auto b = sizes_.rbegin(); b != sizes_.rend(); ++b) {
+          if (judge_.is_late()) return;
+          Plan plan = uniform_plan(kind, graph_, shape, options_, *b);
+          if (plan.stages.empty() || !judge_.may_be_best(plan)) continue;
+          plan.planner = "ductile";
+          judge_.consider_as(plan, chained(graph_, plan));
+        }
+      });
+    }
   }
 
   // The rules of others, where they take no time to speak of.
