@@ -1,6 +1,6 @@
 // What the pipeline planner finds and what it costs, beside the planners of others.
-//   plan_search_bench models | piper [INPUT [DEVICES]] | pipedream [PROFILE] | partitioning [FILE]
-//   | scale [FILE.svg] (none: all)
+//   plan_search_bench models | alike [MODEL] | piper [INPUT [DEVICES]] | pipedream [PROFILE] |
+//   partitioning [FILE] | scale [FILE.svg] (none: all)
 // Prints Markdown tables. CPU seconds of one thread; ours and the others' in turn, in one process.
 #include <algorithm>
 #include <cmath>
@@ -100,6 +100,49 @@ void models() {
   std::printf(
       "\nMean at 32 devices: %.3f x GraphPipe's rule, %.3f x the best of Piper and PipeDream.\n",
       mean(over_graphpipe), mean(over_chain));
+}
+
+// The same models with equal freedom: stages as graphs, replicas, 1F1B on both sides; then with
+// zero-bubble schedules and room used on both. `only`: one model, or all.
+void alike(const std::string& only) {
+  std::printf(
+      "\n| model, batch | devices | ours 1F1B, no splits s | GraphPipe's rule | PipeDream | ours, "
+      "schedules, no splits s | GraphPipe's rule with the same schedules | ours, all s | "
+      "GraphPipe's rule | PipeDream |\n|---|---|---|---|---|---|---|---|---|---|\n");
+  const std::map<std::string, int64_t> batches = {{"mmt", 512}, {"dlrm", 2048}, {"candle", 8192}};
+  for (const auto& [name, batch] : batches) {
+    if (!only.empty() && only != name) continue;
+    const graph::Graph g = graph::build_graph(name);
+    for (int k : {8, 16, 32}) {
+      DeviceGroup group;
+      group.memory = 15e9;
+      const Devices devices = uniform_devices(k, 4, group);
+      PlannerOptions options;
+      options.batch = batch;
+      options.time_limit = 600;
+      const double all = make_plan(g, devices, options).simulated_seconds;
+      options.split = options.recompute = options.shard_optimizer = false;
+      const double schedules = make_plan(g, devices, options).simulated_seconds;
+      options.zero_bubble = false;
+      const double plain = make_plan(g, devices, options).simulated_seconds;
+      const BaselineResult rule = run_baseline("graphpipe", g, devices, options);
+      const BaselineResult chain = run_baseline("pipedream", g, devices, options);
+      const double theirs = rule.plan.predicted_seconds, row = chain.plan.predicted_seconds;
+      // Its plan with all that memory holds in flight, up to twice the rule, and W apart.
+      double scheduled = theirs;
+      Plan zero = rule.plan;
+      zero.schedule = ScheduleKind::zero_bubble;
+      for (const int64_t times : {1, 2}) {
+        for (Stage& s : zero.stages) s.in_flight = std::min(zero.batch, s.in_flight * times);
+        const Timeline line = evaluate(g, devices, zero);
+        if (line.fits()) scheduled = std::min(scheduled, line.seconds);
+      }
+      std::printf("| %s %ld | %d | %.5f | %.3f | %.3f | %.5f | %.3f | %.5f | %.3f | %.3f |\n",
+                  name.c_str(), static_cast<long>(batch), k, plain, theirs / plain, row / plain,
+                  schedules, scheduled / schedules, all, theirs / all, row / all);
+      std::fflush(stdout);
+    }
+  }
 }
 
 struct PiperCase {
@@ -392,6 +435,7 @@ int main(int argc, char** argv) {
   try {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what.empty() || what == "models") models();
+    if (what.empty() || what == "alike") alike(what.empty() || argc < 3 ? "" : argv[2]);
     if (what.empty() || what == "piper") {
       const bool some = what == "piper";
       piper(some && argc > 2 ? argv[2] : "", some && argc > 3 ? std::atoi(argv[3]) : 0);

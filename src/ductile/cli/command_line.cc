@@ -516,14 +516,20 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "bytes per byte of parameters: 0 SGD, 1 momentum, 2 Adam; none: the graph's")
       ->option_text("X")
       ->check(CLI::Range(0.0, 100.0));
-  sub->add_option("--baseline", c.baseline,
-                  "compare with graphpipe, pipedream, piper, equal, data, or all")
+  sub->add_option(
+         "--baseline", c.baseline,
+         "compare with graphpipe, pipedream, piper, interleaved, zb-h1, zb-v, equal, data, "
+         "or all")
       ->option_text("LIST");
   sub->add_option("--time-limit", c.time_limit, "seconds of search; then the best so far; 60")
       ->option_text("X")
       ->check(CLI::Range(0.001, 1e6));
   sub->add_option("--plan", c.plan, "evaluate this plan instead of searching one")
       ->option_text("FILE");
+  sub->add_option("--emit", c.emit,
+                  "write the options that make another system run the plan (with --plan that one, "
+                  "else the best it can run): megatron")
+      ->option_text("NAME");
   CLI::Option* svg = sub->add_flag("--svg", c.svg, "write the picture to stdout");
   CLI::Option* html = sub->add_flag("--html", c.html, "write a page to stdout")->excludes(svg);
   sub->add_flag("--graph", c.write_graph, "write the graph to stdout in our format");

@@ -124,6 +124,7 @@ struct PlanCommand {
   std::optional<int64_t> micro_batch;     // none: all are tried
   std::optional<double> optimizer_state;  // bytes per byte of parameters; none: the graph's
   std::optional<fs::path> plan;           // evaluate this one
+  std::optional<std::string> emit;        // megatron
   std::optional<std::string> schema;      // graph, plan
   bool write_graph = false;               // print the graph in our own format
   bool json = false;

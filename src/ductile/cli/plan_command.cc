@@ -4,9 +4,11 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/options.h"
 #include "ductile/cli/commands.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
+#include "ductile/plan/megatron.h"
 #include "ductile/plan/report.h"
 #include "ductile/run/format.h"
 
@@ -31,11 +33,11 @@ graph::Graph find_graph(const std::string& text, const graph::DeviceModel& devic
   std::error_code ignored;
   if (fs::exists(text, ignored)) return graph::read_graph(text);
   if (graph::is_builder(text)) return graph::build_graph(text, device);
-  std::string known;
-  for (const graph::Builder& b : graph::builders()) {
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", b.name);
-  }
-  fail(ErrorCode::not_found, "{}: no such file, nor a built-in graph ({})", text, known);
+  std::vector<std::string> known;
+  for (const graph::Builder& b : graph::builders()) known.emplace_back(b.name);
+  const auto nearest = nearest_name(text.substr(0, text.find(':')), known);
+  fail(ErrorCode::not_found, "{}: no such file, nor a built-in graph ({}){}", text,
+       fmt::join(known, ", "), nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
 }
 
 std::vector<std::string> find_baselines(const std::string& text) {
@@ -47,8 +49,10 @@ std::vector<std::string> find_baselines(const std::string& text) {
     const std::string name = text.substr(at, comma - at);
     at = comma + 1;
     if (std::find(known.begin(), known.end(), name) == known.end()) {
-      fail(ErrorCode::invalid_argument, "--baseline: unknown planner \"{}\"; known are all, {}",
-           name, fmt::join(known, ", "));
+      const auto nearest = nearest_name(name, known);
+      fail(ErrorCode::invalid_argument, "--baseline: unknown planner \"{}\"; known are all, {}{}",
+           name, fmt::join(known, ", "),
+           nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
     }
     chosen.push_back(name);
   }
@@ -102,7 +106,9 @@ void print_comparison(const plan::Report& r, Console& console) {
   for (const plan::Compared& c : r.compared) {
     if (c.result.ok()) {
       row(c.name, c.timeline, c.result.plan,
-          fmt::format("{:.2f} x", c.timeline.seconds / r.timeline.seconds), c.result.cpu_seconds);
+          r.timeline.seconds > 0 ? fmt::format("{:.2f} x", c.timeline.seconds / r.timeline.seconds)
+                                 : "",
+          c.result.cpu_seconds);
     } else {
       rows.push_back({c.name, "none", "", "", "", "", plan::seconds_text(c.result.cpu_seconds)});
     }
@@ -141,6 +147,32 @@ void print_report(const plan::Report& r, Console& console) {
   if (!r.compared.empty()) print_comparison(r, console);
 }
 
+plan::Plan read_plan(const fs::path& file, const graph::Graph& graph) {
+  nlohmann::json value = parse_json(graph::read_input(file));
+  if (value.is_discarded()) {
+    fail(ErrorCode::invalid_argument, "{}: no JSON; ductile plan GRAPH --json writes a plan",
+         file.string());
+  }
+  if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
+  return plan::plan_from_json(value, graph, file.string());
+}
+
+// The options of another system that make it run a plan: that given, or the best it can run.
+ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan::Devices& devices,
+              const plan::PlannerOptions& options, Console& console) {
+  if (*command.emit != "megatron") {
+    fail(ErrorCode::invalid_argument, "--emit: \"{}\"; megatron is possible", *command.emit);
+  }
+  const plan::Plan plan =
+      command.plan ? read_plan(*command.plan, graph) : plan::megatron_plan(graph, devices, options);
+  if (plan.stages.empty()) {
+    console.error("no plan that Megatron-LM can run fits the memory of these devices");
+    return kFailed;
+  }
+  console.print("{}\n", plan::megatron_options(graph, plan));
+  return kDone;
+}
+
 }  // namespace
 
 ExitCode plan(const PlanCommand& command, Context& context) {
@@ -167,21 +199,25 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     return kDone;
   }
 
+  plan::PlannerOptions options;
+  options.batch = command.batch;
+  options.objective = plan::objective_from(command.objective);
+  options.time_limit = command.time_limit;
+  if (command.micro_batch) options.micro_batches = {*command.micro_batch};
+  if (command.emit) return emit(command, graph, devices, options, console);
   plan::Report report;
   if (command.plan) {
-    nlohmann::json value =
-        parse_json(read_file(*command.plan), command.plan->string(), ErrorCode::invalid_argument);
-    if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
-    plan::Plan given = plan::plan_from_json(value, graph, command.plan->string());
+    plan::Plan given = read_plan(*command.plan, graph);
     report = plan::make_report(std::move(graph), std::move(devices), std::move(given));
   } else {
-    plan::PlannerOptions options;
-    options.batch = command.batch;
-    options.objective = plan::objective_from(command.objective);
-    options.time_limit = command.time_limit;
-    if (command.micro_batch) options.micro_batches = {*command.micro_batch};
-    report = plan::make_report(std::move(graph), std::move(devices), options,
-                               find_baselines(command.baseline));
+    const std::vector<std::string> names = find_baselines(command.baseline);
+    plan::Planned planned = plan::make_plan(graph, devices, options);
+    std::vector<plan::Compared> compared;
+    for (const std::string& name : names) {
+      compared.push_back({name, plan::run_baseline(name, graph, devices, options)});
+    }
+    report = plan::make_report(std::move(graph), std::move(devices), options.objective,
+                               std::move(planned), std::move(compared));
   }
   if (command.json) {
     console.print("{}\n", dump_json(plan::to_json(report), 2));
@@ -194,7 +230,11 @@ ExitCode plan(const PlanCommand& command, Context& context) {
       print_report(report, console);
     }
   }
-  if (report.planned.feasible) return kDone;
+  if (report.planned.feasible) {
+    if (!command.plan || report.timeline.fits()) return kDone;
+    console.error("the plan does not fit the memory of these devices");
+    return kFailed;
+  }
   console.error(plan::advice(report));
   return kFailed;
 }

@@ -49,4 +49,7 @@ std::string_view to_string(Format format);
 Graph read_graph_text(std::string_view text, std::string_view name, Format* found = nullptr);
 Graph read_graph(const std::filesystem::path& file, Format* found = nullptr);
 
+// The text of a file, pipe or device, of which no more than kMaxText is ever read.
+std::string read_input(const std::filesystem::path& file);
+
 }  // namespace ductile::graph

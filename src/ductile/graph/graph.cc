@@ -207,6 +207,12 @@ void check(const Graph& graph) {
            graph.ops[e.to].name, e.bytes, at->second, e.output);
     }
   }
+  for (const auto& [name, value] : {std::pair{"state_factor", graph.state_factor},
+                                    std::pair{"optimizer_factor", graph.optimizer_factor}}) {
+    if (!(value >= 0 && value <= 1000)) {
+      fail(ErrorCode::invalid_argument, "{} is {}, it must be from 0 to 1000", name, value);
+    }
+  }
   check_acyclic(graph);
 }
 
@@ -217,9 +223,14 @@ bool allows(const Op& op, int tensor, bool recompute) {
 
 OpCost cost_of(const Op& op, int tensor, bool recompute, double input_bytes) {
   DUCTILE_CHECK(allows(op, tensor, recompute), "operator {}, degree {}", op.name, tensor);
-  if (!recompute) return split_cost(op, tensor);
-  if (const OpVariant* v = find_variant(op, tensor, true)) return v->cost;
-  OpCost c = split_cost(op, tensor);
+  const OpVariant* measured = recompute ? find_variant(op, tensor, true) : nullptr;
+  OpCost c = measured != nullptr ? measured->cost : split_cost(op, tensor);
+  const double all_reduce = 2 * std::ceil(std::log2(tensor));
+  c.tensor_forward_rounds = c.tensor_forward_bytes > 0 ? all_reduce : 0;
+  c.tensor_backward_rounds = c.tensor_backward_bytes > 0 ? all_reduce : 0;
+  if (!recompute) return c;
+  c.tensor_backward_rounds += c.tensor_forward_rounds;
+  if (measured != nullptr) return c;
   c.backward_input += c.forward;
   c.tensor_backward_bytes += c.tensor_forward_bytes;
   const double kept = std::min(input_bytes, c.activation_bytes);

@@ -45,6 +45,11 @@ struct OpCost {
   // these bytes over the link of the group, added to the operator's own.
   double tensor_forward_bytes = 0;
   double tensor_backward_bytes = 0;
+  // Rounds of those exchanges in a pass, each with the latency of the link: cost_of() counts an
+  // all-reduce for each pass that sends anything, and one more for a forward pass repeated. In no
+  // file.
+  double tensor_forward_rounds = 0;
+  double tensor_backward_rounds = 0;
 
   double total_per_sample() const {
     return forward.per_sample + backward_input.per_sample + backward_weight.per_sample;

@@ -59,7 +59,8 @@ TEST(Advice, AGptThatIsTooLargeIsToldBoth) {
   group.memory = 300e6;
   PlannerOptions options;
   options.batch = 16;
-  const Report r = make_report(g, uniform_devices(1, 1, group), options, {});
+  const Devices one = uniform_devices(1, 1, group);
+  const Report r = make_report(g, one, options.objective, make_plan(g, one, options));
   ASSERT_FALSE(r.planned.feasible);
   ASSERT_GT(r.planned.devices_needed, 1);
   ASSERT_GT(r.planned.memory_needed, group.memory);

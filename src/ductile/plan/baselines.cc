@@ -8,7 +8,9 @@
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/equal_cuts_impl.h"
 #include "ductile/plan/sequential_search_impl.h"
+#include "ductile/plan/uniform_plans_impl.h"
 
 namespace ductile::plan {
 
@@ -16,10 +18,15 @@ namespace {
 
 constexpr std::array kBaselines = {
     Baseline{"graphpipe", "GraphPipe's partitioner: series-parallel stages, degrees powers of two"},
-    Baseline{"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree"},
+    Baseline{"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree", true},
     Baseline{"piper",
-             "Piper's planner: a chain over downsets, with tensor parallelism and recompute"},
-    Baseline{"equal", "1F1B on a chain cut into equal work, one device a stage"},
+             "Piper's planner: a chain over downsets, with tensor parallelism and recompute", true},
+    Baseline{"interleaved",
+             "Megatron-LM's interleaved 1F1B: equal degrees, several parts of the chain a device",
+             true},
+    Baseline{"zb-h1", "zero-bubble ZB-H1: a chain of equal degrees, in flight as 1F1B", true},
+    Baseline{"zb-v", "zero-bubble ZB-V: the chain along the devices and back", true},
+    Baseline{"equal", "1F1B on a chain cut into equal work, one device a stage", true},
     Baseline{"data", "pure data parallelism"},
 };
 
@@ -46,36 +53,21 @@ std::vector<int64_t> sizes_of(const PlannerOptions& options) {
 Plan equal_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
                 int64_t micro_batch) {
   const std::vector<OpId> order = depth_first_order(graph);
-  const double b = static_cast<double>(micro_batch);
-  std::vector<double> work(order.size());
-  double total = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const graph::OpCost& c = graph.ops[order[i]].cost;
-    work[i] = c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b);
-    total += work[i];
-  }
   const int num = std::min<int>(fleet.devices, static_cast<int>(order.size()));
+  const std::vector<size_t> ends = equal_parts(graph, order, num, micro_batch);
   Plan plan;
   plan.graph = graph.name;
   plan.batch = options.batch;
-  double done = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const int stages = static_cast<int>(plan.stages.size());
-    // A new stage where the middle of the operator lies in the next share; each gets one at least.
-    const bool must = static_cast<int>(order.size() - i) <= num - stages;
-    const bool due = stages < num && done + work[i] / 2 >= total * stages / num;
-    if (stages == 0 || due || must) {
-      plan.stages.emplace_back();
-      plan.stages.back().micro_batch = micro_batch;
-    }
-    plan.stages.back().ops.push_back(order[i]);
-    done += work[i];
-  }
-  const int made = static_cast<int>(plan.stages.size());
-  for (int i = 0; i < made; ++i) {
-    std::sort(plan.stages[i].ops.begin(), plan.stages[i].ops.end());
-    plan.stages[i].in_flight =
-        std::min<int64_t>(options.batch / micro_batch, made - i) * micro_batch;
+  size_t begin = 0;
+  for (size_t end : ends) {
+    Stage& stage = plan.stages.emplace_back();
+    stage.ops.assign(order.begin() + static_cast<long>(begin),
+                     order.begin() + static_cast<long>(end));
+    std::sort(stage.ops.begin(), stage.ops.end());
+    stage.micro_batch = micro_batch;
+    const auto left = static_cast<int64_t>(ends.size() + 1 - plan.stages.size());
+    stage.in_flight = std::min<int64_t>(options.batch / micro_batch, left) * micro_batch;
+    begin = end;
   }
   return plan;
 }
@@ -134,7 +126,9 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                                   [&](const Baseline& b) { return b.name == name; });
   if (known == kBaselines.end()) {
     fail(ErrorCode::invalid_argument,
-         "baseline \"{}\" is unknown; graphpipe, pipedream, piper, equal or data", name);
+         "baseline \"{}\" is unknown; graphpipe, pipedream, piper, interleaved, zb-h1, zb-v, "
+         "equal or data",
+         name);
   }
   graph::check(graph);
   const Fleet fleet = fleet_of(devices);
@@ -162,9 +156,16 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
     any = true;
     plan.planner = std::string(name);
     const Clock::time_point begun = Clock::now();
-    place(graph, devices, plan);
-    const Timeline line =
-        is_chain ? evaluate(chained(graph, plan), devices, plan) : evaluate(graph, devices, plan);
+    if (plan.stages[0].devices.empty()) place(graph, devices, plan);
+    const graph::Graph judged = is_chain ? chained(graph, plan) : graph;
+    const PlanCosts costs = plan_costs(judged, devices, plan);
+    // Not carried out where it cannot be better: busy for longer.
+    for (size_t i = 0; i < plan.stages.size(); ++i) {
+      const double m = static_cast<double>(plan.batch / plan.stages[i].micro_batch);
+      if (m * costs.times[i].micro_batch() + costs.times[i].sync >= best) return;
+    }
+    check(plan, judged, devices);
+    const Timeline line = evaluate(plan, costs, make_orders(plan, costs));
     const std::chrono::duration<double> taken = Clock::now() - begun;
     seconds_per_task = taken.count() / tasks;
     if (!line.fits() || line.seconds >= best) return;
@@ -206,6 +207,14 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
       timed_out = timed_out || r.timed_out;
       if (r.found) consider(r.plan, false);
     }
+  } else if (name == "interleaved" || name == "zb-h1" || name == "zb-v") {
+    for_uniform_shapes(name, graph, fleet, options, [&](const UniformShape& shape) {
+      for (int64_t b : sizes_of(options)) {
+        if (late()) break;
+        Plan plan = uniform_plan(name, graph, shape, options, b);
+        if (!plan.stages.empty()) consider(std::move(plan), true);
+      }
+    });
   } else {
     for (int64_t b : sizes_of(options)) {
       if (late()) break;

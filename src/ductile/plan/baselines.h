@@ -13,6 +13,7 @@ namespace ductile::plan {
 struct Baseline {
   std::string_view name;
   std::string_view help;
+  bool chain = false;  // knows chains alone: run as one, see chained()
 };
 std::span<const Baseline> baselines();
 
@@ -23,15 +24,16 @@ struct BaselineResult {
   bool ok() const { return failure.empty(); }
 };
 
-// "graphpipe", "pipedream", "piper", "equal" (1F1B, chain cut into equal work) or "data" (pure data
-// parallel). Each with the micro-batch size that the evaluator likes best among
-// options.micro_batches; memory is respected. Throws invalid_argument for another name.
+// "graphpipe", "pipedream", "piper", "interleaved", "zb-h1", "zb-v", "equal" (1F1B, chain cut into
+// equal work) or "data" (pure data parallel). Each with the micro-batch size that the evaluator
+// likes best among options.micro_batches; memory is respected. Throws invalid_argument for another
+// name.
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options);
 
 // The graph with an edge of no bytes from each stage to the next: a planner that knows chains alone
 // also runs them as chains (as GraphPipe's authors do for their comparison). plan.stages must be in
-// the order of the chain. Evaluate "pipedream", "piper" and "equal" on it.
+// the order of the chain. Evaluate the plans of baselines with `chain` on it.
 graph::Graph chained(const graph::Graph& graph, const Plan& plan);
 
 }  // namespace ductile::plan

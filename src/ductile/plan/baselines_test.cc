@@ -321,7 +321,7 @@ TEST(Baselines, AllAreJudgedWithinTheirMemory) {
       const BaselineResult r = run_baseline(b.name, g, devices, options);
       if (!r.ok()) continue;
       check(r.plan, g, devices);
-      const bool chain = b.name == "piper" || b.name == "pipedream" || b.name == "equal";
+      const bool chain = b.chain;
       const Timeline line = evaluate(chain ? chained(g, r.plan) : g, devices, r.plan);
       EXPECT_TRUE(line.fits());
       EXPECT_EQ(line.seconds, r.plan.predicted_seconds);

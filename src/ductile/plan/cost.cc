@@ -31,6 +31,8 @@ void accumulate(StageSums& sums, const Costs& c) {
       std::max(sums.workspace_bytes.per_sample, c.workspace_bytes.per_sample);
   sums.tensor_forward_bytes += c.tensor_forward_bytes;
   sums.tensor_backward_bytes += c.tensor_backward_bytes;
+  sums.tensor_forward_rounds += c.tensor_forward_rounds;
+  sums.tensor_backward_rounds += c.tensor_backward_rounds;
 }
 
 }  // namespace
@@ -76,10 +78,12 @@ Boundary boundary(const Graph& graph, std::span<const OpId> ops) {
 StageTimes stage_times(const StageSums& sums, const StageShape& shape) {
   const double n = static_cast<double>(shape.micro_batch) / shape.replicas;
   StageTimes t;
-  t.forward =
-      sums.forward.at(n) / shape.speed + shape.tensor_link.seconds(sums.tensor_forward_bytes * n);
+  const Link& link = shape.tensor_link;
+  t.forward = sums.forward.at(n) / shape.speed + sums.tensor_forward_bytes * n / link.bandwidth +
+              sums.tensor_forward_rounds * link.latency;
   t.backward_input = sums.backward_input.at(n) / shape.speed +
-                     shape.tensor_link.seconds(sums.tensor_backward_bytes * n);
+                     sums.tensor_backward_bytes * n / link.bandwidth +
+                     sums.tensor_backward_rounds * link.latency;
   t.backward_weight = sums.backward_weight.at(n) / shape.speed;
   t.sync = all_reduce_seconds(sums.parameter_bytes, shape.replicas, shape.sync_link);
   return t;
@@ -99,18 +103,19 @@ double stage_fixed_memory(const StageSums& sums, const Boundary& boundary, const
   const double n = static_cast<double>(shape.micro_batch) / shape.replicas;
   const double optimizer = graph.optimizer_factor / (shape.shard_optimizer ? shape.replicas : 1);
   return sums.parameter_bytes * (graph.state_factor + optimizer) + sums.fixed_bytes +
-         sums.workspace_bytes.at(n) + (boundary.in + boundary.out) * n;
+         sums.workspace_bytes.at(n) + 3 * boundary.in * n;
+}
+
+double stage_held_bytes(const StageSums& sums, const Boundary& boundary, int replicas) {
+  return (sums.activation_bytes + boundary.out) / replicas;
 }
 
 double stage_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
                     const Graph& graph, int64_t in_flight) {
   return stage_fixed_memory(sums, boundary, shape, graph) +
-         sums.activation_bytes / shape.replicas * static_cast<double>(in_flight);
+         stage_held_bytes(sums, boundary, shape.replicas) * static_cast<double>(in_flight);
 }
 
-namespace {
-
-// boundary() of every stage at once.
 std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& stage_of,
                                  size_t num_stages) {
   std::vector<std::tuple<OpId, int, int, double>> crossing;  // tensor, reader, bytes
@@ -131,6 +136,8 @@ std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& sta
   }
   return out;
 }
+
+namespace {
 
 // The links of a stage without devices: inside a node where it fits one.
 Link unplaced_link(const DeviceGroup& group, int devices) {
@@ -212,17 +219,18 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
     costs.times.push_back(stage_times(sums, shape));
     costs.fixed_memory.push_back(stage_fixed_memory(sums, around[s], shape, graph));
-    costs.activation_per_sample.push_back(sums.activation_bytes / stage.replicas);
+    costs.held_per_sample.push_back(stage_held_bytes(sums, around[s], stage.replicas));
     costs.memory_limit.push_back(placed ? devices.memory(stage.devices) : first.memory);
     if (placed) {
       std::vector<int> key = stage.devices;
       std::sort(key.begin(), key.end());
       const auto [at, is_new] = units.try_emplace(std::move(key), costs.num_units);
-      costs.num_units += is_new;
       costs.unit.push_back(at->second);
+      costs.num_units += is_new;
     } else {
       costs.unit.push_back(costs.num_units++);
     }
+    costs.devices.resize(costs.num_units, stage.num_devices());
     // Between stages: where not placed, nodes are shared only if one holds the whole plan.
     sync_links.push_back(
         slowest(shape.sync_link, placed ? shape.sync_link : unplaced_link(first, all)));

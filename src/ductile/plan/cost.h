@@ -21,6 +21,8 @@ struct StageSums {
   graph::Affine workspace_bytes;
   double tensor_forward_bytes = 0;  // per sample
   double tensor_backward_bytes = 0;
+  double tensor_forward_rounds = 0;
+  double tensor_backward_rounds = 0;
 
   void add(const graph::OpCost& cost);
   StageSums& operator+=(const StageSums& other);
@@ -39,6 +41,9 @@ struct Boundary {
 StageSums stage_sums(const graph::Graph& graph, std::span<const OpId> ops, int tensor,
                      std::span<const OpId> recompute, std::span<const double> inputs);
 Boundary boundary(const graph::Graph& graph, std::span<const OpId> ops);
+// The same of every stage at once; `stage_of` each operator.
+std::vector<Boundary> boundaries(const graph::Graph& graph, const std::vector<int>& stage_of,
+                                 size_t num_stages);
 
 // How a set is run.
 struct StageShape {
@@ -62,16 +67,19 @@ struct StageTimes {
 };
 StageTimes stage_times(const StageSums& sums, const StageShape& shape);
 
-// Each device sends 2 (n-1)/n of the bytes, in 2 log2(n) rounds.
+// An all-reduce: each device sends 2 (n-1)/n of the bytes, in 2 log2(n) rounds.
 double all_reduce_seconds(double bytes, int n, const Link& link);
 
 // One message of `bytes` from stage to stage: cut over the devices of the smaller side.
 double transfer_seconds(double bytes, int from_devices, int to_devices, const Link& link);
 
-// Bytes on each device. Held always: weights, gradients and optimiser state; a receive buffer for
-// one micro-batch of inputs and one of output gradients; the largest workspace. In flight: the
-// activations of `in_flight` samples, cut over the replicas. Data that has arrived early waits at
-// its sender, which holds it until its own backward pass in any case.
+// Bytes on each device. Held always: weights, gradients and optimiser state; the largest workspace;
+// a receive buffer for one micro-batch of inputs and two for the gradients that go back, one being
+// made and one on its way. In flight, cut over the replicas: of each of `in_flight` samples the
+// activations and room for its outputs. Outputs wait in that room until every reader has taken
+// them, and then their gradients do until the backward pass, added up as they arrive. So all that
+// waits for something is counted at the stage whose output it is.
+double stage_held_bytes(const StageSums& sums, const Boundary& boundary, int replicas);  // a sample
 double stage_fixed_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
                           const graph::Graph& graph);
 double stage_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
@@ -81,12 +89,13 @@ double stage_memory(const StageSums& sums, const Boundary& boundary, const Stage
 struct PlanCosts {
   StageGraph stages;
   std::vector<StageTimes> times;
-  std::vector<double> fixed_memory;           // each device of the stage, per stage
-  std::vector<double> memory_limit;           // of the smallest device of the stage
-  std::vector<double> activation_per_sample;  // each device, per sample in flight
-  std::vector<double> transfer_fixed;         // per stage edge: seconds a message = fixed +
-  std::vector<double> transfer_per_sample;    //   samples x per_sample; 0 where devices are equal
-  std::vector<int> unit;                      // stages with equal devices have the same unit
+  std::vector<double> fixed_memory;         // each device of the stage, per stage
+  std::vector<double> memory_limit;         // of the smallest device of the stage
+  std::vector<double> held_per_sample;      // each device, per sample in flight
+  std::vector<double> transfer_fixed;       // per stage edge: seconds a message = fixed +
+  std::vector<double> transfer_per_sample;  //   samples x per_sample; 0 where devices are equal
+  std::vector<int> devices;                 // of each unit: as many network cards
+  std::vector<int> unit;                    // stages with equal devices have the same unit
   int num_units = 0;
   // Weights tied across stages: their gradients are summed after the last backward of all holders.
   struct Tie {

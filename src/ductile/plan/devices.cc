@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "ductile/base/error.h"
-#include "ductile/base/files.h"
 #include "ductile/base/options.h"
 #include "ductile/base/toml.h"
+#include "ductile/graph/formats.h"
 
 namespace ductile::plan {
 namespace {
@@ -243,7 +243,7 @@ Devices devices_from_toml(std::string_view text, std::string_view name) {
 }
 
 Devices read_devices(const std::filesystem::path& file) {
-  return devices_from_toml(read_file(file), file.string());
+  return devices_from_toml(graph::read_input(file), file.string());
 }
 
 std::string to_toml(const Devices& devices) {

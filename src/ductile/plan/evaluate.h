@@ -12,11 +12,14 @@ namespace ductile::plan {
 // Rules. A stage does its tasks in the order given, each on all its devices at once; stages with
 // equal devices take turns (of their next tasks the one that can start first; on a tie backward
 // before forward, then the later stage in topological order). F of a micro-batch waits until all
-// its samples have arrived from every predecessor; B until F is done and the gradients of all its
-// samples have arrived from every successor; W until its B is done. When a task ends, its output
-// leaves to every neighbour stage, in stage order, as one message each. A stage sends one message
-// at a time and receives one at a time; messages are booked in the order in which they become
-// ready (ties: lower stage first). Messages between stages with equal devices take no time. After
+// its samples have arrived from every predecessor; B until F is done, the gradients of all its
+// samples have arrived from every successor, and those that the stage's B before the last sent have
+// arrived, too (there is room for two); W until its B is done. When a task ends, its output leaves
+// to every neighbour stage, in stage order, as one message each. Each device of a stage has a
+// network card that sends one message at a time and receives one at a time. A message takes as many
+// cards at either end as the smaller stage has devices, of each stage those that are free first,
+// and begins when all are; messages are booked in the order in which they become ready (ties: lower
+// stage first). Messages between stages with equal devices take no time. After
 // its last task a stage sums gradients over its replicas; weights tied across stages are summed
 // when every holder has finished.
 struct EvaluateOptions {
@@ -44,8 +47,10 @@ struct Timeline {
   std::vector<double> memory_limit;  // per stage
   std::vector<Box> boxes;            // by start, if recorded
 
-  bool fits() const;  // every peak within its limit
-  double throughput(const Plan& plan) const { return static_cast<double>(plan.batch) / seconds; }
+  bool fits() const;                           // every peak within its limit
+  double throughput(const Plan& plan) const {  // 0 where nothing takes time
+    return seconds > 0 ? static_cast<double>(plan.batch) / seconds : 0;
+  }
 };
 
 // Throws invalid_argument where check() does, and where the orders cannot be carried out: naming

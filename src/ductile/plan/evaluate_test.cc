@@ -239,7 +239,7 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
       ASSERT_LE(fast.peak_in_flight[s], c.plan.stages[s].in_flight);
       if (costs.num_units != static_cast<int>(c.plan.stages.size())) continue;
       const double counted =
-          costs.fixed_memory[s] + costs.activation_per_sample[s] * double(fast.peak_in_flight[s]);
+          costs.fixed_memory[s] + costs.held_per_sample[s] * double(fast.peak_in_flight[s]);
       ASSERT_EQ(fast.peak_memory[s], counted);
       bounded += fast.peak_in_flight[s] == c.plan.stages[s].in_flight;
     }

@@ -59,8 +59,7 @@ std::vector<DeviceGroup> kinds_of(const Devices& devices, std::vector<int>& numb
 std::vector<Fleet> fleets_of(const Devices& devices) {
   std::vector<int> number;
   const std::vector<DeviceGroup> kinds = kinds_of(devices, number);
-  const Fleet all = fleet_of(devices);
-  if (kinds.size() <= 1) return {all};
+  if (kinds.size() <= 1) return {fleet_of(devices)};
   std::vector<Fleet> out;
   for (const DeviceGroup& k : kinds) {
     Fleet f;
@@ -70,7 +69,7 @@ std::vector<Fleet> fleets_of(const Devices& devices) {
     f.speed = k.speed;
     f.intra = k.intra;
     f.inter = k.inter;
-    f.stage_link = all.between_stages();
+    if (devices.num_nodes() > 1) f.stage_link = k.inter;
     out.push_back(f);
   }
   return out;

@@ -215,9 +215,9 @@ TEST(Cost, ReplicasShareSamplesAndTheOptimiserIfSharded) {
   shape.sync_link = {100, 0.25};
   EXPECT_EQ(stage_times(sums, shape).forward, 5);
   EXPECT_EQ(stage_times(sums, shape).sync, 2 * 0.75 + 4 * 0.25);
-  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 4 + 6 + 6 + 40);
+  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 4 + 6 + 3 * 2 + 48);
   shape.shard_optimizer = true;
-  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 2.5 + 6 + 6 + 40);
+  EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 2.5 + 6 + 3 * 2 + 48);
 }
 
 }  // namespace

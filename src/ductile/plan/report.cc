@@ -23,11 +23,6 @@ Timeline judge(const graph::Graph& graph, const Devices& devices, Plan& plan, Pl
   return evaluate(plan, costs, orders, {record});
 }
 
-// Baselines that know chains alone are run as chains.
-bool is_sequential(std::string_view name) {
-  return name == "pipedream" || name == "piper" || name == "equal";
-}
-
 Json timeline_json(const Timeline& t, const Plan& plan) {
   Json out = {{"seconds", t.seconds},
               {"samples_per_second", t.throughput(plan)},
@@ -44,21 +39,20 @@ Json timeline_json(const Timeline& t, const Plan& plan) {
 
 }  // namespace
 
-Report make_report(graph::Graph graph, Devices devices, const PlannerOptions& options,
-                   const std::vector<std::string>& baselines) {
-  Report report{std::move(graph), std::move(devices), options.objective, {}, {}, {}, {}};
-  report.planned = make_plan(report.graph, report.devices, options);
+Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
+                   std::vector<Compared> compared) {
+  Report report{std::move(graph),   std::move(devices), objective, std::move(planned), {}, {},
+                std::move(compared)};
   if (report.planned.feasible) {
     report.timeline = judge(report.graph, report.devices, report.planned.plan, report.costs, true);
     report.planned.simulated_seconds = report.timeline.seconds;
   }
-  for (const std::string& name : baselines) {
-    Compared& c = report.compared.emplace_back();
-    c.name = name;
-    c.result = run_baseline(name, report.graph, report.devices, options);
+  for (Compared& c : report.compared) {
     if (!c.result.ok()) continue;
-    const graph::Graph judged =
-        is_sequential(name) ? chained(report.graph, c.result.plan) : report.graph;
+    const auto known = std::find_if(baselines().begin(), baselines().end(),
+                                    [&](const Baseline& b) { return b.name == c.name; });
+    const bool chain = known != baselines().end() && known->chain;
+    const graph::Graph judged = chain ? chained(report.graph, c.result.plan) : report.graph;
     PlanCosts costs;
     c.timeline = judge(judged, report.devices, c.result.plan, costs, false);
   }
@@ -71,7 +65,6 @@ Report make_report(graph::Graph graph, Devices devices, Plan plan) {
   report.planned.plan = std::move(plan);
   report.timeline = judge(report.graph, report.devices, report.planned.plan, report.costs, true);
   report.planned.simulated_seconds = report.timeline.seconds;
-  report.planned.lower_bound = report.planned.plan.lower_bound;
   return report;
 }
 
@@ -148,7 +141,10 @@ nlohmann::json to_json(const Report& report) {
                 {"timed_out", p.timed_out},
                 {"lower_bound", p.lower_bound},
                 {"formula_seconds", p.formula_seconds},
-                {"gap", p.gap}}}};
+                {"best_formula_seconds", p.best_formula_seconds},
+                {"gap", p.gap},
+                {"schedule_bound", p.schedule_bound},
+                {"schedule_gap", p.schedule_gap}}}};
   if (p.feasible) {
     out["plan"] = to_json(p.plan, report.graph);
     out["evaluation"] = timeline_json(report.timeline, p.plan);

@@ -15,7 +15,7 @@ namespace ductile::plan {
 struct Compared {
   std::string name;
   BaselineResult result;
-  Timeline timeline;  // of the baseline's plan; empty where it has none
+  Timeline timeline = {};  // of the baseline's plan; empty where it has none
 };
 
 struct Report {
@@ -28,11 +28,11 @@ struct Report {
   std::vector<Compared> compared;
 };
 
-// Searches a plan, runs the named baselines, and evaluates all of them by the same judge. A plan
-// that does not exist leaves costs and timeline empty: see Planned.
-Report make_report(graph::Graph graph, Devices devices, const PlannerOptions& options,
-                   const std::vector<std::string>& baselines);
-// Of a plan at hand; nothing is searched. Throws where check() or evaluate() does.
+// Carries out what make_plan() and run_baseline() found, by the same judge; nothing is searched. A
+// plan that does not exist leaves costs and timeline empty: see Planned.
+Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
+                   std::vector<Compared> compared = {});
+// Of a plan at hand. Throws where check() or evaluate() does.
 Report make_report(graph::Graph graph, Devices devices, Plan plan);
 
 // What would make an infeasible request feasible, as a sentence. Precondition: not feasible.

@@ -87,7 +87,7 @@ std::string comparison(const Report& r) {
       "<th class='number'>Search</tr>\n";
   const auto row = [&](std::string_view name, const Timeline& t, const Plan& plan, double cpu,
                        bool ours) {
-    const double ratio = t.seconds / r.timeline.seconds;
+    const double ratio = r.timeline.seconds > 0 ? t.seconds / r.timeline.seconds : 1;
     return fmt::format(
         "<tr{}><td>{}<td class='number'>{}<td class='number'>{}<td class='number {}'>{}"
         "<td class='number'>{}<td class='number'>{}<td class='number'>{}</tr>\n",
@@ -130,7 +130,7 @@ std::string to_html(const Report& r) {
             tile("Stages", fmt::format("{}", p.plan.stages.size())) +
             tile("Devices used", fmt::format("{}", p.plan.num_devices()));
     if (p.lower_bound > 0 && p.formula_seconds > 0) {
-      body += tile("Gap to the bound", run::as_percent(p.gap));
+      body += tile("Above the bound at most", run::as_percent(p.schedule_gap));
     }
     double height = 0;
     const std::string picture = svg_body(r, height);
@@ -142,13 +142,14 @@ std::string to_html(const Report& r) {
       const bool time = r.objective == Objective::time;
       body += fmt::format(
           "<p class='about note'>Under a row of the timeline: what its devices send. The planner "
-          "chose by a formula, which gives {}{}, and no plan of its space has less than {} by it; "
-          "it "
-          "leaves out what a good schedule hides and a busy link delays, so the timeline may lie "
-          "on "
-          "either side. Searched in {} of CPU time: {}{}.</p>\n",
+          "searched by a formula, which gives {}{}; the best it found is {} above the least that "
+          "any plan of its space has by it. It leaves out what a good schedule hides and a busy "
+          "link delays, so the timeline may lie on either side. Under any schedule no plan of the "
+          "space takes less than {}: the plan takes at most {} more than the best there is. "
+          "Searched in {} of CPU time: {}{}.</p>\n",
           seconds_text(p.formula_seconds), time ? "" : " for the steady state",
-          seconds_text(p.lower_bound), seconds_text(p.cpu_seconds), escape_html(p.space),
+          run::as_percent(p.gap), seconds_text(p.schedule_bound), run::as_percent(p.schedule_gap),
+          seconds_text(p.cpu_seconds), escape_html(p.space),
           p.timed_out ? "; ended by the time limit" : "");
     }
     body += "<h2>Stages</h2><div class='card'>" + stage_table(r) + "</div>\n";

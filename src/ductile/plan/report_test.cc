@@ -6,6 +6,7 @@
 #include "ductile/base/files.h"
 #include "ductile/graph/builders.h"
 #include "ductile/plan/report_impl.h"
+#include "ductile/run/format.h"
 
 namespace ductile::plan {
 namespace {
@@ -13,8 +14,14 @@ namespace {
 Report small_report() {
   PlannerOptions options;
   options.batch = 64;
-  return make_report(graph::build_graph("candle:3,2,256"), uniform_devices(4, 4, {}), options,
-                     {"equal", "data"});
+  const graph::Graph graph = graph::build_graph("candle:3,2,256");
+  const Devices devices = uniform_devices(4, 4, {});
+  std::vector<Compared> compared;
+  for (const char* name : {"equal", "data"}) {
+    compared.push_back({name, run_baseline(name, graph, devices, options)});
+  }
+  return make_report(graph, devices, options.objective, make_plan(graph, devices, options),
+                     std::move(compared));
 }
 
 TEST(Report, JsonHoldsThePlanThatWasJudged) {
@@ -30,6 +37,38 @@ TEST(Report, JsonHoldsThePlanThatWasJudged) {
   const Report given = make_report(r.graph, r.devices, again);
   EXPECT_EQ(given.timeline.seconds, r.timeline.seconds);
   EXPECT_EQ(given.timeline.peak_memory, r.timeline.peak_memory);
+}
+
+// The bound beside the timeline holds for the timeline, not for the formula.
+TEST(Report, PageAndJsonShowHowFarThePlanMayBeFromTheBest) {
+  const Report r = small_report();
+  EXPECT_NEAR(r.planned.schedule_gap, r.timeline.seconds / r.planned.schedule_bound - 1, 1e-12);
+  EXPECT_EQ(to_json(r)["search"]["schedule_bound"], r.planned.schedule_bound);
+  EXPECT_EQ(to_json(r)["search"]["schedule_gap"], r.planned.schedule_gap);
+  const std::string gap = run::as_percent(r.planned.schedule_gap);
+  EXPECT_NE(to_html(r).find("Above the bound at most</div><div class='value'>" + gap),
+            std::string::npos);
+}
+
+TEST(Report, WhatTakesNoTimeIsShownWithoutInfinities) {
+  graph::Graph g;
+  g.name = "nothing";
+  g.ops.resize(2);
+  g.ops[0].name = "a", g.ops[1].name = "b";
+  g.edges = {{0, 1, 0, 0}};
+  PlannerOptions options;
+  options.batch = 4;
+  const Devices devices = uniform_devices(2, 2, {});
+  const Planned p = make_plan(g, devices, options);
+  ASSERT_TRUE(p.feasible);
+  EXPECT_EQ(p.simulated_seconds, 0);
+  EXPECT_EQ(p.schedule_gap, 0);
+  const Report r = make_report(g, devices, options.objective, p,
+                               {{"equal", run_baseline("equal", g, devices, options)}});
+  for (const std::string& text : {to_html(r), to_json(r).dump(), to_svg(r)}) {
+    EXPECT_EQ(text.find("inf"), std::string::npos);
+    EXPECT_EQ(text.find("nan"), std::string::npos);
+  }
 }
 
 TEST(Report, ThePictureHasARowForEachSetOfDevicesAndEveryBox) {
@@ -88,8 +127,10 @@ TEST(Report, AnInfeasibleRequestSaysWhatWouldHelp) {
   group.memory = 200e6;
   PlannerOptions options;
   options.batch = 16;
-  const Report r = make_report(graph::build_graph("gpt:6,1024,16,128,1000"),
-                               uniform_devices(2, 2, group), options, {});
+  const graph::Graph graph = graph::build_graph("gpt:6,1024,16,128,1000");
+  const Devices devices = uniform_devices(2, 2, group);
+  const Report r =
+      make_report(graph, devices, options.objective, make_plan(graph, devices, options));
   ASSERT_FALSE(r.planned.feasible);
   EXPECT_GT(r.planned.memory_needed, 200e6);
   EXPECT_NE(advice(r).find("enough would be"), std::string::npos) << advice(r);

@@ -87,6 +87,8 @@ StageSums SearchSpace::plain_sums(int from, int to, int v) const {
   s.fixed_bytes = a.fixed_bytes - b.fixed_bytes;
   s.tensor_forward_bytes = a.tensor_forward_bytes - b.tensor_forward_bytes;
   s.tensor_backward_bytes = a.tensor_backward_bytes - b.tensor_backward_bytes;
+  s.tensor_forward_rounds = a.tensor_forward_rounds - b.tensor_forward_rounds;
+  s.tensor_backward_rounds = a.tensor_backward_rounds - b.tensor_backward_rounds;
   return s;
 }
 

@@ -28,8 +28,9 @@ struct Fleet {
 Fleet fleet_of(const Devices& devices);
 
 inline constexpr int kMaxFleets = 4;
-// The groups, equal ones together, each with speed, memory and links of its own; stages talk over
-// the slowest link of all. One fleet, fleet_of(), where all are alike or more than kMaxFleets.
+// The groups, equal ones together, each with speed, memory and links of its own; a stage pays for
+// its messages, those it sends and those it receives, over its own group's link to other nodes.
+// One fleet, fleet_of(), where all are alike or more than kMaxFleets.
 std::vector<Fleet> fleets_of(const Devices& devices);
 // Of each group of the devices, the number of its fleet.
 std::vector<int> fleet_numbers(const Devices& devices);

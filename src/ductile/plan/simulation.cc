@@ -54,8 +54,8 @@ Simulation::Simulation(const Plan& plan, const PlanCosts& costs, bool split, boo
   unit_busy_.assign(costs.num_units, 0);
   is_dirty_.assign(costs.num_units, 0);
   for (int u = 0; u < costs.num_units; ++u) look_at(u);
-  send_free_.assign(costs.num_units, 0);
-  receive_free_.assign(costs.num_units, 0);
+  for (int n : costs.devices) sending_.emplace_back(n);
+  receiving_ = sending_;
   const size_t edges = costs.stages.edges.size();
   forward_arrived_.assign(edges, 0), gradient_arrived_.assign(edges, 0);
   forward_sent_.assign(edges, 0), gradient_sent_.assign(edges, 0);
@@ -109,12 +109,12 @@ bool Simulation::run() {
     if (events_.empty()) break;
     now_ = events_.top().time;
     // One round. Ends sort before arrivals, and lower stages first.
-    std::vector<Event> round;
+    round_.clear();
     while (!events_.empty() && events_.top().time == now_) {
-      round.push_back(events_.top());
+      round_.push_back(events_.top());
       events_.pop();
     }
-    for (const Event& e : round) {
+    for (const Event& e : round_) {
       if (e.kind == 0) {
         finish(e.who);
       } else {
@@ -123,6 +123,7 @@ bool Simulation::run() {
         const int to = gradient ? edge.from : edge.to, from = gradient ? edge.to : edge.from;
         (gradient ? gradient_arrived_ : forward_arrived_)[e.who / 2] += stages_[from].size;
         look_at(costs_.unit[to]);
+        if (gradient) look_at(costs_.unit[from]);  // there is room again
       }
     }
   }
@@ -152,6 +153,9 @@ bool Simulation::is_ready(int stage, Task task) const {
     case Task::backward:
       for (int e : costs_.stages.successors[stage]) {
         if (gradient_arrived_[e] < samples) return false;
+      }
+      for (int e : costs_.stages.predecessors[stage]) {
+        if (gradient_arrived_[e] < (i - 1) * s.size) return false;
       }
       return s.done[0] > i;
     case Task::backward_weight:
@@ -258,21 +262,43 @@ void Simulation::send(int edge, bool gradient) {
   const int64_t index = (gradient ? gradient_sent_ : forward_sent_)[edge]++;
   double end = now_;
   if (time > 0) {
-    double& send_free = send_free_[costs_.unit[from]];
-    double& receive_free = receive_free_[costs_.unit[to]];
-    const double start = std::max({now_, send_free, receive_free});
-    end = send_free = receive_free = start + time;
+    Cards& sending = sending_[costs_.unit[from]];
+    Cards& receiving = receiving_[costs_.unit[to]];
+    const int cards = std::min(costs_.devices[costs_.unit[from]], costs_.devices[costs_.unit[to]]);
+    const double start = std::max({now_, sending.earliest(cards), receiving.earliest(cards)});
+    end = start + time;
+    sending.take(cards, end);
+    receiving.take(cards, end);
     if (record_) timeline_.boxes.push_back({Box::Kind::transfer, from, to, index, start, end});
   }
   events_.push({end, 1, 2 * edge + (gradient ? 1 : 0)});
+}
+
+double Simulation::Cards::earliest(int count) const {
+  size_t i = 0;
+  for (; count > free_[i].second; ++i) count -= free_[i].second;
+  return free_[i].first;
+}
+
+void Simulation::Cards::take(int count, double until) {
+  const int taken = count;
+  size_t used = 0;
+  for (; count > 0 && count >= free_[used].second; ++used) count -= free_[used].second;
+  if (count > 0) free_[used].second -= count;
+  free_.erase(free_.begin(), free_.begin() + static_cast<long>(used));
+  const auto at = std::lower_bound(free_.begin(), free_.end(), std::pair(until, 0));
+  if (at != free_.end() && at->first == until) {
+    at->second += taken;
+  } else {
+    free_.insert(at, {until, taken});
+  }
 }
 
 void Simulation::note_memory(int unit) {
   double fixed = 0, held = 0;
   for (int s : members_[unit]) {
     fixed += costs_.fixed_memory[s];
-    held +=
-        costs_.activation_per_sample[s] * static_cast<double>(stages_[s].held * stages_[s].size);
+    held += costs_.held_per_sample[s] * static_cast<double>(stages_[s].held * stages_[s].size);
   }
   peak_[unit] = std::max(peak_[unit], fixed + held);
 }

@@ -52,6 +52,15 @@ class Simulation {
     State state;
     double end = 0;  // of its last task so far
   };
+  // The network cards of a unit: when each is free, equal times together, the earliest first.
+  class Cards {
+   public:
+    explicit Cards(int count) : free_{{0.0, count}} {}
+    double earliest(int count) const;    // when so many are free
+    void take(int count, double until);  // those that are free first
+   private:
+    std::vector<std::pair<double, int>> free_;
+  };
   struct Event {
     double time;
     int kind;  // 0: a task of stage `who` ends; 1: a message over edge who / 2 (odd: gradient)
@@ -90,11 +99,12 @@ class Simulation {
   std::vector<char> unit_busy_;
   std::vector<char> is_dirty_;  // units to look at before time goes on: `dirty_`
   std::vector<int> dirty_;
-  std::vector<double> send_free_, receive_free_;             // by unit
+  std::vector<Cards> sending_, receiving_;                   // by unit
   std::vector<int64_t> forward_arrived_, gradient_arrived_;  // samples, by edge
   std::vector<int64_t> forward_sent_, gradient_sent_;        // messages, by edge
   std::vector<double> peak_;                                 // by unit
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::vector<Event> round_;
   Timeline timeline_;
 };
 

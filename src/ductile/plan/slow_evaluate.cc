@@ -29,7 +29,7 @@ struct Slow {
   std::vector<double> busy = std::vector<double>(n);
   std::map<std::tuple<size_t, Task, int64_t>, bool> is_done;  // of tasks that have started
   std::vector<Message> messages;
-  std::map<int, double> sending, receiving;  // by unit: until when
+  std::map<int, std::vector<double>> sending, receiving;  // by unit: until when, each card
   std::vector<double> peak = std::vector<double>(n);
   std::vector<int64_t> peak_in_flight = std::vector<int64_t>(n);
 
@@ -60,7 +60,21 @@ struct Slow {
         if (!has_arrived(edge, task == Task::backward, sample)) return false;
       }
     }
+    for (const Message& m : messages) {
+      const bool ours = m.gradient && costs.stages.edges[m.edge].to == int(s);
+      if (task == Task::backward && ours && m.index < i - 1 && !m.arrived) return false;
+    }
     return true;
+  }
+  // The first `count` of a unit's cards to be free, as references into them.
+  std::vector<double*> first_free(std::map<int, std::vector<double>>& of, int unit, int count) {
+    std::vector<double>& cards = of[unit];
+    cards.resize(size_t(costs.devices[unit]));
+    std::vector<double*> all;
+    for (double& card : cards) all.push_back(&card);
+    std::stable_sort(all.begin(), all.end(), [](double* a, double* b) { return *a < *b; });
+    all.resize(size_t(count));
+    return all;
   }
   double seconds(size_t s, Task t) const {
     const StageTimes& x = costs.times[s];
@@ -83,7 +97,7 @@ struct Slow {
       const size_t s = size_t(costs.stages.order[k]);
       if (costs.unit[s] != unit) continue;
       fixed += costs.fixed_memory[s];
-      activations += costs.activation_per_sample[s] * double(held(s));
+      activations += costs.held_per_sample[s] * double(held(s));
     }
     return fixed + activations;
   }
@@ -96,8 +110,13 @@ struct Slow {
                           costs.transfer_per_sample[edge] * double(plan.stages[s].micro_batch);
       double end = now;
       if (time > 0) {
-        end = std::max({now, sending[own], receiving[other]}) + time;
-        sending[own] = receiving[other] = end;
+        const int cards = std::min(costs.devices[own], costs.devices[other]);
+        double start = now;
+        std::vector<double*> used = first_free(sending, own, cards);
+        for (double* card : first_free(receiving, other, cards)) used.push_back(card);
+        for (const double* card : used) start = std::max(start, *card);
+        end = start + time;
+        for (double* card : used) *card = end;
       }
       messages.push_back({edge, gradient, i, end});
     }

@@ -17,6 +17,8 @@ bool costs_time_only(const SearchSpace& space, int keep, int again) {
     if (!no_less(a.forward, k.forward) || !no_less(a.backward_input, k.backward_input) ||
         !no_less(a.backward_weight, k.backward_weight) || a.parameter_bytes < k.parameter_bytes ||
         a.tensor_forward_bytes < k.tensor_forward_bytes ||
+        a.tensor_forward_rounds < k.tensor_forward_rounds ||
+        a.tensor_backward_rounds < k.tensor_backward_rounds ||
         a.tensor_backward_bytes < k.tensor_backward_bytes) {
       return false;
     }
@@ -99,6 +101,8 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
       row.fixed = sums.fixed_bytes;
       row.activation = sums.activation_bytes;
       row.tensor_forward = sums.tensor_forward_bytes;
+      row.tensor_forward_rounds = sums.tensor_forward_rounds;
+      row.tensor_rounds = sums.tensor_forward_rounds + sums.tensor_backward_rounds;
       row.tensor_backward = sums.tensor_backward_bytes;
       row.splittable = space.splittable(static_cast<int>(s), v);
     }

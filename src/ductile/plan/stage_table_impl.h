@@ -88,6 +88,7 @@ class StageTable {
   struct Row {  // of the rest of a state
     double forward_fixed = 0, forward_each = 0, time_fixed = 0, time_each = 0;
     double param = 0, fixed = 0, activation = 0, tensor_forward = 0, tensor_backward = 0;
+    double tensor_forward_rounds = 0, tensor_rounds = 0;  // the latter of both passes
     int splittable = 0;
   };
   const Row& row(int state, int variant) const {
@@ -98,7 +99,8 @@ class StageTable {
     if (c.tensor == 1) return t * c.seconds;
     return t * c.seconds +
            (a.tensor_forward - b.tensor_forward + a.tensor_backward - b.tensor_backward) *
-               c.tensor_per_byte;
+               c.tensor_per_byte +
+           (a.tensor_rounds - b.tensor_rounds) * c.tensor_latency;
   }
   double memory_of(int from, int to, const Cell& c, int variant) const {
     const Row& a = row(from, variant);
@@ -127,9 +129,10 @@ class StageTable {
       if (a.splittable <= b.splittable) return false;
       const double there = a.tensor_forward - b.tensor_forward;
       const double back = a.tensor_backward - b.tensor_backward;
-      const double f = there > 0 ? there * cell.tensor_per_byte + cell.tensor_latency : 0;
-      forward += f;
-      busy += f + (back > 0 ? back * cell.tensor_per_byte + cell.tensor_latency : 0);
+      forward += there * cell.tensor_per_byte +
+                 (a.tensor_forward_rounds - b.tensor_forward_rounds) * cell.tensor_latency;
+      busy += (there + back) * cell.tensor_per_byte +
+              (a.tensor_rounds - b.tensor_rounds) * cell.tensor_latency;
     }
     out.forward = forward;
     out.transfer = t.in > 0 ? cell.stage_latency + t.in * cell.stage_per_byte : 0;
@@ -144,9 +147,9 @@ class StageTable {
       out.tau = out.tau / micro_batch_ + out.sync / batch_;
       out.forward = out.transfer = out.sync = 0;
     }
-    room = cell.memory - (a.fixed - b.fixed) - (t.in + t.out) * cell.share;
+    room = cell.memory - (a.fixed - b.fixed) - 3 * t.in * cell.share;
     if (space_.has_workspace()) room -= space_.workspace(transition, variant).at(cell.share);
-    each = (a.activation - b.activation) * cell.share;
+    each = (a.activation - b.activation + t.out) * cell.share;
     return true;
   }
   int64_t most(double room, double each) const {

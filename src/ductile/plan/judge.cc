@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <limits>
+
+#include "ductile/plan/judge_impl.h"
+#include "ductile/plan/schedule.h"
+
+namespace ductile::plan {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr size_t kJudged = 16;  // plans that are compared, and their tasks in all
+constexpr int64_t kJudgedTasks = 15'000;
+constexpr int64_t kAllTasks = 300'000;   // the same where all are
+constexpr int64_t kMostTasks = 100'000;  // of a plan that is judged in more than one order
+constexpr int64_t kOrders = 14;          // tried for a plan, all in all
+
+int64_t tasks_of(const Plan& plan) {
+  int64_t tasks = 0;
+  for (const Stage& stage : plan.stages) tasks += 2 * (plan.batch / stage.micro_batch);
+  return tasks;
+}
+
+// More samples in flight than the rule asks for shortens waits; as many as memory allows.
+Plan with_room_used(const PlanCosts& costs, Plan plan) {
+  plan.orders.clear();  // of the room there was
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    Stage& stage = plan.stages[i];
+    const double room = costs.memory_limit[i] - costs.fixed_memory[i];
+    const double each = costs.held_per_sample[i] * static_cast<double>(stage.micro_batch);
+    int64_t most = plan.batch / stage.micro_batch;
+    if (each > 0) {
+      most = std::min(most, static_cast<int64_t>(std::max(0.0, room * (1 - 1e-12)) / each));
+    }
+    const int64_t now = stage.in_flight / stage.micro_batch;
+    // Twice the rule suffices to hide every wait (zero bubble, Qi et al., 2023, section 4).
+    stage.in_flight = std::max(now, std::min(most, 2 * now)) * stage.micro_batch;
+  }
+  return plan;
+}
+
+// No schedule of the plan takes less.
+double least_seconds(const Plan& plan, const PlanCosts& costs) {
+  double least = 0;
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const double m = static_cast<double>(plan.batch / plan.stages[i].micro_batch);
+    least = std::max(least, m * costs.times[i].micro_batch() + costs.times[i].sync);
+  }
+  return least;
+}
+
+}  // namespace
+
+Judge::Judge(const graph::Graph& graph, bool zero_bubble, int64_t most_tasks,
+             Clock::time_point deadline)
+    : graph_(graph),
+      zero_bubble_(zero_bubble),
+      most_tasks_(most_tasks),
+      deadline_(deadline),
+      seconds_(kInfinity) {}
+
+void Judge::place(Candidate& c) const {
+  if (!c.plan.stages[0].devices.empty()) return;
+  if (c.fleets.empty()) {
+    plan::place(graph_, machine_->devices, c.plan);
+  } else {
+    place_on_fleets(graph_, machine_->devices, c.fleets, c.plan);
+  }
+}
+
+Plan Judge::plan() const {
+  Plan plan = plan_;
+  for (Stage& stage : plan.stages) {
+    for (int& d : stage.devices) d = of_plan_->numbers[d];
+  }
+  return plan;
+}
+
+bool Judge::can_be_better(const Plan& plan, const PlanCosts& costs) {
+  if (least_seconds(plan, costs) < seconds_ * (1 - 1e-9)) return true;
+  fitted_ = true;
+  return false;
+}
+
+bool Judge::may_be_best(const Plan& plan) {
+  return can_be_better(plan, plan_costs(graph_, machine_->devices, plan));
+}
+
+void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
+  if (!line.fits()) return;
+  fitted_ = true;
+  least_of_call_ = std::min(least_of_call_, line.seconds);
+  if (line.seconds >= seconds_) return;
+  any_ = true;
+  seconds_ = line.seconds;
+  of_plan_ = machine_;
+  plan_ = plan;
+  plan_.orders.clear();
+  for (const auto& order : orders) plan_.orders.push_back(to_letters(order));
+}
+
+void Judge::try_plan(const Plan& plan) {
+  if (any_ && is_late()) return;
+  const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
+  if (!can_be_better(plan, costs)) return;
+  const int64_t tasks = tasks_of(plan);
+  const bool one_order = tasks > kMostTasks && plan.schedule == ScheduleKind::kfkb;
+  if (tasks > kMostTasks && !one_order) return;
+  const Orders orders = one_order ? kfkb_orders(plan) : make_orders(plan, costs);
+  tasks_ += (one_order ? 1 : kOrders / 2) * tasks;
+  keep(plan, orders, evaluate(plan, costs, orders));
+}
+
+void Judge::try_ways(const Plan& plan) {
+  try_plan(plan);
+  const Plan roomy = with_room_used(plan_costs(graph_, machine_->devices, plan), plan);
+  const bool more = !(roomy == plan);
+  if (more && tasks_of(plan) <= kMostTasks) try_plan(roomy);
+  if (!zero_bubble_) return;
+  for (Plan zero : {roomy, plan}) {
+    zero.schedule = ScheduleKind::zero_bubble;
+    zero.orders.clear();
+    try_plan(zero);
+    if (!more) break;
+  }
+}
+
+void Judge::consider(Candidate c) {
+  place(c);
+  try_ways(c.plan);
+}
+
+void Judge::consider_as(Plan plan, const graph::Graph& other) {
+  if (any_ && is_late()) return;
+  if (tasks_of(plan) > kMostTasks) return;
+  if (plan.stages[0].devices.empty()) plan::place(graph_, machine_->devices, plan);
+  const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
+  if (!can_be_better(plan, costs)) return;
+  const Orders orders = make_orders(plan, plan_costs(other, machine_->devices, plan));
+  tasks_ += kOrders / 2 * tasks_of(plan);
+  keep(plan, orders, evaluate(plan, costs, orders));
+}
+
+void Judge::judge_all(std::vector<Candidate>& found) {
+  const int64_t limit = tasks_ + kAllTasks;
+  for (Candidate& c : found) {
+    if (tasks_ > limit && any_) break;
+    place(c);
+    if (can_be_better(c.plan, plan_costs(graph_, machine_->devices, c.plan))) try_ways(c.plan);
+  }
+}
+
+double Judge::judge(std::vector<Candidate>& found) {
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+  found.erase(std::unique(found.begin(), found.end(),
+                          [](const Candidate& a, const Candidate& b) {
+                            return a.seconds == b.seconds && a.plan == b.plan;
+                          }),
+              found.end());
+  fitted_ = false;
+  least_of_call_ = kInfinity;
+  int64_t tasks = 0;
+  const size_t judged = std::min(found.size(), kJudged);
+  std::vector<std::pair<double, size_t>> order;
+  for (size_t i = 0; i < judged; ++i) {
+    place(found[i]);
+    tasks += kOrders * tasks_of(found[i].plan);
+    order.emplace_back(0.0, i);
+  }
+  size_t num = judged;
+  if (tasks > kJudgedTasks) {
+    num = std::max<size_t>(
+        2, static_cast<size_t>(kJudgedTasks * static_cast<int64_t>(judged) / tasks));
+    num = std::min(num, judged);
+    for (auto& [seconds, i] : order) {
+      const Plan& plan = found[i].plan;
+      const int64_t own = tasks_of(plan);
+      if (i > 0 && (own > kMostTasks || is_late())) {
+        seconds = kInfinity;
+        continue;
+      }
+      const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
+      seconds = kInfinity;
+      if (i > 0 && !can_be_better(plan, costs)) continue;
+      const Orders orders = kfkb_orders(plan);
+      const Timeline line = evaluate(plan, costs, orders);
+      tasks_ += own;
+      keep(plan, orders, line);
+      seconds = line.seconds;
+    }
+    std::stable_sort(order.begin(), order.end());
+  }
+  for (size_t k = 0; k < num; ++k) {
+    if (k > 0 && order[k].first == kInfinity) break;
+    try_ways(found[order[k].second].plan);
+  }
+  // None of them fits: others.
+  for (size_t i = judged; i < found.size() && !fitted_; ++i) {
+    place(found[i]);
+    try_ways(found[i].plan);
+  }
+  return least_of_call_;
+}
+
+}  // namespace ductile::plan

@@ -1,0 +1,292 @@
+// What holds between plans of related requests, whatever the graph and the devices.
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/graph/builders.h"
+#include "ductile/plan/baselines.h"
+#include "ductile/plan/search_space_impl.h"
+
+namespace ductile::plan {
+namespace {
+
+constexpr double kSame = 1 + 1e-9;
+
+DeviceGroup v100() {
+  DeviceGroup g;
+  g.name = "v100";
+  g.devices_per_node = 4;
+  return g;
+}
+
+DeviceGroup a100() {
+  DeviceGroup g;
+  g.name = "a100";
+  g.devices_per_node = 8;
+  g.memory = 40e9;
+  g.speed = 4;
+  g.model.flops = 56e12;
+  g.model.memory_bandwidth = 1.5e12;
+  g.intra = {300e9, 3e-6};
+  g.inter = {25e9, 8e-6};
+  return g;
+}
+
+DeviceGroup t4() {
+  DeviceGroup g;
+  g.name = "t4";
+  g.devices_per_node = 4;
+  g.speed = 0.4;
+  g.intra = {10e9, 10e-6};
+  g.inter = {3e9, 30e-6};
+  return g;
+}
+
+DeviceGroup nodes(DeviceGroup g, int n) {
+  g.nodes = n;
+  return g;
+}
+
+double seconds_of(const graph::Graph& graph, const Devices& devices, PlannerOptions options) {
+  const Planned p = make_plan(graph, devices, options);
+  if (!p.feasible) return std::numeric_limits<double>::infinity();
+  check(p.plan, graph, devices);
+  const Timeline line = evaluate(graph, devices, p.plan);
+  EXPECT_TRUE(line.fits());
+  EXPECT_EQ(line.seconds, p.simulated_seconds);
+  EXPECT_LE(p.schedule_bound, p.simulated_seconds * kSame);
+  return line.seconds;
+}
+
+PlannerOptions batch_of(int64_t batch) {
+  PlannerOptions options;
+  options.batch = batch;
+  return options;
+}
+
+TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlan) {
+  struct Case {
+    const char* graph;
+    int64_t batch;
+    std::vector<std::vector<DeviceGroup>> machines;  // each within the next
+  };
+  const DeviceGroup v = v100(), a = a100(), t = t4();
+  for (const Case& c :
+       {Case{"dlrm:1,26,1000000,512", 8192, {{v}, {nodes(v, 2)}, {nodes(v, 3)}, {nodes(v, 4)}}},
+        Case{"dlrm:1,26,1000000,512", 65536, {{a}, {nodes(a, 2)}}},
+        Case{"unet", 64, {{nodes(v, 2), a}, {nodes(v, 2), a, t}}},
+        Case{
+            "candle:8", 256, {{v}, {nodes(v, 2)}, {nodes(v, 2), t}, {nodes(v, 2), nodes(t, 2)}}}}) {
+    double before = std::numeric_limits<double>::infinity();
+    const graph::Graph graph = graph::build_graph(c.graph, c.machines[0][0].model);
+    for (const auto& machine : c.machines) {
+      const double now = seconds_of(graph, Devices(machine), batch_of(c.batch));
+      EXPECT_LE(now, before * kSame) << c.graph << " on " << Devices(machine).size();
+      before = now;
+    }
+  }
+}
+
+// A random machine of up to three groups.
+std::vector<DeviceGroup> random_machine(Rng& rng) {
+  std::vector<DeviceGroup> groups;
+  const int num = 1 + static_cast<int>(rng.below(3));
+  for (int i = 0; i < num; ++i) {
+    DeviceGroup g;
+    g.name = "group" + std::to_string(i);
+    g.nodes = 1 + static_cast<int>(rng.below(3));
+    g.devices_per_node = 1 << rng.below(3);
+    g.speed = rng.below(2) == 0 ? 1 : 0.25 * (1 + rng.below(12));
+    g.memory = 1e9 * (1 + rng.below(30));
+    const double scale = 1 << rng.below(6);
+    g.intra = {100e9 / scale, 5e-6};
+    g.inter = {12.5e9 / scale, 10e-6 * (1 + rng.below(10))};
+    groups.push_back(g);
+  }
+  return groups;
+}
+
+graph::Graph random_graph(Rng& rng) {
+  switch (rng.below(5)) {
+    case 0:
+      return graph::build_graph(
+          fmt::format("random:{},{}", 4 + rng.below(20), 1 + rng.below(1000)));
+    case 1:
+      return graph::build_graph(
+          fmt::format("candle:{},{},{}", 2 + rng.below(4), 1 + rng.below(3), 256 << rng.below(4)));
+    case 2:
+      return graph::build_graph(
+          fmt::format("dlrm:{},{},10000,{}", 1 + rng.below(3), rng.below(6), 128 << rng.below(4)));
+    case 3:
+      return graph::build_graph(
+          fmt::format("mmt:{},{},64,256", 1 + rng.below(3), 1 + rng.below(3)));
+    default:
+      return graph::build_graph(fmt::format("branches:{},{},{},{}", 2 + rng.below(3),
+                                            1 + rng.below(4), 1 + rng.below(4),
+                                            1 + rng.below(1000)));
+  }
+}
+
+TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlanOnRandomMachines) {
+  int compared = 0;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 31);
+    const graph::Graph graph = random_graph(rng);
+    const std::vector<DeviceGroup> all = random_machine(rng);
+    const PlannerOptions options = batch_of(int64_t{8} << rng.below(4));
+    const double whole = seconds_of(graph, Devices(all), options);
+    for (size_t g = 0; g < all.size(); ++g) {
+      std::vector<DeviceGroup> less = all;
+      if (less[g].nodes > 1) {
+        --less[g].nodes;
+      } else {
+        less.erase(less.begin() + static_cast<long>(g));
+      }
+      if (less.empty()) continue;
+      const double part = seconds_of(graph, Devices(less), options);
+      ASSERT_LE(whole, part * kSame) << "without a node of group " << g;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 3);
+}
+
+// Every p stages of equal work x r replicas x t splits, operators branch after branch; the samples
+// in flight are GraphPipe's.
+template <class Visit>
+void for_equal_cuts(const graph::Graph& graph, const Devices& devices, int64_t batch, Visit visit) {
+  const std::vector<OpId> order = depth_first_order(graph);
+  int most_split = 1;
+  double total = 0;
+  for (const graph::Op& op : graph.ops) {
+    most_split = std::max(most_split, op.max_split);
+    total += op.cost.total_per_sample();
+  }
+  for (int p = 1; p <= std::min<int>(devices.size(), static_cast<int>(order.size())); ++p) {
+    Plan cut;
+    cut.batch = batch;
+    cut.stages.resize(p);
+    double done = 0;
+    int at = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      const double work = graph.ops[order[i]].cost.total_per_sample();
+      const bool due = !cut.stages[at].ops.empty() && done + work / 2 >= total * (at + 1) / p;
+      const bool must = order.size() - i == static_cast<size_t>(p - at - 1);
+      if (at + 1 < p && (due || must)) ++at;
+      cut.stages[at].ops.push_back(order[i]);
+      done += work;
+    }
+    for (Stage& s : cut.stages) std::sort(s.ops.begin(), s.ops.end());
+    for (int t = 1; t <= most_split && p * t <= devices.size(); t *= 2) {
+      for (int r = 1; p * t * r <= devices.size(); ++r) {
+        for (int64_t b = r; b <= batch; b += r) {
+          if (batch % b != 0 || batch / b > 64) continue;  // no end of small ones
+          Plan plan = cut;
+          for (Stage& s : plan.stages) {
+            const bool splits = std::any_of(s.ops.begin(), s.ops.end(), [&](OpId v) {
+              return graph::allows(graph.ops[v], t, false);
+            });
+            s.replicas = r, s.tensor = splits ? t : 1, s.micro_batch = b;
+          }
+          const std::vector<int64_t> w = in_flight_samples(stage_graph(graph, plan), plan);
+          for (int s = 0; s < p; ++s) plan.stages[s].in_flight = w[s];
+          place(graph, devices, plan);
+          visit(plan);
+          plan.schedule = ScheduleKind::zero_bubble;
+          visit(plan);
+        }
+      }
+    }
+  }
+}
+
+// Named baselines and the grid of equal cuts, with both schedules.
+// `slack`: equal work is cut in several ways, of which the planner tries one.
+void expect_none_better(const graph::Graph& graph, const Devices& devices,
+                        const PlannerOptions& options, double slack) {
+  const double ours = seconds_of(graph, devices, options);
+  for (const Baseline& b : baselines()) {
+    const BaselineResult r = run_baseline(b.name, graph, devices, options);
+    if (r.ok()) {
+      EXPECT_LE(ours, r.plan.predicted_seconds * kSame) << b.name;
+    }
+  }
+  for_equal_cuts(graph, devices, options.batch, [&](const Plan& plan) {
+    const Timeline line = evaluate(graph, devices, plan);
+    if (!line.fits()) return;
+    EXPECT_LE(ours, line.seconds * slack)
+        << plan.stages.size() << " stages x " << plan.stages[0].replicas << " x "
+        << plan.stages[0].tensor << ", micro-batch " << plan.stages[0].micro_batch << ", "
+        << to_string(plan.schedule);
+  });
+}
+
+TEST(PlannerProperties, NoBaselineAndNoEqualCutIsBetter) {
+  DeviceGroup a = a100();
+  a.nodes = 2;
+  DeviceGroup v = v100();
+  v.nodes = 2;
+  struct Case {
+    const char* graph;
+    int64_t batch;
+    DeviceGroup group;
+  };
+  for (const Case& c :
+       {Case{"dlrm:1,26,1000000,512", 8192, a}, Case{"candle:8", 1024, v},
+        Case{"mmt:2,2,128,512", 64, v}, Case{"unet", 32, v}, Case{"gpt:8,512,8,128,5000", 64, v}}) {
+    SCOPED_TRACE(c.graph);
+    expect_none_better(graph::build_graph(c.graph, c.group.model), Devices({c.group}),
+                       batch_of(c.batch), kSame);
+  }
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 32);
+    const graph::Graph graph = random_graph(rng);
+    expect_none_better(graph, Devices(random_machine(rng)), batch_of(int64_t{8} << rng.below(2)),
+                       1.05);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(PlannerProperties, MoreFreedomNeverGivesASlowerPlan) {
+  int differ = 0;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 33);
+    graph::Graph graph = random_graph(rng);
+    if (seed % 6 == 0) graph = graph::build_graph("gpt:2,256,8,64,1000");
+    const Devices devices(random_machine(rng));
+    const PlannerOptions free = batch_of(int64_t{16} << rng.below(3));
+    const double ours = seconds_of(graph, devices, free);
+    PlannerOptions less = free;
+    const auto expect_no_better = [&](const char* what) {
+      const double seconds = seconds_of(graph, devices, less);
+      ASSERT_LE(ours, seconds * kSame) << what;
+      differ += seconds > ours;
+      less = free;
+    };
+    less.split = false;
+    expect_no_better("without splits");
+    less.objective = Objective::throughput;
+    expect_no_better("for throughput");
+    less.zero_bubble = false;
+    expect_no_better("without zero-bubble schedules");
+    less.split = false, less.objective = Objective::throughput;
+    expect_no_better("for throughput, without splits");
+    // A chain of stages: an edge of no bytes from each operator to the next.
+    graph::Graph chain = graph;
+    const std::vector<OpId> order = depth_first_order(graph);
+    for (size_t i = 1; i < order.size(); ++i) {
+      chain.edges.push_back({order[i - 1], order[i], 1000, 0});
+    }
+    ASSERT_LE(ours, seconds_of(chain, devices, free) * kSame) << "as a chain";
+  }
+  EXPECT_GT(differ, 0);
+}
+
+}  // namespace
+}  // namespace ductile::plan
