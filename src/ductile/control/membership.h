@@ -171,7 +171,8 @@ class Membership {
 
   // A controller that starts again from what save() gave. `first` receives what to do at once.
   // Throws data_loss where `saved` is not a saved state; not_found where it had checkpoints and
-  // options.checkpoints names none; invalid_argument where it belongs to another number of virtual ranks.
+  // options.checkpoints names none; invalid_argument where it belongs to another number of virtual
+  // ranks.
   static Membership restore(MembershipOptions options, const nlohmann::json& saved, Time now,
                             Outcome& first);
   nlohmann::json save() const;

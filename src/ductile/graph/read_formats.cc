@@ -1,6 +1,7 @@
 // Readers of other planners' inputs, and the one that tells formats apart.
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <map>
 #include <set>
 #include <unordered_map>
