@@ -54,6 +54,23 @@ TEST_F(Sharded, WithoutCopiesItGoesBackToTheCheckpoint) {
   EXPECT_EQ(model_of(run), weights);
 }
 
+// The leader alone writes the model, when all others are done already.
+TEST_F(Sharded, AModelThatCannotBeWrittenIsTriedAgainAndHoldsUpNobodyForEver) {
+  const std::string weights = expected();
+  const fs::path run = root_.path() / "run";
+  Program job = start_sharded(run, {"--workers", "3", "--set", "train.shard_copies=1"});
+  ASSERT_TRUE(wait_until_it_steps(job, run)) << read_file(log_);
+  const fs::path in_the_way = run / "model.safetensors" / "x";
+  fs::create_directories(in_the_way);
+  while (job.running() &&
+         read_file(run / "events.jsonl").find("model.safetensors") == std::string::npos)
+    std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_TRUE(job.running()) << "nobody noted that the model could not be written";
+  fs::remove_all(in_the_way.parent_path());
+  EXPECT_EQ(job.wait(), 0) << read_file(log_);
+  EXPECT_EQ(model_of(run), weights);
+}
+
 TEST_F(Sharded, ResizedPreemptedAndResumedItIsTheSameJob) {
   const std::string weights = expected();
   const fs::path run = root_.path() / "run";

@@ -103,7 +103,9 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
   for (const ChunkRef& ref : refs) known_[ref.id] = true;
   saved_.insert(step);
   const fs::path path = manifest_path(folder_, step);
-  check(disk_.rename(manifest_temporary(step), path), path, "rename");
+  const int renamed = disk_.rename(manifest_temporary(step), path);
+  if (renamed < 0) disk_.remove(manifest_temporary(step));
+  check(renamed, path, "rename");
   check(disk_.sync_folder(path.parent_path()), path.parent_path(), "fsync");
 
   try {

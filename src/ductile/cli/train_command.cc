@@ -19,6 +19,7 @@
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/format.h"
+#include "ductile/run/history.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
@@ -282,6 +283,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   // this process.
   const run::RunLock lock(folder.path(),
                           elastic ? run::RunLock::kController : run::RunLock::kPlain);
+  folder.remove_leftovers();
   if (command.resume) settle_threads(program, config, console);  // of a version that left it open
   console.say("run {}", folder.path().string());
 
@@ -311,6 +313,12 @@ ExitCode train(const TrainCommand& command, Context& context) {
       console.explain("worker: {}={}", name, value);
     const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
     listener.finish();
+    // Its last word to us may have got lost; what it wrote down has not.
+    if (listener.done().is_null()) {
+      const run::Status status = run::read_history(folder).status;
+      if (status == run::Status::done || status == run::Status::target_reached)
+        listener.done(last_summary(folder));
+    }
     outcome = outcome_of(end, listener, folder);
   }
   if (outcome.status == "failed" && !elastic)

@@ -1,7 +1,9 @@
 #include "ductile/run/folder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <iterator>
 #include <system_error>
 
 #include <sys/stat.h>
@@ -133,6 +135,25 @@ RunFolder RunFolder::open(const fs::path& path) {
     }
   }
   return folder;
+}
+
+void RunFolder::remove_leftovers() const {
+  constexpr std::string_view kOwned[] = {"membership.json", "controller.json", "hosts.json",
+                                         "job.toml", "report.html"};
+  std::error_code error;
+  for (auto it = fs::directory_iterator(path_, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    // As write_file_atomic() names them.
+    const std::string name = it->path().filename().string();
+    const size_t at = name.rfind(".tmp");
+    if (at == std::string::npos || at + 4 == name.size() ||
+        name.find_first_not_of("0123456789", at + 4) != std::string::npos)
+      continue;
+    if (std::find(std::begin(kOwned), std::end(kOwned), name.substr(0, at)) == std::end(kOwned))
+      continue;
+    std::error_code ignored;
+    fs::remove(it->path(), ignored);
+  }
 }
 
 }  // namespace ductile::run

@@ -32,6 +32,10 @@ class RunFolder {
   // later run does not move this handle. Throws not_found where there is none.
   static RunFolder open(const fs::path& path);
 
+  // Removes what a process that was killed inside a write has left of the files that only the
+  // holder of the run's lock writes (run/lock.h); that one calls it. Best effort.
+  void remove_leftovers() const;
+
   const fs::path& path() const { return path_; }
   std::string name() const { return path_.filename().string(); }
   fs::path job_file() const { return path_ / "job.toml"; }

@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -118,6 +119,20 @@ TEST(RunFolder, that_cannot_be_looked_at_is_not_absent) {
     EXPECT_NE(std::string(e.what()).find("job.toml: Too many levels"), std::string::npos)
         << e.what();
   }
+}
+
+TEST(RunFolder, sweeps_what_a_killed_driver_left_and_nothing_else) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job", "x");
+  const std::vector<std::string> left = {"membership.json.tmp123", "report.html.tmp7"};
+  const std::vector<std::string> others = {"membership.json", "membership.json.tmp",
+                                           "model.safetensors.tmp12", "notes.tmp12",
+                                           "membership.json.tmp1x"};
+  for (const auto& names : {left, others})
+    for (const std::string& name : names) write_file_atomic(run.path() / name, "x");
+  run.remove_leftovers();
+  for (const std::string& name : left) EXPECT_FALSE(fs::exists(run.path() / name)) << name;
+  for (const std::string& name : others) EXPECT_TRUE(fs::exists(run.path() / name)) << name;
 }
 
 TEST(FileNameOf, keeps_plain_names_and_tames_the_rest) {
