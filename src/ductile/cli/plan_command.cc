@@ -148,7 +148,10 @@ void print_report(const plan::Report& r, Console& console) {
 }
 
 plan::Plan read_plan(const fs::path& file, const graph::Graph& graph) {
-  nlohmann::json value = parse_json(graph::read_input(file));
+  const std::string text = graph::read_input(file);
+  if (json_depth(text) > kMaxJsonDepth)
+    parse_json(text, file.string(), ErrorCode::invalid_argument);  // says how deep it is
+  nlohmann::json value = parse_json(text);
   if (value.is_discarded()) {
     fail(ErrorCode::invalid_argument, "{}: no JSON; ductile plan GRAPH --json writes a plan",
          file.string());

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <set>
 #include <span>
 #include <string>
@@ -93,10 +94,18 @@ class HostAgent {
     constexpr const char* kShared =
         "the run directory of a job on several hosts must lie on a file system that all of them "
         "share, under the same path";
-    if (::access((run / "job.toml").c_str(), R_OK) != 0)
-      fail(ErrorCode::not_found, "host {} does not see {}; {}", host, run.string(), kShared);
-    if (::access(run.c_str(), W_OK | X_OK) != 0)
-      fail(ErrorCode::unavailable, "host {} cannot write to {}; {}", host, run.string(), kShared);
+    if (::access((run / "job.toml").c_str(), R_OK) != 0) {
+      const int error = errno;
+      if (error == ENOENT || error == ENOTDIR)
+        fail(ErrorCode::not_found, "host {} does not see {}; {}", host, run.string(), kShared);
+      fail(ErrorCode::unavailable, "host {} cannot read {}: {}", host, (run / "job.toml").string(),
+           std::strerror(error));
+    }
+    if (::access(run.c_str(), W_OK | X_OK) != 0) {
+      const int error = errno;
+      fail(ErrorCode::unavailable, "host {} cannot write to {}: {}; {}", host, run.string(),
+           std::strerror(error), kShared);
+    }
     const net::Secret secret = net::Secret::from_file(run / "secret");
     options_.program = value.at("worker").get<std::string>();
     if (::access(options_.program.c_str(), X_OK) != 0) options_.program = process::find_worker();
