@@ -20,7 +20,8 @@
 namespace ductile::server {
 namespace {
 
-// A process with the command line of a worker, of a program and a user of the test's choice.
+// A process with the command line of a worker, of a program and a user of the test's choice. It
+// stands still by itself: a child that it made would have the same command line until its exec.
 class Pretender {
  public:
   Pretender(const fs::path& program, const fs::path& run, uid_t user = ::geteuid()) {
@@ -28,8 +29,8 @@ class Pretender {
     pid_ = ::fork();
     if (pid_ == 0) {
       if (user != ::geteuid() && ::setresuid(user, user, user) != 0) ::_exit(1);
-      ::execl(path.c_str(), "ductile-worker", "-c", "while :; do sleep 1; done", "x", "--run",
-              folder.c_str(), "--worker", "1", "--last", nullptr);
+      ::execl(path.c_str(), "ductile-worker", "-c", "kill -STOP $$", "x", "--run", folder.c_str(),
+              "--worker", "1", "--last", nullptr);
       ::_exit(1);
     }
     // Until exec is over and its words are those of the new program.
