@@ -196,6 +196,7 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   options.address = address_;
   options.layout.vector_size = replica_->vector_size();
   options.layout.in_parts = sharded();
+  options.layout.exact_tail = options.layout.vector_size - replica_->figures_begin();
   if (!sharded() && input_.job.train.bn_group == 1) {
     options.layout.piece_size = piece_size(options.layout.vector_size);
   }
@@ -382,7 +383,7 @@ void ElasticWorker::on(const RunStep& command) {
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;
-    if (exchange_->sums_early() && i + 1 == nodes.size()) {
+    if (exchange_->sums_early() && replica_->sum_begin() == 0 && i + 1 == nodes.size()) {
       ready = [this](int64_t begin) { exchange_->ready(begin); };
     }
     replica_->compute(nodes[i].size(), exchange_->partial(i), ready);
@@ -393,7 +394,7 @@ void ElasticWorker::on(const RunStep& command) {
     const auto own = static_cast<size_t>(exchange_->rank());
     reduced.next = parts_of(replica_->shards().layout().held[own]);
   } else {
-    sum_ = exchange_->reduce();
+    sum_ = exchange_->reduce_from(replica_->sum_begin());
   }
   link_->tell(reduced);
 }
@@ -487,9 +488,9 @@ void ElasticWorker::on(const WriteCheckpoint& command) {
     if (recorder_) recorder_->flush();
     // The leader may have been lost between its last vote and this.
     if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
-    Json state = replica_->state();
+    Json state = replica_->values();
     state["cost"] = run::to_json(recorder_ ? recorder_->cost() : cost_.read());
-    writer_->save(replica_->step(), state, replica_->tensors());
+    writer_->save(replica_->step(), state, replica_->state().tensors());
     saving_ = command.attempt;
   } catch (const std::exception& e) {
     link_->tell(SaveFailed{command.attempt, e.what()});

@@ -87,7 +87,7 @@ void Trainer::begin() {
       checkpoints,
       ckpt::WriterOptions{.keep = input_.job.checkpoint.keep, .resumed_step = replica_.step()});
   if (input_.job.checkpoint.every_seconds > 0 || input_.job.checkpoint.every_steps > 0) {
-    writer_->prepare(replica_.tensors());
+    writer_->prepare(replica_.state().tensors());
   }
   recorder_.emplace(input_.folder, replica_, input_.resume, carried, input_.progress_fd);
   recorder_->started(1, refused);
@@ -143,9 +143,9 @@ void Trainer::save() {
   note_finished_saves();
   recorder_->show(run::Phase::checkpoint);
   recorder_->flush();  // what the checkpoint covers is on disk before it
-  Json state = replica_.state();
+  Json state = replica_.values();
   state["cost"] = run::to_json(recorder_->cost());
-  writer_->save(replica_.step(), state, replica_.tensors());
+  writer_->save(replica_.step(), state, replica_.state().tensors());
   last_save_ = Clock::now();
 }
 
