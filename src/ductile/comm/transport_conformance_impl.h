@@ -96,7 +96,7 @@ class TransportConformance : public ::testing::TestWithParam<TransportMaker> {
   TransportSet set_;
 };
 
-TEST_P(TransportConformance, a_message_arrives_whichever_side_comes_first) {
+TEST_P(TransportConformance, AMessageArrivesWhicheverSideComesFirst) {
   make(2);
   for (const bool receive_first : {false, true}) {
     const Tag tag = receive_first ? 7 : 8;
@@ -118,7 +118,7 @@ TEST_P(TransportConformance, a_message_arrives_whichever_side_comes_first) {
   }
 }
 
-TEST_P(TransportConformance, sizes_from_zero_to_large_and_unaligned_memory_arrive_intact) {
+TEST_P(TransportConformance, SizesFromZeroToLargeAndUnalignedMemoryArriveIntact) {
   make(2);
   const std::vector<size_t> sizes = {0, 1, 3, 63, 64, 65, 4095, 4096, 65537, 1 << 20, 9'000'001};
   each([&](Transport& t) {
@@ -140,7 +140,7 @@ TEST_P(TransportConformance, sizes_from_zero_to_large_and_unaligned_memory_arriv
   });
 }
 
-TEST_P(TransportConformance, tags_are_matched_in_any_order_of_posting) {
+TEST_P(TransportConformance, TagsAreMatchedInAnyOrderOfPosting) {
   make(3);
   constexpr int kMessages = 500;
   each([&](Transport& t) {
@@ -165,7 +165,7 @@ TEST_P(TransportConformance, tags_are_matched_in_any_order_of_posting) {
   });
 }
 
-TEST_P(TransportConformance, all_ranks_exchange_with_all_at_once) {
+TEST_P(TransportConformance, AllRanksExchangeWithAllAtOnce) {
   constexpr int kSize = 5;
   make(kSize);
   each([&](Transport& t) {
@@ -187,7 +187,7 @@ TEST_P(TransportConformance, all_ranks_exchange_with_all_at_once) {
   });
 }
 
-TEST_P(TransportConformance, a_send_does_not_wait_for_an_earlier_one_that_nobody_receives_yet) {
+TEST_P(TransportConformance, ASendDoesNotWaitForAnEarlierOneThatNobodyReceivesYet) {
   make(2);
   each([&](Transport& t) {
     std::vector<std::byte> large(3'000'000, std::byte{1});
@@ -208,7 +208,7 @@ TEST_P(TransportConformance, a_send_does_not_wait_for_an_earlier_one_that_nobody
   });
 }
 
-TEST_P(TransportConformance, progress_waits_no_longer_than_asked_and_wake_ends_it) {
+TEST_P(TransportConformance, ProgressWaitsNoLongerThanAskedAndWakeEndsIt) {
   make(2);
   const auto start = Clock::now();
   at(0).progress(std::chrono::nanoseconds(0));
@@ -228,7 +228,7 @@ TEST_P(TransportConformance, progress_waits_no_longer_than_asked_and_wake_ends_i
   EXPECT_LT(Clock::now() - woken, kPatience);
 }
 
-TEST_P(TransportConformance, a_message_of_another_length_is_refused_as_data_loss) {
+TEST_P(TransportConformance, AMessageOfAnotherLengthIsRefusedAsDataLoss) {
   for (const size_t length : {size_t{10}, size_t{100'000}}) {
     make(2);
     each([&](Transport& t) {
@@ -258,7 +258,7 @@ TEST_P(TransportConformance, a_message_of_another_length_is_refused_as_data_loss
   }
 }
 
-TEST_P(TransportConformance, a_reported_loss_latches_and_settles_what_is_pending) {
+TEST_P(TransportConformance, AReportedLossLatchesAndSettlesWhatIsPending) {
   make(3);
   std::vector<std::byte> in(100'000);
   std::vector<std::byte> out(9'000'000);
@@ -291,7 +291,7 @@ TEST_P(TransportConformance, a_reported_loss_latches_and_settles_what_is_pending
   EXPECT_NE(another.state, Transfer::State::done);
 }
 
-TEST_P(TransportConformance, memory_is_left_alone_after_a_failure) {
+TEST_P(TransportConformance, MemoryIsLeftAloneAfterAFailure) {
   make(2);
   std::vector<std::byte> in(100'000, std::byte{7});
   Transfer receive;
@@ -309,7 +309,7 @@ TEST_P(TransportConformance, memory_is_left_alone_after_a_failure) {
   EXPECT_EQ(in, std::vector<std::byte>(100'000, std::byte{7}));
 }
 
-TEST_P(TransportConformance, who_waits_for_a_peer_that_left_loses_it) {
+TEST_P(TransportConformance, WhoWaitsForAPeerThatLeftLosesIt) {
   make(2);
   std::vector<std::byte> in(64);
   Transfer receive;
@@ -319,7 +319,7 @@ TEST_P(TransportConformance, who_waits_for_a_peer_that_left_loses_it) {
   EXPECT_EQ(receive.state, Transfer::State::failed);
 }
 
-TEST_P(TransportConformance, what_a_peer_sent_before_it_left_still_arrives) {
+TEST_P(TransportConformance, WhatAPeerSentBeforeItLeftStillArrives) {
   make(2);
   const auto data = pattern(100'000, 1);
   std::vector<std::byte> got(data.size());
@@ -336,7 +336,7 @@ TEST_P(TransportConformance, what_a_peer_sent_before_it_left_still_arrives) {
   EXPECT_EQ(got, data);
 }
 
-TEST_P(TransportConformance, a_peer_that_left_does_not_disturb_the_others) {
+TEST_P(TransportConformance, APeerThatLeftDoesNotDisturbTheOthers) {
   make(3);
   set_.ranks[2].reset();
   for (int r : {0, 1}) {
@@ -356,7 +356,7 @@ TEST_P(TransportConformance, a_peer_that_left_does_not_disturb_the_others) {
   EXPECT_EQ(got, out);
 }
 
-TEST_P(TransportConformance, it_can_be_destroyed_with_transfers_pending) {
+TEST_P(TransportConformance, ItCanBeDestroyedWithTransfersPending) {
   make(2);
   std::vector<std::byte> out(9'000'000);
   std::vector<std::byte> in(100);

@@ -91,7 +91,7 @@ Wanted expect_next(WorkerLink& link) {
   return std::get<Wanted>(*command);
 }
 
-TEST(WorkerLink, reports_obeys_and_hands_out_commands_in_order) {
+TEST(WorkerLink, ReportsObeysAndHandsOutCommandsInOrder) {
   const net::Secret secret = net::Secret::random();
   Controller controller(secret);
   WorkerLink link(options(controller.address()), secret);
@@ -118,7 +118,7 @@ TEST(WorkerLink, reports_obeys_and_hands_out_commands_in_order) {
   EXPECT_FALSE(link.next());  // at once, although it would wait for an hour
 }
 
-TEST(WorkerLink, abandons_from_its_own_thread_and_withdraws_what_was_not_begun) {
+TEST(WorkerLink, AbandonsFromItsOwnThreadAndWithdrawsWhatWasNotBegun) {
   const net::Secret secret = net::Secret::random();
   Controller controller(secret);
   WorkerLinkOptions o = options(controller.address());
@@ -143,7 +143,7 @@ TEST(WorkerLink, abandons_from_its_own_thread_and_withdraws_what_was_not_begun) 
   expect_next<RunStep>(link);
 }
 
-TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_that_moved) {
+TEST(WorkerLink, ComesBackAfterABrokenConnectionAndFindsAControllerThatMoved) {
   const net::Secret secret = net::Secret::random();
   const TempFolder run;
   auto first = std::make_unique<Controller>(secret);
@@ -165,7 +165,7 @@ TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_tha
   EXPECT_EQ(link.store({"x", 1}), now.store);
 }
 
-TEST(WorkerLink, a_stranger_in_the_controllers_place_is_not_obeyed) {
+TEST(WorkerLink, AStrangerInTheControllersPlaceIsNotObeyed) {
   const net::Secret secret = net::Secret::random();
   Controller impostor(net::Secret::random());
   std::atomic<int> said{0};
@@ -181,7 +181,7 @@ TEST(WorkerLink, a_stranger_in_the_controllers_place_is_not_obeyed) {
   EXPECT_GT(said, 0);
 }
 
-TEST(WorkerLink, an_orphan_exits_and_one_that_waits_can_be_destroyed) {
+TEST(WorkerLink, AnOrphanExitsAndOneThatWaitsCanBeDestroyed) {
   const net::Secret secret = net::Secret::random();
   net::Address nobody;
   {
@@ -202,7 +202,7 @@ TEST(WorkerLink, an_orphan_exits_and_one_that_waits_can_be_destroyed) {
       Error);
 }
 
-TEST(Addresses, names_of_any_length_become_names_of_jobs) {
+TEST(Addresses, NamesOfAnyLengthBecomeNamesOfJobs) {
   EXPECT_EQ(job_name("/a/b/short"), "short");
   const std::string a = job_name(fs::path("/a") / (std::string(90, 'x') + "1"));
   const std::string b = job_name(fs::path("/a") / (std::string(90, 'x') + "2"));

@@ -25,7 +25,7 @@ std::vector<Pool> make_pools(Rng& rng, int32_t regions, std::vector<int32_t>& re
   return pools;
 }
 
-TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with_faults) {
+TEST(FleetScheduler, NeverExceedsCapacityAndItsAccountsSumUpInRandomFleetsWithFaults) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(11, seed);
@@ -99,7 +99,7 @@ TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with
   }
 }
 
-TEST(fleet, keeps_premium_whole_and_standard_above_its_share_when_there_is_too_little) {
+TEST(FleetScheduler, KeepsPremiumWholeAndStandardAboveItsShareWhenThereIsTooLittle) {
   Pool pool;
   pool.per_node = 8;
   pool.whole_nodes = 8;
@@ -135,7 +135,7 @@ TEST(fleet, keeps_premium_whole_and_standard_above_its_share_when_there_is_too_l
   }
 }
 
-TEST(fleet, sends_waiting_jobs_to_a_region_with_room_and_leaves_those_that_must_stay) {
+TEST(FleetScheduler, SendsWaitingJobsToARegionWithRoomAndLeavesThoseThatMustStay) {
   std::vector<Pool> pools(2);
   for (int32_t r = 0; r < 2; ++r) {
     pools[static_cast<size_t>(r)].cluster = r;
@@ -158,7 +158,7 @@ TEST(fleet, sends_waiting_jobs_to_a_region_with_room_and_leaves_those_that_must_
   EXPECT_GE(away, 3);
 }
 
-TEST(fleet, refuses_nonsense) {
+TEST(FleetScheduler, RefusesNonsense) {
   Pool pool;
   pool.per_node = 8;
   pool.devices = 8;
