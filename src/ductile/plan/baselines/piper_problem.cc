@@ -4,7 +4,7 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "ductile/plan/piper_problem_impl.h"
+#include "ductile/plan/baselines/piper_problem_impl.h"
 
 namespace ductile::plan {
 

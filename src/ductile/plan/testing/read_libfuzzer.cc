@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/read_fuzz_impl.h"
+#include "ductile/plan/testing/read_fuzz.h"
 
 namespace {
 

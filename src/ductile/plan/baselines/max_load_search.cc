@@ -5,8 +5,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
+#include "ductile/plan/baselines/max_load_groups_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
-#include "ductile/plan/max_load_groups_impl.h"
 
 namespace ductile::plan {
 

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/sequential_search_impl.h"
+#include "ductile/plan/baselines/sequential_search_impl.h"
 
 namespace ductile::plan {
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/max_load_groups_impl.h"
+#include "ductile/plan/baselines/max_load_groups_impl.h"
 
 namespace ductile::plan {
 

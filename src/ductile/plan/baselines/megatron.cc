@@ -1,4 +1,4 @@
-#include "ductile/plan/megatron.h"
+#include "ductile/plan/baselines/megatron.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/uniform_plans_impl.h"
+#include "ductile/plan/baselines/uniform_plans_impl.h"
 
 namespace ductile::plan {
 

@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/baselines/piper_problem_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
-#include "ductile/plan/piper_problem_impl.h"
 #include "ductile/plan/search_space_impl.h"
 
 // Piper's problem the other way round: for a time that no stage may exceed, the fewest devices of

@@ -1,3 +1,5 @@
+#include "ductile/plan/testing/brute_force.h"
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -5,7 +7,6 @@
 #include <tuple>
 
 #include "ductile/base/rng.h"
-#include "ductile/plan/brute_force_impl.h"
 #include "ductile/plan/label_search_impl.h"
 
 namespace ductile::plan {

@@ -1,9 +1,9 @@
+#include "ductile/plan/testing/slow_evaluate.h"
+
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
-
-#include "ductile/plan/slow_evaluate_impl.h"
 
 namespace ductile::plan {
 namespace {

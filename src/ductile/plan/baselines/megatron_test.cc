@@ -1,4 +1,4 @@
-#include "ductile/plan/megatron.h"
+#include "ductile/plan/baselines/megatron.h"
 
 #include <gtest/gtest.h>
 

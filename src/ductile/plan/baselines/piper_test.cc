@@ -1,4 +1,4 @@
-#include "ductile/plan/piper.h"
+#include "ductile/plan/baselines/piper.h"
 
 #include <cmath>
 #include <filesystem>

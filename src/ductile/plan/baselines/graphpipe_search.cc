@@ -5,7 +5,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/graph/series_parallel.h"
-#include "ductile/plan/sequential_search_impl.h"
+#include "ductile/plan/baselines/sequential_search_impl.h"
 
 namespace ductile::plan {
 

@@ -1,4 +1,4 @@
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "ductile/graph/builders.h"
 #include "ductile/graph/downsets.h"
 #include "ductile/graph/series_parallel.h"
-#include "ductile/plan/brute_force_impl.h"
-#include "ductile/plan/sequential_search_impl.h"
+#include "ductile/plan/baselines/sequential_search_impl.h"
+#include "ductile/plan/testing/brute_force.h"
 
 namespace ductile::plan {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ductile/graph/op_set.h"
-#include "ductile/plan/max_load.h"
+#include "ductile/plan/baselines/max_load.h"
 
 namespace ductile::plan {
 

@@ -5,6 +5,8 @@
 // An input is read, or refused with Error(invalid_argument); anything else (another exception, a
 // crash, more than two seconds of CPU time, more memory than a small input can ask for, a graph
 // that changes on its way through our own format) stops the run, prints the input and fails.
+#include "ductile/plan/testing/read_fuzz.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -14,7 +16,6 @@
 #include <malloc.h>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/read_fuzz_impl.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "ductile/plan/max_load.h"
+#include "ductile/plan/baselines/max_load.h"
 
 #include <cmath>
 #include <limits>

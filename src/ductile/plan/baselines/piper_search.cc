@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/baselines/piper_problem_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
-#include "ductile/plan/piper_problem_impl.h"
 
 namespace ductile::plan {
 

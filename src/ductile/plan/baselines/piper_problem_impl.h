@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ductile/graph/op_set.h"
-#include "ductile/plan/piper.h"
+#include "ductile/plan/baselines/piper.h"
 
 namespace ductile::plan {
 

@@ -1,4 +1,4 @@
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
 
 #include <algorithm>
 #include <array>
@@ -7,10 +7,10 @@
 
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
+#include "ductile/plan/baselines/equal_cuts_impl.h"
+#include "ductile/plan/baselines/sequential_search_impl.h"
+#include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
-#include "ductile/plan/equal_cuts_impl.h"
-#include "ductile/plan/sequential_search_impl.h"
-#include "ductile/plan/uniform_plans_impl.h"
 
 namespace ductile::plan {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "ductile/plan/equal_cuts_impl.h"
+#include "ductile/plan/baselines/equal_cuts_impl.h"
+#include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/schedule.h"
-#include "ductile/plan/uniform_plans_impl.h"
 
 namespace ductile::plan {
 

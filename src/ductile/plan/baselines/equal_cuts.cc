@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ductile/plan/equal_cuts_impl.h"
+#include "ductile/plan/baselines/equal_cuts_impl.h"
 
 namespace ductile::plan {
 

@@ -9,7 +9,7 @@
 #include "ductile/graph/reduce.h"
 #include "ductile/graph/series_parallel.h"
 #include "ductile/plan/evaluate.h"
-#include "ductile/plan/read_fuzz_impl.h"
+#include "ductile/plan/testing/read_fuzz.h"
 
 namespace ductile::plan {
 
