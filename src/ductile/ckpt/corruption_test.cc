@@ -9,7 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/manifest_impl.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {

@@ -17,8 +17,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/ckpt/faulty_disk_impl.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/faulty_disk.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {

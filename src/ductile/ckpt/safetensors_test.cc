@@ -10,7 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/export.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {

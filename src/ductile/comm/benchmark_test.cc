@@ -6,7 +6,7 @@
 
 #include "ductile/comm/arena.h"
 #include "ductile/comm/calibrate.h"
-#include "ductile/comm/rank_threads_impl.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {

@@ -8,7 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/comm/fusion.h"
-#include "ductile/comm/rank_threads_impl.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/comm/even_cut_impl.h"
+#include "ductile/comm/testing/even_cut.h"
 
 namespace ductile::comm {
 namespace {

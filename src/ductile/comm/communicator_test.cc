@@ -11,8 +11,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
-#include "ductile/comm/rank_threads_impl.h"
 #include "ductile/comm/reduce_kernels.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {

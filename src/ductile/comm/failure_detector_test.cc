@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
-#include "ductile/comm/processes_impl.h"
 #include "ductile/comm/tcp_transport.h"
+#include "ductile/comm/testing/processes.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/testing.h"
-#include "ductile/comm/nccl_twin/nccl.h"
+#include "ductile/comm/testing/nccl_twin/nccl.h"
 
 using namespace std::chrono_literals;
 

@@ -9,8 +9,8 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/checker.h"
-#include "ductile/comm/even_cut_impl.h"
 #include "ductile/comm/plan.h"
+#include "ductile/comm/testing/even_cut.h"
 
 namespace ductile::comm {
 namespace {

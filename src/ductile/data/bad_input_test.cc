@@ -13,7 +13,7 @@
 #include "ductile/data/loader.h"
 #include "ductile/data/png.h"
 #include "ductile/data/tar_index.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {

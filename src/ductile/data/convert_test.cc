@@ -8,7 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/data/inspect.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {

@@ -12,7 +12,7 @@
 #include "ductile/data/jpeg.h"
 #include "ductile/data/loader.h"
 #include "ductile/data/png.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {

@@ -89,7 +89,8 @@ TEST(TensorBoardWriter, IsReadByAnIndependentReader) {
   writer.text("job", 7, "# *job*", 2);
   writer.scalars(0, 3, {});
 
-  const std::string command = "python3 " DUCTILE_SOURCE_DIR "/src/ductile/run/read_events.py '" +
+  const std::string command = "python3 " DUCTILE_SOURCE_DIR
+                              "/src/ductile/run/testing/read_events.py '" +
                               writer.path().string() + "'";
   FILE* pipe = ::popen(command.c_str(), "r");
   ASSERT_NE(pipe, nullptr);

@@ -12,7 +12,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/publish.h"
-#include "ductile/server/live_job_impl.h"
+#include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
 namespace {

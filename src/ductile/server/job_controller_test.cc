@@ -20,7 +20,7 @@
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
-#include "ductile/server/live_job_impl.h"
+#include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
 namespace {

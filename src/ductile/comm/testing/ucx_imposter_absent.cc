@@ -1,4 +1,4 @@
-#include "ductile/comm/ucx_imposter_impl.h"
+#include "ductile/comm/testing/ucx_imposter.h"
 
 namespace ductile::comm {
 

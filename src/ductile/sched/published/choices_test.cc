@@ -1,4 +1,4 @@
-#include "ductile/sched/choices.h"
+#include "ductile/sched/published/choices.h"
 
 #include <functional>
 

@@ -1,5 +1,5 @@
 // The scenario, the clock, and the host of the controller with its store and its launcher.
-#include "ductile/control/simulation.h"
+#include "ductile/control/testing/model_job.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
-#include "ductile/control/simulation_impl.h"
+#include "ductile/control/testing/model_job_impl.h"
 
 namespace ductile::control {
 

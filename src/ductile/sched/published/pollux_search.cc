@@ -7,7 +7,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/sched/pollux_search_impl.h"
+#include "ductile/sched/published/pollux_search_impl.h"
 
 namespace ductile::sched {
 namespace {

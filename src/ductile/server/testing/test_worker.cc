@@ -27,7 +27,7 @@
 #include "ductile/net/store_server.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/host_agent.h"
-#include "ductile/server/test_model_impl.h"
+#include "ductile/server/testing/test_model.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::server::testing {

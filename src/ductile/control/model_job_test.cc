@@ -1,4 +1,4 @@
-#include "ductile/control/simulation.h"
+#include "ductile/control/testing/model_job.h"
 
 #include <atomic>
 #include <cstdlib>

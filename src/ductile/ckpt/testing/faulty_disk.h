@@ -14,7 +14,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/disk.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 
 // Disks that fail, for tests.
 namespace ductile::ckpt::testing {

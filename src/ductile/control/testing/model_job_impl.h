@@ -15,7 +15,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/control/membership.h"
-#include "ductile/control/simulation.h"
+#include "ductile/control/testing/model_job.h"
 #include "ductile/control/worker_protocol.h"
 
 namespace ductile::control {

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "ductile/sched/choices.h"
 #include "ductile/sched/hetero.h"
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/published/choices.h"
 
 namespace ductile::sched {
 namespace {

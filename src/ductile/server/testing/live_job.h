@@ -22,10 +22,10 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/server/client.h"
-#include "ductile/server/emulated_hosts_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
-#include "ductile/server/test_model_impl.h"
+#include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/test_model.h"
 
 // A job of torch-free workers for the tests of this module.
 namespace ductile::server::testing {

@@ -4,7 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/rng.h"
-#include "ductile/sched/pollux_search_impl.h"
+#include "ductile/sched/published/pollux_search_impl.h"
 
 namespace ductile::sched {
 namespace {

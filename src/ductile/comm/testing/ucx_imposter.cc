@@ -1,8 +1,9 @@
+#include "ductile/comm/testing/ucx_imposter.h"
+
 #include <array>
 #include <cstring>
 
 #include "ductile/comm/ucx_endpoints_impl.h"
-#include "ductile/comm/ucx_imposter_impl.h"
 
 namespace ductile::comm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/sched/policies_impl.h"
-#include "ductile/sched/pollux_search_impl.h"
+#include "ductile/sched/published/pollux_search_impl.h"
 
 namespace ductile::sched {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
-#include "ductile/control/simulation_impl.h"
+#include "ductile/control/testing/model_job_impl.h"
 
 namespace ductile::control {
 
