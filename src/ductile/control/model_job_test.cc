@@ -20,7 +20,7 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 struct Sweep {
   uint64_t failed_seed = 0;
   std::string violation;  // of the smallest failing seed
-  SimulationResult sum;
+  ModelJobResult sum;
   int64_t schedules = 0;
 };
 
@@ -33,7 +33,7 @@ Sweep sweep(uint64_t first, int64_t count, Mutation mutation) {
     threads.emplace_back([&, t] {
       Sweep& part = parts[t];
       for (int64_t i = t; i < count && !found; i += num_threads) {
-        const SimulationResult one = simulate(first + static_cast<uint64_t>(i), mutation);
+        const ModelJobResult one = run_model_job(first + static_cast<uint64_t>(i), mutation);
         ++part.schedules;
         part.sum.events += one.events;
         part.sum.generations += one.generations;
@@ -73,17 +73,17 @@ Sweep sweep(uint64_t first, int64_t count, Mutation mutation) {
 
 // DUCTILE_SIM_SEED=n replays one schedule with a trace; DUCTILE_SIM_FIRST and DUCTILE_SIM_COUNT
 // choose which ones are swept.
-TEST(Simulation, RandomSchedulesKeepEveryInvariant) {
+TEST(ModelJob, RandomSchedulesKeepEveryInvariant) {
   if (std::getenv("DUCTILE_SIM_SEED") != nullptr) {
-    const SimulationResult one =
-        simulate(static_cast<uint64_t>(number_from("DUCTILE_SIM_SEED", 0)), Mutation::none, true);
+    const ModelJobResult one = run_model_job(
+        static_cast<uint64_t>(number_from("DUCTILE_SIM_SEED", 0)), Mutation::none, true);
     ASSERT_EQ(one.violation, "");
     return;
   }
   const Sweep all = sweep(static_cast<uint64_t>(number_from("DUCTILE_SIM_FIRST", 1)),
                           number_from("DUCTILE_SIM_COUNT", 100'000), Mutation::none);
   ASSERT_EQ(all.violation, "") << "replay with DUCTILE_SIM_SEED=" << all.failed_seed
-                               << " ductile_control_test --gtest_filter=Simulation.Random*";
+                               << " ductile_control_test --gtest_filter=ModelJob.Random*";
   fmt::print(
       "{} schedules: {} events, {} generations, {} kills, {} steps begun again, {} returns to "
       "a checkpoint, {} controller restarts, {} checkpoints, {} preemptions, {:.0f} s of "
@@ -101,7 +101,7 @@ TEST_P(BrokenMachine, IsCaught) {
   fmt::print("caught after {} schedules: {}\n", all.schedules, all.violation);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simulation, BrokenMachine,
+INSTANTIATE_TEST_SUITE_P(ModelJob, BrokenMachine,
                          testing::Values(Mutation::commit_without_vote, Mutation::worker_publishes,
                                          Mutation::no_generation_check, Mutation::saves_are_lost,
                                          Mutation::no_lease, Mutation::promise_is_not_kept,

@@ -13,7 +13,7 @@ namespace ductile::control {
 
 // ---- The scenario.
 
-void Simulation::draw_scenario() {
+void ModelJob::draw_scenario() {
   constexpr int64_t kRanks[] = {1, 2, 3, 4, 4, 6, 8};
   virtual_ranks_ = kRanks[rng_.below(7)];
   steps_ = between(4, 24);
@@ -73,7 +73,7 @@ void Simulation::draw_scenario() {
   }
 }
 
-void Simulation::schedule(Time at, Kind kind, WorkerId worker, uint64_t token, Payload payload) {
+void ModelJob::schedule(Time at, Kind kind, WorkerId worker, uint64_t token, Payload payload) {
   uint32_t slot = 0;
   if (!std::holds_alternative<std::monostate>(payload)) {
     if (free_payloads_.empty()) {
@@ -87,7 +87,7 @@ void Simulation::schedule(Time at, Kind kind, WorkerId worker, uint64_t token, P
   queue_.push({at, ++order_, kind, worker, token, slot});
 }
 
-SimulationResult Simulation::run() {
+ModelJobResult ModelJob::run() {
   payloads_.emplace_back();  // slot 0: none
   draw_scenario();
   controller_.emplace(options_);
@@ -122,7 +122,7 @@ SimulationResult Simulation::run() {
   return result_;
 }
 
-void Simulation::handle(Item& item) {
+void ModelJob::handle(Item& item) {
   Payload payload;
   if (item.payload != 0) {
     payload = std::move(payloads_[item.payload]);
@@ -226,7 +226,7 @@ void Simulation::handle(Item& item) {
 
 // ---- The controller and its host.
 
-void Simulation::feed_controller(const Event& event) {
+void ModelJob::feed_controller(const Event& event) {
   if (now_ < nap_until_) {
     if (!std::holds_alternative<Tick>(event)) unheard_.push_back(event);
     return;
@@ -239,7 +239,7 @@ void Simulation::feed_controller(const Event& event) {
 }
 
 // Whether it is a report that was not overtaken by a newer one.
-bool Simulation::is_news(const Event& event) {
+bool ModelJob::is_news(const Event& event) {
   const auto* reported = std::get_if<WorkerReported>(&event);
   if (reported == nullptr) return false;
   uint64_t& newest = heard_[reported->report.worker];
@@ -248,7 +248,7 @@ bool Simulation::is_news(const Event& event) {
   return true;
 }
 
-void Simulation::put_controller_to_sleep() {
+void ModelJob::put_controller_to_sleep() {
   if (!controller_ || now_ < nap_until_) return;
   ++faults_since_commit_;
   nap_until_ = std::min(now_ + Time{5'000 + hosts_rng_.below(250'000)}, faults_end_);
@@ -257,7 +257,7 @@ void Simulation::put_controller_to_sleep() {
 }
 
 // All that came meanwhile is heard at once: nobody whose word is there is taken for silent.
-void Simulation::wake_controller() {
+void ModelJob::wake_controller() {
   const std::vector<Event> events = std::exchange(unheard_, {});
   if (!controller_) return;
   say("--- the controller goes on and hears {} events", events.size());
@@ -278,7 +278,7 @@ void Simulation::wake_controller() {
 
 // There is one good reason: a result that cannot be saved. A host where nobody can begin is none,
 // as long as there are others, nor are hosts that cannot be reached.
-void Simulation::check_failure() {
+void ModelJob::check_failure() {
   const bool failed = controller_->phase() == Phase::failed;
   if (std::exchange(failed_, failed) || !failed) return;
   const bool unsaved = controller_->reason().find("could not be saved") != std::string::npos;
@@ -286,7 +286,7 @@ void Simulation::check_failure() {
           controller_->reason());
 }
 
-void Simulation::carry_out(const Outcome& outcome) {
+void ModelJob::carry_out(const Outcome& outcome) {
   if (restarts_ && mutation_ != Mutation::saves_are_lost && (outcome.must_save || chance(0.2)))
     stored_ = controller_;
   if (restarts_ && mutation_ == Mutation::saves_are_lost && (order_ < 10 || chance(0.5)))
@@ -305,7 +305,7 @@ void Simulation::carry_out(const Outcome& outcome) {
   }
 }
 
-void Simulation::carry_out(const Command& command) {
+void ModelJob::carry_out(const Command& command) {
   if (trace_) {
     const auto* send = std::get_if<SendInstruction>(&command);
     if (send == nullptr || !std::holds_alternative<Ack>(send->instruction.what))
@@ -348,7 +348,7 @@ void Simulation::carry_out(const Command& command) {
   }
 }
 
-void Simulation::on_plan(const GenerationPlan& plan) {
+void ModelJob::on_plan(const GenerationPlan& plan) {
   const auto known = plans_.find(plan.number);
   if (known != plans_.end()) {
     require(known->second == plan, "generation {} was formed twice, differently", plan.number);
@@ -408,13 +408,13 @@ void Simulation::on_plan(const GenerationPlan& plan) {
   plans_.emplace(plan.number, plan);
 }
 
-int64_t Simulation::newest_good() const {
+int64_t ModelJob::newest_good() const {
   for (auto it = published_.rbegin(); it != published_.rend(); ++it)
     if (bad_.count(it->first) == 0) return it->first;
   return -1;
 }
 
-void Simulation::publish(const PublishCheckpoint& command) {
+void ModelJob::publish(const PublishCheckpoint& command) {
   const auto found = written_.find({command.worker, command.step});
   require(found != written_.end(), "worker {} never wrote a checkpoint of {}", command.worker,
           command.step);
@@ -439,7 +439,7 @@ void Simulation::publish(const PublishCheckpoint& command) {
   if (chance(doubling_)) to_controller_in(span(100, 9'000), CheckpointPublished{command.step});
 }
 
-void Simulation::crash_controller() {
+void ModelJob::crash_controller() {
   say("--- controller dies");
   controller_.reset();
   unheard_.clear();
@@ -447,7 +447,7 @@ void Simulation::crash_controller() {
   schedule(now_ + span(1'000, 150'000), Kind::restart);
 }
 
-void Simulation::restart_controller() {
+void ModelJob::restart_controller() {
   say("--- controller restarts");
   ++result_.restarts;
   Outcome first;
@@ -488,8 +488,8 @@ std::string_view to_string(Mutation mutation) {
   return "?";
 }
 
-SimulationResult simulate(uint64_t seed, Mutation mutation, bool trace) {
-  return Simulation(seed, mutation, trace).run();
+ModelJobResult run_model_job(uint64_t seed, Mutation mutation, bool trace) {
+  return ModelJob(seed, mutation, trace).run();
 }
 
 }  // namespace ductile::control

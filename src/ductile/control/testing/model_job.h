@@ -24,7 +24,7 @@ enum class Mutation {
 };
 std::string_view to_string(Mutation mutation);
 
-struct SimulationResult {
+struct ModelJobResult {
   std::string violation;  // empty: none
   int64_t events = 0;
   int64_t generations = 0;
@@ -38,6 +38,6 @@ struct SimulationResult {
 };
 
 // One random schedule. With `trace`, what happens goes to stderr.
-SimulationResult simulate(uint64_t seed, Mutation mutation = Mutation::none, bool trace = false);
+ModelJobResult run_model_job(uint64_t seed, Mutation mutation = Mutation::none, bool trace = false);
 
 }  // namespace ductile::control

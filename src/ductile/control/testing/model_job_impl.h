@@ -140,12 +140,12 @@ struct Cut {
   Time until;
 };
 
-class Simulation {
+class ModelJob {
  public:
-  Simulation(uint64_t seed, Mutation mutation, bool trace)
+  ModelJob(uint64_t seed, Mutation mutation, bool trace)
       : rng_(seed, 0x636f6e74), hosts_rng_(seed, 0x686f7374), mutation_(mutation), trace_(trace) {}
 
-  SimulationResult run();
+  ModelJobResult run();
 
  private:
   // ---- chance
@@ -224,7 +224,7 @@ class Simulation {
   Rng hosts_rng_;  // of hosts, naps and the last save
   Mutation mutation_;
   bool trace_;
-  SimulationResult result_;
+  ModelJobResult result_;
 
   // The scenario.
   int64_t virtual_ranks_ = 1, steps_ = 1;

@@ -12,7 +12,7 @@ namespace ductile::control {
 
 // ---- Workers.
 
-void Simulation::launch(const LaunchWorker& command) {
+void ModelJob::launch(const LaunchWorker& command) {
   require(processes_.count(command.worker) == 0, "worker id {} was given twice", command.worker);
   if (now_ < hosts_away_until_)
     return to_controller_in(span(100, 500), LaunchFailed{command.worker, "nobody answers", true});
@@ -25,7 +25,7 @@ void Simulation::launch(const LaunchWorker& command) {
 }
 
 // Hosts to avoid are taken where the others are full.
-std::string Simulation::choose_host(const LaunchWorker& command) {
+std::string ModelJob::choose_host(const LaunchWorker& command) {
   std::vector<std::string> others;
   for (const std::string& host : hosts_)
     if (std::ranges::find(command.avoid, host) == command.avoid.end()) others.push_back(host);
@@ -34,11 +34,11 @@ std::string Simulation::choose_host(const LaunchWorker& command) {
   return from[hosts_rng_.below(static_cast<uint32_t>(from.size()))];
 }
 
-bool Simulation::any_alive() const {
+bool ModelJob::any_alive() const {
   return std::ranges::any_of(processes_, [](const auto& p) { return p.second->alive; });
 }
 
-void Simulation::be_born(WorkerId id) {
+void ModelJob::be_born(WorkerId id) {
   if (processes_.count(id) != 0 && !processes_[id]->alive) return;
   WorkerOptions options;
   options.worker = id;
@@ -56,12 +56,12 @@ void Simulation::be_born(WorkerId id) {
            sick ? WorkerEvent{JobError{"no data here"}} : WorkerEvent{Loaded{}});
 }
 
-Process* Simulation::living(WorkerId id) {
+Process* ModelJob::living(WorkerId id) {
   const auto found = processes_.find(id);
   return found != processes_.end() && found->second->alive ? found->second.get() : nullptr;
 }
 
-void Simulation::feed_worker(WorkerId id, Process& process, const WorkerEvent& event) {
+void ModelJob::feed_worker(WorkerId id, Process& process, const WorkerEvent& event) {
   if (const auto* received = std::get_if<InstructionReceived>(&event);
       received != nullptr && mutation_ == Mutation::promise_is_not_kept) {
     if (const auto* halt = std::get_if<Halt>(&received->instruction.what);
@@ -95,7 +95,7 @@ void Simulation::feed_worker(WorkerId id, Process& process, const WorkerEvent& e
   }
 }
 
-void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command) {
+void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) {
   if (auto* send = std::get_if<SendReport>(&command)) {
     if (mutation_ == Mutation::votes_are_forgotten) send->report.voted = false;
     if (cut(id, 0) || chance(loss_)) return;
@@ -165,7 +165,7 @@ void Simulation::carry_out(WorkerId id, Process& process, WorkerCommand& command
   }
 }
 
-void Simulation::run_step(WorkerId id, Process& process, const RunStep& command) {
+void ModelJob::run_step(WorkerId id, Process& process, const RunStep& command) {
   ++process.token;
   process.plan = command.plan;
   process.step = command.step;
@@ -191,7 +191,7 @@ void Simulation::run_step(WorkerId id, Process& process, const RunStep& command)
   look_at_early(id, process);
 }
 
-void Simulation::restore_state(WorkerId id, Process& process, const Restore& command) {
+void ModelJob::restore_state(WorkerId id, Process& process, const Restore& command) {
   ++process.token;
   process.plan = command.plan;
   process.restoring = true;
@@ -235,7 +235,7 @@ void Simulation::restore_state(WorkerId id, Process& process, const Restore& com
 
 // The members that host virtual ranks share the parts evenly; each part is at its owner and, with
 // two copies, at the one after it. At the end of the job the leader has all.
-uint32_t Simulation::parts_of(const GenerationPlan& plan, WorkerId id) const {
+uint32_t ModelJob::parts_of(const GenerationPlan& plan, WorkerId id) const {
   if (plan.start == steps_ && plan.members[0].worker == id) return kAllParts;
   std::vector<WorkerId> hosts;
   for (const Member& member : plan.members)
@@ -253,7 +253,7 @@ uint32_t Simulation::parts_of(const GenerationPlan& plan, WorkerId id) const {
 
 // All members bring the parts to where the plan wants them: what each is told is enough to know who
 // sends what to whom.
-void Simulation::exchange_parts(WorkerId id, Process& process, const Restore& command) {
+void ModelJob::exchange_parts(WorkerId id, Process& process, const Restore& command) {
   const GenerationPlan& plan = *command.plan;
   process.fed = command.self.source != StateSource::peer;
   if (!process.fed) {
@@ -293,7 +293,7 @@ void Simulation::exchange_parts(WorkerId id, Process& process, const Restore& co
   if (process.restoring && process.waits_for.empty()) parts_arrived(id, process, {});
 }
 
-void Simulation::parts_arrived(WorkerId id, Process& process, const DataMessage& message) {
+void ModelJob::parts_arrived(WorkerId id, Process& process, const DataMessage& message) {
   process.waits_for.erase(message.from);
   process.arrived |= message.parts;
   if (!process.fed && message.from != 0) process.state = message.state;
@@ -318,7 +318,7 @@ void Simulation::parts_arrived(WorkerId id, Process& process, const DataMessage&
 }
 
 // The parts go to the worker that all votes agreed on; who only catches up gathers nothing.
-void Simulation::after_apply(WorkerId id, Process& process, const Apply& command) {
+void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) {
   const bool done = command.step + 1 == steps_;
   process.applied = Restored{command.generation, command.step + 1, done};
   if (!sharded_) return loop_event(id, process, span(50, 800), process.applied);
@@ -350,7 +350,7 @@ void Simulation::after_apply(WorkerId id, Process& process, const Apply& command
   loop_event(id, process, span(50, 800), process.applied);
 }
 
-void Simulation::end_gathering(WorkerId id, Process& process) {
+void ModelJob::end_gathering(WorkerId id, Process& process) {
   process.gathering = false;
   ++process.token;
   process.applied.num_parts = kNumParts;
@@ -358,19 +358,19 @@ void Simulation::end_gathering(WorkerId id, Process& process) {
   loop_event(id, process, span(50, 800), process.applied);
 }
 
-void Simulation::send_data(WorkerId from, WorkerId to, DataMessage message) {
+void ModelJob::send_data(WorkerId from, WorkerId to, DataMessage message) {
   if (from != to && (cut(from, to) || chance(loss_ * 0.3))) return;
   const Time takes = from == to ? Time{0} : delay();
   schedule(now_ + takes, Kind::data, to, 0, message);
 }
 
-void Simulation::look_at_early(WorkerId id, Process& process) {
+void ModelJob::look_at_early(WorkerId id, Process& process) {
   std::vector<DataMessage> early = std::move(process.early);
   process.early.clear();
   for (const DataMessage& message : early) take_data(id, process, message);
 }
 
-void Simulation::take_data(WorkerId id, Process& process, const DataMessage& message) {
+void ModelJob::take_data(WorkerId id, Process& process, const DataMessage& message) {
   const Generation current = process.plan ? process.plan->number : 0;
   const bool fenced = message.generation < current && mutation_ != Mutation::no_generation_check;
   if (fenced) return;
@@ -433,7 +433,7 @@ void Simulation::take_data(WorkerId id, Process& process, const DataMessage& mes
 }
 
 // The peers' transports notice, unless the network keeps it from them.
-void Simulation::close_connections(WorkerId id, Process& process) {
+void ModelJob::close_connections(WorkerId id, Process& process) {
   if (!process.plan) return;
   for (const Member& member : process.plan->members) {
     Process* peer = living(member.worker);
@@ -443,7 +443,7 @@ void Simulation::close_connections(WorkerId id, Process& process) {
   }
 }
 
-void Simulation::kill(WorkerId id, bool confirmed, int64_t signal) {
+void ModelJob::kill(WorkerId id, bool confirmed, int64_t signal) {
   Process* process = living(id);
   if (process == nullptr) return;
   say("--- worker {} ends ({})", id, signal);
@@ -454,7 +454,7 @@ void Simulation::kill(WorkerId id, bool confirmed, int64_t signal) {
     to_controller_in(span(100, 3'000), WorkerExited{id, signal == 0 ? 0 : 0, signal});
 }
 
-void Simulation::check_state(WorkerId id, const Process& process) {
+void ModelJob::check_state(WorkerId id, const Process& process) {
   require(process.state_step >= 0 && process.state_step <= steps_ &&
               process.state == truth_[static_cast<size_t>(process.state_step)],
           "worker {} has a wrong state of step {}", id, process.state_step);
@@ -462,7 +462,7 @@ void Simulation::check_state(WorkerId id, const Process& process) {
 
 // A step is committed when all members of a generation voted for it. A generation that was followed
 // by another never commits one that the other does not start after.
-void Simulation::check_commit(WorkerId id, const Apply& command) {
+void ModelJob::check_commit(WorkerId id, const Apply& command) {
   // Who begins a generation one step behind only catches up.
   if (command.step < plans_.at(command.generation).start) return;
   const auto next = plans_.upper_bound(command.generation);
@@ -478,25 +478,25 @@ void Simulation::check_commit(WorkerId id, const Apply& command) {
 
 // ---- Network and faults.
 
-bool Simulation::cut(WorkerId from, WorkerId to) {
+bool ModelJob::cut(WorkerId from, WorkerId to) {
   for (const Cut& c : cuts_)
     if (c.from == from && c.to == to && now_ < c.until) return true;
   return false;
 }
 
-Time Simulation::delay() {
+Time ModelJob::delay() {
   if (chance(slow_)) return span(1'000, 40'000);
   return span(30, 500);
 }
 
-WorkerId Simulation::any_worker() {
+WorkerId ModelJob::any_worker() {
   std::vector<WorkerId> alive;
   for (const auto& [id, process] : processes_)
     if (process->alive) alive.push_back(id);
   return alive.empty() ? 0 : alive[rng_.below(static_cast<uint32_t>(alive.size()))];
 }
 
-void Simulation::inject() {
+void ModelJob::inject() {
   ++faults_since_commit_;
   const uint32_t kind = rng_.below(15);
   const WorkerId victim = any_worker(), other = any_worker();
