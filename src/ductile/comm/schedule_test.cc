@@ -9,7 +9,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/checker.h"
-#include "ductile/comm/plan.h"
+#include "ductile/comm/step_order.h"
 #include "ductile/comm/testing/even_cut.h"
 
 namespace ductile::comm {

@@ -10,7 +10,7 @@ namespace ductile::comm {
 
 // A step list with its order made explicit: which steps wait for which, and which message each send
 // and receive is. Immutable once made; engine, checker and cost model share it.
-struct Plan {
+struct StepOrder {
   Schedule list;
   bool aliased = false;                   // block 0 of `in` is block 0 of `out`
   std::vector<int32_t> num_predecessors;  // of each step
@@ -25,7 +25,7 @@ struct Plan {
   std::vector<int32_t> first_;
 };
 
-Plan make_plan(Schedule list, bool aliased = false);
+StepOrder make_step_order(Schedule list, bool aliased = false);
 
 // The elements in a run of chunks, where blocks have `block_elements` of `element_size` bytes.
 int64_t run_elements(const Schedule& list, const Chunks& run, int64_t block_elements,

@@ -1,4 +1,4 @@
-#include "ductile/comm/plan.h"
+#include "ductile/comm/step_order.h"
 
 #include <algorithm>
 #include <map>
@@ -70,14 +70,14 @@ class Orderer {
 
 }  // namespace
 
-Plan make_plan(Schedule list, bool aliased) {
+StepOrder make_step_order(Schedule list, bool aliased) {
   DUCTILE_CHECK(!aliased || list.out_blocks == 1,
                 "`in` and `out` are one buffer, out has {} blocks", list.out_blocks);
-  Plan plan;
-  plan.aliased = aliased;
+  StepOrder order;
+  order.aliased = aliased;
   const auto num_steps = static_cast<int32_t>(list.steps.size());
-  plan.num_predecessors.resize(num_steps);
-  plan.message.resize(num_steps);
+  order.num_predecessors.resize(num_steps);
+  order.message.resize(num_steps);
   Orderer orderer(list, aliased);
   std::map<std::pair<int, int>, uint32_t> sent;
   std::map<std::pair<int, int>, uint32_t> received;
@@ -93,22 +93,22 @@ Plan make_plan(Schedule list, bool aliased) {
     std::sort(wait.begin(), wait.end());
     wait.erase(std::unique(wait.begin(), wait.end()), wait.end());
     std::erase(wait, i);
-    plan.num_predecessors[i] = static_cast<int32_t>(wait.size());
+    order.num_predecessors[i] = static_cast<int32_t>(wait.size());
     for (const int32_t before : wait) edges.emplace_back(before, i);
-    if (step.op == Op::send) plan.message[i] = sent[{step.peer, step.rail}]++;
+    if (step.op == Op::send) order.message[i] = sent[{step.peer, step.rail}]++;
     if (step.op == Op::receive || step.op == Op::receive_reduce) {
-      plan.message[i] = received[{step.peer, step.rail}]++;
+      order.message[i] = received[{step.peer, step.rail}]++;
     }
   }
   std::sort(edges.begin(), edges.end());
-  plan.first_.assign(num_steps + 1, 0);
+  order.first_.assign(num_steps + 1, 0);
   for (const auto& [before, after] : edges) {
-    ++plan.first_[before + 1];
-    plan.successor_.push_back(after);
+    ++order.first_[before + 1];
+    order.successor_.push_back(after);
   }
-  for (int32_t i = 0; i < num_steps; ++i) plan.first_[i + 1] += plan.first_[i];
-  plan.list = std::move(list);
-  return plan;
+  for (int32_t i = 0; i < num_steps; ++i) order.first_[i + 1] += order.first_[i];
+  order.list = std::move(list);
+  return order;
 }
 
 int64_t run_elements(const Schedule& list, const Chunks& run, int64_t block_elements,
