@@ -26,12 +26,12 @@ using testing::views;
 
 constexpr WriterOptions kSmall{.chunk_bytes = 4096};
 
-SaveReport save(CheckpointWriter& writer, int64_t step, const State& state) {
+SaveResult save(CheckpointWriter& writer, int64_t step, const State& state) {
   writer.save(step, {{"step", step}}, views(state));
   writer.wait();
-  const std::optional<SaveReport> report = writer.take_report();
-  EXPECT_TRUE(report);
-  return report.value_or(SaveReport{});
+  const std::optional<SaveResult> result = writer.take_result();
+  EXPECT_TRUE(result);
+  return result.value_or(SaveResult{});
 }
 
 using ductile::testing::code_of;
@@ -121,10 +121,10 @@ TEST(Checkpoint, AFolderWithoutCheckpointsGivesNone) {
 TEST(Writer, AnUnchangedStateWritesNoChunk) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
-  const SaveReport first = save(writer, 1, state_of_step(1));
+  const SaveResult first = save(writer, 1, state_of_step(1));
   EXPECT_EQ(first.new_bytes, first.total_bytes);
   EXPECT_EQ(first.reused_bytes, 0);
-  const SaveReport second = save(writer, 2, state_of_step(1));
+  const SaveResult second = save(writer, 2, state_of_step(1));
   EXPECT_EQ(second.new_bytes, 0);
   EXPECT_EQ(second.reused_bytes, first.total_bytes);
 }
@@ -159,11 +159,11 @@ TEST(Writer, KeepsAsManyCheckpointsAsAskedAndNoUnusedChunk) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), {.keep = 3, .chunk_bytes = 4096});
   for (int64_t step = 10; step < 60; step += 10) save(writer, step, state_of_step(step));
-  const VerifyReport report = verify(folder.path());
-  EXPECT_EQ(report.good, (std::vector<int64_t>{50, 40, 30}));
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_EQ(result.good, (std::vector<int64_t>{50, 40, 30}));
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
   const std::vector<CheckpointSummary> all = list(folder.path());
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[0].step, 50);
@@ -188,7 +188,7 @@ TEST(Writer, MemoryGotBeforeChangesNothingOfWhatIsSaved) {
   writer.prepare(views(state_of_step(1)));
   writer.prepare(views(state_of_step(2)));
   writer.wait();
-  EXPECT_FALSE(writer.take_report());
+  EXPECT_FALSE(writer.take_result());
   save(writer, 1, state_of_step(1));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(1));
 }
@@ -199,10 +199,10 @@ TEST(Writer, SavesFollowEachOtherWithoutWaitingByTheCaller) {
   for (int64_t step = 1; step <= 20; ++step) writer.save(step, step, views(state_of_step(step)));
   writer.wait();
   int64_t expected = 1;
-  while (const auto report = writer.take_report()) {
-    EXPECT_EQ(report->step, expected++);
-    EXPECT_EQ(report->error, "");
-    EXPECT_EQ(report->warning, "");
+  while (const auto result = writer.take_result()) {
+    EXPECT_EQ(result->step, expected++);
+    EXPECT_EQ(result->error, "");
+    EXPECT_EQ(result->warning, "");
   }
   EXPECT_EQ(expected, 21);
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(20));
@@ -283,11 +283,11 @@ TEST(Garbage, CollectsAllButWhatIsKept) {
   write_file_atomic(folder.path() / "chunks" / "note.txt", "someone else's");
   const int64_t before = verify(folder.path()).chunk_bytes;
   const int64_t freed = collect_garbage(folder.path(), 2);
-  const VerifyReport report = verify(folder.path());
-  EXPECT_EQ(report.good, (std::vector<int64_t>{4, 3}));
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
-  EXPECT_GT(freed, before - report.chunk_bytes);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_EQ(result.good, (std::vector<int64_t>{4, 3}));
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
+  EXPECT_GT(freed, before - result.chunk_bytes);
   EXPECT_TRUE(fs::exists(folder.path() / "chunks" / "note.txt"));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(4));
 }

@@ -157,9 +157,9 @@ TEST_F(Corruption, ABadChunkIsNotReusedButWrittenAgain) {
   CheckpointWriter writer(folder(), {.chunk_bytes = 4096});
   writer.save(2, 2, views(state_of_step(2)));
   writer.wait();
-  const VerifyReport report = verify(folder());
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.good.size(), 2U);
+  const VerifyResult result = verify(folder());
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.good.size(), 2U);
   EXPECT_EQ(load(*open_latest(folder()).checkpoint), state_of_step(2));
 }
 

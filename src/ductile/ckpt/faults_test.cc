@@ -58,10 +58,10 @@ int64_t check_latest(const fs::path& folder, int64_t at_least) {
 void check_recovers(const fs::path& folder, int64_t step) {
   save(folder, step);
   EXPECT_EQ(check_latest(folder, step), step);
-  const VerifyReport report = verify(folder);
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder);
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
 }
 
 int64_t count_operations() {
@@ -100,7 +100,7 @@ void fail_at_every_operation(int error, int64_t times) {
         }
       }
       check_latest(folder.path(), saved ? 3 : 2);
-      EXPECT_EQ(writer.take_report()->error.empty(), saved);
+      EXPECT_EQ(writer.take_result()->error.empty(), saved);
       if (times == 1) {  // the fault has passed: the same writer goes on
         writer.save(4, 4, views(state_of_step(4)));
         writer.wait();

@@ -68,10 +68,10 @@ int64_t files_in(const fs::path& folder) {
 void check_recovers(const fs::path& folder, int64_t step) {
   save_and_publish(folder, step, "recovery");
   EXPECT_EQ(latest(folder), step);
-  const VerifyReport report = verify(folder);
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder);
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
   EXPECT_EQ(files_in(folder / "pending"), 0);
 }
 
@@ -135,9 +135,9 @@ TEST(Publish, WritersNeedNoLockButPublishersDo) {
     EXPECT_EQ(files_in(folder.path() / "pending"), 0);
     EXPECT_LE(list(folder.path()).size(), 2u);
   }
-  const VerifyReport report = verify(folder.path());
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
   const CheckpointWriter single(folder.path(), {.chunk_bytes = kChunk});
   EXPECT_EQ(code_of([&] { publish(folder.path(), 5, "b"); }), ErrorCode::conflict);
 }

@@ -37,16 +37,16 @@ class Controller {
   }
   bool admits_somebody() { return gate_.accept(net::Clock::now() + 20ms).has_value(); }
   void hang_up() { channel_.reset(); }
-  Report hear() {
+  WorkerStatus hear() {
     const auto payload = channel_->receive(soon());
     const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
-    return report_from_json(nlohmann::json::parse(text));
+    return worker_status_from_json(nlohmann::json::parse(text));
   }
   template <class Predicate>
-  Report hear_until(const Predicate& holds) {
+  WorkerStatus hear_until(const Predicate& holds) {
     const auto deadline = soon();
     while (net::Clock::now() < deadline) {
-      const Report report = hear();
+      const WorkerStatus report = hear();
       say(Ack{report.sequence});
       if (holds(report)) return report;
     }
@@ -96,23 +96,23 @@ TEST(WorkerLink, ReportsObeysAndHandsOutCommandsInOrder) {
   Controller controller(secret);
   WorkerLink link(options(controller.address()), secret);
   controller.accept();
-  const Report loading = controller.hear();
+  const WorkerStatus loading = controller.hear();
   EXPECT_EQ(loading.phase, WorkerPhase::loading);
   EXPECT_EQ(loading.address, "here");
   link.tell(Loaded{});
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::ready; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::ready; });
   controller.say(Enter{plan(1), "begin"});
   EXPECT_EQ(expect_next<Restore>(link).self.source, StateSource::initial);
   link.tell(Restored{1, 0, false});
   EXPECT_EQ(expect_next<RunStep>(link).step, 0);
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::running; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::running; });
   controller.say(Ack{0});
   link.tell(Reduced{1, 0});
   expect_next<CastVote>(link);
   link.tell(AllVoted{1, 0, 0});
   expect_next<Apply>(link);
   link.tell(Restored{1, 1, true});
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::done; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::done; });
   controller.say(Stop{"enough"});
   EXPECT_EQ(expect_next<Exit>(link).reason, "enough");
   EXPECT_FALSE(link.next());  // at once, although it would wait for an hour
@@ -127,13 +127,13 @@ TEST(WorkerLink, AbandonsFromItsOwnThreadAndWithdrawsWhatWasNotBegun) {
   WorkerLink link(o, secret);
   link.tell(Loaded{});
   controller.accept();
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::ready; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::ready; });
   controller.say(Enter{plan(1), ""});
   expect_next<Restore>(link);
   link.tell(Restored{1, 0, false});  // a RunStep waits now, and nobody takes it
   EXPECT_FALSE(link.abandoned(1));
   controller.say(Halt{2, false, "a loss"});
-  controller.hear_until([](const Report& r) { return r.promised == 2; });
+  controller.hear_until([](const WorkerStatus& r) { return r.promised == 2; });
   while (told != 1) std::this_thread::yield();
   EXPECT_TRUE(link.abandoned(1));
   EXPECT_FALSE(link.abandoned(2));
@@ -151,7 +151,7 @@ TEST(WorkerLink, ComesBackAfterABrokenConnectionAndFindsAControllerThatMoved) {
   o.run = run.path();
   WorkerLink link(o, secret);
   first->accept();
-  const Report before = first->hear();
+  const WorkerStatus before = first->hear();
   first->hang_up();
   first->accept();
   EXPECT_GE(first->hear().sequence, before.sequence);  // it says at once where it stands

@@ -43,7 +43,7 @@ TEST(FleetScheduler, NeverExceedsCapacityAndItsAccountsSumUpInRandomFleetsWithFa
       double asked = 0;
     };
     std::vector<Mine> mine(40);
-    std::vector<WindowReport> reports;
+    std::vector<ClosedWindow> closed;
     double now = 0;
     for (int round = 0; round < 60; ++round) {
       for (int32_t j = 0; j < 40; ++j) {
@@ -84,11 +84,11 @@ TEST(FleetScheduler, NeverExceedsCapacityAndItsAccountsSumUpInRandomFleetsWithFa
       }
       for (size_t p = 0; p < pools.size(); ++p) EXPECT_LE(used[p], capacity[p]);
       now += 60;
-      reports.clear();
-      f.account(now, 60, reports);
+      closed.clear();
+      f.account(now, 60, closed);
       for (Mine& m : mine)
         if (m.alive) m.asked += 60.0 * m.job.demand;
-      for (const WindowReport& r : reports) {
+      for (const ClosedWindow& r : closed) {
         Mine& m = mine[static_cast<size_t>(r.job)];
         EXPECT_DOUBLE_EQ(r.asked, m.asked);
         EXPECT_LE(r.granted, 2 * r.asked + 1e-6);
@@ -119,13 +119,13 @@ TEST(FleetScheduler, KeepsPremiumWholeAndStandardAboveItsShareWhenThereIsTooLitt
   add(Tier::premium, 3);
   add(Tier::standard, 6);  // 48 of the 40 left: all cannot run all the time
   add(Tier::basic, 4);
-  std::vector<WindowReport> reports;
+  std::vector<ClosedWindow> closed;
   for (double now = 0; now < 6 * 3600; now += 60) {
     f.decide(now, false);
-    f.account(now + 60, 60, reports);
+    f.account(now + 60, 60, closed);
   }
-  ASSERT_FALSE(reports.empty());
-  for (const WindowReport& r : reports) {
+  ASSERT_FALSE(closed.empty());
+  for (const ClosedWindow& r : closed) {
     if (r.tier == Tier::premium) {
       EXPECT_GE(r.fraction(), 0.95);
     }

@@ -39,7 +39,7 @@ class MembershipTest : public testing::Test {
   }
   void say(WorkerId worker, WorkerPhase phase, Generation generation = 0, Generation promised = 0,
            int64_t step = -1, bool voted = false) {
-    Report& report = reports_[worker];
+    WorkerStatus& report = reports_[worker];
     report.worker = worker;
     report.phase = phase;
     report.generation = generation;
@@ -86,7 +86,7 @@ class MembershipTest : public testing::Test {
   Time now_{1'000'000};
   Outcome last_;
   WorkerId launched_ = 0;
-  std::map<WorkerId, Report> reports_;
+  std::map<WorkerId, WorkerStatus> reports_;
   std::map<WorkerId, std::string> hosts_;
 };
 

@@ -66,7 +66,7 @@ void ModelJob::feed_worker(WorkerId id, Process& process, const WorkerEvent& eve
       received != nullptr && mutation_ == Mutation::promise_is_not_kept) {
     if (const auto* halt = std::get_if<Halt>(&received->instruction.what);
         halt != nullptr && process.machine.phase() == WorkerPhase::running) {
-      Report lie;
+      WorkerStatus lie;
       lie.worker = id;
       lie.sequence = 1'000'000 + order_;
       lie.phase = WorkerPhase::halted;
@@ -96,7 +96,7 @@ void ModelJob::feed_worker(WorkerId id, Process& process, const WorkerEvent& eve
 }
 
 void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) {
-  if (auto* send = std::get_if<SendReport>(&command)) {
+  if (auto* send = std::get_if<SendStatus>(&command)) {
     if (mutation_ == Mutation::votes_are_forgotten) send->report.voted = false;
     if (cut(id, 0) || chance(loss_)) return;
     if (chance(doubling_))

@@ -107,7 +107,7 @@ class Worker {
   }
 
   // ---- commands
-  void on(const SendReport&) {}
+  void on(const SendStatus&) {}
   void on(const Exit&) {}
   void on(const Restore& command) {
     enter(command.plan);
