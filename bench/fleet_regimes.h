@@ -63,14 +63,14 @@ class Ours : public Regime {
     return {fleet_.pool(j), fleet_.devices(j)};
   }
   void account(double now, double seconds) override {
-    reports_.clear();
-    fleet_.account(now, seconds, reports_);
+    closed_.clear();
+    fleet_.account(now, seconds, closed_);
   }
 
  private:
   const std::vector<Job>& jobs_;
   FleetScheduler fleet_;
-  std::vector<WindowReport> reports_;
+  std::vector<ClosedWindow> closed_;
 };
 
 // How fixed sizes are served, first come first served within a tier.

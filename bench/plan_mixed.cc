@@ -11,8 +11,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/graph/builders_impl.h"
-#include "ductile/plan/baselines.h"
-#include "ductile/plan/uniform_plans_impl.h"
+#include "ductile/plan/baselines/baselines.h"
+#include "ductile/plan/baselines/uniform_plans_impl.h"
 
 namespace {
 

@@ -17,9 +17,9 @@
 #include "ductile/base/files.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
-#include "ductile/plan/baselines.h"
-#include "ductile/plan/max_load.h"
-#include "ductile/plan/piper.h"
+#include "ductile/plan/baselines/baselines.h"
+#include "ductile/plan/baselines/max_load.h"
+#include "ductile/plan/baselines/piper.h"
 
 namespace {
 

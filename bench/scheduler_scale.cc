@@ -128,7 +128,7 @@ void fleet(int32_t regions, int64_t devices, int32_t jobs, int rounds) {
   Rng rng(2);
   for (int32_t j = 0; j < jobs; ++j) f.set_job(j, fleet_job(rng, regions), 0);
   std::vector<double> full, incremental;
-  std::vector<WindowReport> reports;
+  std::vector<ClosedWindow> closed;
   double now = 0, gap = 0;
   FleetScheduler::Summary s = f.decide(now, true);
   for (int r = 0; r < rounds; ++r) {
@@ -138,7 +138,7 @@ void fleet(int32_t regions, int64_t devices, int32_t jobs, int rounds) {
     gap = std::max(gap, 1 - s.objective / s.bound);
     for (int k = 0; k < 3; ++k) {
       now += 60;
-      f.account(now, 60, reports);
+      f.account(now, 60, closed);
       for (int32_t i = 0; i < jobs / 100; ++i) {
         const auto j = static_cast<int32_t>(rng.below(static_cast<uint32_t>(jobs)));
         f.remove_job(j);

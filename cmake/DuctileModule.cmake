@@ -7,7 +7,8 @@
 # LIBS    outside libraries, public. PRIVATE_LIBS: not passed on to users.
 # HEADERS public headers: installed, and each compiled alone by the target
 #         all_verify_interface_header_sets. SOURCES may hold private headers (_impl.h).
-# TESTS   GoogleTest sources, linked into ductile_<name>_test; TEST_LIBS for them alone.
+# TESTS   GoogleTest sources, linked into ductile_<name>_test; TEST_LIBS for them alone. What several
+#         tests share lies in a folder testing/, which nothing but tests may include.
 # TORCH   the module is above the torch line; only such a module may include torch headers.
 
 # The layer of every module of the design; a module may use strictly lower ones.
@@ -74,14 +75,19 @@ function(ductile_module name)
   endif()
 
   # Includes are checked before the module compiles, whenever one of its files changed.
-  set(files ${M_HEADERS} ${M_SOURCES} ${M_TESTS})
+  set(files ${M_HEADERS} ${M_SOURCES})
+  set(tests ${M_TESTS})
   list(FILTER files INCLUDE REGEX "\\.(h|cc)$")
+  list(FILTER tests INCLUDE REGEX "\\.(h|cc)$")
+  set(check ${CMAKE_COMMAND} -DMODULE=${name} -DTORCH=${M_TORCH} -DDIR=${CMAKE_CURRENT_SOURCE_DIR})
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/${name}_layers.stamp)
   add_custom_command(OUTPUT ${stamp}
-    COMMAND ${CMAKE_COMMAND} -DMODULE=${name} "-DDEPS=${M_DEPS}" "-DFILES=${files}"
-      -DTORCH=${M_TORCH} -DDIR=${CMAKE_CURRENT_SOURCE_DIR} -DSTAMP=${stamp}
+    COMMAND ${check} "-DDEPS=${M_DEPS}" "-DFILES=${files}"
       -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
-    DEPENDS ${files} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)
+    COMMAND ${check} "-DDEPS=${M_DEPS}" "-DFILES=${tests}" -DRIGS=TRUE
+      -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
+    COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
+    DEPENDS ${files} ${tests} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)
   add_custom_target(${name}_layers DEPENDS ${stamp})
   add_dependencies(${target} ${name}_layers)
 

@@ -19,7 +19,7 @@
 #include <sys/mount.h>
 
 #include "ductile/base/rng.h"
-#include "ductile/server/emulated_hosts_impl.h"
+#include "ductile/server/testing/emulated_hosts.h"
 #include "elastic_programs.h"
 
 namespace ductile::testing {

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ductile/server/emulated_hosts_impl.h"
+#include "ductile/server/testing/emulated_hosts.h"
 #include "elastic_programs.h"
 
 namespace ductile::testing {

@@ -17,7 +17,7 @@
 
 namespace {
 
-int run(int rank, int size, const bench::Plan& plan, const std::string& folder,
+int run(int rank, int size, const bench::Sweep& sweep, const std::string& folder,
         const std::string& algorithm) {
   gloo::rendezvous::FileStore store(folder);
   gloo::transport::tcp::attr attributes;
@@ -39,7 +39,7 @@ int run(int rank, int size, const bench::Plan& plan, const std::string& folder,
     gloo::allreduce(options);
     return mine;
   };
-  for (const size_t bytes : plan.bytes) {
+  for (const size_t bytes : sweep.bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, 2 << 20, bytes) != 0) return 1;
     float* const data = static_cast<float*>(memory);
@@ -53,7 +53,7 @@ int run(int rank, int size, const bench::Plan& plan, const std::string& folder,
           context, std::vector<float*>{data}, static_cast<int>(n));
     }
     bench::measure(
-        plan.seconds, rank, size, data, n,
+        sweep.seconds, rank, size, data, n,
         [&] {
           if (prepared) return prepared->run();
           gloo::AllreduceOptions options(context);
@@ -77,13 +77,13 @@ int run(int rank, int size, const bench::Plan& plan, const std::string& folder,
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const int size = std::atoi(argv[1]);
-  const bench::Plan plan = bench::read_plan(argv[2], argv[3]);
+  const bench::Sweep sweep = bench::read_sweep(argv[2], argv[3]);
   char folder[] = "/tmp/all_reduce_gloo_XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
   for (int r = 1; r < size; ++r) {
-    if (fork() == 0) _exit(run(r, size, plan, folder, argv[4]));
+    if (fork() == 0) _exit(run(r, size, sweep, folder, argv[4]));
   }
-  int code = run(0, size, plan, folder, argv[4]);
+  int code = run(0, size, sweep, folder, argv[4]);
   for (int r = 1; r < size; ++r) {
     int status = 0;
     wait(&status);

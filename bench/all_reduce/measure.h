@@ -11,21 +11,21 @@
 // parts are those of `ductile bench all-reduce`; burst.h needs nothing else of Ductile.
 namespace bench {
 
-struct Plan {
+struct Sweep {
   std::vector<size_t> bytes;
   double seconds = 0.15;  // for each size
 };
 
 // "4096,1048576" "0.15"
-inline Plan read_plan(const char* sizes, const char* seconds) {
-  Plan plan;
+inline Sweep read_sweep(const char* sizes, const char* seconds) {
+  Sweep sweep;
   for (const char* p = sizes; *p != 0;) {
     char* end = nullptr;
-    plan.bytes.push_back(std::strtoull(p, &end, 10));
+    sweep.bytes.push_back(std::strtoull(p, &end, 10));
     p = *end == ',' ? end + 1 : end;
   }
-  plan.seconds = std::atof(seconds);
-  return plan;
+  sweep.seconds = std::atof(seconds);
+  return sweep;
 }
 
 // Prints on rank 0 one JSON line: the median over the bursts of the time of a call, and quartiles.
@@ -40,9 +40,9 @@ void measure(double seconds, int rank, int size, float* data, size_t n, const Al
   all_reduce();
   bool ok = sum.matches(data, n);
   std::fill(data, data + n, 0.0f);
-  const BurstPlan plan = BurstPlan::make(seconds, all_reduce, largest);
+  const BurstSizes sizes = BurstSizes::make(seconds, all_reduce, largest);
   std::vector<double> times;
-  for (int i = 0; i < plan.bursts; ++i) times.push_back(burst(plan.calls, all_reduce, largest));
+  for (int i = 0; i < sizes.bursts; ++i) times.push_back(burst(sizes.calls, all_reduce, largest));
   own.fill(data, n);
   largest(0);
   all_reduce();
@@ -53,7 +53,7 @@ void measure(double seconds, int rank, int size, float* data, size_t n, const Al
     std::printf(
         "{\"bytes\": %zu, \"us\": %.3f, \"low\": %.3f, \"high\": %.3f, \"calls\": %d, "
         "\"ok\": %s}\n",
-        n * 4, took.median * 1e6, took.low * 1e6, took.high * 1e6, plan.calls * plan.bursts,
+        n * 4, took.median * 1e6, took.low * 1e6, took.high * 1e6, sizes.calls * sizes.bursts,
         ok ? "true" : "false");
     std::fflush(stdout);
   }

@@ -8,8 +8,8 @@ int main(int argc, char** argv) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  const bench::Plan plan = bench::read_plan(argv[1], argv[2]);
-  for (const size_t bytes : plan.bytes) {
+  const bench::Sweep sweep = bench::read_sweep(argv[1], argv[2]);
+  for (const size_t bytes : sweep.bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, 2 << 20, bytes) != 0) MPI_Abort(MPI_COMM_WORLD, 1);
     float* const data = static_cast<float*>(memory);
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
       return most;
     };
     bench::measure(
-        plan.seconds, rank, size, data, static_cast<size_t>(n),
+        sweep.seconds, rank, size, data, static_cast<size_t>(n),
         [&] { MPI_Allreduce(MPI_IN_PLACE, data, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); }, largest);
     std::free(memory);
   }

@@ -12,8 +12,8 @@ namespace {
 using ductile::DType;
 using namespace ductile::comm;
 
-int run(int rank, int size, const bench::Plan& plan, const std::string& name) {
-  const size_t largest_bytes = *std::max_element(plan.bytes.begin(), plan.bytes.end());
+int run(int rank, int size, const bench::Sweep& sweep, const std::string& name) {
+  const size_t largest_bytes = *std::max_element(sweep.bytes.begin(), sweep.bytes.end());
   const auto arena = Arena::meet(name, rank, size, {.region_bytes = largest_bytes + (4 << 20)},
                                  std::chrono::seconds(20));
   std::byte* const word = arena->allocate(sizeof(double));
@@ -28,9 +28,9 @@ int run(int rank, int size, const bench::Plan& plan, const std::string& name) {
     barrier(*arena);
     return most;
   };
-  for (const size_t bytes : plan.bytes) {
+  for (const size_t bytes : sweep.bytes) {
     bench::measure(
-        plan.seconds, rank, size, reinterpret_cast<float*>(data), bytes / 4,
+        sweep.seconds, rank, size, reinterpret_cast<float*>(data), bytes / 4,
         [&] { all_reduce(*arena, DType::f32, data, bytes / 4); }, largest);
   }
   return 0;
@@ -44,15 +44,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   const int size = std::atoi(argv[1]);
-  const bench::Plan plan = bench::read_plan(argv[2], argv[3]);
+  const bench::Sweep sweep = bench::read_sweep(argv[2], argv[3]);
   const std::string name = fmt::format("bench-{}", getpid());
   for (int r = 1; r < size; ++r) {
     if (fork() == 0) {
-      const int code = run(r, size, plan, name);
+      const int code = run(r, size, sweep, name);
       _exit(code);
     }
   }
-  int code = run(0, size, plan, name);
+  int code = run(0, size, sweep, name);
   for (int r = 1; r < size; ++r) {
     int status = 0;
     wait(&status);

@@ -8,7 +8,7 @@ function(check_include line torch expected)
   file(WRITE ${BINARY}/probe.cc "${line}\nint probe;\n")
   execute_process(
     COMMAND ${CMAKE_COMMAND} -DMODULE=data "-DDEPS=base;spec" -DFILES=probe.cc -DTORCH=${torch}
-      -DDIR=${BINARY} -DSTAMP=${BINARY}/stamp -P ${SOURCE}/cmake/check_includes.cmake
+      -DDIR=${BINARY} ${ARGN} -P ${SOURCE}/cmake/check_includes.cmake
     RESULT_VARIABLE result ERROR_VARIABLE text OUTPUT_QUIET)
   string(REGEX REPLACE "[ \n]+" " " text "${text}")  # cmake wraps what it prints
   if(expected STREQUAL "accepted")
@@ -29,6 +29,9 @@ check_include("#include <torch/torch.h>" FALSE "below the torch line")
 check_include("#include <ATen/core/Tensor.h>" FALSE "below the torch line")
 check_include("#include <ATen/core/Tensor.h>" TRUE accepted)
 check_include("#include \"dataset.h\"" FALSE "write the full")
+check_include("#include \"ductile/data/testing/images.h\"" FALSE "for tests alone")
+check_include("#include \"ductile/base/testing.h\"" FALSE "for tests alone")
+check_include("#include \"ductile/data/testing/images.h\"" FALSE accepted -DRIGS=TRUE)
 
 # ductile_module with a dependency that is not below it, and with one outside the layer table.
 function(check_module name dep expected)

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ductile/base/files.h"
-#include "ductile/server/emulated_hosts_impl.h"
+#include "ductile/server/testing/emulated_hosts.h"
 #include "points.h"
 
 // Small jobs, what they come to when nobody disturbs them, and what is to hold when somebody does.

@@ -7,7 +7,7 @@
 namespace ductile {
 namespace {
 
-TEST(AlignedArray, begins_on_a_cache_line_and_is_zeroed) {
+TEST(AlignedArray, BeginsOnACacheLineAndIsZeroed) {
   for (const int64_t size : {0, 1, 15, 16, 1000}) {
     AlignedArray<float> a(size);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data()) % 64, 0U);
@@ -16,7 +16,7 @@ TEST(AlignedArray, begins_on_a_cache_line_and_is_zeroed) {
   }
 }
 
-TEST(AlignedArray, moves_its_memory_and_is_empty_by_default) {
+TEST(AlignedArray, MovesItsMemoryAndIsEmptyByDefault) {
   AlignedArray<std::byte> a = AlignedArray<std::byte>::uninitialized(100), b;
   const std::byte* at = a.data();
   b = std::move(a);
@@ -26,7 +26,7 @@ TEST(AlignedArray, moves_its_memory_and_is_empty_by_default) {
   EXPECT_TRUE(AlignedArray<double>().span().empty());
 }
 
-TEST(AlignedArray, grows_on_need_only) {
+TEST(AlignedArray, GrowsOnNeedOnly) {
   AlignedArray<int> a(10);
   const int* at = a.data();
   a.need(10);

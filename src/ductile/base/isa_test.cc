@@ -10,7 +10,7 @@ namespace ductile {
 namespace {
 
 // The variable is read once in a process, hence the children.
-TEST(IsaDeathTest, may_use_ends_where_the_variable_says) {
+TEST(IsaDeathTest, MayUseEndsWhereTheVariableSays) {
   const auto allowed = [](const char* value) {
     setenv("DUCTILE_ISA", value, 1);
     int count = 0;
@@ -27,7 +27,7 @@ TEST(IsaDeathTest, may_use_ends_where_the_variable_says) {
 #endif
 }
 
-TEST(IsaDeathTest, an_unknown_name_is_refused_with_those_known) {
+TEST(IsaDeathTest, AnUnknownNameIsRefusedWithThoseKnown) {
   const auto refused = [] {
     setenv("DUCTILE_ISA", "mmx", 1);
     try {

@@ -20,12 +20,12 @@ class Machine : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(Machine, no_control_groups_means_no_quota) {
+TEST_F(Machine, NoControlGroupsMeansNoQuota) {
   EXPECT_EQ(cpu_share(root()).quota, 0);
   EXPECT_EQ(memory_share(root()).limit, 0);
 }
 
-TEST_F(Machine, the_smallest_quota_of_the_group_and_its_parents_holds) {
+TEST_F(Machine, TheSmallestQuotaOfTheGroupAndItsParentsHolds) {
   put("proc/self/cgroup", "0::/batch/job7\n");
   put("sys/fs/cgroup/batch/job7/cpu.max", "400000 100000\n");
   put("sys/fs/cgroup/batch/cpu.max", "150000 100000\n");
@@ -33,13 +33,13 @@ TEST_F(Machine, the_smallest_quota_of_the_group_and_its_parents_holds) {
   EXPECT_DOUBLE_EQ(cpu_share(root()).quota, 1.5);
 }
 
-TEST_F(Machine, a_group_path_that_is_not_mounted_falls_back_to_its_parent) {
+TEST_F(Machine, AGroupPathThatIsNotMountedFallsBackToItsParent) {
   put("proc/self/cgroup", "0::/docker/0123\n");
   put("sys/fs/cgroup/cpu.max", "50000 100000\n");
   EXPECT_DOUBLE_EQ(cpu_share(root()).quota, 0.5);
 }
 
-TEST_F(Machine, version_one_groups_are_read) {
+TEST_F(Machine, VersionOneGroupsAreRead) {
   put("proc/self/cgroup", "4:memory:/a\n3:cpu,cpuacct:/a\n");
   put("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "300000\n");
   put("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
@@ -54,14 +54,14 @@ TEST_F(Machine, version_one_groups_are_read) {
   EXPECT_EQ(memory.limit, int64_t{1} << 30);
 }
 
-TEST_F(Machine, a_memory_limit_above_the_machine_is_none) {
+TEST_F(Machine, AMemoryLimitAboveTheMachineIsNone) {
   put("proc/self/cgroup", "0::/\n");
   put("proc/meminfo", "MemTotal:  1048576 kB\n");
   put("sys/fs/cgroup/memory.max", "9223372036854771712\n");
   EXPECT_EQ(memory_share(root()).limit, 0);
 }
 
-TEST_F(Machine, usable_is_the_affinity_cut_to_the_quota_rounded_up) {
+TEST_F(Machine, UsableIsTheAffinityCutToTheQuotaRoundedUp) {
   EXPECT_EQ((CpuShare{8, 4, 0}.usable()), 4);
   EXPECT_EQ((CpuShare{8, 4, 1.5}.usable()), 2);
   EXPECT_EQ((CpuShare{8, 4, 2.0}.usable()), 2);
@@ -69,7 +69,7 @@ TEST_F(Machine, usable_is_the_affinity_cut_to_the_quota_rounded_up) {
   EXPECT_EQ((CpuShare{8, 4, 64}.usable()), 4);
 }
 
-TEST_F(Machine, the_affinity_of_this_process_counts) {
+TEST_F(Machine, TheAffinityOfThisProcessCounts) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   int first = 0;
@@ -83,7 +83,7 @@ TEST_F(Machine, the_affinity_of_this_process_counts) {
   ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
-TEST_F(Machine, processor_flags_are_words_not_parts_of_words) {
+TEST_F(Machine, ProcessorFlagsAreWordsNotPartsOfWords) {
   put("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512_bf16\n");
   const CpuModel model = cpu_model(root());
   EXPECT_EQ(model.name, "Some CPU");

@@ -183,29 +183,29 @@ std::vector<CheckpointSummary> list(const fs::path& folder) {
   return summaries;
 }
 
-VerifyReport verify(const fs::path& folder) {
-  VerifyReport report;
+VerifyResult verify(const fs::path& folder) {
+  VerifyResult result;
   ChunkSizes unused = scan_chunks(folder);
   for (const auto& [id, size] : unused) {
-    ++report.num_chunks;
-    report.chunk_bytes += size;
+    ++result.num_chunks;
+    result.chunk_bytes += size;
   }
   for (const ManifestFile& file : list_manifests(folder)) {
     try {
       Checkpoint::open(folder, file.step).verify();
       for (const ChunkRef& chunk : load_manifest(file).chunks) unused.erase(chunk.id);
-      report.good.push_back(file.step);
+      result.good.push_back(file.step);
     } catch (const Error& e) {
-      report.refused.push_back(file.path.filename().string() + ": " + e.what());
+      result.refused.push_back(file.path.filename().string() + ": " + e.what());
     }
   }
-  report.unused_chunks = static_cast<int64_t>(unused.size());
+  result.unused_chunks = static_cast<int64_t>(unused.size());
   std::error_code error;
   for (auto it = fs::directory_iterator(folder / "tmp", error);
        !error && it != fs::directory_iterator(); it.increment(error)) {
-    ++report.temporaries;
+    ++result.temporaries;
   }
-  return report;
+  return result;
 }
 
 }  // namespace ductile::ckpt

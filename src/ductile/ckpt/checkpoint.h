@@ -83,7 +83,7 @@ struct CheckpointSummary {
 // Newest first; looks at manifests, not at chunks.
 std::vector<CheckpointSummary> list(const fs::path& folder);
 
-struct VerifyReport {
+struct VerifyResult {
   std::vector<int64_t> good;         // steps, newest first
   std::vector<std::string> refused;  // "step-...: why", newest first
   int64_t num_chunks = 0;            // files looked at
@@ -95,7 +95,7 @@ struct VerifyReport {
 };
 
 // Reads everything. Changes nothing; may run while a writer saves.
-VerifyReport verify(const fs::path& folder);
+VerifyResult verify(const fs::path& folder);
 
 // Keeps the `keep` (>= 1) newest checkpoints that are complete and removes all else: other
 // manifests, chunks that none of them needs, leftovers. Removes nothing when no checkpoint is

@@ -112,14 +112,14 @@ void run(const fs::path& folder, int64_t millions, int rounds) {
           state.change(row.share);
           writer.save(++step, nullptr, state.views());
           writer.wait();
-          const SaveReport report = writer.take_report().value();
+          const SaveResult result = writer.take_result().value();
           if (round < 0) continue;
-          row.copy.push_back(report.copy_seconds);
-          row.write.push_back(report.write_seconds);
-          row.cpu.push_back(report.write_cpu_seconds);
-          row.new_bytes = report.new_bytes;
-          row.total_bytes = report.total_bytes;
-          row.chunks = report.new_chunks;
+          row.copy.push_back(result.copy_seconds);
+          row.write.push_back(result.write_seconds);
+          row.cpu.push_back(result.write_cpu_seconds);
+          row.new_bytes = result.new_bytes;
+          row.total_bytes = result.total_bytes;
+          row.chunks = result.new_chunks;
           bound.push_back(state.memcpy_seconds(room));
         }
       }

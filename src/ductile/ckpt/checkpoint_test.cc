@@ -9,7 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/testing.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
@@ -26,12 +26,12 @@ using testing::views;
 
 constexpr WriterOptions kSmall{.chunk_bytes = 4096};
 
-SaveReport save(CheckpointWriter& writer, int64_t step, const State& state) {
+SaveResult save(CheckpointWriter& writer, int64_t step, const State& state) {
   writer.save(step, {{"step", step}}, views(state));
   writer.wait();
-  const std::optional<SaveReport> report = writer.take_report();
-  EXPECT_TRUE(report);
-  return report.value_or(SaveReport{});
+  const std::optional<SaveResult> result = writer.take_result();
+  EXPECT_TRUE(result);
+  return result.value_or(SaveResult{});
 }
 
 using ductile::testing::code_of;
@@ -52,7 +52,7 @@ State arbitrary_state() {
   return state;
 }
 
-RC_GTEST_PROP(Checkpoint, comes_back_as_saved, ()) {
+RC_GTEST_PROP(Checkpoint, ComesBackAsSaved, ()) {
   const FastFolder folder;
   const State state = arbitrary_state();
   const nlohmann::json extra = {{"text", *rc::gen::string<std::string>()}, {"value", 0.1}};
@@ -76,7 +76,7 @@ RC_GTEST_PROP(Checkpoint, comes_back_as_saved, ()) {
   RC_ASSERT(load(*latest.checkpoint) == state);
 }
 
-RC_GTEST_PROP(Checkpoint, any_range_of_a_tensor_can_be_read, ()) {
+RC_GTEST_PROP(Checkpoint, AnyRangeOfATensorCanBeRead, ()) {
   const FastFolder folder;
   const State state = state_of_step(1);
   CheckpointWriter writer(folder.path(), kSmall);
@@ -94,7 +94,7 @@ RC_GTEST_PROP(Checkpoint, any_range_of_a_tensor_can_be_read, ()) {
   }
 }
 
-TEST(Checkpoint, wrong_names_sizes_and_ranges_are_refused) {
+TEST(Checkpoint, WrongNamesSizesAndRangesAreRefused) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   save(writer, 1, state_of_step(1));
@@ -110,7 +110,7 @@ TEST(Checkpoint, wrong_names_sizes_and_ranges_are_refused) {
   EXPECT_EQ(code_of([&] { Checkpoint::open(folder.path(), 2); }), ErrorCode::not_found);
 }
 
-TEST(Checkpoint, a_folder_without_checkpoints_gives_none) {
+TEST(Checkpoint, AFolderWithoutCheckpointsGivesNone) {
   const TempFolder folder("ckpt");
   EXPECT_FALSE(open_latest(folder.path()).checkpoint);
   EXPECT_FALSE(open_latest(folder.path() / "absent").checkpoint);
@@ -118,18 +118,18 @@ TEST(Checkpoint, a_folder_without_checkpoints_gives_none) {
   EXPECT_EQ(collect_garbage(folder.path(), 1), 0);
 }
 
-TEST(Writer, an_unchanged_state_writes_no_chunk) {
+TEST(Writer, AnUnchangedStateWritesNoChunk) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
-  const SaveReport first = save(writer, 1, state_of_step(1));
+  const SaveResult first = save(writer, 1, state_of_step(1));
   EXPECT_EQ(first.new_bytes, first.total_bytes);
   EXPECT_EQ(first.reused_bytes, 0);
-  const SaveReport second = save(writer, 2, state_of_step(1));
+  const SaveResult second = save(writer, 2, state_of_step(1));
   EXPECT_EQ(second.new_bytes, 0);
   EXPECT_EQ(second.reused_bytes, first.total_bytes);
 }
 
-TEST(Writer, a_half_changed_state_writes_only_what_changed) {
+TEST(Writer, AHalfChangedStateWritesOnlyWhatChanged) {
   const TempFolder folder("ckpt");
   for (int round = 0; round < 2; ++round) {  // also when the first save was another process's
     CheckpointWriter writer(folder.path(), kSmall);
@@ -147,7 +147,7 @@ TEST(Writer, a_half_changed_state_writes_only_what_changed) {
   }
 }
 
-TEST(Writer, equal_tensors_are_stored_once) {
+TEST(Writer, EqualTensorsAreStoredOnce) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   const State state = {{"a", random_tensor(8192, 1)}, {"b", random_tensor(8192, 1)}};
@@ -155,15 +155,15 @@ TEST(Writer, equal_tensors_are_stored_once) {
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
 }
 
-TEST(Writer, keeps_as_many_checkpoints_as_asked_and_no_unused_chunk) {
+TEST(Writer, KeepsAsManyCheckpointsAsAskedAndNoUnusedChunk) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), {.keep = 3, .chunk_bytes = 4096});
   for (int64_t step = 10; step < 60; step += 10) save(writer, step, state_of_step(step));
-  const VerifyReport report = verify(folder.path());
-  EXPECT_EQ(report.good, (std::vector<int64_t>{50, 40, 30}));
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_EQ(result.good, (std::vector<int64_t>{50, 40, 30}));
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
   const std::vector<CheckpointSummary> all = list(folder.path());
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[0].step, 50);
@@ -171,7 +171,7 @@ TEST(Writer, keeps_as_many_checkpoints_as_asked_and_no_unused_chunk) {
   EXPECT_EQ(all[0].total_bytes, 28056);
 }
 
-TEST(Writer, the_copy_is_taken_before_save_returns) {
+TEST(Writer, TheCopyIsTakenBeforeSaveReturns) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   State state = state_of_step(1);
@@ -182,33 +182,33 @@ TEST(Writer, the_copy_is_taken_before_save_returns) {
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), before);
 }
 
-TEST(Writer, memory_got_before_changes_nothing_of_what_is_saved) {
+TEST(Writer, MemoryGotBeforeChangesNothingOfWhatIsSaved) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   writer.prepare(views(state_of_step(1)));
   writer.prepare(views(state_of_step(2)));
   writer.wait();
-  EXPECT_FALSE(writer.take_report());
+  EXPECT_FALSE(writer.take_result());
   save(writer, 1, state_of_step(1));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(1));
 }
 
-TEST(Writer, saves_follow_each_other_without_waiting_by_the_caller) {
+TEST(Writer, SavesFollowEachOtherWithoutWaitingByTheCaller) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   for (int64_t step = 1; step <= 20; ++step) writer.save(step, step, views(state_of_step(step)));
   writer.wait();
   int64_t expected = 1;
-  while (const auto report = writer.take_report()) {
-    EXPECT_EQ(report->step, expected++);
-    EXPECT_EQ(report->error, "");
-    EXPECT_EQ(report->warning, "");
+  while (const auto result = writer.take_result()) {
+    EXPECT_EQ(result->step, expected++);
+    EXPECT_EQ(result->error, "");
+    EXPECT_EQ(result->warning, "");
   }
   EXPECT_EQ(expected, 21);
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(20));
 }
 
-TEST(Writer, a_second_writer_is_refused_until_the_first_is_gone) {
+TEST(Writer, ASecondWriterIsRefusedUntilTheFirstIsGone) {
   const TempFolder folder("ckpt");
   {
     CheckpointWriter writer(folder.path(), kSmall);
@@ -225,7 +225,7 @@ TEST(Writer, a_second_writer_is_refused_until_the_first_is_gone) {
   save(other, 2, state_of_step(2));
 }
 
-TEST(Writer, impossible_arguments_are_refused_and_it_stays_usable) {
+TEST(Writer, ImpossibleArgumentsAreRefusedAndItStaysUsable) {
   const TempFolder folder("ckpt");
   EXPECT_EQ(code_of([&] { CheckpointWriter w(folder.path(), {.keep = 0}); }),
             ErrorCode::invalid_argument);
@@ -248,7 +248,7 @@ TEST(Writer, impossible_arguments_are_refused_and_it_stays_usable) {
   EXPECT_EQ(open_latest(folder.path()).checkpoint->step(), 1);
 }
 
-TEST(Writer, a_history_that_was_given_up_goes_once_it_is_overtaken_and_not_before) {
+TEST(Writer, AHistoryThatWasGivenUpGoesOnceItIsOvertakenAndNotBefore) {
   const TempFolder folder("ckpt");
   {
     CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
@@ -264,7 +264,7 @@ TEST(Writer, a_history_that_was_given_up_goes_once_it_is_overtaken_and_not_befor
   EXPECT_EQ(verify(folder.path()).good, (std::vector<int64_t>{41, 36}));
 }
 
-TEST(Writer, saving_a_step_again_replaces_it) {
+TEST(Writer, SavingAStepAgainReplacesIt) {
   const TempFolder folder("ckpt");
   CheckpointWriter writer(folder.path(), kSmall);
   save(writer, 1, state_of_step(1));
@@ -273,7 +273,7 @@ TEST(Writer, saving_a_step_again_replaces_it) {
   EXPECT_EQ(verify(folder.path()).unused_chunks, 0);
 }
 
-TEST(Garbage, collects_all_but_what_is_kept) {
+TEST(Garbage, CollectsAllButWhatIsKept) {
   const TempFolder folder("ckpt");
   {
     CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
@@ -283,11 +283,11 @@ TEST(Garbage, collects_all_but_what_is_kept) {
   write_file_atomic(folder.path() / "chunks" / "note.txt", "someone else's");
   const int64_t before = verify(folder.path()).chunk_bytes;
   const int64_t freed = collect_garbage(folder.path(), 2);
-  const VerifyReport report = verify(folder.path());
-  EXPECT_EQ(report.good, (std::vector<int64_t>{4, 3}));
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
-  EXPECT_GT(freed, before - report.chunk_bytes);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_EQ(result.good, (std::vector<int64_t>{4, 3}));
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
+  EXPECT_GT(freed, before - result.chunk_bytes);
   EXPECT_TRUE(fs::exists(folder.path() / "chunks" / "note.txt"));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(4));
 }

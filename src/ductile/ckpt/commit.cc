@@ -81,16 +81,16 @@ void Committer::check(int result, const fs::path& path, const char* what) const 
 }
 
 void Committer::commit(int64_t step, std::string_view state, std::span<const TensorInfo> tensors,
-                       std::span<const std::span<const std::byte>> chunks, SaveReport& report) {
+                       std::span<const std::span<const std::byte>> chunks, SaveResult& result) {
   std::vector<ChunkRef> refs;
   refs.reserve(chunks.size());
   for (std::span<const std::byte> chunk : chunks) {
     refs.push_back({hash_bytes(chunk), static_cast<int64_t>(chunk.size())});
-    report.total_bytes += refs.back().size;
+    result.total_bytes += refs.back().size;
   }
   const std::string manifest = manifest_text(step, state, refs, tensors);
-  if (!tag_.empty()) return commit_pending(step, manifest, refs, chunks, report);
-  const std::vector<NewChunk> fresh = find_new(refs, chunks, report);
+  if (!tag_.empty()) return commit_pending(step, manifest, refs, chunks, result);
+  const std::vector<NewChunk> fresh = find_new(refs, chunks, result);
   require_space(step, fresh, manifest.size());
   try {
     write_chunks(fresh);
@@ -109,11 +109,11 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
   check(disk_.sync_folder(path.parent_path()), path.parent_path(), "fsync");
 
   try {
-    report.freed_bytes = clean(keep_, step, [&](int64_t s) {
+    result.freed_bytes = clean(keep_, step, [&](int64_t s) {
       return saved_.contains(s) || !resumed_step_ || s <= *resumed_step_;
     });
   } catch (const std::exception& e) {
-    report.warning = e.what();
+    result.warning = e.what();
   }
 }
 
@@ -122,13 +122,13 @@ void Committer::commit(int64_t step, std::string_view state, std::span<const Ten
 void Committer::commit_pending(int64_t step, std::string_view manifest,
                                std::span<const ChunkRef> refs,
                                std::span<const std::span<const std::byte>> chunks,
-                               SaveReport& report) {
+                               SaveResult& result) {
   const fs::path intent = manifest_temporary(step);
   const fs::path pending = pending_path(folder_, step, tag_);
   std::vector<NewChunk> fresh;
   try {
     write_temporary(intent, std::as_bytes(std::span(manifest)));
-    fresh = find_new(refs, chunks, report);
+    fresh = find_new(refs, chunks, result);
     require_space(step, fresh, manifest.size());
     write_chunks(fresh);
     check(disk_.rename(intent, pending), pending, "rename");
@@ -164,7 +164,7 @@ bool Committer::have(const ChunkRef& chunk, std::vector<std::byte>& buffer) {
 
 std::vector<Committer::NewChunk> Committer::find_new(
     std::span<const ChunkRef> refs, std::span<const std::span<const std::byte>> chunks,
-    SaveReport& report) {
+    SaveResult& result) {
   std::vector<NewChunk> fresh;
   ChunkIds seen;
   std::vector<std::byte> stored;
@@ -172,11 +172,11 @@ std::vector<Committer::NewChunk> Committer::find_new(
     const ChunkId& id = refs[i].id;
     const bool seen_before = !seen.insert(id).second;
     if (seen_before || have(refs[i], stored)) {
-      ++report.reused_chunks;
-      report.reused_bytes += refs[i].size;
+      ++result.reused_chunks;
+      result.reused_bytes += refs[i].size;
     } else {
-      ++report.new_chunks;
-      report.new_bytes += refs[i].size;
+      ++result.new_chunks;
+      result.new_bytes += refs[i].size;
       fresh.push_back({id, chunks[i]});
     }
   }

@@ -25,10 +25,10 @@ class Committer {
   // Makes the sub-folders, removes leftovers of a crash, and learns which chunks are there.
   Committer(fs::path folder, const WriterOptions& options);
 
-  // Fills the report's counts. On a throw the checkpoints that were there still are; the new one
+  // Fills the result's counts. On a throw the checkpoints that were there still are; the new one
   // may be there too if only the very last fsync failed.
   void commit(int64_t step, std::string_view state, std::span<const TensorInfo> tensors,
-              std::span<const std::span<const std::byte>> chunks, SaveReport& report);
+              std::span<const std::span<const std::byte>> chunks, SaveResult& result);
 
  private:
   struct NewChunk {
@@ -39,14 +39,14 @@ class Committer {
   bool have(const ChunkRef& chunk, std::vector<std::byte>& buffer);
   std::vector<NewChunk> find_new(std::span<const ChunkRef> refs,
                                  std::span<const std::span<const std::byte>> chunks,
-                                 SaveReport& report);
+                                 SaveResult& result);
   void require_space(int64_t step, std::span<const NewChunk> fresh, size_t manifest_bytes);
   void write_chunks(std::span<const NewChunk> fresh);
   void write_temporary(const fs::path& path, std::span<const std::byte> bytes);
   void undo(int64_t step, std::span<const NewChunk> fresh);
   int64_t clean(int64_t keep, int64_t newest, const std::function<bool(int64_t step)>& counts);
   void commit_pending(int64_t step, std::string_view manifest, std::span<const ChunkRef> refs,
-                      std::span<const std::span<const std::byte>> chunks, SaveReport& report);
+                      std::span<const std::span<const std::byte>> chunks, SaveResult& result);
   fs::path chunk_temporary(const ChunkId& id) const;
   fs::path manifest_temporary(int64_t step) const;
   void check(int result, const fs::path& path, const char* what) const;

@@ -9,7 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/manifest_impl.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
@@ -83,7 +83,7 @@ class Corruption : public ::testing::Test {
   std::set<fs::path> old_files, new_files, all_files;
 };
 
-TEST_F(Corruption, of_any_one_file_is_refused_by_name_and_the_one_before_is_used) {
+TEST_F(Corruption, OfAnyOneFileIsRefusedByNameAndTheOneBeforeIsUsed) {
   for (const fs::path& file : all_files) {
     SCOPED_TRACE(file.string());
     const std::string good = read_file(file);
@@ -106,7 +106,7 @@ TEST_F(Corruption, of_any_one_file_is_refused_by_name_and_the_one_before_is_used
   }
 }
 
-TEST_F(Corruption, swapped_files_are_refused) {
+TEST_F(Corruption, SwappedFilesAreRefused) {
   const std::vector<fs::path> files(all_files.begin(), all_files.end());
   for (size_t i = 0; i < files.size(); ++i) {
     const fs::path& a = files[i];
@@ -124,7 +124,7 @@ TEST_F(Corruption, swapped_files_are_refused) {
 
 // A link to itself cannot be opened (ELOOP), as a file when no descriptor is free or a disk
 // refuses.
-TEST_F(Corruption, what_cannot_be_read_now_is_no_damage_and_no_reason_to_go_back) {
+TEST_F(Corruption, WhatCannotBeReadNowIsNoDamageAndNoReasonToGoBack) {
   for (const fs::path& file : new_files) {
     if (old_files.contains(file)) continue;
     SCOPED_TRACE(file.string());
@@ -145,7 +145,7 @@ TEST_F(Corruption, what_cannot_be_read_now_is_no_damage_and_no_reason_to_go_back
   }
 }
 
-TEST_F(Corruption, a_bad_chunk_is_not_reused_but_written_again) {
+TEST_F(Corruption, ABadChunkIsNotReusedButWrittenAgain) {
   const json root = json::parse(read_file(manifest_of(folder(), 2)));
   for (const fs::path& file : new_files) {
     if (file.extension() == ".json") continue;
@@ -157,9 +157,9 @@ TEST_F(Corruption, a_bad_chunk_is_not_reused_but_written_again) {
   CheckpointWriter writer(folder(), {.chunk_bytes = 4096});
   writer.save(2, 2, views(state_of_step(2)));
   writer.wait();
-  const VerifyReport report = verify(folder());
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.good.size(), 2U);
+  const VerifyResult result = verify(folder());
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.good.size(), 2U);
   EXPECT_EQ(load(*open_latest(folder()).checkpoint), state_of_step(2));
 }
 
@@ -169,7 +169,7 @@ std::string framed(const std::string& body) {
   return "{\"hash\":\"" + id.hex() + "\",\"manifest\":" + body + "}\n";
 }
 
-TEST_F(Corruption, checkpoints_of_a_newer_format_are_neither_passed_over_nor_removed) {
+TEST_F(Corruption, CheckpointsOfANewerFormatAreNeitherPassedOverNorRemoved) {
   json body = json::parse(read_file(manifest_of(folder(), 2)))["manifest"];
   body["version"] = 2;
   overwrite(manifest_of(folder(), 2), framed(body.dump()));
@@ -187,7 +187,7 @@ TEST_F(Corruption, checkpoints_of_a_newer_format_are_neither_passed_over_nor_rem
   for (const fs::path& file : all_files) EXPECT_TRUE(fs::exists(file));
 }
 
-TEST_F(Corruption, random_manifests_are_refused_without_harm) {
+TEST_F(Corruption, RandomManifestsAreRefusedWithoutHarm) {
   const std::string good = read_file(manifest_of(folder(), 2));
   Rng rng(3);
   for (int i = 0; i < 3000; ++i) {
@@ -228,7 +228,7 @@ void spoil(json& node, Rng& rng) {
   node = odd[rng.below(static_cast<uint32_t>(odd.size()))];
 }
 
-TEST_F(Corruption, hostile_manifests_with_a_right_hash_are_refused_or_consistent) {
+TEST_F(Corruption, HostileManifestsWithARightHashAreRefusedOrConsistent) {
   const json good = json::parse(read_file(manifest_of(folder(), 2)))["manifest"];
   Rng rng(4);
   int refused = 0;

@@ -17,8 +17,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/ckpt/faulty_disk_impl.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/faulty_disk.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
@@ -58,10 +58,10 @@ int64_t check_latest(const fs::path& folder, int64_t at_least) {
 void check_recovers(const fs::path& folder, int64_t step) {
   save(folder, step);
   EXPECT_EQ(check_latest(folder, step), step);
-  const VerifyReport report = verify(folder);
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder);
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
 }
 
 int64_t count_operations() {
@@ -100,7 +100,7 @@ void fail_at_every_operation(int error, int64_t times) {
         }
       }
       check_latest(folder.path(), saved ? 3 : 2);
-      EXPECT_EQ(writer.take_report()->error.empty(), saved);
+      EXPECT_EQ(writer.take_result()->error.empty(), saved);
       if (times == 1) {  // the fault has passed: the same writer goes on
         writer.save(4, 4, views(state_of_step(4)));
         writer.wait();
@@ -114,11 +114,11 @@ void fail_at_every_operation(int error, int64_t times) {
   }
 }
 
-TEST(Faults, a_disk_that_is_full_once_at_any_operation_costs_at_most_that_save) {
+TEST(Faults, ADiskThatIsFullOnceAtAnyOperationCostsAtMostThatSave) {
   fail_at_every_operation(ENOSPC, 1);
 }
 
-TEST(Faults, a_disk_that_stays_broken_from_any_operation_on_keeps_the_last_checkpoint) {
+TEST(Faults, ADiskThatStaysBrokenFromAnyOperationOnKeepsTheLastCheckpoint) {
   fail_at_every_operation(EIO, INT64_MAX);
 }
 
@@ -132,7 +132,7 @@ void save_and_die(const fs::path& folder, int64_t step, int64_t at) {
   save(folder, step, &disk);
 }
 
-TEST(Faults, a_process_killed_at_any_operation_and_again_in_recovery_loses_nothing) {
+TEST(Faults, AProcessKilledAtAnyOperationAndAgainInRecoveryLosesNothing) {
   const int64_t operations = count_operations();
   Rng rng(1);
   for (int64_t n = 1; n <= operations; ++n) {
@@ -150,7 +150,7 @@ TEST(Faults, a_process_killed_at_any_operation_and_again_in_recovery_loses_nothi
   }
 }
 
-TEST(Faults, a_process_killed_at_any_time_loses_at_most_the_save_under_way) {
+TEST(Faults, AProcessKilledAtAnyTimeLosesAtMostTheSaveUnderWay) {
   const FastFolder folder;
   Rng rng(2);
   int64_t latest = -1;
@@ -170,7 +170,7 @@ TEST(Faults, a_process_killed_at_any_time_loses_at_most_the_save_under_way) {
   check_recovers(folder.path(), latest + 1);
 }
 
-TEST(Faults, power_lost_at_any_operation_keeps_the_last_durable_checkpoint) {
+TEST(Faults, PowerLostAtAnyOperationKeepsTheLastDurableCheckpoint) {
   for (int64_t n = 1;; ++n) {
     bool died = false;
     for (uint64_t seed = 0; seed < 4; ++seed) {
@@ -197,7 +197,7 @@ TEST(Faults, power_lost_at_any_operation_keeps_the_last_durable_checkpoint) {
   }
 }
 
-TEST(Faults, a_full_disk_is_told_with_folder_and_missing_bytes) {
+TEST(Faults, AFullDiskIsToldWithFolderAndMissingBytes) {
   const FastFolder folder;
   // In a mount namespace of the child's own: nobody else sees the small file system.
   const int status = in_child([&] {

@@ -20,7 +20,7 @@ std::vector<TensorView> tensors_of(const std::vector<std::pair<std::string, size
   return all;
 }
 
-RC_GTEST_PROP(Layout, tiles_the_stream_whatever_the_order_given, ()) {
+RC_GTEST_PROP(Layout, TilesTheStreamWhateverTheOrderGiven, ()) {
   const std::vector<std::byte> room(50000);
   std::vector<std::pair<std::string, size_t>> sizes;
   const int count = *rc::gen::inRange(0, 30);
@@ -49,7 +49,7 @@ RC_GTEST_PROP(Layout, tiles_the_stream_whatever_the_order_given, ()) {
   RC_ASSERT(again.chunk_sizes == layout.chunk_sizes);
 }
 
-TEST(Layout, small_tensors_share_chunks_within_a_section_and_large_ones_have_their_own) {
+TEST(Layout, SmallTensorsShareChunksWithinASectionAndLargeOnesHaveTheirOwn) {
   const std::vector<std::byte> room(10000);
   const auto chunks = [&](const std::vector<std::pair<std::string, size_t>>& sizes) {
     return plan_layout(tensors_of(sizes, room), 4096).chunk_sizes;
@@ -61,7 +61,7 @@ TEST(Layout, small_tensors_share_chunks_within_a_section_and_large_ones_have_the
   EXPECT_EQ(chunks({{"a", 0}}), Sizes{});
 }
 
-TEST(Layout, chunks_grow_with_the_state_within_bounds) {
+TEST(Layout, ChunksGrowWithTheStateWithinBounds) {
   const std::vector<std::byte> room(40 << 20);
   EXPECT_EQ(default_chunk_bytes(tensors_of({{"a", 1000}}, room)), 256 << 10);
   EXPECT_EQ(default_chunk_bytes(tensors_of({{"a", 40 << 20}}, room)), 1 << 20);

@@ -69,7 +69,7 @@ int64_t clean(Disk& disk, const fs::path& folder, int64_t step, int64_t keep) {
 
 }  // namespace
 
-PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag,
+PublishResult publish(const fs::path& folder, int64_t step, std::string_view tag,
                       const PublishOptions& options) {
   if (options.keep < 1)
     fail(ErrorCode::invalid_argument, "checkpoint.keep is {}; at least 1", options.keep);
@@ -84,7 +84,7 @@ PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag
          folder.string(), step, tag);
   }
   const FolderLock lock(folder);
-  PublishReport report;
+  PublishResult result;
   if (is_there(from)) {
     check_complete(folder, step, from);
     check(disk.make_folder(to.parent_path()), to.parent_path(), "mkdir");
@@ -96,15 +96,15 @@ PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag
     }
   } else {
     check_complete(folder, step, to);
-    report.was_published = true;
+    result.was_published = true;
     check(disk.sync_folder(to.parent_path()), to.parent_path(), "fsync");
   }
   try {
-    report.freed_bytes = clean(disk, folder, step, options.keep);
+    result.freed_bytes = clean(disk, folder, step, options.keep);
   } catch (const std::exception& e) {
-    report.warning = e.what();
+    result.warning = e.what();
   }
-  return report;
+  return result;
 }
 
 }  // namespace ductile::ckpt

@@ -22,7 +22,7 @@ struct PublishOptions {
   Disk* disk = nullptr;  // the real one when null
 };
 
-struct PublishReport {
+struct PublishResult {
   bool was_published = false;  // it counted already: nothing was renamed
   int64_t freed_bytes = 0;
   std::string warning;  // it counts, but what is no longer needed could not be removed
@@ -40,7 +40,7 @@ struct PublishReport {
 // missing or torn; conflict while another process publishes or saves with the folder's lock;
 // unavailable where the disk fails. After a throw it does not count, unless it had counted before,
 // or the disk refused to take it back, too.
-PublishReport publish(const fs::path& folder, int64_t step, std::string_view tag,
+PublishResult publish(const fs::path& folder, int64_t step, std::string_view tag,
                       const PublishOptions& options = {});
 
 }  // namespace ductile::ckpt

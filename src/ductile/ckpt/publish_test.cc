@@ -9,8 +9,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/faulty_disk_impl.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/faulty_disk.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
@@ -68,10 +68,10 @@ int64_t files_in(const fs::path& folder) {
 void check_recovers(const fs::path& folder, int64_t step) {
   save_and_publish(folder, step, "recovery");
   EXPECT_EQ(latest(folder), step);
-  const VerifyReport report = verify(folder);
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
-  EXPECT_EQ(report.temporaries, 0);
+  const VerifyResult result = verify(folder);
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
+  EXPECT_EQ(result.temporaries, 0);
   EXPECT_EQ(files_in(folder / "pending"), 0);
 }
 
@@ -87,7 +87,7 @@ ErrorCode code_of(const F& f, std::string* text = nullptr) {
   return ErrorCode::internal;
 }
 
-TEST(Publish, a_pending_checkpoint_counts_only_once_it_is_published) {
+TEST(Publish, APendingCheckpointCountsOnlyOnceItIsPublished) {
   const FastFolder folder;
   write_pending(folder.path(), 3, "w1");
   EXPECT_EQ(latest(folder.path()), -1);
@@ -98,7 +98,7 @@ TEST(Publish, a_pending_checkpoint_counts_only_once_it_is_published) {
   EXPECT_EQ(latest(folder.path()), 3);
 }
 
-TEST(Publish, refuses_what_was_not_written_and_what_is_torn) {
+TEST(Publish, RefusesWhatWasNotWrittenAndWhatIsTorn) {
   const FastFolder folder;
   std::string text;
   EXPECT_EQ(code_of([&] { publish(folder.path(), 3, "w1"); }, &text), ErrorCode::not_found);
@@ -121,7 +121,7 @@ TEST(Publish, refuses_what_was_not_written_and_what_is_torn) {
   check_recovers(folder.path(), 4);
 }
 
-TEST(Publish, writers_need_no_lock_but_publishers_do) {
+TEST(Publish, WritersNeedNoLockButPublishersDo) {
   const FastFolder folder;
   CheckpointWriter a(folder.path(), pending("a"));
   CheckpointWriter b(folder.path(), pending("b"));
@@ -135,14 +135,14 @@ TEST(Publish, writers_need_no_lock_but_publishers_do) {
     EXPECT_EQ(files_in(folder.path() / "pending"), 0);
     EXPECT_LE(list(folder.path()).size(), 2u);
   }
-  const VerifyReport report = verify(folder.path());
-  EXPECT_TRUE(report.ok());
-  EXPECT_EQ(report.unused_chunks, 0);
+  const VerifyResult result = verify(folder.path());
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.unused_chunks, 0);
   const CheckpointWriter single(folder.path(), {.chunk_bytes = kChunk});
   EXPECT_EQ(code_of([&] { publish(folder.path(), 5, "b"); }), ErrorCode::conflict);
 }
 
-TEST(Publish, keeps_what_a_later_pending_checkpoint_needs) {
+TEST(Publish, KeepsWhatALaterPendingCheckpointNeeds) {
   const FastFolder folder;
   write_pending(folder.path(), 9, "late");
   for (int64_t step = 1; step < 6; ++step) save_and_publish(folder.path(), step, "w");
@@ -151,7 +151,7 @@ TEST(Publish, keeps_what_a_later_pending_checkpoint_needs) {
   check_recovers(folder.path(), 10);
 }
 
-TEST(Publish, removes_no_checkpoint_of_a_later_step) {
+TEST(Publish, RemovesNoCheckpointOfALaterStep) {
   const FastFolder folder;
   save_and_publish(folder.path(), 9, "w");
   for (int64_t step = 1; step < 5; ++step) save_and_publish(folder.path(), step, "x");
@@ -169,7 +169,7 @@ int64_t count_operations() {
   return disk.operations;
 }
 
-TEST(Publish, a_fault_at_any_operation_costs_at_most_that_checkpoint) {
+TEST(Publish, AFaultAtAnyOperationCostsAtMostThatCheckpoint) {
   const int64_t operations = count_operations();
   ASSERT_GT(operations, 20);
   for (const int64_t times : {int64_t{1}, INT64_MAX}) {
@@ -198,7 +198,7 @@ TEST(Publish, a_fault_at_any_operation_costs_at_most_that_checkpoint) {
   }
 }
 
-TEST(Publish, a_writer_or_publisher_killed_at_any_operation_leaves_nothing_half) {
+TEST(Publish, AWriterOrPublisherKilledAtAnyOperationLeavesNothingHalf) {
   const int64_t operations = count_operations();
   for (int64_t n = 1; n <= operations; ++n) {
     SCOPED_TRACE(n);
@@ -228,7 +228,7 @@ TEST(Publish, a_writer_or_publisher_killed_at_any_operation_leaves_nothing_half)
   }
 }
 
-TEST(Publish, a_writer_that_sleeps_at_any_operation_neither_stops_nor_overtakes_its_replacement) {
+TEST(Publish, AWriterThatSleepsAtAnyOperationNeitherStopsNorOvertakesItsReplacement) {
   for (const int64_t late_step : {2, 9}) {  // behind the replacement, and ahead of it
     for (int64_t n = 1;; ++n) {
       SCOPED_TRACE(fmt::format("step {}, operation {}", late_step, n));
@@ -265,7 +265,7 @@ class SleepyDisk : public FaultyDisk {
   std::function<void()> meanwhile;
 };
 
-TEST(Publish, a_writer_that_wakes_up_goes_on_and_what_it_lost_is_found_missing) {
+TEST(Publish, AWriterThatWakesUpGoesOnAndWhatItLostIsFoundMissing) {
   for (const int64_t late_step : {2, 9}) {
     for (int64_t n = 1;; ++n) {
       SCOPED_TRACE(fmt::format("step {}, rename {}", late_step, n));
@@ -297,7 +297,7 @@ TEST(Publish, a_writer_that_wakes_up_goes_on_and_what_it_lost_is_found_missing) 
   }
 }
 
-TEST(Publish, power_lost_at_any_operation_keeps_what_was_published) {
+TEST(Publish, PowerLostAtAnyOperationKeepsWhatWasPublished) {
   for (int64_t n = 1;; ++n) {
     bool died = false;
     for (uint64_t seed = 0; seed < 3; ++seed) {

@@ -10,7 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/ckpt/export.h"
-#include "ductile/ckpt/testing_impl.h"
+#include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
 
 namespace ductile::ckpt {
@@ -32,7 +32,7 @@ State read_back(const SafetensorsFile& file) {
   return state;
 }
 
-RC_GTEST_PROP(Safetensors, come_back_as_written, ()) {
+RC_GTEST_PROP(Safetensors, ComeBackAsWritten, ()) {
   const FastFolder folder;
   State state;
   const int count = *rc::gen::inRange(0, 8);
@@ -54,7 +54,7 @@ RC_GTEST_PROP(Safetensors, come_back_as_written, ()) {
   }
 }
 
-TEST(Safetensors, a_checkpoint_is_exported_under_other_names) {
+TEST(Safetensors, ACheckpointIsExportedUnderOtherNames) {
   const FastFolder folder;
   const State state = state_of_step(1);
   CheckpointWriter writer(folder.path(), {.chunk_bytes = 4096});
@@ -100,7 +100,7 @@ assert np.array_equal(got['half'], np.array([0x3f80, 0xc000], '<u2'))
 assert got['none'].shape == (0, 7)
 )";
 
-TEST(Safetensors, an_independent_reader_agrees) {
+TEST(Safetensors, AnIndependentReaderAgrees) {
   if (std::system("/usr/bin/python3 -c 'import numpy' > /dev/null 2>&1") != 0) {
     GTEST_SKIP() << "needs /usr/bin/python3 with numpy (apt-get install python3-numpy)";
   }
@@ -130,7 +130,7 @@ std::string with_header(const std::string& header, size_t data) {
   return text + header + std::string(data, 'd');
 }
 
-TEST(Safetensors, hostile_headers_are_refused) {
+TEST(Safetensors, HostileHeadersAreRefused) {
   const FastFolder folder;
   const fs::path path = folder.path() / "x.safetensors";
   const auto entry = [](const char* name, const char* shape, const char* offsets) {
@@ -185,7 +185,7 @@ TEST(Safetensors, hostile_headers_are_refused) {
   }
 }
 
-TEST(Safetensors, random_damage_never_crashes) {
+TEST(Safetensors, RandomDamageNeverCrashes) {
   const FastFolder folder;
   const fs::path path = folder.path() / "x.safetensors";
   write_safetensors(path, views(state_of_step(1)), {{"a", "b"}});

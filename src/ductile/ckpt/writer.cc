@@ -111,7 +111,7 @@ struct CheckpointWriter::Impl {
         std::exception_ptr failure = write();
         guard.lock();
         error = std::move(failure);
-        reports.push_back(std::move(report));
+        results.push_back(std::move(result));
       }
       busy = false;
       changed.notify_all();
@@ -132,13 +132,13 @@ struct CheckpointWriter::Impl {
     const double cpu = thread_cpu_seconds();
     std::exception_ptr failure;
     try {
-      committer.commit(report.step, state, tensors, staging.chunks(), report);
+      committer.commit(result.step, state, tensors, staging.chunks(), result);
     } catch (const std::exception& e) {
       failure = std::current_exception();
-      report.error = e.what();
+      result.error = e.what();
     }
-    report.write_seconds = seconds_since(begin);
-    report.write_cpu_seconds = thread_cpu_seconds() - cpu;
+    result.write_seconds = seconds_since(begin);
+    result.write_cpu_seconds = thread_cpu_seconds() - cpu;
     return failure;
   }
 
@@ -152,14 +152,14 @@ struct CheckpointWriter::Impl {
   bool preparing = false;  // the job is to get memory, not to save
   std::vector<TensorInfo> tensors;
   std::string state;
-  SaveReport report;
+  SaveResult result;
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   bool busy = false;
   bool stopping = false;
   std::exception_ptr error;
-  std::deque<SaveReport> reports;
+  std::deque<SaveResult> results;
 
   std::jthread thread;  // last: starts when all else is there, and is joined first
 };
@@ -187,7 +187,7 @@ void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
   s.wait_until_idle();
   s.error = nullptr;
   s.plan(tensors);
-  s.report = SaveReport{.step = step, .wait_seconds = seconds_since(begin)};
+  s.result = SaveResult{.step = step, .wait_seconds = seconds_since(begin)};
   const Clock::time_point copy_begin = Clock::now();
   s.staging.fill(tensors, s.layout);
   s.state = std::move(text);
@@ -197,7 +197,7 @@ void CheckpointWriter::save(int64_t step, const nlohmann::json& state,
     s.tensors.push_back({t.name, t.dtype, t.shape, static_cast<int64_t>(t.bytes.size()),
                          s.layout.tensor_offsets[i]});
   }
-  s.report.copy_seconds = seconds_since(copy_begin);
+  s.result.copy_seconds = seconds_since(copy_begin);
   s.hand_over();
 }
 
@@ -211,12 +211,12 @@ void CheckpointWriter::wait() {
   if (impl_->error) std::rethrow_exception(std::exchange(impl_->error, nullptr));
 }
 
-std::optional<SaveReport> CheckpointWriter::take_report() {
+std::optional<SaveResult> CheckpointWriter::take_result() {
   const std::lock_guard guard(impl_->mutex);
-  if (impl_->reports.empty()) return std::nullopt;
-  SaveReport report = std::move(impl_->reports.front());
-  impl_->reports.pop_front();
-  return report;
+  if (impl_->results.empty()) return std::nullopt;
+  SaveResult result = std::move(impl_->results.front());
+  impl_->results.pop_front();
+  return result;
 }
 
 }  // namespace ductile::ckpt

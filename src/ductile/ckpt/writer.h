@@ -32,7 +32,7 @@ struct WriterOptions {
   Disk* disk = nullptr;  // the real one when null; outlives the writer
 };
 
-struct SaveReport {
+struct SaveResult {
   int64_t step = 0;
   int64_t total_bytes = 0;   // of all tensors
   int64_t new_bytes = 0;     // in chunks that had to be written
@@ -72,7 +72,7 @@ class CheckpointWriter {
   // Waits for the save before this one, copies the tensors, and returns; hashing and writing follow
   // in the background. `state` is any JSON value (text must be UTF-8; not-a-number becomes null).
   // Throws invalid_argument for a bad argument and unavailable when there is no memory for the
-  // copy; failures of the save before are left to wait() and take_report().
+  // copy; failures of the save before are left to wait() and take_result().
   void save(int64_t step, const nlohmann::json& state, std::span<const TensorView> tensors);
 
   // Whether save() would start at once.
@@ -82,7 +82,7 @@ class CheckpointWriter {
   void wait();
 
   // Finished saves, failed ones too, oldest first, each once.
-  std::optional<SaveReport> take_report();
+  std::optional<SaveResult> take_result();
 
  private:
   struct Impl;

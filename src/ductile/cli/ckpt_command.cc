@@ -98,20 +98,20 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
 
 ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
   const fs::path folder = checkpoint_folder(command.run);
-  const ckpt::VerifyReport report = ckpt::verify(folder);
+  const ckpt::VerifyResult result = ckpt::verify(folder);
   if (command.json) {
-    const Json all = {{"ok", report.ok()},           {"good", report.good},
-                      {"refused", report.refused},   {"chunks", report.num_chunks},
-                      {"bytes", report.chunk_bytes}, {"unused_chunks", report.unused_chunks}};
+    const Json all = {{"ok", result.ok()},           {"good", result.good},
+                      {"refused", result.refused},   {"chunks", result.num_chunks},
+                      {"bytes", result.chunk_bytes}, {"unused_chunks", result.unused_chunks}};
     context.console.print("{}\n", dump_json(all, 2));
   } else {
-    for (const int64_t step : report.good) context.console.print("step {}: good\n", step);
-    for (const std::string& refused : report.refused)
+    for (const int64_t step : result.good) context.console.print("step {}: good\n", step);
+    for (const std::string& refused : result.refused)
       context.console.print("{}: refused\n", refused);
-    context.console.print("{} chunks, {} read\n", report.num_chunks,
-                          run::as_bytes(static_cast<double>(report.chunk_bytes)));
+    context.console.print("{} chunks, {} read\n", result.num_chunks,
+                          run::as_bytes(static_cast<double>(result.chunk_bytes)));
   }
-  return report.ok() ? kDone : kFailed;
+  return result.ok() ? kDone : kFailed;
 }
 
 ExitCode ckpt_export(const CkptCommand& command, Context& context) {

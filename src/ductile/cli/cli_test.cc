@@ -65,7 +65,7 @@ class Worker : public testing::Test {
 // The descriptor given as --progress-fd, for a shell: FD holds it.
 const std::string kFd = "while [[ $1 != --progress-fd ]]; do shift; done; FD=$2\n";
 
-TEST(ExitCodes, follow_the_kind_of_error) {
+TEST(ExitCodes, FollowTheKindOfError) {
   EXPECT_EQ(exit_code(ErrorCode::invalid_argument), 2);
   EXPECT_EQ(exit_code(ErrorCode::not_found), 4);
   EXPECT_EQ(exit_code(ErrorCode::conflict), 4);
@@ -74,11 +74,11 @@ TEST(ExitCodes, follow_the_kind_of_error) {
   EXPECT_EQ(exit_code(ErrorCode::internal), 1);
 }
 
-TEST(Table, pads_columns_and_leaves_no_blanks_at_line_ends) {
+TEST(Table, PadsColumnsAndLeavesNoBlanksAtLineEnds) {
   EXPECT_EQ(table({{"a", "long", ""}, {"bbb", "c", "d"}}), "a    long\nbbb  c     d\n");
 }
 
-TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
+TEST(CommandLine, HelpGoesToStdoutAndErrorsToStderr) {
   const Said help = say({"--help"});
   EXPECT_EQ(help.code, kDone);
   EXPECT_EQ(help.out.rfind("Example:\n", 0), 0u);
@@ -89,7 +89,7 @@ TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
   EXPECT_NE(wrong.err.find("did you mean --help?"), std::string::npos);
 }
 
-TEST(CommandLine, every_command_has_help_that_begins_with_an_example) {
+TEST(CommandLine, EveryCommandHasHelpThatBeginsWithAnExample) {
   for (const std::vector<const char*>& words :
        std::vector<std::vector<const char*>>{{"train"},
                                              {"status"},
@@ -121,7 +121,7 @@ TEST(CommandLine, every_command_has_help_that_begins_with_an_example) {
   }
 }
 
-TEST(CommandLine, the_strongest_origin_of_a_value_wins) {
+TEST(CommandLine, TheStrongestOriginOfAValueWins) {
   const auto epochs = [](std::vector<const char*> words, std::vector<const char*> environment) {
     words.insert(words.begin(), {"config", "--json"});
     return nlohmann::json::parse(say(words, environment).out).at("train.epochs");
@@ -133,14 +133,14 @@ TEST(CommandLine, the_strongest_origin_of_a_value_wins) {
   EXPECT_EQ(both.at("origin"), "--set");
 }
 
-TEST(CommandLine, a_dry_run_makes_nothing) {
+TEST(CommandLine, ADryRunMakesNothing) {
   const TempFolder folder;
   const std::string runs = (folder.path() / "runs").string();
   EXPECT_EQ(say({"train", "--dry-run", "--runs", runs.c_str()}).code, kDone);
   EXPECT_FALSE(fs::exists(runs));
 }
 
-TEST(Doctor, tells_what_it_found_as_json) {
+TEST(Doctor, TellsWhatItFoundAsJson) {
   const Said said = say({"doctor", "--json"});
   ASSERT_EQ(said.code, kDone);
   const auto facts = nlohmann::json::parse(said.out);
@@ -150,7 +150,7 @@ TEST(Doctor, tells_what_it_found_as_json) {
     EXPECT_EQ(missing.at("command").get<std::string>().rfind("sudo apt-get install ", 0), 0u);
 }
 
-TEST(Doctor, names_only_packages_that_the_setup_script_knows) {
+TEST(Doctor, NamesOnlyPackagesThatTheSetupScriptKnows) {
   const std::string setup = read_file(DUCTILE_SOURCE_DIR "/scripts/setup");
   const std::string source = read_file(DUCTILE_SOURCE_DIR "/src/ductile/cli/doctor_command.cc");
   for (const char* package :
@@ -160,7 +160,7 @@ TEST(Doctor, names_only_packages_that_the_setup_script_knows) {
   }
 }
 
-TEST_F(Worker, lines_arrive_whole_and_in_order_up_to_its_end) {
+TEST_F(Worker, LinesArriveWholeAndInOrderUpToItsEnd) {
   std::vector<std::string> lines;
   const WorkerEnd end =
       run_worker(launch(kFd + "printf 'half' >&$FD; sleep 0.05; printf ' line\\n' >&$FD\n"
@@ -174,7 +174,7 @@ TEST_F(Worker, lines_arrive_whole_and_in_order_up_to_its_end) {
   EXPECT_EQ(lines.back(), "line 1000");
 }
 
-TEST_F(Worker, sees_its_arguments_and_environment_and_writes_to_the_log) {
+TEST_F(Worker, SeesItsArgumentsAndEnvironmentAndWritesToTheLog) {
   WorkerLaunch l = launch("echo \"args $1 $2 env $DUCTILE_PROBE\"; echo err >&2", {"--run", "R"});
   l.environment = {{"DUCTILE_PROBE", "new"}};
   setenv("DUCTILE_PROBE", "old", 1);
@@ -183,19 +183,19 @@ TEST_F(Worker, sees_its_arguments_and_environment_and_writes_to_the_log) {
   EXPECT_EQ(read_file(log()), "args --run R env new\nerr\n");
 }
 
-TEST_F(Worker, that_closes_its_pipe_early_is_still_waited_for) {
+TEST_F(Worker, ThatClosesItsPipeEarlyIsStillWaitedFor) {
   const WorkerEnd end =
       run_worker(launch(kFd + "eval \"exec $FD>&-\"; sleep 0.1; exit 3"), [](std::string_view) {});
   EXPECT_EQ(end.exit_code, 3);
 }
 
-TEST_F(Worker, killed_by_a_signal_is_told_apart_from_an_exit) {
+TEST_F(Worker, KilledByASignalIsToldApartFromAnExit) {
   const WorkerEnd end = run_worker(launch("kill -SEGV $$"), [](std::string_view) {});
   EXPECT_EQ(end.signal, SIGSEGV);
   EXPECT_FALSE(end.interrupted);
 }
 
-TEST_F(Worker, that_cannot_be_started_is_an_error_naming_it) {
+TEST_F(Worker, ThatCannotBeStartedIsAnErrorNamingIt) {
   WorkerLaunch l = launch("exit 0");
   l.program = folder() / "absent";
   try {
@@ -224,7 +224,7 @@ const std::string kCatches =
     "trap 'echo got INT; exit 4' INT; trap 'echo got TERM; exit 4' TERM\n"
     "echo ready; while :; do sleep 0.02; done";
 
-TEST_F(Worker, gets_the_signals_that_reach_us_once) {
+TEST_F(Worker, GetsTheSignalsThatReachUsOnce) {
   for (const auto& [signal, name] :
        {std::pair(SIGINT, "INT"), {SIGTERM, "TERM"}, {SIGHUP, "TERM"}}) {
     fs::remove(log());
@@ -236,7 +236,7 @@ TEST_F(Worker, gets_the_signals_that_reach_us_once) {
   }
 }
 
-TEST_F(Worker, that_does_not_heed_a_signal_is_killed_by_the_second) {
+TEST_F(Worker, ThatDoesNotHeedASignalIsKilledByTheSecond) {
   const pid_t child =
       supervise(launch("trap 'echo no' TERM; echo ready; while :; do sleep 0.02; done"));
   await(log(), "ready");
@@ -246,7 +246,7 @@ TEST_F(Worker, that_does_not_heed_a_signal_is_killed_by_the_second) {
   EXPECT_EQ(exit_status(child), 15);
 }
 
-TEST_F(Worker, learns_of_our_death) {
+TEST_F(Worker, LearnsOfOurDeath) {
   const pid_t child = supervise(launch(kCatches));
   await(log(), "ready");
   kill(child, SIGKILL);
@@ -254,7 +254,7 @@ TEST_F(Worker, learns_of_our_death) {
   await(log(), "got TERM");
 }
 
-TEST_F(Worker, stops_and_goes_on_with_us) {
+TEST_F(Worker, StopsAndGoesOnWithUs) {
   const pid_t child = supervise(
       launch("echo ready; trap 'exit 4' TERM; while :; do echo tick >> ticks; sleep 0.01; done"));
   await(log(), "ready");
@@ -286,7 +286,7 @@ class Train : public Worker {
   std::string out_;
 };
 
-TEST_F(Train, prints_the_figures_and_where_the_report_lies) {
+TEST_F(Train, PrintsTheFiguresAndWhereTheReportLies) {
   const Said said = train(
       "echo '{\"done\":{\"status\":\"target_reached\",\"step\":1200,"
       "\"final\":{\"accuracy\":0.9876},\"cost\":{\"wall_seconds\":75.0}}}' >&$FD");
@@ -297,7 +297,7 @@ TEST_F(Train, prints_the_figures_and_where_the_report_lies) {
   EXPECT_TRUE(fs::exists(fs::path(out()) / "job.toml"));
 }
 
-TEST_F(Train, a_worker_that_dies_is_a_failed_job_with_its_last_words_and_the_way_on) {
+TEST_F(Train, AWorkerThatDiesIsAFailedJobWithItsLastWordsAndTheWayOn) {
   const Said said = train("echo first; echo 'out of luck' >&2; exit 3");
   EXPECT_EQ(said.code, kJobFailed);
   EXPECT_NE(said.err.find("out of luck"), std::string::npos);
@@ -305,13 +305,13 @@ TEST_F(Train, a_worker_that_dies_is_a_failed_job_with_its_last_words_and_the_way
   EXPECT_TRUE(fs::exists(fs::path(out()) / "report.html"));
 }
 
-TEST_F(Train, a_worker_that_is_killed_says_so) {
+TEST_F(Train, AWorkerThatIsKilledSaysSo) {
   const Said said = train("kill -KILL $$");
   EXPECT_EQ(said.code, kJobFailed);
   EXPECT_NE(said.err.find("KILL"), std::string::npos);
 }
 
-TEST_F(Train, an_error_the_worker_names_outranks_its_log) {
+TEST_F(Train, AnErrorTheWorkerNamesOutranksItsLog) {
   const Said said = train(
       "echo noise >&2; echo '{\"error\":\"no such data\",\"code\":\"not_found\"}' >&$FD; exit 2");
   EXPECT_EQ(said.code, kUsage);
@@ -319,14 +319,14 @@ TEST_F(Train, an_error_the_worker_names_outranks_its_log) {
   EXPECT_EQ(said.err.find("noise"), std::string::npos);
 }
 
-TEST_F(Train, a_worker_that_ended_with_a_reason_did_not_die) {
+TEST_F(Train, AWorkerThatEndedWithAReasonDidNotDie) {
   const Said said = train("echo '{\"error\":\"the disk is full\"}' >&$FD; exit 3");
   EXPECT_EQ(said.code, kJobFailed);
   EXPECT_NE(said.err.find("the disk is full"), std::string::npos);
   EXPECT_EQ(said.err.find("died"), std::string::npos) << said.err;
 }
 
-TEST_F(Train, json_has_status_run_and_result) {
+TEST_F(Train, JsonHasStatusRunAndResult) {
   const Said said = train("echo '{\"done\":{\"step\":3}}' >&$FD", {"--json"});
   const auto value = nlohmann::json::parse(said.out);
   EXPECT_EQ(value.at("status"), "done");
@@ -334,13 +334,13 @@ TEST_F(Train, json_has_status_run_and_result) {
   EXPECT_EQ(value.at("run"), fs::canonical(out()).string());
 }
 
-TEST_F(Train, a_worker_that_was_interrupted_exits_130_with_the_way_on) {
+TEST_F(Train, AWorkerThatWasInterruptedExits130WithTheWayOn) {
   const Said said = train("exit 130");
   EXPECT_EQ(said.code, kInterrupted);
   EXPECT_NE(said.err.find("To go on: ductile train --resume "), std::string::npos);
 }
 
-TEST_F(Train, an_existing_run_is_not_overwritten) {
+TEST_F(Train, AnExistingRunIsNotOverwritten) {
   fs::create_directories(folder() / "run");
   EXPECT_EQ(train("exit 0").code, kNotFound);
 }
@@ -379,7 +379,7 @@ class Driven : public Train {
   std::string run_;
 };
 
-TEST_F(Driven, a_run_takes_no_second_driver_of_either_kind) {
+TEST_F(Driven, ARunTakesNoSecondDriverOfEitherKind) {
   start();
   const std::string holder = fmt::format("process {}", driver_);
   for (const char* workers : {"1", "2"}) {
@@ -391,7 +391,7 @@ TEST_F(Driven, a_run_takes_no_second_driver_of_either_kind) {
   EXPECT_NE(refusal({"resume", run_.c_str()}).find(holder), std::string::npos);
 }
 
-TEST_F(Driven, a_run_with_a_controller_takes_no_plain_driver) {
+TEST_F(Driven, ARunWithAControllerTakesNoPlainDriver) {
   EXPECT_EQ(train("exit 130").code, kInterrupted);
   run_ = out();
   std::ofstream(fs::path(run_) / "metrics.jsonl") << "{\"step\":1}\n";
@@ -400,7 +400,7 @@ TEST_F(Driven, a_run_with_a_controller_takes_no_plain_driver) {
             std::string::npos);
 }
 
-TEST_F(Train, of_somebody_elses_run_needs_trust) {
+TEST_F(Train, OfSomebodyElsesRunNeedsTrust) {
   if (geteuid() != 0) GTEST_SKIP() << "takes root, to give files away";
   EXPECT_EQ(train("exit 130").code, kInterrupted);
   setenv("DUCTILE_WORKER", program("worker", "exit 130").c_str(), 1);
@@ -422,7 +422,7 @@ TEST_F(Train, of_somebody_elses_run_needs_trust) {
   unsetenv("DUCTILE_WORKER");
 }
 
-TEST(Workers, beyond_what_a_host_has_room_for_are_refused_before_anything_is_made) {
+TEST(Workers, BeyondWhatAHostHasRoomForAreRefusedBeforeAnythingIsMade) {
   const TempFolder folder;
   const std::string out = (folder.path() / "run").string();
   const auto refusal = [&](std::vector<const char*> more) {

@@ -79,38 +79,38 @@ void print_bad(Console& console, const std::vector<data::BadItem>& bad) {
     console.print("  ... and {} more; --json lists all\n", bad.size() - kBadShown);
 }
 
-void print_report(Console& console, const data::InspectReport& report) {
-  const data::DatasetInfo& info = report.info;
+void print_result(Console& console, const data::InspectResult& result) {
+  const data::DatasetInfo& info = result.info;
   std::vector<std::vector<std::string>> rows = {
-      {"split", std::string(name_of(report.split))},
+      {"split", std::string(name_of(result.split))},
       {"format", info.format},
-      {"samples", run::with_thousands(static_cast<double>(report.good))},
-      {"stored", run::as_bytes(static_cast<double>(report.stored_bytes))}};
+      {"samples", run::with_thousands(static_cast<double>(result.good))},
+      {"stored", run::as_bytes(static_cast<double>(result.stored_bytes))}};
   if (info.tokens) {
     rows.push_back({"vocabulary", run::with_thousands(static_cast<double>(info.num_classes))});
     rows.push_back({"tokens a sample", std::to_string(info.sequence_length)});
   } else {
     rows.push_back({"shape", fmt::format("{} x {} x {}", info.channels,
-                                         range_text(report.min_height, report.max_height),
-                                         range_text(report.min_width, report.max_width))});
+                                         range_text(result.min_height, result.max_height),
+                                         range_text(result.min_width, result.max_width))});
     rows.push_back({"mean", numbers_text(info.mean)});
     rows.push_back({"std", numbers_text(info.std)});
     rows.push_back({"classes", std::to_string(info.num_classes)});
   }
   std::string encodings;
-  for (const auto& [name, count] : report.encodings)
+  for (const auto& [name, count] : result.encodings)
     encodings += fmt::format("{}{} {}", encodings.empty() ? "" : ", ", count, name);
   rows.push_back({"encodings", encodings});
   console.print("{}", table(rows));
-  if (!report.class_counts.empty()) {
+  if (!result.class_counts.empty()) {
     rows = {{"CLASS", "NAME", "SAMPLES"}};
-    for (size_t c = 0; c < report.class_counts.size(); ++c) {
+    for (size_t c = 0; c < result.class_counts.size(); ++c) {
       rows.push_back({std::to_string(c), c < info.class_names.size() ? info.class_names[c] : "",
-                      std::to_string(report.class_counts[c])});
+                      std::to_string(result.class_counts[c])});
     }
     console.print("\n{}", table(rows));
   }
-  print_bad(console, report.bad);
+  print_bad(console, result.bad);
 }
 
 }  // namespace
@@ -120,15 +120,15 @@ ExitCode data_inspect(const DataInspectCommand& command, Context& context) {
   Json all = Json::array();
   bool bad = false, first = true;
   for_each_split(command.split, context, [&](data::Split split) {
-    const data::InspectReport report = data::inspect(options, split);
-    bad = bad || !report.bad.empty();
+    const data::InspectResult result = data::inspect(options, split);
+    bad = bad || !result.bad.empty();
     if (command.json) {
-      all.push_back(Json(data::to_json(report)));
+      all.push_back(Json(data::to_json(result)));
       return;
     }
     if (!first) context.console.print("\n");
     first = false;
-    print_report(context.console, report);
+    print_result(context.console, result);
   });
   if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return bad ? kFailed : kDone;
@@ -144,16 +144,16 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context) {
   to.short_side = command.short_side;
   Json all = Json::array();
   for_each_split(command.split, context, [&](data::Split split) {
-    const data::ConvertReport report = data::convert(options, split, to);
+    const data::ConvertResult result = data::convert(options, split, to);
     if (command.json) {
       Json one = {{"split", name_of(split)}};
-      one.update(Json(data::to_json(report)));
+      one.update(Json(data::to_json(result)));
       all.push_back(one);
       return;
     }
-    context.console.print("{}: {} samples, {} in {} files\n", name_of(split), report.samples,
-                          run::as_bytes(static_cast<double>(report.bytes)), report.files.size());
-    print_bad(context.console, report.bad);
+    context.console.print("{}: {} samples, {} in {} files\n", name_of(split), result.samples,
+                          run::as_bytes(static_cast<double>(result.bytes)), result.files.size());
+    print_bad(context.console, result.bad);
   });
   if (command.json) context.console.print("{}\n", dump_json(all, 2));
   return kDone;

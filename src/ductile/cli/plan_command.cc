@@ -8,7 +8,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
-#include "ductile/plan/megatron.h"
+#include "ductile/plan/baselines/megatron.h"
 #include "ductile/plan/report.h"
 #include "ductile/run/format.h"
 

@@ -29,7 +29,7 @@ void run_with_arena(int size, const std::function<void(Communicator&, Arena&)>& 
   for (auto& t : threads) t.join();
 }
 
-TEST(ArenaCommunicator, a_stall_in_shared_memory_names_the_missing_rank) {
+TEST(ArenaCommunicator, AStallInSharedMemoryNamesTheMissingRank) {
   std::atomic<int> told{0};
   std::atomic<bool> go{false};
   CommunicatorOptions options;
@@ -55,7 +55,7 @@ TEST(ArenaCommunicator, a_stall_in_shared_memory_names_the_missing_rank) {
   EXPECT_EQ(told, 2);
 }
 
-TEST(ArenaCommunicator, sums_through_shared_memory_beside_messages) {
+TEST(ArenaCommunicator, SumsThroughSharedMemoryBesideMessages) {
   run_with_arena(3, [](Communicator& comm, Arena& arena) {
     EXPECT_TRUE(comm.uses_arena(Collective::all_reduce, DType::f32));
     EXPECT_FALSE(comm.uses_arena(Collective::all_gather, DType::f32));
@@ -91,7 +91,7 @@ TEST(ArenaCommunicator, sums_through_shared_memory_beside_messages) {
   });
 }
 
-TEST(ArenaCommunicator, a_loss_seen_by_either_ends_both) {
+TEST(ArenaCommunicator, ALossSeenByEitherEndsBoth) {
   run_with_arena(3, [](Communicator& comm, Arena& arena) {
     comm.barrier();
     if (comm.rank() == 2) return;

@@ -13,8 +13,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena_impl.h"
-#include "ductile/comm/local_processes_impl.h"
 #include "ductile/comm/shm_collectives.h"
+#include "ductile/comm/testing/local_processes.h"
 
 namespace ductile::comm {
 namespace {

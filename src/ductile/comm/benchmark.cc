@@ -24,7 +24,7 @@ Fabric without(const Fabric& fabric, bool latency, bool transfer, bool reduction
 
 struct Candidate {
   CallOptions call;
-  BurstPlan plan;
+  BurstSizes sizes;
   std::vector<double> times;
   size_t index = 0;  // in SizeTimes::algorithms
 };
@@ -121,15 +121,15 @@ SizeTimes time_all_reduce(Communicator& comm, float* data, int64_t bytes,
     run(c);
     correct = correct && sum.matches(data, n);
     std::fill_n(data, n, 0.0f);
-    c.plan = BurstPlan::make(
+    c.sizes = BurstSizes::make(
         options.seconds, [&] { run(c); }, largest);
-    rounds = std::max(rounds, c.plan.bursts);
+    rounds = std::max(rounds, c.sizes.bursts);
   }
   for (int round = 0; round < rounds; ++round) {
     for (Candidate& c : candidates) {
-      if (round >= c.plan.bursts) continue;
+      if (round >= c.sizes.bursts) continue;
       c.times.push_back(burst(
-          c.plan.calls, [&] { run(c); }, largest));
+          c.sizes.calls, [&] { run(c); }, largest));
     }
   }
   for (Candidate& c : candidates) {

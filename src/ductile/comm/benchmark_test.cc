@@ -6,7 +6,7 @@
 
 #include "ductile/comm/arena.h"
 #include "ductile/comm/calibrate.h"
-#include "ductile/comm/rank_threads_impl.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {
@@ -37,7 +37,7 @@ SizeTimes time_on_threads(int size, int64_t bytes, const BenchmarkOptions& optio
   return results[0];
 }
 
-TEST(Benchmark, times_every_algorithm_and_says_which_was_chosen_and_how_far_from_the_best) {
+TEST(Benchmark, TimesEveryAlgorithmAndSaysWhichWasChosenAndHowFarFromTheBest) {
   const SizeTimes t = time_on_threads(4, 40'000, {.seconds = 0.002}, false);
   EXPECT_TRUE(t.correct);
   EXPECT_EQ(t.bytes, 40'000);
@@ -61,7 +61,7 @@ TEST(Benchmark, times_every_algorithm_and_says_which_was_chosen_and_how_far_from
   EXPECT_NE(t.reason.find("all_reduce of"), std::string::npos);
 }
 
-TEST(Benchmark, shared_memory_is_chosen_where_there_is_some) {
+TEST(Benchmark, SharedMemoryIsChosenWhereThereIsSome) {
   const SizeTimes t = time_on_threads(3, 70'000, {.seconds = 0.002}, true);
   ASSERT_EQ(t.chosen, 0);
   EXPECT_EQ(t.algorithms[0].name, "shared_memory");
@@ -70,7 +70,7 @@ TEST(Benchmark, shared_memory_is_chosen_where_there_is_some) {
   EXPECT_TRUE(t.correct);
 }
 
-TEST(Benchmark, only_what_was_asked_for) {
+TEST(Benchmark, OnlyWhatWasAskedFor) {
   const SizeTimes t = time_on_threads(
       2, 1 << 20,
       {.variants = {{Algorithm::ring, 4}, {Algorithm::recursive_doubling, 0}}, .seconds = 0.001},
@@ -82,7 +82,7 @@ TEST(Benchmark, only_what_was_asked_for) {
   EXPECT_TRUE(t.correct);
 }
 
-TEST(Benchmark, a_wrong_sum_is_noticed) {
+TEST(Benchmark, AWrongSumIsNoticed) {
   const Pattern own(1, 1), sum(0, 1);
   std::vector<float> data(3000);
   own.fill(data.data(), data.size());

@@ -50,18 +50,18 @@ double burst(int calls, const Call& call, const Largest& largest) {
 
 // Bursts, and calls in each, that fill `seconds`: about fifteen bursts of more than one call; at
 // least three.
-struct BurstPlan {
+struct BurstSizes {
   int calls = 1;
   int bursts = 3;
 
   template <class Call, class Largest>
-  static BurstPlan make(double seconds, const Call& call, const Largest& largest) {
+  static BurstSizes make(double seconds, const Call& call, const Largest& largest) {
     const double first = std::max(burst(1, call, largest), 1e-7);
     const double rough = first < 0.05 ? std::max(burst(2, call, largest), 1e-7) : first;
-    BurstPlan plan;
-    plan.calls = std::clamp(static_cast<int>(seconds / 15 / rough), 1, 1000);
-    plan.bursts = std::clamp(static_cast<int>(seconds / rough / plan.calls), 3, 15);
-    return plan;
+    BurstSizes sizes;
+    sizes.calls = std::clamp(static_cast<int>(seconds / 15 / rough), 1, 1000);
+    sizes.bursts = std::clamp(static_cast<int>(seconds / rough / sizes.calls), 3, 15);
+    return sizes;
   }
 };
 

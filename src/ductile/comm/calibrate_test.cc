@@ -8,7 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/comm/fusion.h"
-#include "ductile/comm/rank_threads_impl.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {
@@ -63,7 +63,7 @@ class SlowTransport : public Transport {
   std::vector<Held> held_;
 };
 
-TEST(Calibrate, finds_latency_and_bandwidth_of_the_links_and_all_ranks_agree) {
+TEST(Calibrate, FindsLatencyAndBandwidthOfTheLinksAndAllRanksAgree) {
   constexpr int kSize = 3;
   auto transports = make_inproc_transports(kSize, {1 << 20});
   std::vector<Fabric> fabrics(kSize);
@@ -92,7 +92,7 @@ TEST(Calibrate, finds_latency_and_bandwidth_of_the_links_and_all_ranks_agree) {
   }
 }
 
-TEST(Calibrate, keeps_what_it_found_for_the_same_arrangement_only) {
+TEST(Calibrate, KeepsWhatItFoundForTheSameArrangementOnly) {
   TempFolder folder;
   CalibrationOptions options;
   options.cache = folder.path() / "made" / "when needed";
@@ -139,7 +139,7 @@ TEST(Calibrate, keeps_what_it_found_for_the_same_arrangement_only) {
   EXPECT_TRUE(run(2).file.empty());
 }
 
-TEST(Calibrate, sums_in_shared_memory_are_timed_too) {
+TEST(Calibrate, SumsInSharedMemoryAreTimedToo) {
   auto arenas = Arena::for_threads(2, {.region_bytes = 8 << 20});
   auto transports = make_inproc_transports(2);
   std::vector<std::thread> threads;
@@ -160,7 +160,7 @@ TEST(Calibrate, sums_in_shared_memory_are_timed_too) {
   for (auto& t : threads) t.join();
 }
 
-TEST(Calibrate, a_fabric_of_another_arrangement_is_refused) {
+TEST(Calibrate, AFabricOfAnotherArrangementIsRefused) {
   run_ranks(2, [](Communicator& comm) {
     Fabric f = comm.fabric();
     f.between.latency = 1;
@@ -172,7 +172,7 @@ TEST(Calibrate, a_fabric_of_another_arrangement_is_refused) {
   });
 }
 
-TEST(Fusion, buckets_tile_the_buffer_from_the_end_in_whole_tensors) {
+TEST(Fusion, BucketsTileTheBufferFromTheEndInWholeTensors) {
   const std::vector<int64_t> offsets = {0, 10, 11, 40, 100, 101, 102, 103};
   EXPECT_EQ(make_buckets(offsets, 8),
             (std::vector<Bucket>{{101, 103}, {40, 101}, {11, 40}, {0, 11}}));

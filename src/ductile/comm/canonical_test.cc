@@ -8,7 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/comm/even_cut_impl.h"
+#include "ductile/comm/testing/even_cut.h"
 
 namespace ductile::comm {
 namespace {
@@ -21,7 +21,7 @@ float tree_sum(const std::vector<float>& leaves, int64_t begin, int64_t end) {
   return tree_sum(leaves, begin, begin + left) + tree_sum(leaves, begin + left, end);
 }
 
-TEST(Canonical, any_cut_gives_the_bits_of_the_whole_tree) {
+TEST(Canonical, AnyCutGivesTheBitsOfTheWholeTree) {
   Rng rng(1);
   for (int64_t n = 1; n <= 130; ++n) {
     std::vector<float> leaves(n);
@@ -48,7 +48,7 @@ TEST(Canonical, any_cut_gives_the_bits_of_the_whole_tree) {
   }
 }
 
-TEST(Canonical, aligned_ranges_are_one_piece_each) {
+TEST(Canonical, AlignedRangesAreOnePieceEach) {
   for (int workers : {1, 2, 4, 8, 16}) {
     const auto cut = even_cut(64, workers);
     for (int w = 0; w < workers; ++w) EXPECT_EQ(cover(64, {cut[w], cut[w + 1]}).size(), 1u);
@@ -58,7 +58,7 @@ TEST(Canonical, aligned_ranges_are_one_piece_each) {
   EXPECT_TRUE(cover(8, {3, 3}).empty());
 }
 
-TEST(Canonical, pieces_that_do_not_tile_the_leaves_are_refused) {
+TEST(Canonical, PiecesThatDoNotTileTheLeavesAreRefused) {
   const auto refuse = [](std::vector<LeafRange> pieces) {
     EXPECT_THROW(combine_order(8, pieces), Error);
   };

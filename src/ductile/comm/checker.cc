@@ -9,7 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
-#include "ductile/comm/plan.h"
+#include "ductile/comm/step_order.h"
 
 namespace ductile::comm {
 namespace {
@@ -313,13 +313,13 @@ class Narrow {
   explicit Narrow(std::span<const Schedule> lists, bool aliased) : ranks_(lists.size()) {
     for (size_t r = 0; r < lists.size(); ++r) {
       Rank& rank = ranks_[r];
-      rank.plan = make_plan(lists[r], aliased);
-      rank.waiting = rank.plan.num_predecessors;
+      rank.order = make_step_order(lists[r], aliased);
+      rank.waiting = rank.order.num_predecessors;
       for (int i = 0; i < static_cast<int>(rank.waiting.size()); ++i) {
         if (receives(r, i)) rank.receives.push_back(i);
       }
       for (int i = 0; i < static_cast<int>(rank.waiting.size()); ++i) {
-        if (rank.plan.num_predecessors[i] == 0) ready(static_cast<int>(r), i);
+        if (rank.order.num_predecessors[i] == 0) ready(static_cast<int>(r), i);
       }
       work_.push(static_cast<int>(r));
     }
@@ -341,7 +341,7 @@ class Narrow {
 
  private:
   struct Rank {
-    Plan plan;
+    StepOrder order;
     std::vector<int32_t> waiting;
     std::vector<int> receives;              // in list order
     size_t posted = 0;                      // receives[posted] is open
@@ -352,13 +352,13 @@ class Narrow {
   };
 
   bool receives(size_t r, int i) const {
-    const Op op = ranks_[r].plan.list.steps[i].op;
+    const Op op = ranks_[r].order.list.steps[i].op;
     return op == Op::receive || op == Op::receive_reduce;
   }
 
   void ready(int r, int i) {
     Rank& rank = ranks_[r];
-    const Step& step = rank.plan.list.steps[i];
+    const Step& step = rank.order.list.steps[i];
     if (step.op == Op::send) {
       rank.sendable[step.rail].insert(i);
     } else if (!receives(r, i)) {
@@ -368,7 +368,7 @@ class Narrow {
 
   void finish(int r, int i) {
     ++ranks_[r].finished;
-    for (const int32_t s : ranks_[r].plan.successors(i)) {
+    for (const int32_t s : ranks_[r].order.successors(i)) {
       if (--ranks_[r].waiting[s] == 0) ready(r, s);
     }
     work_.push(r);
@@ -383,15 +383,15 @@ class Narrow {
         if (!open.empty() && i > *open.begin()) break;
         sendable.erase(sendable.begin());
         open.insert(i);
-        offered_[{r, rank.plan.list.steps[i].peer, rail, rank.plan.message[i]}] = i;
-        work_.push(rank.plan.list.steps[i].peer);
+        offered_[{r, rank.order.list.steps[i].peer, rail, rank.order.message[i]}] = i;
+        work_.push(rank.order.list.steps[i].peer);
       }
     }
     while (rank.posted < rank.receives.size()) {
       const int i = rank.receives[rank.posted];
-      const Step& step = rank.plan.list.steps[i];
+      const Step& step = rank.order.list.steps[i];
       if (!rank.arrived) {
-        const auto it = offered_.find({step.peer, r, step.rail, rank.plan.message[i]});
+        const auto it = offered_.find({step.peer, r, step.rail, rank.order.message[i]});
         if (it == offered_.end()) return;
         const int sent = it->second;
         offered_.erase(it);

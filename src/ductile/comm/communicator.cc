@@ -57,21 +57,23 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
 
 Communicator::~Communicator() { engine_->close(); }
 
-std::shared_ptr<const Plan> Communicator::plan(Collective collective, Algorithm algorithm,
-                                               const ScheduleOptions& options, bool aliased) {
+std::shared_ptr<const StepOrder> Communicator::step_order(Collective collective,
+                                                          Algorithm algorithm,
+                                                          const ScheduleOptions& options,
+                                                          bool aliased) {
   std::string key =
       fmt::format("{} {} {} {} {} {}", static_cast<int>(collective), static_cast<int>(algorithm),
                   options.pipeline, options.root, options.wire, aliased);
   for (const int64_t c : options.cut) key += fmt::format(" {}", c);
   std::lock_guard lock(mutex_);
   constexpr size_t kKeep = 256;
-  if (plans_.size() > kKeep) plans_.clear();
-  auto& plan = plans_[key];
-  if (plan == nullptr) {
-    plan = std::make_shared<const Plan>(make_plan(
+  if (orders_.size() > kKeep) orders_.clear();
+  auto& order = orders_[key];
+  if (order == nullptr) {
+    order = std::make_shared<const StepOrder>(make_step_order(
         make_schedule(collective, algorithm, options_.topology, rank(), options), aliased));
   }
-  return plan;
+  return order;
 }
 
 Fabric Communicator::fabric() const {
@@ -183,7 +185,7 @@ Work Communicator::start(const Call& call, const CallOptions& options, bool wait
   const bool aliased = call.in == call.out && call.collective != Collective::all_gather &&
                        call.collective != Collective::all_to_all &&
                        call.collective != Collective::reduce_scatter;
-  auto steps = plan(call.collective, how.algorithm, list, aliased);
+  auto steps = step_order(call.collective, how.algorithm, list, aliased);
   Binding binding;
   binding.in = {static_cast<const std::byte*>(call.in)};
   binding.out = static_cast<std::byte*>(call.out);
@@ -208,7 +210,7 @@ Work Communicator::start_canonical(std::span<const void* const> partials, void* 
   direct.algorithm = Algorithm::direct;
   list.pipeline = decide(Collective::all_reduce, count, type, direct).pipeline;
   const bool aliased = !partials.empty() && partials[0] == out;
-  auto steps = plan(Collective::all_reduce, Algorithm::canonical, list, aliased);
+  auto steps = step_order(Collective::all_reduce, Algorithm::canonical, list, aliased);
   if (static_cast<int>(partials.size()) != steps->list.in_blocks) {
     fail(ErrorCode::invalid_argument,
          "{} partial sums given; virtual ranks {} to {} of {} are covered by {}", partials.size(),
@@ -308,8 +310,9 @@ void Communicator::run_list(Schedule list, const void* in, void* out, int64_t co
   binding.block_elements = count;
   binding.type = type;
   engine_
-      ->start(std::make_shared<const Plan>(make_plan(std::move(list))), std::move(binding),
-              fmt::format("a list of steps on {} {}", count, to_string(type)), true)
+      ->start(std::make_shared<const StepOrder>(make_step_order(std::move(list))),
+              std::move(binding), fmt::format("a list of steps on {} {}", count, to_string(type)),
+              true)
       .wait();
 }
 

@@ -144,8 +144,8 @@ class Communicator {
   Work start(const Call& call, const CallOptions& options, bool waits);
   Work start_canonical(std::span<const void* const> partials, void* out, int64_t count, DType type,
                        std::span<const int64_t> cut, const CallOptions& options, bool waits);
-  std::shared_ptr<const Plan> plan(Collective collective, Algorithm algorithm,
-                                   const ScheduleOptions& options, bool aliased);
+  std::shared_ptr<const StepOrder> step_order(Collective collective, Algorithm algorithm,
+                                              const ScheduleOptions& options, bool aliased);
 
   std::optional<Work> start_in_arena(const Call& call, const CallOptions& options, bool waits);
   // The algorithm and pipeline of a call.
@@ -156,7 +156,7 @@ class Communicator {
   mutable std::mutex mutex_;  // guards what follows
   Fabric fabric_;
   std::map<std::string, Price> decisions_;
-  std::map<std::string, std::shared_ptr<const Plan>> plans_;
+  std::map<std::string, std::shared_ptr<const StepOrder>> orders_;
   std::byte flag_{};  // what barriers send
 };
 

@@ -11,8 +11,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
-#include "ductile/comm/rank_threads_impl.h"
 #include "ductile/comm/reduce_kernels.h"
+#include "ductile/comm/testing/rank_threads.h"
 
 namespace ductile::comm {
 namespace {
@@ -157,7 +157,7 @@ struct Draw {
 
 constexpr int kDraws = 150;
 
-TEST(Communicator, all_reduce_equals_the_serial_sum) {
+TEST(Communicator, AllReduceEqualsTheSerialSum) {
   Rng rng(11);
   for (int i = 0; i < kDraws; ++i) {
     const Draw d(rng, Collective::all_reduce);
@@ -184,7 +184,7 @@ TEST(Communicator, all_reduce_equals_the_serial_sum) {
   }
 }
 
-TEST(Communicator, reduce_scatter_and_all_gather_equal_their_serial_twins) {
+TEST(Communicator, ReduceScatterAndAllGatherEqualTheirSerialTwins) {
   Rng rng(12);
   for (int i = 0; i < kDraws; ++i) {
     const Draw d(rng, Collective::reduce_scatter);
@@ -211,7 +211,7 @@ TEST(Communicator, reduce_scatter_and_all_gather_equal_their_serial_twins) {
   }
 }
 
-TEST(Communicator, broadcast_and_all_to_all_equal_their_serial_twins) {
+TEST(Communicator, BroadcastAndAllToAllEqualTheirSerialTwins) {
   Rng rng(13);
   for (int i = 0; i < kDraws; ++i) {
     const Draw d(rng, Collective::broadcast);
@@ -260,7 +260,7 @@ std::vector<float> tree(uint64_t seed, int64_t n, int64_t begin, int64_t end) {
   return a;
 }
 
-TEST(Communicator, canonical_sums_have_the_same_bits_for_every_spread_of_virtual_ranks) {
+TEST(Communicator, CanonicalSumsHaveTheSameBitsForEverySpreadOfVirtualRanks) {
   Rng rng(14);
   for (int i = 0; i < 120; ++i) {
     const int64_t leaves = 1 + rng.below(17);
@@ -297,7 +297,7 @@ TEST(Communicator, canonical_sums_have_the_same_bits_for_every_spread_of_virtual
   }
 }
 
-TEST(Communicator, all_ranks_hold_the_same_bits_after_rounding_on_the_wire) {
+TEST(Communicator, AllRanksHoldTheSameBitsAfterRoundingOnTheWire) {
   Rng rng(15);
   for (int i = 0; i < 80; ++i) {
     Draw d(rng, Collective::all_reduce);
@@ -329,7 +329,7 @@ TEST(Communicator, all_ranks_hold_the_same_bits_after_rounding_on_the_wire) {
   }
 }
 
-TEST(Communicator, many_operations_may_be_under_way_at_a_time) {
+TEST(Communicator, ManyOperationsMayBeUnderWayAtATime) {
   run_ranks(4, [](Communicator& comm) {
     constexpr int kOps = 40;
     std::vector<std::vector<float>> data(kOps);
@@ -350,7 +350,7 @@ TEST(Communicator, many_operations_may_be_under_way_at_a_time) {
   });
 }
 
-TEST(Communicator, threads_of_one_rank_wait_side_by_side) {
+TEST(Communicator, ThreadsOfOneRankWaitSideBySide) {
   run_ranks(3, [](Communicator& comm) {
     std::vector<std::vector<int32_t>> data(12, std::vector<int32_t>(5000, 1));
     std::vector<Work> work;
@@ -369,7 +369,7 @@ TEST(Communicator, threads_of_one_rank_wait_side_by_side) {
   });
 }
 
-TEST(Communicator, messages_of_one_tag_keep_their_order_and_tags_do_not_wait_for_each_other) {
+TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotWaitForEachOther) {
   run_ranks(2, [](Communicator& comm) {
     const auto bytes = [](auto& v) { return std::as_writable_bytes(std::span(&v, 1)); };
     if (comm.rank() == 0) {
@@ -388,7 +388,7 @@ TEST(Communicator, messages_of_one_tag_keep_their_order_and_tags_do_not_wait_for
   });
 }
 
-TEST(Communicator, a_barrier_lets_nobody_through_before_all_have_come) {
+TEST(Communicator, ABarrierLetsNobodyThroughBeforeAllHaveCome) {
   for (const int size : {1, 2, 5, 8}) {
     std::atomic<int> arrived{0};
     run_ranks(size, [&](Communicator& comm) {
@@ -402,7 +402,7 @@ TEST(Communicator, a_barrier_lets_nobody_through_before_all_have_come) {
   }
 }
 
-TEST(Communicator, a_lost_peer_ends_every_handle_and_call_of_the_survivors) {
+TEST(Communicator, ALostPeerEndsEveryHandleAndCallOfTheSurvivors) {
   for (const bool in_background : {false, true}) {
     run_ranks(4, [&](Communicator& comm) {
       std::vector<float> a(200'000, 1.0f);
@@ -441,7 +441,7 @@ TEST(Communicator, a_lost_peer_ends_every_handle_and_call_of_the_survivors) {
   }
 }
 
-TEST(Communicator, a_reported_loss_ends_a_wait_that_nothing_else_would_end) {
+TEST(Communicator, AReportedLossEndsAWaitThatNothingElseWouldEnd) {
   run_ranks(2, [](Communicator& comm) {
     if (comm.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -462,7 +462,7 @@ TEST(Communicator, a_reported_loss_ends_a_wait_that_nothing_else_would_end) {
   });
 }
 
-TEST(Communicator, a_stalled_operation_names_the_ranks_it_waits_for_and_waits_on) {
+TEST(Communicator, AStalledOperationNamesTheRanksItWaitsForAndWaitsOn) {
   std::atomic<int> stalls{0};
   CommunicatorOptions options;
   options.engine.soft_deadline = std::chrono::milliseconds(100);
@@ -491,7 +491,7 @@ TEST(Communicator, a_stalled_operation_names_the_ranks_it_waits_for_and_waits_on
   EXPECT_EQ(stalls, 2);
 }
 
-TEST(Communicator, can_be_closed_with_work_under_way) {
+TEST(Communicator, CanBeClosedWithWorkUnderWay) {
   auto transports = make_inproc_transports(2);
   std::vector<float> x(100, 1.0f);
   Work work;
@@ -509,7 +509,7 @@ TEST(Communicator, can_be_closed_with_work_under_way) {
   }
 }
 
-TEST(Communicator, wrong_calls_are_refused_before_anything_is_sent) {
+TEST(Communicator, WrongCallsAreRefusedBeforeAnythingIsSent) {
   run_ranks(2, [](Communicator& comm) {
     double x = 1;
     const auto refuse = [](auto&& f) {

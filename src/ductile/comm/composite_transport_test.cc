@@ -2,7 +2,7 @@
 
 #include "ductile/comm/inproc.h"
 #include "ductile/comm/shm_transport.h"
-#include "ductile/comm/transport_conformance_impl.h"
+#include "ductile/comm/testing/transport_conformance.h"
 
 namespace ductile::comm {
 namespace {

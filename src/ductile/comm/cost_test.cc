@@ -21,7 +21,7 @@ Fabric hosts(int64_t ranks, int64_t ranks_per_host = 1, double latency = 50e-6) 
   return f;
 }
 
-TEST(Cost, closed_forms_agree_with_the_lists_run_in_virtual_time) {
+TEST(Cost, ClosedFormsAgreeWithTheListsRunInVirtualTime) {
   for (const int64_t p : {4, 8, 16, 36}) {
     for (const int64_t bytes : {int64_t{4096}, kMiB / 4, 4 * kMiB, 64 * kMiB}) {
       for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
@@ -41,7 +41,7 @@ TEST(Cost, closed_forms_agree_with_the_lists_run_in_virtual_time) {
   }
 }
 
-TEST(Cost, the_choice_by_closed_forms_is_near_the_best_list) {
+TEST(Cost, TheChoiceByClosedFormsIsNearTheBestList) {
   for (const int64_t g : {1, 4}) {
     for (const int64_t bytes : {int64_t{1024}, kMiB / 16, kMiB, 32 * kMiB}) {
       Fabric f = hosts(16, g);
@@ -61,7 +61,7 @@ TEST(Cost, the_choice_by_closed_forms_is_near_the_best_list) {
   }
 }
 
-TEST(Cost, small_goes_by_doubling_large_by_ring_two_rails_by_torus) {
+TEST(Cost, SmallGoesByDoublingLargeByRingTwoRailsByTorus) {
   const auto chosen = [](const Fabric& f, int64_t bytes) {
     return choose(Collective::all_reduce, f, {bytes / 4, 4, 0}).best.algorithm;
   };
@@ -79,7 +79,7 @@ TEST(Cost, small_goes_by_doubling_large_by_ring_two_rails_by_torus) {
   EXPECT_LE(choose(Collective::all_reduce, hosts(1), {100, 4, 0}).best.seconds, 1e-6);
 }
 
-TEST(Cost, the_torus_needs_fewer_rounds_than_the_ring) {
+TEST(Cost, TheTorusNeedsFewerRoundsThanTheRing) {
   // 2 (P - 1) against 2 (X - 1) + 2 (Y - 1).
   for (const auto& [p, torus] : {std::pair<int64_t, int64_t>{1024, 124}, {65536, 1020}}) {
     const Fabric f = hosts(p);
@@ -91,7 +91,7 @@ TEST(Cost, the_torus_needs_fewer_rounds_than_the_ring) {
   }
 }
 
-TEST(Cost, a_burst_helps_one_call_and_not_one_of_many) {
+TEST(Cost, ABurstHelpsOneCallAndNotOneOfMany) {
   // A shaper that lets 64 KiB pass at once, then 25 MB/s: doubling has the least latency, and with
   // it the most bytes.
   Fabric f = hosts(4, 1, 50e-6);
@@ -111,7 +111,7 @@ TEST(Cost, a_burst_helps_one_call_and_not_one_of_many) {
             once(Algorithm::recursive_doubling));
 }
 
-TEST(Cost, within_a_host_pieces_and_messages_only_add) {
+TEST(Cost, WithinAHostPiecesAndMessagesOnlyAdd) {
   // The processors move the bytes, so nothing overlaps: with equal bytes fewer messages win.
   Fabric f;
   f.ranks = f.ranks_per_host = 4;
@@ -129,7 +129,7 @@ TEST(Cost, within_a_host_pieces_and_messages_only_add) {
   EXPECT_GT(price(Collective::all_reduce, Algorithm::ring, f, load).pipeline, 1);
 }
 
-TEST(Cost, tables_name_every_algorithm_the_choice_and_why) {
+TEST(Cost, TablesNameEveryAlgorithmTheChoiceAndWhy) {
   const Choice choice = choose(Collective::all_reduce, hosts(7), {kMiB, 4, 0});
   const std::string text = explain(choice);
   for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
@@ -145,7 +145,7 @@ TEST(Cost, tables_name_every_algorithm_the_choice_and_why) {
   EXPECT_NE(table.find("131070 / 1020"), std::string::npos) << table;
 }
 
-TEST(Cost, a_fabric_is_read_from_toml) {
+TEST(Cost, AFabricIsReadFromToml) {
   Fabric f;
   OptionSet options(f);
   options.read_toml_text(
@@ -156,7 +156,7 @@ TEST(Cost, a_fabric_is_read_from_toml) {
   EXPECT_THROW(options.read_toml_text("[inside]\nbandwidth = 0\n", "fabric"), Error);
 }
 
-TEST(Cost, fusion_pays_until_latency_is_small_against_the_transfer) {
+TEST(Cost, FusionPaysUntilLatencyIsSmallAgainstTheTransfer) {
   const int64_t near = fusion_bytes(hosts(8, 1, 20e-6));
   const int64_t far = fusion_bytes(hosts(8, 1, 2e-3));
   EXPECT_LT(near, far);

@@ -27,13 +27,13 @@ constexpr std::chrono::milliseconds kSlice{100};
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24);
 
-std::shared_ptr<const Plan> one_step(Op op, int peer, int rail) {
+std::shared_ptr<const StepOrder> one_step(Op op, int peer, int rail) {
   Schedule list;
   const Chunks all{op == Op::send ? BufferName::in : BufferName::out, 0, 1};
   Step step{.op = op, .rail = static_cast<uint8_t>(rail), .peer = peer};
   (op == Op::send ? step.a : step.dst) = all;
   list.steps = {step};
-  return std::make_shared<const Plan>(make_plan(std::move(list)));
+  return std::make_shared<const StepOrder>(make_step_order(std::move(list)));
 }
 
 }  // namespace
@@ -341,12 +341,12 @@ Work Engine::submit(std::shared_ptr<Operation> op, bool waits) {
   return work;
 }
 
-Work Engine::start(std::shared_ptr<const Plan> plan, Binding binding, std::string name,
+Work Engine::start(std::shared_ptr<const StepOrder> order, Binding binding, std::string name,
                    bool waits) {
   std::lock_guard lock(impl_->mutex);
   impl_->throw_if_failed();
   const uint64_t sequence = impl_->sequence++;
-  auto op = std::make_shared<Operation>(std::move(plan), std::move(binding), std::move(name),
+  auto op = std::make_shared<Operation>(std::move(order), std::move(binding), std::move(name),
                                         (sequence & kCount) << 24);
   op->sequence = sequence;
   return submit(std::move(op), waits);

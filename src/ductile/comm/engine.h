@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ductile/base/dtype.h"
-#include "ductile/comm/plan.h"
 #include "ductile/comm/reduction.h"
 #include "ductile/comm/stall.h"
+#include "ductile/comm/step_order.h"
 #include "ductile/comm/transport.h"
 
 namespace ductile::comm {
@@ -35,7 +35,7 @@ struct EngineOptions {
   std::function<void(const std::string& reason)> on_failure;
 };
 
-// The memory that a plan runs on. All of it belongs to the caller and stays in place until the
+// The memory that a step list runs on. All of it belongs to the caller and stays in place until the
 // operation has ended.
 struct Binding {
   // The blocks of `in`: one pointer for blocks that follow each other, or one a block.
@@ -80,7 +80,7 @@ class Engine {
 
   // Starts a collective. All ranks start the same ones in the same order. `waits`: the caller is
   // going to wait right now, so nobody else need be woken. Throws the latched error.
-  Work start(std::shared_ptr<const Plan> plan, Binding binding, std::string name,
+  Work start(std::shared_ptr<const StepOrder> order, Binding binding, std::string name,
              bool waits = false);
   // One message; those with equal peer and tag arrive in order. tag < 2^24.
   Work send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits = false,

@@ -283,8 +283,8 @@ class FailureDetector::Loop {
     if (on_stall_) on_stall_(describe_stall(p, now));
   }
 
-  StallReport describe_stall(const Position& p, Deadline now) const {
-    StallReport stall;
+  GroupStall describe_stall(const Position& p, Deadline now) const {
+    GroupStall stall;
     stall.own = p;
     stall.positions.resize(static_cast<size_t>(group_.size));
     stall.positions[static_cast<size_t>(group_.rank)] = p;

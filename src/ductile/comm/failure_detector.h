@@ -32,7 +32,7 @@ struct Position {
 };
 
 // A collective that waits.
-struct StallReport {
+struct GroupStall {
   Position own;
   std::vector<int> missing;         // who has not come as far; ascending
   std::vector<Position> positions;  // of every rank, as last heard of
@@ -51,7 +51,7 @@ class FailureDetector {
   // Called on the detector's thread, for each newly lost rank or group of ranks; to be passed on to
   // Transport::fail().
   using OnLoss = std::function<void(const PeerLoss&)>;
-  using OnStall = std::function<void(const StallReport&)>;
+  using OnStall = std::function<void(const GroupStall&)>;
 
   // Connects to all ranks; throws as connect_mesh does.
   FailureDetector(const Group& group, net::Store& store, const net::Secret& secret,

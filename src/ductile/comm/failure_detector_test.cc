@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
-#include "ductile/comm/processes_impl.h"
 #include "ductile/comm/tcp_transport.h"
+#include "ductile/comm/testing/processes.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {
@@ -44,7 +44,7 @@ struct Detectors {
         ranks[static_cast<size_t>(r)] = std::make_unique<FailureDetector>(
             Group{"job", 1, r, size}, *store, secret(), options,
             [this](const PeerLoss&) { ++losses; },
-            [this, r](const StallReport& s) {
+            [this, r](const GroupStall& s) {
               const std::lock_guard lock(mutex);
               stalls[static_cast<size_t>(r)].push_back(s);
             },
@@ -69,7 +69,7 @@ struct Detectors {
   std::unique_ptr<net::Store> store = net::make_memory_store();
   std::mutex mutex;
   std::atomic<int> losses{0};
-  std::vector<std::vector<StallReport>> stalls;
+  std::vector<std::vector<GroupStall>> stalls;
   std::vector<std::unique_ptr<FailureDetector>> ranks;
 };
 
@@ -87,7 +87,7 @@ TEST(FailureDetector, AStalledCollectiveNamesTheRanksThatHaveNotBegunIt) {
   for (int r : {0, 2}) d.ranks[static_cast<size_t>(r)]->report({7, 100, true});
   for (int r : {1, 3}) d.ranks[static_cast<size_t>(r)]->report({6, 900, false});
   ASSERT_TRUE(d.wait_for([&] { return !d.stalls[0].empty() && !d.stalls[2].empty(); }));
-  const StallReport& s = d.stalls[0][0];
+  const GroupStall& s = d.stalls[0][0];
   EXPECT_EQ(s.missing, (std::vector<int>{1, 3})) << s.text;
   EXPECT_EQ(s.positions[3].operation, 6u);
   EXPECT_NE(s.text.find("ranks 1, 3"), std::string::npos) << s.text;

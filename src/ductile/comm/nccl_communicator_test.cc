@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/testing.h"
-#include "ductile/comm/nccl_twin/nccl.h"
+#include "ductile/comm/testing/nccl_twin/nccl.h"
 
 using namespace std::chrono_literals;
 
@@ -159,7 +159,7 @@ class Nccl : public ::testing::Test {
   Twin state_;
 };
 
-TEST_F(Nccl, ranks_meet_through_the_store_and_wait_for_the_sum) {
+TEST_F(Nccl, RanksMeetThroughTheStoreAndWaitForTheSum) {
   run(3, [](DeviceCommunicator& comm) {
     std::vector<float> in(5, 1.0f + static_cast<float>(comm.rank())), out(5);
     comm.all_reduce(in.data(), out.data(), 5, DType::f32);
@@ -172,7 +172,7 @@ TEST_F(Nccl, ranks_meet_through_the_store_and_wait_for_the_sum) {
   EXPECT_EQ(nccl_version(), "2.18.5");
 }
 
-TEST_F(Nccl, an_error_of_nccl_is_a_lost_peer_and_aborts) {
+TEST_F(Nccl, AnErrorOfNcclIsALostPeerAndAborts) {
   run(2, [&](DeviceCommunicator& comm) {
     if (comm.rank() == 1) return;  // never comes to the sum
     float x = 1;
@@ -193,14 +193,14 @@ TEST_F(Nccl, an_error_of_nccl_is_a_lost_peer_and_aborts) {
   EXPECT_EQ(state_.destroyed, 1);
 }
 
-TEST_F(Nccl, leaving_waits_for_nobody_that_is_gone) {
+TEST_F(Nccl, LeavingWaitsForNobodyThatIsGone) {
   state_.finalize = ncclSystemError;
   run(1, [](DeviceCommunicator&) {});
   EXPECT_EQ(state_.aborted, 1);
   EXPECT_EQ(state_.destroyed, 0);
 }
 
-TEST_F(Nccl, a_failure_detector_ends_a_wait_for_a_silent_peer) {
+TEST_F(Nccl, AFailureDetectorEndsAWaitForASilentPeer) {
   run(2, [&](DeviceCommunicator& comm) {
     if (comm.rank() == 1) return;
     float x = 1;
@@ -215,7 +215,7 @@ TEST_F(Nccl, a_failure_detector_ends_a_wait_for_a_silent_peer) {
   });
 }
 
-TEST_F(Nccl, mistakes_are_no_losses) {
+TEST_F(Nccl, MistakesAreNoLosses) {
   run(1, [](DeviceCommunicator& comm) {
     float x = 1;
     EXPECT_EQ(code_of([&] { comm.all_reduce(&x, &x, 1, DType::f64); }),

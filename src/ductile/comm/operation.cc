@@ -26,15 +26,15 @@ void StagingPool::give(Lease lease) {
   free_.emplace(lease.capacity, std::move(lease.memory));
 }
 
-Engine::Operation::Operation(std::shared_ptr<const Plan> plan, Binding binding, std::string name,
-                             Tag tag_base)
+Engine::Operation::Operation(std::shared_ptr<const StepOrder> order, Binding binding,
+                             std::string name, Tag tag_base)
     : name(std::move(name)),
       began(std::chrono::steady_clock::now()),
-      plan_(std::move(plan)),
+      order_(std::move(order)),
       binding_(std::move(binding)),
       tag_base_(tag_base) {
-  const Schedule& list = plan_->list;
-  waiting_ = plan_->num_predecessors;
+  const Schedule& list = order_->list;
+  waiting_ = order_->num_predecessors;
   remaining_ = static_cast<int>(list.steps.size());
   transfers_ = std::make_unique<Transfer[]>(list.steps.size());
   const size_t size = size_of(binding_.type);
@@ -53,7 +53,7 @@ Engine::Operation::Operation(std::shared_ptr<const Plan> plan, Binding binding, 
 }
 
 Engine::Operation::View Engine::Operation::view(const Chunks& chunks) {
-  const Schedule& list = plan_->list;
+  const Schedule& list = order_->list;
   const size_t size = size_of(binding_.type);
   const auto bounds = [&](int chunk) {
     return chunk_bounds(binding_.block_elements, size, list.chunks_per_block, chunk);
@@ -76,7 +76,7 @@ Engine::Operation::View Engine::Operation::view(const Chunks& chunks) {
   if (chunks.buffer == BufferName::in) {
     const bool apart = binding_.in.size() > 1;
     if (!apart) begin += block * binding_.block_elements;
-    // Never written: the plan sees to it.
+    // Never written: the step order sees to it.
     return {const_cast<std::byte*>(binding_.in[apart ? block : 0]) + begin * size, elements};
   }
   begin += block * binding_.block_elements;
@@ -92,12 +92,12 @@ bool Engine::Operation::staged(const Step& step) const {
 }
 
 Tag Engine::Operation::tag(int32_t step) const {
-  return (static_cast<Tag>(plan_->list.steps[step].rail) << kRailShift) |
-         (tag_base_ + plan_->message[step]);
+  return (static_cast<Tag>(order_->list.steps[step].rail) << kRailShift) |
+         (tag_base_ + order_->message[step]);
 }
 
 void Engine::Operation::become_ready(int32_t step) {
-  const Step& s = plan_->list.steps[step];
+  const Step& s = order_->list.steps[step];
   if (s.op == Op::send) {
     sends_[s.rail].ready.push(step);
   } else {
@@ -107,7 +107,7 @@ void Engine::Operation::become_ready(int32_t step) {
 
 void Engine::Operation::finish(int32_t step) {
   --remaining_;
-  for (const int32_t s : plan_->successors(step)) {
+  for (const int32_t s : order_->successors(step)) {
     if (--waiting_[s] == 0) become_ready(s);
   }
 }
@@ -173,7 +173,7 @@ void Engine::Operation::run_ready(Transport* transport, StagingPool& pool) {
   while (!ready_.empty()) {
     const int32_t i = ready_.back();
     ready_.pop_back();
-    const Step& step = plan_->list.steps[i];
+    const Step& step = order_->list.steps[i];
     if (step.op != Op::receive && step.op != Op::receive_reduce) {
       execute(step);
       finish(i);
@@ -203,7 +203,7 @@ bool Engine::Operation::post_staged(Transport& transport, const EngineOptions& o
   bool moved = false;
   for (; next_staged_ < staged_.size(); ++next_staged_) {
     const int32_t i = staged_[next_staged_];
-    const Step& step = plan_->list.steps[i];
+    const Step& step = order_->list.steps[i];
     const size_t elements = view(step.dst).elements;
     if (elements == 0) continue;
     const size_t bytes = message_bytes(step, elements);
@@ -226,7 +226,7 @@ bool Engine::Operation::post_sends(Transport& transport, const EngineOptions& op
   for (auto& [rail, window] : sends_) {
     while (!window.ready.empty()) {
       const int32_t i = window.ready.top();
-      const Step& step = plan_->list.steps[i];
+      const Step& step = order_->list.steps[i];
       const View source = view(step.a);
       const size_t bytes = message_bytes(step, source.elements);
       const bool full = static_cast<int>(window.open.size()) >= options.min_open_sends &&
@@ -269,7 +269,7 @@ bool Engine::Operation::collect(StagingPool& pool) {
     open_[k] = std::move(open_.back());
     open_.pop_back();
     moved = true;
-    const Step& step = plan_->list.steps[open.step];
+    const Step& step = order_->list.steps[open.step];
     if (!open.is_send) heard_.insert(step.peer);
     if (open.is_send) {
       Window& window = sends_[step.rail];
@@ -309,7 +309,7 @@ std::vector<int> Engine::Operation::waits_for() const {
   std::vector<int> sends;
   for (const Open& open : open_) {
     if (transfers_[open.step].settled()) continue;
-    const int peer = plan_->list.steps[open.step].peer;
+    const int peer = order_->list.steps[open.step].peer;
     (open.is_send ? sends : receives).push_back(peer);
     if (!open.is_send && !heard_.contains(peer)) silent.push_back(peer);
   }

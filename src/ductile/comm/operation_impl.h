@@ -32,11 +32,12 @@ class StagingPool {
   size_t held_ = 0;
 };
 
-// One plan under way. All of it belongs to the thread that drives the engine, but `state`, `error`
-// (set before state leaves pending) and what never changes.
+// One step list under way. All of it belongs to the thread that drives the engine, but `state`,
+// `error` (set before state leaves pending) and what never changes.
 class Engine::Operation {
  public:
-  Operation(std::shared_ptr<const Plan> plan, Binding binding, std::string name, Tag tag_base);
+  Operation(std::shared_ptr<const StepOrder> order, Binding binding, std::string name,
+            Tag tag_base);
 
   enum class State : uint8_t { pending, done, failed };
   std::atomic<State> state{State::pending};
@@ -45,7 +46,7 @@ class Engine::Operation {
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point began;
   bool reported = false;
-  std::function<void()> task;  // instead of a plan
+  std::function<void()> task;  // instead of steps
 
   explicit Operation(std::function<void()> task, std::string name)
       : name(std::move(name)), began(std::chrono::steady_clock::now()), task(std::move(task)) {}
@@ -94,7 +95,7 @@ class Engine::Operation {
   bool post_staged(Transport& transport, const EngineOptions& options, StagingPool& pool);
   bool post_sends(Transport& transport, const EngineOptions& options, StagingPool& pool);
 
-  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<const StepOrder> order_;
   Binding binding_;
   Tag tag_base_;
   std::vector<std::byte> scratch_;

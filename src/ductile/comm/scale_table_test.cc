@@ -17,7 +17,7 @@ std::string between(const std::string& text, const std::string& from, const std:
 }
 
 // The page holds fabrics as TOML, each followed by its table.
-TEST(ScaleTable, the_page_says_what_the_model_says) {
+TEST(ScaleTable, ThePageSaysWhatTheModelSays) {
   const std::string page =
       read_file(fs::path(DUCTILE_SOURCE_DIR) / "docs/reference/collectives.md");
   const std::vector<int64_t> ranks = {1024, 2048, 4096, 16384, 65536};

@@ -9,8 +9,8 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/checker.h"
-#include "ductile/comm/even_cut_impl.h"
-#include "ductile/comm/plan.h"
+#include "ductile/comm/step_order.h"
+#include "ductile/comm/testing/even_cut.h"
 
 namespace ductile::comm {
 namespace {
@@ -71,7 +71,7 @@ void prove_variants(Case c, Rng& rng) {
   }
 }
 
-TEST(Schedule, every_algorithm_is_right_for_all_rank_counts_to_64) {
+TEST(Schedule, EveryAlgorithmIsRightForAllRankCountsTo64) {
   Rng rng(1);
   for (int n = 1; n <= 64; ++n) {
     for (const Collective collective :
@@ -88,7 +88,7 @@ TEST(Schedule, every_algorithm_is_right_for_all_rank_counts_to_64) {
   }
 }
 
-TEST(Schedule, the_torus_is_right_for_all_grids_to_64_ranks) {
+TEST(Schedule, TheTorusIsRightForAllGridsTo64Ranks) {
   Rng rng(2);
   for (int rows = 1; rows <= 64; ++rows) {
     for (int columns = 1; rows * columns <= 64; ++columns) {
@@ -103,7 +103,7 @@ TEST(Schedule, the_torus_is_right_for_all_grids_to_64_ranks) {
   }
 }
 
-TEST(Schedule, the_hierarchy_is_right_for_any_spread_over_hosts) {
+TEST(Schedule, TheHierarchyIsRightForAnySpreadOverHosts) {
   Rng rng(3);
   for (int i = 0; i < 300; ++i) {
     Case c{Collective::all_reduce, Algorithm::hierarchical, {}, {}, rng.below(2) == 1};
@@ -117,7 +117,7 @@ TEST(Schedule, the_hierarchy_is_right_for_any_spread_over_hosts) {
   }
 }
 
-TEST(Schedule, the_canonical_sum_is_right_for_any_cut_of_the_virtual_ranks) {
+TEST(Schedule, TheCanonicalSumIsRightForAnyCutOfTheVirtualRanks) {
   Rng rng(4);
   for (int n = 1; n <= 64; ++n) {
     const int tries = n <= 9 ? 60 : 3;
@@ -142,7 +142,7 @@ TEST(Schedule, the_canonical_sum_is_right_for_any_cut_of_the_virtual_ranks) {
   }
 }
 
-TEST(Schedule, aligned_canonical_ranges_move_no_more_than_a_ring) {
+TEST(Schedule, AlignedCanonicalRangesMoveNoMoreThanARing) {
   Topology topology;
   topology.num_ranks = 8;
   const auto chunks_sent = [](const Schedule& list) {
@@ -157,7 +157,7 @@ TEST(Schedule, aligned_canonical_ranges_move_no_more_than_a_ring) {
             chunks_sent(make_schedule(Collective::all_reduce, Algorithm::ring, topology, 3)));
 }
 
-TEST(Schedule, falls_back_and_says_so_where_the_ranks_do_not_suit) {
+TEST(Schedule, FallsBackAndSaysSoWhereTheRanksDoNotSuit) {
   Topology topology;
   topology.num_ranks = 7;
   const auto prime = make_schedule(Collective::all_reduce, Algorithm::torus, topology, 0);
@@ -172,7 +172,7 @@ TEST(Schedule, falls_back_and_says_so_where_the_ranks_do_not_suit) {
   EXPECT_NE(make_schedule(Collective::all_reduce, Algorithm::hierarchical, topology, 0).note, "");
 }
 
-TEST(Schedule, nonsense_is_refused_by_name) {
+TEST(Schedule, NonsenseIsRefusedByName) {
   Topology topology;
   topology.num_ranks = 4;
   const auto make = [&](Algorithm a, int rank, ScheduleOptions o = {}) {
@@ -188,7 +188,7 @@ TEST(Schedule, nonsense_is_refused_by_name) {
   EXPECT_EQ(algorithm_from_string("auto"), Algorithm::automatic);
 }
 
-TEST(Schedule, the_row_share_balances_both_dimensions) {
+TEST(Schedule, TheRowShareBalancesBothDimensions) {
   EXPECT_NEAR(balanced_row_share({2, 4}), 1.0 / 6, 1e-12);
   EXPECT_NEAR(balanced_row_share({4, 2}), 5.0 / 6, 1e-12);
   EXPECT_NEAR(balanced_row_share({2, 2}), 0.5, 1e-12);
@@ -196,7 +196,7 @@ TEST(Schedule, the_row_share_balances_both_dimensions) {
   EXPECT_EQ(choose_grid(13).num_rows, 1);
 }
 
-TEST(Schedule, chunks_tile_a_block_and_keep_to_cache_lines_where_they_are_long_enough) {
+TEST(Schedule, ChunksTileABlockAndKeepToCacheLinesWhereTheyAreLongEnough) {
   Rng rng(5);
   for (int i = 0; i < 2000; ++i) {
     const int64_t n = rng.below(3) == 0 ? rng.below(20) : rng.below(100'000);
@@ -218,7 +218,7 @@ TEST(Schedule, chunks_tile_a_block_and_keep_to_cache_lines_where_they_are_long_e
 }
 
 // What can go wrong in a list, tried on every step of lists that were right.
-TEST(Checker, refuses_altered_lists) {
+TEST(Checker, RefusesAlteredLists) {
   Rng rng(6);
   std::vector<Case> cases;
   for (const Algorithm a : algorithms_of(Collective::all_reduce)) {
@@ -289,7 +289,7 @@ TEST(Checker, refuses_altered_lists) {
   EXPECT_GT(refused, 500);
 }
 
-TEST(Checker, sees_a_deadlock_that_buffered_sends_would_hide) {
+TEST(Checker, SeesADeadlockThatBufferedSendsWouldHide) {
   // The root's first message waits for rank 1, who first wants one of rank 2, who first wants the
   // root's second.
   std::vector<Schedule> lists(3);
@@ -320,7 +320,7 @@ TEST(Checker, sees_a_deadlock_that_buffered_sends_would_hide) {
   EXPECT_EQ(verdict(), "");
 }
 
-TEST(Checker, sees_ranks_that_round_differently) {
+TEST(Checker, SeesRanksThatRoundDifferently) {
   Case c{Collective::all_reduce, Algorithm::recursive_doubling, {.num_ranks = 4}, {}, false};
   auto lists = c.lists();  // made without rounding
   c.options.wire = true;   // run with it

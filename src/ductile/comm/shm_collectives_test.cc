@@ -10,9 +10,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/comm/even_cut_impl.h"
-#include "ductile/comm/local_processes_impl.h"
 #include "ductile/comm/reduce_kernels.h"
+#include "ductile/comm/testing/even_cut.h"
+#include "ductile/comm/testing/local_processes.h"
 
 namespace ductile::comm {
 namespace {

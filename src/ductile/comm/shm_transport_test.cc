@@ -5,8 +5,8 @@
 
 #include <sys/mman.h>
 
-#include "ductile/comm/local_processes_impl.h"
-#include "ductile/comm/transport_conformance_impl.h"
+#include "ductile/comm/testing/local_processes.h"
+#include "ductile/comm/testing/transport_conformance.h"
 
 namespace ductile::comm {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
-#include "ductile/comm/processes_impl.h"
-#include "ductile/comm/transport_conformance_impl.h"
+#include "ductile/comm/testing/processes.h"
+#include "ductile/comm/testing/transport_conformance.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {

@@ -3,9 +3,9 @@
 #include <future>
 
 #include "ductile/comm/failure_detector.h"
-#include "ductile/comm/processes_impl.h"
-#include "ductile/comm/transport_conformance_impl.h"
-#include "ductile/comm/ucx_imposter_impl.h"
+#include "ductile/comm/testing/processes.h"
+#include "ductile/comm/testing/transport_conformance.h"
+#include "ductile/comm/testing/ucx_imposter.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {

@@ -45,18 +45,18 @@ struct Wire {
   }
 };
 
-class Simulation {
+class VirtualTime {
  public:
-  Simulation(std::span<const Plan> plans, const Fabric& fabric, const Load& load)
-      : plans_(plans), fabric_(fabric), topology_(fabric.topology()), load_(load) {
-    ranks_.resize(plans.size());
-    for (size_t r = 0; r < plans.size(); ++r) {
+  VirtualTime(std::span<const StepOrder> orders, const Fabric& fabric, const Load& load)
+      : orders_(orders), fabric_(fabric), topology_(fabric.topology()), load_(load) {
+    ranks_.resize(orders.size());
+    for (size_t r = 0; r < orders.size(); ++r) {
       Rank& rank = ranks_[r];
-      const Plan& plan = plans[r];
-      rank.waiting = plan.num_predecessors;
+      const StepOrder& order = orders[r];
+      rank.waiting = order.num_predecessors;
       rank.arrived.assign(rank.waiting.size(), false);
       for (int32_t i = 0; i < static_cast<int32_t>(rank.waiting.size()); ++i) {
-        const Step& s = plan.list.steps[i];
+        const Step& s = order.list.steps[i];
         if (s.op == Op::receive || s.op == Op::receive_reduce) {
           rank.receive[{s.peer, s.rail}].push_back(i);
         }
@@ -67,7 +67,7 @@ class Simulation {
   VirtualRun run() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (int32_t i = 0; i < static_cast<int32_t>(ranks_[r].waiting.size()); ++i) {
-        if (plans_[r].num_predecessors[i] == 0) become_ready(static_cast<int>(r), i, 0);
+        if (orders_[r].num_predecessors[i] == 0) become_ready(static_cast<int>(r), i, 0);
       }
     }
     while (!events_.empty()) {
@@ -78,11 +78,11 @@ class Simulation {
           complete(e.rank, e.step, e.at);
           break;
         case Kind::offered: {
-          if (inside(e.rank, plans_[e.rank].list.steps[e.step].peer)) {
+          if (inside(e.rank, orders_[e.rank].list.steps[e.step].peer)) {
             hand_over(e.rank, e.step, e.at);
             break;
           }
-          const int wire = wire_out(e.rank, plans_[e.rank].list.steps[e.step]);
+          const int wire = wire_out(e.rank, orders_[e.rank].list.steps[e.step]);
           wires_[wire].queue.push({e.step, e.rank});
           dispatch(wire, e.at);
           break;
@@ -130,7 +130,7 @@ class Simulation {
 
   double elements(int r, const Chunks& run) const {
     return static_cast<double>(
-        run_elements(plans_[r].list, run, load_.elements, load_.element_size));
+        run_elements(orders_[r].list, run, load_.elements, load_.element_size));
   }
 
   double bytes(int r, const Step& step, const Chunks& run) const {
@@ -175,7 +175,7 @@ class Simulation {
   }
 
   void become_ready(int r, int32_t i, double at) {
-    const Step& s = plans_[r].list.steps[i];
+    const Step& s = orders_[r].list.steps[i];
     switch (s.op) {
       case Op::send:
         if (elements(r, s.a) == 0) return post(at, Kind::completed, r, i);
@@ -193,7 +193,7 @@ class Simulation {
   }
 
   void absorb(int r, int32_t i, double at) {
-    const Step& s = plans_[r].list.steps[i];
+    const Step& s = orders_[r].list.steps[i];
     double seconds = link(r, s.peer).overhead + moving(r, s, s.dst);
     if (s.op == Op::receive_reduce) {
       seconds +=
@@ -206,24 +206,24 @@ class Simulation {
     Rank& rank = ranks_[r];
     ++rank.finished;
     rank.end = std::max(rank.end, at);
-    for (const int32_t next : plans_[r].successors(i)) {
+    for (const int32_t next : orders_[r].successors(i)) {
       if (--rank.waiting[next] == 0) become_ready(r, next, at);
     }
   }
 
   // A message within a host.
   void hand_over(int r, int32_t i, double at) {
-    const Step& s = plans_[r].list.steps[i];
+    const Step& s = orders_[r].list.steps[i];
     post(at, Kind::completed, r, i);
     const auto& receives = ranks_[s.peer].receive.at({r, s.rail});
-    post(at + fabric_.inside.latency, Kind::arrived, s.peer, receives.at(plans_[r].message[i]));
+    post(at + fabric_.inside.latency, Kind::arrived, s.peer, receives.at(orders_[r].message[i]));
   }
 
   void dispatch(int index, double at) {
     if (wires_[index].queue.empty() || wires_[index].free > at) return;
     const auto [i, r] = wires_[index].queue.top();
     wires_[index].queue.pop();
-    const Step& s = plans_[r].list.steps[i];
+    const Step& s = orders_[r].list.steps[i];
     const double size = bytes(r, s, s.a);
     const Link& link = *wires_[index].link;
     const double seconds = wires_[index].duration(size);
@@ -234,10 +234,10 @@ class Simulation {
     const double end = std::max(at + link.latency, in.free) + in.duration(size);
     in.free = end;
     const auto& receives = ranks_[s.peer].receive.at({r, s.rail});
-    post(end, Kind::arrived, s.peer, receives.at(plans_[r].message[i]));
+    post(end, Kind::arrived, s.peer, receives.at(orders_[r].message[i]));
   }
 
-  std::span<const Plan> plans_;
+  std::span<const StepOrder> orders_;
   const Fabric& fabric_;
   Topology topology_;
   Load load_;
@@ -250,19 +250,19 @@ class Simulation {
 
 }  // namespace
 
-VirtualRun run_in_virtual_time(std::span<const Plan> plans, const Fabric& fabric,
+VirtualRun run_in_virtual_time(std::span<const StepOrder> orders, const Fabric& fabric,
                                const Load& load) {
-  return Simulation(plans, fabric, load).run();
+  return VirtualTime(orders, fabric, load).run();
 }
 
 VirtualRun run_in_virtual_time(Collective collective, Algorithm algorithm, const Fabric& fabric,
                                const Load& load, const ScheduleOptions& options) {
   const Topology topology = fabric.topology();
-  std::vector<Plan> plans;
+  std::vector<StepOrder> orders;
   for (int r = 0; r < topology.num_ranks; ++r) {
-    plans.push_back(make_plan(make_schedule(collective, algorithm, topology, r, options)));
+    orders.push_back(make_step_order(make_schedule(collective, algorithm, topology, r, options)));
   }
-  return run_in_virtual_time(plans, fabric, load);
+  return run_in_virtual_time(orders, fabric, load);
 }
 
 }  // namespace ductile::comm

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ductile/comm/fabric.h"
-#include "ductile/comm/plan.h"
+#include "ductile/comm/step_order.h"
 
 namespace ductile::comm {
 
@@ -22,13 +22,14 @@ struct Load {
   size_t wire_size = 0;  // bytes of an element where it travels; 0: element_size
 };
 
-// Runs the plans of all ranks in virtual time: the same lists, order and preferences as the engine,
-// with links between hosts that carry one message after the other, each way. A message occupies the
-// sender's link and, `latency` later, the receiver's, at the same time otherwise (it is not stored
-// in between). Within a host there are no links: the bytes of a message keep the processors of both
-// ranks busy, half of the time each, as do adding and the messages themselves.
+// Runs the step lists of all ranks in virtual time: the same lists, order and preferences as the
+// engine, with links between hosts that carry one message after the other, each way. A message
+// occupies the sender's link and, `latency` later, the receiver's, at the same time otherwise (it
+// is not stored in between). Within a host there are no links: the bytes of a message keep the
+// processors of both ranks busy, half of the time each, as do adding and the messages themselves.
 // Exact in the model, and the same on every machine: no clock, no threads.
-VirtualRun run_in_virtual_time(std::span<const Plan> plans, const Fabric& fabric, const Load& load);
+VirtualRun run_in_virtual_time(std::span<const StepOrder> orders, const Fabric& fabric,
+                               const Load& load);
 
 // As above for one algorithm of one collective.
 VirtualRun run_in_virtual_time(Collective collective, Algorithm algorithm, const Fabric& fabric,

@@ -45,7 +45,7 @@ double milliseconds(const Fabric& fabric, Algorithm algorithm, int64_t bytes, in
                    .seconds;
 }
 
-TEST(VirtualTime, gives_the_measured_medians_within_ten_percent) {
+TEST(VirtualTime, GivesTheMeasuredMediansWithinTenPercent) {
   struct Median {
     const char* what;
     Fabric fabric;
@@ -83,7 +83,7 @@ TEST(VirtualTime, gives_the_measured_medians_within_ten_percent) {
   }
 }
 
-TEST(VirtualTime, a_pipelined_ring_comes_close_to_the_bandwidth_bound) {
+TEST(VirtualTime, APipelinedRingComesCloseToTheBandwidthBound) {
   for (const int64_t p : {4, 8}) {
     const Fabric f = hosts(p, set_up_b());
     for (const auto& [bytes, share] : {std::pair{kMiB, 0.94}, {25 * kMiB, 0.98}}) {
@@ -95,7 +95,7 @@ TEST(VirtualTime, a_pipelined_ring_comes_close_to_the_bandwidth_bound) {
   }
 }
 
-TEST(VirtualTime, a_staggered_torus_halves_the_time_of_the_ring_on_grids_of_any_shape) {
+TEST(VirtualTime, AStaggeredTorusHalvesTheTimeOfTheRingOnGridsOfAnyShape) {
   const int64_t bytes = 25 * kMiB;
   for (const Grid grid : {Grid{2, 2}, Grid{2, 4}, Grid{4, 2}, Grid{3, 4}}) {
     const int64_t p = grid.num_rows * grid.num_columns;
@@ -105,7 +105,7 @@ TEST(VirtualTime, a_staggered_torus_halves_the_time_of_the_ring_on_grids_of_any_
   }
 }
 
-TEST(VirtualTime, the_rails_of_a_torus_carry_what_the_load_formula_says) {
+TEST(VirtualTime, TheRailsOfATorusCarryWhatTheLoadFormulaSays) {
   const double size = 24.0 * kMiB;
   const auto run = [&](Grid grid, int pipeline) {
     return run_in_virtual_time(Collective::all_reduce, Algorithm::torus,
@@ -121,7 +121,7 @@ TEST(VirtualTime, the_rails_of_a_torus_carry_what_the_load_formula_says) {
   EXPECT_NEAR(balanced[1] / size, 0.875, 0.01);
 }
 
-TEST(VirtualTime, a_narrow_wire_halves_the_time_and_links_both_ways_halve_it_again) {
+TEST(VirtualTime, ANarrowWireHalvesTheTimeAndLinksBothWaysHalveItAgain) {
   const Load load{25 * kMiB / 4, 4, 0};
   const Fabric f = hosts(8, set_up_b());
   const auto time = [&](Algorithm a, const Fabric& fabric, const Load& l, int pipeline) {
@@ -136,7 +136,7 @@ TEST(VirtualTime, a_narrow_wire_halves_the_time_and_links_both_ways_halve_it_aga
   EXPECT_NEAR(time(Algorithm::torus, grid, load, 8) / one_way, 0.5, 0.1);
 }
 
-TEST(VirtualTime, every_collective_ends_and_an_empty_one_takes_no_time) {
+TEST(VirtualTime, EveryCollectiveEndsAndAnEmptyOneTakesNoTime) {
   for (const Collective c :
        {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
         Collective::broadcast, Collective::all_to_all}) {

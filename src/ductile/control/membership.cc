@@ -244,7 +244,7 @@ void Membership::State::on(const ConnectionClosed& event) {
 }
 
 void Membership::State::on(const WorkerReported& event) {
-  const Report& report = event.report;
+  const WorkerStatus& report = event.report;
   WorkerRecord* worker = find(report.worker);
   if (worker == nullptr) {
     send(report.worker, Stop{"the job does not know this worker (any more)"});

@@ -56,12 +56,12 @@ struct WorkerExited {  // certain: the process was reaped, or its host is known 
   int64_t code = 0;    // -1: nobody saw how it ended
   int64_t signal = 0;  // 0: it exited by itself
 };
-// From the connections to workers. A worker that connects (again) says so with a Report.
+// From the connections to workers. A worker that connects (again) says so with a WorkerStatus.
 struct ConnectionClosed {
   WorkerId worker = 0;
 };
 struct WorkerReported {
-  Report report;
+  WorkerStatus report;
   std::string host{};  // where it runs, as its launcher calls it; empty: not known, or the only one
 };
 // From the store that carries out PublishCheckpoint.

@@ -323,7 +323,7 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
   chosen.insert(chosen.end(), donors.begin(), donors.end());
   std::vector<WorkerId> holders;
   for (size_t i = 0; i < chosen.size(); ++i) {
-    const Report& report = chosen[i]->report;
+    const WorkerStatus& report = chosen[i]->report;
     Member member{report.worker, report.address, ranges[i], StateSource::peer, 0, {}};
     if (from_state && report.step == start)
       member.source = StateSource::keep;

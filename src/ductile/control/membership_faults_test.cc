@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/control/membership_story_impl.h"
+#include "ductile/control/testing/membership_story.h"
 
 namespace ductile::control {
 namespace {

@@ -10,7 +10,7 @@ namespace ductile::control {
 // One process, from its launch command until it is known to be gone.
 struct WorkerRecord {
   WorkerId id = 0;
-  Report report;           // the newest; of a worker that never reported, only `worker` is set
+  WorkerStatus report;     // the newest; of a worker that never reported, only `worker` is set
   bool connected = false;  // it has reported
   bool reachable = false;  // and is not overdue
   bool doomed = false;     // told to stop; whatever it says, it takes part in nothing any more

@@ -130,7 +130,7 @@ Event event_from_json(const json& value) {
   }
   if (name == "connection_closed") return ConnectionClosed{worker()};
   if (name == "worker_reported") {
-    WorkerReported event{report_from_json(in.at("report"))};
+    WorkerReported event{worker_status_from_json(in.at("report"))};
     in.read("host", event.host);
     return event;
   }
@@ -252,7 +252,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     for (const json& entry : in.array("workers")) {
       const JsonReader from(entry, "saved worker");
       WorkerRecord worker;
-      worker.report = report_from_json(from.at("report"));
+      worker.report = worker_status_from_json(from.at("report"));
       from.read("connected", worker.connected);
       from.read("doomed", worker.doomed);
       worker.id = worker.report.worker;

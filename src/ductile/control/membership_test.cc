@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/control/membership_story_impl.h"
+#include "ductile/control/testing/membership_story.h"
 
 namespace ductile::control {
 namespace {
@@ -136,7 +136,7 @@ class RestoreTest : public MembershipTest {
     for (int i = 0; i < 2000 && job_->generation().number == before; ++i) {
       if (job_->phase() == Phase::failed) return;
       now_ += milliseconds(50);
-      Report& report = reports_[launched_];
+      WorkerStatus& report = reports_[launched_];
       if (report.sequence == 0) {
         say(launched_, WorkerPhase::ready);
       } else {
@@ -490,7 +490,7 @@ TEST_F(MembershipTest, ASavedStateThatIsNoneIsRefused) {
 
 TEST_F(MembershipTest, DoubledAndOvertakenReportsChangeNothing) {
   run_with(2);
-  const Report old = reports_[1];
+  const WorkerStatus old = reports_[1];
   say(1, WorkerPhase::running, 1, 1, 8);
   const nlohmann::json before = job_->save();
   happen(WorkerReported{reports_[1]});

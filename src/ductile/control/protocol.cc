@@ -122,7 +122,7 @@ GenerationPlan plan_from_json(const json& value) {
   return plan;
 }
 
-json to_json(const Report& report) {
+json to_json(const WorkerStatus& report) {
   return {{"worker", report.worker},
           {"sequence", report.sequence},
           {"address", report.address},
@@ -147,9 +147,9 @@ json to_json(const Report& report) {
           {"note", report.note}};
 }
 
-Report report_from_json(const json& value) {
+WorkerStatus worker_status_from_json(const json& value) {
   const JsonReader in(value, "report");
-  Report report;
+  WorkerStatus report;
   in.read("worker", report.worker);
   in.read("sequence", report.sequence);
   in.read("address", report.address);

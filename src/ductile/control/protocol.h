@@ -15,9 +15,9 @@
 // What the controller of an elastic job and its workers say to each other: plain structs, and their
 // JSON. docs/design/005-membership.md has the protocol, its assumptions and its invariants.
 //
-// Every message may be lost, late, doubled or overtaken. A Report tells the whole of a worker's
-// state, so the newest one replaces all before it; an Instruction is repeated for as long as the
-// reports show that it has not been followed.
+// Every message may be lost, late, doubled or overtaken. A WorkerStatus tells the whole of a
+// worker's state, so the newest one replaces all before it; an Instruction is repeated for as long
+// as the reports show that it has not been followed.
 namespace ductile::control {
 
 using WorkerId = uint64_t;    // one process: given by the controller at launch, never given twice
@@ -84,7 +84,7 @@ struct SaveStatus {
 };
 
 // Worker to controller: at every change, and as the heartbeat.
-struct Report {
+struct WorkerStatus {
   WorkerId worker = 0;
   uint64_t sequence = 0;  // grows with every report of this process
   std::string address;    // where its peers reach it
@@ -106,7 +106,7 @@ struct Report {
   bool leaving = false;  // it was asked from outside to go (its host drains ...)
   std::string error;     // a fault of the job itself: the same would happen anywhere. Ends the job
   std::string note;      // why it halted ...; for people
-  bool operator==(const Report&) const = default;
+  bool operator==(const WorkerStatus&) const = default;
 };
 
 // Controller to worker. `controller` is the incarnation of the controller: a worker ignores one
@@ -151,10 +151,10 @@ std::string_view to_string(WorkerPhase phase);
 // JSON as it goes over the wire: {"instruction": "halt", ...}. Reading throws invalid_argument that
 // names the key which is missing, of the wrong type or outside its range.
 nlohmann::json to_json(const GenerationPlan& plan);
-nlohmann::json to_json(const Report& report);
+nlohmann::json to_json(const WorkerStatus& report);
 nlohmann::json to_json(const Instruction& instruction);
 GenerationPlan plan_from_json(const nlohmann::json& value);
-Report report_from_json(const nlohmann::json& value);
+WorkerStatus worker_status_from_json(const nlohmann::json& value);
 Instruction instruction_from_json(const nlohmann::json& value);
 
 }  // namespace ductile::control

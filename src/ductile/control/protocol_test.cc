@@ -22,8 +22,8 @@ GenerationPlan some_plan() {
            {5, "shm", {3, 8}, StateSource::peer, 3}}};
 }
 
-Report some_report() {
-  Report report;
+WorkerStatus some_report() {
+  WorkerStatus report;
   report.worker = 3;
   report.sequence = 12;
   report.address = "10.0.0.1:99";
@@ -81,7 +81,7 @@ TEST(Protocol, PartsCoverAStateWhereNoneIsMissing) {
 }
 
 TEST(Protocol, ReportsAndInstructionsSurviveTheWire) {
-  EXPECT_EQ(report_from_json(json::parse(to_json(some_report()).dump())), some_report());
+  EXPECT_EQ(worker_status_from_json(json::parse(to_json(some_report()).dump())), some_report());
   for (const Instruction& instruction : some_instructions())
     EXPECT_EQ(instruction_from_json(json::parse(to_json(instruction).dump())), instruction);
 }
@@ -130,7 +130,7 @@ TEST(Protocol, AlteredMessagesAreRefused) {
       }
     }
   };
-  attack([](const json& v) { return report_from_json(v); }, to_json(some_report()));
+  attack([](const json& v) { return worker_status_from_json(v); }, to_json(some_report()));
   for (const Instruction& instruction : some_instructions())
     attack([](const json& v) { return instruction_from_json(v); }, to_json(instruction));
   for (const Event& event : some_events())
@@ -141,7 +141,7 @@ TEST(Protocol, AnErrorNamesTheKeyAndWhatWouldBeRight) {
   json value = to_json(some_report());
   value["phase"] = "asleep";
   try {
-    report_from_json(value);
+    worker_status_from_json(value);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.message(),

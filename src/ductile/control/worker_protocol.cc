@@ -54,7 +54,7 @@ std::vector<WorkerCommand> WorkerProtocol::apply(const WorkerEvent& event, Time 
 }
 
 void WorkerProtocol::send_report(Time now) {
-  Report report;
+  WorkerStatus report;
   report.worker = options_.worker;
   report.sequence = ++sequence_;
   report.address = options_.address;
@@ -77,7 +77,7 @@ void WorkerProtocol::send_report(Time now) {
   sent_.emplace_back(sequence_, now);
   report_due_ = false;
   next_beat_ = now + options_.heartbeat;
-  commands_.push_back(SendReport{std::move(report)});
+  commands_.push_back(SendStatus{std::move(report)});
 }
 
 // ---- The controller.

@@ -86,8 +86,8 @@ WorkerEvent restore_event_of(const std::exception& error, Generation generation)
 
 // ---- What to do.
 
-struct SendReport {
-  Report report;
+struct SendStatus {
+  WorkerStatus report;
 };
 // Get the state before plan->start; answer Restored. While it is on the way the old state is gone.
 // Sharded: every member is told so, also those that hold what they need, and those keep it: all
@@ -129,7 +129,7 @@ struct Exit {
   std::string reason;
 };
 
-using WorkerCommand = std::variant<SendReport, Restore, Feed, RunStep, CastVote, Apply, Abandon,
+using WorkerCommand = std::variant<SendStatus, Restore, Feed, RunStep, CastVote, Apply, Abandon,
                                    WriteCheckpoint, Exit>;
 
 struct WorkerOptions {

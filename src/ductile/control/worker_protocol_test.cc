@@ -56,16 +56,16 @@ class WorkerProtocolTest : public testing::Test {
       if (const C* found = std::get_if<C>(&command)) return found;
     return nullptr;
   }
-  const Report& report() {
+  const WorkerStatus& report() {
     for (const WorkerCommand& command : last_)
-      if (const auto* send = std::get_if<SendReport>(&command)) reported_ = send->report;
+      if (const auto* send = std::get_if<SendStatus>(&command)) reported_ = send->report;
     return reported_;
   }
 
   Time now_{1'000'000};
   WorkerProtocol machine_;
   std::vector<WorkerCommand> last_;
-  Report reported_;
+  WorkerStatus reported_;
 };
 
 TEST_F(WorkerProtocolTest, RunsAStepThroughReductionVoteAndCommit) {
@@ -266,7 +266,7 @@ TEST_F(WorkerProtocolTest, RepeatsAJobErrorUntilItIsTold) {
   EXPECT_EQ(machine_.generation(), 1u);
   now_ += milliseconds(200);
   tell(Beat{});
-  EXPECT_NE(said<SendReport>(), nullptr);
+  EXPECT_NE(said<SendStatus>(), nullptr);
   EXPECT_EQ(report().error, "bad label");
   hear(Stop{"the job failed"});
   EXPECT_NE(said<Exit>(), nullptr);

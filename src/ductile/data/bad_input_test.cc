@@ -13,7 +13,7 @@
 #include "ductile/data/loader.h"
 #include "ductile/data/png.h"
 #include "ductile/data/tar_index.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {
@@ -199,9 +199,9 @@ TEST_F(BadInput, ACorruptJpegFailsOrIsReplacedAndCounted) {
     EXPECT_EQ(test.next()->num_samples, 10);
     EXPECT_EQ(test.next(), nullptr);
   }
-  const InspectReport report = inspect(options("folder"), Split::train);
-  EXPECT_EQ(report.good, 10);
-  EXPECT_EQ(report.bad.size(), 2u);
+  const InspectResult result = inspect(options("folder"), Split::train);
+  EXPECT_EQ(result.good, 10);
+  EXPECT_EQ(result.bad.size(), 2u);
 }
 
 TEST_F(BadInput, JpegCutShortAnywhereIsAnError) {

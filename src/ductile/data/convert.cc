@@ -96,38 +96,38 @@ void refuse_existing(const fs::path& file) {
 }
 
 // Calls write(sample, index) for each readable sample.
-void for_each_sample(const Dataset& dataset, ConvertReport& report,
+void for_each_sample(const Dataset& dataset, ConvertResult& result,
                      const std::function<void(const Sample&, int64_t)>& write) {
   std::vector<std::byte> scratch;
-  report.bad = dataset.bad_items();
+  result.bad = dataset.bad_items();
   for (int64_t i = 0; i < dataset.info().size; ++i) {
     try {
       const Sample sample = dataset.read(i, scratch);
       image_size(sample);  // at least the header must be sound
       write(sample, i);
-      ++report.samples;
+      ++result.samples;
     } catch (Error& e) {
       if (e.code() != ErrorCode::data_loss) throw;
       if (!dataset.skip_bad()) {
         e.with_context(dataset.where(i));
         throw;
       }
-      report.bad.push_back({dataset.where(i), e.what()});
+      result.bad.push_back({dataset.where(i), e.what()});
     }
   }
 }
 
 void write_shards(const Dataset& dataset, const fs::path& folder, const std::string& name,
-                  const ConvertOptions& options, ConvertReport& report) {
+                  const ConvertOptions& options, ConvertResult& result) {
   std::string shard;
   const auto flush = [&] {
     if (shard.empty()) return;
     shard.append(2 * kBlock, '\0');
-    const fs::path file = folder / fmt::format("{}-{:06}.tar", name, report.files.size());
+    const fs::path file = folder / fmt::format("{}-{:06}.tar", name, result.files.size());
     refuse_existing(file);
     write_file_atomic(file, shard);
-    report.files.push_back(file.string());
-    report.bytes += static_cast<int64_t>(shard.size());
+    result.files.push_back(file.string());
+    result.bytes += static_cast<int64_t>(shard.size());
     shard.clear();
   };
   const auto member = [&](const std::string& member_name, std::string_view bytes) {
@@ -135,7 +135,7 @@ void write_shards(const Dataset& dataset, const fs::path& folder, const std::str
     shard += bytes;
     shard.append((kBlock - bytes.size() % kBlock) % kBlock, '\0');
   };
-  for_each_sample(dataset, report, [&](const Sample& sample, int64_t i) {
+  for_each_sample(dataset, result, [&](const Sample& sample, int64_t i) {
     if (sample.encoding != Encoding::jpeg && sample.encoding != Encoding::png) {
       fail(ErrorCode::invalid_argument,
            "format \"{}\" holds raw pixels; tar shards hold JPEG or PNG files (use records)",
@@ -155,22 +155,22 @@ void write_shards(const Dataset& dataset, const fs::path& folder, const std::str
 }
 
 void write_records(const Dataset& dataset, const fs::path& file, const ConvertOptions& options,
-                   ConvertReport& report) {
+                   ConvertResult& result) {
   refuse_existing(file);
   RecordsWriter writer(file, dataset.info().class_names);
   RawMaker raw(options.short_side);
-  for_each_sample(dataset, report, [&](const Sample& sample, int64_t i) {
+  for_each_sample(dataset, result, [&](const Sample& sample, int64_t i) {
     const bool decode = options.raw || sample.encoding == Encoding::pixels;
     writer.add(decode ? raw.make(sample) : sample, dataset.label(i));
   });
   writer.finish();
-  report.files.push_back(file.string());
-  report.bytes = static_cast<int64_t>(fs::file_size(file));
+  result.files.push_back(file.string());
+  result.bytes = static_cast<int64_t>(fs::file_size(file));
 }
 
 }  // namespace
 
-ConvertReport convert(const spec::DataOptions& data, Split split, const ConvertOptions& options) {
+ConvertResult convert(const spec::DataOptions& data, Split split, const ConvertOptions& options) {
   if (options.out.empty()) fail(ErrorCode::invalid_argument, "no folder to convert into");
   if (options.short_side < 0 || (options.short_side > 0 && !options.raw)) {
     fail(ErrorCode::invalid_argument, "short_side = {} goes with raw records only",
@@ -185,25 +185,25 @@ ConvertReport convert(const spec::DataOptions& data, Split split, const ConvertO
   fs::create_directories(folder, error);
   if (error) fail_errno(folder.string(), error.value());
   const std::string name = split == Split::train ? "train" : "val";
-  ConvertReport report;
+  ConvertResult result;
   if (options.to == "tar") {
     if (options.raw) fail(ErrorCode::invalid_argument, "tar shards hold files, not raw pixels");
-    write_shards(*dataset, folder, name, options, report);
+    write_shards(*dataset, folder, name, options, result);
   } else if (options.to == "records") {
-    write_records(*dataset, folder / (name + ".records"), options, report);
+    write_records(*dataset, folder / (name + ".records"), options, result);
   } else {
     fail(ErrorCode::invalid_argument, "cannot convert to \"{}\"; known: tar, records", options.to);
   }
-  return report;
+  return result;
 }
 
-nlohmann::json to_json(const ConvertReport& report) {
-  nlohmann::json out = {{"samples", report.samples},
-                        {"bytes", report.bytes},
-                        {"files", report.files},
-                        {"bad_count", report.bad.size()}};
+nlohmann::json to_json(const ConvertResult& result) {
+  nlohmann::json out = {{"samples", result.samples},
+                        {"bytes", result.bytes},
+                        {"files", result.files},
+                        {"bad_count", result.bad.size()}};
   out["bad"] = nlohmann::json::array();
-  for (const BadItem& b : report.bad) {
+  for (const BadItem& b : result.bad) {
     out["bad"].push_back({{"where", b.where}, {"what", b.what}});
   }
   return out;

@@ -18,7 +18,7 @@ struct ConvertOptions {
   int64_t short_side = 0;  // records with raw: reduce the short side to this; 0 = keep
 };
 
-struct ConvertReport {
+struct ConvertResult {
   int64_t samples = 0;
   int64_t bytes = 0;  // written
   std::vector<std::string> files;
@@ -29,9 +29,9 @@ struct ConvertReport {
 // OUT/train.records (val for Split::test). Formats "tar" and "records" read the result. Files
 // appear complete or not at all. Throws invalid_argument for a set of tokens or wrong options,
 // conflict where a file exists already, data_loss at a bad sample unless they are skipped.
-ConvertReport convert(const spec::DataOptions& data, Split split, const ConvertOptions& options);
+ConvertResult convert(const spec::DataOptions& data, Split split, const ConvertOptions& options);
 
 // {"samples", "bytes", "files", "bad": [{"where", "what"}], "bad_count"}
-nlohmann::json to_json(const ConvertReport& report);
+nlohmann::json to_json(const ConvertResult& result);
 
 }  // namespace ductile::data

@@ -8,7 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/data/inspect.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {
@@ -72,7 +72,7 @@ TEST_F(ConvertTest, RawRecordsHoldDecodedPixels) {
   spec::DataOptions o;
   o.format = "records";
   o.path = out_;
-  const InspectReport a = inspect(source_, Split::train), b = inspect(o, Split::train);
+  const InspectResult a = inspect(source_, Split::train), b = inspect(o, Split::train);
   EXPECT_EQ(a.info.mean, b.info.mean);
   EXPECT_EQ(a.info.std, b.info.std);
   EXPECT_EQ(b.encodings, (std::vector<std::pair<std::string, int64_t>>{{"pixels", 12}}));
@@ -80,7 +80,7 @@ TEST_F(ConvertTest, RawRecordsHoldDecodedPixels) {
   const std::string small = out_ + "-small";
   convert(source_, Split::train, {.to = "records", .out = small, .raw = true, .short_side = 20});
   o.path = small;
-  const InspectReport c = inspect(o, Split::train);
+  const InspectResult c = inspect(o, Split::train);
   EXPECT_EQ(std::min(c.min_height, c.min_width), 20);
   EXPECT_NEAR(c.info.mean[0], a.info.mean[0], 0.01);
 }
@@ -88,8 +88,8 @@ TEST_F(ConvertTest, RawRecordsHoldDecodedPixels) {
 TEST_F(ConvertTest, GreySetsBecomeColourRecords) {
   spec::DataOptions digits;
   digits.train_limit = 100;  // labels are random: enough for every class
-  const auto report = convert(digits, Split::train, {.to = "records", .out = out_});
-  EXPECT_EQ(to_json(report)["samples"], 100);
+  const auto result = convert(digits, Split::train, {.to = "records", .out = out_});
+  EXPECT_EQ(to_json(result)["samples"], 100);
   EXPECT_THROW(convert(digits, Split::train, {.to = "tar", .out = out_}), Error);
 }
 

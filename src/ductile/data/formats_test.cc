@@ -12,7 +12,7 @@
 #include "ductile/data/jpeg.h"
 #include "ductile/data/loader.h"
 #include "ductile/data/png.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {
@@ -98,7 +98,7 @@ TEST(Cifar, TakesTheFineLabelsOfCifar100) {
   EXPECT_EQ(std::to_integer<int>(test->read(2, scratch).bytes[1]), 12);
 }
 
-RC_GTEST_PROP(Png, gives_back_every_pixel, ()) {
+RC_GTEST_PROP(Png, GivesBackEveryPixel, ()) {
   const int width = *rc::gen::inRange(1, 40), height = *rc::gen::inRange(1, 40);
   const std::vector<uint8_t> pixels = test_pixels(width, height, 3, *rc::gen::inRange(0, 1000));
   const std::string file = encode_png(pixels, width, height);

@@ -116,13 +116,13 @@ void merge(Tally& into, const Tally& from) {
 
 }  // namespace
 
-InspectReport inspect(const spec::DataOptions& options, Split split) {
+InspectResult inspect(const spec::DataOptions& options, Split split) {
   spec::DataOptions lenient = options;
   lenient.on_bad_sample = "skip";
   const auto dataset = open_dataset(lenient, split);
-  InspectReport report;
-  report.info = dataset->info();
-  report.split = split;
+  InspectResult result;
+  result.info = dataset->info();
+  result.split = split;
 
   constexpr int64_t kChunk = 64;
   std::atomic<int64_t> next{0};
@@ -130,8 +130,8 @@ InspectReport inspect(const spec::DataOptions& options, Split split) {
   Tally total = Reader(*dataset).tally;
   const auto work = [&] {
     Reader reader(*dataset);
-    for (int64_t begin; (begin = next.fetch_add(kChunk)) < report.info.size;) {
-      const int64_t end = std::min(begin + kChunk, report.info.size);
+    for (int64_t begin; (begin = next.fetch_add(kChunk)) < result.info.size;) {
+      const int64_t end = std::min(begin + kChunk, result.info.size);
       for (int64_t i = begin; i < end; ++i) reader.look(i);
     }
     const std::lock_guard lock(mutex);
@@ -143,35 +143,35 @@ InspectReport inspect(const spec::DataOptions& options, Split split) {
     work();
   }
 
-  report.class_counts = total.class_counts;
-  report.good = total.good;
-  report.stored_bytes = total.bytes;
+  result.class_counts = total.class_counts;
+  result.good = total.good;
+  result.stored_bytes = total.bytes;
   if (total.pixels > 0) {
-    report.min_height = total.min_height;
-    report.max_height = total.max_height;
-    report.min_width = total.min_width;
-    report.max_width = total.max_width;
-    for (size_t c = 0; c < report.info.mean.size(); ++c) {
+    result.min_height = total.min_height;
+    result.max_height = total.max_height;
+    result.min_width = total.min_width;
+    result.max_width = total.max_width;
+    for (size_t c = 0; c < result.info.mean.size(); ++c) {
       const double n = static_cast<double>(total.pixels);
       const double mean = static_cast<double>(total.sum[c]) / n;
       const double variance = static_cast<double>(total.squares[c]) / n - mean * mean;
-      report.info.mean[c] = mean / 255;
-      report.info.std[c] = std::sqrt(std::max(0.0, variance)) / 255;
+      result.info.mean[c] = mean / 255;
+      result.info.std[c] = std::sqrt(std::max(0.0, variance)) / 255;
     }
   }
   for (size_t e = 0; e < kEncodingNames.size(); ++e) {
     if (total.encodings[e] > 0) {
-      report.encodings.emplace_back(kEncodingNames[e], total.encodings[e]);
+      result.encodings.emplace_back(kEncodingNames[e], total.encodings[e]);
     }
   }
-  report.bad = dataset->bad_items();
+  result.bad = dataset->bad_items();
   std::sort(total.bad.begin(), total.bad.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (auto& [index, item] : total.bad) report.bad.push_back(std::move(item));
-  return report;
+  for (auto& [index, item] : total.bad) result.bad.push_back(std::move(item));
+  return result;
 }
 
-nlohmann::json to_json(const InspectReport& r) {
+nlohmann::json to_json(const InspectResult& r) {
   using nlohmann::json;
   json out = {{"format", r.info.format}, {"split", r.split == Split::train ? "train" : "test"},
               {"samples", r.good},       {"num_classes", r.info.num_classes},

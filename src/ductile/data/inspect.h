@@ -12,7 +12,7 @@
 namespace ductile::data {
 
 // What one split of a data set holds, found by reading and decoding all of it.
-struct InspectReport {
+struct InspectResult {
   DatasetInfo info;  // mean and std over every readable sample
   Split split = Split::train;
   std::vector<int64_t> class_counts;  // [num_classes]; empty for tokens
@@ -25,10 +25,10 @@ struct InspectReport {
 
 // Reads bad samples over whatever on_bad_sample says, and reports them. Uses every core. Throws as
 // open_dataset does where nothing can be read at all.
-InspectReport inspect(const spec::DataOptions& options, Split split);
+InspectResult inspect(const spec::DataOptions& options, Split split);
 
 // {"format", "split", "samples", "classes": [{"name", "count"}], "shape": {...}, "mean", "std",
 //  "bytes", "encodings", "bad": [{"where", "what"}], "bad_count"}
-nlohmann::json to_json(const InspectReport& report);
+nlohmann::json to_json(const InspectResult& result);
 
 }  // namespace ductile::data

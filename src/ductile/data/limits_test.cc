@@ -17,7 +17,7 @@
 #include "ductile/data/jpeg.h"
 #include "ductile/data/records.h"
 #include "ductile/data/tar_index.h"
-#include "ductile/data/test_images.h"
+#include "ductile/data/testing/images.h"
 
 namespace ductile::data {
 namespace {

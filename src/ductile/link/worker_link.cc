@@ -79,7 +79,7 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
   {
     const std::lock_guard guard(mutex_);
     for (control::WorkerCommand& command : protocol_.apply(event, boot_time())) {
-      if (auto* send = std::get_if<control::SendReport>(&command)) {
+      if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
         report = true;
         continue;
@@ -207,7 +207,7 @@ std::optional<net::Channel> WorkerLink::connect() {
   return std::nullopt;
 }
 
-bool WorkerLink::take_reports(std::optional<control::Report>& report) {
+bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
   const std::lock_guard guard(mutex_);
   report = std::exchange(report_, std::nullopt);
   return !stopping_ && !exited_;
@@ -227,7 +227,7 @@ void WorkerLink::converse(net::Channel& channel) {
   bool first = true;
   while (true) {
     apply(control::Beat{});
-    std::optional<control::Report> report;
+    std::optional<control::WorkerStatus> report;
     const bool go_on = take_reports(report);
     if (report) newest_ = report;
     if (report || (first && newest_)) {

@@ -44,7 +44,7 @@ struct WorkerLinkOptions {
 //   link.tell(Loaded{});
 //   while (auto command = link.next()) { ... link.tell(Reduced{...}); ... }
 //
-// Handed out are all commands of worker_protocol.h but SendReport; after Exit comes nothing more.
+// Handed out are all commands of worker_protocol.h but SendStatus; after Exit comes nothing more.
 // When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
 // so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
 // report has been sent or given up.
@@ -81,7 +81,7 @@ class WorkerLink {
   void run();
   std::optional<net::Channel> connect();
   void converse(net::Channel& channel);
-  bool take_reports(std::optional<control::Report>& report);
+  bool take_reports(std::optional<control::WorkerStatus>& report);
   void say(const std::string& text);
   void wake();
   control::Time beat_in() const;
@@ -94,7 +94,7 @@ class WorkerLink {
   std::condition_variable changed_;
   control::WorkerProtocol protocol_;
   std::deque<control::WorkerCommand> commands_;
-  std::optional<control::Report> report_;  // the newest, not sent yet
+  std::optional<control::WorkerStatus> report_;  // the newest, not sent yet
   control::Generation abandoned_ = 0;
   control::Time heard_at_{0};
   bool connected_ = false;
@@ -103,7 +103,7 @@ class WorkerLink {
 
   // Of the link's thread.
   std::string said_;
-  std::optional<control::Report> newest_;  // the last one that was taken to be sent
+  std::optional<control::WorkerStatus> newest_;  // the last one that was taken to be sent
 
   std::jthread thread_;
 };

@@ -37,16 +37,16 @@ class Controller {
   }
   bool admits_somebody() { return gate_.accept(net::Clock::now() + 20ms).has_value(); }
   void hang_up() { channel_.reset(); }
-  Report hear() {
+  WorkerStatus hear() {
     const auto payload = channel_->receive(soon());
     const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
-    return report_from_json(nlohmann::json::parse(text));
+    return worker_status_from_json(nlohmann::json::parse(text));
   }
   template <class Predicate>
-  Report hear_until(const Predicate& holds) {
+  WorkerStatus hear_until(const Predicate& holds) {
     const auto deadline = soon();
     while (net::Clock::now() < deadline) {
-      const Report report = hear();
+      const WorkerStatus report = hear();
       say(Ack{report.sequence});
       if (holds(report)) return report;
     }
@@ -91,34 +91,34 @@ Wanted expect_next(WorkerLink& link) {
   return std::get<Wanted>(*command);
 }
 
-TEST(WorkerLink, reports_obeys_and_hands_out_commands_in_order) {
+TEST(WorkerLink, ReportsObeysAndHandsOutCommandsInOrder) {
   const net::Secret secret = net::Secret::random();
   Controller controller(secret);
   WorkerLink link(options(controller.address()), secret);
   controller.accept();
-  const Report loading = controller.hear();
+  const WorkerStatus loading = controller.hear();
   EXPECT_EQ(loading.phase, WorkerPhase::loading);
   EXPECT_EQ(loading.address, "here");
   link.tell(Loaded{});
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::ready; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::ready; });
   controller.say(Enter{plan(1), "begin"});
   EXPECT_EQ(expect_next<Restore>(link).self.source, StateSource::initial);
   link.tell(Restored{1, 0, false});
   EXPECT_EQ(expect_next<RunStep>(link).step, 0);
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::running; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::running; });
   controller.say(Ack{0});
   link.tell(Reduced{1, 0});
   expect_next<CastVote>(link);
   link.tell(AllVoted{1, 0, 0});
   expect_next<Apply>(link);
   link.tell(Restored{1, 1, true});
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::done; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::done; });
   controller.say(Stop{"enough"});
   EXPECT_EQ(expect_next<Exit>(link).reason, "enough");
   EXPECT_FALSE(link.next());  // at once, although it would wait for an hour
 }
 
-TEST(WorkerLink, abandons_from_its_own_thread_and_withdraws_what_was_not_begun) {
+TEST(WorkerLink, AbandonsFromItsOwnThreadAndWithdrawsWhatWasNotBegun) {
   const net::Secret secret = net::Secret::random();
   Controller controller(secret);
   WorkerLinkOptions o = options(controller.address());
@@ -127,13 +127,13 @@ TEST(WorkerLink, abandons_from_its_own_thread_and_withdraws_what_was_not_begun) 
   WorkerLink link(o, secret);
   link.tell(Loaded{});
   controller.accept();
-  controller.hear_until([](const Report& r) { return r.phase == WorkerPhase::ready; });
+  controller.hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::ready; });
   controller.say(Enter{plan(1), ""});
   expect_next<Restore>(link);
   link.tell(Restored{1, 0, false});  // a RunStep waits now, and nobody takes it
   EXPECT_FALSE(link.abandoned(1));
   controller.say(Halt{2, false, "a loss"});
-  controller.hear_until([](const Report& r) { return r.promised == 2; });
+  controller.hear_until([](const WorkerStatus& r) { return r.promised == 2; });
   while (told != 1) std::this_thread::yield();
   EXPECT_TRUE(link.abandoned(1));
   EXPECT_FALSE(link.abandoned(2));
@@ -143,7 +143,7 @@ TEST(WorkerLink, abandons_from_its_own_thread_and_withdraws_what_was_not_begun) 
   expect_next<RunStep>(link);
 }
 
-TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_that_moved) {
+TEST(WorkerLink, ComesBackAfterABrokenConnectionAndFindsAControllerThatMoved) {
   const net::Secret secret = net::Secret::random();
   const TempFolder run;
   auto first = std::make_unique<Controller>(secret);
@@ -151,7 +151,7 @@ TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_tha
   o.run = run.path();
   WorkerLink link(o, secret);
   first->accept();
-  const Report before = first->hear();
+  const WorkerStatus before = first->hear();
   first->hang_up();
   first->accept();
   EXPECT_GE(first->hear().sequence, before.sequence);  // it says at once where it stands
@@ -165,7 +165,7 @@ TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_tha
   EXPECT_EQ(link.store({"x", 1}), now.store);
 }
 
-TEST(WorkerLink, a_stranger_in_the_controllers_place_is_not_obeyed) {
+TEST(WorkerLink, AStrangerInTheControllersPlaceIsNotObeyed) {
   const net::Secret secret = net::Secret::random();
   Controller impostor(net::Secret::random());
   std::atomic<int> said{0};
@@ -181,7 +181,7 @@ TEST(WorkerLink, a_stranger_in_the_controllers_place_is_not_obeyed) {
   EXPECT_GT(said, 0);
 }
 
-TEST(WorkerLink, an_orphan_exits_and_one_that_waits_can_be_destroyed) {
+TEST(WorkerLink, AnOrphanExitsAndOneThatWaitsCanBeDestroyed) {
   const net::Secret secret = net::Secret::random();
   net::Address nobody;
   {
@@ -202,7 +202,7 @@ TEST(WorkerLink, an_orphan_exits_and_one_that_waits_can_be_destroyed) {
       Error);
 }
 
-TEST(Addresses, names_of_any_length_become_names_of_jobs) {
+TEST(Addresses, NamesOfAnyLengthBecomeNamesOfJobs) {
   EXPECT_EQ(job_name("/a/b/short"), "short");
   const std::string a = job_name(fs::path("/a") / (std::string(90, 'x') + "1"));
   const std::string b = job_name(fs::path("/a") / (std::string(90, 'x') + "2"));

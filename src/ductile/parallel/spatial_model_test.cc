@@ -16,9 +16,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena.h"
-#include "ductile/comm/local_processes_impl.h"
-#include "ductile/comm/rank_threads_impl.h"
 #include "ductile/comm/shm_transport.h"
+#include "ductile/comm/testing/local_processes.h"
+#include "ductile/comm/testing/rank_threads.h"
 #include "ductile/nn/halo.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/ops.h"

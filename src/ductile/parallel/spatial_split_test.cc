@@ -12,7 +12,7 @@
 #include <ATen/Parallel.h>
 
 #include "ductile/base/error.h"
-#include "ductile/comm/rank_threads_impl.h"
+#include "ductile/comm/testing/rank_threads.h"
 #include "ductile/nn/halo.h"
 #include "ductile/nn/ops.h"
 

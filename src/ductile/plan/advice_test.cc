@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "ductile/graph/builders.h"
-#include "ductile/plan/brute_force_impl.h"
 #include "ductile/plan/report.h"
+#include "ductile/plan/testing/brute_force.h"
 
 namespace ductile::plan {
 namespace {

@@ -5,7 +5,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
-#include "ductile/plan/slow_evaluate_impl.h"
+#include "ductile/plan/testing/slow_evaluate.h"
 
 namespace ductile::plan {
 namespace {

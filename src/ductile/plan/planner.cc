@@ -6,13 +6,13 @@
 
 #include "ductile/base/error.h"
 #include "ductile/plan/advice_impl.h"
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
+#include "ductile/plan/baselines/equal_cuts_impl.h"
+#include "ductile/plan/baselines/sequential_search_impl.h"
+#include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
-#include "ductile/plan/equal_cuts_impl.h"
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
-#include "ductile/plan/sequential_search_impl.h"
-#include "ductile/plan/uniform_plans_impl.h"
 
 namespace ductile::plan {
 

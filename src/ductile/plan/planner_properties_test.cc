@@ -7,7 +7,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/graph/builders.h"
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
 #include "ductile/plan/search_space_impl.h"
 
 namespace ductile::plan {

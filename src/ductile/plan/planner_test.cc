@@ -7,8 +7,8 @@
 
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
-#include "ductile/plan/baselines.h"
-#include "ductile/plan/brute_force_impl.h"
+#include "ductile/plan/baselines/baselines.h"
+#include "ductile/plan/testing/brute_force.h"
 
 namespace ductile::plan {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
 #include "ductile/plan/planner.h"
 
 namespace ductile::plan {

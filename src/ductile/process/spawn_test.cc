@@ -19,7 +19,7 @@
 namespace ductile::process {
 namespace {
 
-TEST(LogTail, is_the_last_lines) {
+TEST(LogTail, IsTheLastLines) {
   const TempFolder folder;
   const fs::path log = folder.path() / "log";
   EXPECT_EQ(log_tail(log, 3), "");
@@ -30,7 +30,7 @@ TEST(LogTail, is_the_last_lines) {
   EXPECT_EQ(log_tail(log, 9), "1\n2\n3\n4");
 }
 
-TEST(WorkerEnvironment, is_set_unless_the_user_did) {
+TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {
   unsetenv("OMP_WAIT_POLICY");
   unsetenv("OMP_NUM_THREADS");
   using Pairs = std::vector<std::pair<std::string, std::string>>;
@@ -50,7 +50,7 @@ TEST(WorkerEnvironment, is_set_unless_the_user_did) {
   unsetenv("OMP_NUM_THREADS");
 }
 
-TEST(CoreShare, parts_are_disjoint_and_cover_all_cores) {
+TEST(CoreShare, PartsAreDisjointAndCoverAllCores) {
   cpu_set_t set;
   CPU_ZERO(&set);
   ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
@@ -69,7 +69,7 @@ TEST(CoreShare, parts_are_disjoint_and_cover_all_cores) {
   EXPECT_TRUE(core_share(0, cores + 1, usable_cores()).empty());
 }
 
-TEST(Spawn, gives_the_child_its_environment_log_pipe_and_cores) {
+TEST(Spawn, GivesTheChildItsEnvironmentLogPipeAndCores) {
   const TempFolder folder;
   const fs::path log = folder.path() / "log";
   int ends[2];

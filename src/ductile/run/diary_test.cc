@@ -27,7 +27,7 @@ std::vector<int64_t> steps_of(const fs::path& path) {
   return steps;
 }
 
-TEST(Diary, counts_each_step_once_whoever_goes_back_how_often) {
+TEST(Diary, CountsEachStepOnceWhoeverGoesBackHowOften) {
   const TempFolder temp;
   const fs::path path = temp.path() / "metrics.jsonl";
   Diary diary(path);
@@ -42,7 +42,7 @@ TEST(Diary, counts_each_step_once_whoever_goes_back_how_often) {
   EXPECT_TRUE(lines_of(path).empty());
 }
 
-TEST(Diary, ignores_whatever_a_replaced_writer_adds_when_it_wakes_up) {
+TEST(Diary, IgnoresWhateverAReplacedWriterAddsWhenItWakesUp) {
   const TempFolder temp;
   const fs::path path = temp.path() / "events.jsonl";
   Diary sleeper(path), successor(path), controller(path);
@@ -58,7 +58,7 @@ TEST(Diary, ignores_whatever_a_replaced_writer_adds_when_it_wakes_up) {
   EXPECT_EQ(last_generation(path), 5);
 }
 
-TEST(Diary, a_damaged_line_costs_that_line) {
+TEST(Diary, ADamagedLineCostsThatLine) {
   const TempFolder temp;
   const fs::path path = temp.path() / "metrics.jsonl";
   write_file_atomic(path,
@@ -68,7 +68,7 @@ TEST(Diary, a_damaged_line_costs_that_line) {
   EXPECT_EQ(lines_of(path).size(), 3u);
 }
 
-TEST(Diary, keeps_what_cannot_be_written_now_and_writes_it_in_order_later) {
+TEST(Diary, KeepsWhatCannotBeWrittenNowAndWritesItInOrderLater) {
   const TempFolder temp;
   const fs::path path = temp.path() / "gone" / "events.jsonl";  // its folder is missing
   Diary diary(path);
@@ -84,7 +84,7 @@ TEST(Diary, keeps_what_cannot_be_written_now_and_writes_it_in_order_later) {
   EXPECT_NE(diary.take_trouble().find("can be written again"), std::string::npos);
 }
 
-TEST(Diary, a_full_disk_makes_lines_wait) {
+TEST(Diary, AFullDiskMakesLinesWait) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
   Diary diary("/dev/full");
   diary.append({{"step", 1}});
@@ -92,7 +92,7 @@ TEST(Diary, a_full_disk_makes_lines_wait) {
 }
 
 // The slow, obvious twin: what one writer at a time, who truncates, would have left.
-TEST(Diary, equals_a_file_that_is_truncated_at_each_return) {
+TEST(Diary, EqualsAFileThatIsTruncatedAtEachReturn) {
   Rng rng(7);
   for (int round = 0; round < 300; ++round) {
     const TempFolder temp;

@@ -25,7 +25,7 @@ std::string failure(const std::function<void()>& f, ErrorCode code) {
   return {};
 }
 
-TEST(RunFolder, names_itself_after_the_job_and_the_time) {
+TEST(RunFolder, NamesItselfAfterTheJobAndTheTime) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path() / "deep" / "runs", "cifar");
   EXPECT_TRUE(fs::is_directory(run.checkpoints()));
@@ -34,7 +34,7 @@ TEST(RunFolder, names_itself_after_the_job_and_the_time) {
   EXPECT_TRUE(run.name().starts_with("cifar-20"));
 }
 
-TEST(RunFolder, is_unique_when_many_are_made_at_once) {
+TEST(RunFolder, IsUniqueWhenManyAreMadeAtOnce) {
   const TempFolder temp;
   std::vector<std::string> names(16);
   {
@@ -48,7 +48,7 @@ TEST(RunFolder, is_unique_when_many_are_made_at_once) {
   EXPECT_TRUE(fs::is_directory(temp.path() / "latest"));
 }
 
-TEST(RunFolder, latest_follows_the_newest_but_an_open_handle_stays) {
+TEST(RunFolder, LatestFollowsTheNewestButAnOpenHandleStays) {
   const TempFolder temp;
   const RunFolder first = RunFolder::create(temp.path(), "job");
   write_file_atomic(first.job_file(), "name = \"job\"\n");
@@ -58,14 +58,14 @@ TEST(RunFolder, latest_follows_the_newest_but_an_open_handle_stays) {
   EXPECT_EQ(fs::canonical(temp.path() / "latest"), second.path());
 }
 
-TEST(RunFolder, leaves_a_folder_named_latest_alone) {
+TEST(RunFolder, LeavesAFolderNamedLatestAlone) {
   const TempFolder temp;
   fs::create_directory(temp.path() / "latest");
   RunFolder::create(temp.path(), "job");
   EXPECT_FALSE(fs::is_symlink(temp.path() / "latest"));
 }
 
-TEST(RunFolder, refuses_what_is_no_run_and_says_why) {
+TEST(RunFolder, RefusesWhatIsNoRunAndSaysWhy) {
   const TempFolder temp;
   EXPECT_NE(failure([&] { RunFolder::open(temp.path() / "none"); }, ErrorCode::not_found)
                 .find("no such run"),
@@ -82,7 +82,7 @@ TEST(RunFolder, refuses_what_is_no_run_and_says_why) {
   failure([&] { RunFolder::create(temp.path() / "file", "job"); }, ErrorCode::not_found);
 }
 
-TEST(RunFolder, takes_a_path_of_the_users_choice_once) {
+TEST(RunFolder, TakesAPathOfTheUsersChoiceOnce) {
   const TempFolder temp;
   const fs::path path = temp.path() / "deep" / "mine";
   const RunFolder run = RunFolder::create_at(path, "name = \"job\"\n");
@@ -92,7 +92,7 @@ TEST(RunFolder, takes_a_path_of_the_users_choice_once) {
 }
 
 // A folder in which nothing can be made: what was begun of the run goes away again.
-TEST(RunFolder, is_whole_or_not_there) {
+TEST(RunFolder, IsWholeOrNotThere) {
   const TempFolder temp;
   const rlimit none{0, RLIM_INFINITY};
   rlimit before{};
@@ -106,7 +106,7 @@ TEST(RunFolder, is_whole_or_not_there) {
   EXPECT_TRUE(fs::is_empty(temp.path() / "runs"));
 }
 
-TEST(RunFolder, that_cannot_be_looked_at_is_not_absent) {
+TEST(RunFolder, ThatCannotBeLookedAtIsNotAbsent) {
   const TempFolder temp;
   const fs::path loop = temp.path() / "run" / "job.toml";
   fs::create_directory(loop.parent_path());
@@ -121,7 +121,7 @@ TEST(RunFolder, that_cannot_be_looked_at_is_not_absent) {
   }
 }
 
-TEST(RunFolder, sweeps_what_a_killed_driver_left_and_nothing_else) {
+TEST(RunFolder, SweepsWhatAKilledDriverLeftAndNothingElse) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job", "x");
   const std::vector<std::string> left = {"membership.json.tmp123", "report.html.tmp7"};
@@ -135,7 +135,7 @@ TEST(RunFolder, sweeps_what_a_killed_driver_left_and_nothing_else) {
   for (const std::string& name : others) EXPECT_TRUE(fs::exists(run.path() / name)) << name;
 }
 
-TEST(FileNameOf, keeps_plain_names_and_tames_the_rest) {
+TEST(FileNameOf, KeepsPlainNamesAndTamesTheRest) {
   EXPECT_EQ(file_name_of("cifar10_resnet-20.v2"), "cifar10_resnet-20.v2");
   EXPECT_EQ(file_name_of("../../etc/passwd"), "etc-passwd");
   EXPECT_EQ(file_name_of("a b\n<c>"), "a-b-c");

@@ -34,7 +34,7 @@ std::vector<Point> decimate_slowly(const std::vector<Point>& all, size_t max_spa
   return out;
 }
 
-RC_GTEST_PROP(Decimator, equals_the_one_that_sees_all_points, (std::vector<int8_t> values)) {
+RC_GTEST_PROP(Decimator, EqualsTheOneThatSeesAllPoints, (std::vector<int8_t> values)) {
   Decimator decimator(18);  // eight spans
   std::vector<Point> all;
   for (const int8_t v : values) {
@@ -46,7 +46,7 @@ RC_GTEST_PROP(Decimator, equals_the_one_that_sees_all_points, (std::vector<int8_
   RC_ASSERT(points == decimate_slowly(all, 8));
 }
 
-TEST(Decimator, keeps_every_spike_of_a_million_points) {
+TEST(Decimator, KeepsEverySpikeOfAMillionPoints) {
   Decimator decimator(2000);
   for (int i = 0; i < 1'000'000; ++i) {
     const double value = i == 123'456 ? 100 : i == 765'432 ? -100 : std::sin(i * 0.001);
@@ -64,7 +64,7 @@ TEST(Decimator, keeps_every_spike_of_a_million_points) {
                              [](const Point& a, const Point& b) { return a.step < b.step; }));
 }
 
-TEST(History, of_a_run_just_made_is_empty) {
+TEST(History, OfARunJustMadeIsEmpty) {
   const TempFolder temp;
   const History history = read_history(RunFolder::create(temp.path(), "job"));
   EXPECT_EQ(history.status, Status::unfinished);
@@ -72,7 +72,7 @@ TEST(History, of_a_run_just_made_is_empty) {
   EXPECT_EQ(to_json(history)["steps"], 0);
 }
 
-TEST(History, sums_up_a_run) {
+TEST(History, SumsUpARun) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   {
@@ -115,7 +115,7 @@ TEST(History, sums_up_a_run) {
   EXPECT_EQ(value["target"]["threshold"], 0.5);
 }
 
-TEST(History, a_resume_reopens_an_ended_run) {
+TEST(History, AResumeReopensAnEndedRun) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   MetricsWriter writer(run);
@@ -128,7 +128,7 @@ TEST(History, a_resume_reopens_an_ended_run) {
   EXPECT_EQ(read_history(run).error, "");
 }
 
-TEST(History, takes_fields_of_any_type) {
+TEST(History, TakesFieldsOfAnyType) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   JsonLines metrics(run.metrics_file());

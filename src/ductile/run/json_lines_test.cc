@@ -22,7 +22,7 @@ void write_text(const fs::path& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-TEST(JsonLines, appends_across_openings) {
+TEST(JsonLines, AppendsAcrossOpenings) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   JsonLines(path).append({{"step", 1}});
@@ -38,7 +38,7 @@ std::vector<json> readable(const fs::path& path) {
 }
 
 // Whatever prefix of the file a crash leaves: all whole lines count, and so does the next one.
-RC_GTEST_PROP(JsonLines, goes_on_after_any_torn_end, (std::vector<std::string> texts)) {
+RC_GTEST_PROP(JsonLines, GoesOnAfterAnyTornEnd, (std::vector<std::string> texts)) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   std::vector<json> expected;
@@ -64,7 +64,7 @@ RC_GTEST_PROP(JsonLines, goes_on_after_any_torn_end, (std::vector<std::string> t
   RC_ASSERT(read_file(path).substr(0, cut) == whole.substr(0, cut));
 }
 
-TEST(JsonLines, leaves_the_zeros_that_a_power_failure_leaves_on_a_line_of_their_own) {
+TEST(JsonLines, LeavesTheZerosThatAPowerFailureLeavesOnALineOfTheirOwn) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   write_text(path, "{\"a\":1}\n" + std::string(9000, '\0'));
@@ -73,7 +73,7 @@ TEST(JsonLines, leaves_the_zeros_that_a_power_failure_leaves_on_a_line_of_their_
 }
 
 // One that was stopped with the file open, and another that has gone on since.
-TEST(JsonLines, never_cuts_off_what_another_has_appended) {
+TEST(JsonLines, NeverCutsOffWhatAnotherHasAppended) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   write_text(path, "{\"a\":1}\n{\"a\":");
@@ -85,7 +85,7 @@ TEST(JsonLines, never_cuts_off_what_another_has_appended) {
   EXPECT_EQ(readable(path).size(), 5u);
 }
 
-TEST(JsonLines, names_the_file_and_the_reason_when_the_disk_is_full) {
+TEST(JsonLines, NamesTheFileAndTheReasonWhenTheDiskIsFull) {
   JsonLines file("/dev/full");
   try {
     file.append({{"step", 1}});
@@ -97,7 +97,7 @@ TEST(JsonLines, names_the_file_and_the_reason_when_the_disk_is_full) {
 }
 
 // A file-size limit makes a short write, as a disk does that has room for a part of the line.
-TEST(JsonLines, ends_a_half_line_when_the_disk_fills_up_inside_one) {
+TEST(JsonLines, EndsAHalfLineWhenTheDiskFillsUpInsideOne) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   JsonLines file(path);
@@ -114,7 +114,7 @@ TEST(JsonLines, ends_a_half_line_when_the_disk_fills_up_inside_one) {
   EXPECT_EQ(readable(path), (std::vector<json>{{{"step", 1}}, {{"step", 3}}}));
 }
 
-TEST(JsonNumber, carries_what_json_has_no_word_for) {
+TEST(JsonNumber, CarriesWhatJsonHasNoWordFor) {
   double value = 0;
   for (const double x : {1.5, -0.0, HUGE_VAL, -HUGE_VAL}) {
     ASSERT_TRUE(number_from_json(json::parse(json_number(x).dump()), value));
@@ -126,11 +126,11 @@ TEST(JsonNumber, carries_what_json_has_no_word_for) {
   EXPECT_FALSE(number_from_json(nullptr, value));
 }
 
-TEST(JsonLine, replaces_text_that_is_not_utf8) {
+TEST(JsonLine, ReplacesTextThatIsNotUtf8) {
   EXPECT_EQ(dump_json(json{{"a", "x\xff"}}), "{\"a\":\"x\xEF\xBF\xBD\"}");
 }
 
-TEST(ReadJsonLines, tolerates_a_torn_end_only) {
+TEST(ReadJsonLines, ToleratesATornEndOnly) {
   const TempFolder temp;
   const fs::path path = temp.path() / "x.jsonl";
   write_text(path, "{\"a\":1}\n\n{\"a\":2}\n{\"a\"");

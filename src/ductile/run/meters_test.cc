@@ -27,7 +27,7 @@ class Powercap : public ::testing::Test {
   TempFolder temp_;
 };
 
-TEST_F(Powercap, sums_packages_and_memory_and_nothing_twice) {
+TEST_F(Powercap, SumsPackagesAndMemoryAndNothingTwice) {
   zone("intel-rapl:0", "package-0", 1'000'000);
   zone("intel-rapl:1", "package-1", 0);
   zone("intel-rapl:0:0", "core", 0);
@@ -45,7 +45,7 @@ TEST_F(Powercap, sums_packages_and_memory_and_nothing_twice) {
   EXPECT_DOUBLE_EQ(meter.joules().value(), 3.5);
 }
 
-TEST_F(Powercap, follows_a_counter_that_wraps_round) {
+TEST_F(Powercap, FollowsACounterThatWrapsRound) {
   zone("intel-rapl:0", "package-0", 9'000'000);
   EnergyMeter meter(temp_.path());
   set("intel-rapl:0", 1'000'000);
@@ -54,7 +54,7 @@ TEST_F(Powercap, follows_a_counter_that_wraps_round) {
   EXPECT_DOUBLE_EQ(meter.joules().value(), 5.0);
 }
 
-TEST_F(Powercap, says_unknown_rather_than_part_of_the_energy) {
+TEST_F(Powercap, SaysUnknownRatherThanPartOfTheEnergy) {
   EXPECT_FALSE(EnergyMeter(temp_.path() / "none").joules().has_value());
   zone("intel-rapl:0", "package-0", 0);
   zone("intel-rapl:1", "package-1", 0);
@@ -65,7 +65,7 @@ TEST_F(Powercap, says_unknown_rather_than_part_of_the_energy) {
   EXPECT_FALSE(EnergyMeter(temp_.path()).joules().has_value());
 }
 
-TEST_F(Powercap, cost_is_carried_over_a_resume) {
+TEST_F(Powercap, CostIsCarriedOverAResume) {
   zone("intel-rapl:0", "package-0", 0);
   const Cost before{.wall_seconds = 100,
                     .core_seconds = 190,
@@ -85,7 +85,7 @@ TEST_F(Powercap, cost_is_carried_over_a_resume) {
   EXPECT_TRUE(CostMeter({}, temp_.path()).read().energy_joules.has_value());
 }
 
-TEST(CostMeter, sees_this_process_work) {
+TEST(CostMeter, SeesThisProcessWork) {
   CostMeter meter;
   const Cost before = meter.read();
   const std::vector<char> memory(size_t{64} << 20, 1);
@@ -98,7 +98,7 @@ TEST(CostMeter, sees_this_process_work) {
   EXPECT_EQ(memory.back(), 1);
 }
 
-TEST(Cost, refuses_json_that_is_none) {
+TEST(Cost, RefusesJsonThatIsNone) {
   EXPECT_THROW(cost_from_json("x"), Error);
   EXPECT_THROW(cost_from_json({{"wall_seconds", "long"}}), Error);
   EXPECT_EQ(cost_from_json(nlohmann::json::object()), Cost{});

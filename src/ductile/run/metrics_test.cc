@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(MetricsWriter, writes_lines_of_the_documented_schema) {
+TEST(MetricsWriter, WritesLinesOfTheDocumentedSchema) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   MetricsWriter writer(run);
@@ -40,7 +40,7 @@ TEST(MetricsWriter, writes_lines_of_the_documented_schema) {
   EXPECT_EQ(events[1]["kind"], "note");
 }
 
-TEST(MetricsWriter, refuses_names_that_every_line_has) {
+TEST(MetricsWriter, RefusesNamesThatEveryLineHas) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   MetricsWriter writer(run);
@@ -51,7 +51,7 @@ TEST(MetricsWriter, refuses_names_that_every_line_has) {
 
 // Killed at step 5 after a checkpoint at 3: the steps done again count once, and time never runs
 // backwards.
-TEST(MetricsWriter, counts_each_step_once_after_a_resume) {
+TEST(MetricsWriter, CountsEachStepOnceAfterAResume) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   {
@@ -79,7 +79,7 @@ TEST(MetricsWriter, counts_each_step_once_after_a_resume) {
   EXPECT_EQ(read_json_lines(run.events_file()).size(), 3u);  // history stays
 }
 
-TEST(MetricsWriter, takes_calls_from_many_threads) {
+TEST(MetricsWriter, TakesCallsFromManyThreads) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   MetricsWriter writer(run);

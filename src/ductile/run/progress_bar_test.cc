@@ -49,7 +49,7 @@ std::string transcript(ProgressBarOptions options, const F& f) {
   return read_file(path);
 }
 
-TEST(LiveLine, shows_all_where_there_is_room) {
+TEST(LiveLine, ShowsAllWhereThereIsRoom) {
   EXPECT_EQ(live_line(sample(), 140, true),
             "epoch 3/10  ███████▋                        26%  step 120/468  loss 0.310  acc 91.2%  "
             "4,310 samples/s  ETA 0:42");
@@ -59,14 +59,14 @@ TEST(LiveLine, shows_all_where_there_is_room) {
       "ETA 0:42");
 }
 
-TEST(LiveLine, leaves_out_the_least_important_first) {
+TEST(LiveLine, LeavesOutTheLeastImportantFirst) {
   EXPECT_EQ(live_line(sample(), 64, false),
             "epoch 3/10  26%  step 120/468  loss 0.310  acc 91.2%  ETA 0:42");
   EXPECT_EQ(live_line(sample(), 30, false), "epoch 3/10  26%  loss 0.310");
   EXPECT_EQ(live_line(sample(), 8, false), "26%");
 }
 
-RC_GTEST_PROP(LiveLine, never_wraps, ()) {
+RC_GTEST_PROP(LiveLine, NeverWraps, ()) {
   Progress p = sample();
   p.step = *rc::gen::arbitrary<int64_t>();
   p.total_steps = *rc::gen::arbitrary<int64_t>();
@@ -80,7 +80,7 @@ RC_GTEST_PROP(LiveLine, never_wraps, ()) {
   RC_ASSERT(columns_of(line) <= std::max(columns, 2) - 1);
 }
 
-TEST(ProgressBar, draws_one_line_over_and_over_on_a_terminal) {
+TEST(ProgressBar, DrawsOneLineOverAndOverOnATerminal) {
   const std::string text =
       transcript({.terminal = true, .redraw_interval = 0.1}, [](ProgressBar& bar, double& now) {
         Progress p = sample();
@@ -105,7 +105,7 @@ TEST(ProgressBar, draws_one_line_over_and_over_on_a_terminal) {
                       line(123) + "\n");
 }
 
-TEST(ProgressBar, prints_plain_lines_now_and_then_elsewhere) {
+TEST(ProgressBar, PrintsPlainLinesNowAndThenElsewhere) {
   const std::string text = transcript({}, [](ProgressBar& bar, double& now) {
     Progress p = sample();
     for (int step = 0; step < 100; ++step) {
@@ -129,7 +129,7 @@ TEST(ProgressBar, prints_plain_lines_now_and_then_elsewhere) {
   EXPECT_NE(text.find("epoch 4/10"), std::string::npos);
 }
 
-TEST(ProgressBar, colours_the_bar_only_when_asked) {
+TEST(ProgressBar, ColoursTheBarOnlyWhenAsked) {
   const auto once = [](bool color) {
     return transcript({.terminal = true, .color = color}, [](ProgressBar& bar, double&) {
       bar.show({.step = 5, .total_steps = 10, .epochs = 2});
@@ -139,14 +139,14 @@ TEST(ProgressBar, colours_the_bar_only_when_asked) {
   EXPECT_NE(once(true).find("\x1b[36m[#"), std::string::npos);
 }
 
-TEST(ProgressBar, a_closed_output_is_no_error) {
+TEST(ProgressBar, AClosedOutputIsNoError) {
   ProgressBar bar(-1, {.terminal = true});
   bar.show(sample());
   bar.message("x");
   bar.finish();
 }
 
-TEST(ProgressBarOptions, a_file_is_no_terminal) {
+TEST(ProgressBarOptions, AFileIsNoTerminal) {
   const int fd = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   const ProgressBarOptions options = ProgressBarOptions::detect(fd);
   ::close(fd);
@@ -154,7 +154,7 @@ TEST(ProgressBarOptions, a_file_is_no_terminal) {
   EXPECT_FALSE(options.color);
 }
 
-TEST(Format, reads_as_people_write) {
+TEST(Format, ReadsAsPeopleWrite) {
   EXPECT_EQ(with_thousands(4310), "4,310");
   EXPECT_EQ(with_thousands(-1234567), "-1,234,567");
   EXPECT_EQ(with_thousands(999.6), "1,000");

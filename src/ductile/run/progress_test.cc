@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(Progress, survives_the_pipe) {
+TEST(Progress, SurvivesThePipe) {
   Progress p{.phase = Phase::eval,
              .step = 120,
              .total_steps = 468,
@@ -32,12 +32,12 @@ TEST(Progress, survives_the_pipe) {
   EXPECT_EQ(std::get<Progress>(*back), p);
 }
 
-TEST(Progress, absent_fields_keep_their_defaults_and_unknown_ones_are_passed_over) {
+TEST(Progress, AbsentFieldsKeepTheirDefaultsAndUnknownOnesArePassedOver) {
   EXPECT_EQ(progress_from_json(json::object()), Progress{});
   EXPECT_EQ(progress_from_json({{"step", 3}, {"later", "x"}}).step, 3);
 }
 
-TEST(Progress, names_the_field_that_is_wrong) {
+TEST(Progress, NamesTheFieldThatIsWrong) {
   for (const json& bad : {json{{"step", "x"}}, json{{"phase", "sleep"}},
                           json{{"loss", json::array()}}, json{{"step", 1e300}}, json("x")}) {
     try {
@@ -50,14 +50,14 @@ TEST(Progress, names_the_field_that_is_wrong) {
   }
 }
 
-RC_GTEST_PROP(Message, fits_a_pipe_and_comes_back, (std::string text)) {
+RC_GTEST_PROP(Message, FitsAPipeAndComesBack, (std::string text)) {
   const std::string line = encode(Message{"warning", text});
   RC_ASSERT(line.size() <= 4096u);
   RC_ASSERT(line.find('\n') == line.size() - 1);
   RC_ASSERT(std::holds_alternative<Message>(decode(line).value()));
 }
 
-TEST(Message, is_cut_to_a_pipes_atomic_size) {
+TEST(Message, IsCutToAPipesAtomicSize) {
   for (const std::string& text :
        {std::string(100000, 'x'), std::string(100000, '\x01'), std::string(100000, '\xff')}) {
     const std::string line = encode(Message{std::string(9000, 'l'), text});
@@ -68,24 +68,24 @@ TEST(Message, is_cut_to_a_pipes_atomic_size) {
             "h\u00e9 \"x\"\n");
 }
 
-TEST(Done, carries_the_figures) {
+TEST(Done, CarriesTheFigures) {
   const Done done{{{"status", "done"}, {"step", 7}, {"final", {{"accuracy", 0.5}}}}};
   EXPECT_EQ(std::get<Done>(*decode(encode(done))), done);
 }
 
-RC_GTEST_PROP(Failed, fits_a_pipe_and_comes_back, (std::string text)) {
+RC_GTEST_PROP(Failed, FitsAPipeAndComesBack, (std::string text)) {
   const std::string line = encode(Failed{ErrorCode::data_loss, text});
   RC_ASSERT(line.size() <= 4096u);
   const auto back = decode(line);
   RC_ASSERT(std::get<Failed>(back.value()).code == ErrorCode::data_loss);
 }
 
-TEST(Failed, of_an_unknown_code_is_internal) {
+TEST(Failed, OfAnUnknownCodeIsInternal) {
   EXPECT_EQ(std::get<Failed>(*decode(R"({"error":"x","code":"later"})")),
             (Failed{ErrorCode::internal, "x"}));
 }
 
-TEST(Decode, passes_over_what_libraries_print) {
+TEST(Decode, PassesOverWhatLibrariesPrint) {
   for (const char* line : {"", "hello", "{", "[1]", "{\"a\":1}", "{\"message\":1}",
                            "{\"progress\":1}", "{\"progress\":{\"step\":\"x\"}}"}) {
     EXPECT_FALSE(decode(line).has_value()) << line;

@@ -41,7 +41,7 @@ void expect_self_contained(std::string html) {
   }
 }
 
-TEST(Report, shows_what_a_run_did) {
+TEST(Report, ShowsWhatARunDid) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   write_job(run, "fashion");
@@ -103,7 +103,7 @@ TEST(Report, shows_what_a_run_did) {
   EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
 }
 
-TEST(Report, of_any_part_of_a_run_can_be_written) {
+TEST(Report, OfAnyPartOfARunCanBeWritten) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   write_report(run);  // nothing but folders
@@ -131,7 +131,7 @@ TEST(Report, of_any_part_of_a_run_can_be_written) {
   EXPECT_NE(broken.find("1 line of the run&#39;s records"), std::string::npos);
 }
 
-TEST(Report, lets_no_text_of_the_run_become_markup) {
+TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
   const std::string evil = "</script><script>alert(1)</script>\"'><img src=x onerror=1>&";
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), evil);
@@ -157,20 +157,20 @@ TEST(Report, lets_no_text_of_the_run_become_markup) {
   EXPECT_EQ(data_of(html)["marks"].size(), 6u);
 }
 
-RC_GTEST_PROP(Escape, leaves_only_harmless_valid_text, (std::string text)) {
+RC_GTEST_PROP(Escape, LeavesOnlyHarmlessValidText, (std::string text)) {
   const std::string out = escape_html(text);
   RC_ASSERT(out.find_first_of("<>\"'") == std::string::npos);
   RC_ASSERT(json::parse(json(out).dump()).get<std::string>() == out);  // throws on bad UTF-8
 }
 
-TEST(Escape, keeps_letters_of_every_language) {
+TEST(Escape, KeepsLettersOfEveryLanguage) {
   EXPECT_EQ(escape_html("a\u00e9\u4e2d\U0001F600 & <b>\n"),
             "a\u00e9\u4e2d\U0001F600 &amp; &lt;b&gt;\n");
   EXPECT_EQ(escape_html("\xed\xa0\x80"), "\uFFFD\uFFFD\uFFFD");  // a lone surrogate
   EXPECT_EQ(escape_html(std::string_view("\0\x1b", 2)), "\uFFFD\uFFFD");
 }
 
-TEST(Report, stays_small_for_a_long_run) {
+TEST(Report, StaysSmallForALongRun) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   write_job(run, "long");
@@ -193,7 +193,7 @@ TEST(Report, stays_small_for_a_long_run) {
   EXPECT_NE(std::find(values.begin(), values.end(), 99.0), values.end());
 }
 
-TEST(Report, names_the_file_it_cannot_write) {
+TEST(Report, NamesTheFileItCannotWrite) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   fs::remove_all(run.path());

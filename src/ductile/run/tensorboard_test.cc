@@ -37,7 +37,7 @@ std::string hex(std::string_view bytes) {
 }
 
 // RFC 3720, appendix B.4.
-TEST(Crc32c, gives_the_published_vectors) {
+TEST(Crc32c, GivesThePublishedVectors) {
   EXPECT_EQ(crc_of(std::string(32, '\0')), 0x8A9136AAu);
   EXPECT_EQ(crc_of(std::string(32, '\xFF')), 0x62A8AB43u);
   std::string rising(32, '\0');
@@ -47,13 +47,13 @@ TEST(Crc32c, gives_the_published_vectors) {
   EXPECT_EQ(crc_of(""), 0u);
 }
 
-RC_GTEST_PROP(Crc32c, equals_the_bitwise_one, (std::string text)) {
+RC_GTEST_PROP(Crc32c, EqualsTheBitwiseOne, (std::string text)) {
   RC_ASSERT(crc_of(text) == crc_slowly(text));
 }
 
 // The record of Event{wall_time: 1.5, step: 3, summary{value{tag: "a", simple_value: 0.5}}}.
 // Length 23, its checksum, the message, its checksum; the message written out by hand.
-TEST(TensorBoardWriter, writes_the_golden_record) {
+TEST(TensorBoardWriter, WritesTheGoldenRecord) {
   const TempFolder temp;
   TensorBoardWriter writer(temp.path());
   const size_t head = fs::file_size(writer.path());
@@ -77,7 +77,7 @@ TEST(TensorBoardWriter, writes_the_golden_record) {
   EXPECT_EQ(stored, mask(crc_slowly(bytes.substr(12, 23))));
 }
 
-TEST(TensorBoardWriter, is_read_by_an_independent_reader) {
+TEST(TensorBoardWriter, IsReadByAnIndependentReader) {
   if (std::system("python3 -c '' 2>/dev/null") != 0) GTEST_SKIP() << "no python3 here";
   const TempFolder temp;
   TensorBoardWriter first(temp.path());
@@ -89,7 +89,8 @@ TEST(TensorBoardWriter, is_read_by_an_independent_reader) {
   writer.text("job", 7, "# *job*", 2);
   writer.scalars(0, 3, {});
 
-  const std::string command = "python3 " DUCTILE_SOURCE_DIR "/src/ductile/run/read_events.py '" +
+  const std::string command = "python3 " DUCTILE_SOURCE_DIR
+                              "/src/ductile/run/testing/read_events.py '" +
                               writer.path().string() + "'";
   FILE* pipe = ::popen(command.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
@@ -117,7 +118,7 @@ TEST(TensorBoardWriter, is_read_by_an_independent_reader) {
   EXPECT_FALSE(events[4].contains("step"));
 }
 
-TEST(TensorBoardWriter, names_the_folder_it_cannot_write_to) {
+TEST(TensorBoardWriter, NamesTheFolderItCannotWriteTo) {
   const TempFolder temp;
   write_file_atomic(temp.path() / "file", "x");
   try {

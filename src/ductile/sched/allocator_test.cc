@@ -70,7 +70,7 @@ void check_result(const Allocator& a, const Jobs& jobs) {
   EXPECT_LE(a.result().objective, a.result().bound * (1 + 1e-12));
 }
 
-TEST(hull, is_the_least_concave_curve_above_the_choices) {
+TEST(Hull, IsTheLeastConcaveCurveAboveTheChoices) {
   const std::vector<Option> choices{{0, 1, 1}, {0, 2, 1.5}, {0, 4, 3.5}, {0, 8, 3.4},
                                     {1, 1, 9}, {0, 6, 4},   {0, 4, 2},   {0, 3, 0}};
   std::vector<HullPoint> hull;
@@ -103,7 +103,7 @@ TEST(hull, is_the_least_concave_curve_above_the_choices) {
   }
 }
 
-TEST(allocator, matches_brute_force_and_its_bound_is_never_below_the_optimum) {
+TEST(Allocator, MatchesBruteForceAndItsBoundIsNeverBelowTheOptimum) {
   int exact = 0, total = 0;
   for (uint64_t seed = 0; seed < 1500; ++seed) {
     SCOPED_TRACE(seed);
@@ -138,7 +138,7 @@ TEST(allocator, matches_brute_force_and_its_bound_is_never_below_the_optimum) {
   EXPECT_GT(exact, total * 99 / 100);
 }
 
-TEST(allocator, keeps_its_promises_over_rounds_of_change) {
+TEST(Allocator, KeepsItsPromisesOverRoundsOfChange) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(2, seed);
@@ -173,7 +173,7 @@ TEST(allocator, keeps_its_promises_over_rounds_of_change) {
   }
 }
 
-TEST(allocator, proves_a_small_gap_on_clusters_of_three_types) {
+TEST(Allocator, ProvesASmallGapOnClustersOfThreeTypes) {
   double worst = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Rng rng(3, seed);
@@ -190,7 +190,7 @@ TEST(allocator, proves_a_small_gap_on_clusters_of_three_types) {
   EXPECT_LT(worst, 0.03);
 }
 
-TEST(allocator, leaves_unchanged_rounds_alone) {
+TEST(Allocator, LeavesUnchangedRoundsAlone) {
   Rng rng(4);
   Allocator a({64, 64}, {});
   const Jobs jobs = random_jobs(rng, 200, 2, 8);
@@ -205,7 +205,7 @@ TEST(allocator, leaves_unchanged_rounds_alone) {
   EXPECT_EQ(a.result().evaluations, 0);
 }
 
-TEST(allocator, refuses_what_makes_no_sense) {
+TEST(Allocator, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Allocator({}, {}), Error);
   EXPECT_THROW(Allocator({-1}, {}), Error);
   Allocator a({4}, {});

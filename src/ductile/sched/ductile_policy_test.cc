@@ -184,7 +184,7 @@ class World {
 };
 
 // DUCTILE_SCHED_SEED=n replays one world, DUCTILE_SCHED_WORLDS=n sets how many.
-TEST(ductile_policy, breaks_no_rule_and_starves_no_job_in_ten_thousand_random_worlds) {
+TEST(DuctilePolicy, BreaksNoRuleAndStarvesNoJobInTenThousandRandomWorlds) {
   const char* only = std::getenv("DUCTILE_SCHED_SEED");
   const char* count = std::getenv("DUCTILE_SCHED_WORLDS");
   const uint64_t first = only ? std::strtoull(only, nullptr, 10) : 0;
@@ -221,7 +221,7 @@ double simple_rate() {
   return estimated_goodput(job, 0, 1, 1, per_node) / job.types[0].limits.init_batch;
 }
 
-TEST(ductile_policy, serves_the_short_job_first_and_says_what_the_long_one_waits_for) {
+TEST(DuctilePolicy, ServesTheShortJobFirstAndSaysWhatTheLongOneWaitsFor) {
   const Cluster cluster = homogeneous_cluster(1, 1);
   DuctilePolicy policy;
   const std::vector<JobView> jobs{simple_job(1, 1e6), simple_job(2, 1e3)};
@@ -236,7 +236,7 @@ TEST(ductile_policy, serves_the_short_job_first_and_says_what_the_long_one_waits
 
 // One device, a job that runs on it and one that waits, both of known length. Letting the second go
 // first gains only where it is shorter by its own start and the other's second start.
-TEST(ductile_policy, preempts_no_job_for_one_that_is_not_shorter_by_what_it_costs) {
+TEST(DuctilePolicy, PreemptsNoJobForOneThatIsNotShorterByWhatItCosts) {
   const Cluster cluster = homogeneous_cluster(1, 1);
   for (uint64_t seed = 0; seed < 500; ++seed) {
     Rng rng(seed, 5);
@@ -260,7 +260,7 @@ TEST(ductile_policy, preempts_no_job_for_one_that_is_not_shorter_by_what_it_cost
 }
 
 // Pauses of 80 s, rounds of 60 s: a better pool does not make a job give up its start.
-TEST(ductile_policy, gives_up_no_start_that_takes_longer_than_a_round) {
+TEST(DuctilePolicy, GivesUpNoStartThatTakesLongerThanARound) {
   Cluster cluster;
   cluster.add_nodes("slow", 1, 4);
   cluster.add_nodes("fast", 1, 4);
@@ -279,7 +279,7 @@ TEST(ductile_policy, gives_up_no_start_that_takes_longer_than_a_round) {
     }
 }
 
-TEST(ductile_policy, a_cost_of_devices_makes_jobs_smaller_and_keeps_none_waiting) {
+TEST(DuctilePolicy, ACostOfDevicesMakesJobsSmallerAndKeepsNoneWaiting) {
   const Cluster cluster = homogeneous_cluster(8, 4);
   int32_t before = INT32_MAX;
   for (const double cost : {0.0, 0.01, 0.03, 1e6}) {
@@ -298,7 +298,7 @@ TEST(ductile_policy, a_cost_of_devices_makes_jobs_smaller_and_keeps_none_waiting
   EXPECT_LT(before, 32);
 }
 
-TEST(ductile_policy, does_not_move_what_would_gain_less_than_the_restart_costs) {
+TEST(DuctilePolicy, DoesNotMoveWhatWouldGainLessThanTheRestartCosts) {
   const Cluster cluster = homogeneous_cluster(4, 4);
   DuctilePolicy policy;
   std::vector<JobView> jobs{simple_job(1, 1e5)};
@@ -313,7 +313,7 @@ TEST(ductile_policy, does_not_move_what_would_gain_less_than_the_restart_costs) 
   }
 }
 
-TEST(ductile_policy, leaves_a_node_before_it_goes) {
+TEST(DuctilePolicy, LeavesANodeBeforeItGoes) {
   Cluster cluster = homogeneous_cluster(2, 4);
   DuctilePolicy policy;
   std::vector<JobView> jobs{simple_job(1, 1e5)};
@@ -329,7 +329,7 @@ TEST(ductile_policy, leaves_a_node_before_it_goes) {
   EXPECT_NE(d.changes[0].allocation[0].node, node);
 }
 
-TEST(ductile_policy, is_the_same_to_the_byte_in_every_run) {
+TEST(DuctilePolicy, IsTheSameToTheByteInEveryRun) {
   const Cluster cluster = homogeneous_cluster(4, 4);
   std::string said[2];
   for (std::string& s : said) {

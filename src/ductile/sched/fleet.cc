@@ -361,7 +361,7 @@ FleetScheduler::Summary FleetScheduler::decide(double now, bool full) {
   return impl_->decide(now, full);
 }
 
-void FleetScheduler::account(double now, double seconds, std::vector<WindowReport>& reports) {
+void FleetScheduler::account(double now, double seconds, std::vector<ClosedWindow>& closed) {
   for (size_t i = 0; i < impl_->states_.size(); ++i) {
     Impl::State& s = impl_->states_[i];
     if (!s.alive) continue;
@@ -371,7 +371,7 @@ void FleetScheduler::account(double now, double seconds, std::vector<WindowRepor
     s.asked += seconds * s.job.demand;
     const Owed owed = impl_->owed(s);
     if (now - s.window_start >= impl_->options_.window) {
-      reports.push_back({static_cast<int32_t>(i), s.job.tier, s.granted, s.asked});
+      closed.push_back({static_cast<int32_t>(i), s.job.tier, s.granted, s.asked});
       s.window_start = now;
       s.granted = s.asked = 0;
       impl_->mark(static_cast<int32_t>(i));

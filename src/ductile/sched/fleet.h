@@ -37,7 +37,7 @@ struct FleetOptions {
 };
 
 // What a closed window of one job came to.
-struct WindowReport {
+struct ClosedWindow {
   int32_t job = 0;
   Tier tier = Tier::basic;
   double granted = 0;  // device-seconds held, not paused
@@ -78,8 +78,8 @@ class FleetScheduler {
   Summary decide(double now, bool full);
 
   // Holds between two decisions: `seconds` pass in which the job makes use of what it has.
-  // Accounts for it; closes windows into `reports`.
-  void account(double now, double seconds, std::vector<WindowReport>& reports);
+  // Accounts for it; adds the windows that end to `closed`.
+  void account(double now, double seconds, std::vector<ClosedWindow>& closed);
   // The job's devices were lost or its restart goes on: the next `seconds` do not count for it.
   void pause(int32_t job, double seconds);
   // The job lost what it had, through a failure.

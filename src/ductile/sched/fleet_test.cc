@@ -25,7 +25,7 @@ std::vector<Pool> make_pools(Rng& rng, int32_t regions, std::vector<int32_t>& re
   return pools;
 }
 
-TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with_faults) {
+TEST(FleetScheduler, NeverExceedsCapacityAndItsAccountsSumUpInRandomFleetsWithFaults) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(11, seed);
@@ -43,7 +43,7 @@ TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with
       double asked = 0;
     };
     std::vector<Mine> mine(40);
-    std::vector<WindowReport> reports;
+    std::vector<ClosedWindow> closed;
     double now = 0;
     for (int round = 0; round < 60; ++round) {
       for (int32_t j = 0; j < 40; ++j) {
@@ -84,11 +84,11 @@ TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with
       }
       for (size_t p = 0; p < pools.size(); ++p) EXPECT_LE(used[p], capacity[p]);
       now += 60;
-      reports.clear();
-      f.account(now, 60, reports);
+      closed.clear();
+      f.account(now, 60, closed);
       for (Mine& m : mine)
         if (m.alive) m.asked += 60.0 * m.job.demand;
-      for (const WindowReport& r : reports) {
+      for (const ClosedWindow& r : closed) {
         Mine& m = mine[static_cast<size_t>(r.job)];
         EXPECT_DOUBLE_EQ(r.asked, m.asked);
         EXPECT_LE(r.granted, 2 * r.asked + 1e-6);
@@ -99,7 +99,7 @@ TEST(fleet, never_exceeds_capacity_and_its_accounts_sum_up_in_random_fleets_with
   }
 }
 
-TEST(fleet, keeps_premium_whole_and_standard_above_its_share_when_there_is_too_little) {
+TEST(FleetScheduler, KeepsPremiumWholeAndStandardAboveItsShareWhenThereIsTooLittle) {
   Pool pool;
   pool.per_node = 8;
   pool.whole_nodes = 8;
@@ -119,13 +119,13 @@ TEST(fleet, keeps_premium_whole_and_standard_above_its_share_when_there_is_too_l
   add(Tier::premium, 3);
   add(Tier::standard, 6);  // 48 of the 40 left: all cannot run all the time
   add(Tier::basic, 4);
-  std::vector<WindowReport> reports;
+  std::vector<ClosedWindow> closed;
   for (double now = 0; now < 6 * 3600; now += 60) {
     f.decide(now, false);
-    f.account(now + 60, 60, reports);
+    f.account(now + 60, 60, closed);
   }
-  ASSERT_FALSE(reports.empty());
-  for (const WindowReport& r : reports) {
+  ASSERT_FALSE(closed.empty());
+  for (const ClosedWindow& r : closed) {
     if (r.tier == Tier::premium) {
       EXPECT_GE(r.fraction(), 0.95);
     }
@@ -135,7 +135,7 @@ TEST(fleet, keeps_premium_whole_and_standard_above_its_share_when_there_is_too_l
   }
 }
 
-TEST(fleet, sends_waiting_jobs_to_a_region_with_room_and_leaves_those_that_must_stay) {
+TEST(FleetScheduler, SendsWaitingJobsToARegionWithRoomAndLeavesThoseThatMustStay) {
   std::vector<Pool> pools(2);
   for (int32_t r = 0; r < 2; ++r) {
     pools[static_cast<size_t>(r)].cluster = r;
@@ -158,7 +158,7 @@ TEST(fleet, sends_waiting_jobs_to_a_region_with_room_and_leaves_those_that_must_
   EXPECT_GE(away, 3);
 }
 
-TEST(fleet, refuses_nonsense) {
+TEST(FleetScheduler, RefusesNonsense) {
   Pool pool;
   pool.per_node = 8;
   pool.devices = 8;

@@ -30,7 +30,7 @@ void check_placement(const Cluster& cluster, const std::vector<PlacementRequest>
   EXPECT_EQ(result.placed.size() + result.unplaced.size(), requests.size());
 }
 
-TEST(pools, offer_powers_of_two_and_whole_nodes) {
+TEST(Pools, OfferPowersOfTwoAndWholeNodes) {
   const Cluster cluster = homogeneous_cluster(16, 4);
   const Pool pool = find_pools(cluster, 0)[0];
   EXPECT_EQ(device_counts(pool, 1, 1, 16), (std::vector<int32_t>{1, 2, 4, 8, 12, 16}));
@@ -38,7 +38,7 @@ TEST(pools, offer_powers_of_two_and_whole_nodes) {
   EXPECT_EQ(device_counts(pool, 1, 5, 8), (std::vector<int32_t>{8}));
 }
 
-TEST(pools, any_usual_sizes_within_capacity_are_placed_round_after_round) {
+TEST(Pools, AnyUsualSizesWithinCapacityArePlacedRoundAfterRound) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(5, seed);
@@ -71,7 +71,7 @@ TEST(pools, any_usual_sizes_within_capacity_are_placed_round_after_round) {
   }
 }
 
-TEST(pools, what_may_not_move_stays_and_nodes_about_to_leave_are_left) {
+TEST(Pools, WhatMayNotMoveStaysAndNodesAboutToLeaveAreLeft) {
   Cluster cluster = homogeneous_cluster(2, 4);
   const Pool pool = find_pools(cluster, 0)[0];
   const Allocation fixed{{0, 1}}, movable{{1, 1}};

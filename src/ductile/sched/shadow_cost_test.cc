@@ -14,7 +14,7 @@ std::vector<CurvePoint> power_curve(double p, int most) {
   return points;
 }
 
-TEST(shadow_cost, of_one_machine_counts_the_jobs_a_job_delays) {
+TEST(ShadowCost, OfOneMachineCountsTheJobsAJobDelays) {
   // Rate 1 on one device and no more: work of the i-th largest job delays i jobs, itself included.
   const std::vector<CurvePoint> points{{1, 1}};
   std::vector<SizedJob> jobs;
@@ -23,7 +23,7 @@ TEST(shadow_cost, of_one_machine_counts_the_jobs_a_job_delays) {
   for (int i = 0; i < 5; ++i) EXPECT_NEAR(worth[static_cast<size_t>(i)], i + 1, 0.1 * (i + 1));
 }
 
-TEST(shadow_cost, of_equal_power_laws_is_that_of_heSRPT) {
+TEST(ShadowCost, OfEqualPowerLawsIsThatOfHeSRPT) {
   // heSRPT gives the i-th largest of m jobs the share (i/m)^(1/(1-p)) - ((i-1)/m)^(1/(1-p)); with
   // weights w that share maximises sum w_i share_i^p, so w_i share_i^(p-1) is the same for all.
   const double p = 0.5;
@@ -40,7 +40,7 @@ TEST(shadow_cost, of_equal_power_laws_is_that_of_heSRPT) {
   for (double l : level) EXPECT_NEAR(l, level[0], 0.03 * level[0]);
 }
 
-TEST(shadow_cost, parts_of_a_job_weigh_as_their_mean) {
+TEST(ShadowCost, PartsOfAJobWeighAsTheirMean) {
   const std::vector<CurvePoint> points = power_curve(0.7, 64);
   const int n = static_cast<int>(points.size());
   const std::vector<double> sure = shadow_costs({{0, 5, 1, 0, n}, {1, 9, 1, 0, n}}, points, 64, 2);
@@ -51,12 +51,12 @@ TEST(shadow_cost, parts_of_a_job_weigh_as_their_mean) {
   EXPECT_GT(unsure[0], 0);
 }
 
-TEST(shadow_cost, of_nothing_is_nothing) {
+TEST(ShadowCost, OfNothingIsNothing) {
   EXPECT_TRUE(shadow_costs({}, {}, 64, 0).empty());
   EXPECT_EQ(shadow_costs({{0, 1, 1, 0, 0}}, {}, 64, 1)[0], 0);
 }
 
-TEST(keep_concave, leaves_rising_corners_with_falling_slopes) {
+TEST(KeepConcave, LeavesRisingCornersWithFallingSlopes) {
   std::vector<CurvePoint> points{{4, 3.9}, {1, 1}, {2, 1.1}, {8, 3.5}, {16, 6}, {0, 5}};
   keep_concave(points);
   ASSERT_EQ(points.size(), 3u);

@@ -12,7 +12,7 @@
 
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/publish.h"
-#include "ductile/server/live_job_impl.h"
+#include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
 namespace {
@@ -163,7 +163,7 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-TEST(Chaos, nothing_that_happens_to_a_job_changes_its_result) {
+TEST(Chaos, NothingThatHappensToAJobChangesItsResult) {
   const std::set<std::string> before = shared_files();
   auto hosts = std::make_shared<EmulatedHosts>(4);
   if (!hosts->why().empty()) {

@@ -67,7 +67,7 @@ void Connections::receive(WorkerId worker) {
       const auto payload = found->second.try_receive();
       if (!payload) return;
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
-      control::Report report = control::report_from_json(parse_json(text));
+      control::WorkerStatus report = control::worker_status_from_json(parse_json(text));
       if (report.worker != worker)
         fail(ErrorCode::invalid_argument, "worker {} reports as worker {}", worker, report.worker);
       on_event_(control::WorkerReported{std::move(report)});

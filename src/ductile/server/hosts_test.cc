@@ -24,7 +24,7 @@ std::string complaint(const auto& body) {
   return "";
 }
 
-TEST(Hosts, are_read_as_mpirun_and_horovod_write_them) {
+TEST(Hosts, AreReadAsMpirunAndHorovodWriteThem) {
   EXPECT_EQ(parse_hosts("a"), (Hosts{{"a", "", 0}}));
   EXPECT_EQ(parse_hosts("a,b:2,c=10.0.0.3:4,d=10.0.0.4,e=[fe80::1]:3"),
             (Hosts{{"a", "", 0},
@@ -34,7 +34,7 @@ TEST(Hosts, are_read_as_mpirun_and_horovod_write_them) {
                    {"e", "fe80::1", 3}}));
 }
 
-TEST(Hosts, that_cannot_be_meant_are_refused_by_name) {
+TEST(Hosts, ThatCannotBeMeantAreRefusedByName) {
   for (const char* bad : {"", "a,", "a,,b", "a:", "a:x", "a:0", "a:5000", "=1", "a=", "-x", "a b",
                           "a;reboot", "$(x)"}) {
     EXPECT_NE(complaint([&] { parse_hosts(bad); }), "") << bad;
@@ -42,7 +42,7 @@ TEST(Hosts, that_cannot_be_meant_are_refused_by_name) {
   EXPECT_NE(complaint([] { parse_hosts("a,b,a"); }).find("write a:2"), std::string::npos);
 }
 
-TEST(Hosts, come_from_a_file_with_comments_and_slots) {
+TEST(Hosts, ComeFromAFileWithCommentsAndSlots) {
   const TempFolder folder;
   const fs::path file = folder.path() / "hosts";
   write_file_atomic(file, "# my cluster\na slots=4\n\n b=10.0.0.2:2  # the old one\nc\n");
@@ -51,7 +51,7 @@ TEST(Hosts, come_from_a_file_with_comments_and_slots) {
   EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2"), std::string::npos);
 }
 
-TEST(Fleet, is_remembered_by_its_run) {
+TEST(Fleet, IsRememberedByItsRun) {
   const TempFolder run;
   EXPECT_EQ(load_fleet(run.path()), Fleet{});
   const Fleet fleet{{{"a", "10.0.0.1", 2}, {"b", "", 0}}, "srun -w {host}", "10.0.0.9"};
@@ -68,13 +68,13 @@ TEST(Fleet, is_remembered_by_its_run) {
   EXPECT_NE(text.find("hosts.json: JSON nested 1000002 deep"), std::string::npos) << text;
 }
 
-TEST(Hosts, whose_names_are_not_utf8_are_refused) {
+TEST(Hosts, WhoseNamesAreNotUtf8AreRefused) {
   EXPECT_NE(complaint([] { parse_hosts("a,b\xff:2"); }).find("byte 2 is not UTF-8"),
             std::string::npos);
   EXPECT_NE(complaint([] { parse_hosts("a=\xc3:2"); }).find("not UTF-8"), std::string::npos);
 }
 
-TEST(LaunchWords, are_those_of_a_shell) {
+TEST(LaunchWords, AreThoseOfAShell) {
   EXPECT_EQ(launch_words("ssh {host}", "a"), (Words{"ssh", "a"}));
   EXPECT_EQ(launch_words("  srun -w{host}  --x='a b' \"{host} c\" ''", "n1"),
             (Words{"srun", "-wn1", "--x=a b", "n1 c", ""}));

@@ -168,7 +168,7 @@ struct JobController::Impl {
   net::Deadline save_again{};
   std::string save_error;
   std::string refused;  // what the machine said to the last request; empty: taken
-  std::map<WorkerId, Report> reports;
+  std::map<WorkerId, WorkerStatus> reports;
   size_t members = 0;  // of the last generation
   bool killed = false;
 };
@@ -225,7 +225,7 @@ void JobController::Impl::begin(int64_t workers) {
     }
     std::vector<WorkerId> known;
     for (const json& worker : saved->at("workers"))
-      known.push_back(report_from_json(worker.at("report")).worker);
+      known.push_back(worker_status_from_json(worker.at("report")).worker);
     launcher->adopt(known);
   }
   if (!membership || membership->phase() == Phase::finished) membership.emplace(wishes);

@@ -20,7 +20,7 @@
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
-#include "ductile/server/live_job_impl.h"
+#include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
 namespace {
@@ -29,7 +29,7 @@ using namespace control;
 using namespace std::chrono_literals;
 using nlohmann::json;
 
-TEST(JobController, runs_workers_to_the_result_of_one) {
+TEST(JobController, RunsWorkersToTheResultOfOne) {
   for (const int64_t workers : {1, 3}) {
     Live live({});
     live.start(workers);
@@ -40,7 +40,7 @@ TEST(JobController, runs_workers_to_the_result_of_one) {
   }
 }
 
-TEST(JobController, resizes_a_live_job) {
+TEST(JobController, ResizesALiveJob) {
   Live live({.steps = 300});
   live.start(1);
   live.wait_for_step(20);
@@ -58,7 +58,7 @@ TEST(JobController, resizes_a_live_job) {
   EXPECT_NE(live.events().find("\"resize\""), std::string::npos);
 }
 
-TEST(JobController, is_preempted_and_resumed_with_another_number_of_workers) {
+TEST(JobController, IsPreemptedAndResumedWithAnotherNumberOfWorkers) {
   Live live({.steps = 150, .checkpoint_steps = 0});
   live.start(2);
   live.wait_for_step(30);
@@ -72,7 +72,7 @@ TEST(JobController, is_preempted_and_resumed_with_another_number_of_workers) {
   live.expect_result();
 }
 
-TEST(JobController, goes_on_when_workers_are_killed) {
+TEST(JobController, GoesOnWhenWorkersAreKilled) {
   Live live({.steps = 400});
   live.start(3);
   Rng rng(7);
@@ -89,7 +89,7 @@ TEST(JobController, goes_on_when_workers_are_killed) {
   live.expect_result();
 }
 
-TEST(JobController, goes_on_from_a_checkpoint_when_all_workers_die) {
+TEST(JobController, GoesOnFromACheckpointWhenAllWorkersDie) {
   Live live({.steps = 150});
   live.start(2);
   live.wait_for("a checkpoint", [](const json& s) { return s.value("checkpoint", -1) >= 30; });
@@ -134,7 +134,7 @@ std::vector<int64_t> starts_since(const Live& live, size_t from) {
 }
 
 // A link to itself: it cannot be opened (ELOOP), as any file when no descriptor is free.
-TEST(JobController, a_checkpoint_that_cannot_be_read_now_is_kept_and_used_when_it_can) {
+TEST(JobController, ACheckpointThatCannotBeReadNowIsKeptAndUsedWhenItCan) {
   Live live({.steps = 150});
   const int64_t newest = preempt_with_checkpoints(live);
   const fs::path chunk = chunks_of(live.run() / "checkpoints", newest).front();
@@ -156,7 +156,7 @@ TEST(JobController, a_checkpoint_that_cannot_be_read_now_is_kept_and_used_when_i
   EXPECT_EQ(starts_since(live, from).front(), newest);
 }
 
-TEST(JobController, a_damaged_checkpoint_costs_that_one_and_all_of_them_end_the_job) {
+TEST(JobController, ADamagedCheckpointCostsThatOneAndAllOfThemEndTheJob) {
   Live live({.steps = 150});
   const int64_t newest = preempt_with_checkpoints(live);
   const fs::path checkpoints = live.run() / "checkpoints";
@@ -180,7 +180,7 @@ TEST(JobController, a_damaged_checkpoint_costs_that_one_and_all_of_them_end_the_
   EXPECT_EQ(starts_since(live, from), (std::vector<int64_t>{newest, before}));
 }
 
-TEST(JobController, asks_the_store_and_not_its_memory_which_checkpoints_there_are) {
+TEST(JobController, AsksTheStoreAndNotItsMemoryWhichCheckpointsThereAre) {
   Live live({.steps = 150});
   const int64_t newest = preempt_with_checkpoints(live);
   const fs::path checkpoints = live.run() / "checkpoints";
@@ -198,7 +198,7 @@ TEST(JobController, asks_the_store_and_not_its_memory_which_checkpoints_there_ar
   EXPECT_EQ(starts_since(live, from).front(), before);
 }
 
-TEST(JobController, alone_says_how_the_run_ended) {
+TEST(JobController, AloneSaysHowTheRunEnded) {
   Live live({.steps = 80});
   preempt_with_checkpoints(live);
   live.start(1);
@@ -214,7 +214,7 @@ TEST(JobController, alone_says_how_the_run_ended) {
   EXPECT_TRUE(fs::is_empty(live.run() / "checkpoints" / "pending"));
 }
 
-TEST(JobController, a_stopped_worker_is_replaced_and_harmless_when_it_wakes_up) {
+TEST(JobController, AStoppedWorkerIsReplacedAndHarmlessWhenItWakesUp) {
   Live live({.steps = 400});
   live.start(2);
   live.wait_for_step(30);
@@ -227,7 +227,7 @@ TEST(JobController, a_stopped_worker_is_replaced_and_harmless_when_it_wakes_up) 
   live.expect_result();
 }
 
-TEST(JobController, a_killed_controller_is_replaced_and_finds_the_workers_again) {
+TEST(JobController, AKilledControllerIsReplacedAndFindsTheWorkersAgain) {
   Live live({.steps = 400});
   live.start(2);
   for (int round = 0; round < 3; ++round) {
@@ -246,7 +246,7 @@ TEST(JobController, a_killed_controller_is_replaced_and_finds_the_workers_again)
   live.expect_result();
 }
 
-TEST(JobController, a_controller_killed_with_all_its_workers_goes_on_from_the_checkpoint) {
+TEST(JobController, AControllerKilledWithAllItsWorkersGoesOnFromTheCheckpoint) {
   Live live({.steps = 120});
   live.start(2);
   live.wait_for("a checkpoint", [](const json& s) { return s.value("checkpoint", -1) >= 30; });
@@ -256,7 +256,7 @@ TEST(JobController, a_controller_killed_with_all_its_workers_goes_on_from_the_ch
   live.expect_result();
 }
 
-TEST(JobController, a_fault_of_the_job_ends_it_with_its_text) {
+TEST(JobController, AFaultOfTheJobEndsItWithItsText) {
   Live live({.error_at = 17});
   live.start(2);
   const json last = live.end();
@@ -267,7 +267,7 @@ TEST(JobController, a_fault_of_the_job_ends_it_with_its_text) {
 
 // A worker that cannot say what is wrong would be taken for a lost one, and launched again and
 // again.
-TEST(JobController, a_fault_whose_text_is_not_utf8_ends_it_in_the_same_way) {
+TEST(JobController, AFaultWhoseTextIsNotUtf8EndsItInTheSameWay) {
   Live live({.error_at = 17, .odd_error = true});
   live.start(2);
   const json last = live.end();
@@ -277,7 +277,7 @@ TEST(JobController, a_fault_whose_text_is_not_utf8_ends_it_in_the_same_way) {
       << last;
 }
 
-TEST(JobController, workers_that_cannot_be_started_end_the_job) {
+TEST(JobController, WorkersThatCannotBeStartedEndTheJob) {
   Live live({.program = "/nonexistent/ductile-worker"});
   live.start(2);
   const json last = live.end();
@@ -286,7 +286,7 @@ TEST(JobController, workers_that_cannot_be_started_end_the_job) {
             std::string::npos);
 }
 
-TEST(JobController, there_is_one_at_a_time_and_strangers_are_refused) {
+TEST(JobController, ThereIsOneAtATimeAndStrangersAreRefused) {
   Live live({.steps = 200});
   live.start(2);
   live.wait_for_step(5);
@@ -309,7 +309,7 @@ TEST(JobController, there_is_one_at_a_time_and_strangers_are_refused) {
   EXPECT_NE(live.events().find("\"connection\""), std::string::npos);
 }
 
-TEST(JobController, decides_nothing_while_its_state_cannot_be_saved_and_goes_on_after) {
+TEST(JobController, DecidesNothingWhileItsStateCannotBeSavedAndGoesOnAfter) {
   Live live({.steps = 400});
   live.start(2);
   live.wait_for_members(2);
@@ -329,7 +329,7 @@ TEST(JobController, decides_nothing_while_its_state_cannot_be_saved_and_goes_on_
   live.expect_result();
 }
 
-TEST(JobController, a_result_that_finds_no_room_ends_the_job_with_the_reason) {
+TEST(JobController, AResultThatFindsNoRoomEndsTheJobWithTheReason) {
   Live live({.steps = 60, .step_ms = 20, .checkpoint_steps = 0, .small_disk = true});
   live.start(2);
   live.wait_for_step(5);
@@ -345,7 +345,7 @@ TEST(JobController, a_result_that_finds_no_room_ends_the_job_with_the_reason) {
 }
 
 // The result alone finds no room: the controller's own state is saved all the time.
-TEST(JobController, a_result_that_cannot_be_written_ends_the_job_with_the_reason) {
+TEST(JobController, AResultThatCannotBeWrittenEndsTheJobWithTheReason) {
   Live live({.steps = 60, .step_ms = 10, .checkpoint_steps = 0});
   live.start(2);
   live.wait_for_step(5);
@@ -361,7 +361,7 @@ TEST(JobController, a_result_that_cannot_be_written_ends_the_job_with_the_reason
   live.expect_result();
 }
 
-TEST(JobController, a_controller_that_was_stopped_takes_nobody_for_silent) {
+TEST(JobController, AControllerThatWasStoppedTakesNobodyForSilent) {
   Live live({.steps = 1500, .heartbeat_deadline = 2s, .lease = 20s});
   live.start(3);
   live.wait_for_members(3);
@@ -379,7 +379,7 @@ TEST(JobController, a_controller_that_was_stopped_takes_nobody_for_silent) {
   EXPECT_EQ(live.events().find("no heartbeat"), std::string::npos) << live.events();
 }
 
-TEST(JobController, begins_with_the_checkpoints_of_a_run_without_controller) {
+TEST(JobController, BeginsWithTheCheckpointsOfARunWithoutController) {
   Live live({.steps = 60});
   const State half = run_undisturbed(30, kVirtualRanks);
   write_checkpoint(live.run() / "checkpoints", half, "single");
@@ -397,7 +397,7 @@ std::shared_ptr<EmulatedHosts> hosts_or_skip(int count) {
   return hosts->why().empty() ? hosts : nullptr;
 }
 
-TEST(JobOnHosts, runs_where_the_places_are_and_ends_with_the_result_of_one) {
+TEST(JobOnHosts, RunsWhereThePlacesAreAndEndsWithTheResultOfOne) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
   Live live({.steps = 150, .hosts = hosts, .places = {1, 2}});
@@ -412,7 +412,7 @@ TEST(JobOnHosts, runs_where_the_places_are_and_ends_with_the_result_of_one) {
   EXPECT_NE(read_file(live.run() / "lines").find("step 150"), std::string::npos);
 }
 
-TEST(JobOnHosts, goes_on_when_workers_controllers_and_agents_are_killed) {
+TEST(JobOnHosts, GoesOnWhenWorkersControllersAndAgentsAreKilled) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
   Live live({.steps = 500, .hosts = hosts, .places = {2, 2}});
@@ -432,7 +432,7 @@ TEST(JobOnHosts, goes_on_when_workers_controllers_and_agents_are_killed) {
   live.expect_result();
 }
 
-TEST(JobOnHosts, a_host_that_is_cut_off_is_done_without_until_it_is_back) {
+TEST(JobOnHosts, AHostThatIsCutOffIsDoneWithoutUntilItIsBack) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
   Live live({.steps = 1200, .hosts = hosts, .places = {1, 1}});
@@ -447,7 +447,7 @@ TEST(JobOnHosts, a_host_that_is_cut_off_is_done_without_until_it_is_back) {
   live.expect_result();
 }
 
-TEST(JobOnHosts, a_host_where_no_worker_can_begin_is_done_without) {
+TEST(JobOnHosts, AHostWhereNoWorkerCanBeginIsDoneWithout) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
   for (const int sick : {1, 2}) {
@@ -460,7 +460,7 @@ TEST(JobOnHosts, a_host_where_no_worker_can_begin_is_done_without) {
   }
 }
 
-TEST(JobOnHosts, hosts_that_cannot_take_part_are_named_before_anything_starts) {
+TEST(JobOnHosts, HostsThatCannotTakePartAreNamedBeforeAnythingStarts) {
   const Live live({});
   const auto complaint = [&](const Fleet& fleet, const fs::path& run) {
     HostsLauncherOptions options;

@@ -45,7 +45,7 @@ class Echo {
   std::jthread thread_;
 };
 
-TEST(Requests, are_answered_also_below_a_very_long_path) {
+TEST(Requests, AreAnsweredAlsoBelowAVeryLongPath) {
   const TempFolder folder;
   const fs::path run = folder.path() / std::string(120, 'x') / std::string(120, 'y');
   fs::create_directories(run);
@@ -61,7 +61,7 @@ TEST(Requests, are_answered_also_below_a_very_long_path) {
   EXPECT_FALSE(fs::exists(run / kRequestSocket));
 }
 
-TEST(Requests, a_refusal_comes_back_as_the_error_it_was) {
+TEST(Requests, ARefusalComesBackAsTheErrorItWas) {
   const TempFolder run;
   const Echo echo(run.path());
   try {
@@ -73,7 +73,7 @@ TEST(Requests, a_refusal_comes_back_as_the_error_it_was) {
   }
 }
 
-TEST(Requests, without_a_controller_the_error_names_run_and_remedy) {
+TEST(Requests, WithoutAControllerTheErrorNamesRunAndRemedy) {
   const TempFolder run;
   for (int round = 0; round < 2; ++round) {  // without a socket, and with one that nobody serves
     try {
@@ -89,7 +89,7 @@ TEST(Requests, without_a_controller_the_error_names_run_and_remedy) {
   }
 }
 
-TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
+TEST(Requests, GarbageIsAnsweredOrHungUpOnAndOthersAreServed) {
   const TempFolder run;
   const Echo echo(run.path());
   const process::Descriptor silent = connect_unix(run.path(), kPatience);
@@ -110,7 +110,7 @@ TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
   EXPECT_TRUE(ask(run.path(), {{"request", "status"}}).at("ok"));
 }
 
-TEST(Requests, a_controller_that_does_not_answer_is_told) {
+TEST(Requests, AControllerThatDoesNotAnswerIsTold) {
   const TempFolder run;
   const process::Descriptor listener = listen_unix(run.path());
   try {
@@ -122,7 +122,7 @@ TEST(Requests, a_controller_that_does_not_answer_is_told) {
 }
 
 // One that is stopped, and has as many waiting as the kernel keeps.
-TEST(Requests, nobody_waits_for_ever_for_a_controller_that_takes_nobody) {
+TEST(Requests, NobodyWaitsForEverForAControllerThatTakesNobody) {
   const TempFolder run;
   const process::Descriptor listener = listen_unix(run.path());
   std::vector<process::Descriptor> waiting;
@@ -142,7 +142,7 @@ TEST(Requests, nobody_waits_for_ever_for_a_controller_that_takes_nobody) {
   }
 }
 
-TEST(Requests, clients_that_say_nothing_shut_nobody_out) {
+TEST(Requests, ClientsThatSayNothingShutNobodyOut) {
   const TempFolder run;
   const Echo echo(run.path());
   std::vector<process::Descriptor> idle;
@@ -167,7 +167,7 @@ class NoDescriptors {
   std::vector<process::Descriptor> taken_;
 };
 
-TEST(Requests, without_a_descriptor_the_server_rests_and_serves_later) {
+TEST(Requests, WithoutADescriptorTheServerRestsAndServesLater) {
   const TempFolder run;
   RequestServer server(run.path());
   const process::Descriptor client = connect_unix(run.path(), kPatience);
@@ -185,7 +185,7 @@ TEST(Requests, without_a_descriptor_the_server_rests_and_serves_later) {
   EXPECT_EQ(server.next_deadline(), net::Deadline::max());
 }
 
-TEST(Requests, without_a_descriptor_an_idle_client_makes_room) {
+TEST(Requests, WithoutADescriptorAnIdleClientMakesRoom) {
   const TempFolder run;
   RequestServer server(run.path());
   const process::Descriptor idle = connect_unix(run.path(), kPatience);

@@ -145,7 +145,7 @@ void ControlledJob::die(WorkerId id, Process& process, int64_t code, int64_t sig
 }
 
 void ControlledJob::carry_out(WorkerId id, Process& process, const WorkerCommand& command) {
-  if (const auto* send = std::get_if<SendReport>(&command)) {
+  if (const auto* send = std::get_if<SendStatus>(&command)) {
     Time delay;
     if (message(delay)) schedule(now_ + delay, Event{WorkerReported{send->report}});
   } else if (const auto* restore = std::get_if<Restore>(&command)) {

@@ -11,7 +11,7 @@
 namespace ductile::sim {
 namespace {
 
-TEST(lower_bound, lies_below_every_policy_and_above_running_alone) {
+TEST(LowerBound, LiesBelowEveryPolicyAndAboveRunningAlone) {
   const Catalog catalog = built_in_catalog();
   const sched::Cluster cluster = sched::homogeneous_cluster(2, 4);
   SyntheticOptions options;
@@ -33,7 +33,7 @@ TEST(lower_bound, lies_below_every_policy_and_above_running_alone) {
   }
 }
 
-TEST(lower_bound, takes_jobs_with_a_length_of_their_own_and_refuses_services) {
+TEST(LowerBound, TakesJobsWithALengthOfTheirOwnAndRefusesServices) {
   const Catalog catalog = built_in_catalog();
   Workload workload;
   workload.jobs.push_back({.name = "a", .application = "cifar10", .devices = 1, .batch = 128});
@@ -46,7 +46,7 @@ TEST(lower_bound, takes_jobs_with_a_length_of_their_own_and_refuses_services) {
 }
 
 // An odd number of devices, and a batch between those of a coarse grid, may be the best.
-TEST(lower_bound, knows_every_number_of_devices) {
+TEST(LowerBound, KnowsEveryNumberOfDevices) {
   const Catalog catalog = built_in_catalog();
   Workload workload;
   workload.jobs.push_back({.name = "a", .application = "yolov3", .devices = 1, .batch = 8});

@@ -49,7 +49,7 @@ class ElasticWorker {
   link::WorkerLinkOptions link_options();
 
   // ---- commands, as worker_protocol.h has them
-  void on(const SendReport&) {}
+  void on(const SendStatus&) {}
   void on(const Exit&) {}
   void on(const Restore& command);
   void on(const Feed& command);
@@ -499,7 +499,7 @@ void ElasticWorker::on(const WriteCheckpoint& command) {
 
 void ElasticWorker::note_finished_saves() {
   if (!writer_) return;
-  while (const auto report = writer_->take_report()) {
+  while (const auto report = writer_->take_result()) {
     if (recorder_) recorder_->checkpoint(*report);
     const uint64_t attempt = std::exchange(saving_, 0);
     if (report->error.empty()) {

@@ -158,7 +158,7 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
         if (options_.log) options_.log(loss.reason);
         exchange_->fail(loss.reason);
       },
-      [this](const comm::StallReport& stall) {
+      [this](const comm::GroupStall& stall) {
         if (options_.log) options_.log(stall.text);
       },
       deadline);

@@ -145,7 +145,7 @@ void Recorder::make_up(const std::optional<Window>& window) {
   if (replica_.evaluated() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
 }
 
-void Recorder::checkpoint(const ckpt::SaveReport& report) {
+void Recorder::checkpoint(const ckpt::SaveResult& report) {
   if (!report.error.empty() || !report.warning.empty()) {
     const std::string text = report.error.empty()
                                  ? report.warning

@@ -41,7 +41,7 @@ class Recorder {
   // Times `evaluate()`, logs its result and, where it is reached, the target. The replica has
   // recorded it when this returns.
   Evaluation evaluate(Replica& replica);
-  void checkpoint(const ckpt::SaveReport& report);
+  void checkpoint(const ckpt::SaveResult& report);
   void event(std::string_view kind, const nlohmann::json& fields);
   // Everything logged so far is on stable storage, where the disk takes it.
   void flush();

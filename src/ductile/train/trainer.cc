@@ -152,7 +152,7 @@ void Trainer::save() {
 // Writing goes on beside the training; what became of it is noted when it is over. A save that
 // failed (disk full) ends nothing: the checkpoint before it is still good, and the next may work.
 void Trainer::note_finished_saves() {
-  while (const auto report = writer_->take_report()) recorder_->checkpoint(*report);
+  while (const auto report = writer_->take_result()) recorder_->checkpoint(*report);
 }
 
 void Trainer::leave_report() const {

@@ -1,7 +1,0 @@
-#include "ductile/comm/ucx_imposter_impl.h"
-
-namespace ductile::comm {
-
-std::unique_ptr<UcxImposter> make_ucx_imposter(std::span<const std::byte>) { return nullptr; }
-
-}  // namespace ductile::comm

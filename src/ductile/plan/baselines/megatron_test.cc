@@ -1,0 +1,115 @@
+#include "ductile/plan/baselines/megatron.h"
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/testing.h"
+#include "ductile/graph/builders.h"
+
+namespace ductile::plan {
+namespace {
+
+// The layout syntax once more, read: stages as their letters.
+std::vector<std::string> expand(const std::string& text) {
+  std::string flat;
+  for (size_t i = 0; i < text.size(); ++i) {
+    std::string item(1, text[i]);
+    if (text[i] == '(') {
+      const size_t end = text.find(')', i);
+      item = "";
+      for (const std::string& s : expand(text.substr(i + 1, end - i - 1))) item += s + "|";
+      item.pop_back();  // the text in brackets ends with a stage of no letters
+      i = end;
+    }
+    int times = 1;
+    if (i + 1 < text.size() && text[i + 1] == '*') {
+      size_t used = 0;
+      times = std::stoi(text.substr(i + 2), &used);
+      i += 1 + used;
+    }
+    while (times-- > 0) flat += item;
+  }
+  std::vector<std::string> out(1);
+  for (char c : flat) {
+    if (c == '|') {
+      out.emplace_back();
+    } else if (c != ',') {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
+std::string layout_of(const std::string& options) {
+  const size_t begin = options.find("layout \"") + 8;
+  return options.substr(begin, options.find('"', begin) - begin);
+}
+
+TEST(Megatron, TheLayoutSaysWhichLayersEachStageHas) {
+  const graph::Graph g = graph::build_graph("gpt:7,512,8,128,5000");
+  Plan plan;
+  plan.batch = 16;
+  // Operators: embedding, three a layer, head.
+  for (const auto& [from, to] : {std::pair{0, 4}, {4, 10}, {10, 16}, {16, 22}, {22, 23}}) {
+    Stage& s = plan.stages.emplace_back();
+    for (int v = from; v < to; ++v) s.ops.push_back(v);
+    s.replicas = 2;
+    s.micro_batch = s.in_flight = 4;
+  }
+  const std::string text = megatron_options(g, plan);
+  EXPECT_EQ(layout_of(text), "Et|(tt|)*3L");
+  EXPECT_NE(text.find("--pipeline-model-parallel-size 5 --num-layers 7 --micro-batch-size 2 "
+                      "--global-batch-size 16"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(expand("Et*3|(tt|)*29,m|L").size(), 32u);  // the example of its own help
+}
+
+TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
+  for (const char* spec : {"gpt:13,512,8,128,50000", "gpt:8,1024,8,256,30000,1"}) {
+    SCOPED_TRACE(spec);
+    const graph::Graph g = graph::build_graph(spec);
+    const Devices devices = uniform_devices(8, 4, {});
+    PlannerOptions options;
+    options.batch = 32;
+    const Plan plan = megatron_plan(g, devices, options);
+    ASSERT_FALSE(plan.stages.empty());
+    check(plan, g, devices);
+    EXPECT_TRUE(evaluate(g, devices, plan).fits());
+    const std::vector<std::string> stages = expand(layout_of(megatron_options(g, plan)));
+    ASSERT_EQ(stages.size(), plan.stages.size());
+    for (size_t i = 0; i < stages.size(); ++i) {
+      size_t ops = 0;
+      for (char c : stages[i]) ops += c == 't' && g.ops[1].kind == "attention" ? 3 : 1;
+      EXPECT_EQ(ops, plan.stages[i].ops.size()) << i;
+    }
+  }
+}
+
+TEST(Megatron, WhatItCannotRunIsNamed) {
+  std::string text;
+  const auto refused = [&](const graph::Graph& g, const Plan& plan) {
+    return testing::code_of([&] { megatron_options(g, plan); }, &text) ==
+           ErrorCode::invalid_argument;
+  };
+  const graph::Graph g = graph::build_graph("gpt:2,512,8,128,5000");
+  Plan plan;
+  plan.batch = 4;
+  for (const auto& [from, to] : {std::pair{0, 2}, {2, 8}}) {
+    Stage& s = plan.stages.emplace_back();
+    for (int v = from; v < to; ++v) s.ops.push_back(v);
+  }
+  EXPECT_TRUE(refused(g, plan));
+  EXPECT_NE(text.find("\"layer0.ff1\": its layer is cut in two"), std::string::npos) << text;
+  plan.stages[0].replicas = 2;
+  EXPECT_TRUE(refused(g, plan));
+  EXPECT_NE(text.find("stage 1: has other degrees"), std::string::npos) << text;
+  Plan whole;
+  whole.stages.resize(1);
+  const graph::Graph other = graph::build_graph("candle:2,2,128");
+  for (OpId v = 0; v < static_cast<OpId>(other.ops.size()); ++v) whole.stages[0].ops.push_back(v);
+  EXPECT_TRUE(refused(other, whole));
+  EXPECT_NE(text.find("nothing else"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace ductile::plan
