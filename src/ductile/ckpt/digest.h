@@ -1,28 +1,23 @@
 #pragma once
 
-#include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/tensor.h"
 
 namespace ductile::ckpt {
 
-// The xxh3-128 of what is added, in order: the hash that chunks are named by.
-class Digest {
- public:
-  Digest();
-  ~Digest();
-  Digest(const Digest&) = delete;
-  Digest& operator=(const Digest&) = delete;
-
-  void add(std::span<const std::byte> bytes);
-  void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
-  std::string hex() const;  // 32 digits
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+// A hash of a job's whole state after `step`: of each tensor's name, type, shape and bytes, and of
+// the values, but for what does not belong to the state: "job" (the options, some of which only
+// shape speed) and "cost". Two runs have the same digest where they hold the same state to the bit,
+// whatever number of workers, kills and resumes led there. 32 hexadecimal digits (xxh3-128).
+std::string state_digest(int64_t step, const nlohmann::json& values,
+                         std::span<const TensorView> tensors);
+// The same of a checkpoint; reads all of it. Throws as Checkpoint::read does.
+std::string state_digest(const Checkpoint& checkpoint);
 
 }  // namespace ductile::ckpt

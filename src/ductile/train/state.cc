@@ -349,13 +349,7 @@ void JobState::take(const StateImage& image) {
 
 std::optional<std::string> JobState::digest() {
   if (!optimizer->holds_all()) return std::nullopt;
-  ckpt::Digest digest;
-  for (const ckpt::TensorView& t : tensors()) {
-    digest.add(fmt::format("{} {} {}\n", t.name, to_string(t.dtype), describe_shape(t.shape)));
-    digest.add(t.bytes);
-  }
-  digest.add(fmt::format("{} {}", counters.step, dump_json(values())));
-  return digest.hex();
+  return ckpt::state_digest(counters.step, values(), tensors());
 }
 
 // ---- What is evaluated.

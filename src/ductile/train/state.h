@@ -141,9 +141,8 @@ class JobState {
   // Becomes the state of the image, to the bit.
   void take(const StateImage& image);
 
-  // A hash of the whole state: of every tensor's name, shape and bits, and of the values. Equal for
-  // equal states, whatever number of workers, kills and resumes led there; time and cost are no
-  // part of it. Nothing where this worker holds a part of the state only.
+  // A hash of the whole state, to the bit (ckpt/digest.h); the same as of a checkpoint of it.
+  // Nothing where this worker holds a part of the state only.
   std::optional<std::string> digest();
 
   // The weights to be evaluated and deployed, by the optimiser's answer, and the running statistics
