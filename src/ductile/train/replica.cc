@@ -13,6 +13,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
+#include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/optim/schedule.h"
@@ -135,8 +136,7 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
   plan.first_part = hosted_.begin;
   plan.num_parts = hosted_.size();
   plan.channels_last = channels_last_;
-  plan.start_epoch = step_ / steps_per_epoch_;
-  plan.start_step = step_ % steps_per_epoch_;
+  plan.start = data::cursor_after(step_, plan.batch_size, train_set_->info().size);
   loader_ = std::make_unique<data::Loader>(train_set_, augment_, job_.loader, plan);
   groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
   parts_ = groups_->parts();
