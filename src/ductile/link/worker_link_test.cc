@@ -162,7 +162,7 @@ TEST(WorkerLink, comes_back_after_a_broken_connection_and_finds_a_controller_tha
   EXPECT_EQ(read_addresses(run.path()), now);
   second.accept();
   second.hear();
-  EXPECT_EQ(link.store({"x", 1}), now.store);
+  EXPECT_EQ(link.store(), now.store);
 }
 
 TEST(WorkerLink, a_stranger_in_the_controllers_place_is_not_obeyed) {

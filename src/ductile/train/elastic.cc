@@ -125,6 +125,7 @@ link::WorkerLinkOptions ElasticWorker::link_options() {
   options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
   options.job = job_name_;
   options.controller = input_.controller;
+  options.store = input_.store;
   options.run = input_.folder.path();
   options.log = [](const std::string& text) { std::cerr << text << std::endl; };
   options.on_abandon = [this](Generation generation) {
@@ -205,7 +206,7 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   if (input_.job.train.wire != "fp32") {
     options.layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
   }
-  options.store = [this] { return link_->store(input_.store); };
+  options.store = [this] { return *link_->store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(input_.job.elastic.peer_deadline));
   options.given_up = [this, number = plan->number] { return link_->abandoned(number); };
