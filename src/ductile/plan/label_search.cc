@@ -13,17 +13,17 @@ constexpr double kSlack = 1e-12;  // relative: sums of times differ in their las
 
 }  // namespace
 
-LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Island> islands,
                          std::span<const PathFlow> flows, const PlannerOptions& options,
                          const Effort& effort, int64_t micro_batch, Clock::time_point deadline)
     : space_(space),
-      fleets_(fleets),
+      islands_(islands),
       effort_(effort),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
       compare_tau_(options.tolerance == 0),
       deadline_(deadline),
-      table_(space, fleets, options, micro_batch),
+      table_(space, islands, options, micro_batch),
       bound_(space, table_, flows, options),
       made_(64) {
   factor_ = latency_ ? static_cast<double>(num_micro_ - 1) : static_cast<double>(options.batch);
@@ -116,7 +116,7 @@ double LabelSearch::reach_of(int state, const Label& label, const Value* values)
 // True if the label was kept.
 bool LabelSearch::insert(int state, const Label& label, const Value* values, double reach) {
   const int num = space_.states()[state].num_groups;
-  const size_t num_fleets = fleets_.size();
+  const size_t num_islands = islands_.size();
   std::vector<int32_t>& list = at_[state];
   for (size_t i = 0; i < list.size();) {
     const Label& other = pool_[list[i]];
@@ -125,7 +125,7 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
     const double their_tau = compare_tau_ ? std::max(other.tau, tau_low_) : 0;
     bool no_better = other.done <= label.done && their_tau <= tau;
     bool no_worse = label.done <= other.done && tau <= their_tau;
-    for (size_t f = 0; f < num_fleets; ++f) {
+    for (size_t f = 0; f < num_islands; ++f) {
       no_better = no_better && other.devices[f] <= label.devices[f];
       no_worse = no_worse && label.devices[f] <= other.devices[f];
     }
@@ -328,7 +328,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
         for (size_t i = 0; i < labels.size(); ++i) {
           const Label& before = pool_[labels[i]];
           if (before.weight + cell.weight + bound_.need(to) > capacity) continue;
-          if (before.devices[cell.group] + cell.devices() > fleets_[cell.group].devices) continue;
+          if (before.devices[cell.group] + cell.devices() > islands_[cell.group].devices) continue;
           const Value* old = values_.data() + before.values;
           int64_t w = 0;
           double r = 0;

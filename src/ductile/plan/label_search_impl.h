@@ -43,7 +43,7 @@ struct Effort {
 class LabelSearch {
  public:
   // `flows`: two, of this space. All arguments must outlive this.
-  LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+  LabelSearch(const SearchSpace& space, std::span<const Island> islands,
               std::span<const PathFlow> flows, const PlannerOptions& options, const Effort& effort,
               int64_t micro_batch, Clock::time_point deadline);
 
@@ -58,7 +58,7 @@ class LabelSearch {
   // before. `tau_low`: a bottleneck known to be passed by all; labels that cannot lead to
   // factor x max(tau, tau_low) + rest < enough are dropped. `labels`: kept per state.
   Solution solve(double tau, double path_bound, double tau_low, double enough, int labels);
-  // Fewest devices, whatever the times. One fleet only.
+  // Fewest devices, whatever the times. One island only.
   Solution fewest_devices();
 
   bool timed_out() const { return timed_out_; }
@@ -73,7 +73,7 @@ class LabelSearch {
     int64_t w = 0;
   };
   struct Label {
-    std::array<int32_t, kMaxFleets> devices{};
+    std::array<int32_t, kMaxIslands> devices{};
     double weight = 0;  // of those
     int32_t parent = -1;
     int32_t state = 0;
@@ -100,7 +100,7 @@ class LabelSearch {
   double total(double tau, double rest) const { return factor_ * std::max(tau, tau_low_) + rest; }
 
   const SearchSpace& space_;
-  std::span<const Fleet> fleets_;
+  std::span<const Island> islands_;
   Effort effort_;
   int64_t num_micro_;
   double factor_ = 0, least_rest_ = 0;

@@ -38,7 +38,7 @@ struct CellCost : StageCost {
 // sums that are differences of two rests.
 class StageTable {
  public:
-  StageTable(const SearchSpace& space, std::span<const Fleet> fleets, const PlannerOptions& options,
+  StageTable(const SearchSpace& space, std::span<const Island> islands, const PlannerOptions& options,
              int64_t micro_batch);
 
   const std::vector<Cell>& cells() const { return cells_; }  // by weight
