@@ -64,19 +64,19 @@ class SlotPool {
   std::vector<std::unique_ptr<Slot>> free_;
 };
 
-void check_plan(const LoaderPlan& plan) {
-  if (plan.batch_size < 1 || plan.parts < 1 || plan.batch_size % plan.parts != 0) {
+void check_task(const LoaderTask& task) {
+  if (task.batch_size < 1 || task.parts < 1 || task.batch_size % task.parts != 0) {
     fail(ErrorCode::invalid_argument,
          "train.batch_size = {} must be a positive multiple of train.virtual_ranks = {}",
-         plan.batch_size, plan.parts);
+         task.batch_size, task.parts);
   }
-  if (plan.first_part < 0 || plan.num_parts < 1 || plan.first_part + plan.num_parts > plan.parts) {
-    fail(ErrorCode::invalid_argument, "parts {}..{} of {}", plan.first_part,
-         plan.first_part + plan.num_parts - 1, plan.parts);
+  if (task.first_part < 0 || task.num_parts < 1 || task.first_part + task.num_parts > task.parts) {
+    fail(ErrorCode::invalid_argument, "parts {}..{} of {}", task.first_part,
+         task.first_part + task.num_parts - 1, task.parts);
   }
-  if (plan.start_epoch < 0 || plan.start_step < 0) {
+  if (task.start_epoch < 0 || task.start_step < 0) {
     fail(ErrorCode::invalid_argument, "a loader cannot start at epoch {}, step {}",
-         plan.start_epoch, plan.start_step);
+         task.start_epoch, task.start_step);
   }
 }
 
@@ -85,31 +85,31 @@ void check_plan(const LoaderPlan& plan) {
 class Loader::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-       const spec::LoaderOptions& options, const LoaderPlan& plan)
+       const spec::LoaderOptions& options, const LoaderTask& task)
       : dataset_(std::move(dataset)),
         info_(dataset_->info()),
-        plan_(plan),
-        shuffle_(options.shuffle && plan.training),
+        task_(task),
+        shuffle_(options.shuffle && task.training),
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
         pool_(std::make_shared<SlotPool>()),
-        augmenter_(resolve_augment(augment, info_), info_, plan.training, plan.seed),
+        augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
-    check_plan(plan);
-    steps_ = plan.training ? info_.size / plan.batch_size
-                           : (info_.size + plan.batch_size - 1) / plan.batch_size;
-    if (plan.training && steps_ == 0) {
+    check_task(task);
+    steps_ = task.training ? info_.size / task.batch_size
+                           : (info_.size + task.batch_size - 1) / task.batch_size;
+    if (task.training && steps_ == 0) {
       fail(ErrorCode::invalid_argument,
-           "train.batch_size = {} is more than the {} samples of the training set", plan.batch_size,
+           "train.batch_size = {} is more than the {} samples of the training set", task.batch_size,
            info_.size);
     }
     sample_values_ = info_.tokens ? info_.sequence_length : num_elements(augmenter_.output_shape());
-    epoch_ = plan.start_epoch + plan.start_step / std::max<int64_t>(1, steps_);
-    step_ = plan.start_step % std::max<int64_t>(1, steps_);
-    if (!plan.training) {
-      epoch_ = plan.start_epoch;
-      step_ = plan.start_step;
+    epoch_ = task.start_epoch + task.start_step / std::max<int64_t>(1, steps_);
+    step_ = task.start_step % std::max<int64_t>(1, steps_);
+    if (!task.training) {
+      epoch_ = task.start_epoch;
+      step_ = task.start_step;
     }
-    part_ = plan.first_part;
+    part_ = task.first_part;
 
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     max_threads_ = options.threads > 0 ? static_cast<int>(options.threads) : cores;
@@ -144,7 +144,7 @@ class Loader::Impl {
         error_ = slot->error;
         std::rethrow_exception(error_);
       }
-      if (!plan_.training) drop_bad(*slot);
+      if (!task_.training) drop_bad(*slot);
     } while (slot->batch.num_samples == 0);
     ++batches_;
     maybe_add_thread();
@@ -177,7 +177,7 @@ class Loader::Impl {
  private:
   bool front_ready() const { return !queue_.empty() && queue_.front()->ready(); }
   // Evaluation: every batch was made and taken.
-  bool at_end_locked() const { return queue_.empty() && !plan_.training && step_ >= steps_; }
+  bool at_end_locked() const { return queue_.empty() && !task_.training && step_ >= steps_; }
 
   void note_wait(double seconds) {
     wait_seconds_ += seconds;
@@ -203,21 +203,21 @@ class Loader::Impl {
     for (const auto& slot : queue_) {
       if (!slot->all_claimed()) return slot.get();
     }
-    if (queue_.size() >= prefetch_ || (!plan_.training && step_ >= steps_)) return nullptr;
+    if (queue_.size() >= prefetch_ || (!task_.training && step_ >= steps_)) return nullptr;
     queue_.push_back(open_slot());
     return queue_.back().get();
   }
 
   std::unique_ptr<Slot> open_slot() {
     auto slot = pool_->take();
-    const int64_t per_part = plan_.batch_size / plan_.parts;
+    const int64_t per_part = task_.batch_size / task_.parts;
     Batch& b = slot->batch;
     b.epoch = epoch_;
     b.step = step_;
     b.part = part_;
-    const int64_t first = step_ * plan_.batch_size + part_ * per_part;
+    const int64_t first = step_ * task_.batch_size + part_ * per_part;
     b.num_samples = std::clamp<int64_t>(info_.size - first, 0, per_part);
-    b.channels_last = plan_.channels_last && !info_.tokens;
+    b.channels_last = task_.channels_last && !info_.tokens;
     b.dtype = info_.tokens ? DType::i64 : DType::f32;
     const size_t bytes = static_cast<size_t>(per_part * sample_values_) * size_of(b.dtype);
     slot->input.need(static_cast<int64_t>(bytes));
@@ -231,9 +231,9 @@ class Loader::Impl {
     slot->error = nullptr;
     publish(*slot);
 
-    if (++part_ == plan_.first_part + plan_.num_parts) {
-      part_ = plan_.first_part;
-      if (++step_ == steps_ && plan_.training) {
+    if (++part_ == task_.first_part + task_.num_parts) {
+      part_ = task_.first_part;
+      if (++step_ == steps_ && task_.training) {
         step_ = 0;
         ++epoch_;
       }
@@ -250,7 +250,7 @@ class Loader::Impl {
   }
 
   void work() {
-    SampleWriter writer(*dataset_, augmenter_, cache_.get(), plan_.channels_last);
+    SampleWriter writer(*dataset_, augmenter_, cache_.get(), task_.channels_last);
     std::unique_lock lock(mutex_);
     while (true) {
       Slot* slot = nullptr;
@@ -277,13 +277,13 @@ class Loader::Impl {
 
   void fill(SampleWriter& writer, Slot& slot, int64_t begin, int64_t end) {
     const Batch& b = slot.batch;
-    const int64_t first = b.step * plan_.batch_size + b.part * (plan_.batch_size / plan_.parts);
-    const Permutation order(plan_.seed, static_cast<uint64_t>(b.epoch), info_.size);
+    const int64_t first = b.step * task_.batch_size + b.part * (task_.batch_size / task_.parts);
+    const Permutation order(task_.seed, static_cast<uint64_t>(b.epoch), info_.size);
     for (int64_t i = begin; i < end; ++i) {
       int64_t index = shuffle_ ? order[first + i] : first + i;
       int64_t tries = 0;
       while (!try_sample(writer, slot, i, index)) {
-        if (!plan_.training) {
+        if (!task_.training) {
           slot.good[static_cast<size_t>(i)] = 0;
           break;
         }
@@ -341,7 +341,7 @@ class Loader::Impl {
 
   const std::shared_ptr<const Dataset> dataset_;
   const DatasetInfo& info_;
-  const LoaderPlan plan_;
+  const LoaderTask task_;
   const bool shuffle_;
   const size_t prefetch_;
   const std::shared_ptr<SlotPool> pool_;
@@ -370,8 +370,8 @@ class Loader::Impl {
 };
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-               const spec::LoaderOptions& options, LoaderPlan plan)
-    : impl_(std::make_unique<Impl>(std::move(dataset), augment, options, plan)) {}
+               const spec::LoaderOptions& options, LoaderTask task)
+    : impl_(std::make_unique<Impl>(std::move(dataset), augment, options, task)) {}
 Loader::~Loader() = default;
 
 std::shared_ptr<const Batch> Loader::next() { return impl_->next(); }

@@ -28,7 +28,7 @@ struct Batch {
 
 // Which batches a loader makes. Step s of an epoch holds the sampler's positions [s*B, (s+1)*B);
 // part v is the v-th of `parts` equal slices. A loader serves parts [first_part, +num_parts).
-struct LoaderPlan {
+struct LoaderTask {
   uint64_t seed = 0;
   int64_t batch_size = 1;  // of all parts together; divisible by parts
   int64_t parts = 1;
@@ -68,9 +68,9 @@ struct LoaderStats {
 class Loader {
  public:
   // Resolves `augment` against the dataset (a no-op on resolved options; give those resolved
-  // against the training set for a test set). Throws invalid_argument for a plan that does not fit.
+  // against the training set for a test set). Throws invalid_argument for a task that does not fit.
   Loader(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-         const spec::LoaderOptions& options, LoaderPlan plan);
+         const spec::LoaderOptions& options, LoaderTask task);
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
   ~Loader();

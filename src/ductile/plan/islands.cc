@@ -1,9 +1,9 @@
-#include "ductile/plan/islands_impl.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "ductile/plan/islands_impl.h"
 
 namespace ductile::plan {
 

@@ -32,7 +32,7 @@ std::vector<Island> islands_of(const Devices& devices);
 // Of each group of the devices, the number of its island.
 std::vector<int> island_numbers(const Devices& devices);
 // place(), each stage on devices of its island.
-void place_on_islands(const graph::Graph& graph, const Devices& devices, std::span<const int> islands,
-                     Plan& plan);
+void place_on_islands(const graph::Graph& graph, const Devices& devices,
+                      std::span<const int> islands, Plan& plan);
 
 }  // namespace ductile::plan

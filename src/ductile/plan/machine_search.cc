@@ -54,7 +54,8 @@ MachineSearch::MachineSearch(const Spaces& spaces, const Devices& devices,
       best_(kInfinity),
       lower_bound_(kInfinity) {
   islands_.push_back({island_of(devices)});
-  if (std::vector<Island> groups = islands_of(devices); groups.size() > 1) islands_.push_back(groups);
+  if (std::vector<Island> groups = islands_of(devices); groups.size() > 1)
+    islands_.push_back(groups);
   if (!spaces.is_large()) return;
   if (options_.tolerance > 0) options_.tolerance = std::max(kCoarseTolerance, options.tolerance);
   coarse_options_ = options_;

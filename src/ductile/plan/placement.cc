@@ -120,8 +120,8 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
   place(graph, devices, {}, plan);
 }
 
-void place_on_islands(const graph::Graph& graph, const Devices& devices, std::span<const int> islands,
-                     Plan& plan) {
+void place_on_islands(const graph::Graph& graph, const Devices& devices,
+                      std::span<const int> islands, Plan& plan) {
   place(graph, devices, islands, plan);
 }
 

@@ -323,7 +323,8 @@ class Planning {
   // The rules of others, where they take no time to speak of.
   void try_baselines(const Devices& devices, const Island& island) {
     const double n = static_cast<double>(graph_.ops.size());
-    const double work = n * n * island.devices * island.devices * static_cast<double>(sizes_.size());
+    const double work =
+        n * n * island.devices * island.devices * static_cast<double>(sizes_.size());
     if (work > kBaselineWork) return;
     PlannerOptions how = options_;
     for (const Baseline& b : baselines()) {

@@ -128,7 +128,7 @@ void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::E
     loader_ = nullptr;
     return;
   }
-  data::LoaderPlan plan;
+  data::LoaderTask plan;
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = job_.train.batch_size;
   plan.parts = num_ranks();
@@ -353,7 +353,7 @@ void Replica::apply(std::span<const float> sum) {
 }
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
-  data::LoaderPlan plan;
+  data::LoaderTask plan;
   plan.batch_size =
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;

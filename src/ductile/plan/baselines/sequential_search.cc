@@ -34,8 +34,8 @@ SequentialResult sequential_search(const SearchSpace& space, const Island& islan
   const auto cost = [&](int s, int t, const Shape& shape) {
     const SearchSpace::Transition& tr = space.transitions()[t];
     if (!space.can_split(s, tr.to, shape.variant)) return StageCost{};
-    return stage_cost(space.sums(s, t, shape.variant), {tr.in, tr.out}, shape, space.graph(), island,
-                      micro_batch, options.batch, Objective::throughput);
+    return stage_cost(space.sums(s, t, shape.variant), {tr.in, tr.out}, shape, space.graph(),
+                      island, micro_batch, options.batch, Objective::throughput);
   };
   const auto in_flight = [&](int n, int s, const Shape& shape) {
     const int sum = (tensor ? s : n) + shape.replicas;  // own included; n == s without tensor
