@@ -76,7 +76,8 @@ server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folde
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
-  if (run.setup != server::load_host_setup(folder.path())) server::save_host_setup(folder.path(), run.setup);
+  if (run.setup != server::load_host_setup(folder.path()))
+    server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
   options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(

@@ -17,7 +17,7 @@ namespace ductile::cli {
 struct ElasticRun {
   fs::path program;                                    // ductile-worker
   int64_t workers = 0;                                 // 0: as many as before
-  server::HostSetup setup;                                 // no hosts: this machine alone
+  server::HostSetup setup;                             // no hosts: this machine alone
   bool every_host = true;                              // must answer at the start
   std::function<void(std::string_view line)> on_line;  // of any worker's progress pipe
   std::function<void(const control::Note& note)> on_note;

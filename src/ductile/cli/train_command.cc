@@ -271,8 +271,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     require_trusted(run::RunFolder::open(*command.resume).path());
   // Once a job has had a controller only a controller knows which of its checkpoints count.
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
-  const server::HostSetup setup =
-      host_setup_of(command.hosts, command.resume ? server::load_host_setup(before) : server::HostSetup());
+  const server::HostSetup setup = host_setup_of(
+      command.hosts, command.resume ? server::load_host_setup(before) : server::HostSetup());
   const bool elastic =
       command.workers || !setup.hosts.empty() || (command.resume && server::was_elastic(before));
   const int64_t workers = count_workers(command, setup, config.job);

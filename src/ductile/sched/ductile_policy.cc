@@ -375,7 +375,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
     const bool fragmented = settled[i] != 0;
-    s.reason = s.grant >= 0  ? reason_for(s, next[i])
+    s.reason = s.grant >= 0 ? reason_for(s, next[i])
                : s.pinned   ? "it may not be preempted and keeps what it has"
                : fragmented ? "its devices are free only in pieces spread over too many nodes"
                             : reason_for(s, next[i]);

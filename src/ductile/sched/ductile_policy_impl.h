@@ -49,7 +49,7 @@ class DuctilePolicy::Impl {
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
     bool pinned = false;
-    int32_t grant = -1;         // of a service: in grants_
+    int32_t grant = -1;        // of a service: in grants_
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota

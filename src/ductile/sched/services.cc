@@ -30,9 +30,10 @@ class Granter {
           room_[s.node] = std::max(0, room_[s.node] - s.devices);
       }
     }
-    std::stable_sort(grants_.begin(), grants_.end(), [&](const ServiceGrant& a, const ServiceGrant& b) {
-      return round_.jobs[a.job].tier < round_.jobs[b.job].tier;
-    });
+    std::stable_sort(grants_.begin(), grants_.end(),
+                     [&](const ServiceGrant& a, const ServiceGrant& b) {
+                       return round_.jobs[a.job].tier < round_.jobs[b.job].tier;
+                     });
   }
 
   std::vector<ServiceGrant> run() {
@@ -215,7 +216,7 @@ class Granter {
 }  // namespace
 
 std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
-                                       double horizon) {
+                                         double horizon) {
   return Granter(round, pools, horizon).run();
 }
 

@@ -23,6 +23,6 @@ struct ServiceGrant {
 // floor is not to be had there; replicas lie within one node, on free devices first, then on those
 // of jobs that may be preempted, never on a node that leaves before `horizon`. A pure function.
 std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
-                                       double horizon);
+                                         double horizon);
 
 }  // namespace ductile::sched
