@@ -86,8 +86,38 @@ class LabelSearch {
     double tau = 0;
   };
   using Prices = PathBound::Values;
+  // What a run keeps to.
+  struct Limits {
+    double tau = 0;              // of any stage
+    double work_per_weight = 0;  // that devices of weight 1 do in it
+    double capacity = 0;         // weight of all devices
+    double enough = 0;
+    bool fewest = false;
+    bool looks_ahead = false;  // PathBound tells what leads nowhere
+  };
+  // The least of what the labels of a state need.
+  struct Front {
+    double weight = 0, tau = 0;
+    Prices paths{}, per_begin{};
+  };
+  // A stage, about to be put before those of each label of its state.
+  struct Trial {
+    int state = 0, transition = 0, cell = 0;
+    CellCost keep, again;      // without and with recomputation
+    bool knows_again = false;  // `again` was priced
+  };
   void make_heads();
   Solution run(double tau, double tau_low, double enough, bool fewest);
+  Front front_of(int state) const;
+  void take_stages(int state, int cell, const Front& front, const Limits& limits);
+  bool leads_nowhere(const Front& front, const Cell& cell, const Prices& after,
+                     const Limits& limits);
+  bool leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
+                     const Limits& limits);
+  static Value most_of(const Value* values, uint64_t groups);
+  const CellCost* cost_of(Trial& trial, int64_t in_flight, const Limits& limits) const;
+  void extend(int32_t parent, Trial& trial, const Limits& limits);
+  Solution best_of(std::span<const int32_t> labels, const Limits& limits) const;
   bool insert(int state, const Label& label, const Value* values, double reach);
   double reach_of(int state, const Label& label, const Value* values) const;
   Prices paths_of(int state, const Label& label, const Value* values) const;
@@ -117,7 +147,6 @@ class LabelSearch {
   std::vector<Label> pool_;
   std::vector<Value> values_, made_;
   std::vector<double> reach_;  // per label of the pool, on the rest
-  std::vector<Prices> paths_;  // of the labels of the state at hand
   double tau_low_ = 0;
   int most_labels_ = 0;
   double dropped_rest_ = 0, dropped_ = 0;  // least of what was dropped
