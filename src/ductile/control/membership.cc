@@ -24,6 +24,7 @@ Membership::Membership(MembershipOptions options) : state_(std::make_unique<Stat
   state_->checkpoints = std::move(options.checkpoints);
   state_->granted = options.last_generation;
   state_->high_water = std::max<int64_t>(0, state_->newest_checkpoint());
+  state_->spent = options.spent;
   state_->options = std::move(options);
 }
 
@@ -49,6 +50,15 @@ int64_t Membership::wanted_workers() const { return state_->wanted; }
 const GenerationPlan& Membership::generation() const { return *state_->plan; }
 int64_t Membership::step() const { return state_->high_water; }
 int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
+
+run::Cost Membership::cost() const {
+  run::Cost sum = state_->spent;
+  for (const auto& [id, worker] : state_->workers) {
+    sum.core_seconds += worker.report.cost.core_seconds;
+    sum.peak_rss_bytes = std::max(sum.peak_rss_bytes, worker.report.cost.peak_rss_bytes);
+  }
+  return sum;
+}
 
 Outcome Membership::State::apply(std::span<const Event> events, Time at) {
   now = std::max(now, at);
@@ -127,6 +137,29 @@ WorkerRecord* Membership::State::find(WorkerId id) {
   return found == workers.end() ? nullptr : &found->second;
 }
 
+void Membership::State::forget(WorkerId id) {
+  const auto found = workers.find(id);
+  if (found == workers.end()) return;
+  const run::Cost& cost = found->second.report.cost;
+  spent.core_seconds += cost.core_seconds;
+  spent.peak_rss_bytes = std::max(spent.peak_rss_bytes, cost.peak_rss_bytes);
+  workers.erase(found);
+  out.must_save = true;
+}
+
+// Every worker reads the counters of its whole machine, so one of each host counts: the first that
+// reports, and when that one is gone another, from where it stood then.
+void Membership::State::count_energy(const Report& report, const WorkerRecord& before,
+                                     const std::string& host) {
+  if (!report.cost.energy_joules) spent.energy_joules.reset();
+  if (!spent.energy_joules) return;
+  WorkerId& meter = meters[host];
+  if (find(meter) == nullptr) meter = report.worker;
+  if (meter != report.worker) return;
+  const double more = *report.cost.energy_joules - before.report.cost.energy_joules.value_or(0);
+  *spent.energy_joules += std::max(0.0, more);
+}
+
 int64_t Membership::State::max_workers() const { return options.max_workers; }
 
 // ---- Requests.
@@ -191,9 +224,9 @@ void Membership::State::on(const ResumeJob& event) {
             fmt::format("resume with {} workers asked for", wanted));
 }
 
-void Membership::State::on(const StopJob&) {
+void Membership::State::on(const StopJob& event) {
   if (phase == Phase::finished || phase == Phase::failed) return refuse("stop");
-  fail_job("stopped by request");
+  fail_job(event.reason);
 }
 
 void Membership::State::on(const SaveJob&) {
@@ -208,8 +241,7 @@ void Membership::State::on(const LaunchFailed& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr || worker->connected) return;
   const bool asked = worker->doomed;
-  workers.erase(event.worker);
-  out.must_save = true;
+  forget(event.worker);
   if (!asked) launch_later();
   if (event.no_host && hosts_away > 0 && !asked) return wait_for_hosts(event.text);
   note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
@@ -231,8 +263,7 @@ void Membership::State::on(const WorkerExited& event) {
                                             : fmt::format("exited with code {}", event.code);
   const bool asked = worker->doomed || (worker->report.leaving && event.code == 0);
   note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));
-  workers.erase(event.worker);
-  out.must_save = true;
+  forget(event.worker);
   if (!asked) record_failure(fmt::format("worker {} {}", event.worker, how));
 }
 
@@ -252,6 +283,7 @@ void Membership::State::on(const WorkerReported& event) {
   }
   if (worker->connected && report.sequence <= worker->report.sequence) return;
   const bool was_loaded = worker->loaded();
+  count_energy(report, *worker, event.host);
   worker->report = report;
   worker->connected = true;
   worker->heard_at = now;
@@ -264,9 +296,12 @@ void Membership::State::on(const WorkerReported& event) {
   tell(*worker, Ack{report.sequence});
   hosts_away = 0;
   if (!report.error.empty()) {
-    const std::string text =
-        fmt::format("worker {}{}: {}", report.worker,
-                    event.host.empty() ? "" : " on host " + event.host, report.error);
+    // Of an only worker the user need not know that there is one.
+    const std::string where = !event.host.empty()
+                                  ? fmt::format("worker {} on host {}: ", report.worker, event.host)
+                              : wanted > 1 ? fmt::format("worker {}: ", report.worker)
+                                           : "";
+    const std::string text = where + report.error;
     const bool took_part = report.generation > 0 || plan->find(report.worker) != nullptr;
     return took_part ? fail_job(text) : cannot_begin(*worker, event.host, text);
   }

@@ -43,7 +43,9 @@ struct PreemptJob {};
 struct ResumeJob {
   int64_t workers = 0;  // 0: as many as before
 };
-struct StopJob {};  // give the job up: phase failed, with this as the reason
+struct StopJob {  // give the job up: phase failed, with this as the reason
+  std::string reason = "stopped by request";
+};
 struct SaveJob {};  // save a checkpoint soon
 // From the launcher that carries out LaunchWorker and KillWorker.
 struct LaunchFailed {
@@ -144,11 +146,14 @@ struct MembershipOptions {
   int64_t max_begin_tries = 3;   // on the only host, where each worker has an error as it begins
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
+  bool save_result = true;       // a checkpoint of the state after the last step
   Time checkpoint_retry = std::chrono::seconds(1);
   // Steps of the checkpoints that the store holds when the object is made, ascending. A job that
   // is new here begins with the last.
   std::vector<int64_t> checkpoints;
   Generation last_generation = 0;  // a number that was given before, and every one up to it
+  // What a job that is new here has cost before; without energy: not known.
+  run::Cost spent{.energy_joules = 0};
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
 };
 
@@ -169,7 +174,8 @@ class Membership {
   // Throws invalid_argument for options that fit no job.
   explicit Membership(MembershipOptions options);
 
-  // A controller that starts again from what save() gave. `first` receives what to do at once.
+  // A controller that starts again from what save() gave. Where more workers were wanted than the
+  // options allow, as many as they allow are. `first` receives what to do at once.
   // Throws data_loss where `saved` is not a saved state; not_found where it had checkpoints and
   // options.checkpoints names none; invalid_argument where it belongs to another number of virtual
   // ranks.
@@ -196,6 +202,9 @@ class Membership {
   const GenerationPlan& generation() const;  // the last one formed; number 0 before the first
   int64_t step() const;                      // the newest state that a worker is known to have had
   int64_t checkpoint() const;                // the step of the newest one published; -1: none
+  // Of all workers over the life of the job, also of those that are gone; on each host the energy
+  // is counted once. wall_seconds is left to who has a clock.
+  run::Cost cost() const;
 
   ~Membership();
   Membership(const Membership&);

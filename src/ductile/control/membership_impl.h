@@ -71,6 +71,8 @@ struct Membership::State {
 
   WorkerId next_worker = 1;
   std::map<WorkerId, WorkerRecord> workers;
+  run::Cost spent;                         // of the workers that are gone; and the energy of all
+  std::map<std::string, WorkerId> meters;  // by whose reports the energy of a host is counted
 
   Generation granted = 0;  // the highest number ever given to a Halt or a plan
   std::shared_ptr<const GenerationPlan> plan = std::make_shared<GenerationPlan>();
@@ -115,7 +117,7 @@ struct Membership::State {
   void on(const ResizeJob& event);
   void on(const PreemptJob&);
   void on(const ResumeJob& event);
-  void on(const StopJob&);
+  void on(const StopJob& event);
   void on(const SaveJob&);
   void on(const LaunchFailed& event);
   void on(const WorkerExited& event);
@@ -139,6 +141,8 @@ struct Membership::State {
   void tell(WorkerRecord& worker, std::variant<Ack, Halt, Enter, Save, Stop> what);
   void set_phase(Phase next, std::string why);
   WorkerRecord* find(WorkerId id);
+  void forget(WorkerId id);  // it is gone; what it cost is kept
+  void count_energy(const Report& report, const WorkerRecord& before, const std::string& host);
   int64_t max_workers() const;
   int64_t newest_checkpoint() const { return checkpoints.empty() ? -1 : checkpoints.back(); }
 
@@ -194,6 +198,7 @@ struct Membership::State {
   void save_before_preempting();
   void preempt_without_saving(const WorkerRecord* writer);
   void save_result();
+  bool saves_earlier();
   void save_while_running();
   WorkerRecord* done_worker();
 };

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2, kWithoutCosts = 1;
 
 const Words<Phase> kPhases = {{Phase::queued, "queued"},         {Phase::starting, "starting"},
                               {Phase::running, "running"},       {Phase::resizing, "resizing"},
@@ -28,7 +28,7 @@ struct EventWriter {
   json operator()(const ResizeJob& e) { return named("event", "resize", {{"workers", e.workers}}); }
   json operator()(const PreemptJob&) { return named("event", "preempt"); }
   json operator()(const ResumeJob& e) { return named("event", "resume", {{"workers", e.workers}}); }
-  json operator()(const StopJob&) { return named("event", "stop"); }
+  json operator()(const StopJob& e) { return named("event", "stop", {{"reason", e.reason}}); }
   json operator()(const SaveJob&) { return named("event", "save"); }
   json operator()(const LaunchFailed& e) {
     return named("event", "launch_failed",
@@ -115,7 +115,11 @@ Event event_from_json(const json& value) {
   if (name == "resize") return ResizeJob{workers()};
   if (name == "preempt") return PreemptJob{};
   if (name == "resume") return ResumeJob{workers()};
-  if (name == "stop") return StopJob{};
+  if (name == "stop") {
+    StopJob event;
+    in.read("reason", event.reason);
+    return event;
+  }
   if (name == "save") return SaveJob{};
   if (name == "launch_failed") {
     LaunchFailed event{worker(), text()};
@@ -202,6 +206,7 @@ json Membership::save() const {
                 {"resume_after", s.resume_after},
                 {"next_worker", s.next_worker},
                 {"workers", std::move(workers)},
+                {"spent", run::to_json(s.spent)},
                 {"granted", s.granted},
                 {"plan", to_json(*s.plan)},
                 {"ran", s.ran},
@@ -238,13 +243,14 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     const JsonReader in(saved, "saved controller state");
     int64_t format = 0;
     in.read("format", format);
-    if (format != kFormat)
+    if (format != kFormat && format != kWithoutCosts)
       fail(ErrorCode::data_loss, "saved controller state: format {} is not {}", format, kFormat);
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
     in.read("reason", s.reason);
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
+    if (format == kFormat) s.spent = run::cost_from_json(in.at("spent"));
     in.read("winding_down", s.winding_down);
     in.read("after", s.after, kPhases);
     in.read("resume_after", s.resume_after);
@@ -252,7 +258,12 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     for (const json& entry : in.array("workers")) {
       const JsonReader from(entry, "saved worker");
       WorkerRecord worker;
-      worker.report = worker_status_from_json(from.at("report"));
+      json status = from.at("report");
+      if (format == kWithoutCosts && status.is_object()) {
+        status["cost"] = run::to_json(run::Cost{});
+        status["error_code"] = ductile::to_string(ErrorCode::internal);
+      }
+      worker.report = worker_status_from_json(status);
       from.read("connected", worker.connected);
       from.read("doomed", worker.doomed);
       worker.id = worker.report.worker;
@@ -325,6 +336,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
         "for the life of a job",
         virtual_ranks, s.options.virtual_ranks);
   s.check_restored();
+  s.wanted = std::min(s.wanted, s.options.max_workers);
   ++s.incarnation;
   s.now = s.next_try = s.next_save = s.last_checkpoint = s.preempt_since = s.finish_since = now;
   first = membership.apply(Tick{}, now);

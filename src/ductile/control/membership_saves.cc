@@ -146,14 +146,24 @@ void Membership::State::preempt_without_saving(const WorkerRecord* writer) {
   wind_down(Phase::preempted, "preempted");
 }
 
+// A checkpoint of a step before the last one that is on its way.
+bool Membership::State::saves_earlier() {
+  const auto saves = [](const WorkerRecord* worker) {
+    const SaveStatus& save = worker->report.save;
+    return worker->reachable && save.state == SaveStatus::State::saving &&
+           save.step < worker->report.step;
+  };
+  return publishing || std::ranges::any_of(participants(), saves);
+}
+
 // Workers that wait for ever for room hold what others could use, and nobody learns of it.
 void Membership::State::save_result() {
   WorkerRecord* writer = done_worker();
   if (writer == nullptr) return;
-  if (newest_checkpoint() >= writer->report.step) {
+  if (newest_checkpoint() >= writer->report.step || (!options.save_result && !saves_earlier())) {
     reason = fmt::format("all {} steps are done", writer->report.step);
     wind_down(Phase::finished, "the job is finished");
-  } else if (!publishing && due(next_save)) {
+  } else if (options.save_result && !publishing && due(next_save)) {
     if (save_task && save_task->at_step > writer->report.step) save_task.reset();
     if (save_task) return;
     if (!last_save_error.empty() && due(finish_since + options.finish_deadline))

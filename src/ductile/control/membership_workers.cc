@@ -39,8 +39,7 @@ void Membership::State::check_timeouts() {
   }
   for (WorkerId id : forgotten) {
     note("forgotten", fmt::format("worker {}: its end was never confirmed; its lease is over", id));
-    workers.erase(id);
-    out.must_save = true;
+    forget(id);
   }
 }
 

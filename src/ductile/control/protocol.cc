@@ -144,6 +144,8 @@ json to_json(const WorkerStatus& report) {
           {"faulted", report.faulted},
           {"leaving", report.leaving},
           {"error", report.error},
+          {"error_code", ductile::to_string(report.error_code)},
+          {"cost", run::to_json(report.cost)},
           {"note", report.note}};
 }
 
@@ -176,6 +178,10 @@ WorkerStatus worker_status_from_json(const json& value) {
   in.read("leaving", report.leaving);
   in.read("error", report.error);
   in.read("note", report.note);
+  std::string code;
+  in.read("error_code", code);
+  report.error_code = error_code_from(code);
+  report.cost = run::cost_from_json(in.at("cost"));
   return report;
 }
 

@@ -10,7 +10,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/error.h"
 #include "ductile/control/ranges.h"
+#include "ductile/run/meters.h"
 
 // What the controller of an elastic job and its workers say to each other: plain structs, and their
 // JSON. docs/design/005-membership.md has the protocol, its assumptions and its invariants.
@@ -105,7 +107,9 @@ struct WorkerStatus {
   bool faulted = false;
   bool leaving = false;  // it was asked from outside to go (its host drains ...)
   std::string error;     // a fault of the job itself: the same would happen anywhere. Ends the job
-  std::string note;      // why it halted ...; for people
+  ErrorCode error_code = ErrorCode::internal;  // its kind
+  std::string note;                            // why it halted ...; for people
+  run::Cost cost;                              // of this process, since it began
   bool operator==(const WorkerStatus&) const = default;
 };
 

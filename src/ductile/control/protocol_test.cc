@@ -41,7 +41,9 @@ WorkerStatus some_report() {
   report.faulted = true;
   report.leaving = true;
   report.error = "label 12 of sample 7 is none of 10 classes";
+  report.error_code = ErrorCode::data_loss;
   report.note = "a peer kept silent";
+  report.cost = {12.5, 40, 300.25, 1 << 20};
   return report;
 }
 

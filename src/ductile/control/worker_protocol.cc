@@ -25,7 +25,7 @@ WorkerEvent event_of(const std::exception& error, Generation generation) {
       case ErrorCode::unavailable:
         return Faulted{generation, error.what()};
       default:
-        return JobError{error.what()};
+        return JobError{error.what(), ours->code()};
     }
   }
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
@@ -72,6 +72,7 @@ void WorkerProtocol::send_report(Time now) {
   report.faulted = faulted_;
   report.leaving = leaving_;
   report.error = error_;
+  report.error_code = error_code_;
   report.note = note_;
   if (sent_.size() >= kMaxUnacknowledged) sent_.erase(sent_.begin());
   sent_.emplace_back(sequence_, now);
@@ -350,7 +351,10 @@ void WorkerProtocol::on(const SaveFailed& event, Time) {
 }
 
 void WorkerProtocol::on(const JobError& event, Time) {
-  if (error_.empty()) error_ = event.text;
+  if (error_.empty()) {
+    error_ = event.text;
+    error_code_ = event.code;
+  }
   waiting_ = nullptr;
   halt(event.text);
 }

@@ -67,9 +67,12 @@ struct SaveFailed {
 };
 struct JobError {  // a fault of the job itself (bad data ...): ends the job
   std::string text;
+  ErrorCode code = ErrorCode::internal;
 };
-struct LeaveAsked {};  // SIGTERM, host drains: leave after the step
-struct Beat {};        // time has passed: heartbeat, lease
+struct LeaveAsked {  // host drains: leave after the step
+  int signal = 0;    // that asked; 0: none
+};
+struct Beat {};  // time has passed: heartbeat, lease
 
 using WorkerEvent =
     std::variant<Loaded, InstructionReceived, Restored, RestoreFailed, Reduced, AllVoted, PeerLost,
@@ -219,6 +222,7 @@ class WorkerProtocol {
   bool faulted_ = false;
   bool leaving_ = false;
   std::string error_;
+  ErrorCode error_code_ = ErrorCode::internal;
   std::string note_;
 
   uint64_t sequence_ = 0;

@@ -14,6 +14,7 @@
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
+#include "ductile/data/cursor.h"
 #include "ductile/data/decoded_cache.h"
 #include "ductile/data/sample_writer.h"
 #include "ductile/data/sampler.h"
@@ -40,6 +41,7 @@ struct Slot {
   int64_t open_chunks = 0;  // claimed, not finished
   std::exception_ptr error;
 
+  bool fetched() const { return batch.first < 0; }
   bool all_claimed() const { return next_sample >= batch.num_samples; }
   bool ready() const { return all_claimed() && open_chunks == 0; }
 };
@@ -64,19 +66,26 @@ class SlotPool {
   std::vector<std::unique_ptr<Slot>> free_;
 };
 
-void check_task(const LoaderTask& task) {
-  if (task.batch_size < 1 || task.parts < 1 || task.batch_size % task.parts != 0) {
+// The batch, whose memory goes back to the pool with its last reference.
+std::shared_ptr<const Batch> hand_out(std::unique_ptr<Slot> slot, std::shared_ptr<SlotPool> pool) {
+  const Batch* batch = &slot->batch;
+  return {batch, [pool = std::move(pool), raw = slot.release()](const Batch*) {
+            pool->give(std::unique_ptr<Slot>(raw));
+          }};
+}
+
+void check_batch_size(int64_t batch_size, int64_t parts) {
+  if (batch_size < 1 || parts < 1 || batch_size % parts != 0) {
     fail(ErrorCode::invalid_argument,
          "train.batch_size = {} must be a positive multiple of train.virtual_ranks = {}",
-         task.batch_size, task.parts);
+         batch_size, parts);
   }
+}
+
+void check_parts(const LoaderTask& task) {
   if (task.first_part < 0 || task.num_parts < 1 || task.first_part + task.num_parts > task.parts) {
     fail(ErrorCode::invalid_argument, "parts {}..{} of {}", task.first_part,
          task.first_part + task.num_parts - 1, task.parts);
-  }
-  if (task.start_epoch < 0 || task.start_step < 0) {
-    fail(ErrorCode::invalid_argument, "a loader cannot start at epoch {}, step {}",
-         task.start_epoch, task.start_step);
   }
 }
 
@@ -91,24 +100,14 @@ class Loader::Impl {
         task_(task),
         shuffle_(options.shuffle && task.training),
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
-        pool_(std::make_shared<SlotPool>()),
+        stream_pool_(std::make_shared<SlotPool>()),
+        fetch_pool_(std::make_shared<SlotPool>()),
         augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
-    check_task(task);
-    steps_ = task.training ? info_.size / task.batch_size
-                           : (info_.size + task.batch_size - 1) / task.batch_size;
-    if (task.training && steps_ == 0) {
-      fail(ErrorCode::invalid_argument,
-           "train.batch_size = {} is more than the {} samples of the training set", task.batch_size,
-           info_.size);
-    }
+    check_parts(task);
     sample_values_ = info_.tokens ? info_.sequence_length : num_elements(augmenter_.output_shape());
-    epoch_ = task.start_epoch + task.start_step / std::max<int64_t>(1, steps_);
-    step_ = task.start_step % std::max<int64_t>(1, steps_);
-    if (!task.training) {
-      epoch_ = task.start_epoch;
-      step_ = task.start_step;
-    }
+    batch_size_ = task.batch_size;
+    step_ = step_at(task.start, task.batch_size);
     part_ = task.first_part;
 
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -132,10 +131,7 @@ class Loader::Impl {
     std::unique_ptr<Slot> slot;
     do {
       if (error_) std::rethrow_exception(error_);
-      const auto start = Clock::now();
-      const bool waited = !(at_end_locked() || front_ready());
-      filled_.wait(lock, [&] { return at_end_locked() || front_ready(); });
-      if (waited) note_wait(std::chrono::duration<double>(Clock::now() - start).count());
+      wait_until([&] { return at_end_locked() || front_ready(); }, lock);
       if (queue_.empty()) return nullptr;
       slot = std::move(queue_.front());
       queue_.pop_front();
@@ -146,17 +142,67 @@ class Loader::Impl {
       }
       if (!task_.training) drop_bad(*slot);
     } while (slot->batch.num_samples == 0);
-    ++batches_;
-    maybe_add_thread();
-    lock.unlock();
+    count_batch();
+    return hand_out(std::move(slot), stream_pool_);
+  }
 
-    const Batch* batch = &slot->batch;
-    return std::shared_ptr<const Batch>(batch, [pool = pool_, raw = slot.release()](const Batch*) {
-      pool->give(std::unique_ptr<Slot>(raw));
+  std::shared_ptr<const Batch> fetch(std::span<const int64_t> indices, int64_t epoch) {
+    if (epoch < 0) {
+      fail(ErrorCode::invalid_argument, "a batch of epoch {}; epochs count from 0", epoch);
+    }
+    for (const int64_t index : indices) {
+      if (index < 0 || index >= info_.size) {
+        fail(ErrorCode::invalid_argument, "there is no sample {}: the {} set has {}, from 0 on",
+             index, task_.training ? "training" : "held-out", info_.size);
+      }
+    }
+    auto slot = fetch_pool_->take();
+    slot->batch.epoch = epoch;
+    slot->batch.first = slot->batch.next_cursor = -1;
+    slot->batch.part = 0;
+    prepare(*slot, static_cast<int64_t>(indices.size()));
+    std::ranges::copy(indices, slot->samples.begin());
+
+    std::unique_lock lock(mutex_);
+    fetching_ = slot.get();
+    room_.notify_all();
+    wait_until([&] { return slot->ready(); }, lock);
+    fetching_ = nullptr;
+    if (slot->error) std::rethrow_exception(slot->error);
+    if (!task_.training) drop_bad(*slot);
+    count_batch();
+    return hand_out(std::move(slot), fetch_pool_);
+  }
+
+  std::vector<int64_t> indices_of(int64_t epoch, int64_t first, int64_t count) const {
+    if (epoch < 0 || first < 0 || count < 0 || count > info_.size - first) {
+      fail(ErrorCode::invalid_argument,
+           "there are no {} samples from position {} on in epoch {}; an epoch has {}", count, first,
+           epoch, info_.size);
+    }
+    const Permutation order = order_of(epoch);
+    std::vector<int64_t> indices(static_cast<size_t>(count));
+    for (int64_t& index : indices) index = index_at(order, first++);
+    return indices;
+  }
+
+  void restart(int64_t cursor, int64_t batch_size) {
+    const StepSamples step = step_at(cursor, batch_size);
+    std::unique_lock lock(mutex_);
+    if (batch_size == batch_size_ && comes_next(step)) return;
+    const auto discarded = std::exchange(queue_, {});
+    batch_size_ = batch_size;
+    step_ = step;
+    part_ = task_.first_part;
+    error_ = nullptr;
+    cold_ = true;
+    room_.notify_all();
+    for (const auto& slot : discarded) slot->next_sample = slot->batch.num_samples;
+    filled_.wait(lock, [&] {
+      return std::ranges::all_of(discarded, [](const auto& slot) { return slot->ready(); });
     });
   }
 
-  int64_t steps() const { return steps_; }
   Shape sample_shape() const {
     return info_.tokens ? Shape{info_.sequence_length} : augmenter_.output_shape();
   }
@@ -177,11 +223,41 @@ class Loader::Impl {
  private:
   bool front_ready() const { return !queue_.empty() && queue_.front()->ready(); }
   // Evaluation: every batch was made and taken.
-  bool at_end_locked() const { return queue_.empty() && !task_.training && step_ >= steps_; }
+  bool at_end_locked() const { return queue_.empty() && all_opened(); }
+  bool all_opened() const { return !task_.training && step_.first >= info_.size; }
 
-  void note_wait(double seconds) {
+  // What a step at `cursor` takes; throws invalid_argument where there is none.
+  StepSamples step_at(int64_t cursor, int64_t batch_size) const {
+    check_batch_size(batch_size, task_.parts);
+    if (task_.training) return samples_of_step(cursor, batch_size, info_.size);
+    if (cursor < 0) fail(ErrorCode::invalid_argument, "evaluation from sample {} on", cursor);
+    const int64_t first = std::min(cursor, info_.size);
+    return {0, first, first + std::min(batch_size, info_.size - first)};
+  }
+
+  // The next batch to be handed out is the first part of this step.
+  bool comes_next(const StepSamples& step) const {
+    if (error_) return false;
+    if (queue_.empty()) return part_ == task_.first_part && step_ == step;
+    const Batch& b = queue_.front()->batch;
+    return b.part == task_.first_part && b.epoch == step.epoch &&
+           b.first == step.first + b.part * (batch_size_ / task_.parts);
+  }
+
+  template <class Done>
+  void wait_until(const Done& done, std::unique_lock<std::mutex>& lock) {
+    if (done()) return;
+    const auto start = Clock::now();
+    filled_.wait(lock, done);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     wait_seconds_ += seconds;
-    if (batches_ > 0) window_wait_ += seconds;  // the first batch is always waited for
+    if (!cold_) window_wait_ += seconds;
+  }
+
+  void count_batch() {
+    ++batches_;
+    cold_ = false;
+    maybe_add_thread();
   }
 
   // Growth by measurement: the consumer waiting for a noticeable share of its time is the one sign
@@ -198,47 +274,50 @@ class Loader::Impl {
     window_wait_ = 0;
   }
 
-  // A batch of the queue with samples to claim; opens the next one where there is room.
+  // A batch with samples to claim: the one that the consumer waits for, or one of the queue; opens
+  // the next one where there is room.
   Slot* claimable() {
+    if (fetching_ != nullptr && !fetching_->all_claimed()) return fetching_;
     for (const auto& slot : queue_) {
       if (!slot->all_claimed()) return slot.get();
     }
-    if (queue_.size() >= prefetch_ || (!task_.training && step_ >= steps_)) return nullptr;
+    if (queue_.size() >= prefetch_ || all_opened()) return nullptr;
     queue_.push_back(open_slot());
     return queue_.back().get();
   }
 
   std::unique_ptr<Slot> open_slot() {
-    auto slot = pool_->take();
-    const int64_t per_part = task_.batch_size / task_.parts;
+    auto slot = stream_pool_->take();
+    const int64_t per_part = batch_size_ / task_.parts;
     Batch& b = slot->batch;
-    b.epoch = epoch_;
-    b.step = step_;
+    b.epoch = step_.epoch;
+    b.first = step_.first + part_ * per_part;
+    b.next_cursor = step_.next;
     b.part = part_;
-    const int64_t first = step_ * task_.batch_size + part_ * per_part;
-    b.num_samples = std::clamp<int64_t>(info_.size - first, 0, per_part);
-    b.channels_last = task_.channels_last && !info_.tokens;
-    b.dtype = info_.tokens ? DType::i64 : DType::f32;
-    const size_t bytes = static_cast<size_t>(per_part * sample_values_) * size_of(b.dtype);
-    slot->input.need(static_cast<int64_t>(bytes));
-    b.input = slot->input.data();
-    const size_t count = static_cast<size_t>(b.num_samples);
-    slot->labels.resize(count * static_cast<size_t>(info_.tokens ? sample_values_ : 1));
-    slot->samples.resize(count);
-    slot->good.assign(count, 1);
-    slot->next_sample = 0;
-    slot->open_chunks = 0;
-    slot->error = nullptr;
-    publish(*slot);
-
+    prepare(*slot, std::clamp<int64_t>(info_.size - b.first, 0, per_part));
     if (++part_ == task_.first_part + task_.num_parts) {
       part_ = task_.first_part;
-      if (++step_ == steps_ && task_.training) {
-        step_ = 0;
-        ++epoch_;
-      }
+      step_ = step_at(step_.next, batch_size_);
     }
     return slot;
+  }
+
+  // Makes the slot ready to be filled with `count` samples.
+  void prepare(Slot& slot, int64_t count) const {
+    Batch& b = slot.batch;
+    b.num_samples = count;
+    b.channels_last = task_.channels_last && !info_.tokens;
+    b.dtype = info_.tokens ? DType::i64 : DType::f32;
+    slot.input.need(count * sample_values_ * static_cast<int64_t>(size_of(b.dtype)));
+    b.input = slot.input.data();
+    const auto n = static_cast<size_t>(count);
+    slot.labels.resize(n * static_cast<size_t>(info_.tokens ? sample_values_ : 1));
+    slot.samples.resize(n);
+    slot.good.assign(n, 1);
+    slot.next_sample = 0;
+    slot.open_chunks = 0;
+    slot.error = nullptr;
+    publish(slot);
   }
 
   void publish(Slot& slot) const {
@@ -277,10 +356,10 @@ class Loader::Impl {
 
   void fill(SampleWriter& writer, Slot& slot, int64_t begin, int64_t end) {
     const Batch& b = slot.batch;
-    const int64_t first = b.step * task_.batch_size + b.part * (task_.batch_size / task_.parts);
-    const Permutation order(task_.seed, static_cast<uint64_t>(b.epoch), info_.size);
+    const Permutation order = order_of(b.epoch);
     for (int64_t i = begin; i < end; ++i) {
-      int64_t index = shuffle_ ? order[first + i] : first + i;
+      auto index = slot.fetched() ? static_cast<int64_t>(slot.samples[static_cast<size_t>(i)])
+                                  : index_at(order, b.first + i);
       int64_t tries = 0;
       while (!try_sample(writer, slot, i, index)) {
         if (!task_.training) {
@@ -293,6 +372,13 @@ class Loader::Impl {
         index = (index + 1) % info_.size;
       }
     }
+  }
+
+  Permutation order_of(int64_t epoch) const {
+    return {task_.seed, static_cast<uint64_t>(epoch), info_.size};
+  }
+  int64_t index_at(const Permutation& order, int64_t position) const {
+    return shuffle_ ? order[position] : position;
   }
 
   // False for a bad sample that is to be skipped.
@@ -344,23 +430,27 @@ class Loader::Impl {
   const LoaderTask task_;
   const bool shuffle_;
   const size_t prefetch_;
-  const std::shared_ptr<SlotPool> pool_;
+  // Apart, since a fetched batch may be far larger than those of the stream.
+  const std::shared_ptr<SlotPool> stream_pool_, fetch_pool_;
   const Augmenter augmenter_;
   const std::unique_ptr<DecodedCache> cache_;
-  int64_t steps_ = 0;
   int64_t sample_values_ = 0;
   int max_threads_ = 1;
 
   mutable std::mutex mutex_;
   std::condition_variable room_;    // a worker may find something to do
-  std::condition_variable filled_;  // the first batch may be ready
+  std::condition_variable filled_;  // what the consumer waits for may be ready
   // Guarded by mutex_ from here on. Of a queued slot, the samples of a claimed chunk belong to the
   // thread that claimed it.
   std::deque<std::unique_ptr<Slot>> queue_;
-  int64_t epoch_ = 0, step_ = 0, part_ = 0;  // of the next batch to open
+  Slot* fetching_ = nullptr;  // the consumer's
+  int64_t batch_size_ = 1;
+  StepSamples step_;  // of the next batch to open
+  int64_t part_ = 0;
   int active_ = 1;
   bool stop_ = false;
   std::exception_ptr error_;
+  bool cold_ = true;  // the first batch is always waited for
   double wait_seconds_ = 0, window_wait_ = 0;
   Clock::time_point window_start_ = Clock::now();
   int64_t batches_ = 0;
@@ -375,7 +465,13 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const spec::AugmentOption
 Loader::~Loader() = default;
 
 std::shared_ptr<const Batch> Loader::next() { return impl_->next(); }
-int64_t Loader::steps_per_epoch() const { return impl_->steps(); }
+std::shared_ptr<const Batch> Loader::fetch(std::span<const int64_t> indices, int64_t epoch) {
+  return impl_->fetch(indices, epoch);
+}
+std::vector<int64_t> Loader::indices_of(int64_t epoch, int64_t first, int64_t count) const {
+  return impl_->indices_of(epoch, first, count);
+}
+void Loader::restart(int64_t cursor, int64_t batch_size) { impl_->restart(cursor, batch_size); }
 Shape Loader::sample_shape() const { return impl_->sample_shape(); }
 LoaderStats Loader::stats() const { return impl_->stats(); }
 

@@ -12,7 +12,8 @@
 
 namespace ductile::data {
 
-// One micro-batch: the samples of one virtual rank in one step.
+// One micro-batch: the samples of one virtual rank in one step, or those that fetch() was asked
+// for.
 struct Batch {
   DType dtype = DType::f32;           // i64 for tokens
   Shape shape;                        // [B, C, H, W], or [B, T]
@@ -22,12 +23,14 @@ struct Batch {
   std::span<const uint64_t> samples;  // dataset index of each sample
   int64_t num_samples = 0;            // B
   int64_t epoch = 0;
-  int64_t step = 0;  // within the epoch
-  int64_t part = 0;  // virtual rank
+  int64_t first = 0;        // position in the epoch of its first sample; -1 in a fetched batch
+  int64_t next_cursor = 0;  // where the step after this one starts; -1 in a fetched batch
+  int64_t part = 0;         // virtual rank; 0 in a fetched batch
 };
 
-// Which batches a loader makes. Step s of an epoch holds the sampler's positions [s*B, (s+1)*B);
-// part v is the v-th of `parts` equal slices. A loader serves parts [first_part, +num_parts).
+// Which batches a loader makes. What a step holds follows from the cursor and the batch size alone
+// (samples_of_step in cursor.h); part v is the v-th of `parts` equal slices of it. A loader serves
+// parts [first_part, +num_parts).
 struct LoaderTask {
   uint64_t seed = 0;
   int64_t batch_size = 1;  // of all parts together; divisible by parts
@@ -35,36 +38,36 @@ struct LoaderTask {
   int64_t first_part = 0;
   int64_t num_parts = 1;
   bool training = true;
-  int64_t start_epoch = 0;
-  int64_t start_step = 0;
+  int64_t start = 0;  // the cursor of the first step; evaluation: the first sample
   bool channels_last = true;
 };
 
 struct LoaderStats {
   int threads = 0;                 // at work now
-  double wait_seconds = 0;         // next() had to wait, all calls together
-  int64_t batches = 0;             // handed out
+  double wait_seconds = 0;         // next() and fetch() had to wait, all calls together
+  int64_t batches = 0;             // handed out, fetched ones included
   int64_t bad_samples = 0;         // distinct samples left out, those at opening included
   std::vector<BadItem> bad_items;  // the first few
 };
 
 // Reads, decodes, augments and assembles batches ahead of the caller.
 //
-// The bytes of a batch depend on the dataset, the options and (seed, epoch, step, part) only: not
-// on the number of threads, on which loader makes it, or on where the run was restarted. Opening at
-// (start_epoch, start_step) costs the same as at the start.
+// The bytes of a sample depend on the dataset, the options and (seed, epoch, sample) only, and
+// which samples a batch holds on (seed, cursor, batch size, part): not on the number of threads, on
+// which loader makes it, or on where the run was restarted. Opening at any cursor costs the same.
 //
-// Training: batches come without end in the order (epoch, step, part); the last incomplete batch of
-// an epoch is dropped. Evaluation: sequential, in the dataset's order, one pass; the last batch may
-// be short (parts without samples are not delivered) and nullptr follows.
+// Training: batches come without end, step by step, the parts of each in order; what an epoch has
+// left where a step no longer fits is dropped. Evaluation: sequential, in the dataset's order, one
+// pass; the last batch may be short (parts without samples are not delivered) and nullptr follows.
 //
-// A bad sample throws from next(), at its batch, with its file and offset. With
-// on_bad_sample = "skip" it is counted instead; in training the next good sample of the dataset
-// takes its place, in evaluation its batch is shorter.
+// A bad sample throws at its batch, with its file and offset. With on_bad_sample = "skip" it is
+// counted instead; in training the next good sample of the dataset takes its place, in evaluation
+// its batch is shorter. This holds for next() and fetch() alike. An error of next() is final until
+// restart(); one of fetch() leaves the stream as it was.
 //
-// Threads: next() is for one consumer thread; stats() for any. Worker threads run at most
-// `prefetch` batches ahead. With threads = 0 one starts, and others up to the number of cores join
-// while the consumer is seen waiting.
+// Threads: next(), fetch() and restart() are for one consumer thread; the rest for any. Worker
+// threads run at most `prefetch` batches ahead. With threads = 0 one starts, and others up to the
+// number of cores join while the consumer is seen waiting.
 class Loader {
  public:
   // Resolves `augment` against the dataset (a no-op on resolved options; give those resolved
@@ -79,7 +82,24 @@ class Loader {
   // be after the loader's own end.
   std::shared_ptr<const Batch> next();
 
-  int64_t steps_per_epoch() const;
+  // The batch of exactly these dataset indices in this order, augmented as in `epoch`: each sample
+  // has the bytes that the stream gives it there. Indices may repeat; none give an empty batch. The
+  // worker threads make it before they go on with the stream, whose batches stay the same. Throws
+  // invalid_argument for an index outside the dataset or a negative epoch.
+  std::shared_ptr<const Batch> fetch(std::span<const int64_t> indices, int64_t epoch);
+
+  // The dataset indices at positions [first, first + count) of an epoch, that is Permutation with
+  // the task's seed, or the dataset's order without loader.shuffle and in evaluation. It is how a
+  // caller finds what to fetch: a coming step's samples are at samples_of_step(...).first on.
+  // Throws invalid_argument for positions outside the epoch.
+  std::vector<int64_t> indices_of(int64_t epoch, int64_t first, int64_t count) const;
+
+  // Goes on at `cursor` with steps of `batch_size`, whatever was prefetched. Costs nothing where
+  // the next batch is that already; otherwise what was prefetched is thrown away, after a wait for
+  // the few samples that are being decoded. The threads stay. Throws invalid_argument, and changes
+  // nothing, for a batch size or cursor that does not fit.
+  void restart(int64_t cursor, int64_t batch_size);
+
   // [C, H, W] after crop, or [T].
   Shape sample_shape() const;
   LoaderStats stats() const;

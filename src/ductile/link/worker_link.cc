@@ -113,12 +113,12 @@ bool WorkerLink::abandoned(control::Generation generation) const {
   return generation <= abandoned_ || exited_;
 }
 
-net::Address WorkerLink::store(const net::Address& otherwise) const {
-  if (options_.run.empty()) return otherwise;
+std::optional<net::Address> WorkerLink::store() const {
+  if (options_.run.empty()) return options_.store;
   try {
     return read_addresses(options_.run).store;
   } catch (const Error&) {  // none was written
-    return otherwise;
+    return options_.store;
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
+#include "ductile/link/command_source.h"
 #include "ductile/net/frames.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/secret.h"
@@ -21,8 +22,9 @@ struct WorkerLinkOptions {
   control::WorkerOptions worker;  // its id, its address for peers, heartbeat, lease
   std::string job;                // job_name(run folder)
   net::Address controller;        // --controller
+  net::Address store;             // --store
   // The run folder: where connecting fails its addresses_file() is read for a controller that was
-  // started again elsewhere. Empty: always `controller`.
+  // started again elsewhere. Empty: always `controller` and `store`.
   fs::path run;
   // Without a word from any controller for so long the worker is told to exit: nobody will come.
   std::chrono::milliseconds orphan_after = std::chrono::minutes(2);
@@ -38,38 +40,30 @@ struct WorkerLinkOptions {
 
 // A worker's connection to the controller: dials, proves itself, dials again when the connection
 // breaks; sends Reports and heartbeats, takes Instructions, and drives the WorkerProtocol with both
-// under one lock. The step loop takes commands with next(), carries them out in order, and tells
-// what came of them:
+// under one lock.
 //
-//   link.tell(Loaded{});
-//   while (auto command = link.next()) { ... link.tell(Reduced{...}); ... }
-//
-// Handed out are all commands of worker_protocol.h but SendStatus; after Exit comes nothing more.
 // When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
 // so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
 // report has been sent or given up.
 //
 // Threads: tell() and the getters from any; next() from one. The clock is boot_time().
-class WorkerLink {
+class WorkerLink : public CommandSource {
  public:
   // Returns at once; connecting goes on behind. Throws invalid_argument for an impossible id.
   WorkerLink(WorkerLinkOptions options, const net::Secret& secret);
   WorkerLink(const WorkerLink&) = delete;
   WorkerLink& operator=(const WorkerLink&) = delete;
-  ~WorkerLink();  // closes the connection; waits a second at most for a dial under way
+  ~WorkerLink() override;  // closes the connection; waits a second at most for a dial under way
 
-  void tell(const control::WorkerEvent& event);
-
-  // The next command, waiting up to `wait` for one. Nothing: none came. After Exit always nothing.
+  control::WorkerId worker() const override { return options_.worker.worker; }
+  void tell(const control::WorkerEvent& event) override;
   std::optional<control::WorkerCommand> next(
-      std::chrono::milliseconds wait = std::chrono::hours(1));
-
-  // Whether the loop has been told to abandon `generation`. For work that on_abandon cannot reach:
-  // look before building a communicator, and after it was built.
-  bool abandoned(control::Generation generation) const;
-
-  // Where the job's store is now: as the run folder says, or `otherwise` where it says nothing.
-  net::Address store(const net::Address& otherwise) const;
+      std::chrono::milliseconds wait = std::chrono::hours(1)) override;
+  // For work that on_abandon cannot reach: look before building a communicator, and after it was
+  // built.
+  bool abandoned(control::Generation generation) const override;
+  // As the run folder says now, or else the options.
+  std::optional<net::Address> store() const override;
 
   bool connected() const;
   control::WorkerPhase phase() const;

@@ -162,7 +162,7 @@ TEST(WorkerLink, ComesBackAfterABrokenConnectionAndFindsAControllerThatMoved) {
   EXPECT_EQ(read_addresses(run.path()), now);
   second.accept();
   second.hear();
-  EXPECT_EQ(link.store({"x", 1}), now.store);
+  EXPECT_EQ(link.store(), now.store);
 }
 
 TEST(WorkerLink, AStrangerInTheControllersPlaceIsNotObeyed) {

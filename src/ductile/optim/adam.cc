@@ -11,32 +11,30 @@ class Adam final : public FlatOptimizer {
  public:
   Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
       : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
-        beta1_(options.beta1),
-        beta2_(options.beta2),
         eps_(options.eps),
-        weight_decay_(options.weight_decay),
         decoupled_(decoupled) {}
 
   void prepare(const StepInput&, BlockRange) override {}
 
   void apply(const StepInput& in, BlockRange blocks) override {
+    const Hyper& h = in.hyper;
     const double t = static_cast<double>(num_steps() + 1);
     kernels::AdamScalars plain{
         .gradient_scale = in.gradient_scale,
         .l2 = 0,
-        .beta1 = static_cast<float>(beta1_),
-        .one_minus_beta1 = static_cast<float>(1 - beta1_),
-        .beta2 = static_cast<float>(beta2_),
-        .one_minus_beta2 = static_cast<float>(1 - beta2_),
+        .beta1 = static_cast<float>(h.beta1),
+        .one_minus_beta1 = static_cast<float>(1 - h.beta1),
+        .beta2 = static_cast<float>(h.beta2),
+        .one_minus_beta2 = static_cast<float>(1 - h.beta2),
         .keep = 1,
-        .rate = static_cast<float>(in.lr / (1 - std::pow(beta1_, t))),
-        .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, t))),
+        .rate = static_cast<float>(h.lr / (1 - std::pow(h.beta1, t))),
+        .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
         .eps = static_cast<float>(eps_)};
     kernels::AdamScalars decayed = plain;
     if (decoupled_) {
-      decayed.keep = static_cast<float>(1 - in.lr * weight_decay_);
+      decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);
     } else {
-      decayed.l2 = static_cast<float>(weight_decay_);
+      decayed.l2 = static_cast<float>(h.weight_decay);
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
       const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
@@ -51,7 +49,7 @@ class Adam final : public FlatOptimizer {
   }
 
  private:
-  double beta1_, beta2_, eps_, weight_decay_;
+  double eps_;
   bool decoupled_;
 };
 

@@ -16,10 +16,7 @@ class Lamb final : public FlatOptimizer {
  public:
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}),
-        beta1_(options.beta1),
-        beta2_(options.beta2),
-        eps_(options.eps),
-        weight_decay_(options.weight_decay) {}
+        eps_(options.eps) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
@@ -52,7 +49,7 @@ class Lamb final : public FlatOptimizer {
     for (size_t s = 0; s < w_squares.size(); ++s) {
       const bool scaled = w_squares[s] != 0 && r_squares[s] != 0;
       const double ratio = scaled ? std::sqrt(w_squares[s]) / std::sqrt(r_squares[s]) : 1.0;
-      rates.push_back(static_cast<float>(in.lr * ratio));
+      rates.push_back(static_cast<float>(in.hyper.lr * ratio));
     }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
       const kernels::LambScalars scalars = scalars_of(in, piece);
@@ -68,19 +65,20 @@ class Lamb final : public FlatOptimizer {
 
  private:
   kernels::LambScalars scalars_of(const StepInput& in, const Piece& piece) const {
+    const Hyper& h = in.hyper;
     const double t = static_cast<double>(num_steps() + 1);
     return {.gradient_scale = in.gradient_scale,
-            .beta1 = static_cast<float>(beta1_),
-            .one_minus_beta1 = static_cast<float>(1 - beta1_),
-            .beta2 = static_cast<float>(beta2_),
-            .one_minus_beta2 = static_cast<float>(1 - beta2_),
-            .first_scale = static_cast<float>(1 / (1 - std::pow(beta1_, t))),
-            .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, t))),
+            .beta1 = static_cast<float>(h.beta1),
+            .one_minus_beta1 = static_cast<float>(1 - h.beta1),
+            .beta2 = static_cast<float>(h.beta2),
+            .one_minus_beta2 = static_cast<float>(1 - h.beta2),
+            .first_scale = static_cast<float>(1 / (1 - std::pow(h.beta1, t))),
+            .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
             .eps = static_cast<float>(eps_),
-            .decay = decays(piece) ? static_cast<float>(weight_decay_) : 0.0F};
+            .decay = decays(piece) ? static_cast<float>(h.weight_decay) : 0.0F};
   }
 
-  double beta1_, beta2_, eps_, weight_decay_;
+  double eps_;
 };
 
 }  // namespace

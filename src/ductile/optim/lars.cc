@@ -15,8 +15,6 @@ class Lars final : public FlatOptimizer {
   Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"momentum_buffer"}),
         eta_(options.trust_coefficient),
-        momentum_(options.momentum),
-        weight_decay_(options.weight_decay),
         eps_(options.eps),
         outside_(options.trust_outside) {}
 
@@ -30,6 +28,7 @@ class Lars final : public FlatOptimizer {
   }
 
   void apply(const StepInput& in, BlockRange blocks) override {
+    const Hyper& h = in.hyper;
     const std::vector<double> w_squares = segment_sums(0);
     const std::vector<double> g_squares = segment_sums(1);
     std::vector<kernels::MomentumScalars> scalars;
@@ -38,11 +37,11 @@ class Lars final : public FlatOptimizer {
       const double w_norm = std::sqrt(w_squares[s]);
       const double g_norm = std::sqrt(g_squares[s]) * in.gradient_scale;
       const bool scaled = decay && w_norm != 0 && g_norm != 0;
-      const double trust = scaled ? eta_ * w_norm / (g_norm + weight_decay_ * w_norm + eps_) : 1.0;
-      const float rate = static_cast<float>(in.lr * trust);
+      const double trust = scaled ? eta_ * w_norm / (g_norm + h.weight_decay * w_norm + eps_) : 1.0;
+      const float rate = static_cast<float>(h.lr * trust);
       scalars.push_back({.gradient_scale = in.gradient_scale,
-                         .decay = decay ? static_cast<float>(weight_decay_) : 0.0F,
-                         .momentum = static_cast<float>(momentum_),
+                         .decay = decay ? static_cast<float>(h.weight_decay) : 0.0F,
+                         .momentum = static_cast<float>(h.momentum),
                          .inner = outside_ ? 1.0F : rate,
                          .outer = outside_ ? rate : 1.0F});
     }
@@ -56,7 +55,7 @@ class Lars final : public FlatOptimizer {
   }
 
  private:
-  double eta_, momentum_, weight_decay_, eps_;
+  double eta_, eps_;
   bool outside_;
 };
 

@@ -1,5 +1,6 @@
 #include "ductile/optim/optimizer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "ductile/base/error.h"
@@ -40,6 +41,15 @@ void Optimizer::step(const StepInput& in) {
   prepare(in, all);
   apply(in, all);
   finish();
+}
+
+void Optimizer::evaluation_weights(const EvaluationInput& in, BlockRange blocks,
+                                   std::span<float> out) const {
+  const auto size = static_cast<int64_t>(in.weights.size());
+  const auto begin = static_cast<size_t>(std::min(size, blocks.begin * kBlock));
+  const auto count = static_cast<size_t>(std::min(size, blocks.end * kBlock)) - begin;
+  const std::span<const float> from = in.average.empty() ? in.weights : in.average;
+  std::ranges::copy(from.subspan(begin, count), out.subspan(begin, count).begin());
 }
 
 int64_t Optimizer::num_blocks() const { return (layout_.total_size() + kBlock - 1) / kBlock; }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ductile/base/dtype.h"
+#include "ductile/optim/hyper.h"
 #include "ductile/optim/param_layout.h"
 #include "ductile/spec/job.h"
 
@@ -18,7 +19,8 @@ namespace ductile::optim {
 struct StepInput {
   std::span<float> weights;         // fp32 master weights, updated in place
   std::span<const float> gradient;  // summed gradient; gaps are never read
-  double lr = 0;
+  Hyper hyper;
+  double loss = 0;  // of the step's batch before the update; for rules that look at it
   // Multiplies the gradient first: 1 / (virtual ranks * loss scale) and the clipping factor.
   float gradient_scale = 1;
   // Where not empty, the new weights are also written here, rounded to nearest even, as `half`
@@ -28,6 +30,12 @@ struct StepInput {
   // Where not empty: ema += (1 - ema_decay) * (new weights - ema), in the same pass.
   std::span<float> ema = {};
   float ema_decay = 0;
+};
+
+// What the weights to evaluate are made from, beside the state of the rule; spans as in StepInput.
+struct EvaluationInput {
+  std::span<const float> weights;
+  std::span<const float> average = {};  // StepInput::ema
 };
 
 // An update rule with its state, on flat buffers laid out by a ParamLayout.
@@ -90,6 +98,16 @@ class Optimizer {
   virtual std::vector<std::string> state_names() const = 0;
   virtual size_t state_bytes() const = 0;  // of memory that the state takes
 
+  // Whether other weights than the trained ones are to be evaluated and deployed: an average of
+  // them, or where they would be without a displacement of the rule. Here: the moving average,
+  // where one is kept.
+  virtual bool evaluates_other_weights(const EvaluationInput& in) const {
+    return !in.average.empty();
+  }
+  // Writes those weights of `blocks`, which are held, into `out`, a buffer of the layout.
+  virtual void evaluation_weights(const EvaluationInput& in, BlockRange blocks,
+                                  std::span<float> out) const;
+
  protected:
   explicit Optimizer(const ParamLayout& layout) : layout_(layout) {}
 
@@ -108,8 +126,8 @@ struct OptimizerEntry {
 };
 std::span<const OptimizerEntry> optimizers();
 
-// The rule named by options.name, with zeroed state. options.lr is not used: the learning rate
-// comes with each step. Throws invalid_argument for an unknown name or impossible options.
+// The rule named by options.name, with zeroed state. What Hyper holds is not read from the options:
+// it comes with each step. Throws invalid_argument for an unknown name or impossible options.
 std::unique_ptr<Optimizer> make_optimizer(const spec::OptimizerOptions& options,
                                           const ParamLayout& layout);
 

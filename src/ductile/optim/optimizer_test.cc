@@ -28,6 +28,12 @@ ParamLayout example_layout() {
   return layout;
 }
 
+spec::OptimizerOptions options_of(const std::string& name) {
+  spec::OptimizerOptions o{.name = name, .weight_decay = 0.01};
+  if (name == "lars") o.trust_coefficient = 0.1;
+  return o;
+}
+
 // Weights, gradient and the optional outputs of one model, filled from a seed.
 struct Buffers {
   explicit Buffers(const ParamLayout& layout, uint64_t seed = 1)
@@ -56,7 +62,8 @@ struct Buffers {
   }
 
   StepInput input(double lr) {
-    return {.weights = weights, .gradient = gradient, .lr = lr, .gradient_scale = 0.5F};
+    hyper.lr = lr;
+    return {.weights = weights, .gradient = gradient, .hyper = hyper, .gradient_scale = 0.5F};
   }
   StepInput full_input(double lr, DType type = DType::bf16) {
     StepInput in = input(lr);
@@ -71,6 +78,7 @@ struct Buffers {
   std::vector<float> weights, gradient;
   std::vector<uint16_t> half;
   std::vector<float> ema;
+  Hyper hyper = Hyper::of(options_of("sgd"));  // of all rules that options_of() gives
 };
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
@@ -174,16 +182,11 @@ class Twin {
   std::vector<double> m_, v_;
 };
 
-spec::OptimizerOptions options_of(const std::string& name) {
-  spec::OptimizerOptions o{.name = name, .weight_decay = 0.01};
-  if (name == "lars") o.trust_coefficient = 0.1;
-  return o;
-}
-
 double rate_of(const std::string& name) { return name.starts_with("a") ? 0.01 : 0.05; }
 
 void expect_follows_twin(const spec::OptimizerOptions& o) {
   Buffers b(example_layout());
+  b.hyper = Hyper::of(o);
   Twin twin(o, b);
   const auto optimizer = make_optimizer(o, b.layout);
   for (uint64_t step = 0; step < 100; ++step) {
@@ -287,6 +290,7 @@ TEST(Optimizer, gaps_stay_zero_even_without_eps) {
     spec::OptimizerOptions o = options_of(name);
     o.eps = 0;
     Buffers b(example_layout());
+    b.hyper = Hyper::of(o);
     const auto optimizer = make_optimizer(o, b.layout);
     std::vector<bool> used(b.weights.size());
     for (const Segment& s : b.layout.segments()) {

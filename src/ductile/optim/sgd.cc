@@ -10,10 +10,8 @@ class Sgd final : public FlatOptimizer {
  public:
   Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 0, state_names_of(options)),
-        momentum_(static_cast<float>(options.momentum)),
-        nesterov_(options.nesterov),
-        weight_decay_(static_cast<float>(options.weight_decay)) {
-    if (nesterov_ && momentum_ == 0) {
+        nesterov_(options.nesterov) {
+    if (nesterov_ && state_names().empty()) {
       fail(ErrorCode::invalid_argument,
            "optimizer.nesterov needs optimizer.momentum above 0, for example 0.9");
     }
@@ -22,17 +20,26 @@ class Sgd final : public FlatOptimizer {
   void prepare(const StepInput&, BlockRange) override {}
 
   void apply(const StepInput& in, BlockRange blocks) override {
+    const bool stateful = !state_names().empty();
+    const auto momentum = static_cast<float>(in.hyper.momentum);
+    const auto weight_decay = static_cast<float>(in.hyper.weight_decay);
+    if (momentum != 0 && !stateful) {
+      fail(ErrorCode::invalid_argument,
+           "a momentum of {} was asked for in a run that began without; set optimizer.momentum "
+           "above 0",
+           in.hyper.momentum);
+    }
     for_pieces(blocks, [&](const Piece& piece, size_t) {
       const kernels::MomentumScalars scalars{.gradient_scale = in.gradient_scale,
-                                             .decay = decays(piece) ? weight_decay_ : 0.0F,
-                                             .momentum = momentum_,
+                                             .decay = decays(piece) ? weight_decay : 0.0F,
+                                             .momentum = momentum,
                                              .inner = 1,
-                                             .outer = static_cast<float>(in.lr)};
-      float* const velocity = momentum_ == 0 ? nullptr : state_at(0, piece.begin);
+                                             .outer = static_cast<float>(in.hyper.lr)};
+      float* const velocity = stateful ? state_at(0, piece.begin) : nullptr;
       update_strips(in, piece, [&](int64_t i, int64_t n) {
         float* w = in.weights.data() + i;
         const float* g = in.gradient.data() + i;
-        if (momentum_ == 0) {
+        if (!stateful) {
           kernels_.sgd(w, g, n, scalars);
         } else {
           (nesterov_ ? kernels_.nesterov : kernels_.momentum)(w, g, velocity + (i - piece.begin), n,
@@ -48,9 +55,7 @@ class Sgd final : public FlatOptimizer {
     return {"momentum_buffer"};
   }
 
-  float momentum_;
   bool nesterov_;
-  float weight_decay_;
 };
 
 }  // namespace

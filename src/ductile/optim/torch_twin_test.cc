@@ -96,9 +96,9 @@ void expect_equals_torch(const nlohmann::json& recorded) {
     const auto optimizer = make_optimizer(options, run.layout);
     for (int step = 1; step <= 100; ++step) {
       run.fill(run.gradient, static_cast<uint64_t>(step), 0.125F);
-      optimizer->step({.weights = run.weights,
-                       .gradient = run.gradient,
-                       .lr = options.lr * (1 - step / 200.0)});
+      Hyper hyper = Hyper::of(options);
+      hyper.lr = options.lr * (1 - step / 200.0);
+      optimizer->step({.weights = run.weights, .gradient = run.gradient, .hyper = hyper});
       const auto& weights = item.at("weights");
       if (const auto found = weights.find(std::to_string(step)); found != weights.end()) {
         nlohmann::json head = item;

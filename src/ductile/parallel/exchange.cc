@@ -100,13 +100,17 @@ class SharedExchange final : public Exchange {
   void ready(int64_t /*begin*/) override {}
   bool sums_early() const override { return false; }
 
-  std::span<const float> reduce() override {
-    const auto size = static_cast<size_t>(layout_.vector_size);
+  std::span<const float> reduce_from(int64_t from) override {
+    const int64_t begin = from / 16 * 16;  // on a cache line
+    const auto size = static_cast<size_t>(layout_.vector_size - begin);
+    const size_t skipped = static_cast<size_t>(begin) * sizeof(float);
     if (layout_.reduction == Reduction::canonical) {
-      comm::all_reduce_combine(*arena_, DType::f32, inputs_, steps_, sum_, size);
+      std::vector<const std::byte*> inputs;
+      for (const std::byte* input : inputs_) inputs.push_back(input + skipped);
+      comm::all_reduce_combine(*arena_, DType::f32, inputs, steps_, sum_ + skipped, size);
     } else {
       if (nodes_.empty()) std::ranges::fill(partial(0), 0.0F);
-      comm::all_reduce(*arena_, DType::f32, sum_, size);
+      comm::all_reduce(*arena_, DType::f32, sum_ + skipped, size);
     }
     return floats(sum_, layout_.vector_size);
   }
@@ -223,26 +227,22 @@ class MessageExchange final : public Exchange {
       const int64_t piece =
           (started_from_ - 1) / layout_.piece_size * layout_.piece_size;  // the next one's begin
       if (piece < begin) break;
-      sums_.push_back(start_sum(piece, started_from_ - piece));
+      start_sums(piece, started_from_ - piece);
       started_from_ = piece;
     }
   }
 
-  std::span<const float> reduce() override {
+  std::span<const float> reduce_from(int64_t begin) override {
     const bool fast = layout_.reduction == Reduction::fast;
     const std::span<float> sum = fast ? partials_.front().span() : sum_.span();
     if (fast && nodes_.empty()) std::ranges::fill(sum, 0.0F);
-    if (sums_early()) {
+    if (sums_early() && begin == 0) {
       ready(0);
-      for (const comm::Work& work : sums_) work.wait();
-      sums_.clear();
+      wait_for_sums();
       started_from_ = layout_.vector_size;
-    } else if (fast) {
-      communicator_->all_reduce(sum.data(), sum.data(), layout_.vector_size, DType::f32,
-                                {.wire = layout_.wire});
     } else {
-      communicator_->canonical_all_reduce(inputs(0), sum.data(), layout_.vector_size, DType::f32,
-                                          layout_.cut);
+      start_sums(begin, layout_.vector_size - begin);
+      wait_for_sums();
     }
     return sum;
   }
@@ -251,15 +251,16 @@ class MessageExchange final : public Exchange {
   // the bytes of a reduce-scatter. With a wire format all parts are rounded, the own ones too, so
   // that the holders of one element get the same sum.
   std::span<const float> reduce_parts(std::span<const std::vector<FloatRange>> wanted) override {
-    const size_t element = layout_.wire ? size_of(*layout_.wire) : sizeof(float);
+    const auto rounds = [&](const FloatRange& range) { return range.begin < exact_from(); };
     const std::vector<FloatRange>& own = wanted[static_cast<size_t>(rank())];
     std::vector<comm::Work> works;
     std::vector<std::vector<std::byte>> outgoing;  // narrowed
     const auto travelling = [&](size_t node, const FloatRange& range) {
       const std::span<const float> part = partials_[node].span().subspan(
           static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin));
-      if (!layout_.wire) return std::as_bytes(part);
-      std::vector<std::byte>& narrow = outgoing.emplace_back(part.size() * element);
+      if (!rounds(range)) return std::as_bytes(part);
+      std::vector<std::byte>& narrow =
+          outgoing.emplace_back(part.size() * size_of(*layout_.wire));
       comm::narrow(*layout_.wire, narrow.data(), part.data(), part.size());
       return std::as_bytes(std::span(narrow));
     };
@@ -274,7 +275,8 @@ class MessageExchange final : public Exchange {
             continue;
           }
           std::vector<std::byte>& place =
-              incoming.emplace_back(static_cast<size_t>(own[k].end - own[k].begin) * element);
+              incoming.emplace_back(static_cast<size_t>(own[k].end - own[k].begin) *
+                                    (rounds(own[k]) ? size_of(*layout_.wire) : sizeof(float)));
           pieces[k].push_back(place);
           works.push_back(communicator_->start_receive(r, kPartsTag, place));
         }
@@ -294,7 +296,7 @@ class MessageExchange final : public Exchange {
       std::vector<AlignedArray<float>> wide;
       std::vector<const float*> inputs;
       for (const std::span<const std::byte> piece : pieces[k]) {
-        if (!layout_.wire) {
+        if (!rounds(own[k])) {
           inputs.push_back(reinterpret_cast<const float*>(piece.data()));
           continue;
         }
@@ -355,13 +357,31 @@ class MessageExchange final : public Exchange {
     return all;
   }
 
-  comm::Work start_sum(int64_t begin, int64_t count) {
+  void start_sums(int64_t begin, int64_t count) {
     if (layout_.reduction == Reduction::canonical) {
-      return communicator_->start_canonical_all_reduce(inputs(begin), sum_.data() + begin, count,
-                                                       DType::f32, layout_.cut);
+      sums_.push_back(communicator_->start_canonical_all_reduce(
+          inputs(begin), sum_.data() + begin, count, DType::f32, layout_.cut));
+      return;
     }
-    float* const part = partials_.front().data() + begin;
-    return communicator_->start_all_reduce(part, part, count, DType::f32, {.wire = layout_.wire});
+    const int64_t rounded = std::clamp<int64_t>(exact_from() - begin, 0, count);
+    const auto start = [&](int64_t at, int64_t size, std::optional<DType> wire) {
+      float* const part = partials_.front().data() + at;
+      if (size > 0)
+        sums_.push_back(
+            communicator_->start_all_reduce(part, part, size, DType::f32, {.wire = wire}));
+    };
+    start(begin, rounded, layout_.wire);
+    start(begin + rounded, count - rounded, std::nullopt);
+  }
+
+  void wait_for_sums() {
+    for (const comm::Work& work : sums_) work.wait();
+    sums_.clear();
+  }
+
+  // Elements from here on are never rounded.
+  int64_t exact_from() const {
+    return layout_.wire ? layout_.vector_size - layout_.exact_tail : int64_t{0};
   }
 
   // Beside tag 0, that of send() and receive().

@@ -30,6 +30,8 @@ struct ExchangeLayout {
   Reduction reduction = Reduction::canonical;
   // bf16 or f16: what sums travel in between hosts; with Reduction::fast alone.
   std::optional<DType> wire = std::nullopt;
+  // So many elements at the end of the vector (counts, figures) travel in fp32 whatever `wire` is.
+  int64_t exact_tail = 0;
   // The sum is asked for in parts (reduce_parts()), never as a whole.
   bool in_parts = false;
   // Elements that are summed at once while partials are still being filled (ready()), where that
@@ -80,7 +82,10 @@ class Exchange {
   virtual bool sums_early() const = 0;
   // The sum over all virtual ranks, the same bits on every worker (and, canonical, for every cut).
   // Valid until a partial is written again.
-  virtual std::span<const float> reduce() = 0;
+  std::span<const float> reduce() { return reduce_from(0); }
+  // The same of the elements from `begin` on alone; those below are unspecified. ready() was not
+  // called.
+  virtual std::span<const float> reduce_from(int64_t begin) = 0;
 
   // As reduce(), where worker r needs the elements wanted[r] alone; the others are unspecified.
   // `wanted` is the same on all workers. Partials are read by the others until the next call of

@@ -61,13 +61,17 @@ void ShardedUpdate::transfer(Exchange& exchange, std::span<const std::vector<Blo
   }
 }
 
-std::span<const float> ShardedUpdate::reduce(Exchange& exchange) {
+std::span<const float> ShardedUpdate::reduce(Exchange& exchange, int64_t begin) {
   std::vector<std::vector<FloatRange>> wanted;
   const FloatRange rest{static_cast<int64_t>(weights_.size()), exchange.layout().vector_size};
   for (const std::vector<BlockRange>& ranges : layout_.held) {
     std::vector<FloatRange>& of = wanted.emplace_back();
     for (const BlockRange& r : ranges) of.push_back(floats(r));
-    if (rest.begin < rest.end) of.push_back(rest);
+    const int64_t exact = exchange.layout().vector_size - exchange.layout().exact_tail;
+    of.push_back({rest.begin, std::max(rest.begin, exact)});
+    of.push_back({std::max(rest.begin, exact), rest.end});
+    for (FloatRange& r : of) r.begin = std::max(r.begin, begin);
+    std::erase_if(of, [](const FloatRange& r) { return r.begin >= r.end; });
   }
   return exchange.reduce_parts(wanted);
 }

@@ -15,7 +15,7 @@ namespace ductile::parallel {
 // workers.
 //
 // A step: reduce(), gradient_norm() where needed, prepare(); then, once nothing can stop it any
-// more, apply(), which says nothing to anybody; then gather_weights() before weights are read. The
+// more, apply(), which says nothing to anybody; then gather() before weights are read. The
 // state between two steps is what the workers hold together: `weights`, `average` and the
 // optimiser's state of held(). Outside of it weights are leftovers until they are gathered.
 //
@@ -45,7 +45,8 @@ class ShardedUpdate {
 
   // ---- A step.
   // The sum; valid for the gradient of the blocks of the layout, and for what follows the gradient.
-  std::span<const float> reduce(Exchange& exchange);
+  // Elements below `begin` are not needed.
+  std::span<const float> reduce(Exchange& exchange, int64_t begin = 0);
   double gradient_norm(Exchange& exchange, std::span<const float> sum);
   // `in` as for Optimizer::step().
   void prepare(Exchange& exchange, const optim::StepInput& in);
@@ -54,12 +55,11 @@ class ShardedUpdate {
   // The same, of a step that leaves the state as it was.
   void skip() { hold(layout_.held[static_cast<size_t>(rank_)]); }
 
-  // Makes the weights or averages of all blocks known to all.
-  void gather_weights(Exchange& exchange) { gather(exchange, weights_); }
-  void gather_average(Exchange& exchange) { gather(exchange, average_); }
+  // Makes the values of all blocks (of a flat buffer of the layout, such as the weights), which
+  // each worker has right for the blocks it holds, known to all.
+  void gather(Exchange& exchange, std::span<float> values);
 
  private:
-  void gather(Exchange& exchange, std::span<float> values);
   FloatRange floats(BlockRange blocks) const;
   std::vector<std::span<float>> contents(BlockRange blocks);
 

@@ -48,7 +48,8 @@ struct Side {
     optim::StepInput in;
     in.weights = weights;
     in.gradient = gradient;
-    in.lr = 0.01;
+    in.hyper = optim::Hyper::of(options_of("any"));
+    in.hyper.lr = 0.01;
     in.gradient_scale = static_cast<float>(std::min(1.0, 100 / norm)) / kRanks;
     in.half_weights = half;
     in.ema = average;
@@ -65,7 +66,7 @@ struct Side {
     update->prepare(exchange, in);
     ASSERT_EQ(exchange.largest(3), 3U);
     update->apply(in);
-    update->gather_weights(exchange);
+    update->gather(exchange, weights);
     tail = sum.back();
   }
 
@@ -122,7 +123,7 @@ RC_GTEST_PROP(ShardedUpdate, has_the_bits_of_one_worker_in_any_spread_and_throug
       Side& self = *workers[static_cast<size_t>(exchange.rank())];
       self.update->enter(exchange.layout(), exchange.rank());
       self.update->transfer(exchange, have, self.update->layout().held);
-      self.update->gather_weights(exchange);
+      self.update->gather(exchange, self.weights);
       for (uint64_t i = 0; i < 2; ++i) self.step(exchange, step + i);
     });
     for (uint64_t i = 0; i < 2; ++i) {

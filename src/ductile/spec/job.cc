@@ -122,6 +122,12 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("virtual_ranks", o.virtual_ranks,
           "logical world size; fixed for the job, whatever machines it runs on")
       .range(1, 65536);
+  d.field("method", o.method, "what a step does: plain (forward and backward of every sample)")
+      .one_of({"plain"});
+  d.field("rate_control", o.rate_control,
+          "what chooses learning rate, momentum, decay and batch size of each step: schedule "
+          "([schedule] gives the learning rate, the rest stays)")
+      .one_of({"schedule"});
   d.field(
        "bn_group", o.bn_group,
        "virtual ranks whose batches are normalised together by batch norm; divides virtual_ranks")

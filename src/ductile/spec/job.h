@@ -88,6 +88,8 @@ struct TrainOptions {
   int64_t max_steps = 0;
   int64_t batch_size = 128;
   int64_t virtual_ranks = 1;
+  std::string method = "plain";
+  std::string rate_control = "schedule";
   int64_t bn_group = 1;
   std::string reduction = "canonical";
   std::string wire = "fp32";

@@ -50,7 +50,7 @@ std::unique_ptr<net::Store> find_store(const MeetingOptions& options, const net:
 
 }  // namespace
 
-Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
+Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret* secret,
                  MeetingOptions options)
     : options_(std::move(options)) {
   layout_ = options_.layout;
@@ -64,10 +64,12 @@ Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret& secret,
     hosts_.push_back(places.try_emplace(place, static_cast<int>(places.size())).first->second);
   }
   try {
+    if (members_.size() == 1) return meet_nobody();
+    DUCTILE_CHECK(secret != nullptr, "{} workers meet without a secret", members_.size());
     if (places.size() == 1) {
-      meet_in_arena(plan, secret);
+      meet_in_arena(plan, *secret);
     } else {
-      meet_by_messages(plan, secret);
+      meet_by_messages(plan, *secret);
     }
   } catch (const comm::UnreachablePeer& e) {
     throw MeetingFailed(e.what(), {members_[static_cast<size_t>(e.rank)]});
@@ -89,6 +91,12 @@ comm::ArenaOptions Meeting::arena_options(const std::vector<int>& ranks,
   options.generation = plan.number;
   options.given_up = options_.given_up;
   return options;
+}
+
+void Meeting::meet_nobody() {
+  arena_ = std::move(
+      comm::Arena::for_threads(1, {.region_bytes = parallel::arena_bytes(layout_)}).front());
+  exchange_ = parallel::make_exchange(arena_, layout_);
 }
 
 void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secret& secret) {

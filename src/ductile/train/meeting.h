@@ -47,8 +47,8 @@ struct MeetingFailed : Error {
 class Meeting {
  public:
   // Waits for all members, however long they take for what they are at. Throws MeetingFailed, also
-  // when options.given_up says so.
-  Meeting(const control::GenerationPlan& plan, const net::Secret& secret, MeetingOptions options);
+  // when options.given_up says so. A member that is alone needs no secret.
+  Meeting(const control::GenerationPlan& plan, const net::Secret* secret, MeetingOptions options);
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
@@ -62,6 +62,7 @@ class Meeting {
   std::vector<control::WorkerId> lost() const;
 
  private:
+  void meet_nobody();
   void meet_in_arena(const control::GenerationPlan& plan, const net::Secret& secret);
   void meet_by_messages(const control::GenerationPlan& plan, const net::Secret& secret);
   comm::ArenaOptions arena_options(const std::vector<int>& ranks,

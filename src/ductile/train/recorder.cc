@@ -31,13 +31,14 @@ Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool re
       metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt, generation),
       cost_(carried),
       resumed_(resumed),
-      begin_step_(replica.step()),
-      window_begin_step_(begin_step_) {}
+      begin_updates_(replica.updates()),
+      begin_samples_(replica.state().counters.samples_backward),
+      window_begin_samples_(begin_samples_) {}
 
 void Recorder::started(int64_t num_workers, const Json& refused) {
   num_workers_ = num_workers;
   Json fields = {{"step", replica_.step()},
-                 {"steps", replica_.total_steps()},
+                 {"steps", replica_.total_updates()},
                  {"workers", num_workers},
                  {"host", describe_environment()},
                  {"parameters", replica_.num_parameters()},
@@ -64,17 +65,28 @@ void Recorder::warn_of_trouble() {
 }
 
 void Recorder::log(const Window& window) {
-  const int64_t samples = (replica_.step() - window_begin_step_) * replica_.job().train.batch_size;
+  const int64_t samples = replica_.state().counters.samples_backward - window_begin_samples_;
   throughput_ = static_cast<double>(samples) / std::max(seconds_since(window_begin_), 1e-9);
-  shown_loss_ = window.loss / static_cast<double>(window.steps);
-  shown_accuracy_ = window.correct / window.predictions;
+  const auto updates = static_cast<double>(window.updates);
+  shown_loss_ = window.sum("loss") / updates;
+  shown_accuracy_.reset();
+  if (window.sum("predictions") > 0)
+    shown_accuracy_ = window.sum("correct") / window.sum("predictions");
   std::vector<run::Metric> scalars = {{run::kTrainLoss, *shown_loss_},
-                                      {run::kTrainAccuracy, *shown_accuracy_},
-                                      {run::kLearningRate, replica_.learning_rate()}};
+                                      {run::kLearningRate, replica_.hyper().lr}};
+  if (shown_accuracy_) scalars.push_back({run::kTrainAccuracy, *shown_accuracy_});
+  std::vector<std::string> names;  // of the figures that the step method adds, per update
+  for (const auto& [name, sum] : window.sums) names.push_back("train/" + name);
+  size_t i = 0;
+  for (const auto& [name, sum] : window.sums) {
+    const std::string& metric = names[i++];
+    if (name != kLoss && name != kCorrect && name != kPredictions)
+      scalars.push_back({metric, sum / updates});
+  }
   if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
-  window_begin_step_ = replica_.step();
+  window_begin_samples_ = replica_.state().counters.samples_backward;
   window_begin_ = Clock::now();
 }
 
@@ -161,8 +173,8 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   last_show_ = Clock::now();
   run::Progress p;
   p.phase = phase;
-  p.step = replica_.step();
-  p.total_steps = replica_.total_steps();
+  p.step = replica_.updates();
+  p.total_steps = replica_.total_updates();
   p.epoch = replica_.epoch();
   p.epochs = replica_.job().train.epochs;
   p.phase_share = phase_share;
@@ -172,24 +184,27 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
     p.samples_per_second = throughput_;
-    const int64_t done = replica_.step() - begin_step_;
+    const int64_t done = replica_.updates() - begin_updates_;
     if (done > 0) {
       p.eta_seconds = seconds_since(begin_) / static_cast<double>(done) *
-                      static_cast<double>(replica_.total_steps() - replica_.step());
+                      static_cast<double>(replica_.total_updates() - replica_.updates());
     }
   }
   run::write_line(progress_fd_, p);
 }
 
 Json Recorder::summary(std::string_view status) {
-  const int64_t batch_size = replica_.job().train.batch_size;
-  const int64_t samples = (replica_.step() - begin_step_) * batch_size;
+  const Counters& counters = replica_.state().counters;
+  const int64_t samples = counters.samples_backward - begin_samples_;
   const double training = seconds_since(begin_) - eval_seconds_;
   const data::LoaderStats loader = replica_.loader_stats();
   Json out = {{"status", status},
               {"step", replica_.step()},
               {"epoch", replica_.epoch()},
-              {"samples", replica_.step() * batch_size},
+              {"updates", counters.updates},
+              {"samples", counters.samples_backward},
+              {"samples_forward", counters.samples_forward},
+              {"flops", counters.flops},
               {"parameters", replica_.num_parameters()},
               {"cost", run::to_json(cost_.read())},
               {"samples_per_second", training > 0 ? static_cast<double>(samples) / training : 0},

@@ -65,9 +65,9 @@ class Recorder {
   run::MetricsWriter metrics_;
   run::CostMeter cost_;
   const bool resumed_;
-  const int64_t begin_step_;
+  const int64_t begin_updates_, begin_samples_;
   int64_t num_workers_ = 1;
-  int64_t window_begin_step_;
+  int64_t window_begin_samples_;
   Clock::time_point begin_ = Clock::now(), window_begin_ = begin_, last_show_ = begin_;
   double throughput_ = 0, eval_seconds_ = 0, save_seconds_ = 0;
   std::optional<double> shown_loss_, shown_accuracy_;

@@ -3,419 +3,281 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/core/Tensor.h>
-
 #include "ductile/base/error.h"
-#include "ductile/base/json.h"
-#include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
-#include "ductile/data/augment.h"
+#include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
-#include "ductile/optim/schedule.h"
-#include "ductile/train/environment.h"
+#include "ductile/train/same_job.h"
 
 namespace ductile::train {
 namespace {
 
 using Json = nlohmann::json;
 
-// The tail of the vector that the virtual ranks sum.
-constexpr int64_t kTailLoss = 0, kTailCorrect = 1, kTailPredictions = 2, kTailSize = 3;
-
-nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& data,
-                         const spec::AugmentOptions& augment) {
-  nn::ModelInfo info;
-  info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : data.num_classes;
-  if (data.tokens) {
-    info.sequence_length = data.sequence_length;
-    if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
-  } else {
-    const Shape shape =
-        data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
-    info.channels = shape[0];
-    info.height = shape[1];
-    info.width = shape[2];
-  }
-  if (info.num_classes < data.num_classes) {
-    fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
-         info.num_classes, data.num_classes);
-  }
-  return info;
-}
-
-Json json_of(const std::optional<Evaluation>& evaluation) {
-  return evaluation ? evaluation->to_json() : Json();
-}
-
-std::optional<Evaluation> evaluation_from(const Json& value) {
-  if (value.is_null()) return std::nullopt;
-  return Evaluation::from_json(value);
-}
+constexpr const char* kControlPart = "rate_control";  // of the state's extra parts
 
 }  // namespace
 
-Json Window::to_json() const {
-  return {{"loss", loss}, {"correct", correct}, {"predictions", predictions}, {"steps", steps}};
-}
-
-Window Window::from_json(const Json& j) {
-  return {j.at("loss"), j.at("correct"), j.at("predictions"), j.at("steps")};
-}
-
-Replica::Replica(const spec::JobOptions& job)
-    : job_(job), scaler_(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
-  train_set_ = data::open_dataset(job_.data, data::Split::train);
-  test_set_ = data::open_dataset(job_.data, data::Split::test);
-  const data::DatasetInfo& info = train_set_->info();
-  if (!info.tokens) augment_ = data::resolve_augment(job_.augment, info);
-  steps_per_epoch_ = info.size / job_.train.batch_size;
-  if (steps_per_epoch_ == 0) {
-    fail(ErrorCode::invalid_argument,
-         "train.batch_size = {} is larger than the training set, which has {} samples",
-         job_.train.batch_size, info.size);
-  }
-  total_steps_ = job_.train.epochs * steps_per_epoch_;
-  if (job_.train.max_steps > 0) total_steps_ = std::min(total_steps_, job_.train.max_steps);
-
-  model_ = nn::make_model(job_.model, model_info(job_, info, augment_), job_.train.precision,
-                          static_cast<uint64_t>(job_.seed));
-  model_->train(true);
-  channels_last_ = job_.train.memory_format == "auto" ? model_->prefers_channels_last()
-                                                      : job_.train.memory_format == "channels_last";
-  flat_ = std::make_unique<FlatModel>(*model_, job_.optimizer);
-  optimizer_ = optim::make_optimizer(job_.optimizer, flat_->layout());
-  if (job_.train.ema_decay > 0) {
-    average_ = AlignedArray<float>(flat_->layout().total_size());
-    buffer_average_ = AlignedArray<float>(static_cast<int64_t>(flat_->buffer_values().size()));
-    std::ranges::copy(flat_->weights(), average_.span().begin());
-    std::ranges::copy(flat_->buffer_values(), buffer_average_.span().begin());
-  }
-  for (const FlatModel::Entry& buffer : flat_->buffers()) {
-    num_batch_norms_ += buffer.name.ends_with("running_mean");
-  }
-  if (job_.train.bn_group > 1 && num_batch_norms_ == 0) {
-    fail(ErrorCode::invalid_argument,
-         "train.bn_group = {}, but model.name = \"{}\" has no batch norm; set it to 1",
-         job_.train.bn_group, job_.model.name);
-  }
+Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
+    : job_(job),
+      ingredients_(recipe()),
+      figures_(ingredients_.method->figures()),
+      state_(*ingredients_.model, job_, ingredients_.make_optimizer),
+      runner_(job_, ingredients_, state_, figures_) {
+  ingredients_.model->train(true);
   if (job_.train.shard_optimizer) {
-    shards_.emplace(*optimizer_, flat_->weights(), average_.span(),
+    shards_.emplace(*state_.optimizer, state_.flat.weights(), state_.average.span(),
                     static_cast<int>(job_.train.shard_copies));
   }
-  tree_ = std::make_unique<parallel::GradientTree>(vector_size());
+  state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
+  choose_hyper();
+  begin_step();
 }
 
-int64_t Replica::vector_size() const {
-  return flat_->layout().total_size() + static_cast<int64_t>(flat_->buffer_values().size()) +
-         kTailSize;
+// ---- Where in the run the state is.
+
+int64_t Replica::steps_per_epoch() const { return train_info().size / state_.hyper.batch_size; }
+
+// In steps of the present batch size.
+int64_t Replica::position() const {
+  const int64_t size = train_info().size, cursor = state_.counters.cursor;
+  return cursor / size * steps_per_epoch() + cursor % size / state_.hyper.batch_size;
 }
 
-double Replica::learning_rate() const {
-  return optim::learning_rate(job_.schedule, job_.optimizer.lr, std::max<int64_t>(0, step_ - 1),
-                              total_steps_, steps_per_epoch_);
+int64_t Replica::total_updates() const {
+  const int64_t left = std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position());
+  const int64_t total = updates() + left;
+  return job_.train.max_steps > 0 ? std::min(total, std::max(job_.train.max_steps, updates()))
+                                  : total;
 }
 
-void Replica::host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange) {
-  const auto r = static_cast<size_t>(rank);
-  hosted_ = {layout.cut[r], layout.cut[r + 1]};
-  batches_.clear();
-  contributions_.clear();
-  if (hosted_.size() == 0) {  // it only hands over what it has
-    loader_ = nullptr;
-    return;
+double Replica::epoch() const {
+  return static_cast<double>(position()) / static_cast<double>(steps_per_epoch());
+}
+
+optim::Observed Replica::observed() const {
+  optim::Observed seen;
+  seen.position = position();
+  seen.total = position() + total_updates() - updates();
+  seen.steps_per_epoch = steps_per_epoch();
+  seen.updates = updates();
+  seen.last = state_.last_hyper;
+  seen.loss = state_.loss;
+  seen.figures = state_.figures;
+  if (state_.last) {
+    seen.eval_loss = state_.last->loss;
+    seen.eval_accuracy = state_.last->accuracy;
   }
-  data::LoaderTask plan;
-  plan.seed = static_cast<uint64_t>(job_.seed);
-  plan.batch_size = job_.train.batch_size;
-  plan.parts = num_ranks();
-  plan.first_part = hosted_.begin;
-  plan.num_parts = hosted_.size();
-  plan.channels_last = channels_last_;
-  plan.start_epoch = step_ / steps_per_epoch_;
-  plan.start_step = step_ % steps_per_epoch_;
-  loader_ = std::make_unique<data::Loader>(train_set_, augment_, job_.loader, plan);
-  groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
-  parts_ = groups_->parts();
-  next_part_ = 0;
-  next_rank_ = hosted_.begin;
+  seen.evaluated_at = state_.evaluated_at;
+  return seen;
 }
 
-void Replica::compute(int64_t count, std::span<float> out, const Ready& ready) {
-  tree_->sum_into(out);
-  for (int64_t i = 0; i < count; ++i) {
-    if (ready && i + 1 == count && job_.train.bn_group == 1) {
-      run_part(next_part_++, [&](int64_t, const Forward& forward) {
-        const std::span<float> leaf = tree_->leaf();
-        write_tail(flat_->buffer_values(), forward.figures, leaf);
-        int64_t end = vector_size();
-        flat_->backward(forward.loss, leaf.first(static_cast<size_t>(layout().total_size())),
-                        [&](int64_t begin) {
-                          tree_->finish_part(begin, end);
-                          end = begin;
-                          ready(begin);
-                        });
-      });
-    } else {
-      while (!contributions_.contains(next_rank_)) {
-        run_part(next_part_++, [&](int64_t rank, const Forward& forward) {
-          contributions_[rank] = {flat_->gradients(forward.loss), nullptr, forward.figures};
-        });
-      }
-      write(contributions_.extract(next_rank_).mapped(), tree_->leaf());
-      tree_->push();
-    }
-    if (++next_rank_ == hosted_.end) {
-      next_rank_ = hosted_.begin;
-      next_part_ = 0;
-    }
-  }
-  tree_->finish();
-}
-
-// The hosted members of one batch norm group, all computed from the state before the step, which
-// stays as it was.
-void Replica::run_part(size_t part, const Backward& backward) {
-  const comm::LeafRange& ranks = parts_[part];
-  while (!batches_.contains(ranks.end - 1)) {
-    auto batch = loader_->next();
-    const int64_t rank = batch->part;
-    batches_.emplace(rank, std::move(batch));
-  }
-  const std::span<float> buffers = flat_->buffer_values();
-  buffers_before_.assign(buffers.begin(), buffers.end());
-  try {
-    groups_->run(part, [&](int64_t rank) {
-      backward(rank, forward(*batches_.extract(rank).mapped(), rank));
-    });
-  } catch (...) {
-    std::ranges::copy(buffers_before_, buffers.begin());
-    throw;
-  }
-  const auto after = std::make_shared<const std::vector<float>>(buffers.begin(), buffers.end());
-  for (auto& [rank, contribution] : contributions_) {
-    if (rank >= ranks.begin && rank < ranks.end) contribution.buffers = after;
-  }
-  std::ranges::copy(buffers_before_, buffers.begin());
-}
-
-Replica::Forward Replica::forward(const data::Batch& batch, int64_t virtual_rank) {
-  prepare_thread();  // it may be new
-  nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(step_)),
-                    static_cast<uint64_t>(virtual_rank)));
-  const at::Tensor labels = labels_of(batch);
-  const at::Tensor logits = model_->forward(input_of(batch));
-  const nn::BatchGroup* group = nn::current_batch_group();
-  if (group != nullptr && group->num_sums() < num_batch_norms_) {
+// Once for each committed step, and once for the first state.
+void Replica::choose_hyper() {
+  const optim::Hyper chosen =
+      ingredients_.rate_control->next(observed(), state_.extra(kControlPart).values);
+  if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
+      chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
-         "train.bn_group = {}: {} of the model's {} batch norm layers normalise by themselves; "
-         "make them of nn::ops::conv_bn_act (nn::LayerModel does), not torch::nn::BatchNorm2d, or "
-         "set train.bn_group = 1",
-         job_.train.bn_group, num_batch_norms_ - group->num_sums(), num_batch_norms_);
+         "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of the {} "
+         "virtual ranks and at most the {} samples of the training set",
+         job_.train.rate_control, chosen.batch_size, num_ranks(), train_info().size);
   }
-  const nn::LossOutput loss = model_->loss(logits, labels, job_.train.label_smoothing);
-  at::Tensor mean;
-  {
-    const nn::OneThread alone;  // libtorch cuts the sum of a large batch by the number of threads
-    mean = loss.losses.mean();
-  }
-  return {
-      scaler_.scale() == 1 ? mean : mean.mul(scaler_.scale()),
-      {mean.item<float>(), static_cast<float>(loss.correct), static_cast<float>(loss.predictions)}};
+  state_.hyper = chosen;
 }
 
-void Replica::write(const Contribution& contribution, std::span<float> leaf) const {
-  flat_->write_gradients(contribution.gradients, leaf.first(flat_->layout().total_size()));
-  write_tail(*contribution.buffers, contribution.figures, leaf);
+void Replica::begin_step() {
+  judgement_.reset();
+  gathered_.reset();
+  kind_ = ingredients_.method->next(state_);
+  DUCTILE_CHECK(kind_.gradient || !kind_.update, "an update needs a gradient");
 }
 
-void Replica::write_tail(std::span<const float> buffers, const Figures& figures,
-                         std::span<float> leaf) const {
-  std::ranges::copy(buffers, leaf.begin() + flat_->layout().total_size());
-  const std::span<float> tail = leaf.last(kTailSize);
-  tail[kTailLoss] = figures.loss;
-  tail[kTailCorrect] = figures.correct;
-  tail[kTailPredictions] = figures.predictions;
+// ---- The update.
+
+Replica::Judgement Replica::judge(std::span<const float> sum) const {
+  Judgement out;
+  out.sums = figures_.by_name(sum.last(static_cast<size_t>(figures_.size())));
+  out.verdict = ingredients_.method->judge(state_, kind_, out.sums, num_ranks());
+  return out;
 }
 
-// The norm of the gradient as the optimiser sees it, before clipping.
-bool Replica::overflows(double norm) const {
-  return job_.train.precision == "fp16" && !std::isfinite(norm);
+void Replica::set_norm(Judgement& judgement, double norm) const {
+  judgement.norm = norm * inverse_scale(judgement.verdict);
+  judgement.overflow = job_.train.precision == "fp16" && !std::isfinite(judgement.norm);
 }
 
-optim::StepInput Replica::step_input(std::span<const float> sum, double norm) {
+optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement& judgement) {
   optim::StepInput in;
-  in.weights = flat_->weights();
+  in.weights = state_.flat.weights();
   in.gradient = sum.first(in.weights.size());
-  in.lr =
-      optim::learning_rate(job_.schedule, job_.optimizer.lr, step_, total_steps_, steps_per_epoch_);
-  in.gradient_scale =
-      inverse_scale() * static_cast<float>(optim::clip_factor(norm, job_.optimizer.clip_norm));
-  in.half_weights = flat_->half_weights();
-  in.half = flat_->half_type();
-  in.ema = average_.span();
+  in.hyper = state_.hyper;
+  in.loss = judgement.verdict.loss;
+  in.gradient_scale = inverse_scale(judgement.verdict) *
+                      static_cast<float>(optim::clip_factor(judgement.norm, in.hyper.clip_norm));
+  in.half_weights = state_.flat.half_weights();
+  in.half = state_.flat.half_type();
+  in.ema = state_.average.span();
   in.ema_decay = static_cast<float>(job_.train.ema_decay);
   return in;
 }
 
 std::span<const float> Replica::reduce(parallel::Exchange& exchange) {
-  const std::span<const float> sum = shards_->reduce(exchange);
-  double norm = needs_norm() ? shards_->gradient_norm(exchange, sum) * inverse_scale() : 0;
-  if (!overflows(norm)) shards_->prepare(exchange, step_input(sum, norm));
-  norm_ = norm;
+  const std::span<const float> sum = shards_->reduce(exchange, sum_begin());
+  Judgement judgement = judge(sum);
+  if (judgement.verdict.update) {
+    if (needs_norm()) set_norm(judgement, shards_->gradient_norm(exchange, sum));
+    if (!judgement.overflow) shards_->prepare(exchange, step_input(sum, judgement));
+  }
+  judgement_ = std::move(judgement);
   return sum;
 }
 
+void Replica::apply(std::span<const float> sum) {
+  Judgement judgement;
+  if (judgement_) {
+    judgement = *judgement_;
+  } else {
+    judgement = judge(sum);
+    if (judgement.verdict.update && needs_norm()) {
+      set_norm(judgement, optim::gradient_norm(sum.first(state_.flat.weights().size())));
+    }
+  }
+  const Verdict& verdict = judgement.verdict;
+  if (verdict.update && !judgement.overflow && !std::isfinite(verdict.loss)) {
+    fail(ErrorCode::conflict,
+         "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
+         "longer schedule.warmup_epochs or optimizer.clip_norm",
+         step());
+  }
+  if (verdict.update) {
+    update(sum, judgement);
+  } else if (shards_) {
+    shards_->skip();
+  }
+  Counters& counters = state_.counters;
+  ++counters.step;
+  const auto forward = judgement.sums.at(std::string(kSamplesForward));
+  const auto backward = judgement.sums.at(std::string(kSamplesBackward));
+  counters.samples_forward += std::llround(forward);
+  counters.samples_backward += std::llround(backward);
+  counters.flops += ingredients_.flops_per_sample * (forward + 2 * backward);
+  if (kind_.update) {
+    ++counters.updates;
+    counters.cursor =
+        data::samples_of_step(counters.cursor, state_.hyper.batch_size, train_info().size).next;
+    state_.last_hyper = state_.hyper;
+  }
+  ingredients_.method->commit(
+      state_, kind_, judgement.sums,
+      kind_.gradient ? sum.first(state_.flat.weights().size()) : std::span<const float>());
+  choose_hyper();
+  begin_step();
+}
+
+void Replica::update(std::span<const float> sum, const Judgement& judgement) {
+  const double loss = judgement.verdict.loss;
+  for (const auto& [name, value] : judgement.sums) {
+    if (name != kSamplesForward && name != kSamplesBackward && name != kLoss)
+      state_.window.sums[name] += value;
+  }
+  state_.window.sums[std::string(kLoss)] += loss;
+  ++state_.window.updates;
+  state_.loss = loss;
+  state_.figures = judgement.sums;
+  const optim::StepInput in = step_input(sum, judgement);
+  if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);
+  if (judgement.overflow) {
+    if (shards_) shards_->skip();
+    return;
+  }
+  if (shards_) {
+    shards_->apply(in);
+  } else {
+    state_.optimizer->step(in);
+  }
+  const auto ranks = static_cast<float>(num_ranks());
+  const std::span<float> buffers = state_.flat.buffer_values();
+  for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[in.gradient.size() + i] / ranks;
+  const std::span<float> average = state_.buffer_average.span();
+  for (size_t i = 0; i < average.size(); ++i) {
+    average[i] += (1 - in.ema_decay) * (buffers[i] - average[i]);
+  }
+}
+
+// ---- Spread over workers.
+
 void Replica::gather_weights(parallel::Exchange& exchange) {
-  shards_->gather_weights(exchange);
-  flat_->refresh_half_weights();
+  shards_->gather(exchange, state_.flat.weights());
+  state_.flat.refresh_half_weights();
 }
 
 void Replica::gather(parallel::Exchange& exchange) {
   gather_weights(exchange);
-  if (!average_.span().empty()) shards_->gather_average(exchange);
+  gathered_ = state_.evaluation_weights();
+  if (!gathered_->weights.span().empty()) shards_->gather(exchange, gathered_->weights.span());
 }
 
-std::vector<std::span<std::byte>> Replica::fed_tensors() {
-  if (!job_.train.shard_optimizer) return snapshot().writable();
-  return {std::as_writable_bytes(flat_->buffer_values()),
-          std::as_writable_bytes(buffer_average_.span())};
-}
-
-void Replica::send_state(parallel::Exchange& exchange, int to) {
-  const std::string state = dump_json(this->state());
-  const uint64_t size = state.size();
-  exchange.send(to, std::as_bytes(std::span(&size, 1)));
-  exchange.send(to, std::as_bytes(std::span(state)));
-  for (const std::span<const std::byte> tensor : fed_tensors()) {
-    if (!tensor.empty()) exchange.send(to, tensor);
-  }
-}
-
-void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
-  uint64_t size = 0;
-  exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
-  std::string state(size, '\0');
-  exchange.receive(from, std::as_writable_bytes(std::span(state)));
-  const Json fed = parse_json(state, "the state that a worker sent", ErrorCode::data_loss);
-  check_same_job(fed.at("job"));
-  for (const std::span<std::byte> tensor : fed_tensors()) {
-    if (!tensor.empty()) exchange.receive(from, tensor);
-  }
-  restore(step, fed);
-}
-
-void Replica::apply(std::span<const float> sum) {
-  const auto ranks = static_cast<float>(num_ranks());
-  const std::span<const float> gradient = sum.first(flat_->layout().total_size());
-  const std::span<float> buffers = flat_->buffer_values();
-  const std::span<const float> tail = sum.last(kTailSize);
-  const double loss = tail[kTailLoss] / ranks;
-
-  double norm = 0;
-  if (norm_) {
-    norm = *norm_;
-  } else if (needs_norm()) {
-    norm = optim::gradient_norm(gradient) * inverse_scale();
-  }
-  const bool overflow = overflows(norm);
-  if (!overflow && !std::isfinite(loss)) {
-    fail(ErrorCode::conflict,
-         "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
-         "longer schedule.warmup_epochs or optimizer.clip_norm",
-         step_);
-  }
-  window_.loss += loss;
-  window_.correct += tail[kTailCorrect];
-  window_.predictions += tail[kTailPredictions];
-  ++window_.steps;
-  const optim::StepInput in = step_input(sum, norm);
-  if (job_.train.precision == "fp16") scaler_.update(overflow);
-  if (overflow) {
-    if (norm_) shards_->skip();
-  } else {
-    if (norm_) {
-      shards_->apply(in);
-    } else {
-      optimizer_->step(in);
-    }
-    for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[gradient.size() + i] / ranks;
-    const std::span<float> average = buffer_average_.span();
-    for (size_t i = 0; i < average.size(); ++i) {
-      average[i] += (1 - in.ema_decay) * (buffers[i] - average[i]);
-    }
-  }
-  norm_.reset();
-  ++step_;
-}
+// ---- Evaluation.
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
   data::LoaderTask plan;
   plan.batch_size =
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;
-  plan.channels_last = channels_last_;
-  data::Loader loader(test_set_, augment_, job_.loader, plan);
-  const WeightsSwap swap(*flat_, average_.span(), buffer_average_.span());
-  return train::evaluate(*model_, loader, each);
+  plan.channels_last = runner_.channels_last();
+  data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
+  JobState::EvaluationWeights other =
+      gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
+  const WeightsSwap swap(state_.flat, other.weights.span(), other.buffers);
+  return train::evaluate(*ingredients_.model, loader, each);
 }
 
 void Replica::record(const Evaluation& result) {
-  last_ = result;
-  if (!best_ || result.accuracy > best_->accuracy) best_ = result;
-  evaluated_step_ = step_;
+  state_.last = result;
+  if (!state_.best || result.accuracy > state_.best->accuracy) state_.best = result;
+  state_.evaluated_at = updates();
 }
 
 bool Replica::evaluation_due() const {
-  if (step_ == 0 || evaluated_step_ == step_) return false;
-  if (step_ == total_steps_) return true;
+  if (updates() == 0 || evaluated()) return false;
+  if (updates() >= total_updates()) return true;
   if (job_.train.eval_every_epochs <= 0) return false;
   const auto every = std::max<int64_t>(
-      1, std::llround(job_.train.eval_every_epochs * static_cast<double>(steps_per_epoch_)));
-  return step_ % every == 0;
+      1, std::llround(job_.train.eval_every_epochs * static_cast<double>(steps_per_epoch())));
+  return updates() - std::max<int64_t>(0, state_.evaluated_at) >= every;
 }
 
 double Replica::target_value() const {
-  if (job_.target.metric == "accuracy") return last_->accuracy;
-  return job_.target.metric == "loss" ? last_->loss : last_->perplexity();
+  if (job_.target.metric == "accuracy") return last()->accuracy;
+  return job_.target.metric == "loss" ? last()->loss : last()->perplexity();
 }
 
 bool Replica::target_reached() const {
-  if (job_.target.metric.empty() || !last_) return false;
+  if (job_.target.metric.empty() || !last()) return false;
   return job_.target.metric == "accuracy" ? target_value() >= job_.target.value
                                           : target_value() <= job_.target.value;
 }
 
 bool Replica::done() const {
-  return !evaluation_due() &&
-         (step_ >= total_steps_ || (evaluated_step_ == step_ && target_reached()));
+  return !evaluation_due() && (updates() >= total_updates() || (evaluated() && target_reached()));
 }
 
-Json Replica::state() const {
+// ---- Saved, restored, sent.
+
+Json Replica::values() const {
   spec::JobOptions job = job_;
-  const optim::LossScaler::State& scaler = scaler_.state();
-  return {
-      {"job", OptionSet(job).to_json()},
-      {"optimizer_steps", optimizer_->num_steps()},
-      {"loss_scaler",
-       {{"scale", scaler.scale}, {"good_steps", scaler.good_steps}, {"skipped", scaler.skipped}}},
-      {"window", window_.to_json()},
-      {"evaluated_step", evaluated_step_},
-      {"best", json_of(best_)},
-      {"last", json_of(last_)}};
-}
-
-std::vector<ckpt::TensorView> Replica::tensors() {
-  DUCTILE_CHECK(optimizer_->holds_all(), "the state of all blocks is asked for, some are held");
-  return snapshot().views();
+  Json out = state_.values();
+  out["job"] = OptionSet(job).to_json();
+  return out;
 }
 
 void Replica::write_model(const fs::path& file) {
-  ckpt::write_safetensors(file, snapshot().model_views(),
-                          {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step_)}});
+  ckpt::write_safetensors(file, state_.deployed().views,
+                          {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step())}});
 }
 
 void Replica::check_same_job(const Json& saved) const {
@@ -423,25 +285,54 @@ void Replica::check_same_job(const Json& saved) const {
   train::check_same_job(saved, OptionSet(job).to_json(), nn::thread_invariant(job.model));
 }
 
-void Replica::restore(const ckpt::Checkpoint& checkpoint) {
-  check_same_job(checkpoint.state().at("job"));
-  optimizer_->hold({{0, optimizer_->num_blocks()}});
-  snapshot().restore(checkpoint);
-  restore(checkpoint.step(), checkpoint.state());
+// The values of a version whose state held no counters: every step was an update with the job's
+// hyperparameters.
+Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
+  Json values = checkpoint.state();
+  if (values.contains("counters")) return values;
+  const int64_t steps = checkpoint.step(), batch_size = job_.train.batch_size;
+  const int64_t samples = steps * batch_size, size = train_info().size;
+  values["counters"] = {
+      {"updates", steps},
+      {"cursor", data::cursor_after(steps, batch_size, size)},
+      {"samples_forward", samples},
+      {"samples_backward", samples},
+      {"flops", ingredients_.flops_per_sample * 3 * static_cast<double>(samples)}};
+  const auto hyper_at = [&](int64_t step) {
+    optim::Observed seen;
+    seen.position = seen.updates = step;
+    seen.total = total_updates();
+    seen.steps_per_epoch = size / batch_size;
+    Json memory = Json::object();
+    return to_json(ingredients_.rate_control->next(seen, memory));
+  };
+  values["hyper"] = hyper_at(steps);
+  values["last_hyper"] = hyper_at(std::max<int64_t>(0, steps - 1));
+  values["evaluated_at"] = values.at("evaluated_step");
+  values["loss"] = nullptr;
+  values["figures"] = values["extra"] = Json::object();
+  return values;
 }
 
-void Replica::restore(int64_t step, const Json& state) {
-  flat_->refresh_half_weights();
-  step_ = step;
-  norm_.reset();
-  optimizer_->set_num_steps(state.at("optimizer_steps"));
-  const Json& scaler = state.at("loss_scaler");
-  scaler_ = optim::LossScaler(
-      optim::LossScaler::State{scaler.at("scale"), scaler.at("good_steps"), scaler.at("skipped")});
-  window_ = Window::from_json(state.at("window"));
-  evaluated_step_ = state.at("evaluated_step");
-  best_ = evaluation_from(state.at("best"));
-  last_ = evaluation_from(state.at("last"));
+void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+  check_same_job(checkpoint.state().at("job"));
+  state_.restore(checkpoint, upgraded(checkpoint));
+  begin_step();
+}
+
+void Replica::send_state(parallel::Exchange& exchange, int to) {
+  spec::JobOptions job = job_;
+  state_.send(exchange, to, OptionSet(job).to_json(), spread());
+}
+
+void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
+  state_.receive(exchange, from, step, spread(), [this](const Json& job) { check_same_job(job); });
+  begin_step();
+}
+
+void Replica::take(const StateImage& image) {
+  state_.take(image);
+  begin_step();
 }
 
 }  // namespace ductile::train

@@ -96,6 +96,7 @@ class Worker {
                 std::chrono::milliseconds(test_.at("lease_ms").get<int64_t>())};
     o.job = job_;
     o.controller = arguments_.controller;
+    o.store = arguments_.store;
     o.run = arguments_.run;
     o.orphan_after = 15s;
     o.log = [](const std::string& text) { std::cerr << text << "\n"; };
@@ -190,7 +191,7 @@ class Worker {
     }
     if (link_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "abandoned before it began");
     const net::Deadline deadline = net::Clock::now() + 3s;
-    const auto store = net::connect_store(link_.store(arguments_.store), secret_, job_, deadline);
+    const auto store = net::connect_store(*link_.store(), secret_, job_, deadline);
     comm::TcpOptions tcp;
     tcp.links = {arguments_.address};
     tcp.given_up = [this, number = plan->number] { return link_.abandoned(number); };

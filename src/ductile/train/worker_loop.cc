@@ -1,10 +1,13 @@
-#include "ductile/train/elastic.h"
+#include "ductile/train/worker_loop.h"
 
 #include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -14,13 +17,11 @@
 #include "ductile/base/error.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
+#include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
-#include "ductile/link/worker_link.h"
-#include "ductile/net/secret.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/meters.h"
 #include "ductile/train/environment.h"
-#include "ductile/train/interrupt.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
@@ -40,16 +41,49 @@ int64_t piece_size(int64_t vector_size) {
   return std::max(kLeast, (vector_size + kMostPieces - 1) / kMostPieces);
 }
 
-class ElasticWorker {
+// How the members of a generation sum the vectors of this job.
+parallel::ExchangeLayout layout_of(const spec::JobOptions& job, const Replica& replica) {
+  parallel::ExchangeLayout layout;
+  layout.vector_size = replica.vector_size();
+  layout.exact_tail = replica.vector_size() - replica.figures_begin();
+  layout.in_parts = replica.spread();
+  if (!replica.spread() && job.train.bn_group == 1) {
+    layout.piece_size = piece_size(layout.vector_size);
+  }
+  if (job.train.reduction == "fast") layout.reduction = parallel::Reduction::fast;
+  if (job.train.wire != "fp32") layout.wire = job.train.wire == "bf16" ? DType::bf16 : DType::f16;
+  return layout;
+}
+
+// What the exception under way means (control/worker_protocol.h); libtorch's, too.
+WorkerEvent event_of_current(Generation generation) try { throw; } catch (const c10::Error& e) {
+  return event_of(error_of(e), generation);
+} catch (const std::exception& e) {
+  return event_of(e, generation);
+}
+
+WorkerEvent restore_event_of_current(Generation generation) try { throw; } catch (
+    const c10::Error& e) {
+  return restore_event_of(error_of(e), generation);
+} catch (const std::exception& e) {
+  return restore_event_of(e, generation);
+}
+
+}  // namespace
+
+class WorkerLoop::Impl {
  public:
-  explicit ElasticWorker(const ElasticInput& input);
+  Impl(const WorkerInput& input, link::CommandSource& source)
+      : input_(input),
+        source_(source),
+        recipe_(input.recipe ? input.recipe : recipe_of(input.job)),
+        job_name_(link::job_name(input.folder.path())) {}
   void run();
+  void give_up(Generation generation);
 
  private:
-  link::WorkerLinkOptions link_options();
-
   // ---- commands, as worker_protocol.h has them
-  void on(const SendStatus&) {}
+  void on(const SendReport&) {}
   void on(const Exit&) {}
   void on(const Restore& command);
   void on(const Feed& command);
@@ -59,14 +93,14 @@ class ElasticWorker {
   void on(const Abandon& command);
   void on(const WriteCheckpoint& command);
 
+  void load();
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
   void take_up();
   void restore_shards(const Restore& command);
   void gather_all_at(int rank);
   void finish_step(const Apply& command);
-  void finish_sharded_step(const Apply& command);
-  bool sharded() const { return input_.job.train.shard_optimizer; }
+  void finish_spread_step(const Apply& command);
   Restored restored(Generation generation, int64_t step, bool done);
   void lead();
   void evaluate(Generation generation);
@@ -75,14 +109,15 @@ class ElasticWorker {
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
   void sum_up();
-  void on_error(const std::exception& e);
+  void tell_error();
   int rank_of(WorkerId worker) const {
     return static_cast<int>(plan_->find(worker) - plan_->members.data());
   }
-  bool leads() const { return !plan_->members.empty() && rank_of(input_.worker) == 0; }
+  bool leads() const { return !plan_->members.empty() && rank_of(source_.worker()) == 0; }
 
-  const ElasticInput& input_;
-  const net::Secret secret_;
+  const WorkerInput& input_;
+  link::CommandSource& source_;
+  const Recipe recipe_;
   const std::string job_name_;
   std::unique_ptr<Replica> replica_;
   run::CostMeter cost_;                             // of this process
@@ -95,63 +130,41 @@ class ElasticWorker {
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
   std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
   std::vector<float> kept_sum_;       // of a generation that is over
-  int saver_ = -1;                    // sharded: the rank where all is to be after this step
-  const std::string address_;         // of this host
+  int saver_ = -1;                    // spread: the rank where all is to be after this step
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
+  Generation taken_up_ = 0;
 
-  std::mutex mutex_;  // of what the link's thread looks at
+  std::mutex mutex_;  // of what give_up() looks at
   std::shared_ptr<parallel::Exchange> exchange_;
   Generation exchanging_ = 0;
-  Generation taken_up_ = 0;               // of the step loop alone
-  std::optional<link::WorkerLink> link_;  // last: its thread calls back
 };
 
-ElasticWorker::ElasticWorker(const ElasticInput& input)
-    : input_(input),
-      secret_(net::Secret::load()),
-      job_name_(link::job_name(input.folder.path())),
-      address_(input.address.empty() ? net::local_address_towards(input.controller)
-                                     : input.address) {
-  link_.emplace(link_options(), secret_);
+void WorkerLoop::Impl::give_up(Generation generation) {
+  const std::lock_guard lock(mutex_);
+  if (exchange_ && exchanging_ <= generation) exchange_->fail("the step was given up");
 }
 
-link::WorkerLinkOptions ElasticWorker::link_options() {
-  link::WorkerLinkOptions options;
-  options.worker = {.worker = input_.worker,
-                    .address = link::PeerAddress::here(address_).to_string()};
-  const auto deadline = std::chrono::duration_cast<Time>(
-      std::chrono::duration<double>(input_.job.elastic.peer_deadline));
-  options.worker.sharded = sharded();
-  options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
-  options.job = job_name_;
-  options.controller = input_.controller;
-  options.run = input_.folder.path();
-  options.log = [](const std::string& text) { std::cerr << text << std::endl; };
-  options.on_abandon = [this](Generation generation) {
-    const std::lock_guard lock(mutex_);
-    if (exchange_ && exchanging_ <= generation) exchange_->fail("the step was given up");
-  };
-  return options;
+void WorkerLoop::Impl::load() try {
+  replica_ = std::make_unique<Replica>(input_.job, recipe_);
+  writer_ = std::make_unique<ckpt::CheckpointWriter>(
+      input_.folder.checkpoints(),
+      ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker())});
+  source_.tell(Loaded{});
+} catch (const Error& e) {
+  source_.tell(JobError{e.what()});
+} catch (const c10::Error& e) {
+  source_.tell(JobError{error_of(e).what()});
 }
 
-void ElasticWorker::run() {
-  try {
-    replica_ = std::make_unique<Replica>(input_.job);
-    writer_ = std::make_unique<ckpt::CheckpointWriter>(
-        input_.folder.checkpoints(),
-        ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(input_.worker)});
-    link_->tell(Loaded{});
-  } catch (const Error& e) {
-    link_->tell(JobError{e.what()});
-  }
+void WorkerLoop::Impl::run() {
+  load();
   bool leaving = false;
   while (true) {
-    if (!leaving && pending_interrupt() != 0) {
-      leaving = true;
-      link_->tell(LeaveAsked{});
-    }
+    if (const int signal = input_.interrupted ? input_.interrupted() : 0;
+        signal != 0 && !std::exchange(leaving, true))
+      source_.tell(LeaveAsked{});
     note_finished_saves();
-    const auto command = link_->next(saving_ != 0 ? 5ms : 100ms);
+    const auto command = source_.next(saving_ != 0 ? 5ms : 100ms);
     if (!command) continue;
     if (const auto* exit = std::get_if<Exit>(&*command)) {
       std::cerr << "told to exit: " << exit->reason << std::endl;
@@ -159,10 +172,8 @@ void ElasticWorker::run() {
     }
     try {
       std::visit([this](const auto& c) { on(c); }, *command);
-    } catch (const c10::Error& e) {
-      on_error(error_of(e));
-    } catch (const std::exception& e) {
-      on_error(e);
+    } catch (const std::exception&) {
+      tell_error();
     }
   }
   try {
@@ -172,45 +183,37 @@ void ElasticWorker::run() {
   if (recorder_) sum_up();
 }
 
-void ElasticWorker::on_error(const std::exception& e) {
-  WorkerEvent event = event_of(e, plan_->number);
+void WorkerLoop::Impl::tell_error() {
+  WorkerEvent event = event_of_current(plan_->number);
   if (auto* lost = std::get_if<PeerLost>(&event)) {
-    if (const auto* apart = dynamic_cast<const MeetingFailed*>(&e)) {
-      lost->suspects = apart->suspects;
-    } else if (meeting_) {
-      lost->suspects = meeting_->lost();
+    try {
+      throw;
+    } catch (const MeetingFailed& apart) {
+      lost->suspects = apart.suspects;
+    } catch (const std::exception&) {
+      if (meeting_) lost->suspects = meeting_->lost();
     }
   }
-  link_->tell(event);
+  source_.tell(event);
 }
 
 // Meets the members of a new generation.
-void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
+void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   if (exchange_ && exchanging_ == plan->number) return;
   leave();
   plan_ = plan;
-  if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
+  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   MeetingOptions options;
   options.job = job_name_;
-  options.worker = input_.worker;
-  options.address = address_;
-  options.layout.vector_size = replica_->vector_size();
-  options.layout.in_parts = sharded();
-  if (!sharded() && input_.job.train.bn_group == 1) {
-    options.layout.piece_size = piece_size(options.layout.vector_size);
-  }
-  if (input_.job.train.reduction == "fast") {
-    options.layout.reduction = parallel::Reduction::fast;
-  }
-  if (input_.job.train.wire != "fp32") {
-    options.layout.wire = input_.job.train.wire == "bf16" ? DType::bf16 : DType::f16;
-  }
-  options.store = [this] { return link_->store(input_.store); };
+  options.worker = source_.worker();
+  options.address = input_.address;
+  options.layout = layout_of(input_.job, *replica_);
+  options.store = [this] { return *source_.store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(input_.job.elastic.peer_deadline));
-  options.given_up = [this, number = plan->number] { return link_->abandoned(number); };
+  options.given_up = [this, number = plan->number] { return source_.abandoned(number); };
   options.log = [](const std::string& text) { std::cerr << text << std::endl; };
-  auto meeting = std::make_unique<Meeting>(*plan, secret_, std::move(options));
+  auto meeting = std::make_unique<Meeting>(*plan, input_.secret, std::move(options));
   {
     const std::lock_guard lock(mutex_);
     exchange_ = meeting->exchange();
@@ -218,11 +221,11 @@ void ElasticWorker::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   }
   meeting_ = std::move(meeting);
   share_cores(input_.job.train, meeting_->place_here(), meeting_->workers_here());
-  if (link_->abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up while it began");
+  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up while it began");
 }
 
 // The sum of a step that was voted for outlives the memory it was made in.
-void ElasticWorker::leave() {
+void WorkerLoop::Impl::leave() {
   if (!exchange_) return;
   if (sum_.data() != kept_sum_.data()) kept_sum_.assign(sum_.begin(), sum_.end());
   sum_ = kept_sum_;
@@ -233,7 +236,7 @@ void ElasticWorker::leave() {
   meeting_ = nullptr;
 }
 
-void ElasticWorker::on(const Restore& command) {
+void WorkerLoop::Impl::on(const Restore& command) {
   enter(command.plan);
   const StateSource source = command.self.source;
   if (source == StateSource::checkpoint || source == StateSource::initial) {
@@ -243,31 +246,28 @@ void ElasticWorker::on(const Restore& command) {
     case StateSource::keep:
       break;
     case StateSource::apply_voted:
-      if (!sharded()) replica_->apply(sum_);  // or it was told to Apply before
+      if (!replica_->spread()) replica_->apply(sum_);  // or it was told to Apply before
       break;
     case StateSource::peer:
-      if (!sharded()) {
+      if (!replica_->spread()) {
         replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
       }
       break;
     case StateSource::checkpoint:
       try {
         replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
-      } catch (const c10::Error& e) {
-        link_->tell(restore_event_of(error_of(e), plan_->number));
-        return;
-      } catch (const std::exception& e) {
-        link_->tell(restore_event_of(e, plan_->number));
+      } catch (const std::exception&) {
+        source_.tell(restore_event_of_current(plan_->number));
         return;
       }
       break;
     case StateSource::initial:
-      if (replica_->step() > 0 || sharded()) replica_ = std::make_unique<Replica>(input_.job);
+      if (replica_->step() > 0 || replica_->spread()) replica_ = std::make_unique<Replica>(input_.job, recipe_);
       break;
   }
-  if (sharded()) restore_shards(command);
+  if (replica_->spread()) restore_shards(command);
   take_up();
-  if (sharded() && replica_->done()) gather_all_at(0);
+  if (replica_->spread() && replica_->done()) gather_all_at(0);
   settled(plan_->number, plan_->start);
 }
 
@@ -289,7 +289,7 @@ std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
 
 // All members together: what each holds goes to where this generation wants it, and the weights are
 // made whole. What was held stays until the first step is applied.
-void ElasticWorker::restore_shards(const Restore& command) {
+void WorkerLoop::Impl::restore_shards(const Restore& command) {
   parallel::ShardedUpdate& shards = replica_->shards();
   shards.enter(exchange_->layout(), exchange_->rank());
   const auto own = static_cast<size_t>(exchange_->rank());
@@ -304,7 +304,7 @@ void ElasticWorker::restore_shards(const Restore& command) {
     }
     std::vector<std::vector<parallel::BlockRange>> held;
     for (const Member& m : plan_->members) {
-      if (m.source == StateSource::peer && m.feeder == input_.worker) {
+      if (m.source == StateSource::peer && m.feeder == source_.worker()) {
         replica_->send_state(*exchange_, rank_of(m.worker));
       }
       held.push_back(blocks_of(m.held));
@@ -315,7 +315,7 @@ void ElasticWorker::restore_shards(const Restore& command) {
 }
 
 // All members together, whose state is that of the layout.
-void ElasticWorker::gather_all_at(int rank) {
+void WorkerLoop::Impl::gather_all_at(int rank) {
   parallel::ShardedUpdate& shards = replica_->shards();
   const auto& held = shards.layout().held;
   auto wanted = held;
@@ -323,9 +323,9 @@ void ElasticWorker::gather_all_at(int rank) {
   shards.transfer(*exchange_, held, wanted);
 }
 
-Restored ElasticWorker::restored(Generation generation, int64_t step, bool done) {
+Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done) {
   Restored event{generation, step, done};
-  if (sharded()) {
+  if (replica_->spread()) {
     event.num_parts = replica_->shards().num_blocks();
     event.held = parts_of(replica_->shards().held());
   }
@@ -333,7 +333,7 @@ Restored ElasticWorker::restored(Generation generation, int64_t step, bool done)
 }
 
 // Once a generation, with the state before its first step.
-void ElasticWorker::take_up() {
+void WorkerLoop::Impl::take_up() {
   if (taken_up_ == plan_->number) return;
   evaluate_alone();
   replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
@@ -343,17 +343,17 @@ void ElasticWorker::take_up() {
 
 // The state before `step` is complete. The result is on disk before anybody is told that it is the
 // last one.
-void ElasticWorker::settled(Generation generation, int64_t step) {
+void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
   const bool done = replica_->done();
   if (done && leads()) {
     replica_->write_model(input_.folder.path() / "model.safetensors");
     if (recorder_) sum_up();
   }
-  link_->tell(restored(generation, step, done));
+  source_.tell(restored(generation, step, done));
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
-void ElasticWorker::lead() {
+void WorkerLoop::Impl::lead() {
   if (!leads()) {
     recorder_.reset();
     return;
@@ -369,36 +369,36 @@ void ElasticWorker::lead() {
   recorder_->started(static_cast<int64_t>(plan_->members.size()), Json::array());
 }
 
-void ElasticWorker::on(const Feed& command) {
+void WorkerLoop::Impl::on(const Feed& command) {
   enter(command.plan);
   for (const WorkerId worker : command.to) replica_->send_state(*exchange_, rank_of(worker));
 }
 
-void ElasticWorker::on(const RunStep& command) {
+void WorkerLoop::Impl::on(const RunStep& command) {
   enter(command.plan);
   take_up();  // who has the state already is not told to restore it
   if (replica_->done()) return settled(plan_->number, command.step);
-  if (sharded()) replica_->gather_weights(*exchange_);
+  if (replica_->spread()) replica_->gather_weights(*exchange_);
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;
-    if (exchange_->sums_early() && i + 1 == nodes.size()) {
+    if (exchange_->sums_early() && replica_->sum_begin() == 0 && i + 1 == nodes.size()) {
       ready = [this](int64_t begin) { exchange_->ready(begin); };
     }
     replica_->compute(nodes[i].size(), exchange_->partial(i), ready);
   }
   Reduced reduced{plan_->number, command.step};
-  if (sharded()) {
+  if (replica_->spread()) {
     sum_ = replica_->reduce(*exchange_);
     const auto own = static_cast<size_t>(exchange_->rank());
     reduced.next = parts_of(replica_->shards().layout().held[own]);
   } else {
-    sum_ = exchange_->reduce();
+    sum_ = exchange_->reduce_from(replica_->sum_begin());
   }
-  link_->tell(reduced);
+  source_.tell(reduced);
 }
 
-void ElasticWorker::on(const CastVote& command) {
+void WorkerLoop::Impl::on(const CastVote& command) {
   // One word for both wishes: that to stop, and below it the rank that saves, plus one.
   constexpr int kRankBits = 16;
   uint64_t wish = command.stop << kRankBits;
@@ -407,36 +407,36 @@ void ElasticWorker::on(const CastVote& command) {
     wish |= static_cast<uint64_t>(exchange_->rank() + 1);
   wish = exchange_->largest(wish);
   saver_ = static_cast<int>(wish & ((1u << kRankBits) - 1)) - 1;
-  link_->tell(AllVoted{command.generation, command.step, wish >> kRankBits});
+  source_.tell(AllVoted{command.generation, command.step, wish >> kRankBits});
 }
 
-void ElasticWorker::on(const Apply& command) {
+void WorkerLoop::Impl::on(const Apply& command) {
   replica_->apply(sum_);
   try {
     finish_step(command);
   } catch (const std::exception&) {
     // The step is applied all the same; what was left undone is made up for in the next generation.
-    link_->tell(restored(command.generation, command.step + 1, false));
+    source_.tell(restored(command.generation, command.step + 1, false));
     throw;
   }
 }
 
-void ElasticWorker::finish_step(const Apply& command) {
+void WorkerLoop::Impl::finish_step(const Apply& command) {
   if (replica_->window_due()) {
     last_window_ = {replica_->step(), replica_->take_window()};
     if (recorder_) recorder_->log(last_window_.second);
   }
   if (recorder_) recorder_->show_now_and_then();
-  if (sharded()) return finish_sharded_step(command);
+  if (replica_->spread()) return finish_spread_step(command);
   if (replica_->evaluation_due()) evaluate(command.generation);
   settled(command.generation, command.step + 1);
 }
 
 // What needs whole weights or the whole state, while all members are there.
-void ElasticWorker::finish_sharded_step(const Apply& command) {
+void WorkerLoop::Impl::finish_spread_step(const Apply& command) {
   // A member that catches up in a new generation does not talk to the old one any more.
   if (!exchange_ || exchanging_ != command.generation) {
-    link_->tell(restored(command.generation, command.step + 1, false));
+    source_.tell(restored(command.generation, command.step + 1, false));
     return;
   }
   if (replica_->evaluation_due()) {
@@ -450,7 +450,7 @@ void ElasticWorker::finish_sharded_step(const Apply& command) {
 
 // By the leader, or, where it is lost or the step's generation is over, by each for itself: the
 // result is the same, and whether it ends the job must not depend on who was there.
-void ElasticWorker::evaluate(Generation generation) {
+void WorkerLoop::Impl::evaluate(Generation generation) {
   try {
     if (exchange_ && exchanging_ == generation) evaluate_together();
   } catch (const Error& e) {
@@ -460,12 +460,12 @@ void ElasticWorker::evaluate(Generation generation) {
 }
 
 // An evaluation that a lost leader left undone: the same on every member, without words.
-void ElasticWorker::evaluate_alone() {
+void WorkerLoop::Impl::evaluate_alone() {
   if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
 }
 
 // The leader evaluates and tells the others.
-void ElasticWorker::evaluate_together() {
+void WorkerLoop::Impl::evaluate_together() {
   Evaluation result;
   const auto bytes = std::as_writable_bytes(std::span(&result, 1));
   if (leads()) {
@@ -477,51 +477,58 @@ void ElasticWorker::evaluate_together() {
   }
 }
 
-void ElasticWorker::on(const Abandon& command) {
+void WorkerLoop::Impl::on(const Abandon& command) {
   leave();
-  link_->tell(Abandoned{command.generation});
+  source_.tell(Abandoned{command.generation});
 }
 
-void ElasticWorker::on(const WriteCheckpoint& command) {
+void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
     // The leader may have been lost between its last vote and this.
     if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
-    Json state = replica_->state();
+    Json state = replica_->values();
     state["cost"] = run::to_json(recorder_ ? recorder_->cost() : cost_.read());
-    writer_->save(replica_->step(), state, replica_->tensors());
+    writer_->save(replica_->step(), state, replica_->state().tensors());
     saving_ = command.attempt;
   } catch (const std::exception& e) {
-    link_->tell(SaveFailed{command.attempt, e.what()});
+    source_.tell(SaveFailed{command.attempt, e.what()});
   }
 }
 
-void ElasticWorker::note_finished_saves() {
+void WorkerLoop::Impl::note_finished_saves() {
   if (!writer_) return;
   while (const auto report = writer_->take_result()) {
     if (recorder_) recorder_->checkpoint(*report);
     const uint64_t attempt = std::exchange(saving_, 0);
     if (report->error.empty()) {
-      link_->tell(Saved{attempt, report->step});
+      source_.tell(Saved{attempt, report->step});
     } else {
-      link_->tell(SaveFailed{attempt, report->error});
+      source_.tell(SaveFailed{attempt, report->error});
     }
   }
 }
 
 // What the run has come to by what this leader knows. How the run ended is the controller's to say:
 // this worker may have been replaced, or may leave a run that goes on.
-void ElasticWorker::sum_up() {
+void WorkerLoop::Impl::sum_up() {
   const std::string_view status = !replica_->done()            ? "unfinished"
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
-  recorder_->event("summary", recorder_->summary(status));
+  Json figures = recorder_->summary(status);
+  if (const auto digest = replica_->state().digest()) figures["digest"] = *digest;
+  recorder_->event("summary", figures);
   recorder_->flush();
   recorder_->show(run::Phase::train);
 }
 
-}  // namespace
+WorkerLoop::WorkerLoop(const WorkerInput& input, link::CommandSource& source)
+    : impl_(std::make_unique<Impl>(input, source)) {}
 
-void train_elastic(const ElasticInput& input) { ElasticWorker(input).run(); }
+WorkerLoop::~WorkerLoop() = default;
+
+void WorkerLoop::run() { impl_->run(); }
+
+void WorkerLoop::give_up(control::Generation generation) { impl_->give_up(generation); }
 
 }  // namespace ductile::train

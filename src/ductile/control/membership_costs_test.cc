@@ -1,0 +1,126 @@
+// What a job has cost, whoever worked for it; and a job whose result is not to become a checkpoint.
+#include <optional>
+
+#include "ductile/base/error.h"
+#include "ductile/control/testing/membership_story.h"
+
+namespace ductile::control {
+namespace {
+
+class CostsTest : public MembershipTest {
+ protected:
+  void spend(WorkerId worker, double core_seconds, std::optional<double> joules) {
+    reports_[worker].cost = {0, core_seconds, joules, 1000 * static_cast<int64_t>(worker)};
+    repeat(worker);
+  }
+  Membership restarted() {
+    Outcome first;
+    return Membership::restore(options_, nlohmann::json::parse(job_->save().dump()), now_, first);
+  }
+};
+
+TEST_F(CostsTest, AreThoseOfAllWorkersAlsoOfTheDead) {
+  run_with(2);
+  spend(1, 10, 0);
+  spend(2, 7, 0);
+  EXPECT_EQ(job_->cost().core_seconds, 17);
+  happen(WorkerExited{2, 0, 9});
+  EXPECT_TRUE(last_.must_save);
+  EXPECT_EQ(job_->cost().core_seconds, 17);
+  EXPECT_EQ(job_->cost().peak_rss_bytes, 2000);
+  pass(seconds(1));
+  say(launched_, WorkerPhase::ready);
+  spend(launched_, 1, 0);
+  spend(1, 12, 0);
+  EXPECT_EQ(job_->cost().core_seconds, 20);
+}
+
+TEST_F(CostsTest, GoOnWhenTheControllerIsStartedAgain) {
+  options_.spent = {0, 100, std::nullopt, 1};
+  job_.emplace(options_);
+  run_with(2);
+  spend(1, 10, 5);
+  spend(2, 7, 5);
+  happen(WorkerExited{2, 0, 9});
+  job_.emplace(restarted());
+  EXPECT_EQ(job_->cost().core_seconds, 117);
+  spend(1, 11, 6);  // the same process: not counted twice
+  EXPECT_EQ(job_->cost().core_seconds, 118);
+  EXPECT_FALSE(job_->cost().energy_joules) << "what was spent before is not known";
+}
+
+TEST_F(CostsTest, TheEnergyOfAHostCountsOnce) {
+  hosts_ = {{1, "a"}, {2, "a"}, {3, "b"}};
+  happen(StartJob{3});
+  for (WorkerId w = 1; w <= 3; ++w) {
+    reports_[w].cost.energy_joules = 0;
+    say(w, WorkerPhase::ready);
+  }
+  spend(1, 1, 100);
+  spend(2, 1, 90);
+  spend(3, 1, 50);
+  EXPECT_EQ(job_->cost().energy_joules, 150);
+  happen(WorkerExited{1, 0, 9});
+  spend(2, 1, 120);  // from now on it is the one that counts on its host
+  EXPECT_EQ(job_->cost().energy_joules, 180);
+  spend(3, 1, std::nullopt);
+  EXPECT_FALSE(job_->cost().energy_joules);
+}
+
+TEST_F(CostsTest, AStateOfAVersionThatCountedNoneIsTaken) {
+  run_with(1);
+  nlohmann::json saved = job_->save();
+  saved["format"] = 1;
+  saved.erase("spent");
+  for (nlohmann::json& worker : saved["workers"]) {
+    worker["report"].erase("cost");
+    worker["report"].erase("error_code");
+  }
+  Outcome first;
+  EXPECT_EQ(Membership::restore(options_, saved, now_, first).cost().core_seconds, 0);
+}
+
+TEST_F(CostsTest, WhereNoCheckpointOfTheResultIsWantedTheJobEndsWithoutOne) {
+  options_.save_result = false;
+  job_.emplace(options_);
+  run_with(1);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  EXPECT_TRUE(told<Save>().empty());
+  EXPECT_EQ(told<Stop>().size(), 1u);
+  happen(WorkerExited{1, 0, 0});
+  EXPECT_EQ(job_->phase(), Phase::finished);
+  EXPECT_EQ(job_->reason(), "all 20 steps are done");
+  EXPECT_EQ(job_->checkpoint(), -1);
+}
+
+TEST_F(CostsTest, ACheckpointUnderWayIsWaitedForWhereNoneOfTheResultIsWanted) {
+  options_.save_result = false;
+  job_.emplace(options_);
+  run_with(1);
+  happen(SaveJob{});
+  const uint64_t attempt = told<Save>().at(0).second.attempt;
+  reports_[1].save = {attempt, SaveStatus::State::saving, 19, ""};
+  say(1, WorkerPhase::done, 1, 1, 20);
+  EXPECT_TRUE(told<Stop>().empty());
+  reports_[1].save.state = SaveStatus::State::written;
+  repeat(1);
+  ASSERT_EQ(said<PublishCheckpoint>().size(), 1u);
+  happen(CheckpointPublished{19});
+  EXPECT_EQ(told<Stop>().size(), 1u);
+}
+
+TEST_F(CostsTest, ARestoredJobWantsNoMoreWorkersThanAreAllowed) {
+  run_with(4);
+  options_.max_workers = 1;
+  EXPECT_EQ(restarted().wanted_workers(), 1);
+}
+
+TEST_F(CostsTest, AnErrorOfAnOnlyWorkerIsToldWithoutItsNumber) {
+  run_with(1);
+  reports_[1].error = "label 12 of sample 7 is none of 10 classes";
+  repeat(1);
+  EXPECT_EQ(job_->reason(), "label 12 of sample 7 is none of 10 classes");
+}
+
+}  // namespace
+}  // namespace ductile::control

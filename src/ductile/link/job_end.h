@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ductile/control/membership.h"
+
+namespace ductile::link {
+
+// How the control of a job came to its end; nothing of the job runs any more.
+struct JobEnd {
+  control::Phase phase = control::Phase::failed;  // finished, failed or preempted
+  std::string reason;
+  int64_t step = 0;
+  int64_t checkpoint = -1;  // the step of the newest published one; -1: none
+  bool killed = false;      // without saving, on request: the job is in whatever phase it was
+};
+
+}  // namespace ductile::link

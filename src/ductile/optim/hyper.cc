@@ -1,0 +1,60 @@
+#include "ductile/optim/hyper.h"
+
+#include <array>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+
+namespace ductile::optim {
+namespace {
+
+constexpr std::array<HyperField, 6> kFields{{{"lr", &Hyper::lr},
+                                             {"momentum", &Hyper::momentum},
+                                             {"weight_decay", &Hyper::weight_decay},
+                                             {"beta1", &Hyper::beta1},
+                                             {"beta2", &Hyper::beta2},
+                                             {"clip_norm", &Hyper::clip_norm}}};
+
+const nlohmann::json& number_at(const nlohmann::json& value, std::string_view name) {
+  const auto found = value.is_object() ? value.find(name) : value.end();
+  if (!value.is_object() || found == value.end() || !found->is_number()) {
+    fail(ErrorCode::invalid_argument, "the hyperparameters hold no number \"{}\"", name);
+  }
+  return *found;
+}
+
+}  // namespace
+
+std::span<const HyperField> hyper_fields() { return kFields; }
+
+Hyper Hyper::of(const spec::OptimizerOptions& options) {
+  return {.lr = options.lr,
+          .momentum = options.momentum,
+          .weight_decay = options.weight_decay,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .clip_norm = options.clip_norm};
+}
+
+Hyper Hyper::of(const spec::JobOptions& job) {
+  Hyper hyper = of(job.optimizer);
+  hyper.batch_size = job.train.batch_size;
+  return hyper;
+}
+
+nlohmann::json to_json(const Hyper& hyper) {
+  nlohmann::json out = nlohmann::json::object();
+  for (const HyperField& f : kFields) out[std::string(f.name)] = hyper.*f.field;
+  out["batch_size"] = hyper.batch_size;
+  return out;
+}
+
+Hyper hyper_from_json(const nlohmann::json& value) {
+  Hyper hyper;
+  for (const HyperField& f : kFields) hyper.*f.field = number_at(value, f.name).get<double>();
+  hyper.batch_size = number_at(value, "batch_size").get<int64_t>();
+  return hyper;
+}
+
+}  // namespace ductile::optim

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/spec/job.h"
+
+namespace ductile::optim {
+
+// The hyperparameters that may change from one step to the next. They come with every step from a
+// RateControl (rate_control.h); what is not here is fixed for the life of a job.
+struct Hyper {
+  double lr = 0;
+  double momentum = 0;
+  double weight_decay = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double clip_norm = 0;    // 0: the gradient is not clipped
+  int64_t batch_size = 1;  // samples per step, over all virtual ranks
+
+  bool operator==(const Hyper&) const = default;
+
+  // As the job file gives them: `lr` is the peak, the batch size stays 1.
+  static Hyper of(const spec::OptimizerOptions& options);
+  static Hyper of(const spec::JobOptions& job);
+};
+
+// A real-valued field of Hyper by its name, for those who tune it or print it.
+struct HyperField {
+  std::string_view name;
+  double Hyper::*field;
+};
+std::span<const HyperField> hyper_fields();
+
+// {"lr": 0.1, ..., "batch_size": 128}; the same bits come back. Reading throws invalid_argument
+// that names the field which is missing or of the wrong type.
+nlohmann::json to_json(const Hyper& hyper);
+Hyper hyper_from_json(const nlohmann::json& value);
+
+}  // namespace ductile::optim

@@ -1,0 +1,125 @@
+#include "ductile/optim/hyper.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/optim/optimizer.h"
+#include "ductile/optim/rate_control.h"
+#include "ductile/optim/schedule.h"
+
+namespace ductile::optim {
+namespace {
+
+TEST(Hyper, survives_json_to_the_bit) {
+  Rng rng(3);
+  for (int i = 0; i < 1000; ++i) {
+    Hyper hyper;
+    for (const HyperField& f : hyper_fields()) hyper.*f.field = rng.normal() * 1e-3;
+    hyper.batch_size = static_cast<int64_t>(rng.below(1 << 30));
+    const std::string text = to_json(hyper).dump();
+    EXPECT_EQ(hyper_from_json(nlohmann::json::parse(text)), hyper) << text;
+  }
+}
+
+TEST(Hyper, names_the_field_that_is_missing_or_wrong) {
+  const nlohmann::json whole = to_json(Hyper{});
+  for (const auto& [name, value] : whole.items()) {
+    nlohmann::json wrong = whole;
+    wrong[name] = "much";
+    nlohmann::json missing = whole;
+    missing.erase(name);
+    for (const nlohmann::json& bad : {wrong, missing}) {
+      try {
+        hyper_from_json(bad);
+        ADD_FAILURE() << name;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+        EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+      }
+    }
+  }
+  EXPECT_THROW(hyper_from_json(nullptr), Error);
+}
+
+TEST(RateControl, the_schedule_is_the_pure_function_and_leaves_the_rest_alone) {
+  spec::JobOptions job;
+  job.optimizer.momentum = 0.8;
+  job.train.batch_size = 96;
+  job.schedule.warmup_epochs = 1;
+  const auto control = make_rate_control(job);
+  nlohmann::json memory = nlohmann::json::object();
+  for (int64_t step = 0; step <= 50; ++step) {
+    const Hyper hyper =
+        control->next({.position = step, .total = 50, .steps_per_epoch = 10}, memory);
+    EXPECT_EQ(hyper.lr, learning_rate(job.schedule, job.optimizer.lr, step, 50, 10));
+    EXPECT_EQ(hyper.momentum, 0.8);
+    EXPECT_EQ(hyper.batch_size, 96);
+  }
+  EXPECT_TRUE(memory.empty());
+}
+
+TEST(RateControl, the_table_makes_each_of_its_rows_and_names_them_where_one_is_unknown) {
+  spec::JobOptions job;
+  for (const RateControlEntry& entry : rate_controls()) {
+    job.train.rate_control = entry.name;
+    EXPECT_NE(make_rate_control(job), nullptr);
+  }
+  job.train.rate_control = "sheddule";
+  EXPECT_THROW(make_rate_control(job), Error);
+}
+
+// A change of momentum, decay or betas between two steps is that of the rule with these options.
+TEST(Hyper, comes_with_every_step) {
+  ParamLayout layout;
+  layout.add("a.weight", 1000, 2, false);
+  const auto size = static_cast<size_t>(layout.total_size());
+  for (const OptimizerEntry& entry : optimizers()) {
+    spec::OptimizerOptions first{.name = std::string(entry.name)}, second = first;
+    second.momentum = 0.5;
+    second.weight_decay = 0.02;
+    second.beta1 = 0.8;
+    second.beta2 = 0.9;
+    std::vector<float> gradient(size, 0.5F), one(size, 0.25F), two = one;
+    const auto changed = make_optimizer(first, layout), twin = make_optimizer(second, layout);
+    const auto start = make_optimizer(first, layout);
+    StepInput in{.weights = one, .gradient = gradient, .hyper = Hyper::of(first)};
+    changed->step(in);
+    // The twin takes over weights and state, and has the other options from the start.
+    in.weights = two;
+    start->step(in);
+    for (size_t i = 0; i < start->state().size(); ++i) {
+      std::ranges::copy(start->state()[i].values, twin->state()[i].values.begin());
+    }
+    twin->set_num_steps(1);
+    in.hyper = Hyper::of(second);
+    twin->step(in);
+    const std::vector<float> before = one;
+    in.weights = one;
+    changed->step(in);
+    EXPECT_EQ(one, two) << entry.name;
+    in.hyper = Hyper::of(first);
+    std::vector<float> other = before;
+    in.weights = other;
+    start->step(in);
+    EXPECT_NE(one, other) << entry.name;
+  }
+}
+
+TEST(Hyper, momentum_that_begins_in_mid_run_is_refused_where_there_is_no_buffer_for_it) {
+  ParamLayout layout;
+  layout.add("a.weight", 10, 2, false);
+  const auto size = static_cast<size_t>(layout.total_size());
+  std::vector<float> weights(size), gradient(size);
+  const auto sgd = make_optimizer({.name = "sgd", .momentum = 0}, layout);
+  StepInput in{.weights = weights, .gradient = gradient, .hyper = {.lr = 0.1}};
+  sgd->step(in);
+  in.hyper.momentum = 0.9;
+  EXPECT_THROW(sgd->step(in), Error);
+}
+
+}  // namespace
+}  // namespace ductile::optim

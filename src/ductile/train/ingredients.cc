@@ -1,0 +1,61 @@
+#include "ductile/train/ingredients.h"
+
+#include "ductile/base/error.h"
+#include "ductile/data/augment.h"
+#include "ductile/data/formats.h"
+
+namespace ductile::train {
+namespace {
+
+nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& data,
+                         const spec::AugmentOptions& augment) {
+  nn::ModelInfo info;
+  info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : data.num_classes;
+  if (data.tokens) {
+    info.sequence_length = data.sequence_length;
+    if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
+  } else {
+    const Shape shape =
+        data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
+    info.channels = shape[0];
+    info.height = shape[1];
+    info.width = shape[2];
+  }
+  if (info.num_classes < data.num_classes) {
+    fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
+         info.num_classes, data.num_classes);
+  }
+  return info;
+}
+
+}  // namespace
+
+Ingredients complete(Ingredients given, const spec::JobOptions& job) {
+  if (!given.train_set) given.train_set = data::open_dataset(job.data, data::Split::train);
+  if (!given.test_set) given.test_set = data::open_dataset(job.data, data::Split::test);
+  const data::DatasetInfo& info = given.train_set->info();
+  if (!info.tokens) given.augment = data::resolve_augment(job.augment, info);
+  if (info.size < job.train.batch_size) {
+    fail(ErrorCode::invalid_argument,
+         "train.batch_size = {} is larger than the training set, which has {} samples",
+         job.train.batch_size, info.size);
+  }
+  if (!given.model) {
+    given.model = nn::make_model(job.model, model_info(job, info, given.augment),
+                                 job.train.precision, static_cast<uint64_t>(job.seed));
+  }
+  if (!given.make_optimizer) {
+    given.make_optimizer = [options = job.optimizer](const optim::ParamLayout& layout) {
+      return optim::make_optimizer(options, layout);
+    };
+  }
+  if (!given.rate_control) given.rate_control = optim::make_rate_control(job);
+  if (!given.method) given.method = make_step_method(job);
+  return given;
+}
+
+Recipe recipe_of(const spec::JobOptions& job) {
+  return [job] { return complete({}, job); };
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "ductile/data/dataset.h"
+#include "ductile/nn/model.h"
+#include "ductile/optim/optimizer.h"
+#include "ductile/optim/rate_control.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/step_method.h"
+
+namespace ductile::train {
+
+// What a job is made of. Each part is made from the job file, or handed in by a program that has
+// its own: the Python module, a test. Handed-in parts have to be a function of the job alone, the
+// same on every worker: the promise that results do not depend on the workers is theirs to keep.
+struct Ingredients {
+  std::shared_ptr<const data::Dataset> train_set, test_set;
+  spec::AugmentOptions augment;  // resolved against the training set; unused for tokens
+  std::unique_ptr<nn::Model> model;
+  std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)> make_optimizer;
+  std::unique_ptr<optim::RateControl> rate_control;
+  std::unique_ptr<StepMethod> method;
+  double flops_per_sample = 0;  // of the model's forward pass; 0: not known
+};
+
+// Makes all parts that `given` leaves empty. Throws where a part cannot be made, or where two do
+// not fit (invalid_argument).
+Ingredients complete(Ingredients given, const spec::JobOptions& job);
+
+// Makes the same ingredients anew each time: a job that goes back to its first state begins with
+// fresh ones.
+using Recipe = std::function<Ingredients()>;
+
+// All parts from the job file.
+Recipe recipe_of(const spec::JobOptions& job);
+
+}  // namespace ductile::train

@@ -1,0 +1,275 @@
+#include "ductile/train/rank_runner.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/nn/threads.h"
+#include "ductile/train/environment.h"
+#include "ductile/train/evaluate.h"
+
+namespace ductile::train {
+namespace {
+
+bool channels_last(const spec::JobOptions& job, nn::Model& model) {
+  return job.train.memory_format == "auto" ? model.prefers_channels_last()
+                                           : job.train.memory_format == "channels_last";
+}
+
+}  // namespace
+
+class RankRunner::Context final : public RankContext {
+ public:
+  Context(RankRunner& runner, int64_t rank)
+      : runner_(runner),
+        rank_(rank),
+        figures_(static_cast<size_t>(runner.figures_.size())) {}
+
+  const spec::JobOptions& job() const override { return runner_.job_; }
+  const JobState& state() const override { return runner_.state_; }
+  const StepKind& kind() const override { return runner_.kind_; }
+  int64_t rank() const override { return rank_; }
+  nn::Model& model() override { return *runner_.ingredients_.model; }
+  const data::Batch& batch() override { return runner_.batch_of(rank_); }
+
+  std::shared_ptr<const data::Batch> fetch(std::span<const int64_t> indices,
+                                           int64_t epoch) override {
+    return runner_.loader_->fetch(indices, epoch);
+  }
+
+  nn::LossOutput forward(const data::Batch& batch) override {
+    figures_[runner_.figures_.place(kSamplesForward)] += static_cast<float>(batch.num_samples);
+    const at::Tensor labels = labels_of(batch);
+    const at::Tensor logits = model().forward(input_of(batch));
+    const nn::BatchGroup* group = nn::current_batch_group();
+    if (group != nullptr && group->num_sums() < runner_.num_batch_norms_) {
+      fail(ErrorCode::invalid_argument,
+           "train.bn_group = {}: {} of the model's {} batch norm layers normalise by themselves; "
+           "make them of nn::ops::conv_bn_act (nn::LayerModel does), not torch::nn::BatchNorm2d, "
+           "or set train.bn_group = 1",
+           job().train.bn_group, runner_.num_batch_norms_ - group->num_sums(),
+           runner_.num_batch_norms_);
+    }
+    return model().loss(logits, labels, job().train.label_smoothing);
+  }
+
+  at::Tensor mean(const at::Tensor& losses) override {
+    const nn::OneThread alone;  // libtorch cuts the sum of a large batch by the number of threads
+    return losses.mean();
+  }
+
+  void figure(std::string_view name, double value) override {
+    figures_[runner_.figures_.place(name)] = static_cast<float>(value);
+  }
+
+  std::vector<float> take_figures() { return std::move(figures_); }
+
+ private:
+  RankRunner& runner_;
+  const int64_t rank_;
+  std::vector<float> figures_;
+};
+
+RankRunner::RankRunner(const spec::JobOptions& job, Ingredients& ingredients, JobState& state,
+                       const FigureList& figures)
+    : job_(job),
+      ingredients_(ingredients),
+      state_(state),
+      figures_(figures),
+      channels_last_(channels_last(job, *ingredients.model)),
+      tree_(vector_size()) {
+  for (const FlatModel::Entry& buffer : state_.flat.buffers()) {
+    num_batch_norms_ += buffer.name.ends_with("running_mean");
+  }
+  if (job_.train.bn_group > 1 && num_batch_norms_ == 0) {
+    fail(ErrorCode::invalid_argument,
+         "train.bn_group = {}, but model.name = \"{}\" has no batch norm; set it to 1",
+         job_.train.bn_group, job_.model.name);
+  }
+}
+
+int64_t RankRunner::figures_begin() const {
+  return state_.flat.layout().total_size() +
+         static_cast<int64_t>(state_.flat.buffer_values().size());
+}
+
+int64_t RankRunner::vector_size() const { return figures_begin() + figures_.size(); }
+
+void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
+                      parallel::Exchange* exchange) {
+  const auto r = static_cast<size_t>(rank);
+  hosted_ = {layout.cut[r], layout.cut[r + 1]};
+  batches_.clear();
+  contributions_.clear();
+  loaded_cursor_ = -1;
+  if (hosted_.size() == 0) {  // it only hands over what it has
+    loader_ = nullptr;
+    return;
+  }
+  data::LoaderTask plan;
+  plan.seed = static_cast<uint64_t>(job_.seed);
+  plan.batch_size = state_.hyper.batch_size;
+  plan.parts = job_.train.virtual_ranks;
+  plan.first_part = hosted_.begin;
+  plan.num_parts = hosted_.size();
+  plan.channels_last = channels_last_;
+  plan.start = state_.counters.cursor;
+  loader_ = std::make_unique<data::Loader>(ingredients_.train_set, ingredients_.augment,
+                                           job_.loader, plan);
+  groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
+  parts_ = groups_->parts();
+  next_part_ = 0;
+  next_rank_ = hosted_.begin;
+}
+
+// A step that is none of training leaves its batches to the next one.
+void RankRunner::begin_step() {
+  const Counters& counters = state_.counters;
+  const int64_t batch_size = state_.hyper.batch_size;
+  if (loaded_cursor_ == counters.cursor && loaded_batch_size_ == batch_size) return;
+  loaded_cursor_ = counters.cursor;
+  loaded_batch_size_ = batch_size;
+  batches_.clear();
+  loader_->restart(counters.cursor, batch_size);
+}
+
+void RankRunner::compute(const StepKind& kind, int64_t count, std::span<float> out,
+                         const Ready& ready) {
+  kind_ = kind;
+  begin_step();
+  std::span<float> other;
+  if (kind_.displaced) {
+    other_weights_.need(state_.flat.layout().total_size());
+    other = other_weights_.span();
+    ingredients_.method->weights(state_, kind_, other);
+  }
+  const WeightsSwap swap(state_.flat, other, {});
+  if (kind_.gradient) {
+    compute_gradients(count, out, ready);
+  } else {
+    compute_figures(count, out);
+  }
+}
+
+void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Ready& ready) {
+  const auto gradient_size = static_cast<size_t>(state_.flat.layout().total_size());
+  const auto write_tail = [&](std::span<const float> buffers, std::span<const float> figures,
+                              std::span<float> leaf) {
+    std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
+    std::ranges::copy(figures, leaf.last(figures.size()).begin());
+  };
+  tree_.sum_into(out);
+  for (int64_t i = 0; i < count; ++i) {
+    if (ready && i + 1 == count && job_.train.bn_group == 1) {
+      run_part(next_part_, [&](int64_t, const at::Tensor& loss, std::vector<float> figures) {
+        const std::span<float> leaf = tree_.leaf();
+        write_tail(state_.flat.buffer_values(), figures, leaf);
+        int64_t end = vector_size();
+        const auto finished = [&](int64_t begin) {
+          tree_.finish_part(begin, end);
+          end = begin;
+          ready(begin);
+        };
+        if (loss.defined()) {
+          state_.flat.backward(loss, leaf.first(gradient_size), finished);
+        } else {
+          std::ranges::fill(leaf.first(gradient_size), 0.0F);
+          finished(0);
+        }
+      });
+      ++next_part_;
+    } else {
+      while (!contributions_.contains(next_rank_)) {
+        run_part(next_part_,
+                 [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
+                   std::vector<at::Tensor> gradients(state_.flat.parameters().size());
+                   if (loss.defined()) gradients = state_.flat.gradients(loss);
+                   contributions_[rank] = {std::move(gradients), nullptr, std::move(figures)};
+                 });
+        ++next_part_;
+      }
+      const Contribution own = contributions_.extract(next_rank_).mapped();
+      const std::span<float> leaf = tree_.leaf();
+      state_.flat.write_gradients(own.gradients, leaf.first(gradient_size));
+      write_tail(*own.buffers, own.figures, leaf);
+      tree_.push();
+    }
+    advance();
+  }
+  tree_.finish();
+}
+
+// Of a step without gradient; what precedes the figures stays as it was.
+void RankRunner::compute_figures(int64_t count, std::span<float> out) {
+  const std::span<float> tail = out.last(static_cast<size_t>(figures_.size()));
+  parallel::GradientTree tree(figures_.size());
+  tree.sum_into(tail);
+  for (int64_t i = 0; i < count; ++i) {
+    while (!contributions_.contains(next_rank_)) {
+      run_part(next_part_, [&](int64_t rank, const at::Tensor&, std::vector<float> figures) {
+        contributions_[rank] = {{}, nullptr, std::move(figures)};
+      });
+      ++next_part_;
+    }
+    std::ranges::copy(contributions_.extract(next_rank_).mapped().figures, tree.leaf().begin());
+    tree.push();
+    advance();
+  }
+  tree.finish();
+}
+
+void RankRunner::advance() {
+  if (++next_rank_ < hosted_.end) return;
+  next_rank_ = hosted_.begin;
+  next_part_ = 0;
+}
+
+const data::Batch& RankRunner::batch_of(int64_t rank) {
+  while (!batches_.contains(rank)) {
+    auto batch = loader_->next();
+    const int64_t part = batch->part;
+    batches_.emplace(part, std::move(batch));
+  }
+  return *batches_.at(rank);
+}
+
+// The hosted members of one batch norm group, all computed from the state before the step, which
+// stays as it was.
+void RankRunner::run_part(size_t part, const Backward& backward) {
+  const comm::LeafRange& ranks = parts_[part];
+  const std::span<float> buffers = state_.flat.buffer_values();
+  buffers_before_.assign(buffers.begin(), buffers.end());
+  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
+  try {
+    // Members of a group run in threads of their own, one at a time; the loader has one consumer.
+    if (ranks.size() > 1 && kind_.update) batch_of(ranks.end - 1);
+    groups_->run(part, [&](int64_t rank) { run_rank(rank, backward); });
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  const auto after = std::make_shared<const std::vector<float>>(buffers.begin(), buffers.end());
+  for (auto& [rank, contribution] : contributions_) {
+    if (rank >= ranks.begin && rank < ranks.end) contribution.buffers = after;
+  }
+  put_back();
+}
+
+void RankRunner::run_rank(int64_t rank, const Backward& backward) {
+  prepare_thread();  // it may be new
+  nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed),
+                        static_cast<uint64_t>(state_.counters.step)),
+                    static_cast<uint64_t>(rank)));
+  const at::AutoGradMode differentiates(kind_.gradient);
+  Context context(*this, rank);
+  at::Tensor loss = ingredients_.method->contribute(context);
+  if (!kind_.gradient) loss = at::Tensor();
+  const double scale = state_.scaler.scale();
+  if (loss.defined() && scale != 1) loss = loss.mul(scale);
+  backward(rank, loss, context.take_figures());
+  if (kind_.update) batches_.erase(rank);
+}
+
+}  // namespace ductile::train

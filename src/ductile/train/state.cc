@@ -1,0 +1,383 @@
+#include "ductile/train/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/run/json_lines.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kPieceBytes = 1 << 18;  // of an image
+
+std::string describe_shape(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+Json json_of(const std::optional<Evaluation>& evaluation) {
+  return evaluation ? evaluation->to_json() : Json();
+}
+
+std::optional<Evaluation> evaluation_from(const Json& value) {
+  if (value.is_null()) return std::nullopt;
+  return Evaluation::from_json(value);
+}
+
+double number_from(const Json& value) {
+  double number = 0;
+  if (!run::number_from_json(value, number))
+    fail(ErrorCode::data_loss, "the state holds {} in place of a number", value.dump());
+  return number;
+}
+
+std::span<std::byte> bytes_of(std::span<float> values) { return std::as_writable_bytes(values); }
+
+void send_text(parallel::Exchange& exchange, int to, const std::string& text) {
+  const uint64_t size = text.size();
+  exchange.send(to, std::as_bytes(std::span(&size, 1)));
+  exchange.send(to, std::as_bytes(std::span(text)));
+}
+
+std::string receive_text(parallel::Exchange& exchange, int from) {
+  uint64_t size = 0;
+  exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
+  std::string text(size, '\0');
+  exchange.receive(from, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace
+
+Json Window::to_json() const {
+  Json out = {{"loss", 0.0}, {"correct", 0.0}, {"predictions", 0.0}};
+  for (const auto& [name, value] : sums) out[name] = run::json_number(value);
+  out["steps"] = updates;
+  return out;
+}
+
+Window Window::from_json(const Json& value) {
+  Window out;
+  for (const auto& [name, sum] : value.items()) {
+    if (name == "steps") {
+      out.updates = sum;
+    } else {
+      out.sums[name] = number_from(sum);
+    }
+  }
+  return out;
+}
+
+size_t StateImage::own_bytes() const {
+  size_t bytes = 0;
+  for (const auto& [name, pieces] : arrays_) {
+    for (const Piece& piece : pieces) bytes += piece.use_count() == 1 ? piece->size() : 0;
+  }
+  return bytes;
+}
+
+JobState::JobState(nn::Model& model, const spec::JobOptions& job,
+                   const MakeOptimizer& make_optimizer)
+    : flat(model, job.optimizer),
+      optimizer(make_optimizer(flat.layout())),
+      scaler(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
+  if (job.train.ema_decay > 0) {
+    average = AlignedArray<float>(flat.layout().total_size());
+    buffer_average = AlignedArray<float>(static_cast<int64_t>(flat.buffer_values().size()));
+    std::ranges::copy(flat.weights(), average.span().begin());
+    std::ranges::copy(flat.buffer_values(), buffer_average.span().begin());
+  }
+}
+
+std::span<float> JobState::extra_array(const std::string& part, const std::string& name,
+                                       int64_t size) {
+  AlignedArray<float>& array = extra(part).arrays[name];
+  if (array.span().empty()) array = AlignedArray<float>(size);
+  if (static_cast<int64_t>(array.span().size()) != size) {
+    fail(ErrorCode::conflict, "the state holds {} values of {}/{}; {} are expected",
+         array.span().size(), part, name, size);
+  }
+  return array.span();
+}
+
+// ---- Values.
+
+Json JobState::values() const {
+  const optim::LossScaler::State& scaling = scaler.state();
+  Json out = {{"optimizer_steps", optimizer->num_steps()},
+              {"loss_scaler",
+               {{"scale", scaling.scale},
+                {"good_steps", scaling.good_steps},
+                {"skipped", scaling.skipped}}},
+              {"counters",
+               {{"updates", counters.updates},
+                {"cursor", counters.cursor},
+                {"samples_forward", counters.samples_forward},
+                {"samples_backward", counters.samples_backward},
+                {"flops", counters.flops}}},
+              {"hyper", to_json(hyper)},
+              {"last_hyper", to_json(last_hyper)},
+              {"window", window.to_json()},
+              {"evaluated_at", evaluated_at},
+              {"best", json_of(best)},
+              {"last", json_of(last)},
+              {"loss", loss ? run::json_number(*loss) : Json()}};
+  Json& last_figures = out["figures"] = Json::object();
+  for (const auto& [name, value] : figures) last_figures[name] = run::json_number(value);
+  Json& extra = out["extra"] = Json::object();
+  for (const auto& [name, part] : extras_) {
+    Json arrays = Json::object();
+    for (const auto& [array, values] : part.arrays) arrays[array] = values.span().size();
+    extra[name] = {{"values", part.values}, {"arrays", std::move(arrays)}};
+  }
+  return out;
+}
+
+void JobState::set_values(const Json& values, int64_t step) {
+  optimizer->set_num_steps(values.at("optimizer_steps"));
+  const Json& scaling = values.at("loss_scaler");
+  scaler = optim::LossScaler(optim::LossScaler::State{scaling.at("scale"), scaling.at("good_steps"),
+                                                      scaling.at("skipped")});
+  const Json& counted = values.at("counters");
+  counters = {step,
+              counted.at("updates"),
+              counted.at("cursor"),
+              counted.at("samples_forward"),
+              counted.at("samples_backward"),
+              counted.at("flops")};
+  hyper = optim::hyper_from_json(values.at("hyper"));
+  last_hyper = optim::hyper_from_json(values.at("last_hyper"));
+  window = Window::from_json(values.at("window"));
+  evaluated_at = values.at("evaluated_at");
+  best = evaluation_from(values.at("best"));
+  last = evaluation_from(values.at("last"));
+  loss = std::nullopt;
+  if (!values.at("loss").is_null()) loss = number_from(values.at("loss"));
+  figures.clear();
+  for (const auto& [name, value] : values.at("figures").items()) figures[name] = number_from(value);
+  std::map<std::string, ExtraPart> parts;
+  for (const auto& [name, saved] : values.at("extra").items()) {
+    ExtraPart& part = parts[name];
+    part.values = saved.at("values");
+    for (const auto& [array, size] : saved.at("arrays").items()) {
+      const auto before = extras_.find(name);
+      AlignedArray<float>& place = part.arrays[array];
+      if (before != extras_.end()) {  // its contents are kept where the size is the same
+        if (const auto old = before->second.arrays.find(array);
+            old != before->second.arrays.end() && old->second.span().size() == size)
+          place = std::move(old->second);
+      }
+      if (place.span().empty()) place = AlignedArray<float>(size.get<int64_t>());
+    }
+  }
+  extras_ = std::move(parts);
+}
+
+// ---- Tensors.
+
+std::vector<JobState::NamedTensor> JobState::named() {
+  std::vector<NamedTensor> out;
+  const bool averaged = !average.span().empty();
+  std::vector<optim::Optimizer::StateBuffer> states;
+  if (optimizer->holds_all()) states = optimizer->state();
+  const auto part = [](std::span<float> flat_array, const FlatModel::Entry& entry) {
+    return flat_array.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.size));
+  };
+  for (const FlatModel::Entry& p : flat.parameters()) {
+    out.push_back({"model/" + p.name, p.shape, part(flat.weights(), p)});
+    for (const optim::Optimizer::StateBuffer& s : states) {
+      out.push_back({fmt::format("optimizer/{}/{}", s.name, p.name), p.shape, part(s.values, p)});
+    }
+    if (averaged) out.push_back({"average/" + p.name, p.shape, part(average.span(), p)});
+  }
+  for (const FlatModel::Entry& b : flat.buffers()) {
+    out.push_back({"model/" + b.name, b.shape, part(flat.buffer_values(), b)});
+    if (averaged) out.push_back({"average/" + b.name, b.shape, part(buffer_average.span(), b)});
+  }
+  for (auto& [name, extra] : extras_) {
+    for (auto& [array, values] : extra.arrays) {
+      out.push_back({fmt::format("extra/{}/{}", name, array),
+                     {static_cast<int64_t>(values.span().size())},
+                     values.span()});
+    }
+  }
+  return out;
+}
+
+std::vector<ckpt::TensorView> JobState::tensors() {
+  DUCTILE_CHECK(optimizer->holds_all(), "the state of all blocks is asked for, some are held");
+  std::vector<ckpt::TensorView> out;
+  for (const NamedTensor& t : named()) {
+    out.push_back({t.name, DType::f32, t.shape, std::as_bytes(t.values)});
+  }
+  return out;
+}
+
+void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
+  optimizer->hold({{0, optimizer->num_blocks()}});
+  // The arrays of the extra parts are those that the checkpoint names.
+  extras_.clear();
+  for (const auto& [name, saved] : values.at("extra").items()) {
+    for (const auto& [array, size] : saved.at("arrays").items()) extra_array(name, array, size);
+  }
+  const std::vector<NamedTensor> wanted = named();
+  std::map<std::string_view, const ckpt::TensorInfo*> known;
+  for (const ckpt::TensorInfo& info : checkpoint.tensors()) known[info.name] = &info;
+  for (const NamedTensor& t : wanted) {
+    const auto found = known.extract(t.name);
+    if (found.empty()) {
+      fail(ErrorCode::invalid_argument,
+           "the checkpoint holds no tensor {}; it is of another model or optimiser", t.name);
+    }
+    const ckpt::TensorInfo& info = *found.mapped();
+    if (info.shape != t.shape || info.dtype != DType::f32) {
+      fail(ErrorCode::invalid_argument, "tensor {} is {} {} in the checkpoint and {} {} here",
+           t.name, to_string(info.dtype), describe_shape(info.shape), to_string(DType::f32),
+           describe_shape(t.shape));
+    }
+  }
+  if (!known.empty()) {
+    fail(ErrorCode::invalid_argument,
+         "the checkpoint holds tensor {}, which this model and optimiser do not have",
+         known.begin()->first);
+  }
+  for (const NamedTensor& t : wanted) checkpoint.read(t.name, bytes_of(t.values));
+  set_values(values, checkpoint.step());
+  flat.refresh_half_weights();
+}
+
+// ---- To another worker.
+
+// What travels beside the values; the arrays of extra parts among it.
+std::vector<std::span<std::byte>> JobState::fed(bool spread) {
+  std::vector<std::span<std::byte>> out;
+  for (const NamedTensor& t : named()) {
+    const bool replicated = t.name.starts_with("extra/");
+    if ((!spread || replicated) && !t.values.empty()) out.push_back(bytes_of(t.values));
+  }
+  if (spread) {
+    out.push_back(bytes_of(flat.buffer_values()));
+    out.push_back(bytes_of(buffer_average.span()));
+    std::erase_if(out, [](const auto& bytes) { return bytes.empty(); });
+  }
+  return out;
+}
+
+void JobState::send(parallel::Exchange& exchange, int to, const Json& job, bool spread) {
+  send_text(exchange, to, dump_json(Json{{"job", job}, {"state", values()}}));
+  for (const std::span<const std::byte> bytes : fed(spread)) exchange.send(to, bytes);
+}
+
+void JobState::receive(parallel::Exchange& exchange, int from, int64_t step, bool spread,
+                       const std::function<void(const Json& job)>& check) {
+  const Json sent = parse_json(receive_text(exchange, from), "the state that a worker sent",
+                               ErrorCode::data_loss);
+  check(sent.at("job"));
+  set_values(sent.at("state"), step);
+  for (const std::span<std::byte> bytes : fed(spread)) exchange.receive(from, bytes);
+  flat.refresh_half_weights();
+}
+
+// ---- Images.
+
+std::vector<JobState::Array> JobState::arrays() {
+  std::vector<Array> out = {{"weights", flat.weights()},
+                            {"buffers", flat.buffer_values()},
+                            {"average", average.span()},
+                            {"buffer_average", buffer_average.span()}};
+  for (const optim::Optimizer::BlockRange& blocks : optimizer->held()) {
+    for (const optim::Optimizer::StateBuffer& s : optimizer->state(blocks)) {
+      out.push_back({fmt::format("optimizer/{}/{}", s.name, blocks.begin), s.values});
+    }
+  }
+  for (auto& [name, part] : extras_) {
+    for (auto& [array, values] : part.arrays) {
+      out.push_back({fmt::format("extra/{}/{}", name, array), values.span()});
+    }
+  }
+  return out;
+}
+
+StateImage JobState::fork(const StateImage* like) {
+  StateImage image;
+  image.values_ = values();
+  image.values_["step"] = counters.step;
+  image.held_ = optimizer->held();
+  for (const Array& array : arrays()) {
+    const std::span<const std::byte> bytes = std::as_bytes(array.values);
+    std::vector<StateImage::Piece>& pieces = image.arrays_[array.name];
+    const std::vector<StateImage::Piece>* other = nullptr;
+    if (like != nullptr) {
+      const auto found = like->arrays_.find(array.name);
+      if (found != like->arrays_.end()) other = &found->second;
+    }
+    for (size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
+      const auto piece = bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin));
+      const size_t index = begin / kPieceBytes;
+      if (other != nullptr && index < other->size() && (*other)[index]->size() == piece.size() &&
+          std::memcmp((*other)[index]->data(), piece.data(), piece.size()) == 0) {
+        pieces.push_back((*other)[index]);
+      } else {
+        pieces.push_back(
+            std::make_shared<const std::vector<std::byte>>(piece.begin(), piece.end()));
+      }
+    }
+  }
+  return image;
+}
+
+void JobState::take(const StateImage& image) {
+  optimizer->hold(image.held_);
+  set_values(image.values_, image.values_.at("step"));
+  for (const Array& array : arrays()) {
+    std::span<std::byte> to = bytes_of(array.values);
+    for (const StateImage::Piece& piece : image.arrays_.at(array.name)) {
+      std::ranges::copy(*piece, to.begin());
+      to = to.subspan(piece->size());
+    }
+    DUCTILE_CHECK(to.empty(), "the image of {} ends early", array.name);
+  }
+  flat.refresh_half_weights();
+}
+
+std::optional<std::string> JobState::digest() {
+  if (!optimizer->holds_all()) return std::nullopt;
+  return ckpt::state_digest(counters.step, values(), tensors());
+}
+
+// ---- What is evaluated.
+
+JobState::EvaluationWeights JobState::evaluation_weights() {
+  const optim::EvaluationInput in{flat.weights(), average.span()};
+  if (!optimizer->evaluates_other_weights(in)) return {};
+  EvaluationWeights out{AlignedArray<float>(flat.layout().total_size()), buffer_average.span()};
+  for (const optim::Optimizer::BlockRange& blocks : optimizer->held()) {
+    optimizer->evaluation_weights(in, blocks, out.weights.span());
+  }
+  return out;
+}
+
+JobState::Deployed JobState::deployed() {
+  Deployed out{evaluation_weights(), {}};
+  const std::span<float> other = out.weights.weights.span();
+  const std::span<float> weights = other.empty() ? flat.weights() : other;
+  const std::span<float> buffers =
+      out.weights.buffers.empty() ? flat.buffer_values() : out.weights.buffers;
+  const auto add = [&](const FlatModel::Entry& entry, std::span<float> from) {
+    out.views.push_back({entry.name, DType::f32, entry.shape,
+                         std::as_bytes(from.subspan(static_cast<size_t>(entry.offset),
+                                                    static_cast<size_t>(entry.size)))});
+  };
+  for (const FlatModel::Entry& p : flat.parameters()) add(p, weights);
+  for (const FlatModel::Entry& b : flat.buffers()) add(b, buffers);
+  return out;
+}
+
+}  // namespace ductile::train

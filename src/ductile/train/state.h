@@ -1,0 +1,180 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/aligned_array.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/nn/model.h"
+#include "ductile/optim/hyper.h"
+#include "ductile/optim/loss_scaler.h"
+#include "ductile/optim/optimizer.h"
+#include "ductile/parallel/exchange.h"
+#include "ductile/parallel/sharded_update.h"
+#include "ductile/train/evaluate.h"
+#include "ductile/train/flat_model.h"
+
+namespace ductile::train {
+
+// Training figures between two metric lines. Part of the state, so that the lines of a resumed run
+// equal those of an undisturbed one.
+struct Window {
+  std::map<std::string, double> sums;  // over updates: loss, correct, predictions, others by name
+  int64_t updates = 0;
+
+  // 0 where there was none.
+  double sum(const std::string& name) const {
+    const auto found = sums.find(name);
+    return found == sums.end() ? 0 : found->second;
+  }
+  nlohmann::json to_json() const;
+  static Window from_json(const nlohmann::json& value);
+};
+
+// What has been done, counted where it is done and never inferred. The same on every worker.
+struct Counters {
+  int64_t step = 0;     // protocol steps committed: updates, and evaluations of the loss between them
+  int64_t updates = 0;  // of them, the steps of training; one that fp16 skipped counts
+  int64_t cursor = 0;   // position in the stream of training samples (data/cursor.h)
+  // Samples that ranks ran forward and backward, in all steps.
+  int64_t samples_forward = 0, samples_backward = 0;
+  double flops = 0;  // of these, in forward and backward; 0 where the model's are not known
+
+  bool operator==(const Counters&) const = default;
+};
+
+// What a step method or a rate control keeps from step to step, in the state that it belongs to: so
+// it is saved, restored, sent, forked and hashed with it.
+struct ExtraPart {
+  nlohmann::json values = nlohmann::json::object();
+  std::map<std::string, AlignedArray<float>> arrays;  // replicated: the same on every worker
+};
+
+class JobState;
+
+// A copy of a state in memory, constant and cheap to copy: a branch of a tuner. Images share the
+// pieces in which they are equal.
+class StateImage {
+ public:
+  const nlohmann::json& values() const { return values_; }
+  // Memory of the pieces that no other image holds.
+  size_t own_bytes() const;
+
+ private:
+  friend class JobState;
+  using Piece = std::shared_ptr<const std::vector<std::byte>>;
+
+  nlohmann::json values_;
+  std::vector<optim::Optimizer::BlockRange> held_;
+  std::map<std::string, std::vector<Piece>> arrays_;
+};
+
+// All of a job between two steps: the model's weights and running statistics, the optimiser, the
+// moving averages, the loss scaler, counters, the hyperparameters of the next step, evaluations,
+// and the parts that step methods and controls add. It can be saved, restored, sent to another
+// worker, forked and hashed; whoever holds the same state goes on to the same bits.
+//
+// A plain holder: what a step does to it is decided by Replica and its step method. One thread.
+class JobState {
+ public:
+  using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)>;
+
+  // Takes over the model's tensors (flat_model.h). The model outlives this object.
+  JobState(nn::Model& model, const spec::JobOptions& job, const MakeOptimizer& make_optimizer);
+
+  FlatModel flat;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  AlignedArray<float> average, buffer_average;  // empty where averaging is off
+  optim::LossScaler scaler;
+  Counters counters;
+  optim::Hyper hyper;       // of the next step
+  optim::Hyper last_hyper;  // of the last one
+  Window window;
+  std::optional<double> loss;             // of the last update
+  std::map<std::string, double> figures;  // of the last update, by name
+  int64_t evaluated_at = -1;              // updates done when the last evaluation was made
+  std::optional<Evaluation> last, best;
+
+  // The part of this name; made empty at the first call.
+  ExtraPart& extra(const std::string& name) { return extras_[name]; }
+  const std::map<std::string, ExtraPart>& extras() const { return extras_; }
+  // An array of `size` floats in such a part, zero where it is new. Throws conflict where there is
+  // one of another size.
+  std::span<float> extra_array(const std::string& part, const std::string& name, int64_t size);
+
+  // All but the tensors, as a checkpoint holds it.
+  nlohmann::json values() const;
+  void set_values(const nlohmann::json& values, int64_t step);
+
+  // The tensors by name as views into the live arrays, valid until the next step:
+  //   model/<parameter>                  fp32 master weights, PyTorch's names
+  //   model/<buffer>                     running statistics
+  //   optimizer/<state>/<parameter>      e.g. optimizer/momentum_buffer/conv1.weight
+  //   average/<parameter or buffer>      their moving averages, where averaging is on
+  //   extra/<part>/<array>               of step methods and controls
+  // A checkpoint so does not depend on how arrays are padded, sharded or spread over workers.
+  // Where the optimiser's state is spread over workers, all of it must be held here.
+  std::vector<ckpt::TensorView> tensors();
+  // Takes up the tensors of a checkpoint, and the values (its own, or in place of them those of an
+  // older version made new). Throws invalid_argument, naming the tensor, where it is of another
+  // model (missing, surplus, other shape).
+  void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values);
+
+  // The state to a worker that has nothing yet, which calls receive(). Blocks of a spread update
+  // travel by themselves (ShardedUpdate::transfer); `spread` says that this is such a job.
+  void send(parallel::Exchange& exchange, int to, const nlohmann::json& job, bool spread);
+  // `check` is told of the sender's job before anything is changed; what it throws comes out.
+  void receive(parallel::Exchange& exchange, int from, int64_t step, bool spread,
+               const std::function<void(const nlohmann::json& job)>& check);
+
+  // A copy of what is held here. Pieces that equal those of `like` are shared with it.
+  StateImage fork(const StateImage* like = nullptr);
+  // Becomes the state of the image, to the bit.
+  void take(const StateImage& image);
+
+  // A hash of the whole state, to the bit (ckpt/digest.h); the same as of a checkpoint of it.
+  // Nothing where this worker holds a part of the state only.
+  std::optional<std::string> digest();
+
+  // The weights to be evaluated and deployed, by the optimiser's answer, and the running statistics
+  // that belong to them; empty: the trained ones. Weights are filled for the blocks that are held
+  // here.
+  struct EvaluationWeights {
+    AlignedArray<float> weights;
+    std::span<float> buffers;  // of the state
+  };
+  EvaluationWeights evaluation_weights();
+  // The same as tensors under their plain names: what is deployed.
+  struct Deployed {
+    EvaluationWeights weights;
+    std::vector<ckpt::TensorView> views;  // into `weights`, or the state
+  };
+  Deployed deployed();
+
+ private:
+  struct Array {
+    std::string name;
+    std::span<float> values;
+  };
+  std::vector<Array> arrays();  // flat, all that is held
+  struct NamedTensor {
+    std::string name;
+    Shape shape;
+    std::span<float> values;
+  };
+  std::vector<NamedTensor> named();
+  std::vector<std::span<std::byte>> fed(bool spread);
+
+  std::map<std::string, ExtraPart> extras_;
+};
+
+}  // namespace ductile::train

@@ -1,0 +1,61 @@
+#include "ductile/train/step_method.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ductile/base/error.h"
+
+namespace ductile::train {
+namespace {
+
+constexpr std::array<StepMethodEntry, 1> kMethods{{
+    {"plain", make_plain_method, "forward and backward of every sample, then an update"},
+}};
+
+}  // namespace
+
+FigureList::FigureList(std::vector<std::string> more) {
+  for (const std::string_view name :
+       {kLoss, kCorrect, kPredictions, kSamplesForward, kSamplesBackward})
+    names_.emplace_back(name);
+  for (std::string& name : more) {
+    DUCTILE_CHECK(std::ranges::find(names_, name) == names_.end(), "figure {} is there twice", name);
+    names_.push_back(std::move(name));
+  }
+}
+
+size_t FigureList::place(std::string_view name) const {
+  const auto found = std::ranges::find(names_, name);
+  if (found == names_.end()) {
+    fail(ErrorCode::not_found, "the step method declares no figure \"{}\"", name);
+  }
+  return static_cast<size_t>(found - names_.begin());
+}
+
+std::map<std::string, double> FigureList::by_name(std::span<const float> tail) const {
+  std::map<std::string, double> out;
+  for (size_t i = 0; i < names_.size(); ++i) out[names_[i]] = tail[i];
+  return out;
+}
+
+Verdict StepMethod::judge(const JobState&, const StepKind& kind,
+                          const std::map<std::string, double>& sums, int64_t num_ranks) const {
+  const auto ranks = static_cast<float>(num_ranks);
+  // As the sum itself, in fp32.
+  return {kind.update, ranks, static_cast<float>(sums.at(std::string(kLoss))) / ranks};
+}
+
+std::span<const StepMethodEntry> step_methods() { return kMethods; }
+
+std::unique_ptr<StepMethod> make_step_method(const spec::JobOptions& job) {
+  std::string names;
+  for (const StepMethodEntry& entry : kMethods) {
+    if (entry.name == job.train.method) return entry.make(job);
+    names += names.empty() ? "" : ", ";
+    names += entry.name;
+  }
+  fail(ErrorCode::invalid_argument, "train.method = \"{}\" is unknown; known: {}", job.train.method,
+       names);
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,79 @@
+#include "ductile/train/workers.h"
+
+#include <chrono>
+#include <iostream>
+#include <optional>
+
+#include "ductile/link/local_control.h"
+#include "ductile/link/worker_link.h"
+#include "ductile/net/secret.h"
+#include "ductile/run/progress.h"
+#include "ductile/train/interrupt.h"
+#include "ductile/train/worker_loop.h"
+
+namespace ductile::train {
+namespace {
+
+// While a controller's link calls back into the loop that takes its commands.
+link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::string& address) {
+  using control::Time;
+  link::WorkerLinkOptions options;
+  options.worker = {.worker = launch.worker,
+                    .address = link::PeerAddress::here(address).to_string()};
+  options.worker.sharded = launch.job.train.shard_optimizer;
+  const auto deadline = std::chrono::duration_cast<Time>(
+      std::chrono::duration<double>(launch.job.elastic.peer_deadline));
+  options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
+  options.job = link::job_name(launch.folder.path());
+  options.controller = launch.controller;
+  options.store = launch.store;
+  options.run = launch.folder.path();
+  options.log = [](const std::string& text) { std::cerr << text << std::endl; };
+  return options;
+}
+
+}  // namespace
+
+void work(const WorkerLaunch& launch) {
+  const net::Secret secret = net::Secret::load();
+  const std::string address = launch.address.empty()
+                                  ? net::local_address_towards(launch.controller)
+                                  : launch.address;
+  const WorkerInput input{.folder = launch.folder,
+                          .job = launch.job,
+                          .secret = &secret,
+                          .address = address,
+                          .progress_fd = launch.progress_fd,
+                          .interrupted = pending_interrupt};
+  WorkerLoop* loop = nullptr;  // the link calls it back from its own thread
+  std::mutex mutex;
+  link::WorkerLinkOptions options = link_options(launch, address);
+  options.on_abandon = [&](control::Generation generation) {
+    const std::lock_guard lock(mutex);
+    if (loop != nullptr) loop->give_up(generation);
+  };
+  link::WorkerLink source(std::move(options), secret);
+  WorkerLoop own(input, source);
+  {
+    const std::lock_guard lock(mutex);
+    loop = &own;
+  }
+  own.run();
+  const std::lock_guard lock(mutex);
+  loop = nullptr;
+}
+
+link::JobEnd train_here(const run::RunLock& lock, const LocalRun& run) {
+  link::LocalControl control(lock, {.run = run.folder.path(),
+                                    .membership = control::membership_options(run.job),
+                                    .keep_checkpoints = run.job.checkpoint.keep});
+  const WorkerInput input{.folder = run.folder,
+                          .job = run.job,
+                          .recipe = run.recipe,
+                          .progress_fd = run.progress_fd,
+                          .interrupted = run.interrupted};
+  WorkerLoop(input, control).run();
+  return control.end();
+}
+
+}  // namespace ductile::train
