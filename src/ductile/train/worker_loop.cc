@@ -83,7 +83,7 @@ class WorkerLoop::Impl {
 
  private:
   // ---- commands, as worker_protocol.h has them
-  void on(const SendReport&) {}
+  void on(const SendStatus&) {}
   void on(const Exit&) {}
   void on(const Restore& command);
   void on(const Feed& command);
