@@ -144,7 +144,7 @@ graph::Graph three_senses() {
 double equal_layers(const graph::Graph& g, const Devices& devices, const PlannerOptions& options) {
   const std::vector<OpId> order = depth_first_order(g);
   double best = std::numeric_limits<double>::infinity();
-  for_uniform_shapes("interleaved", g, fleet_of(devices), options, [&](const UniformShape& s) {
+  for_uniform_shapes("interleaved", g, island_of(devices), options, [&](const UniformShape& s) {
     const auto n = static_cast<size_t>(s.ranks * s.parts);
     if (n > order.size()) return;
     std::vector<size_t> ends;

@@ -13,11 +13,11 @@
 
 namespace ductile::cli {
 
-void check_workers(const spec::JobOptions& job, const server::Fleet& fleet, int64_t workers) {
-  if (workers > fleet.most())
+void check_workers(const spec::JobOptions& job, const server::HostSetup& setup, int64_t workers) {
+  if (workers > setup.most())
     fail(ErrorCode::invalid_argument, "--workers {}: {} at most, since one host has room for {}{}",
-         workers, fleet.most(), server::kMostOnOneHost,
-         fleet.hosts.empty() ? "; --hosts adds more hosts" : "");
+         workers, setup.most(), server::kMostOnOneHost,
+         setup.hosts.empty() ? "; --hosts adds more hosts" : "");
   if (workers <= job.train.virtual_ranks) return;
   fail(
       ErrorCode::invalid_argument,
@@ -26,26 +26,26 @@ void check_workers(const spec::JobOptions& job, const server::Fleet& fleet, int6
       workers, job.train.virtual_ranks);
 }
 
-server::Fleet fleet_of(const HostsRequest& request, const server::Fleet& before) {
-  server::Fleet fleet = before;
+server::HostSetup host_setup_of(const HostsRequest& request, const server::HostSetup& before) {
+  server::HostSetup setup = before;
   if (request.hosts) {
     std::error_code ignored;
-    fleet.hosts = fs::is_regular_file(*request.hosts, ignored)
+    setup.hosts = fs::is_regular_file(*request.hosts, ignored)
                       ? server::read_hosts(*request.hosts)
                       : server::parse_hosts(*request.hosts);
   } else if (before.hosts.empty() && (request.launcher || request.listen)) {
     fail(ErrorCode::invalid_argument, "{} says how hosts are reached, and --hosts names none",
          request.launcher ? "--launcher" : "--listen");
   }
-  if (request.launcher) fleet.launcher = *request.launcher;
-  if (request.listen) fleet.listen = *request.listen;
-  for (const server::Host& host : fleet.hosts) {
+  if (request.launcher) setup.launcher = *request.launcher;
+  if (request.listen) setup.listen = *request.listen;
+  for (const server::Host& host : setup.hosts) {
     if (server::is_this_machine(host)) continue;
-    if (server::launch_words(fleet.launcher, "") == server::launch_words(fleet.launcher, "x"))
+    if (server::launch_words(setup.launcher, "") == server::launch_words(setup.launcher, "x"))
       fail(ErrorCode::invalid_argument,
-           "--launcher '{}': {{host}} stands for the host, as in 'ssh {{host}}'", fleet.launcher);
+           "--launcher '{}': {{host}} stands for the host, as in 'ssh {{host}}'", setup.launcher);
   }
-  return fleet;
+  return setup;
 }
 
 namespace {
@@ -53,18 +53,18 @@ namespace {
 std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
                                                 const spec::JobOptions& job,
                                                 const ElasticRun& run) {
-  if (run.fleet.hosts.empty())
+  if (run.setup.hosts.empty())
     return server::make_local_launcher({run.program, folder.log_file(), job.train.threads},
                                        folder.path());
   server::HostsLauncherOptions options;
-  options.fleet = run.fleet;
+  options.setup = run.setup;
   options.program = fs::read_symlink("/proc/self/exe");
   options.worker = run.program;
   options.log = folder.log_file();
   options.threads = job.train.threads;
   options.all = run.every_host;
   options.elsewhere =
-      server::was_elastic(folder.path()) && server::load_fleet(folder.path()) != run.fleet;
+      server::was_elastic(folder.path()) && server::load_host_setup(folder.path()) != run.setup;
   return server::make_hosts_launcher(std::move(options), folder.path());
 }
 
@@ -75,10 +75,11 @@ server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folde
   server::JobControllerOptions options;
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
-  if (!run.fleet.hosts.empty()) options.listen = server::listen_address(run.fleet);
-  if (run.fleet != server::load_fleet(folder.path())) server::save_fleet(folder.path(), run.fleet);
-  options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.fleet.hosts.size()));
-  options.membership.max_workers = std::min(run.fleet.most(), job.train.virtual_ranks);
+  if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
+  if (run.setup != server::load_host_setup(folder.path()))
+    server::save_host_setup(folder.path(), run.setup);
+  options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
+  options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
   options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.elastic.peer_deadline));
   HeldSignals signals;

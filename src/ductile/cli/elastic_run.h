@@ -17,17 +17,17 @@ namespace ductile::cli {
 struct ElasticRun {
   fs::path program;                                    // ductile-worker
   int64_t workers = 0;                                 // 0: as many as before
-  server::Fleet fleet;                                 // no hosts: this machine alone
+  server::HostSetup setup;                             // no hosts: this machine alone
   bool every_host = true;                              // must answer at the start
   std::function<void(std::string_view line)> on_line;  // of any worker's progress pipe
   std::function<void(const control::Note& note)> on_note;
 };
 
 // Throws invalid_argument, naming the options, where the job cannot have that many workers there.
-void check_workers(const spec::JobOptions& job, const server::Fleet& fleet, int64_t workers);
+void check_workers(const spec::JobOptions& job, const server::HostSetup& setup, int64_t workers);
 
 // The hosts that a request names, those of the run before it where it names none.
-server::Fleet fleet_of(const HostsRequest& request, const server::Fleet& before);
+server::HostSetup host_setup_of(const HostsRequest& request, const server::HostSetup& before);
 
 // Runs the job with a controller of its own in this process, until no worker is left.
 //

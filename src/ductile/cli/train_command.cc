@@ -159,14 +159,14 @@ Json last_summary(const run::RunFolder& folder) {
 }
 
 // 0: as many as before. Hosts that are named get as many as they take.
-int64_t count_workers(const TrainCommand& command, const server::Fleet& fleet,
+int64_t count_workers(const TrainCommand& command, const server::HostSetup& setup,
                       const spec::JobOptions& job) {
   int64_t places = 0;
-  for (const server::Host& host : fleet.hosts) places += std::max<int64_t>(host.places, 1);
+  for (const server::Host& host : setup.hosts) places += std::max<int64_t>(host.places, 1);
   if (command.workers) {
-    if (const int64_t most = fleet.places(); most > 0 && *command.workers > most)
+    if (const int64_t most = setup.places(); most > 0 && *command.workers > most)
       fail(ErrorCode::invalid_argument, "--workers {}: the hosts take {}", *command.workers, most);
-    check_workers(job, fleet, *command.workers);
+    check_workers(job, setup, *command.workers);
     return *command.workers;
   }
   return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
@@ -271,11 +271,11 @@ ExitCode train(const TrainCommand& command, Context& context) {
     require_trusted(run::RunFolder::open(*command.resume).path());
   // Once a job has had a controller only a controller knows which of its checkpoints count.
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
-  const server::Fleet fleet =
-      fleet_of(command.hosts, command.resume ? server::load_fleet(before) : server::Fleet());
+  const server::HostSetup setup = host_setup_of(
+      command.hosts, command.resume ? server::load_host_setup(before) : server::HostSetup());
   const bool elastic =
-      command.workers || !fleet.hosts.empty() || (command.resume && server::was_elastic(before));
-  const int64_t workers = count_workers(command, fleet, config.job);
+      command.workers || !setup.hosts.empty() || (command.resume && server::was_elastic(before));
+  const int64_t workers = count_workers(command, setup, config.job);
   const fs::path program = process::find_worker();
   const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)
                                                : new_run(command, config, program, console);
@@ -290,7 +290,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   Listener listener(console, console.verbosity >= 0 && !command.json);
   Outcome outcome;
   if (elastic) {
-    ElasticRun run{program, workers, fleet, command.hosts.hosts.has_value(), {}, {}};
+    ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
     run.on_line = [&](std::string_view line) { listener.line(line); };
     run.on_note = [&](const control::Note& note) { listener.note(note); };
     try {

@@ -82,10 +82,10 @@ void check_batch_size(int64_t batch_size, int64_t parts) {
   }
 }
 
-void check_parts(const LoaderPlan& plan) {
-  if (plan.first_part < 0 || plan.num_parts < 1 || plan.first_part + plan.num_parts > plan.parts) {
-    fail(ErrorCode::invalid_argument, "parts {}..{} of {}", plan.first_part,
-         plan.first_part + plan.num_parts - 1, plan.parts);
+void check_parts(const LoaderTask& task) {
+  if (task.first_part < 0 || task.num_parts < 1 || task.first_part + task.num_parts > task.parts) {
+    fail(ErrorCode::invalid_argument, "parts {}..{} of {}", task.first_part,
+         task.first_part + task.num_parts - 1, task.parts);
   }
 }
 
@@ -94,21 +94,21 @@ void check_parts(const LoaderPlan& plan) {
 class Loader::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-       const spec::LoaderOptions& options, const LoaderPlan& plan)
+       const spec::LoaderOptions& options, const LoaderTask& task)
       : dataset_(std::move(dataset)),
         info_(dataset_->info()),
-        plan_(plan),
-        shuffle_(options.shuffle && plan.training),
+        task_(task),
+        shuffle_(options.shuffle && task.training),
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
         stream_pool_(std::make_shared<SlotPool>()),
         fetch_pool_(std::make_shared<SlotPool>()),
-        augmenter_(resolve_augment(augment, info_), info_, plan.training, plan.seed),
+        augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
-    check_parts(plan);
+    check_parts(task);
     sample_values_ = info_.tokens ? info_.sequence_length : num_elements(augmenter_.output_shape());
-    batch_size_ = plan.batch_size;
-    step_ = step_at(plan.start, plan.batch_size);
-    part_ = plan.first_part;
+    batch_size_ = task.batch_size;
+    step_ = step_at(task.start, task.batch_size);
+    part_ = task.first_part;
 
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     max_threads_ = options.threads > 0 ? static_cast<int>(options.threads) : cores;
@@ -140,7 +140,7 @@ class Loader::Impl {
         error_ = slot->error;
         std::rethrow_exception(error_);
       }
-      if (!plan_.training) drop_bad(*slot);
+      if (!task_.training) drop_bad(*slot);
     } while (slot->batch.num_samples == 0);
     count_batch();
     return hand_out(std::move(slot), stream_pool_);
@@ -153,7 +153,7 @@ class Loader::Impl {
     for (const int64_t index : indices) {
       if (index < 0 || index >= info_.size) {
         fail(ErrorCode::invalid_argument, "there is no sample {}: the {} set has {}, from 0 on",
-             index, plan_.training ? "training" : "held-out", info_.size);
+             index, task_.training ? "training" : "held-out", info_.size);
       }
     }
     auto slot = fetch_pool_->take();
@@ -169,7 +169,7 @@ class Loader::Impl {
     wait_until([&] { return slot->ready(); }, lock);
     fetching_ = nullptr;
     if (slot->error) std::rethrow_exception(slot->error);
-    if (!plan_.training) drop_bad(*slot);
+    if (!task_.training) drop_bad(*slot);
     count_batch();
     return hand_out(std::move(slot), fetch_pool_);
   }
@@ -193,7 +193,7 @@ class Loader::Impl {
     const auto discarded = std::exchange(queue_, {});
     batch_size_ = batch_size;
     step_ = step;
-    part_ = plan_.first_part;
+    part_ = task_.first_part;
     error_ = nullptr;
     cold_ = true;
     room_.notify_all();
@@ -224,12 +224,12 @@ class Loader::Impl {
   bool front_ready() const { return !queue_.empty() && queue_.front()->ready(); }
   // Evaluation: every batch was made and taken.
   bool at_end_locked() const { return queue_.empty() && all_opened(); }
-  bool all_opened() const { return !plan_.training && step_.first >= info_.size; }
+  bool all_opened() const { return !task_.training && step_.first >= info_.size; }
 
   // What a step at `cursor` takes; throws invalid_argument where there is none.
   StepSamples step_at(int64_t cursor, int64_t batch_size) const {
-    check_batch_size(batch_size, plan_.parts);
-    if (plan_.training) return samples_of_step(cursor, batch_size, info_.size);
+    check_batch_size(batch_size, task_.parts);
+    if (task_.training) return samples_of_step(cursor, batch_size, info_.size);
     if (cursor < 0) fail(ErrorCode::invalid_argument, "evaluation from sample {} on", cursor);
     const int64_t first = std::min(cursor, info_.size);
     return {0, first, first + std::min(batch_size, info_.size - first)};
@@ -238,10 +238,10 @@ class Loader::Impl {
   // The next batch to be handed out is the first part of this step.
   bool comes_next(const StepSamples& step) const {
     if (error_) return false;
-    if (queue_.empty()) return part_ == plan_.first_part && step_ == step;
+    if (queue_.empty()) return part_ == task_.first_part && step_ == step;
     const Batch& b = queue_.front()->batch;
-    return b.part == plan_.first_part && b.epoch == step.epoch &&
-           b.first == step.first + b.part * (batch_size_ / plan_.parts);
+    return b.part == task_.first_part && b.epoch == step.epoch &&
+           b.first == step.first + b.part * (batch_size_ / task_.parts);
   }
 
   template <class Done>
@@ -288,15 +288,15 @@ class Loader::Impl {
 
   std::unique_ptr<Slot> open_slot() {
     auto slot = stream_pool_->take();
-    const int64_t per_part = batch_size_ / plan_.parts;
+    const int64_t per_part = batch_size_ / task_.parts;
     Batch& b = slot->batch;
     b.epoch = step_.epoch;
     b.first = step_.first + part_ * per_part;
     b.next_cursor = step_.next;
     b.part = part_;
     prepare(*slot, std::clamp<int64_t>(info_.size - b.first, 0, per_part));
-    if (++part_ == plan_.first_part + plan_.num_parts) {
-      part_ = plan_.first_part;
+    if (++part_ == task_.first_part + task_.num_parts) {
+      part_ = task_.first_part;
       step_ = step_at(step_.next, batch_size_);
     }
     return slot;
@@ -306,7 +306,7 @@ class Loader::Impl {
   void prepare(Slot& slot, int64_t count) const {
     Batch& b = slot.batch;
     b.num_samples = count;
-    b.channels_last = plan_.channels_last && !info_.tokens;
+    b.channels_last = task_.channels_last && !info_.tokens;
     b.dtype = info_.tokens ? DType::i64 : DType::f32;
     slot.input.need(count * sample_values_ * static_cast<int64_t>(size_of(b.dtype)));
     b.input = slot.input.data();
@@ -329,7 +329,7 @@ class Loader::Impl {
   }
 
   void work() {
-    SampleWriter writer(*dataset_, augmenter_, cache_.get(), plan_.channels_last);
+    SampleWriter writer(*dataset_, augmenter_, cache_.get(), task_.channels_last);
     std::unique_lock lock(mutex_);
     while (true) {
       Slot* slot = nullptr;
@@ -362,7 +362,7 @@ class Loader::Impl {
                                   : index_at(order, b.first + i);
       int64_t tries = 0;
       while (!try_sample(writer, slot, i, index)) {
-        if (!plan_.training) {
+        if (!task_.training) {
           slot.good[static_cast<size_t>(i)] = 0;
           break;
         }
@@ -375,7 +375,7 @@ class Loader::Impl {
   }
 
   Permutation order_of(int64_t epoch) const {
-    return {plan_.seed, static_cast<uint64_t>(epoch), info_.size};
+    return {task_.seed, static_cast<uint64_t>(epoch), info_.size};
   }
   int64_t index_at(const Permutation& order, int64_t position) const {
     return shuffle_ ? order[position] : position;
@@ -427,7 +427,7 @@ class Loader::Impl {
 
   const std::shared_ptr<const Dataset> dataset_;
   const DatasetInfo& info_;
-  const LoaderPlan plan_;
+  const LoaderTask task_;
   const bool shuffle_;
   const size_t prefetch_;
   // Apart, since a fetched batch may be far larger than those of the stream.
@@ -460,8 +460,8 @@ class Loader::Impl {
 };
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-               const spec::LoaderOptions& options, LoaderPlan plan)
-    : impl_(std::make_unique<Impl>(std::move(dataset), augment, options, plan)) {}
+               const spec::LoaderOptions& options, LoaderTask task)
+    : impl_(std::make_unique<Impl>(std::move(dataset), augment, options, task)) {}
 Loader::~Loader() = default;
 
 std::shared_ptr<const Batch> Loader::next() { return impl_->next(); }

@@ -31,7 +31,7 @@ struct Batch {
 // Which batches a loader makes. What a step holds follows from the cursor and the batch size alone
 // (samples_of_step in cursor.h); part v is the v-th of `parts` equal slices of it. A loader serves
 // parts [first_part, +num_parts).
-struct LoaderPlan {
+struct LoaderTask {
   uint64_t seed = 0;
   int64_t batch_size = 1;  // of all parts together; divisible by parts
   int64_t parts = 1;
@@ -71,9 +71,9 @@ struct LoaderStats {
 class Loader {
  public:
   // Resolves `augment` against the dataset (a no-op on resolved options; give those resolved
-  // against the training set for a test set). Throws invalid_argument for a plan that does not fit.
+  // against the training set for a test set). Throws invalid_argument for a task that does not fit.
   Loader(std::shared_ptr<const Dataset> dataset, const spec::AugmentOptions& augment,
-         const spec::LoaderOptions& options, LoaderPlan plan);
+         const spec::LoaderOptions& options, LoaderTask task);
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
   ~Loader();
@@ -89,7 +89,7 @@ class Loader {
   std::shared_ptr<const Batch> fetch(std::span<const int64_t> indices, int64_t epoch);
 
   // The dataset indices at positions [first, first + count) of an epoch, that is Permutation with
-  // the plan's seed, or the dataset's order without loader.shuffle and in evaluation. It is how a
+  // the task's seed, or the dataset's order without loader.shuffle and in evaluation. It is how a
   // caller finds what to fetch: a coming step's samples are at samples_of_step(...).first on.
   // Throws invalid_argument for positions outside the epoch.
   std::vector<int64_t> indices_of(int64_t epoch, int64_t first, int64_t count) const;

@@ -8,8 +8,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
-#include "ductile/data/testing/loader_twin.h"
 #include "ductile/data/sampler.h"
+#include "ductile/data/testing/loader_twin.h"
 
 namespace ductile::data {
 namespace {
@@ -41,9 +41,9 @@ class LoaderTest : public testing::Test {
 };
 
 TEST_F(LoaderTest, GivesTheSameBytesForAnyThreadsPartsAndRestart) {
-  LoaderPlan plan{.seed = 5, .batch_size = 24, .parts = 4, .num_parts = 4};
+  LoaderTask task{.seed = 5, .batch_size = 24, .parts = 4, .num_parts = 4};
   options_.threads = 1;
-  Loader reference(train_, strong_augment(), options_, plan);
+  Loader reference(train_, strong_augment(), options_, task);
   const auto expected = collect(reference, 4 * 8 * 3);
   ASSERT_EQ(expected.size(), 96u);
 
@@ -51,13 +51,13 @@ TEST_F(LoaderTest, GivesTheSameBytesForAnyThreadsPartsAndRestart) {
     for (const int64_t prefetch : {1, 5}) {
       options_.threads = threads;
       options_.prefetch = prefetch;
-      Loader loader(train_, strong_augment(), options_, plan);
+      Loader loader(train_, strong_augment(), options_, task);
       EXPECT_EQ(collect(loader, 96), expected) << threads << " threads, prefetch " << prefetch;
     }
   }
   // Each part alone, from the middle of an epoch on.
   for (int64_t part = 0; part < 4; ++part) {
-    LoaderPlan one = plan;
+    LoaderTask one = task;
     one.first_part = part;
     one.num_parts = 1;
     one.start = 200 + 5 * 24;
@@ -67,7 +67,7 @@ TEST_F(LoaderTest, GivesTheSameBytesForAnyThreadsPartsAndRestart) {
     for (const auto& [key, batch] : got) EXPECT_EQ(batch, expected.at(key));
   }
   // Parts are slices of the same global batch.
-  LoaderPlan whole = plan;
+  LoaderTask whole = task;
   whole.parts = 1;
   whole.num_parts = 1;
   Loader loader(train_, strong_augment(), options_, whole);
@@ -81,8 +81,8 @@ TEST_F(LoaderTest, GivesTheSameBytesForAnyThreadsPartsAndRestart) {
 }
 
 TEST_F(LoaderTest, FollowsTheSampler) {
-  const LoaderPlan plan{.seed = 9, .batch_size = 50};
-  Loader loader(train_, {}, options_, plan);
+  const LoaderTask task{.seed = 9, .batch_size = 50};
+  Loader loader(train_, {}, options_, task);
   for (int i = 0; i < 6; ++i) {
     const auto b = loader.next();
     const Permutation order(9, static_cast<uint64_t>(b->epoch), 200);
@@ -95,8 +95,8 @@ TEST_F(LoaderTest, FollowsTheSampler) {
 }
 
 TEST_F(LoaderTest, NormalisesToMeanZeroAndUnitVariance) {
-  const LoaderPlan plan{.batch_size = 200};
-  Loader loader(train_, {}, options_, plan);
+  const LoaderTask task{.batch_size = 200};
+  Loader loader(train_, {}, options_, task);
   const auto b = loader.next();
   EXPECT_EQ(b->shape, (Shape{200, 1, 28, 28}));
   const auto* x = reinterpret_cast<const float*>(b->input);
@@ -112,8 +112,8 @@ TEST_F(LoaderTest, NormalisesToMeanZeroAndUnitVariance) {
 
 TEST_F(LoaderTest, EvaluatesInOrderWithAShortLastBatch) {
   const auto test = open_dataset(small_digits(), Split::test);
-  LoaderPlan plan{.batch_size = 20, .parts = 2, .num_parts = 2, .training = false};
-  Loader loader(test, resolve_augment(strong_augment(), train_->info()), options_, plan);
+  LoaderTask task{.batch_size = 20, .parts = 2, .num_parts = 2, .training = false};
+  Loader loader(test, resolve_augment(strong_augment(), train_->info()), options_, task);
   std::vector<int64_t> sizes;
   uint64_t next = 0;
   while (const auto b = loader.next()) {
@@ -135,8 +135,8 @@ TEST_F(LoaderTest, BatchesOutliveTheLoader) {
   EXPECT_EQ(kept->labels[0], train_->label(static_cast<int64_t>(kept->samples[0])));
 }
 
-TEST_F(LoaderTest, RefusesPlansThatDoNotFit) {
-  const auto make = [&](LoaderPlan plan) { Loader loader(train_, {}, options_, plan); };
+TEST_F(LoaderTest, RefusesTasksThatDoNotFit) {
+  const auto make = [&](LoaderTask task) { Loader loader(train_, {}, options_, task); };
   EXPECT_THROW(make({.batch_size = 201}), Error);
   EXPECT_THROW(make({.batch_size = 10, .parts = 3}), Error);
   EXPECT_THROW(make({.batch_size = 10, .parts = 2, .first_part = 1, .num_parts = 2}), Error);

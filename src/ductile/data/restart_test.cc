@@ -31,7 +31,7 @@ struct Hosts {
       options.threads = draw(random, 0, 4);
       options.prefetch = draw(random, 1, 6);
       loaders.push_back(std::make_unique<Loader>(kind.dataset, kind.augment, options,
-                                                 LoaderPlan{.seed = seed,
+                                                 LoaderTask{.seed = seed,
                                                             .batch_size = batch_size,
                                                             .parts = parts,
                                                             .first_part = first,

@@ -97,9 +97,9 @@ double piper_unit(const Json& nodes) {
 }
 
 // What each end of an edge exchanges, from its node's modes of degree above 1.
-using Exchanges = std::map<std::pair<int64_t, int64_t>, double>;
+using TensorTraffic = std::map<std::pair<int64_t, int64_t>, double>;
 
-void read_exchanges(const Fields& mode, const char* key, int64_t id, Exchanges& out) {
+void read_tensor_traffic(const Fields& mode, const char* key, int64_t id, TensorTraffic& out) {
   if (!mode.has(key)) return;
   const Fields table(mode.at(key), fmt::format("{}: {}", mode.where(), key));
   for (const auto& [other, value] : mode.at(key).items()) {
@@ -115,7 +115,7 @@ void read_exchanges(const Fields& mode, const char* key, int64_t id, Exchanges& 
 }
 
 void read_piper_node(const Json& value, size_t i, double unit, Graph& graph, Names& names,
-                     Exchanges& incoming, Exchanges& outgoing) {
+                     TensorTraffic& incoming, TensorTraffic& outgoing) {
   const Fields f(value, fmt::format("node {}", i));
   const int64_t id = f.integer("id", INT32_MIN, INT32_MAX);
   Op& op = graph.ops[names.add(graph, id, f.text("name", ""))];
@@ -141,8 +141,8 @@ void read_piper_node(const Json& value, size_t i, double unit, Graph& graph, Nam
       }
       const OpCost cost = piper_cost(m, unit);
       if (tensor > 1) {
-        read_exchanges(m, "syncTimeFw", id, incoming);
-        read_exchanges(m, "syncTimeBw", id, outgoing);
+        read_tensor_traffic(m, "syncTimeFw", id, incoming);
+        read_tensor_traffic(m, "syncTimeBw", id, outgoing);
       }
       if (tensor == 1 && kind == "vanilla") {
         op.cost = cost, found = true;
@@ -208,7 +208,7 @@ Graph graph_from_piper(const nlohmann::json& value) {
   graph.sample = "micro-batch";
   graph.state_factor = 0;
   Names names;
-  Exchanges incoming, outgoing;
+  TensorTraffic incoming, outgoing;
   std::vector<int64_t> id_of;
   const Json& nodes = f.array("nodes");
   const double unit = piper_unit(nodes);
@@ -223,12 +223,12 @@ Graph graph_from_piper(const nlohmann::json& value) {
     edge.bytes = g.number("communicationCost");
     const int64_t from = g.integer("sourceId", INT32_MIN, INT32_MAX);
     const int64_t to = g.integer("destId", INT32_MIN, INT32_MAX);
-    const auto exchange = [](const Exchanges& all, int64_t a, int64_t b) {
+    const auto traffic = [](const TensorTraffic& all, int64_t a, int64_t b) {
       const auto at = all.find({a, b});
       return at == all.end() ? 0.0 : at->second;
     };
-    edge.tensor_bytes_from = exchange(outgoing, from, to);
-    edge.tensor_bytes_to = exchange(incoming, to, from);
+    edge.tensor_bytes_from = traffic(outgoing, from, to);
+    edge.tensor_bytes_to = traffic(incoming, to, from);
     graph.edges.push_back(edge);
   }
   number_outputs(graph);

@@ -15,7 +15,7 @@ namespace ductile::link {
 //   source.tell(Loaded{});
 //   while (auto command = source.next()) { ... source.tell(Reduced{...}); ... }
 //
-// Handed out are all commands of worker_protocol.h but SendReport; after Exit comes nothing more.
+// Handed out are all commands of worker_protocol.h but SendStatus; after Exit comes nothing more.
 class CommandSource {
  public:
   virtual ~CommandSource() = default;

@@ -5,14 +5,14 @@
 namespace ductile::plan {
 
 // Where memory is so scarce that the search, cut short, found nothing: a plan of fewest devices.
-void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+void find_any(const SearchSpace& space, const Island& island, const PlannerOptions& options,
               std::span<const int64_t> sizes, Clock::time_point deadline,
               std::vector<Candidate>& found) {
   Effort effort;
   effort.labels = std::min(options.max_labels, 8);
   const std::vector<PathFlow> flows(2, PathFlow::round_trip(space));
   for (int64_t b : sizes) {
-    LabelSearch search(space, {&fleet, 1}, flows, options, effort, b, deadline);
+    LabelSearch search(space, {&island, 1}, flows, options, effort, b, deadline);
     const Solution s = search.fewest_devices();
     if (!s.found) continue;
     Candidate c = to_candidate(space, s, b, options.batch, false);
@@ -23,17 +23,17 @@ void find_any(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
 }
 
 // What would make an infeasible request feasible.
-void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions& options,
+void diagnose(const SearchSpace& space, const Island& island, const PlannerOptions& options,
               std::span<const int64_t> sizes, Clock::time_point deadline, Planned& out) {
   PlannerOptions quick = options;
   quick.objective = Objective::throughput;
   Effort effort;
   effort.labels = std::min(options.max_labels, 8);
   const std::vector<PathFlow> flows(2, PathFlow::round_trip(space));
-  const auto fewest = [&](const Fleet& f, int most) {
+  const auto fewest = [&](const Island& f, int most) {
     int least = 0;
     for (int64_t b : sizes) {
-      Fleet limited = f;
+      Island limited = f;
       limited.devices = least > 0 ? least - 1 : most;
       if (limited.devices == 0) break;
       LabelSearch search(space, {&limited, 1}, flows, quick, effort, b, deadline);
@@ -43,20 +43,20 @@ void diagnose(const SearchSpace& space, const Fleet& fleet, const PlannerOptions
     }
     return least;
   };
-  out.devices_needed = fewest(fleet, std::max(4 * fleet.devices, 64));
-  double low = fleet.memory;
+  out.devices_needed = fewest(island, std::max(4 * island.devices, 64));
+  double low = island.memory;
   double high = low;
-  Fleet larger = fleet;
+  Island larger = island;
   for (int i = 0; i < 40; ++i) {
     high *= 2;
     larger.memory = high;
-    if (fewest(larger, fleet.devices) > 0) break;
+    if (fewest(larger, island.devices) > 0) break;
     low = high;
     if (i == 39 || Clock::now() > deadline) return;
   }
   while (high - low > 0.01 * high && Clock::now() < deadline) {
     larger.memory = (low + high) / 2;
-    (fewest(larger, fleet.devices) > 0 ? high : low) = larger.memory;
+    (fewest(larger, island.devices) > 0 ? high : low) = larger.memory;
   }
   out.memory_needed = high;
 }

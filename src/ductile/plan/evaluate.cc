@@ -1,6 +1,6 @@
 #include "ductile/plan/evaluate.h"
 
-#include "ductile/plan/simulation_impl.h"
+#include "ductile/plan/execution_impl.h"
 
 namespace ductile::plan {
 
@@ -14,9 +14,9 @@ bool Timeline::fits() const {
 Timeline evaluate(const Plan& plan, const PlanCosts& costs, const Orders& orders,
                   const EvaluateOptions& options) {
   const bool split = plan.schedule == ScheduleKind::zero_bubble;
-  Simulation simulation(plan, costs, split, options.record);
-  if (!simulation.try_follow(orders)) simulation.fail_stuck();
-  return simulation.take_result();
+  Execution execution(plan, costs, split, options.record);
+  if (!execution.try_follow(orders)) execution.fail_stuck();
+  return execution.take_result();
 }
 
 Timeline evaluate(const graph::Graph& graph, const Devices& devices, const Plan& plan,

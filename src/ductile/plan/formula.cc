@@ -18,17 +18,17 @@ Objective objective_from(std::string_view name) {
 
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
                        Objective objective) {
-  const Fleet all = fleet_of(devices);
-  const std::vector<Fleet> fleets = fleets_of(devices);
-  const std::vector<int> fleet_of_group = fleet_numbers(devices);
-  // The fleet that a stage was placed on, if it is one.
-  const auto fleet_of_stage = [&](const Stage& stage) -> const Fleet& {
-    if (stage.devices.empty() || fleets.size() == 1) return all;
-    const auto number = [&](int device) { return fleet_of_group[devices.group_index(device)]; };
+  const Island all = island_of(devices);
+  const std::vector<Island> islands = islands_of(devices);
+  const std::vector<int> island_of_group = island_numbers(devices);
+  // The island that a stage was placed on, if it is one.
+  const auto island_of_stage = [&](const Stage& stage) -> const Island& {
+    if (stage.devices.empty() || islands.size() == 1) return all;
+    const auto number = [&](int device) { return island_of_group[devices.group_index(device)]; };
     for (int d : stage.devices) {
       if (number(d) != number(stage.devices[0])) return all;
     }
-    return fleets[number(stage.devices[0])];
+    return islands[number(stage.devices[0])];
   };
   const StageGraph stages = stage_graph(graph, plan);
   const std::vector<double> inputs = graph::input_bytes(graph);
@@ -45,7 +45,7 @@ double formula_seconds(const graph::Graph& graph, const Devices& devices, const 
     const Shape shape{stage.replicas, stage.tensor, 0, stage.shard_optimizer};
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
     const StageCost c = stage_cost(sums, boundary(graph, stage.ops), shape, graph,
-                                   fleet_of_stage(stage), micro_batch, plan.batch, objective);
+                                   island_of_stage(stage), micro_batch, plan.batch, objective);
     if (c.most < in_flight[i] / micro_batch) return std::numeric_limits<double>::infinity();
     tau = std::max(tau, c.tau);
     x[i] = c.transfer;

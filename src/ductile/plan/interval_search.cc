@@ -19,7 +19,7 @@ constexpr int kFewLabels = 3;     // where there are many states
 }  // namespace
 
 Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64_t micro_batch,
-                       int64_t batch, bool several_fleets) {
+                       int64_t batch, bool several_islands) {
   const graph::Graph& graph = space.graph();
   Candidate out;
   Plan& plan = out.plan;
@@ -41,28 +41,28 @@ Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64
       if (graph::allows(graph.ops[v], t, true)) stage.recompute.push_back(v);
     }
     plan.stages.push_back(std::move(stage));
-    if (several_fleets) out.fleets.push_back(choice.shape.group);
+    if (several_islands) out.islands.push_back(choice.shape.group);
   }
   std::reverse(plan.stages.begin(), plan.stages.end());  // first stages first
-  std::reverse(out.fleets.begin(), out.fleets.end());
+  std::reverse(out.islands.begin(), out.islands.end());
   // The search may have overstated a stage's readers; the figure of the plan itself counts.
   const std::vector<int64_t> in_flight = in_flight_samples(stage_graph(graph, plan), plan);
   for (size_t i = 0; i < in_flight.size(); ++i) plan.stages[i].in_flight = in_flight[i];
   return out;
 }
 
-IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<const Fleet> fleets,
+IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<const Island> islands,
                                const PlannerOptions& options,
                                std::span<const int64_t> micro_batches, int64_t steps,
                                Clock::time_point deadline)
-    : fleets_(fleets),
+    : islands_(islands),
       options_(options),
       deadline_(deadline),
       keep_(1 - options.tolerance),
       latency_(options.objective == Objective::time),
       steps_(steps) {
   double capacity = 0;
-  for (const Fleet& f : fleets) capacity += f.devices * f.speed;
+  for (const Island& f : islands) capacity += f.devices * f.speed;
   for (const SearchSpace& space : spaces) {
     flows_.push_back({PathFlow::round_trip(space), PathFlow::by_parameters(space)});
   }
@@ -125,7 +125,7 @@ void IntervalSearch::add_others(double best, double worth, std::vector<Candidate
       const Solution s = search.solve(tau, path_bound, low, worth * best, kFirstLabels);
       if (!s.found) continue;
       found.push_back(
-          to_candidate(*size->space, s, size->micro_batch, options_.batch, fleets_.size() > 1));
+          to_candidate(*size->space, s, size->micro_batch, options_.batch, islands_.size() > 1));
       found.back().seconds = search.factor() * s.tau + s.rest;
     }
   }
@@ -176,7 +176,7 @@ double IntervalSearch::run(double& best, std::vector<Candidate>& found) {
 
 void IntervalSearch::make_search(Size& size) {
   if (size.search) return;
-  size.search = std::make_unique<LabelSearch>(*size.space, fleets_, size.flows, options_,
+  size.search = std::make_unique<LabelSearch>(*size.space, islands_, size.flows, options_,
                                               Effort{options_.max_labels, steps_}, size.micro_batch,
                                               deadline_);
 }
@@ -308,7 +308,7 @@ void IntervalSearch::look_at(Item item, double& best, std::vector<Candidate>& fo
     size.found = std::min(size.found, seconds);
     if (seconds <= kWorthJudging * best) {
       found.push_back(
-          to_candidate(*size.space, s, size.micro_batch, options_.batch, fleets_.size() > 1));
+          to_candidate(*size.space, s, size.micro_batch, options_.batch, islands_.size() > 1));
       found.back().seconds = seconds;
     }
   }

@@ -8,15 +8,15 @@
 
 namespace ductile::plan {
 
-// A plan, by the formula. `fleets`: of each stage; empty where there is one fleet.
+// A plan, by the formula. `islands`: of each stage; empty where there is one island.
 struct Candidate {
   double seconds = std::numeric_limits<double>::infinity();
   Plan plan;
-  std::vector<int> fleets;
+  std::vector<int> islands;
 };
 
 Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64_t micro_batch,
-                       int64_t batch, bool several_fleets);
+                       int64_t batch, bool several_islands);
 
 // Best first over all spaces, micro-batch sizes and bottlenecks. What is still to be looked at are
 // intervals of the bottleneck tau of one space and size: no solution with tau in (low, high] has a
@@ -26,7 +26,7 @@ Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64
 class IntervalSearch {
  public:
   // The arguments must outlive this. `steps`: stages priced, all in all; then the search ends.
-  IntervalSearch(std::span<const SearchSpace> spaces, std::span<const Fleet> fleets,
+  IntervalSearch(std::span<const SearchSpace> spaces, std::span<const Island> islands,
                  const PlannerOptions& options, std::span<const int64_t> micro_batches,
                  int64_t steps, Clock::time_point deadline);
 
@@ -77,7 +77,7 @@ class IntervalSearch {
   void settle(double bound) { bound_ = std::min(bound_, bound); }
   int most_labels(const SearchSpace& space) const;
 
-  std::span<const Fleet> fleets_;
+  std::span<const Island> islands_;
   const PlannerOptions& options_;
   Clock::time_point deadline_;
   double keep_;

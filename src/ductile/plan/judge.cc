@@ -61,10 +61,10 @@ Judge::Judge(const graph::Graph& graph, bool zero_bubble, int64_t most_tasks,
 
 void Judge::place(Candidate& c) const {
   if (!c.plan.stages[0].devices.empty()) return;
-  if (c.fleets.empty()) {
+  if (c.islands.empty()) {
     plan::place(graph_, machine_->devices, c.plan);
   } else {
-    place_on_fleets(graph_, machine_->devices, c.fleets, c.plan);
+    place_on_islands(graph_, machine_->devices, c.islands, c.plan);
   }
 }
 

@@ -13,17 +13,17 @@ constexpr double kSlack = 1e-12;  // relative: sums of times differ in their las
 
 }  // namespace
 
-LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Island> islands,
                          std::span<const PathFlow> flows, const PlannerOptions& options,
                          const Effort& effort, int64_t micro_batch, Clock::time_point deadline)
     : space_(space),
-      fleets_(fleets),
+      islands_(islands),
       effort_(effort),
       num_micro_(options.batch / micro_batch),
       latency_(options.objective == Objective::time),
       compare_tau_(options.tolerance == 0),
       deadline_(deadline),
-      table_(space, fleets, options, micro_batch),
+      table_(space, islands, options, micro_batch),
       bound_(space, table_, flows, options),
       made_(64) {
   factor_ = latency_ ? static_cast<double>(num_micro_ - 1) : static_cast<double>(options.batch);
@@ -116,7 +116,7 @@ double LabelSearch::reach_of(int state, const Label& label, const Value* values)
 // True if the label was kept.
 bool LabelSearch::insert(int state, const Label& label, const Value* values, double reach) {
   const int num = space_.states()[state].num_groups;
-  const size_t num_fleets = fleets_.size();
+  const size_t num_islands = islands_.size();
   std::vector<int32_t>& list = at_[state];
   for (size_t i = 0; i < list.size();) {
     const Label& other = pool_[list[i]];
@@ -125,7 +125,7 @@ bool LabelSearch::insert(int state, const Label& label, const Value* values, dou
     const double their_tau = compare_tau_ ? std::max(other.tau, tau_low_) : 0;
     bool no_better = other.done <= label.done && their_tau <= tau;
     bool no_worse = label.done <= other.done && tau <= their_tau;
-    for (size_t f = 0; f < num_fleets; ++f) {
+    for (size_t f = 0; f < num_islands; ++f) {
       no_better = no_better && other.devices[f] <= label.devices[f];
       no_worse = no_worse && label.devices[f] <= other.devices[f];
     }
@@ -211,196 +211,218 @@ Solution LabelSearch::fewest_devices() {
 
 // `enough`: labels from which no solution with less comes are dropped.
 Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest) {
-  const auto states = space_.states();
-  const auto& cells = table_.cells();
-  const int last = static_cast<int>(states.size()) - 1;
-  Solution solution;
-  solution.rest_bound = solution.bound = solution.bound_above = kInfinity;
+  Solution nothing;
+  nothing.rest_bound = nothing.bound = nothing.bound_above = kInfinity;
   tau_low_ = tau_low;
-  if (fewest && bound_.solve(tau) == kInfinity) return solution;
-  at_.assign(states.size(), {});
+  if (fewest && bound_.solve(tau) == kInfinity) return nothing;
+  Limits limits;
+  limits.tau = tau * (1 + kSlack);
+  limits.work_per_weight =
+      limits.tau * (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
+  limits.capacity = table_.capacity() * (1 + kSlack);
+  limits.enough = enough;
+  limits.fewest = fewest;
+  limits.looks_ahead = latency_ && !fewest && enough < kInfinity;
+  const int last = static_cast<int>(space_.states().size()) - 1;
+  at_.assign(space_.states().size(), {});
   pool_.clear();
   values_.clear();
   reach_.clear();
   dropped_rest_ = dropped_ = kInfinity;
-  const double capacity = table_.capacity() * (1 + kSlack);
-  const double per_tau =
-      tau * (1 + kSlack) * (latency_ ? 1.0 : factor_ / static_cast<double>(num_micro_));
   pool_.push_back(Label{});
   reach_.push_back(0);
   at_[0].push_back(0);
   for (int s = 0; s < last; ++s) {
-    const std::vector<int32_t>& labels = at_[s];
-    if (labels.empty()) continue;
+    if (at_[s].empty()) continue;
     if (out_of_time() || steps() > effort_.steps) {
-      solution.rest_bound = solution.bound = solution.bound_above = 0;
-      return solution;
+      nothing.rest_bound = nothing.bound = nothing.bound_above = 0;
+      return nothing;
     }
-    double least = kInfinity;
-    double least_tau = kInfinity;
-    paths_.clear();
-    Prices nearest;
-    nearest.fill(kInfinity);
-    for (int32_t l : labels) {
-      const Label& label = pool_[l];
-      least = std::min(least, label.weight);
-      least_tau = std::min(least_tau, label.tau);
-      paths_.push_back(paths_of(s, label, values_.data() + label.values));
-      for (int i = 0; i < bound_.num_prices(); ++i) {
-        nearest[i] = std::min(nearest[i], paths_.back()[i]);
-      }
-    }
-    Prices per_begin;
-    for (int i = 0; i < bound_.num_prices(); ++i) {
-      const double begins = bound_.flow(i).begins(s);
-      per_begin[i] = begins > 1e-9 ? (1 - 1e-9) / begins : 0;
-    }
-    const bool prune = latency_ && !fewest && enough < kInfinity;
-    for (int k = 0; k < static_cast<int>(cells.size()); ++k) {
-      const Cell& cell = cells[k];
-      if (least + cell.weight > capacity) break;
-      // A stage does no more work than its devices can in tau, and leaves no more than the others.
-      int lowest = 0;
-      int stop = states[s].num_transitions;
-      if (!fewest && !space_.is_chain()) {
-        const double leaves = (capacity - least - cell.weight) * per_tau;
-        lowest = bound_.count_below(s, bound_.work(s) - leaves - kSlack * bound_.work(0));
-        stop = bound_.count_up_to(s, cell.weight * per_tau * (1 + 1e-9));
-      }
-      if (space_.is_chain()) stop = std::min(stop, bound_.farthest(s, k) - s);
-      for (int at = stop; at-- > lowest;) {
-        const int t = bound_.transition(s, at);
-        const SearchSpace::Transition& transition = space_.transitions()[t];
-        const int to = transition.to;
-        if (least + cell.weight + bound_.need(to) > capacity) {
-          if (space_.is_chain()) break;
-          continue;
-        }
-        if (prune) {
-          // Whatever the stage itself takes.
-          double reach = 0;
-          const Prices& after = space_.is_chain() ? bound_.least_near(to) : bound_.least(to);
-          for (int i = 0; i < bound_.num_prices(); ++i) {
-            reach = std::max(
-                reach, (nearest[i] + bound_.price(i) * cell.weight + after[i]) * per_begin[i]);
-          }
-          if (total(least_tau, reach) >= enough) {
-            drop(least_tau, reach);
-            if (space_.is_chain()) break;  // nearer ends only leave more
-            continue;
-          }
-          constexpr int kBlock = PathBound::kBlock;
-          if (space_.is_chain() && to % kBlock == kBlock - 1 && to - kBlock + 1 > s) {
-            const Prices block = bound_.least_of_block(s, to, cell);
-            reach = 0;
-            for (int i = 0; i < bound_.num_prices(); ++i) {
-              reach = std::max(
-                  reach, (nearest[i] + bound_.price(i) * cell.weight + block[i]) * per_begin[i]);
-            }
-            if (total(least_tau, reach) >= enough) {
-              drop(least_tau, reach);
-              at -= kBlock - 1;
-              continue;
-            }
-          }
-        }
-        ++steps_;
-        CellCost c, again;
-        if (!table_.cost(s, t, cell, cell.keep, c) || c.tau > tau * (1 + kSlack)) continue;
-        if (prune) {
-          double reach = 0;
-          for (int i = 0; i < bound_.num_prices(); ++i) {
-            const PathFlow::Through f = bound_.flow(i).through(s, t, to);
-            const double length = f.round_out * c.tau + f.forward_out * c.forward +
-                                  (2 * f.in.round_trip + f.in.forward) * c.transfer +
-                                  f.turns * c.sync;
-            reach = std::max(
-                reach, (nearest[i] + length + bound_.price(i) * cell.weight + bound_.least(to)[i]) *
-                           per_begin[i]);
-          }
-          const double at_least = std::max(least_tau, c.tau);
-          if (total(at_least, reach) >= enough) {
-            drop(at_least, reach);
-            continue;
-          }
-        }
-        bool know_again = false;
-        for (size_t i = 0; i < labels.size(); ++i) {
-          const Label& before = pool_[labels[i]];
-          if (before.weight + cell.weight + bound_.need(to) > capacity) continue;
-          if (before.devices[cell.group] + cell.devices() > fleets_[cell.group].devices) continue;
-          const Value* old = values_.data() + before.values;
-          int64_t w = 0;
-          double r = 0;
-          double rest = 0;
-          for (uint64_t bits = transition.touched; bits != 0; bits &= bits - 1) {
-            const Value& v = old[std::countr_zero(bits)];
-            w = std::max(w, v.w);
-            r = std::max(r, v.r);
-            rest = std::max(rest, v.s);
-          }
-          w = std::min(w + 1, num_micro_);
-          const CellCost* cost = &c;
-          if (w > c.most) {
-            if (cell.again < 0) continue;
-            if (!know_again) table_.cost(s, t, cell, cell.again, again);
-            know_again = true;
-            if (w > again.most || again.tau > tau * (1 + kSlack)) continue;
-            cost = &again;
-          }
-          Label label;
-          if (latency_) {
-            r += cost->tau;
-            rest = std::max(r + cost->sync, rest + cost->forward);
-          }
-          label.done = std::max(before.done, rest);
-          label.tau = std::max(before.tau, cost->tau);
-          for (int g = 0; g < states[to].num_groups; ++g) {
-            const SearchSpace::MapEntry& map = space_.maps()[transition.map + g];
-            Value v;
-            for (uint64_t bits = map.old; bits != 0; bits &= bits - 1) {
-              const Value& o = old[std::countr_zero(bits)];
-              v.w = std::max(v.w, o.w);
-              v.r = std::max(v.r, o.r);
-              v.s = std::max(v.s, o.s);
-            }
-            if (map.reads_stage) {
-              v.w = std::max(v.w, w);
-              if (latency_) {
-                v.r = std::max(v.r, r + 2 * cost->transfer);
-                v.s = std::max(v.s, rest + cost->transfer);
-              }
-            }
-            made_[g] = v;
-          }
-          label.devices = before.devices;
-          label.devices[cell.group] += cell.devices();
-          label.weight = before.weight + cell.weight;
-          double reach = label.weight;
-          if (!fewest) {
-            reach = latency_ ? reach_of(to, label, made_.data()) : 0;
-            if (total(label.tau, reach) >= enough) {
-              drop(label.tau, reach);
-              continue;
-            }
-          }
-          label.parent = labels[i];
-          label.state = s;
-          label.transition = t;
-          label.cell = k;
-          label.variant = cost == &c ? cell.keep : cell.again;
-          label.in_flight = w;
-          insert(to, label, made_.data(), reach);
-        }
-      }
+    const Front front = front_of(s);
+    for (int k = 0; k < static_cast<int>(table_.cells().size()); ++k) {
+      if (front.weight + table_.cells()[k].weight > limits.capacity) break;
+      take_stages(s, k, front, limits);
     }
   }
+  return best_of(at_[last], limits);
+}
+
+// The least of everything that the labels of a state need.
+LabelSearch::Front LabelSearch::front_of(int state) const {
+  Front front;
+  front.weight = front.tau = kInfinity;
+  front.paths.fill(kInfinity);
+  for (const int32_t l : at_[state]) {
+    const Label& label = pool_[l];
+    front.weight = std::min(front.weight, label.weight);
+    front.tau = std::min(front.tau, label.tau);
+    const Prices paths = paths_of(state, label, values_.data() + label.values);
+    for (int i = 0; i < bound_.num_prices(); ++i) {
+      front.paths[i] = std::min(front.paths[i], paths[i]);
+    }
+  }
+  for (int i = 0; i < bound_.num_prices(); ++i) {
+    const double begins = bound_.flow(i).begins(state);
+    front.per_begin[i] = begins > 1e-9 ? (1 - 1e-9) / begins : 0;
+  }
+  return front;
+}
+
+// Takes every stage that cell `k` can hold off the state's labels.
+void LabelSearch::take_stages(int s, int k, const Front& front, const Limits& limits) {
+  const Cell& cell = table_.cells()[k];
+  const bool chain = space_.is_chain();
+  // A stage does no more work than its devices can in tau, and leaves no more than the others.
+  int lowest = 0;
+  int stop = space_.states()[s].num_transitions;
+  if (!limits.fewest && !chain) {
+    const double leaves = (limits.capacity - front.weight - cell.weight) * limits.work_per_weight;
+    lowest = bound_.count_below(s, bound_.work(s) - leaves - kSlack * bound_.work(0));
+    stop = bound_.count_up_to(s, cell.weight * limits.work_per_weight * (1 + 1e-9));
+  }
+  if (chain) stop = std::min(stop, bound_.farthest(s, k) - s);
+  for (int at = stop; at-- > lowest;) {
+    const int t = bound_.transition(s, at);
+    const int to = space_.transitions()[t].to;
+    if (front.weight + cell.weight + bound_.need(to) > limits.capacity) {
+      if (chain) break;
+      continue;
+    }
+    if (limits.looks_ahead) {
+      // Whatever the stage itself takes.
+      if (leads_nowhere(front, cell, chain ? bound_.least_near(to) : bound_.least(to), limits)) {
+        if (chain) break;  // nearer ends only leave more
+        continue;
+      }
+      constexpr int kBlock = PathBound::kBlock;
+      if (chain && to % kBlock == kBlock - 1 && to - kBlock + 1 > s &&
+          leads_nowhere(front, cell, bound_.least_of_block(s, to, cell), limits)) {
+        at -= kBlock - 1;
+        continue;
+      }
+    }
+    ++steps_;
+    Trial trial{s, t, k, {}, {}, false};
+    if (!table_.cost(s, t, cell, cell.keep, trial.keep) || trial.keep.tau > limits.tau) continue;
+    if (limits.looks_ahead && leads_nowhere(front, cell, trial, limits)) continue;
+    for (size_t i = 0; i < at_[s].size(); ++i) extend(at_[s][i], trial, limits);
+  }
+}
+
+// True, and noted as dropped, where no stage of this cell leads to less than is enough. `after`:
+// what the rest takes at least.
+bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Prices& after,
+                                const Limits& limits) {
+  double reach = 0;
+  for (int i = 0; i < bound_.num_prices(); ++i) {
+    reach = std::max(
+        reach, (front.paths[i] + bound_.price(i) * cell.weight + after[i]) * front.per_begin[i]);
+  }
+  if (total(front.tau, reach) < limits.enough) return false;
+  drop(front.tau, reach);
+  return true;
+}
+
+// The same with what this stage takes.
+bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
+                                const Limits& limits) {
+  const CellCost& c = trial.keep;
+  const int to = space_.transitions()[trial.transition].to;
+  double reach = 0;
+  for (int i = 0; i < bound_.num_prices(); ++i) {
+    const PathFlow::Through f = bound_.flow(i).through(trial.state, trial.transition, to);
+    const double length = f.round_out * c.tau + f.forward_out * c.forward +
+                          (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
+    reach = std::max(
+        reach, (front.paths[i] + length + bound_.price(i) * cell.weight + bound_.least(to)[i]) *
+                   front.per_begin[i]);
+  }
+  const double tau = std::max(front.tau, c.tau);
+  if (total(tau, reach) < limits.enough) return false;
+  drop(tau, reach);
+  return true;
+}
+
+// Of these groups of a label, the most of each.
+LabelSearch::Value LabelSearch::most_of(const Value* values, uint64_t groups) {
+  Value most;
+  for (; groups != 0; groups &= groups - 1) {
+    const Value& v = values[std::countr_zero(groups)];
+    most.w = std::max(most.w, v.w);
+    most.r = std::max(most.r, v.r);
+    most.s = std::max(most.s, v.s);
+  }
+  return most;
+}
+
+// What the stage takes with so many micro-batches in flight; nullptr: they do not fit.
+const CellCost* LabelSearch::cost_of(Trial& trial, int64_t in_flight, const Limits& limits) const {
+  if (in_flight <= trial.keep.most) return &trial.keep;
+  const Cell& cell = table_.cells()[trial.cell];
+  if (cell.again < 0) return nullptr;
+  if (!trial.knows_again) table_.cost(trial.state, trial.transition, cell, cell.again, trial.again);
+  trial.knows_again = true;
+  if (in_flight > trial.again.most || trial.again.tau > limits.tau) return nullptr;
+  return &trial.again;
+}
+
+// Puts the stage before those of one label.
+void LabelSearch::extend(int32_t parent, Trial& trial, const Limits& limits) {
+  const SearchSpace::Transition& transition = space_.transitions()[trial.transition];
+  const int to = transition.to;
+  const Cell& cell = table_.cells()[trial.cell];
+  const Label& before = pool_[parent];
+  if (before.weight + cell.weight + bound_.need(to) > limits.capacity) return;
+  if (before.devices[cell.group] + cell.devices() > islands_[cell.group].devices) return;
+  const Value* old = values_.data() + before.values;
+  Value stage = most_of(old, transition.touched);
+  stage.w = std::min(stage.w + 1, num_micro_);
+  const CellCost* cost = cost_of(trial, stage.w, limits);
+  if (cost == nullptr) return;
+  if (latency_) {
+    stage.r += cost->tau;
+    stage.s = std::max(stage.r + cost->sync, stage.s + cost->forward);
+  }
+  Label label;
+  label.done = std::max(before.done, stage.s);
+  label.tau = std::max(before.tau, cost->tau);
+  for (int g = 0; g < space_.states()[to].num_groups; ++g) {
+    const SearchSpace::MapEntry& map = space_.maps()[transition.map + g];
+    Value v = most_of(old, map.old);
+    if (map.reads_stage) {
+      v.w = std::max(v.w, stage.w);
+      if (latency_) {
+        v.r = std::max(v.r, stage.r + 2 * cost->transfer);
+        v.s = std::max(v.s, stage.s + cost->transfer);
+      }
+    }
+    made_[g] = v;
+  }
+  label.devices = before.devices;
+  label.devices[cell.group] += cell.devices();
+  label.weight = before.weight + cell.weight;
+  double reach = label.weight;
+  if (!limits.fewest) {
+    reach = latency_ ? reach_of(to, label, made_.data()) : 0;
+    if (total(label.tau, reach) >= limits.enough) return drop(label.tau, reach);
+  }
+  label.parent = parent;
+  label.state = trial.state;
+  label.transition = trial.transition;
+  label.cell = trial.cell;
+  label.variant = cost == &trial.keep ? cell.keep : cell.again;
+  label.in_flight = stage.w;
+  insert(to, label, made_.data(), reach);
+}
+
+// The best of the labels of whole plans, and what the search has shown of all plans.
+Solution LabelSearch::best_of(std::span<const int32_t> labels, const Limits& limits) const {
   const Label* best = nullptr;
   double best_value = kInfinity;
   double least_rest = kInfinity;
-  for (int32_t l : at_[last]) {
+  for (const int32_t l : labels) {
     const Label& label = pool_[l];
-    const double value = fewest ? label.weight : factor_ * label.tau + label.done;
+    const double value = limits.fewest ? label.weight : factor_ * label.tau + label.done;
     least_rest = std::min(least_rest, label.done);
     if (best == nullptr || value < best_value ||
         (value == best_value && label.weight < best->weight)) {
@@ -408,8 +430,10 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
       best_value = value;
     }
   }
+  Solution solution;
   solution.rest_bound = std::min(dropped_rest_, least_rest);
-  solution.bound = std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low + least_rest);
+  solution.bound = std::min(dropped_, compare_tau_ ? best_value : factor_ * tau_low_ + least_rest);
+  solution.bound_above = kInfinity;
   if (best == nullptr) return solution;
   solution.found = true;
   solution.rest = best->done;
@@ -420,7 +444,7 @@ Solution LabelSearch::run(double tau, double tau_low, double enough, bool fewest
   for (const Label* l = best; l->parent >= 0; l = &pool_[l->parent]) {
     solution.stages.push_back(
         {l->state, space_.transitions()[l->transition].to,
-         table_.shape(l->state, l->transition, cells[l->cell], l->variant, l->in_flight),
+         table_.shape(l->state, l->transition, table_.cells()[l->cell], l->variant, l->in_flight),
          l->in_flight});
   }
   std::reverse(solution.stages.begin(), solution.stages.end());

@@ -43,7 +43,7 @@ struct Effort {
 class LabelSearch {
  public:
   // `flows`: two, of this space. All arguments must outlive this.
-  LabelSearch(const SearchSpace& space, std::span<const Fleet> fleets,
+  LabelSearch(const SearchSpace& space, std::span<const Island> islands,
               std::span<const PathFlow> flows, const PlannerOptions& options, const Effort& effort,
               int64_t micro_batch, Clock::time_point deadline);
 
@@ -58,7 +58,7 @@ class LabelSearch {
   // before. `tau_low`: a bottleneck known to be passed by all; labels that cannot lead to
   // factor x max(tau, tau_low) + rest < enough are dropped. `labels`: kept per state.
   Solution solve(double tau, double path_bound, double tau_low, double enough, int labels);
-  // Fewest devices, whatever the times. One fleet only.
+  // Fewest devices, whatever the times. One island only.
   Solution fewest_devices();
 
   bool timed_out() const { return timed_out_; }
@@ -73,7 +73,7 @@ class LabelSearch {
     int64_t w = 0;
   };
   struct Label {
-    std::array<int32_t, kMaxFleets> devices{};
+    std::array<int32_t, kMaxIslands> devices{};
     double weight = 0;  // of those
     int32_t parent = -1;
     int32_t state = 0;
@@ -86,8 +86,38 @@ class LabelSearch {
     double tau = 0;
   };
   using Prices = PathBound::Values;
+  // What a run keeps to.
+  struct Limits {
+    double tau = 0;              // of any stage
+    double work_per_weight = 0;  // that devices of weight 1 do in it
+    double capacity = 0;         // weight of all devices
+    double enough = 0;
+    bool fewest = false;
+    bool looks_ahead = false;  // PathBound tells what leads nowhere
+  };
+  // The least of what the labels of a state need.
+  struct Front {
+    double weight = 0, tau = 0;
+    Prices paths{}, per_begin{};
+  };
+  // A stage, about to be put before those of each label of its state.
+  struct Trial {
+    int state = 0, transition = 0, cell = 0;
+    CellCost keep, again;      // without and with recomputation
+    bool knows_again = false;  // `again` was priced
+  };
   void make_heads();
   Solution run(double tau, double tau_low, double enough, bool fewest);
+  Front front_of(int state) const;
+  void take_stages(int state, int cell, const Front& front, const Limits& limits);
+  bool leads_nowhere(const Front& front, const Cell& cell, const Prices& after,
+                     const Limits& limits);
+  bool leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
+                     const Limits& limits);
+  static Value most_of(const Value* values, uint64_t groups);
+  const CellCost* cost_of(Trial& trial, int64_t in_flight, const Limits& limits) const;
+  void extend(int32_t parent, Trial& trial, const Limits& limits);
+  Solution best_of(std::span<const int32_t> labels, const Limits& limits) const;
   bool insert(int state, const Label& label, const Value* values, double reach);
   double reach_of(int state, const Label& label, const Value* values) const;
   Prices paths_of(int state, const Label& label, const Value* values) const;
@@ -100,7 +130,7 @@ class LabelSearch {
   double total(double tau, double rest) const { return factor_ * std::max(tau, tau_low_) + rest; }
 
   const SearchSpace& space_;
-  std::span<const Fleet> fleets_;
+  std::span<const Island> islands_;
   Effort effort_;
   int64_t num_micro_;
   double factor_ = 0, least_rest_ = 0;
@@ -117,7 +147,6 @@ class LabelSearch {
   std::vector<Label> pool_;
   std::vector<Value> values_, made_;
   std::vector<double> reach_;  // per label of the pool, on the rest
-  std::vector<Prices> paths_;  // of the labels of the state at hand
   double tau_low_ = 0;
   int most_labels_ = 0;
   double dropped_rest_ = 0, dropped_ = 0;  // least of what was dropped

@@ -53,8 +53,9 @@ MachineSearch::MachineSearch(const Spaces& spaces, const Devices& devices,
       deadline_(deadline),
       best_(kInfinity),
       lower_bound_(kInfinity) {
-  fleets_.push_back({fleet_of(devices)});
-  if (std::vector<Fleet> groups = fleets_of(devices); groups.size() > 1) fleets_.push_back(groups);
+  islands_.push_back({island_of(devices)});
+  if (std::vector<Island> groups = islands_of(devices); groups.size() > 1)
+    islands_.push_back(groups);
   if (!spaces.is_large()) return;
   if (options_.tolerance > 0) options_.tolerance = std::max(kCoarseTolerance, options.tolerance);
   coarse_options_ = options_;
@@ -67,9 +68,9 @@ void MachineSearch::search(std::span<const SearchSpace> spaces, const PlannerOpt
   searches_.clear();
   lower_bound_ = kInfinity;
   timed_out_ = spaces_.cut_short;
-  for (size_t i = 0; i < fleets_.size(); ++i) {
+  for (size_t i = 0; i < islands_.size(); ++i) {
     searches_.push_back(
-        std::make_unique<IntervalSearch>(spaces, fleets_[i], how, sizes_, most_steps, deadline_));
+        std::make_unique<IntervalSearch>(spaces, islands_[i], how, sizes_, most_steps, deadline_));
     IntervalSearch& now = *searches_.back();
     if (!before.empty()) now.guess_prices(*before[i]);
     lower_bound_ = std::min(lower_bound_, now.run(best_, found));

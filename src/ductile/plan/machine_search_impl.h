@@ -40,8 +40,9 @@ class MachineSearch {
   double asked_;  // tolerance
   std::span<const int64_t> sizes_;
   Clock::time_point deadline_;
-  std::vector<std::vector<Fleet>> fleets_;
-  std::vector<std::unique_ptr<IntervalSearch>> searches_;  // of the last spaces, for each fleets
+  std::vector<std::vector<Island>> islands_;
+  std::vector<std::unique_ptr<IntervalSearch>>
+      searches_;  // of the last spaces, for each set of islands
   double best_, lower_bound_;
   bool timed_out_ = false;
   int64_t labels_ = 0, steps_ = 0;

@@ -13,8 +13,8 @@ namespace {
 // left over of one; a smaller one goes into one node, of those with room the one that holds most of
 // its traffic partners, else the fullest that still has room. Only where no node has room is a
 // stage spread.
-// `fleets`: of each stage, or empty where any device will do.
-void place(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
+// `islands`: of each stage, or empty where any device will do.
+void place(const graph::Graph& graph, const Devices& devices, std::span<const int> islands,
            Plan& plan) {
   int needed = 0;
   for (const Stage& s : plan.stages) needed += s.num_devices();
@@ -32,10 +32,10 @@ void place(const graph::Graph& graph, const Devices& devices, std::span<const in
     speed[node] = devices.group(free[node].back()).speed;
   }
 
-  const std::vector<int> fleet_of_group = fleet_numbers(devices);
-  std::vector<int> fleet(free.size());
+  const std::vector<int> island_of_group = island_numbers(devices);
+  std::vector<int> island(free.size());
   for (size_t node = 0; node < free.size(); ++node) {
-    fleet[node] = fleet_of_group[devices.group_index(free[node].back())];
+    island[node] = island_of_group[devices.group_index(free[node].back())];
   }
 
   // Stages in topological order within equal size, so neighbours meet on a node.
@@ -53,7 +53,7 @@ void place(const graph::Graph& graph, const Devices& devices, std::span<const in
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const int x = plan.stages[a].num_devices();
     const int y = plan.stages[b].num_devices();
-    if (!uniform && fleets.empty() && load[a] != load[b]) return load[a] > load[b];
+    if (!uniform && islands.empty() && load[a] != load[b]) return load[a] > load[b];
     return x != y ? x > y : rank[a] < rank[b];
   });
   std::vector<std::vector<std::pair<int, double>>> on_node(num);  // of placed stages: node, share
@@ -71,7 +71,7 @@ void place(const graph::Graph& graph, const Devices& devices, std::span<const in
     int best = -1;
     for (int node = 0; node < static_cast<int>(free.size()); ++node) {
       if (free[node].size() < size) continue;
-      if (!fleets.empty() && fleet[node] != fleets[i]) continue;
+      if (!islands.empty() && island[node] != islands[i]) continue;
       if (best < 0) {
         best = node;
         continue;
@@ -97,7 +97,7 @@ void place(const graph::Graph& graph, const Devices& devices, std::span<const in
         return free[a].size() > free[b].size();
       });
       for (int node : nodes) {
-        if (!fleets.empty() && fleet[node] != fleets[i]) continue;
+        if (!islands.empty() && island[node] != islands[i]) continue;
         while (!free[node].empty() && stage.devices.size() < size) {
           stage.devices.push_back(free[node].back());
           free[node].pop_back();
@@ -120,9 +120,9 @@ void place(const graph::Graph& graph, const Devices& devices, Plan& plan) {
   place(graph, devices, {}, plan);
 }
 
-void place_on_fleets(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
-                     Plan& plan) {
-  place(graph, devices, fleets, plan);
+void place_on_islands(const graph::Graph& graph, const Devices& devices,
+                      std::span<const int> islands, Plan& plan) {
+  place(graph, devices, islands, plan);
 }
 
 }  // namespace ductile::plan

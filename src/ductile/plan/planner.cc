@@ -137,15 +137,15 @@ class Planning {
     std::vector<Candidate> found;
     main_->run(found);
     if (found.empty())
-      find_any(spaces_.full[0], fleet_of(devices_), options_, sizes_, after(1), found);
+      find_any(spaces_.full[0], island_of(devices_), options_, sizes_, after(1), found);
     if (found.empty()) return give_up();
     Candidate& best = *std::min_element(
         found.begin(), found.end(),
         [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
-    if (best.fleets.empty()) {
+    if (best.islands.empty()) {
       place(graph_, devices_, best.plan);
     } else {
-      place_on_fleets(graph_, devices_, best.fleets, best.plan);
+      place_on_islands(graph_, devices_, best.islands, best.plan);
     }
     out_.feasible = true;
     out_.plan = best.plan;
@@ -165,7 +165,7 @@ class Planning {
     if (!judge_.any()) {
       judge_.set_machine(whole_);
       std::vector<Candidate> found;
-      find_any(spaces_.full[0], fleet_of(devices_), options_, sizes_, deadline_, found);
+      find_any(spaces_.full[0], island_of(devices_), options_, sizes_, deadline_, found);
       judge_.judge(found);
     }
     if (!judge_.any()) return give_up();
@@ -185,7 +185,7 @@ class Planning {
   void give_up() {
     out_.lower_bound = 0;
     out_.timed_out = main_->timed_out();
-    diagnose(spaces_.full[0], fleet_of(devices_), options_, sizes_,
+    diagnose(spaces_.full[0], island_of(devices_), options_, sizes_,
              std::max(deadline_, Clock::now() + std::chrono::milliseconds(
                                                     static_cast<int>(250 * std::min(limit_, 8.0)))),
              out_);
@@ -210,9 +210,9 @@ class Planning {
     const Machine& m = *machine;
     judge_.set_machine(machine);
     if (is_whole) whole_ = machine;
-    const Fleet fleet = fleet_of(m.devices);
+    const Island island = island_of(m.devices);
     std::vector<Candidate> cuts;
-    add_equal_cuts(graph_, spaces_.orders, fleet, options_, sizes_, kCutsWork, cuts);
+    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, cuts);
     judge_.judge_all(cuts);
     std::vector<PlannerOptions> ways = {options_};
     if (options_.objective == Objective::time) {
@@ -232,20 +232,20 @@ class Planning {
     for (size_t i = 0; i < ways.size(); ++i) {
       auto search =
           std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
-      search_one_way(*search, ways[i], fleet, m.devices, is_whole);
+      search_one_way(*search, ways[i], island, m.devices, is_whole);
       if (is_whole && i == 0) main_ = std::move(search);
     }
     if (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1) search_chain(m, is_whole);
-    if (options_.objective == Objective::time) try_uniform_plans(fleet);
-    try_baselines(m.devices, fleet);
+    if (options_.objective == Objective::time) try_uniform_plans(island);
+    try_baselines(m.devices, island);
   }
 
-  void search_one_way(MachineSearch& search, const PlannerOptions& how, const Fleet& fleet,
+  void search_one_way(MachineSearch& search, const PlannerOptions& how, const Island& island,
                       const Devices& devices, bool is_whole) {
     std::vector<Candidate> found;
     search.run(found);
     if (how.tolerance > 0) search.add_others(kNearlyAsGood, found);
-    add_chains(how, fleet, devices, found);
+    add_chains(how, island, devices, found);
     const double least = judge_.judge(found);
     if (how.tolerance > 0 && how.objective == Objective::time && least > kPoorGap * search.best()) {
       std::vector<Candidate> more;
@@ -257,10 +257,10 @@ class Planning {
   }
 
   // The chains that a sequential planner would find, for the micro-batch sizes of the best plans.
-  void add_chains(const PlannerOptions& how, const Fleet& fleet, const Devices& devices,
+  void add_chains(const PlannerOptions& how, const Island& island, const Devices& devices,
                   std::vector<Candidate>& found) {
     const SearchSpace& space = spaces_.full[0];
-    const double size = static_cast<double>(space.transitions().size()) * fleet.devices;
+    const double size = static_cast<double>(space.transitions().size()) * island.devices;
     if (!space.is_chain() || size > kChainWork || found.empty()) return;
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
@@ -270,7 +270,7 @@ class Planning {
       if (std::find(tried.begin(), tried.end(), b) == tried.end()) tried.push_back(b);
     }
     for (int64_t b : tried) {
-      SequentialResult r = sequential_search(space, fleet, how, b, false, after(kSearchShare));
+      SequentialResult r = sequential_search(space, island, how, b, false, after(kSearchShare));
       if (!r.found) continue;
       r.plan.planner = "ductile";
       const std::vector<int64_t> w = in_flight_samples(stage_graph(graph_, r.plan), r.plan);
@@ -296,7 +296,7 @@ class Planning {
                      [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
     if (found.size() > 4) found.resize(4);
     for (const Candidate& c : found) {
-      if (c.fleets.empty()) judge_.consider_as(c.plan, *chain_graph_);
+      if (c.islands.empty()) judge_.consider_as(c.plan, *chain_graph_);
     }
     judge_.judge(found);
     labels_ += search.labels();
@@ -305,10 +305,10 @@ class Planning {
 
   // Equal degrees everywhere, several parts of the chain on a device: what the search, which gives
   // each stage devices of its own, does not know.
-  void try_uniform_plans(const Fleet& fleet) {
+  void try_uniform_plans(const Island& island) {
     for (const std::string_view kind : {"interleaved", "zb-h1", "zb-v"}) {
       if (kind != "interleaved" && !options_.zero_bubble) continue;
-      for_uniform_shapes(kind, graph_, fleet, options_, [&](const UniformShape& shape) {
+      for_uniform_shapes(kind, graph_, island, options_, [&](const UniformShape& shape) {
         for (auto b = sizes_.rbegin(); b != sizes_.rend(); ++b) {
           if (judge_.is_late()) return;
           Plan plan = uniform_plan(kind, graph_, shape, options_, *b);
@@ -321,9 +321,10 @@ class Planning {
   }
 
   // The rules of others, where they take no time to speak of.
-  void try_baselines(const Devices& devices, const Fleet& fleet) {
+  void try_baselines(const Devices& devices, const Island& island) {
     const double n = static_cast<double>(graph_.ops.size());
-    const double work = n * n * fleet.devices * fleet.devices * static_cast<double>(sizes_.size());
+    const double work =
+        n * n * island.devices * island.devices * static_cast<double>(sizes_.size());
     if (work > kBaselineWork) return;
     PlannerOptions how = options_;
     for (const Baseline& b : baselines()) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/simulation_impl.h"
+#include "ductile/plan/execution_impl.h"
 
 namespace ductile::plan {
 namespace {
@@ -15,7 +15,7 @@ char letter(Task task) { return "FBW"[static_cast<int>(task)]; }
 // Ranks: the lowest goes first. W frees memory, so it comes first wherever the cap holds F back.
 struct Rule {
   Priority priority;
-  Simulation::Rank rank;
+  Execution::Rank rank;
 };
 
 int by_order(Task task, int f, int b, int w) {
@@ -24,29 +24,29 @@ int by_order(Task task, int f, int b, int w) {
 
 constexpr Rule kRules[] = {
     {{"backward_forward_weight", "gradients first, weights when nothing else can be done"},
-     [](Task t, const Simulation::State&) { return by_order(t, 1, 0, 2); }},
+     [](Task t, const Execution::State&) { return by_order(t, 1, 0, 2); }},
     {{"forward_backward_weight", "inputs first, so that later stages begin early"},
-     [](Task t, const Simulation::State&) { return by_order(t, 0, 1, 2); }},
+     [](Task t, const Execution::State&) { return by_order(t, 0, 1, 2); }},
     {{"backward_weight_forward", "memory first: what is begun is ended"},
-     [](Task t, const Simulation::State&) { return by_order(t, 2, 0, 1); }},
+     [](Task t, const Execution::State&) { return by_order(t, 2, 0, 1); }},
     {{"weight_when_full", "weights only where the activations held reach the cap"},
-     [](Task t, const Simulation::State& s) {
+     [](Task t, const Execution::State& s) {
        return by_order(t, 1, 0, s.in_flight >= s.cap ? 0 : 2);
      }},
     {{"one_forward_one_backward", "F and B in turn, weights when neither can be done"},
-     [](Task t, const Simulation::State& s) {
+     [](Task t, const Execution::State& s) {
        return s.last == Task::forward ? by_order(t, 1, 0, 2) : by_order(t, 0, 1, 2);
      }},
     {{"weight_lag_one", "at most one weight part is left for later"},
-     [](Task t, const Simulation::State& s) { return by_order(t, 2, 1, s.waiting > 1 ? 0 : 3); }},
+     [](Task t, const Execution::State& s) { return by_order(t, 2, 1, s.waiting > 1 ? 0 : 3); }},
 };
 
 // Without the split: what list scheduling may do better than the fixed order where stages differ.
 constexpr Rule kWholeRules[] = {
     {{"backward_first", "gradients as early as possible"},
-     [](Task t, const Simulation::State&) { return by_order(t, 1, 0, 2); }},
+     [](Task t, const Execution::State&) { return by_order(t, 1, 0, 2); }},
     {{"forward_first", "inputs as early as the cap allows"},
-     [](Task t, const Simulation::State&) { return by_order(t, 0, 1, 2); }},
+     [](Task t, const Execution::State&) { return by_order(t, 0, 1, 2); }},
 };
 
 // kFkB with the weight part right behind the input part.
@@ -129,8 +129,8 @@ std::span<const Priority> zero_bubble_priorities() {
 Orders zero_bubble_orders(const Plan& plan, const PlanCosts& costs, size_t priority) {
   DUCTILE_CHECK(priority < std::size(kRules), "priority {}", priority);
   Orders orders;
-  Simulation simulation(plan, costs, true, false);
-  if (!simulation.try_list(kRules[priority].rank, orders)) simulation.fail_stuck();
+  Execution execution(plan, costs, true, false);
+  if (!execution.try_list(kRules[priority].rank, orders)) execution.fail_stuck();
   return orders;
 }
 
@@ -149,15 +149,15 @@ Orders make_orders(const Plan& plan, const PlanCosts& costs) {
   if (split) best = joined_backward(std::move(best));
   // Where in_flight was raised for one stage and not for those before it, the fixed order cannot
   // be carried out: its warm-up would wait for inputs that are held back.
-  Simulation fixed(plan, costs, split, false);
+  Execution fixed(plan, costs, split, false);
   double seconds =
       fixed.try_follow(best) ? fixed.result().seconds : std::numeric_limits<double>::infinity();
   for (const Rule& rule : split ? std::span<const Rule>(kRules) : kWholeRules) {
     Orders orders;
-    Simulation simulation(plan, costs, split, false);
-    if (!simulation.try_list(rule.rank, orders)) continue;
-    if (simulation.result().seconds < seconds) {
-      seconds = simulation.result().seconds, best = std::move(orders);
+    Execution execution(plan, costs, split, false);
+    if (!execution.try_list(rule.rank, orders)) continue;
+    if (execution.result().seconds < seconds) {
+      seconds = execution.result().seconds, best = std::move(orders);
     }
   }
   return best;

@@ -1,42 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ductile/graph/op_set.h"
 #include "ductile/plan/cost.h"
+#include "ductile/plan/islands_impl.h"
 #include "ductile/plan/planner.h"
 
 namespace ductile::plan {
-
-// What of the devices the search sees: equal ones, in nodes.
-struct Fleet {
-  int devices = 1;
-  int per_node = 1;
-  double memory = 0;
-  double speed = 1;
-  Link intra, inter;
-  std::optional<Link> stage_link;  // where these are a group of more
-
-  Link among(int n) const { return n <= per_node ? intra : inter; }
-  Link between_stages() const { return stage_link ? *stage_link : among(devices); }
-};
-// All devices, at the speed, memory and links of the least of them.
-Fleet fleet_of(const Devices& devices);
-
-inline constexpr int kMaxFleets = 4;
-// The groups, equal ones together, each with speed, memory and links of its own; a stage pays for
-// its messages, those it sends and those it receives, over its own group's link to other nodes.
-// One fleet, fleet_of(), where all are alike or more than kMaxFleets.
-std::vector<Fleet> fleets_of(const Devices& devices);
-// Of each group of the devices, the number of its fleet.
-std::vector<int> fleet_numbers(const Devices& devices);
-// place(), each stage on devices of its fleet.
-void place_on_fleets(const graph::Graph& graph, const Devices& devices, std::span<const int> fleets,
-                     Plan& plan);
 
 // One way to run the operators of a stage on one device of it.
 struct Variant {

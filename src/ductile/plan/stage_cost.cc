@@ -6,27 +6,27 @@ namespace ductile::plan {
 
 namespace {
 
-StageShape stage_shape(const Shape& shape, const Fleet& fleet, int64_t micro_batch) {
+StageShape stage_shape(const Shape& shape, const Island& island, int64_t micro_batch) {
   StageShape how;
   how.replicas = shape.replicas;
   how.tensor = shape.tensor;
   how.micro_batch = micro_batch;
   how.shard_optimizer = shape.shard;
-  how.speed = fleet.speed;
-  how.tensor_link = fleet.among(shape.tensor);
-  how.sync_link = fleet.among(shape.devices());
+  how.speed = island.speed;
+  how.tensor_link = island.among(shape.tensor);
+  how.sync_link = island.among(shape.devices());
   return how;
 }
 
 }  // namespace
 
 StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
-                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
+                     const graph::Graph& graph, const Island& island, int64_t micro_batch,
                      int64_t batch, Objective objective) {
   const int n = shape.devices();
-  const StageShape how = stage_shape(shape, fleet, micro_batch);
+  const StageShape how = stage_shape(shape, island, micro_batch);
   const StageTimes times = stage_times(sums, how);
-  const Link link = fleet.between_stages();
+  const Link link = island.between_stages();
   const double b = static_cast<double>(micro_batch);
   StageCost c;
   c.forward = times.forward;
@@ -41,7 +41,7 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
   const double fixed = stage_fixed_memory(sums, boundary, how, graph);
   const double each = stage_held_bytes(sums, boundary, shape.replicas) * b;
   const int64_t all = batch / micro_batch;
-  const double room = fleet.memory * (1 - 1e-12) - fixed;
+  const double room = island.memory * (1 - 1e-12) - fixed;
   if (room < 0) {
     c.most = 0;
   } else {

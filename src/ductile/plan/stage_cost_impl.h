@@ -16,7 +16,7 @@ struct Shape {
   int tensor = 1;
   int variant = 0;  // of the space: tensor degree and recompute
   bool shard = false;
-  int group = 0;  // of fleets_of()
+  int group = 0;  // of islands_of()
   int devices() const { return replicas * tensor; }
 };
 
@@ -30,7 +30,7 @@ struct StageCost {
 };
 
 StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
-                     const graph::Graph& graph, const Fleet& fleet, int64_t micro_batch,
+                     const graph::Graph& graph, const Island& island, int64_t micro_batch,
                      int64_t batch, Objective objective);
 
 }  // namespace ductile::plan

@@ -28,7 +28,7 @@ bool costs_time_only(const SearchSpace& space, int keep, int again) {
 
 }  // namespace
 
-StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
+StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands,
                        const PlannerOptions& options, int64_t micro_batch)
     : space_(space),
       num_states_(space.states().size()),
@@ -50,9 +50,9 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
     }
     if (again >= 0 && !costs_time_only(space, v, again)) again = -1;
     if (variants[v].recompute && costs_time_only(space, v - 1, v)) continue;  // of the cell before
-    for (int g = 0; g < static_cast<int>(fleets.size()); ++g) {
-      const Fleet& fleet = fleets[g];
-      for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= fleet.devices; ++r) {
+    for (int g = 0; g < static_cast<int>(islands.size()); ++g) {
+      const Island& island = islands[g];
+      for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= island.devices; ++r) {
         if (micro_batch % r != 0) continue;
         Cell c;
         c.replicas = static_cast<int>(r);
@@ -61,20 +61,20 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
         c.keep = v;
         c.again = again;
         c.may_shard = r > 1 && options.shard_optimizer && space.graph().optimizer_factor > 0;
-        c.weight = c.devices() * fleet.speed;
+        c.weight = c.devices() * island.speed;
         c.share = micro_batch_ / static_cast<double>(r);
-        c.speed = fleet.speed;
-        c.seconds = 1 / fleet.speed;
-        c.memory = fleet.memory * (1 - 1e-12);
-        c.tensor_per_byte = c.share / fleet.among(c.tensor).bandwidth;
-        c.tensor_latency = fleet.among(c.tensor).latency;
-        const Link sync = fleet.among(c.devices());
+        c.speed = island.speed;
+        c.seconds = 1 / island.speed;
+        c.memory = island.memory * (1 - 1e-12);
+        c.tensor_per_byte = c.share / island.among(c.tensor).bandwidth;
+        c.tensor_latency = island.among(c.tensor).latency;
+        const Link sync = island.among(c.devices());
         if (r > 1) {
           const double n = static_cast<double>(r);
           c.sync_per_byte = 2.0 * (n - 1) / n / sync.bandwidth;
           c.sync_latency = 2 * std::ceil(std::log2(n)) * sync.latency;
         }
-        const Link link = fleet.between_stages();
+        const Link link = island.between_stages();
         c.stage_per_byte = micro_batch_ / c.devices() / link.bandwidth;
         c.stage_latency = link.latency;
         cells_.push_back(c);
@@ -83,7 +83,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Fleet> fleets,
       }
     }
   }
-  for (const Fleet& fleet : fleets) capacity_ += fleet.devices * fleet.speed;
+  for (const Island& island : islands) capacity_ += island.devices * island.speed;
   std::stable_sort(cells_.begin(), cells_.end(),
                    [](const Cell& a, const Cell& b) { return a.weight < b.weight; });
   rows_.resize(variants.size() * num_states_);

@@ -38,8 +38,8 @@ struct CellCost : StageCost {
 // sums that are differences of two rests.
 class StageTable {
  public:
-  StageTable(const SearchSpace& space, std::span<const Fleet> fleets, const PlannerOptions& options,
-             int64_t micro_batch);
+  StageTable(const SearchSpace& space, std::span<const Island> islands,
+             const PlannerOptions& options, int64_t micro_batch);
 
   const std::vector<Cell>& cells() const { return cells_; }  // by weight
   int64_t micro_batches() const { return num_micro_; }

@@ -103,7 +103,7 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     }
     s.seen = round_;
     s.view = &job;
-    s.plan = -1;
+    s.grant = -1;
     s.progress = job.progress;
     s.service = job.attained_service;
     if (options_.share_by_application) applications_.learn(job);
@@ -117,7 +117,7 @@ void DuctilePolicy::Impl::forget_ended() {
       ++at;
       continue;
     }
-    if (s.plan < 0)
+    if (s.grant < 0)
       work_left_.ended(options_.share_by_application ? s.application : std::string(), s.progress,
                        s.service);
     if (allocator_ && s.slot < allocator_->num_jobs()) allocator_->set_job(s.slot, {});
@@ -129,18 +129,18 @@ void DuctilePolicy::Impl::forget_ended() {
 
 // Services take theirs before training is weighed.
 void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capacity) {
-  plans_.clear();
+  grants_.clear();
   if (std::none_of(round.jobs.begin(), round.jobs.end(),
                    [](const JobView& job) { return job.service.has_value(); }))
     return;
   const double horizon = horizon_of(round);
-  plans_ = plan_services(round, pools_, horizon);
-  for (size_t i = 0; i < plans_.size(); ++i) {
-    State& s = states_.at(round.jobs[plans_[i].job].id);
-    s.plan = static_cast<int32_t>(i);
+  grants_ = grant_services(round, pools_, horizon);
+  for (size_t i = 0; i < grants_.size(); ++i) {
+    State& s = states_.at(round.jobs[grants_[i].job].id);
+    s.grant = static_cast<int32_t>(i);
     s.pinned = true;
-    s.pool_now = plans_[i].pool;
-    for (const NodeShare& share : plans_[i].allocation)
+    s.pool_now = grants_[i].pool;
+    for (const NodeShare& share : grants_[i].allocation)
       if (usable_until(round.cluster, share.node, horizon))
         capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
@@ -272,8 +272,8 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
       for (const JobView& job : round.jobs) {
         if (job.team != team.id) continue;
         State& s = states_.at(job.id);
-        if (s.plan >= 0)
-          left -= device_count(plans_[static_cast<size_t>(s.plan)].allocation);
+        if (s.grant >= 0)
+          left -= device_count(grants_[static_cast<size_t>(s.grant)].allocation);
         else if (s.pinned)
           left -= device_count(job.allocation);
         const int c = s.pinned ? -1 : allocator_->chosen(s.slot);
@@ -306,7 +306,7 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
 }
 
 std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& now) const {
-  if (s.plan >= 0) return plans_[static_cast<size_t>(s.plan)].reason;
+  if (s.grant >= 0) return grants_[static_cast<size_t>(s.grant)].reason;
   const int c = allocator_->chosen(s.slot);
   if (now.empty()) {
     if (s.most < INT32_MAX) return "its team holds its quota";
@@ -343,13 +343,13 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     PlacementRequest r;
     r.job = static_cast<int32_t>(i);
     int32_t pool;
-    if (s.plan >= 0) {
-      const ServicePlan& plan = plans_[static_cast<size_t>(s.plan)];
-      if (plan.allocation.empty()) continue;
-      r.devices = device_count(plan.allocation);
+    if (s.grant >= 0) {
+      const ServiceGrant& grant = grants_[static_cast<size_t>(s.grant)];
+      if (grant.allocation.empty()) continue;
+      r.devices = device_count(grant.allocation);
       r.movable = r.talks = false;
-      r.held = &plan.allocation;
-      requests[static_cast<size_t>(plan.pool)].push_back(r);
+      r.held = &grant.allocation;
+      requests[static_cast<size_t>(grant.pool)].push_back(r);
       continue;
     }
     if (s.pinned) {
@@ -375,7 +375,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
     const bool fragmented = settled[i] != 0;
-    s.reason = s.plan >= 0  ? reason_for(s, next[i])
+    s.reason = s.grant >= 0 ? reason_for(s, next[i])
                : s.pinned   ? "it may not be preempted and keeps what it has"
                : fragmented ? "its devices are free only in pieces spread over too many nodes"
                             : reason_for(s, next[i]);
@@ -390,7 +390,7 @@ std::string DuctilePolicy::Impl::explain(JobId id) const {
   if (found == states_.end() || !allocator_) return "";
   const State& s = found->second;
   const int c = allocator_->chosen(s.slot);
-  if (s.plan >= 0) return s.reason;
+  if (s.grant >= 0) return s.reason;
   if (s.pinned || c >= 0) return fmt::format("runs: {}", s.reason);
   if (s.configurations.empty() || s.most < INT32_MAX) return fmt::format("waits: {}", s.reason);
   // The configuration nearest to being worth its price.

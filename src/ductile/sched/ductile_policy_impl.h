@@ -49,7 +49,7 @@ class DuctilePolicy::Impl {
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
     bool pinned = false;
-    int32_t plan = -1;         // of a service: in plans_
+    int32_t grant = -1;        // of a service: in grants_
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
@@ -90,7 +90,7 @@ class DuctilePolicy::Impl {
   std::vector<std::string> type_names_;
   size_t nodes_ = 0;
   std::unique_ptr<Allocator> allocator_;
-  std::vector<ServicePlan> plans_;
+  std::vector<ServiceGrant> grants_;
   std::vector<Option> choices_;
   std::unordered_map<JobId, State> states_;
   std::vector<int> free_slots_;

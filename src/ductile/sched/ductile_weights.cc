@@ -76,8 +76,8 @@ double DuctilePolicy::Impl::find_pool_costs(const Round& round) {
   for (size_t p = 0; p < pools_.size(); ++p) {
     pool_cost_[p] = count[p] > 0 ? pool_cost_[p] / count[p] : 1;
     int64_t serving = 0;
-    for (const ServicePlan& plan : plans_)
-      if (plan.pool == static_cast<int32_t>(p)) serving += device_count(plan.allocation);
+    for (const ServiceGrant& grant : grants_)
+      if (grant.pool == static_cast<int32_t>(p)) serving += device_count(grant.allocation);
     capacity += pool_cost_[p] * static_cast<double>(pools_[p].devices - serving);
   }
   return capacity;

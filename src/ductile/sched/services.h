@@ -10,7 +10,7 @@
 namespace ductile::sched {
 
 // What one inference service is to hold from this round on.
-struct ServicePlan {
+struct ServiceGrant {
   size_t job = 0;     // index into Round::jobs
   int32_t pool = -1;  // -1: nothing could be found for it
   Allocation allocation;
@@ -22,7 +22,7 @@ struct ServicePlan {
 // shrinks where a tenth more load would still not need what it has; it stays in its pool unless its
 // floor is not to be had there; replicas lie within one node, on free devices first, then on those
 // of jobs that may be preempted, never on a node that leaves before `horizon`. A pure function.
-std::vector<ServicePlan> plan_services(const Round& round, std::span<const Pool> pools,
-                                       double horizon);
+std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
+                                         double horizon);
 
 }  // namespace ductile::sched

@@ -74,14 +74,14 @@ TEST(Services, LeaveANodeInTimeAndStayWhereThereIsNoOther) {
   jobs[0].allocation = {{0, 4}};
   cluster.node_leaves_at[0] = 100;
   const auto pools = find_pools(cluster, 120);
-  auto plans = plan_services({0, 60, cluster, jobs}, pools, 120);
-  ASSERT_EQ(plans.size(), 1u);
-  EXPECT_TRUE(std::none_of(plans[0].allocation.begin(), plans[0].allocation.end(),
+  auto grants = grant_services({0, 60, cluster, jobs}, pools, 120);
+  ASSERT_EQ(grants.size(), 1u);
+  EXPECT_TRUE(std::none_of(grants[0].allocation.begin(), grants[0].allocation.end(),
                            [](const NodeShare& s) { return s.node == 0 && s.devices > 2; }));
-  EXPECT_GE(device_count(plans[0].allocation), 4);
+  EXPECT_GE(device_count(grants[0].allocation), 4);
   cluster.node_up[1] = 0;  // nowhere to go
-  plans = plan_services({0, 60, cluster, jobs}, find_pools(cluster, 120), 120);
-  EXPECT_EQ(plans[0].allocation, (Allocation{{0, 4}}));
+  grants = grant_services({0, 60, cluster, jobs}, find_pools(cluster, 120), 120);
+  EXPECT_EQ(grants[0].allocation, (Allocation{{0, 4}}));
 }
 
 TEST(Services, RandomRoundsKeepEveryRule) {

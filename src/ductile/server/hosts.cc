@@ -77,7 +77,7 @@ std::string short_name(const std::string& name) { return name.substr(0, name.fin
 
 }  // namespace
 
-int64_t Fleet::places() const {
+int64_t HostSetup::places() const {
   int64_t sum = 0;
   for (const Host& host : hosts) {
     if (host.places == 0) return 0;
@@ -86,7 +86,7 @@ int64_t Fleet::places() const {
   return sum;
 }
 
-int64_t Fleet::most() const {
+int64_t HostSetup::most() const {
   if (hosts.empty()) return kMostOnOneHost;
   return places() > 0 ? places() : kMostOnOneHost * static_cast<int64_t>(hosts.size());
 }
@@ -130,28 +130,28 @@ std::vector<Host> read_hosts(const fs::path& file) {
   return hosts;
 }
 
-void save_fleet(const fs::path& run, const Fleet& fleet) {
+void save_host_setup(const fs::path& run, const HostSetup& setup) {
   json hosts = json::array();
-  for (const Host& host : fleet.hosts)
+  for (const Host& host : setup.hosts)
     hosts.push_back({{"name", host.name}, {"address", host.address}, {"places", host.places}});
-  const json value = {{"hosts", hosts}, {"launcher", fleet.launcher}, {"listen", fleet.listen}};
+  const json value = {{"hosts", hosts}, {"launcher", setup.launcher}, {"listen", setup.listen}};
   write_file_atomic(run / "hosts.json", dump_json(value, 2) + "\n");
 }
 
-Fleet load_fleet(const fs::path& run) {
+HostSetup load_host_setup(const fs::path& run) {
   const fs::path file = run / "hosts.json";
   if (kind_of(file) == FileKind::none) return {};
-  Fleet fleet;
+  HostSetup setup;
   const json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   try {
     for (const json& host : value.at("hosts"))
-      fleet.hosts.push_back({host.at("name"), host.at("address"), host.at("places")});
-    fleet.launcher = value.at("launcher");
-    fleet.listen = value.at("listen");
+      setup.hosts.push_back({host.at("name"), host.at("address"), host.at("places")});
+    setup.launcher = value.at("launcher");
+    setup.listen = value.at("listen");
   } catch (const json::exception& e) {
     fail(ErrorCode::data_loss, "{}: {}; give --hosts to write it anew", file.string(), e.what());
   }
-  return fleet;
+  return setup;
 }
 
 bool is_this_machine(const Host& host) {
@@ -159,9 +159,9 @@ bool is_this_machine(const Host& host) {
          short_name(host.name) == short_name(machine_name());
 }
 
-std::string listen_address(const Fleet& fleet) {
-  if (!fleet.listen.empty()) return fleet.listen;
-  for (const Host& host : fleet.hosts) {
+std::string listen_address(const HostSetup& setup) {
+  if (!setup.listen.empty()) return setup.listen;
+  for (const Host& host : setup.hosts) {
     if (is_this_machine(host)) continue;
     try {
       return net::local_address_towards({host.address.empty() ? host.name : host.address, 0});

@@ -24,14 +24,14 @@ struct Host {
 };
 
 // What a run remembers of its hosts, so that it can be resumed without saying them again.
-struct Fleet {
+struct HostSetup {
   std::vector<Host> hosts;  // empty: this machine alone
   // Starts a program on a host: "ssh {host}", "srun --overlap -N1 -n1 -w {host}",
   // "ip netns exec {host}". The program and its one argument are added to it. Hosts that are this
   // machine ("localhost", its own name) need none.
   std::string launcher = "ssh {host}";
   std::string listen;  // the address under which the hosts reach this one; empty: found out
-  bool operator==(const Fleet&) const = default;
+  bool operator==(const HostSetup&) const = default;
 
   // 0 where not every host says how many it takes.
   int64_t places() const;
@@ -46,25 +46,25 @@ std::vector<Host> parse_hosts(std::string_view list);
 std::vector<Host> read_hosts(const fs::path& file);
 
 // `hosts.json` in the run directory. load() gives no hosts where there is none.
-void save_fleet(const fs::path& run, const Fleet& fleet);
-Fleet load_fleet(const fs::path& run);
+void save_host_setup(const fs::path& run, const HostSetup& setup);
+HostSetup load_host_setup(const fs::path& run);
 
 bool is_this_machine(const Host& host);
-// fleet.listen, or the address of this machine that faces the fleet's hosts. Throws
+// setup.listen, or the address of this machine that faces the setup's hosts. Throws
 // invalid_argument where a host's address cannot be found.
-std::string listen_address(const Fleet& fleet);
+std::string listen_address(const HostSetup& setup);
 
 // Words of a command, as a shell would cut them: blanks, '...' and "..."; {host} stands for `host`.
 std::vector<std::string> launch_words(std::string_view command, const std::string& host);
 
 struct HostsLauncherOptions {
-  Fleet fleet;
+  HostSetup setup;
   fs::path program;     // ductile: the same path on every host
   fs::path worker;      // ductile-worker: the same path on every host, or beside `program` there
   fs::path log;         // in the run directory: takes what all workers print
   int64_t threads = 0;  // a worker; 0: its share of its host's cores
   bool all = true;      // at the start every host must answer; else one is enough
-  // Workers of an earlier controller may run on hosts that are not in the fleet: those that are not
+  // Workers of an earlier controller may run on hosts that are not in the setup: those that are not
   // found are not said to be gone.
   bool elsewhere = false;
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer

@@ -68,7 +68,7 @@ class Remote {
       Pipe to, from, talk;
       process::SpawnOptions launch;
       std::vector<std::string> words;
-      if (!is_this_machine(host_)) words = launch_words(options_.fleet.launcher, host_.name);
+      if (!is_this_machine(host_)) words = launch_words(options_.setup.launcher, host_.name);
       words.push_back(options_.program.string());
       words.emplace_back(kHostAgent);
       launch.program = on_path(words.front());
@@ -202,7 +202,7 @@ class Remote {
 
   std::string command() const {
     if (is_this_machine(host_)) return options_.program.string() + " host-agent";
-    return fmt::format("{}", fmt::join(launch_words(options_.fleet.launcher, host_.name), " "));
+    return fmt::format("{}", fmt::join(launch_words(options_.setup.launcher, host_.name), " "));
   }
 
   void fall(const std::string& why) {
@@ -241,7 +241,7 @@ class HostsLauncher final : public Launcher {
   HostsLauncher(HostsLauncherOptions options, const fs::path& run)
       : options_(std::move(options)), secret_(secret_of(run)) {
     std::signal(SIGPIPE, SIG_IGN);
-    for (const Host& host : options_.fleet.hosts)
+    for (const Host& host : options_.setup.hosts)
       remotes_.push_back(std::make_unique<Remote>(options_, host, run, events_.fd()));
     meet();
   }

@@ -51,19 +51,19 @@ TEST(Hosts, ComeFromAFileWithCommentsAndSlots) {
   EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2"), std::string::npos);
 }
 
-TEST(Fleet, IsRememberedByItsRun) {
+TEST(HostSetup, IsRememberedByItsRun) {
   const TempFolder run;
-  EXPECT_EQ(load_fleet(run.path()), Fleet{});
-  const Fleet fleet{{{"a", "10.0.0.1", 2}, {"b", "", 0}}, "srun -w {host}", "10.0.0.9"};
-  EXPECT_EQ(fleet.places(), 0);
-  save_fleet(run.path(), fleet);
-  EXPECT_EQ(load_fleet(run.path()), fleet);
+  EXPECT_EQ(load_host_setup(run.path()), HostSetup{});
+  const HostSetup setup{{{"a", "10.0.0.1", 2}, {"b", "", 0}}, "srun -w {host}", "10.0.0.9"};
+  EXPECT_EQ(setup.places(), 0);
+  save_host_setup(run.path(), setup);
+  EXPECT_EQ(load_host_setup(run.path()), setup);
   write_file_atomic(run.path() / "hosts.json", "{\"hosts\": 3}");
-  EXPECT_THROW(load_fleet(run.path()), Error);
+  EXPECT_THROW(load_host_setup(run.path()), Error);
   const std::string deep = std::string(1000001, '[') + std::string(1000001, ']');
   write_file_atomic(run.path() / "hosts.json", "{\"hosts\": " + deep + "}");
   std::string text;
-  EXPECT_EQ(ductile::testing::code_of([&] { load_fleet(run.path()); }, &text),
+  EXPECT_EQ(ductile::testing::code_of([&] { load_host_setup(run.path()); }, &text),
             ErrorCode::data_loss);
   EXPECT_NE(text.find("hosts.json: JSON nested 1000002 deep"), std::string::npos) << text;
 }

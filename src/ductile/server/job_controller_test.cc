@@ -462,9 +462,9 @@ TEST(JobOnHosts, AHostWhereNoWorkerCanBeginIsDoneWithout) {
 
 TEST(JobOnHosts, HostsThatCannotTakePartAreNamedBeforeAnythingStarts) {
   const Live live({});
-  const auto complaint = [&](const Fleet& fleet, const fs::path& run) {
+  const auto complaint = [&](const HostSetup& setup, const fs::path& run) {
     HostsLauncherOptions options;
-    options.fleet = fleet;
+    options.setup = setup;
     options.program = options.worker = DUCTILE_TEST_WORKER;
     options.patience = 5s;
     try {
@@ -474,16 +474,16 @@ TEST(JobOnHosts, HostsThatCannotTakePartAreNamedBeforeAnythingStarts) {
     }
     return std::string("none");
   };
-  const Fleet fails{{{"remote1", "", 1}}, "sh -c 'echo no route to {host} >&2; exit 255'", ""};
+  const HostSetup fails{{{"remote1", "", 1}}, "sh -c 'echo no route to {host} >&2; exit 255'", ""};
   EXPECT_NE(complaint(fails, live.run()).find("no route to remote1"), std::string::npos);
-  const Fleet absent{{{"remote1", "", 1}}, "no-such-launcher {host}", ""};
+  const HostSetup absent{{{"remote1", "", 1}}, "no-such-launcher {host}", ""};
   EXPECT_NE(complaint(absent, live.run()).find("no program 'no-such-launcher'"), std::string::npos);
   // A host that sees another folder under the same path.
   const std::string command = fmt::format(
       "sh -c 'exec unshare -m sh -c \"mount -t tmpfs none {} && exec \\$0 \\$1\" $0 $1'",
       live.run().string());
   if (geteuid() == 0) {
-    const Fleet hidden{{{"remote1", "", 1}}, command, ""};
+    const HostSetup hidden{{{"remote1", "", 1}}, command, ""};
     const std::string text = complaint(hidden, live.run());
     EXPECT_NE(text.find("does not see"), std::string::npos) << text;
     EXPECT_NE(text.find("file system that all of them share"), std::string::npos) << text;

@@ -19,7 +19,7 @@ void remove_empty(const fs::path& run, const fs::path& file) {
          "{}: is empty, and a worker of this run is alive (process {}); end it (kill {}), then "
          "resume",
          file.string(), workers.front(), workers.front());
-  if (was_elastic(run) && !load_fleet(run).hosts.empty())
+  if (was_elastic(run) && !load_host_setup(run).hosts.empty())
     fail(
         ErrorCode::conflict,
         "{}: is empty, and workers of this run may be alive on its hosts; see that none is, remove "

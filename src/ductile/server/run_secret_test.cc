@@ -67,7 +67,7 @@ TEST(RunSecret, AnEmptyOneStaysWhileAWorkerLives) {
 TEST(RunSecret, AnEmptyOneStaysWhereWorkersMayLiveOnOtherHosts) {
   const TempFolder run;
   empty_secret(run.path());
-  save_fleet(run.path(), {{{"node1", "", 1}}, "ssh {host}", ""});
+  save_host_setup(run.path(), {{{"node1", "", 1}}, "ssh {host}", ""});
   write_file_atomic(run.path() / "membership.json", "{}");
   EXPECT_NE(refusal(run.path()).find("remove the file"), std::string::npos);
   fs::remove(run.path() / "membership.json");

@@ -108,7 +108,7 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
     loader_ = nullptr;
     return;
   }
-  data::LoaderPlan plan;
+  data::LoaderTask plan;
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = state_.hyper.batch_size;
   plan.parts = job_.train.virtual_ranks;

@@ -48,8 +48,7 @@ int64_t Replica::position() const {
 }
 
 int64_t Replica::total_updates() const {
-  const int64_t left =
-      std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position());
+  const int64_t left = std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position());
   const int64_t total = updates() + left;
   return job_.train.max_steps > 0 ? std::min(total, std::max(job_.train.max_steps, updates()))
                                   : total;
@@ -78,8 +77,8 @@ optim::Observed Replica::observed() const {
 
 // Once for each committed step, and once for the first state.
 void Replica::choose_hyper() {
-  const optim::Hyper chosen = ingredients_.rate_control->next(
-      observed(), state_.extra(kControlPart).values);
+  const optim::Hyper chosen =
+      ingredients_.rate_control->next(observed(), state_.extra(kControlPart).values);
   if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
@@ -225,14 +224,14 @@ void Replica::gather(parallel::Exchange& exchange) {
 // ---- Evaluation.
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
-  data::LoaderPlan plan;
+  data::LoaderTask plan;
   plan.batch_size =
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;
   plan.channels_last = runner_.channels_last();
   data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
-  JobState::EvaluationWeights other = gathered_ ? *std::exchange(gathered_, std::nullopt)
-                                                : state_.evaluation_weights();
+  JobState::EvaluationWeights other =
+      gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
   const WeightsSwap swap(state_.flat, other.weights.span(), other.buffers);
   return train::evaluate(*ingredients_.model, loader, each);
 }
@@ -264,8 +263,7 @@ bool Replica::target_reached() const {
 }
 
 bool Replica::done() const {
-  return !evaluation_due() &&
-         (updates() >= total_updates() || (evaluated() && target_reached()));
+  return !evaluation_due() && (updates() >= total_updates() || (evaluated() && target_reached()));
 }
 
 // ---- Saved, restored, sent.
@@ -278,9 +276,8 @@ Json Replica::values() const {
 }
 
 void Replica::write_model(const fs::path& file) {
-  ckpt::write_safetensors(
-      file, state_.deployed().views,
-      {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step())}});
+  ckpt::write_safetensors(file, state_.deployed().views,
+                          {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step())}});
 }
 
 void Replica::check_same_job(const Json& saved) const {
@@ -295,11 +292,12 @@ Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
   if (values.contains("counters")) return values;
   const int64_t steps = checkpoint.step(), batch_size = job_.train.batch_size;
   const int64_t samples = steps * batch_size, size = train_info().size;
-  values["counters"] = {{"updates", steps},
-                        {"cursor", data::cursor_after(steps, batch_size, size)},
-                        {"samples_forward", samples},
-                        {"samples_backward", samples},
-                        {"flops", ingredients_.flops_per_sample * 3 * static_cast<double>(samples)}};
+  values["counters"] = {
+      {"updates", steps},
+      {"cursor", data::cursor_after(steps, batch_size, size)},
+      {"samples_forward", samples},
+      {"samples_backward", samples},
+      {"flops", ingredients_.flops_per_sample * 3 * static_cast<double>(samples)}};
   const auto hyper_at = [&](int64_t step) {
     optim::Observed seen;
     seen.position = seen.updates = step;
@@ -328,8 +326,7 @@ void Replica::send_state(parallel::Exchange& exchange, int to) {
 }
 
 void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
-  state_.receive(exchange, from, step, spread(),
-                 [this](const Json& job) { check_same_job(job); });
+  state_.receive(exchange, from, step, spread(), [this](const Json& job) { check_same_job(job); });
   begin_step();
 }
 

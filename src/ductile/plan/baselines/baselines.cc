@@ -50,10 +50,10 @@ std::vector<int64_t> sizes_of(const PlannerOptions& options) {
 
 // The order of operators as one chain, each stage one device, cut where the running sum of work
 // passes the next equal share.
-Plan equal_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
+Plan equal_plan(const graph::Graph& graph, const Island& island, const PlannerOptions& options,
                 int64_t micro_batch) {
   const std::vector<OpId> order = depth_first_order(graph);
-  const int num = std::min<int>(fleet.devices, static_cast<int>(order.size()));
+  const int num = std::min<int>(island.devices, static_cast<int>(order.size()));
   const std::vector<size_t> ends = equal_parts(graph, order, num, micro_batch);
   Plan plan;
   plan.graph = graph.name;
@@ -72,14 +72,14 @@ Plan equal_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOpti
   return plan;
 }
 
-Plan data_plan(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
+Plan data_plan(const graph::Graph& graph, const Island& island, const PlannerOptions& options,
                int64_t micro_batch) {
   Plan plan;
   plan.graph = graph.name;
   plan.batch = options.batch;
   Stage stage;
   for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) stage.ops.push_back(v);
-  for (int r = 1; r <= fleet.devices; ++r) {
+  for (int r = 1; r <= island.devices; ++r) {
     if (micro_batch % r == 0) stage.replicas = r;
   }
   stage.micro_batch = micro_batch;
@@ -131,7 +131,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
          name);
   }
   graph::check(graph);
-  const Fleet fleet = fleet_of(devices);
+  const Island island = island_of(devices);
   BaselineResult result;
   bool timed_out = false;
   bool any = false;             // some micro-batch size gave a plan
@@ -176,7 +176,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
   const auto search_chain = [&](const SearchSpace& space, bool tensor) {
     for (int64_t b : sizes_of(options)) {
       if (late()) break;
-      const SequentialResult r = sequential_search(space, fleet, options, b, tensor, deadline);
+      const SequentialResult r = sequential_search(space, island, options, b, tensor, deadline);
       timed_out = timed_out || r.timed_out;
       if (r.found) consider(r.plan, true);
     }
@@ -203,12 +203,12 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
     for (int64_t b : sizes_of(options)) {
       if (late()) break;
       if ((b & (b - 1)) != 0) continue;  // powers of two
-      const SequentialResult r = graphpipe_search(graph, fleet, options, b, deadline);
+      const SequentialResult r = graphpipe_search(graph, island, options, b, deadline);
       timed_out = timed_out || r.timed_out;
       if (r.found) consider(r.plan, false);
     }
   } else if (name == "interleaved" || name == "zb-h1" || name == "zb-v") {
-    for_uniform_shapes(name, graph, fleet, options, [&](const UniformShape& shape) {
+    for_uniform_shapes(name, graph, island, options, [&](const UniformShape& shape) {
       for (int64_t b : sizes_of(options)) {
         if (late()) break;
         Plan plan = uniform_plan(name, graph, shape, options, b);
@@ -219,9 +219,9 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
     for (int64_t b : sizes_of(options)) {
       if (late()) break;
       if (name == "equal") {
-        consider(equal_plan(graph, fleet, options, b), true);
+        consider(equal_plan(graph, island, options, b), true);
       } else {
-        consider(data_plan(graph, fleet, options, b), false);
+        consider(data_plan(graph, island, options, b), false);
       }
     }
   }

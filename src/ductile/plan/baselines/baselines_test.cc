@@ -25,7 +25,7 @@ const Clock::time_point kNever = Clock::time_point::max();
 // What a stage costs, from its operators alone.
 struct Price {
   const graph::Graph& graph;
-  Fleet fleet;
+  Island island;
   int64_t b;
   int64_t batch;
   std::vector<double> inputs = graph::input_bytes(graph);
@@ -40,7 +40,7 @@ struct Price {
     }
     if (!split) return {};
     return stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
-                      {r, t, 0, false}, graph, fleet, b, batch, Objective::throughput);
+                      {r, t, 0, false}, graph, island, b, batch, Objective::throughput);
   }
 };
 
@@ -60,7 +60,7 @@ double best_chain(const Price& price, const std::vector<graph::OpSet>& sets,
       if (!sets[to].is_subset_of(sets[rest])) continue;
       const std::vector<OpId> ops = (sets[rest] - sets[to]).to_vector();
       for (int t : tensors) {
-        for (int r = 1; r <= price.b && devices + r * t <= price.fleet.devices; ++r) {
+        for (int r = 1; r <= price.b && devices + r * t <= price.island.devices; ++r) {
           if (price.b % r != 0) continue;
           for (int again = 0; again <= (recompute ? 1 : 0); ++again) {
             const StageCost c = price(ops, r, t, again == 1);
@@ -83,17 +83,17 @@ TEST(Baselines, TheChainPlannersEqualAWalkOfAllChains) {
     SCOPED_TRACE(seed);
     const SmallCase c = small_case(seed);
     if (c.graph.ops.size() > 6 || c.devices.size() > 4) continue;
-    const Fleet fleet = fleet_of(c.devices);
+    const Island island = island_of(c.devices);
     const graph::Topology topology(c.graph);
     const int64_t b =
         c.options.micro_batches.empty() ? c.options.batch : c.options.micro_batches[0];
-    const Price price{c.graph, fleet, b, c.options.batch};
+    const Price price{c.graph, island, b, c.options.batch};
     const auto compare = [&](const SequentialResult& r, double best) {
       ASSERT_EQ(r.found, std::isfinite(best));
       if (!r.found) return;
       ++found;
       ASSERT_NEAR(r.seconds_per_sample, best, 1e-5 * best);  // its table holds single precision
-      ASSERT_LE(r.plan.num_devices(), fleet.devices);
+      ASSERT_LE(r.plan.num_devices(), island.devices);
     };
     // PipeDream: the cuts of one order, replicas alone.
     const std::vector<OpId> order = depth_first_order(c.graph);
@@ -102,7 +102,7 @@ TEST(Baselines, TheChainPlannersEqualAWalkOfAllChains) {
       cuts.push_back(cuts.back());
       cuts.back().insert(v);
     }
-    compare(sequential_search(SearchSpace::of_order(c.graph, order, 100), fleet, c.options, b,
+    compare(sequential_search(SearchSpace::of_order(c.graph, order, 100), island, c.options, b,
                               false, kNever),
             best_chain(price, cuts, {1}, false));
     // Piper: all downsets, splits and recomputation.
@@ -112,7 +112,7 @@ TEST(Baselines, TheChainPlannersEqualAWalkOfAllChains) {
     for (const graph::Op& op : c.graph.ops) {
       if (op.max_split >= 2) tensors = {1, 2};
     }
-    compare(sequential_search(space, fleet, c.options, b, true, kNever),
+    compare(sequential_search(space, island, c.options, b, true, kNever),
             best_chain(price, *graph::downsets(topology, 10'000), tensors, true));
     if (HasFatalFailure()) return;
   }
@@ -182,11 +182,11 @@ TEST(Baselines, GraphPipesAlgorithmEqualsAllItsSplits) {
       return n.kind == graph::SpTree::Kind::island;
     });
     if (c.graph.ops.size() > 6 || c.devices.size() > 4 || islands) continue;
-    const Fleet fleet = fleet_of(c.devices);
+    const Island island = island_of(c.devices);
     const int64_t b = c.options.batch;
-    const Price price{c.graph, fleet, b, c.options.batch};
+    const Price price{c.graph, island, b, c.options.batch};
     double best = kInfinity;
-    for (const auto& v : AllSplits(price, tree).values({tree.root}, true, fleet.devices, 0)) {
+    for (const auto& v : AllSplits(price, tree).values({tree.root}, true, island.devices, 0)) {
       best = std::min(best, v.slowest);
     }
     // It begins at twice the time of one device.
@@ -197,7 +197,7 @@ TEST(Baselines, GraphPipesAlgorithmEqualsAllItsSplits) {
           (op.cost.forward.at(b) + op.cost.backward_input.at(b) + op.cost.backward_weight.at(b)) /
           b;
     }
-    const SequentialResult r = graphpipe_search(c.graph, fleet, c.options, b, kNever);
+    const SequentialResult r = graphpipe_search(c.graph, island, c.options, b, kNever);
     ASSERT_EQ(r.found, best <= high);
     if (!r.found) continue;
     ++found;
@@ -208,8 +208,8 @@ TEST(Baselines, GraphPipesAlgorithmEqualsAllItsSplits) {
       EXPECT_LE(s.in_flight / b, cost.most);
     }
     ASSERT_GE(slowest, best * (1 - 1e-12));
-    ASSERT_LE(slowest, best + 2e-3 * high / fleet.devices);  // its eps
-    EXPECT_EQ(r.plan.num_devices(), fleet.devices);
+    ASSERT_LE(slowest, best + 2e-3 * high / island.devices);  // its eps
+    EXPECT_EQ(r.plan.num_devices(), island.devices);
   }
   EXPECT_GT(found, 50);
 }

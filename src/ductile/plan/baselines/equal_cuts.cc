@@ -64,7 +64,7 @@ class Cut {
 
   // Seconds by the formula with r replicas; infinite where it does not fit, or is no less than
   // `enough`. Then plan() is what was priced.
-  double price(const Fleet& fleet, int64_t micro_batch, int replicas, double enough) {
+  double price(const Island& island, int64_t micro_batch, int replicas, double enough) {
     const int n = size();
     const int64_t m = options_.batch / micro_batch;
     std::vector<double> r(n, 0), s(n, 0), x(n, 0);
@@ -79,7 +79,7 @@ class Cut {
       stage.micro_batch = micro_batch;
       const int64_t w = std::min(depth_[i], m);
       stage.in_flight = w * micro_batch;
-      const StageCost c = cost(i, fleet, w);
+      const StageCost c = cost(i, island, w);
       if (c.most < w) return kInfinity;
       tau = std::max(tau, c.tau);
       if (static_cast<double>(m) * tau >= enough) return kInfinity;
@@ -108,7 +108,7 @@ class Cut {
 
  private:
   // The first way that fits: as it is, with the optimiser sharded, recomputed, both.
-  StageCost cost(int i, const Fleet& fleet, int64_t w) {
+  StageCost cost(int i, const Island& island, int64_t w) {
     Stage& stage = plan_.stages[i];
     again_.resize(plan_.stages.size());
     StageCost c;
@@ -117,7 +117,7 @@ class Cut {
       for (const bool shard : {false, true}) {
         if (shard && (!options_.shard_optimizer || stage.replicas == 1)) continue;
         const Shape shape{stage.replicas, stage.tensor, 0, shard};
-        c = stage_cost(again ? ways_[i].again : ways_[i].keep, around_[i], shape, graph_, fleet,
+        c = stage_cost(again ? ways_[i].again : ways_[i].keep, around_[i], shape, graph_, island,
                        stage.micro_batch, options_.batch, Objective::time);
         again_[i] = again;
         stage.shard_optimizer = shard;
@@ -187,7 +187,7 @@ std::vector<size_t> equal_parts(const graph::Graph& graph, std::span<const OpId>
 }
 
 void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>> orders,
-                    const Fleet& fleet, const PlannerOptions& options,
+                    const Island& island, const PlannerOptions& options,
                     std::span<const int64_t> sizes, double most_work,
                     std::vector<Candidate>& found) {
   int most_split = 1;
@@ -198,19 +198,19 @@ void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>
   for (int t = 2; t <= most_split; t *= 2) ++splits;
   const double size = static_cast<double>((graph.ops.size() + graph.edges.size()) * orders.size());
   const auto most_counts = static_cast<size_t>(std::max(2.0, most_work / (size * splits)));
-  const int most = std::min<int>(fleet.devices, static_cast<int>(graph.ops.size()));
+  const int most = std::min<int>(island.devices, static_cast<int>(graph.ops.size()));
   std::vector<Candidate> kept;
   for (const std::vector<OpId>& order : orders) {
     for (int p : counts_up_to(most, most_counts)) {
       Cut cut(graph, inputs, order, equal_parts(graph, order, p, sizes[sizes.size() / 2]), options);
       std::vector<Candidate> alike;
-      for (int t = 1; t <= most_split && cut.size() * t <= fleet.devices; t *= 2) {
+      for (int t = 1; t <= most_split && cut.size() * t <= island.devices; t *= 2) {
         cut.split(t);
         for (int64_t b : sizes) {
-          for (int r = 1; r <= b && cut.size() * t * r <= fleet.devices; ++r) {
+          for (int r = 1; r <= b && cut.size() * t * r <= island.devices; ++r) {
             if (b % r != 0) continue;
             const double enough = alike.size() < kKeptAlike ? kInfinity : alike.back().seconds;
-            const double seconds = cut.price(fleet, b, r, enough);
+            const double seconds = cut.price(island, b, r, enough);
             if (seconds == kInfinity) continue;
             if (alike.size() == kKeptAlike) alike.pop_back();
             Candidate c{seconds, cut.plan(), {}};

@@ -12,7 +12,7 @@ namespace ductile::plan {
 // Recomputation and a sharded optimiser where memory asks for them. Appends the best few by the
 // formula; `most_work`: operators looked at, all in all, beyond which fewer p are tried.
 void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>> orders,
-                    const Fleet& fleet, const PlannerOptions& options,
+                    const Island& island, const PlannerOptions& options,
                     std::span<const int64_t> sizes, double most_work,
                     std::vector<Candidate>& found);
 

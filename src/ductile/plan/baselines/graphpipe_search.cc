@@ -14,10 +14,10 @@ namespace {
 // Series-parallel subgraphs: a run of children of a series, or of a parallel composition.
 class GraphPipe {
  public:
-  GraphPipe(const graph::Graph& graph, const Fleet& fleet, const PlannerOptions& options,
+  GraphPipe(const graph::Graph& graph, const Island& island, const PlannerOptions& options,
             int64_t micro_batch, Clock::time_point deadline)
       : graph_(graph),
-        fleet_(fleet),
+        island_(island),
         options_(options),
         micro_batch_(micro_batch),
         deadline_(deadline),
@@ -35,11 +35,11 @@ class GraphPipe {
       const double b = static_cast<double>(micro_batch_);
       high +=
           (op.cost.forward.at(b) + op.cost.backward_input.at(b) + op.cost.backward_weight.at(b)) /
-          b / fleet_.speed;
+          b / island_.speed;
     }
     high = 2 * high + 1e-12;
     double low = 0;
-    const double eps = 1e-3 * high / fleet_.devices;
+    const double eps = 1e-3 * high / island_.devices;
     for (double target = high; target == high || high - low > eps; target = (low + high) / 2) {
       if (Clock::now() > deadline_) {
         result.timed_out = true;
@@ -47,7 +47,7 @@ class GraphPipe {
       }
       memo_.clear();
       target_ = target;
-      const bool none = solve(whole(root_), fleet_.devices, 0).samples == kNone;
+      const bool none = solve(whole(root_), island_.devices, 0).samples == kNone;
       if (late_) {
         result.timed_out = true;
         break;
@@ -62,7 +62,7 @@ class GraphPipe {
       result.plan = Plan{};
       result.plan.graph = graph_.name;
       result.plan.batch = options_.batch;
-      collect(whole(root_), fleet_.devices, 0, result.plan);
+      collect(whole(root_), island_.devices, 0, result.plan);
       high = target;
     }
     if (!result.found) return result;
@@ -154,10 +154,10 @@ class GraphPipe {
       std::sort(info.ops.begin(), info.ops.end());
       info.sums = stage_sums(graph_, info.ops, 1, {}, inputs_);
       info.border = boundary(graph_, info.ops);
-      for (int d = 1; d <= fleet_.devices; d *= 2) {
+      for (int d = 1; d <= island_.devices; d *= 2) {
         StageCost c;
         if (micro_batch_ % d == 0) {
-          c = stage_cost(info.sums, info.border, {d, 1, 0, false}, graph_, fleet_, micro_batch_,
+          c = stage_cost(info.sums, info.border, {d, 1, 0, false}, graph_, island_, micro_batch_,
                          options_.batch, Objective::throughput);
         }
         info.costs.push_back(c);
@@ -229,7 +229,7 @@ class GraphPipe {
   }
 
   const graph::Graph& graph_;
-  const Fleet& fleet_;
+  const Island& island_;
   const PlannerOptions& options_;
   int64_t micro_batch_;
   Clock::time_point deadline_;
@@ -246,10 +246,10 @@ class GraphPipe {
 
 }  // namespace
 
-SequentialResult graphpipe_search(const graph::Graph& graph, const Fleet& fleet,
+SequentialResult graphpipe_search(const graph::Graph& graph, const Island& island,
                                   const PlannerOptions& options, int64_t micro_batch,
                                   Clock::time_point deadline) {
-  return GraphPipe(graph, fleet, options, micro_batch, deadline).run();
+  return GraphPipe(graph, island, options, micro_batch, deadline).run();
 }
 
 }  // namespace ductile::plan

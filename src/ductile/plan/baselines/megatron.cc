@@ -159,7 +159,7 @@ Plan megatron_plan(const graph::Graph& graph, const Devices& devices,
   for (const Unit& u : units) order.insert(order.end(), u.ops.begin(), u.ops.end());
   Plan best;
   best.predicted_seconds = std::numeric_limits<double>::infinity();
-  for_uniform_shapes("interleaved", graph, fleet_of(devices), options, [&](const UniformShape& s) {
+  for_uniform_shapes("interleaved", graph, island_of(devices), options, [&](const UniformShape& s) {
     const auto parts = static_cast<size_t>(s.ranks * s.parts);
     if (parts > units.size()) return;
     for (int64_t b = options.batch; b >= 1; --b) {

@@ -6,7 +6,7 @@
 
 namespace ductile::plan {
 
-SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
+SequentialResult sequential_search(const SearchSpace& space, const Island& island,
                                    const PlannerOptions& options, int64_t micro_batch,
                                    bool tensor_and_recompute, Clock::time_point deadline) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -18,13 +18,13 @@ SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
   for (int v = 0; v < static_cast<int>(space.variants().size()); ++v) {
     const Variant& variant = space.variants()[v];
     if (!tensor_and_recompute && (variant.tensor > 1 || variant.recompute)) continue;
-    if (variant.tensor > fleet.devices) continue;
+    if (variant.tensor > island.devices) continue;
     tensor = tensor || variant.tensor > 1;
-    for (int r = 1; r <= fleet.devices / variant.tensor && r <= micro_batch; ++r) {
+    for (int r = 1; r <= island.devices / variant.tensor && r <= micro_batch; ++r) {
       if (micro_batch % r == 0) shapes.push_back({r, variant.tensor, v, false});
     }
   }
-  const int num_n = fleet.devices + 1;
+  const int num_n = island.devices + 1;
   const int num_s = tensor ? num_n : 1;
   const int64_t all = options.batch / micro_batch;
   const size_t table = static_cast<size_t>(num_n) * num_s;
@@ -34,8 +34,8 @@ SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
   const auto cost = [&](int s, int t, const Shape& shape) {
     const SearchSpace::Transition& tr = space.transitions()[t];
     if (!space.can_split(s, tr.to, shape.variant)) return StageCost{};
-    return stage_cost(space.sums(s, t, shape.variant), {tr.in, tr.out}, shape, space.graph(), fleet,
-                      micro_batch, options.batch, Objective::throughput);
+    return stage_cost(space.sums(s, t, shape.variant), {tr.in, tr.out}, shape, space.graph(),
+                      island, micro_batch, options.batch, Objective::throughput);
   };
   const auto in_flight = [&](int n, int s, const Shape& shape) {
     const int sum = (tensor ? s : n) + shape.replicas;  // own included; n == s without tensor

@@ -17,7 +17,7 @@ struct SequentialResult {
   double seconds_per_sample = 0;
   Plan plan;  // in_flight as for a chain of stages
 };
-SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
+SequentialResult sequential_search(const SearchSpace& space, const Island& island,
                                    const PlannerOptions& options, int64_t micro_batch,
                                    bool tensor_and_recompute, Clock::time_point deadline);
 
@@ -25,7 +25,7 @@ SequentialResult sequential_search(const SearchSpace& space, const Fleet& fleet,
 // on the time per sample; for each, dynamic programming over series-parallel subgraphs, devices and
 // the samples in flight behind, degrees powers of two, fewest samples in flight at the source. What
 // is not series-parallel becomes a chain in topological order.
-SequentialResult graphpipe_search(const graph::Graph& graph, const Fleet& fleet,
+SequentialResult graphpipe_search(const graph::Graph& graph, const Island& island,
                                   const PlannerOptions& options, int64_t micro_batch,
                                   Clock::time_point deadline);
 

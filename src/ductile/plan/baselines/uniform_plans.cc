@@ -109,7 +109,7 @@ Plan uniform_plan(std::string_view kind, const graph::Graph& graph, const Unifor
   return plan;
 }
 
-void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const Fleet& fleet,
+void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const Island& island,
                         const PlannerOptions& options,
                         const std::function<void(const UniformShape&)>& visit) {
   int most_split = 1;
@@ -120,16 +120,16 @@ void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const 
   }
   if (!options.split) most_split = 1;
   constexpr int kParts[] = {1, 2, 3, 4, 6, 8, 12, 16};
-  for (int t = 1; t <= std::min(most_split, fleet.per_node); t *= 2) {
-    for (int p = 1; p * t <= fleet.devices; ++p) {
-      if (fleet.devices % (p * t) != 0) continue;
+  for (int t = 1; t <= std::min(most_split, island.per_node); t *= 2) {
+    for (int p = 1; p * t <= island.devices; ++p) {
+      if (island.devices % (p * t) != 0) continue;
       for (int v : kParts) {
         if (kind == "zb-h1" && v != 1) continue;
         if (kind == "zb-v" && v != 2) continue;
         if (v > 1 && p == 1) continue;
         for (const bool again : {false, true}) {
           if (again && !(recompute && options.recompute)) continue;
-          visit({p, fleet.devices / (p * t), t, v, again});
+          visit({p, island.devices / (p * t), t, v, again});
         }
       }
     }

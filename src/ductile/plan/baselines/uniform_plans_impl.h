@@ -32,7 +32,7 @@ Plan uniform_plan(std::string_view kind, const graph::Graph& graph, const Unifor
                   std::span<const size_t> ends);
 
 // Every shape worth trying on so many devices.
-void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const Fleet& fleet,
+void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const Island& island,
                         const PlannerOptions& options,
                         const std::function<void(const UniformShape&)>& visit);
 

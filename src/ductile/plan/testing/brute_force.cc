@@ -18,20 +18,20 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Twin {
   const graph::Graph& graph;
-  std::vector<Fleet> fleets;
+  std::vector<Island> islands;
   int devices = 0;  // of all
   const PlannerOptions& options;
   int64_t b = 1;
   graph::Topology topology;
   std::vector<double> inputs;
-  std::vector<std::tuple<int, bool, bool, int, int>> shapes;  // tensor, ..., replicas, fleet
+  std::vector<std::tuple<int, bool, bool, int, int>> shapes;  // tensor, ..., replicas, island
   std::map<std::pair<Mask, int>, StageCost> costs;
   std::vector<Mask> blocks;
   double best = kInfinity;
 
-  Twin(const graph::Graph& g, std::vector<Fleet> f, const PlannerOptions& o)
-      : graph(g), fleets(std::move(f)), options(o), topology(g), inputs(graph::input_bytes(g)) {
-    for (const Fleet& fleet : fleets) devices += fleet.devices;
+  Twin(const graph::Graph& g, std::vector<Island> f, const PlannerOptions& o)
+      : graph(g), islands(std::move(f)), options(o), topology(g), inputs(graph::input_bytes(g)) {
+    for (const Island& island : islands) devices += island.devices;
   }
 
   const StageCost& cost(Mask set, int k) {
@@ -49,7 +49,7 @@ struct Twin {
     }
     if (!split) return it->second;  // nothing in flight is allowed: no shape of this stage
     return it->second = stage_cost(stage_sums(graph, ops, t, again, inputs), boundary(graph, ops),
-                                   {r, t, 0, shard, f}, graph, fleets[f], b, options.batch,
+                                   {r, t, 0, shard, f}, graph, islands[f], b, options.batch,
                                    options.objective);
   }
 
@@ -113,7 +113,7 @@ struct Twin {
     std::vector<int64_t> w(n);
     const int64_t m = options.batch / b;
     std::vector<int> left;
-    for (const Fleet& fleet : fleets) left.push_back(fleet.devices);
+    for (const Island& island : islands) left.push_back(island.devices);
     const auto go = [&](auto&& self, int i, double tau, double rest) -> void {
       if (i == n) {
         const double seconds = options.objective == Objective::time
@@ -154,9 +154,9 @@ struct Twin {
 
 namespace {
 
-double brute_force(const graph::Graph& graph, const std::vector<Fleet>& fleets,
+double brute_force(const graph::Graph& graph, const std::vector<Island>& islands,
                    const PlannerOptions& options) {
-  Twin twin(graph, fleets, options);
+  Twin twin(graph, islands, options);
   for (int64_t b = 1; b <= options.batch; ++b) {
     if (options.batch % b != 0) continue;
     if (!options.micro_batches.empty() &&
@@ -178,7 +178,7 @@ double brute_force(const graph::Graph& graph, const std::vector<Fleet>& fleets,
         if (b % r != 0) continue;
         for (const bool again : {false, true}) {
           if (again && !(recompute && options.recompute)) continue;
-          for (int f = 0; f < static_cast<int>(fleets.size()); ++f) {
+          for (int f = 0; f < static_cast<int>(islands.size()); ++f) {
             twin.shapes.emplace_back(t, again, false, r, f);
             if (r > 1 && options.shard_optimizer && graph.optimizer_factor > 0) {
               twin.shapes.emplace_back(t, again, true, r, f);
@@ -197,9 +197,9 @@ double brute_force(const graph::Graph& graph, const std::vector<Fleet>& fleets,
 double brute_force(const graph::Graph& graph, const Devices& devices,
                    const PlannerOptions& options) {
   // Stages on one group each, or all devices taken for the least of them.
-  const std::vector<Fleet> fleets = fleets_of(devices);
-  const double all = brute_force(graph, {fleet_of(devices)}, options);
-  return fleets.size() == 1 ? all : std::min(all, brute_force(graph, fleets, options));
+  const std::vector<Island> islands = islands_of(devices);
+  const double all = brute_force(graph, {island_of(devices)}, options);
+  return islands.size() == 1 ? all : std::min(all, brute_force(graph, islands, options));
 }
 
 SmallCase small_case(uint64_t seed) {

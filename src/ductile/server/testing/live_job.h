@@ -133,23 +133,23 @@ class Live {
           *lock_, std::move(o), make_local_launcher({job_.program, run_ / "worker.log"}, run_));
     }
     HostsLauncherOptions hosts;
-    hosts.fleet = fleet();
+    hosts.setup = setup();
     hosts.program = hosts.worker = job_.program;
     hosts.log = run_ / "worker.log";
     hosts.all = false;
-    o.listen = listen_address(hosts.fleet);
+    o.listen = listen_address(hosts.setup);
     return std::make_unique<JobController>(*lock_, std::move(o),
                                            make_hosts_launcher(std::move(hosts), run_));
   }
 
-  Fleet fleet() const {
-    Fleet fleet;
-    fleet.launcher = EmulatedHosts::launcher();
+  HostSetup setup() const {
+    HostSetup setup;
+    setup.launcher = EmulatedHosts::launcher();
     for (size_t h = 0; h < job_.places.size(); ++h) {
       const int host = static_cast<int>(h) + 1;
-      fleet.hosts.push_back({job_.hosts->name(host), EmulatedHosts::address(host), job_.places[h]});
+      setup.hosts.push_back({job_.hosts->name(host), EmulatedHosts::address(host), job_.places[h]});
     }
-    return fleet;
+    return setup;
   }
 
   void start(int64_t workers) {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ductile/base/error.h"
-#include "ductile/plan/simulation_impl.h"
+#include "ductile/plan/execution_impl.h"
 
 namespace ductile::plan {
 namespace {
@@ -32,7 +32,7 @@ void check_size(const Plan& plan) {
   }
 }
 
-Simulation::Simulation(const Plan& plan, const PlanCosts& costs, bool split, bool record)
+Execution::Execution(const Plan& plan, const PlanCosts& costs, bool split, bool record)
     : plan_(plan), costs_(costs), split_(split), record_(record) {
   const size_t n = plan.stages.size();
   check_size(plan);
@@ -65,7 +65,7 @@ Simulation::Simulation(const Plan& plan, const PlanCosts& costs, bool split, boo
   for (int u = 0; u < costs.num_units; ++u) note_memory(u);
 }
 
-bool Simulation::try_follow(const Orders& orders) {
+bool Execution::try_follow(const Orders& orders) {
   DUCTILE_CHECK(orders.size() == stages_.size());
   for (size_t s = 0; s < orders.size(); ++s) {
     const Stage& stage = stages_[s];
@@ -91,14 +91,14 @@ bool Simulation::try_follow(const Orders& orders) {
   return run();
 }
 
-bool Simulation::try_list(Rank rank, Orders& orders) {
+bool Execution::try_list(Rank rank, Orders& orders) {
   orders.assign(stages_.size(), {});
   rank_ = rank;
   written_ = &orders;
   return run();
 }
 
-bool Simulation::run() {
+bool Execution::run() {
   for (;;) {
     std::sort(dirty_.begin(), dirty_.end());
     for (int u : dirty_) {
@@ -134,12 +134,12 @@ bool Simulation::run() {
   return true;
 }
 
-int64_t Simulation::tasks_left(int stage) const {
+int64_t Execution::tasks_left(int stage) const {
   const Stage& s = stages_[stage];
   return (split_ ? 3 : 2) * s.num - s.done[0] - s.done[1] - s.done[2];
 }
 
-bool Simulation::is_ready(int stage, Task task) const {
+bool Execution::is_ready(int stage, Task task) const {
   const Stage& s = stages_[stage];
   const int64_t i = s.started[static_cast<int>(task)];
   if (i >= s.num) return false;
@@ -164,7 +164,7 @@ bool Simulation::is_ready(int stage, Task task) const {
   return false;
 }
 
-int Simulation::choose(int stage, int& rank) const {
+int Execution::choose(int stage, int& rank) const {
   const Stage& s = stages_[stage];
   if (orders_ != nullptr) {
     const auto at = static_cast<size_t>(s.started[0] + s.started[1] + s.started[2]);
@@ -184,12 +184,12 @@ int Simulation::choose(int stage, int& rank) const {
   return best;
 }
 
-void Simulation::look_at(int unit) {
+void Execution::look_at(int unit) {
   if (!is_dirty_[unit]) dirty_.push_back(unit);
   is_dirty_[unit] = 1;
 }
 
-void Simulation::start_on(int unit) {
+void Execution::start_on(int unit) {
   // Of stages that take turns: backward before forward, then the later one.
   int stage = -1, task = -1, best = kSkip + 1;
   for (int s : members_[unit]) {
@@ -202,7 +202,7 @@ void Simulation::start_on(int unit) {
   if (stage >= 0) start(stage, static_cast<Task>(task));
 }
 
-double Simulation::seconds(int stage, Task task) const {
+double Execution::seconds(int stage, Task task) const {
   const StageTimes& t = costs_.times[stage];
   switch (task) {
     case Task::forward:
@@ -215,7 +215,7 @@ double Simulation::seconds(int stage, Task task) const {
   return 0;
 }
 
-void Simulation::start(int stage, Task task) {
+void Execution::start(int stage, Task task) {
   Stage& s = stages_[stage];
   const int unit = costs_.unit[stage];
   const int64_t index = s.started[static_cast<int>(task)]++;
@@ -235,7 +235,7 @@ void Simulation::start(int stage, Task task) {
   events_.push({now_ + time, 0, stage});
 }
 
-void Simulation::finish(int stage) {
+void Execution::finish(int stage) {
   Stage& s = stages_[stage];
   const Task task = running_[stage];
   const int unit = costs_.unit[stage];
@@ -254,7 +254,7 @@ void Simulation::finish(int stage) {
   }
 }
 
-void Simulation::send(int edge, bool gradient) {
+void Execution::send(int edge, bool gradient) {
   const StageEdge& e = costs_.stages.edges[edge];
   const int from = gradient ? e.to : e.from, to = gradient ? e.from : e.to;
   const double time = costs_.transfer_fixed[edge] +
@@ -274,13 +274,13 @@ void Simulation::send(int edge, bool gradient) {
   events_.push({end, 1, 2 * edge + (gradient ? 1 : 0)});
 }
 
-double Simulation::Cards::earliest(int count) const {
+double Execution::Cards::earliest(int count) const {
   size_t i = 0;
   for (; count > free_[i].second; ++i) count -= free_[i].second;
   return free_[i].first;
 }
 
-void Simulation::Cards::take(int count, double until) {
+void Execution::Cards::take(int count, double until) {
   const int taken = count;
   size_t used = 0;
   for (; count > 0 && count >= free_[used].second; ++used) count -= free_[used].second;
@@ -294,7 +294,7 @@ void Simulation::Cards::take(int count, double until) {
   }
 }
 
-void Simulation::note_memory(int unit) {
+void Execution::note_memory(int unit) {
   double fixed = 0, held = 0;
   for (int s : members_[unit]) {
     fixed += costs_.fixed_memory[s];
@@ -303,7 +303,7 @@ void Simulation::note_memory(int unit) {
   peak_[unit] = std::max(peak_[unit], fixed + held);
 }
 
-void Simulation::finish_sums(Timeline& t) const {
+void Execution::finish_sums(Timeline& t) const {
   double device_seconds = 0, computing = 0;
   std::vector<char> counted(costs_.num_units);
   for (size_t s = 0; s < stages_.size(); ++s) {
@@ -336,7 +336,7 @@ void Simulation::finish_sums(Timeline& t) const {
                    [](const Box& a, const Box& b) { return a.start < b.start; });
 }
 
-void Simulation::fail_stuck() const {
+void Execution::fail_stuck() const {
   std::string text;
   int named = 0;
   for (size_t s = 0; s < stages_.size(); ++s) {

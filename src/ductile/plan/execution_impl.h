@@ -19,11 +19,11 @@ void check_size(const Plan& plan);
 // An instant is handled in rounds: tasks that end (lower stage first; each sends its messages),
 // messages that arrive, tasks that start (lower unit first). What takes no time comes in the next
 // round of the same instant.
-class Simulation {
+class Execution {
  public:
   // `orders` given: they are followed. Else tasks are chosen by `rank` among those that are ready
   // and fit under Stage::in_flight: the lowest rank goes first, kSkip never; `split` tells whether
-  // W is a task of its own. All referenced objects must outlive the simulation.
+  // W is a task of its own. All referenced objects must outlive the execution.
   struct State;  // what a rule may look at
   using Rank = int (*)(Task, const State&);
   static constexpr int kSkip = 1 << 20;
@@ -35,7 +35,7 @@ class Simulation {
     Task last = Task::backward;
   };
 
-  Simulation(const Plan& plan, const PlanCosts& costs, bool split, bool record);
+  Execution(const Plan& plan, const PlanCosts& costs, bool split, bool record);
   // One of the two, once. False: it could not be carried out to the end; fail_stuck() says why.
   bool try_follow(const Orders& orders);
   bool try_list(Rank rank, Orders& orders);

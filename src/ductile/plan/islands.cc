@@ -3,13 +3,12 @@
 #include <limits>
 #include <vector>
 
-#include "ductile/base/error.h"
-#include "ductile/plan/search_space_impl.h"
+#include "ductile/plan/islands_impl.h"
 
 namespace ductile::plan {
 
-Fleet fleet_of(const Devices& devices) {
-  Fleet f;
+Island island_of(const Devices& devices) {
+  Island f;
   f.devices = devices.size();
   f.per_node = std::numeric_limits<int>::max();
   f.memory = f.speed = std::numeric_limits<double>::infinity();
@@ -47,7 +46,7 @@ std::vector<DeviceGroup> kinds_of(const Devices& devices, std::vector<int>& numb
       same->nodes += g.nodes;
     }
   }
-  if (kinds.size() > kMaxFleets) {
+  if (kinds.size() > kMaxIslands) {
     kinds.clear();
     number.assign(number.size(), 0);
   }
@@ -56,13 +55,13 @@ std::vector<DeviceGroup> kinds_of(const Devices& devices, std::vector<int>& numb
 
 }  // namespace
 
-std::vector<Fleet> fleets_of(const Devices& devices) {
+std::vector<Island> islands_of(const Devices& devices) {
   std::vector<int> number;
   const std::vector<DeviceGroup> kinds = kinds_of(devices, number);
-  if (kinds.size() <= 1) return {fleet_of(devices)};
-  std::vector<Fleet> out;
+  if (kinds.size() <= 1) return {island_of(devices)};
+  std::vector<Island> out;
   for (const DeviceGroup& k : kinds) {
-    Fleet f;
+    Island f;
     f.devices = k.size();
     f.per_node = k.devices_per_node;
     f.memory = k.memory;
@@ -75,7 +74,7 @@ std::vector<Fleet> fleets_of(const Devices& devices) {
   return out;
 }
 
-std::vector<int> fleet_numbers(const Devices& devices) {
+std::vector<int> island_numbers(const Devices& devices) {
   std::vector<int> number;
   kinds_of(devices, number);
   return number;
