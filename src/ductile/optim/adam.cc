@@ -11,9 +11,9 @@ class Adam final : public FlatOptimizer {
  public:
   Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
       : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
-        beta1_(options.beta1),
-        beta2_(options.beta2),
-        eps_(options.eps),
+        beta1_(options.adam.beta1),
+        beta2_(options.adam.beta2),
+        eps_(options.adam.eps),
         weight_decay_(options.weight_decay),
         decoupled_(decoupled) {}
 

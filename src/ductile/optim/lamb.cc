@@ -16,9 +16,9 @@ class Lamb final : public FlatOptimizer {
  public:
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}),
-        beta1_(options.beta1),
-        beta2_(options.beta2),
-        eps_(options.eps),
+        beta1_(options.adam.beta1),
+        beta2_(options.adam.beta2),
+        eps_(options.adam.eps),
         weight_decay_(options.weight_decay) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {

@@ -14,11 +14,11 @@ class Lars final : public FlatOptimizer {
  public:
   Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"momentum_buffer"}),
-        eta_(options.trust_coefficient),
+        eta_(options.lars.trust_coefficient),
         momentum_(options.momentum),
         weight_decay_(options.weight_decay),
-        eps_(options.eps),
-        outside_(options.trust_outside) {}
+        eps_(options.lars.eps),
+        outside_(options.lars.trust_outside) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {

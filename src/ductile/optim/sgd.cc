@@ -11,11 +11,11 @@ class Sgd final : public FlatOptimizer {
   Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 0, state_names_of(options)),
         momentum_(static_cast<float>(options.momentum)),
-        nesterov_(options.nesterov),
+        nesterov_(options.sgd.nesterov),
         weight_decay_(static_cast<float>(options.weight_decay)) {
     if (nesterov_ && momentum_ == 0) {
       fail(ErrorCode::invalid_argument,
-           "optimizer.nesterov needs optimizer.momentum above 0, for example 0.9");
+           "optimizer.sgd.nesterov needs optimizer.momentum above 0, for example 0.9");
     }
   }
 
