@@ -254,7 +254,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   JobConfig config;
   if (command.resume) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
-    config.read({folder.job_file(), {}}, nullptr);
+    config.read_saved(folder.job_file());
   } else {
     config.read(command.job, context.environment);
     if (command.runs) config.job.runs = command.runs->string();

@@ -96,7 +96,7 @@ int run(const Arguments& arguments) {
   using namespace ductile;
   const run::RunFolder folder = run::RunFolder::open(arguments.run);
   spec::JobOptions job;
-  OptionSet(job).read_toml(folder.job_file());
+  OptionSet(job).read_toml(folder.job_file(), Moved::follow);
   spec::check(job);
   train::resolve_threads(job);
   train::prepare_torch(job);
