@@ -13,7 +13,7 @@
 #include "ductile/base/table.h"
 #include "ductile/base/text.h"
 #include "ductile/cli/version.h"
-#include "ductile/plan/baselines.h"
+#include "ductile/plan/baselines/baselines.h"
 #include "ductile/sched/policy.h"
 #include "ductile/server/host_agent.h"
 

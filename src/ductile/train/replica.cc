@@ -281,7 +281,7 @@ void Replica::write_model(const fs::path& file) {
 }
 
 void Replica::check_same_job(const Json& saved) const {
-  spec::JobOptions job = job_, then;
+  spec::JobOptions job = job_, then;  // options that are newer than the run have their defaults
   OptionSet earlier(then);
   earlier.read_json(saved, "the checkpoint's job", Moved::follow);
   train::check_same_job(earlier.to_json(), OptionSet(job).to_json(),
