@@ -25,12 +25,13 @@
 #include "ductile/server/emulated_hosts_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
-#include "ductile/server/test_model_impl.h"
+#include "ductile/link/test_model_impl.h"
 
 // A job of torch-free workers for the tests of this module.
 namespace ductile::server::testing {
 
 using namespace control;
+using namespace link::testing;
 using namespace std::chrono_literals;
 using nlohmann::json;
 
@@ -159,7 +160,7 @@ class Live {
     if (controller_ != 0) return;
     try {
       if (job_.hosts) job_.hosts->enter(0);
-      const JobEnd end = make_controller()->run(workers);
+      const link::JobEnd end = make_controller()->run(workers);
       const json value = {{"phase", to_string(end.phase)},
                           {"reason", end.reason},
                           {"step", end.step},
