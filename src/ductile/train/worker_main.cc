@@ -111,7 +111,7 @@ int run(const Arguments& arguments) {
                                                     .job = job,
                                                     .progress_fd = arguments.progress_fd,
                                                     .interrupted = train::pending_interrupt});
-  if (end.phase == control::Phase::failed) throw Error(ErrorCode::internal, end.reason);
+  if (end.phase == control::Phase::failed) throw Error(end.error_code, end.reason);
   return end.phase == control::Phase::finished ? kDone : kInterrupted;
 }
 

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <iostream>
 #include <mutex>
-#include <stdexcept>
-#include <optional>
 
+#include "ductile/link/local_control.h"
+#include "ductile/link/membership_options.h"
 #include "ductile/link/worker_link.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/progress.h"
@@ -65,6 +65,17 @@ void work(const WorkerLaunch& launch) {
   loop = nullptr;
 }
 
-link::JobEnd train_here(const run::RunLock&, const LocalRun&) { throw std::runtime_error("soon"); }
+link::JobEnd train_here(const run::RunLock& lock, const LocalRun& run) {
+  link::LocalControl control(lock, {.run = run.folder.path(),
+                                    .membership = link::membership_options(run.job),
+                                    .keep_checkpoints = run.job.checkpoint.keep});
+  const WorkerInput input{.folder = run.folder,
+                          .job = run.job,
+                          .recipe = run.recipe,
+                          .progress_fd = run.progress_fd,
+                          .interrupted = run.interrupted};
+  WorkerLoop(input, control).run();
+  return control.end();
+}
 
 }  // namespace ductile::train

@@ -7,7 +7,7 @@
 #include "ductile/base/error.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"
-#include "ductile/train/workers.h"
+#include "ductile/link/membership_options.h"
 #include "ductile/train/worker_loop.h"
 
 namespace ductile::train::testing {
@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 struct Killed {};  // no std::exception: nothing in the loop takes it for an error of its own
 
 MembershipOptions options_of(const spec::JobOptions& job) {
-  MembershipOptions options = membership_options(job);
+  MembershipOptions options = link::membership_options(job);
   options.join_window = 50ms;
   options.backoff_base = 1ms;
   options.backoff_max = 20ms;
