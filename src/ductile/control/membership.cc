@@ -149,7 +149,7 @@ void Membership::State::forget(WorkerId id) {
 
 // Every worker reads the counters of its whole machine, so one of each host counts: the first that
 // reports, and when that one is gone another, from where it stood then.
-void Membership::State::count_energy(const Report& report, const WorkerRecord& before,
+void Membership::State::count_energy(const WorkerStatus& report, const WorkerRecord& before,
                                      const std::string& host) {
   if (!report.cost.energy_joules) spent.energy_joules.reset();
   if (!spent.energy_joules) return;
