@@ -105,7 +105,7 @@ class Bench {
     if (!slot) {
       optimizers_.clear();  // so that only one rule's state is in memory
       spec::OptimizerOptions options{.name = name == "nesterov" ? "sgd" : name};
-      options.nesterov = name == "nesterov";
+      options.sgd.nesterov = name == "nesterov";
       auto made = optim::make_optimizer(options, layout_);
       return *(optimizers_[name] = std::move(made));
     }

@@ -40,7 +40,7 @@ def job_words(args, build, model, threads, workers, steps, run):
             f"train.threads={threads}", "loader.threads=1", f"model.name={model}"]
     if model == "gpt":
         sets += ["data.format=tokens", f"data.path={args.tokens}", f"data.test_path={args.tokens}",
-                 "data.sequence_length=64", "model.layers=2", "model.heads=4", "model.dim=64",
+                 "data.tokens.sequence_length=64", "model.layers=2", "model.heads=4", "model.dim=64",
                  "model.vocab_size=64"]
     words = [str(build / "bin" / "ductile"), "-q", "train", "--out", str(run)]
     if workers > 1:

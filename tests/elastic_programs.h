@@ -140,7 +140,7 @@ class SmallJob : public ::testing::Test {
     sets_ = {"data.format=tokens",
              "data.path=" + (root_.path() / "train.bin").string(),
              "data.test_path=" + (root_.path() / "test.bin").string(),
-             "data.sequence_length=32",
+             "data.tokens.sequence_length=32",
              "model.name=gpt",
              "model.layers=2",
              "model.heads=2",

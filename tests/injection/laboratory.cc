@@ -143,7 +143,7 @@ std::vector<std::string> job_words(const fs::path& data) {
       "data.format=tokens",
       "data.path=" + (data / "train.bin").string(),
       "data.test_path=" + (data / "test.bin").string(),
-      "data.sequence_length=16",
+      "data.tokens.sequence_length=16",
       "model.name=gpt",
       "model.layers=1",
       "model.heads=2",

@@ -113,19 +113,6 @@ std::string_view first_parts(std::string_view path) {
   return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
 }
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
-    }
-  }
-  return row[b.size()];
-}
-
 [[noreturn]] void bad(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
 
 // Converts one JSON value, or returns false where the type does not fit. A number written as 1e3
@@ -180,10 +167,7 @@ void check_value(const OptionField& f, const std::string& v, const std::string& 
   if (f.choices.empty() || std::find(f.choices.begin(), f.choices.end(), v) != f.choices.end()) {
     return;
   }
-  std::string text = fmt::format("{}: {} = {} is not known", where, f.path, toml_quoted(v));
-  if (auto near = nearest_name(v, f.choices))
-    text += fmt::format("; did you mean {}?", toml_quoted(*near));
-  bad(text + " Allowed: " + choices_text(f));
+  bad(unknown_name(fmt::format("{}: {} =", where, f.path), v, f.choices));
 }
 void check_value(const OptionField& f, int64_t v, const std::string& where) {
   check_value(f, static_cast<double>(v), where);
@@ -219,13 +203,27 @@ Describer::FieldHandle& Describer::FieldHandle::above(double min) {
 
 Describer::FieldHandle& Describer::FieldHandle::one_of(
     std::initializer_list<std::string_view> choices) {
-  fields_[index_].choices.assign(choices.begin(), choices.end());
+  OptionField& field = fields_[index_];
+  field.choices.insert(field.choices.end(), choices.begin(), choices.end());
+  return *this;
+}
+
+Describer::FieldHandle& Describer::FieldHandle::one_of(std::string_view choice,
+                                                       std::string_view help) {
+  fields_[index_].choices.emplace_back(choice);
+  fields_[index_].choice_help.emplace_back(help);
   return *this;
 }
 
 Describer::FieldHandle Describer::add(std::string_view name, OptionRef ref, std::string_view help) {
   OptionField field;
   field.path = prefix_ + std::string(name);
+  for (const OptionField& f : fields_) {
+    const bool in_section =
+        f.path.starts_with(prefix_) && f.path.find('.', prefix_.size()) != std::string::npos;
+    DUCTILE_CHECK(!in_section, "{} is described after the section that holds {}", field.path,
+                  f.path);
+  }
   field.help = help;
   field.ref = ref;
   field.default_value = value_of(ref);
@@ -243,9 +241,16 @@ void Describer::leave() {
   prefix_.resize(prefix_.rfind('.') + 1);  // npos + 1 == 0: back at the top
 }
 
+void Describer::moved(std::string_view name, std::initializer_list<std::string_view> now) {
+  MovedOption& moved = moved_.emplace_back();
+  moved.old_path = prefix_ + std::string(name);
+  for (const std::string_view path : now) moved.new_paths.push_back(prefix_ + std::string(path));
+}
+
 void OptionSet::adopt(Describer&& d) {
   fields_ = std::move(d.fields_);
   sections_ = std::move(d.sections_);
+  moved_ = std::move(d.moved_);
 }
 
 const OptionField* OptionSet::find(std::string_view path) const {
@@ -255,9 +260,31 @@ const OptionField* OptionSet::find(std::string_view path) const {
   return nullptr;
 }
 
+const MovedOption* OptionSet::find_moved(std::string_view path) const {
+  for (const MovedOption& moved : moved_) {
+    if (moved.old_path == path) return &moved;
+  }
+  return nullptr;
+}
+
+bool OptionSet::is_section(std::string_view path) const {
+  return std::any_of(sections_.begin(), sections_.end(),
+                     [&](const auto& section) { return section.first == path; });
+}
+
 OptionField& OptionSet::require(std::string_view path, const std::string& where) {
   for (OptionField& f : fields_) {
     if (f.path == path) return f;
+  }
+  if (const MovedOption* moved = find_moved(path)) {
+    bad(fmt::format("{}: {} is now {}", where, path, fmt::join(moved->new_paths, " or ")));
+  }
+  if (is_section(path)) {
+    const auto inside = std::find_if(fields_.begin(), fields_.end(), [&](const OptionField& f) {
+      return f.path.starts_with(std::string(path) + ".");
+    });
+    bad(fmt::format("{}: {} is a section, not an option; name one of its options, such as {}",
+                    where, path, inside == fields_.end() ? std::string(path) : inside->path));
   }
   std::string text = fmt::format("{}: unknown key {}", where, path);
   // The right key in another section comes first, then the nearest spelling.
@@ -287,26 +314,27 @@ void OptionSet::assign(OptionField& field, const Json& value, const std::string&
   field.origin = std::move(origin);
 }
 
-void OptionSet::read_table(const Json& value, const std::string& prefix,
+void OptionSet::read_table(const Json& value, const std::string& prefix, Moved how,
                            const std::function<std::string(const std::string&)>& where) {
   for (const auto& [key, item] : value.items()) {
     const std::string path = prefix + key;
-    const bool is_section = std::any_of(sections_.begin(), sections_.end(),
-                                        [&](const auto& s) { return s.first == path; });
-    if (is_section && !item.is_object()) {
-      bad(fmt::format("{}: {} is a section, not a value; write [{}]", where(path), path, path));
-    }
-    if (is_section) {
-      read_table(item, path + ".", where);
+    const MovedOption* moved = how == Moved::follow ? find_moved(path) : nullptr;
+    if (is_section(path)) {
+      if (!item.is_object())
+        bad(fmt::format("{}: {} is a section, not a value; write [{}]", where(path), path, path));
+      read_table(item, path + ".", how, where);
+    } else if (moved != nullptr) {
+      for (const std::string& now : moved->new_paths)
+        assign(require(now, where(path)), item, where(path), {where(path)});
     } else {
       assign(require(path, where(path)), item, where(path), {where(path)});
     }
   }
 }
 
-void OptionSet::read_json(const Json& value, std::string_view name) {
+void OptionSet::read_json(const Json& value, std::string_view name, Moved moved) {
   if (!value.is_object()) bad(fmt::format("{}: must be a JSON object", name));
-  read_table(value, "", [&](const std::string&) { return std::string(name); });
+  read_table(value, "", moved, [&](const std::string&) { return std::string(name); });
 }
 
 Json OptionSet::to_json() const {
@@ -392,9 +420,11 @@ Json OptionSet::json_schema(std::string_view title) const {
 }
 
 std::string OptionSet::markdown() const {
-  std::string out, section = "?";
+  std::string out, section = "?", choices;
+  const auto end_table = [&] { out += std::exchange(choices, ""); };
   for (const OptionField& f : fields_) {
     if (first_parts(f.path) != section) {
+      end_table();
       section = first_parts(f.path);
       if (!section.empty()) {
         const auto found = std::find_if(sections_.begin(), sections_.end(),
@@ -405,9 +435,16 @@ std::string OptionSet::markdown() const {
     }
     std::string allowed = f.choices.empty() ? bounds_text(f) : choices_text(f);
     if (allowed.empty()) allowed = type_name(f.ref);
+    if (!f.choice_help.empty()) {
+      allowed = "see below";
+      choices += fmt::format("\n| `{}` | meaning |\n|---|---|\n", last_part(f.path));
+      for (size_t i = 0; i < f.choices.size(); ++i)
+        choices += fmt::format("| `\"{}\"` | {} |\n", f.choices[i], f.choice_help[i]);
+    }
     out += fmt::format("| `{}` | `{}` | {} | {} |\n", last_part(f.path),
                        ductile::to_toml(f.default_value), allowed, f.help);
   }
+  end_table();
   return out;
 }
 
@@ -415,20 +452,6 @@ std::string to_toml(const OptionRef& ref) { return to_toml(value_of(ref)); }
 
 std::string to_toml(const OptionValue& value) {
   return std::visit([](const auto& v) { return toml_text(v); }, value);
-}
-
-std::optional<std::string> nearest_name(std::string_view name,
-                                        std::span<const std::string> candidates) {
-  std::optional<std::string> best;
-  size_t best_distance = std::max<size_t>(2, name.size() / 3) + 1;
-  for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(name, candidate);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = candidate;
-    }
-  }
-  return best;
 }
 
 }  // namespace ductile

@@ -14,6 +14,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/table.h"
+
 namespace ductile {
 
 // The types an option may have.
@@ -37,8 +39,22 @@ struct OptionField {
   Origin origin;
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool above_min = false;            // min itself is not allowed
-  std::vector<std::string> choices;  // allowed strings; empty: any
+  bool above_min = false;                // min itself is not allowed
+  std::vector<std::string> choices;      // allowed strings; empty: any
+  std::vector<std::string> choice_help;  // of each choice; empty: the option's help says it
+};
+
+// An option that is found under another name since: where it stood, and what it is now (several
+// where it was split).
+struct MovedOption {
+  std::string old_path;
+  std::vector<std::string> new_paths;
+};
+
+// What is done with a key that has moved.
+enum class Moved {
+  refuse,  // an error names the new key: what people write
+  follow,  // it is read as what it is now: what a run has kept since an earlier version
 };
 
 // Handed to describe(Describer&, Options&): names each field of an options struct once. From that
@@ -57,7 +73,14 @@ class Describer {
     FieldHandle& range(double min, double max);  // both ends allowed
     FieldHandle& at_least(double min);
     FieldHandle& above(double min);  // min itself is not allowed
+    // Adds to the allowed strings.
     FieldHandle& one_of(std::initializer_list<std::string_view> choices);
+    FieldHandle& one_of(std::string_view choice, std::string_view help);
+    template <class Row>
+    FieldHandle& one_of(const Table<Row>& table) {
+      for (const Row& row : table) one_of(row.name, row.help);
+      return *this;
+    }
 
    private:
     std::vector<OptionField>& fields_;
@@ -70,13 +93,16 @@ class Describer {
     return add(name, OptionRef(&value), help);
   }
 
-  // A nested table; calls describe(*this, options).
+  // A nested table; calls describe(*this, options). After the fields of its own table, as in TOML.
   template <class O>
   void section(std::string_view name, O& options, std::string_view help) {
     enter(name, help);
     describe(*this, options);
     leave();
   }
+
+  // A field that once stood here as `name` and is now one of (or all of) `now`, paths from here.
+  void moved(std::string_view name, std::initializer_list<std::string_view> now);
 
  private:
   friend class OptionSet;
@@ -87,6 +113,7 @@ class Describer {
   std::string prefix_;
   std::vector<OptionField> fields_;
   std::vector<std::pair<std::string, std::string>> sections_;  // path, help
+  std::vector<MovedOption> moved_;
 };
 
 // The options of one object, bound to it: reads, checks, prints. The object must outlive the set.
@@ -101,13 +128,13 @@ class OptionSet {
     adopt(std::move(d));
   }
 
-  void read_toml(const std::filesystem::path& file);
-  void read_toml_text(std::string_view text, std::string_view name);
-  void read_json(const nlohmann::json& value, std::string_view name);
+  void read_toml(const std::filesystem::path& file, Moved moved = Moved::refuse);
+  void read_toml_text(std::string_view text, std::string_view name, Moved moved = Moved::refuse);
+  void read_json(const nlohmann::json& value, std::string_view name, Moved moved = Moved::refuse);
   // "train.epochs=5"; strings may be bare, lists are written as in TOML ([1, 2]).
   void set(std::string_view assignment, std::string_view origin = "--set");
-  // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable with "__" that names no option is an
-  // error; others that name none are left to their owners.
+  // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable that names no option is an error where it
+  // has "__" or is nearly one (DUCTILE_TRAIN_EPOCHS); others are left to their owners.
   void read_environment(const char* const* environment, std::string_view prefix = "DUCTILE_");
 
   const std::vector<OptionField>& fields() const { return fields_; }
@@ -123,21 +150,19 @@ class OptionSet {
  private:
   void adopt(Describer&& d);
   OptionField& require(std::string_view path, const std::string& where);
+  const MovedOption* find_moved(std::string_view path) const;
+  bool is_section(std::string_view path) const;
   void assign(OptionField& field, const nlohmann::json& value, const std::string& where,
               Origin origin);
-  void read_table(const nlohmann::json& value, const std::string& prefix,
+  void read_table(const nlohmann::json& value, const std::string& prefix, Moved moved,
                   const std::function<std::string(const std::string& path)>& where);
 
   std::vector<OptionField> fields_;
   std::vector<std::pair<std::string, std::string>> sections_;
+  std::vector<MovedOption> moved_;
 };
 
 // The value as TOML writes it: 1, 0.1, "text", [1, 2].
 std::string to_toml(const OptionRef& ref);
 std::string to_toml(const OptionValue& value);
-
-// The candidate with the smallest edit distance, if near enough to be a likely typing error.
-std::optional<std::string> nearest_name(std::string_view name,
-                                        std::span<const std::string> candidates);
-
 }  // namespace ductile

@@ -43,23 +43,45 @@ Json node_to_json(const toml::node& node, const std::string& path, Lines& lines)
   return Json::array({text.str(), nullptr});
 }
 
-std::string upper(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return std::toupper(c); });
-  return out;
+char upper(char c) { return static_cast<char>(std::toupper(static_cast<unsigned char>(c))); }
+char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
+
+// TRAIN__BATCH_SIZE: train.batch_size.
+std::string path_of(std::string_view variable) {
+  std::string path;
+  for (size_t i = 0; i < variable.size(); ++i) {
+    const bool separator = variable.substr(i, 2) == "__";
+    path += separator ? '.' : lower(variable[i]);
+    i += separator;
+  }
+  return path;
+}
+
+// The variable that was meant by one with a single underscore for a dot, or with a typing error.
+std::optional<std::string> nearest_variable(std::string_view name,
+                                            const std::vector<std::string>& variables) {
+  std::vector<std::string> candidates;  // with single underscores
+  for (const std::string& variable : variables) {
+    std::string& plain = candidates.emplace_back();
+    for (size_t i = 0; i < variable.size(); ++i)
+      if (variable.compare(i, 2, "__") != 0) plain += variable[i];
+  }
+  const auto near = nearest_name(name, candidates);
+  if (!near) return std::nullopt;
+  return variables[static_cast<size_t>(std::find(candidates.begin(), candidates.end(), *near) -
+                                       candidates.begin())];
 }
 
 }  // namespace
 
-void OptionSet::read_toml(const std::filesystem::path& file) {
-  read_toml_text(read_file(file), file.string());
+void OptionSet::read_toml(const std::filesystem::path& file, Moved moved) {
+  read_toml_text(read_file(file), file.string(), moved);
 }
 
-void OptionSet::read_toml_text(std::string_view text, std::string_view name) {
+void OptionSet::read_toml_text(std::string_view text, std::string_view name, Moved moved) {
   Lines lines;
   const Json value = node_to_json(parse_toml(text, name), "", lines);
-  read_table(value, "", [&](const std::string& path) {
+  read_table(value, "", moved, [&](const std::string& path) {
     const auto found = lines.find(path);
     return found == lines.end() ? std::string(name) : fmt::format("{}:{}", name, found->second);
   });
@@ -101,6 +123,11 @@ void OptionSet::set(std::string_view assignment, std::string_view origin) {
 }
 
 void OptionSet::read_environment(const char* const* environment, std::string_view prefix) {
+  std::vector<std::string> variables;  // of each field, after the prefix
+  for (const OptionField& f : fields_) {
+    std::string& spelled = variables.emplace_back();
+    for (char c : f.path) spelled += c == '.' ? "__" : std::string(1, upper(c));
+  }
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry = *environment;
     const size_t equals = entry.find('=');
@@ -108,22 +135,15 @@ void OptionSet::read_environment(const char* const* environment, std::string_vie
     const std::string_view variable = entry.substr(0, equals);
     const std::string_view name = variable.substr(prefix.size());
     const std::string origin = fmt::format("environment {}", variable);
-    const OptionField* found = nullptr;
-    for (const OptionField& f : fields_) {
-      std::string spelled;
-      for (char c : f.path) spelled += c == '.' ? "__" : std::string(1, c);
-      if (upper(spelled) == name) found = &f;
-    }
-    if (found != nullptr) {
-      set(fmt::format("{}={}", found->path, entry.substr(equals + 1)), origin);
+    const auto found = std::find(variables.begin(), variables.end(), name);
+    if (found != variables.end()) {
+      const std::string& path = fields_[static_cast<size_t>(found - variables.begin())].path;
+      set(fmt::format("{}={}", path, entry.substr(equals + 1)), origin);
     } else if (name.find("__") != std::string_view::npos) {
-      std::string path;
-      for (size_t i = 0; i < name.size(); ++i) {
-        const bool separator = name.substr(i, 2) == "__";
-        path += separator ? '.' : static_cast<char>(std::tolower(name[i]));
-        i += separator;
-      }
-      require(path, origin);  // throws, with the nearest name
+      require(path_of(name), origin);  // throws, with the nearest name
+    } else if (const auto near = nearest_variable(name, variables)) {
+      fail(ErrorCode::invalid_argument, "{}: names no option; did you mean {}{}?", origin, prefix,
+           *near);
     }
   }
 }

@@ -9,10 +9,16 @@
 namespace ductile {
 namespace {
 
+constexpr Named kColours[] = {{"red", "as a rose"}, {"blue", "as the sky"}};
+struct Deep {
+  double power = 2;
+  std::string colour = "red";
+};
 struct Inner {
   int64_t count = 3;
   double rate = 0.5;
   std::vector<int64_t> sizes = {1, 2};
+  Deep deep, twin;
 };
 struct Outer {
   std::string name = "a\"b";
@@ -21,10 +27,20 @@ struct Outer {
   std::vector<std::string> tags;
   Inner inner;
 };
+void describe(Describer& d, Deep& o) {
+  d.field("power", o.power, "how strong").range(0, 9);
+  d.field("colour", o.colour, "what it looks like")
+      .one_of(Table<Named>("colour", kColours))
+      .one_of("none", "as glass");
+}
 void describe(Describer& d, Inner& o) {
   d.field("count", o.count, "how many").range(1, 10);
   d.field("rate", o.rate, "how fast").above(0);
   d.field("sizes", o.sizes, "how large").at_least(1);
+  d.section("deep", o.deep, "The innermost.");
+  d.section("twin", o.twin, "Its twin.");
+  d.moved("power", {"deep.power", "twin.power"});
+  d.moved("colour", {"deep.colour"});
 }
 void describe(Describer& d, Outer& o) {
   d.field("name", o.name, "what it is called");
@@ -165,6 +181,91 @@ TEST(Options, EnvironmentNamesTheVariable) {
   EXPECT_EQ(
       error_of([&] { set.read_environment(wrong); }),
       "environment DUCTILE_INNER__COUNTS: unknown key inner.counts; did you mean inner.count?");
+}
+
+TEST(Options, AVariableThatIsNearlyAnOptionIsAnErrorThatNamesTheRightOne) {
+  Outer o;
+  OptionSet set(o);
+  const auto error = [&](const char* variable) {
+    const char* environment[] = {variable, nullptr};
+    return error_of([&] { set.read_environment(environment); });
+  };
+  EXPECT_EQ(error("DUCTILE_INNER_COUNT=4"),
+            "environment DUCTILE_INNER_COUNT: names no option; did you mean DUCTILE_INNER__COUNT?");
+  EXPECT_EQ(error("DUCTILE_INNER_CUONT=4"),
+            "environment DUCTILE_INNER_CUONT: names no option; did you mean DUCTILE_INNER__COUNT?");
+  EXPECT_EQ(error("DUCTILE_INNER_DEEP_POWER=4"),
+            "environment DUCTILE_INNER_DEEP_POWER: names no option; did you mean "
+            "DUCTILE_INNER__DEEP__POWER?");
+  EXPECT_EQ(error("DUCTILE_WORKER=4"), "no error");
+  EXPECT_EQ(o.inner.count, 3);
+}
+
+TEST(Options, ASectionIsNoOption) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.set("inner=3"); }),
+            "--set inner=3: inner is a section, not an option; name one of its options, such as "
+            "inner.count");
+  EXPECT_EQ(error_of([&] { set.set("inner.deep=3"); }),
+            "--set inner.deep=3: inner.deep is a section, not an option; name one of its options, "
+            "such as inner.deep.power");
+}
+
+TEST(Options, AMovedKeyIsAnErrorThatNamesTheNewOne) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.read_toml_text("[inner]\ncolour = \"blue\"\n", "job.toml"); }),
+            "job.toml:2: inner.colour is now inner.deep.colour");
+  EXPECT_EQ(error_of([&] { set.set("inner.power=3"); }),
+            "--set inner.power=3: inner.power is now inner.deep.power or inner.twin.power");
+  const char* environment[] = {"DUCTILE_INNER__COLOUR=blue", nullptr};
+  EXPECT_EQ(error_of([&] { set.read_environment(environment); }),
+            "environment DUCTILE_INNER__COLOUR: inner.colour is now inner.deep.colour");
+  EXPECT_EQ(error_of([&] {
+              set.read_json({{"inner", {{"power", 3}}}}, "saved");
+            }),
+            "saved: inner.power is now inner.deep.power or inner.twin.power");
+  EXPECT_EQ(o.inner.deep.power, 2.0);
+}
+
+TEST(Options, WhatAnEarlierVersionSavedIsReadAsWhatItIsNow) {
+  Outer o;
+  OptionSet set(o);
+  set.read_toml_text("[inner]\npower = 3\ncolour = \"blue\"\n", "job.toml", Moved::follow);
+  EXPECT_EQ(o.inner.deep.power, 3.0);
+  EXPECT_EQ(o.inner.twin.power, 3.0);
+  EXPECT_EQ(o.inner.deep.colour, "blue");
+  EXPECT_EQ(o.inner.twin.colour, "red");
+  set.read_json({{"inner", {{"power", 4}}}}, "saved", Moved::follow);
+  EXPECT_EQ(o.inner.twin.power, 4.0);
+  EXPECT_NE(error_of([&] {
+              set.read_toml_text("[inner]\npower = 10\n", "f", Moved::follow);
+            }).find("f:2: inner.deep.power = 10 is out of range"),
+            std::string::npos);
+}
+
+TEST(Options, ChoicesOfATableAreListedWithTheirHelp) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(error_of([&] { set.set("inner.deep.colour=rde"); }),
+            "--set inner.deep.colour=rde: inner.deep.colour = \"rde\" is not known; did you mean "
+            "\"red\"? Allowed: \"red\", \"blue\", \"none\"");
+  set.set("inner.deep.colour=none");
+  const std::string text = set.markdown();
+  EXPECT_NE(text.find("| `\"blue\"` | as the sky |"), std::string::npos) << text;
+  EXPECT_NE(text.find("| `\"none\"` | as glass |"), std::string::npos) << text;
+}
+
+// The table of a section would be opened twice.
+TEST(Options, AFieldAfterASectionOfItsTableIsABug) {
+  struct Wrong {
+    Inner inner;
+    int64_t late = 0;
+  } wrong;
+  Describer d;
+  d.section("inner", wrong.inner, "The inside.");
+  EXPECT_THROW(d.field("late", wrong.late, "too late"), Error);
 }
 
 TEST(Options, SchemaAndMarkdownShowEveryField) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/table.h"
 #include "ductile/cli/commands.h"
 #include "ductile/process/worker.h"
 
@@ -15,11 +16,13 @@ struct Benchmark {
 };
 
 constexpr Benchmark kBenchmarks[] = {
+    {"all-reduce", "", "all-reduce algorithms between workers, predicted and measured"},
     {"train", "train_vs_torch.py", "samples/s of whole training runs, beside python3-torch"},
     {"input", "input_pipeline", "the input pipeline, beside bare libjpeg-turbo and torchvision"},
     {"optimizer", "optimizer.py", "optimiser steps, beside memory bandwidth and torch"},
     {"checkpoint", "ductile_checkpoint_bench", "what checkpoints cost in throughput and bytes"},
 };
+constexpr Table<Benchmark> kTable("bench:", kBenchmarks);
 
 // Benchmarks are scripts of the source tree or programs beside this one: looked for in
 // $DUCTILE_BENCH, in the folder this program lies in, and in bench/ of the repository around it.
@@ -47,26 +50,12 @@ fs::path find_benchmark(std::string_view program) {
 
 ExitCode bench(const BenchCommand& command, Context& context) {
   if (command.name.empty()) {
-    std::vector<std::vector<std::string>> rows = {
-        {"all-reduce", "all-reduce algorithms between workers, predicted and measured"}};
-    for (const Benchmark& b : kBenchmarks)
-      rows.push_back({std::string(b.name), std::string(b.help)});
+    std::vector<std::vector<std::string>> rows;
+    for (const Benchmark& b : kTable) rows.push_back({std::string(b.name), std::string(b.help)});
     context.console.print("{}", table(rows));
     return kDone;
   }
-  const Benchmark* chosen = nullptr;
-  std::vector<std::string> names;
-  for (const Benchmark& b : kBenchmarks) {
-    if (b.name == command.name) chosen = &b;
-    names.emplace_back(b.name);
-  }
-  if (chosen == nullptr) {
-    const auto near = nearest_name(command.name, names);
-    fail(ErrorCode::invalid_argument, "bench: unknown benchmark '{}'; {}", command.name,
-         near ? "did you mean " + *near + "?"
-              : "there are all-reduce, train, input, optimizer, checkpoint");
-  }
-  const fs::path program = find_benchmark(chosen->program);
+  const fs::path program = find_benchmark(kTable.at(command.name).program);
   for (const auto& [name, value] : process::worker_environment(0))
     setenv(name.c_str(), value.c_str(), 1);
   std::vector<std::string> words = {program.string()};

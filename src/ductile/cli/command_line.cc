@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/options.h"
 #include "ductile/base/paths.h"
+#include "ductile/base/table.h"
 #include "ductile/base/text.h"
 #include "ductile/cli/command_line_impl.h"
 #include "ductile/cli/version.h"

@@ -1,13 +1,20 @@
 // The options of commands that try out: simulator, benchmarks, planner.
+#include "ductile/base/table.h"
 #include "ductile/cli/command_line_impl.h"
+#include "ductile/plan/baselines/baselines.h"
 #include "ductile/sched/policy.h"
 
 namespace ductile::cli {
 namespace {
 
-std::string policy_list() {
-  std::string text;
-  for (const std::string& name : sched::policy_names()) text += (text.empty() ? "" : ", ") + name;
+// The rows of a table, for the end of a command's help.
+template <class Row>
+std::string listed(std::string_view title, const Table<Row>& table) {
+  size_t width = 0;
+  for (const Row& row : table) width = std::max(width, row.name.size());
+  std::string text = fmt::format("{}:\n", title);
+  for (const Row& row : table) text += fmt::format("  {:{}}  {}\n", row.name, width, row.help);
+  text.pop_back();
   return text;
 }
 
@@ -105,7 +112,8 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   const CLI::Range count(int64_t{1}, int64_t{100'000'000});
   sub->add_option("workload", c.workloads, "workload files (CSV) or folders of them; none: made up")
       ->option_text("[WORKLOAD...]");
-  sub->add_option("--policy", c.policies, "which, of " + policy_list() + "; " + c.policies)
+  sub->footer(listed("Policies", sched::policies()));
+  sub->add_option("--policy", c.policies, "which of those below; " + c.policies)
       ->option_text("LIST");
   sub->add_option("--cluster", c.cluster, "cluster file; none: 16 nodes of 4 t4")
       ->option_text("FILE");
@@ -203,10 +211,8 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "bytes per byte of parameters: 0 SGD, 1 momentum, 2 Adam; none: the graph's")
       ->option_text("X")
       ->check(CLI::Range(0.0, 100.0));
-  sub->add_option(
-         "--baseline", c.baseline,
-         "compare with graphpipe, pipedream, piper, interleaved, zb-h1, zb-v, equal, data, "
-         "or all")
+  sub->footer(listed("Planners to compare with", plan::baselines()));
+  sub->add_option("--baseline", c.baseline, "compare with these of the planners below, or all")
       ->option_text("LIST");
   sub->add_option("--time-limit", c.time_limit, "seconds of search; then the best so far; 60")
       ->option_text("X")

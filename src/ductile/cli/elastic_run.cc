@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/held_signals.h"
 
 namespace ductile::cli {
@@ -63,15 +64,15 @@ std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
   options.log = folder.log_file();
   options.threads = job.train.threads;
   options.all = run.every_host;
-  options.elsewhere =
-      server::was_elastic(folder.path()) && server::load_host_setup(folder.path()) != run.setup;
+  options.elsewhere = kind_of(folder.path() / "membership.json") != FileKind::none &&
+                      server::load_host_setup(folder.path()) != run.setup;
   return server::make_hosts_launcher(std::move(options), folder.path());
 }
 
 }  // namespace
 
-server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
-                           const spec::JobOptions& job, const ElasticRun& run) {
+link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
+                         const spec::JobOptions& job, const ElasticRun& run) {
   server::JobControllerOptions options;
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);

@@ -33,7 +33,7 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 //
 // SIGINT, SIGTERM and SIGHUP of this process preempt the job: it finishes its step, saves and ends;
 // a second one kills the workers. Call from a program's only thread, with the run's lock held.
-server::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
-                           const spec::JobOptions& job, const ElasticRun& run);
+link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
+                         const spec::JobOptions& job, const ElasticRun& run);
 
 }  // namespace ductile::cli

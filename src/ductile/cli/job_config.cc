@@ -9,6 +9,11 @@ void JobConfig::read(const JobRequest& request, const char* const* environment) 
   spec::check(job);
 }
 
+void JobConfig::read_saved(const fs::path& file) {
+  options.read_toml(file, Moved::follow);
+  spec::check(job);
+}
+
 void JobConfig::read_data(const JobRequest& request, const char* const* environment) {
   if (request.file) {
     std::error_code ignored;

@@ -30,7 +30,10 @@ class JobConfig {
   // or not_found where there is no such file.
   void read(const JobRequest& request, const char* const* environment);
 
-  // The same for a command that needs the data alone: what fits model and data together is not
+  // What a run keeps of its job; options that have moved since are followed.
+  void read_saved(const fs::path& file);
+
+  // As read() for a command that needs the data alone: what fits model and data together is not
   // checked.
   void read_data(const JobRequest& request, const char* const* environment);
 

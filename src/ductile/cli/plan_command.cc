@@ -41,18 +41,15 @@ graph::Graph find_graph(const std::string& text, const graph::DeviceModel& devic
 }
 
 std::vector<std::string> find_baselines(const std::string& text) {
-  std::vector<std::string> known, chosen;
-  for (const plan::Baseline& b : plan::baselines()) known.emplace_back(b.name);
+  std::vector<std::string> known = plan::baselines().names(), chosen;
   if (text == "all") return known;
   for (size_t at = 0; at < text.size();) {
     const size_t comma = std::min(text.find(',', at), text.size());
     const std::string name = text.substr(at, comma - at);
     at = comma + 1;
     if (std::find(known.begin(), known.end(), name) == known.end()) {
-      const auto nearest = nearest_name(name, known);
-      fail(ErrorCode::invalid_argument, "--baseline: unknown planner \"{}\"; known are all, {}{}",
-           name, fmt::join(known, ", "),
-           nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
+      known.insert(known.begin(), "all");
+      fail_unknown_name("--baseline: planner", name, known);
     }
     chosen.push_back(name);
   }

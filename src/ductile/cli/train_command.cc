@@ -209,7 +209,7 @@ Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::Ru
           fmt::format("the worker died ({}){}{}", how, log.empty() ? "" : ":\n", log)};
 }
 
-Outcome outcome_of(const server::JobEnd& end) {
+Outcome outcome_of(const link::JobEnd& end) {
   if (end.killed || end.phase == control::Phase::preempted)
     return {kInterrupted, "interrupted", ""};
   if (end.phase == control::Phase::finished) return {kDone, "done", ""};
@@ -254,7 +254,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   JobConfig config;
   if (command.resume) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
-    config.read({folder.job_file(), {}}, nullptr);
+    config.read_saved(folder.job_file());
   } else {
     config.read(command.job, context.environment);
     if (command.runs) config.job.runs = command.runs->string();
@@ -273,8 +273,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
   const server::HostSetup setup = host_setup_of(
       command.hosts, command.resume ? server::load_host_setup(before) : server::HostSetup());
-  const bool elastic =
-      command.workers || !setup.hosts.empty() || (command.resume && server::was_elastic(before));
+  const bool elastic = command.workers || !setup.hosts.empty() ||
+                       (command.resume && kind_of(before / "membership.json") != FileKind::none);
   const int64_t workers = count_workers(command, setup, config.job);
   const fs::path program = process::find_worker();
   const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)

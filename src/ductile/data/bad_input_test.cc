@@ -303,7 +303,7 @@ TEST_F(BadInput, TokensThatDoNotFit) {
   o.path = in("t.bin");
   EXPECT_SAYS(error(o), "offset 100");
   put("t.bin", std::string(100, 'x'));
-  EXPECT_SAYS(error(o), "data.sequence_length");
+  EXPECT_SAYS(error(o), "data.tokens.sequence_length");
   put("t.bin", "");
   EXPECT_SAYS(error(o), "0 tokens");
 }

@@ -13,15 +13,12 @@ namespace {
 struct Format {
   std::string_view name;
   DatasetMaker open;
+  std::string_view help;
   bool needs_path;
 };
 
-constexpr Format kFormats[] = {
-    {"digits", open_digits, false},  {"idx", open_idx, true},
-    {"cifar10", open_cifar10, true}, {"cifar100", open_cifar100, true},
-    {"folder", open_folder, true},   {"tar", open_tar, true},
-    {"records", open_records, true}, {"tokens", open_tokens, true},
-};
+constexpr Format kFormats[] = {DUCTILE_DATASETS(DUCTILE_TABLE_ROW)};
+constexpr Table<Format> kTable("data.format =", kFormats);
 
 }  // namespace
 
@@ -31,19 +28,16 @@ void Dataset::reject(std::string where, std::string what) {
 }
 
 std::shared_ptr<const Dataset> open_dataset(const spec::DataOptions& options, Split split) {
-  for (const Format& format : kFormats) {
-    if (format.name != options.format) continue;
-    if (format.needs_path && options.path.empty()) {
-      fail(ErrorCode::invalid_argument, "data.format = \"{}\" needs data.path", options.format);
-    }
-    auto dataset = format.open(options, split);
-    if (dataset->info().size == 0) {
-      fail(ErrorCode::invalid_argument, "{}: no samples",
-           split == Split::test && !options.test_path.empty() ? options.test_path : options.path);
-    }
-    return dataset;
+  const Format& format = kTable.at(options.format);
+  if (format.needs_path && options.path.empty()) {
+    fail(ErrorCode::invalid_argument, "data.format = \"{}\" needs data.path", options.format);
   }
-  fail(ErrorCode::invalid_argument, "data.format = \"{}\" is not known", options.format);
+  auto dataset = format.open(options, split);
+  if (dataset->info().size == 0) {
+    fail(ErrorCode::invalid_argument, "{}: no samples",
+         split == Split::test && !options.test_path.empty() ? options.test_path : options.path);
+  }
+  return dataset;
 }
 
 int64_t limited(const spec::DataOptions& options, Split split, int64_t size) {

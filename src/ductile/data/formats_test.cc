@@ -185,7 +185,7 @@ TEST(Tokens, CutTheFileIntoSamples) {
   }
   write_file_atomic(folder.path() / "t.bin", file);
   auto o = options("tokens", folder.path() / "t.bin");
-  o.sequence_length = 10;
+  o.tokens.sequence_length = 10;
   const auto train = open_dataset(o, Split::train);
   const auto test = open_dataset(o, Split::test);
   EXPECT_EQ(train->info().size, 89);  // 900 tokens

@@ -232,10 +232,10 @@ TEST_F(Limits, ScansOfAJpegAreBounded) {
 
 TEST_F(Limits, TokensMakeNoHugeVocabulary) {
   auto o = options("tokens", put("t.bin", std::string(400, '\0') + std::string(4, '\xff')));
-  o.token_type = "u32";
-  o.sequence_length = 8;
+  o.tokens.type = "u32";
+  o.tokens.sequence_length = 8;
   EXPECT_SAYS(said(o, 64 * kMiB), "t.bin: token 4294967295; token numbers are below 1048576");
-  EXPECT_SAYS(said(o, 64 * kMiB), "data.token_type");
+  EXPECT_SAYS(said(o, 64 * kMiB), "data.tokens.type");
 }
 
 class OddFiles : public Limits {

@@ -28,7 +28,7 @@ uint64_t largest(std::span<const std::byte> bytes) {
 class TokenDataset final : public Dataset {
  public:
   TokenDataset(const spec::DataOptions& options, Split split)
-      : wide_(options.token_type == "u32"), token_bytes_(wide_ ? 4 : 2) {
+      : wide_(options.tokens.type == "u32"), token_bytes_(wide_ ? 4 : 2) {
     skip_bad_ = options.on_bad_sample == "skip";
     const bool own_file = !options.test_path.empty();
     path_ = own_file && split == Split::test ? options.test_path : options.path;
@@ -45,12 +45,13 @@ class TokenDataset final : public Dataset {
     }
     info_.format = "tokens";
     info_.tokens = true;
-    info_.sequence_length = options.sequence_length;
-    info_.size = limited(options, split, (count - 1) / options.sequence_length);
+    info_.sequence_length = options.tokens.sequence_length;
+    info_.size = limited(options, split, (count - 1) / options.tokens.sequence_length);
     if (info_.size < 1) {
-      fail(ErrorCode::invalid_argument,
-           "{}: {} tokens for this split are not one sample of data.sequence_length = {} + 1",
-           path_, count, options.sequence_length);
+      fail(
+          ErrorCode::invalid_argument,
+          "{}: {} tokens for this split are not one sample of data.tokens.sequence_length = {} + 1",
+          path_, count, options.tokens.sequence_length);
     }
     // The vocabulary spans both splits: a held-out token must have its embedding.
     uint64_t most = largest_in(file_);
@@ -62,8 +63,8 @@ class TokenDataset final : public Dataset {
     }
     if (most >= kMaxVocabulary) {
       fail(ErrorCode::data_loss,
-           "{}: token {}; token numbers are below {}. Is data.token_type = \"{}\" right?",
-           options.path, most, kMaxVocabulary, options.token_type);
+           "{}: token {}; token numbers are below {}. Is data.tokens.type = \"{}\" right?",
+           options.path, most, kMaxVocabulary, options.tokens.type);
     }
     info_.num_classes = static_cast<int64_t>(most) + 1;
   }
@@ -89,7 +90,7 @@ class TokenDataset final : public Dataset {
     const int64_t bytes = static_cast<int64_t>(file.bytes().size());
     if (bytes % token_bytes_ != 0) {
       reject(fmt::format("{}, offset {}", path, bytes / token_bytes_ * token_bytes_),
-             fmt::format("{} bytes are no whole number of {}-byte tokens; see data.token_type",
+             fmt::format("{} bytes are no whole number of {}-byte tokens; see data.tokens.type",
                          bytes, token_bytes_));
     }
     return bytes / token_bytes_;

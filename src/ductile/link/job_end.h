@@ -12,8 +12,9 @@ struct JobEnd {
   control::Phase phase = control::Phase::failed;  // finished, failed or preempted
   std::string reason;
   int64_t step = 0;
-  int64_t checkpoint = -1;  // the step of the newest published one; -1: none
-  bool killed = false;      // without saving, on request: the job is in whatever phase it was
+  int64_t checkpoint = -1;                     // the step of the newest published one; -1: none
+  ErrorCode error_code = ErrorCode::internal;  // failed, with an error that a worker told: its kind
+  bool killed = false;  // without saving, on request: the job is in whatever phase it was
 };
 
 }  // namespace ductile::link

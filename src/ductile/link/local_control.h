@@ -50,7 +50,7 @@ class LocalControl : public CommandSource {
   ~LocalControl() override;
 
   control::WorkerId worker() const override;
-  // LeaveAsked (a signal) means the same as preempt(): there is no other worker.
+  // LeaveAsked means the same as preempt(): there is no other worker.
   void tell(const control::WorkerEvent& event) override;
   std::optional<control::WorkerCommand> next(
       std::chrono::milliseconds wait = std::chrono::hours(1)) override;
@@ -58,8 +58,8 @@ class LocalControl : public CommandSource {
   std::optional<net::Address> store() const override { return std::nullopt; }
 
   // The job is to finish its step, to save and to end as preempted. Noticed at the next call of
-  // tell() or next().
-  void preempt() noexcept;
+  // tell() or next(); a signal that asked is written down.
+  void preempt(int signal = 0) noexcept;
 
   // After Exit was handed out, and what the worker had left to write is written: writes the run's
   // `end` event and its report, once. Before Exit: the job ends here without saving (killed).

@@ -24,13 +24,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kDialDeadline{1000};
 constexpr milliseconds kRedial{100};
 constexpr milliseconds kSendDeadline{2000};
-
-bool waits_for_the_loop(const control::WorkerCommand& command) {
-  return std::holds_alternative<control::Restore>(command) ||
-         std::holds_alternative<control::Feed>(command) ||
-         std::holds_alternative<control::RunStep>(command) ||
-         std::holds_alternative<control::CastVote>(command);
-}
+constexpr milliseconds kCostAge{100};
 
 // Waits for `fd` (or -1) to become readable, a wake() or the time; true when `fd` is.
 bool wait_for(int fd, int wake_fd, milliseconds wait) {
@@ -78,21 +72,19 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
   control::Generation abandoned = 0;
   {
     const std::lock_guard guard(mutex_);
+    const control::Generation before = commands_.abandoned();
     for (control::WorkerCommand& command : protocol_.apply(event, boot_time())) {
       if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
+        report_->cost = cost_.recent(kCostAge);
         report = true;
         continue;
       }
-      if (const auto* abandon = std::get_if<control::Abandon>(&command)) {
-        std::erase_if(commands_, waits_for_the_loop);
-        abandoned = abandoned_ = std::max(abandoned_, abandon->generation);
-      }
-      exited_ = exited_ || std::holds_alternative<control::Exit>(command);
-      commands_.push_back(std::move(command));
+      commands_.add(std::move(command));
       commands = true;
     }
-    report = report || exited_;
+    if (commands_.abandoned() > before) abandoned = commands_.abandoned();
+    report = report || commands_.exited();
   }
   if (commands) changed_.notify_all();
   if (report) wake();
@@ -101,16 +93,14 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
 
 std::optional<control::WorkerCommand> WorkerLink::next(milliseconds wait) {
   std::unique_lock guard(mutex_);
-  const auto ready = [this] { return !commands_.empty() || exited_; };
-  if (!changed_.wait_for(guard, wait, ready) || commands_.empty()) return std::nullopt;
-  control::WorkerCommand command = std::move(commands_.front());
-  commands_.pop_front();
-  return command;
+  const auto ready = [this] { return !commands_.empty() || commands_.exited(); };
+  if (!changed_.wait_for(guard, wait, ready)) return std::nullopt;
+  return commands_.take();
 }
 
 bool WorkerLink::abandoned(control::Generation generation) const {
   const std::lock_guard guard(mutex_);
-  return generation <= abandoned_ || exited_;
+  return generation <= commands_.abandoned() || commands_.exited();
 }
 
 std::optional<net::Address> WorkerLink::store() const {
@@ -154,7 +144,7 @@ void WorkerLink::run() {
   while (true) {
     {
       const std::lock_guard guard(mutex_);
-      if (stopping_ || exited_) return;
+      if (stopping_ || commands_.exited()) return;
     }
     std::optional<net::Channel> channel = connect();
     if (channel) {
@@ -169,7 +159,7 @@ void WorkerLink::run() {
     {
       const std::lock_guard guard(mutex_);
       connected_ = false;
-      if (stopping_ || exited_) return;
+      if (stopping_ || commands_.exited()) return;
       silent = boot_time() - heard_at_;
     }
     if (silent > options_.orphan_after) {
@@ -210,7 +200,12 @@ std::optional<net::Channel> WorkerLink::connect() {
 bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
   const std::lock_guard guard(mutex_);
   report = std::exchange(report_, std::nullopt);
-  return !stopping_ && !exited_;
+  if (commands_.exited() && newest_) {  // the last one says what all of it has cost
+    if (!report) report = newest_;
+    ++report->sequence;
+    report->cost = cost_.read();
+  }
+  return !stopping_ && !commands_.exited();
 }
 
 control::Time WorkerLink::beat_in() const {

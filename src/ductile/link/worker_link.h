@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -11,10 +10,12 @@
 
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
+#include "ductile/link/command_queue.h"
 #include "ductile/link/command_source.h"
 #include "ductile/net/frames.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/secret.h"
+#include "ductile/run/meters.h"
 
 namespace ductile::link {
 
@@ -87,12 +88,11 @@ class WorkerLink : public CommandSource {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   control::WorkerProtocol protocol_;
-  std::deque<control::WorkerCommand> commands_;
+  CommandQueue commands_;
+  run::CostMeter cost_;                    // of this process
   std::optional<control::WorkerStatus> report_;  // the newest, not sent yet
-  control::Generation abandoned_ = 0;
   control::Time heard_at_{0};
   bool connected_ = false;
-  bool exited_ = false;  // Exit was decided
   bool stopping_ = false;
 
   // Of the link's thread.

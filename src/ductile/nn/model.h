@@ -8,7 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ductile/nn/threads.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/models.h"
 
 // What the trainer knows of a model, and the table of the built-in ones.
 // Shapes: B batch, C channels, H height, W width, K classes, T tokens, V vocabulary.
@@ -95,14 +97,17 @@ std::unique_ptr<Model> make_model(const ModelArgs& args);
 std::unique_ptr<Model> make_model(const spec::ModelOptions& options, const ModelInfo& info,
                                   std::string_view precision, uint64_t seed);
 
-// A row of the table of built-in models.
+// A row of the table of built-in models, which spec/models.h holds.
 struct ModelEntry {
   std::string_view name;
-  std::string_view help;
-  int64_t num_parameters;  // at the reference input that spec/models.h names
   std::unique_ptr<Model> (*make)(const ModelArgs&);
+  Threads threads;
+  std::string_view help;
+  spec::ModelInput input;
+  int64_t num_parameters;  // at the input `reference`
+  std::string_view reference;
 };
-std::vector<ModelEntry> model_table();
+Table<ModelEntry> model_table();
 
 // Reseeds the generators that dropout draws from. Call before each forward of a virtual rank with
 // a value made of (seed, step, virtual rank), so that masks do not depend on who computes them.

@@ -11,7 +11,7 @@ class Adam final : public FlatOptimizer {
  public:
   Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
       : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
-        eps_(options.eps),
+        eps_(options.adam.eps),
         decoupled_(decoupled) {}
 
   void prepare(const StepInput&, BlockRange) override {}

@@ -9,6 +9,7 @@
 #include "ductile/base/aligned_array.h"
 #include "ductile/optim/kernels_impl.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/spec/optimizers.h"
 
 namespace ductile::optim {
 
@@ -98,10 +99,10 @@ class FlatOptimizer : public Optimizer {
   std::vector<size_t> first_piece_;  // of each block, and one more
 };
 
-std::unique_ptr<Optimizer> make_sgd(const spec::OptimizerOptions&, const ParamLayout&);
-std::unique_ptr<Optimizer> make_adam(const spec::OptimizerOptions&, const ParamLayout&);
-std::unique_ptr<Optimizer> make_adamw(const spec::OptimizerOptions&, const ParamLayout&);
-std::unique_ptr<Optimizer> make_lars(const spec::OptimizerOptions&, const ParamLayout&);
-std::unique_ptr<Optimizer> make_lamb(const spec::OptimizerOptions&, const ParamLayout&);
+// The makers of the table, one for each rule.
+#define DUCTILE_DECLARE(name, make, ...) \
+  std::unique_ptr<Optimizer> make(const spec::OptimizerOptions&, const ParamLayout&);
+DUCTILE_OPTIMIZERS(DUCTILE_DECLARE)
+#undef DUCTILE_DECLARE
 
 }  // namespace ductile::optim

@@ -32,8 +32,8 @@ Hyper Hyper::of(const spec::OptimizerOptions& options) {
   return {.lr = options.lr,
           .momentum = options.momentum,
           .weight_decay = options.weight_decay,
-          .beta1 = options.beta1,
-          .beta2 = options.beta2,
+          .beta1 = options.adam.beta1,
+          .beta2 = options.adam.beta2,
           .clip_norm = options.clip_norm};
 }
 

@@ -81,8 +81,8 @@ TEST(Hyper, comes_with_every_step) {
     spec::OptimizerOptions first{.name = std::string(entry.name)}, second = first;
     second.momentum = 0.5;
     second.weight_decay = 0.02;
-    second.beta1 = 0.8;
-    second.beta2 = 0.9;
+    second.adam.beta1 = 0.8;
+    second.adam.beta2 = 0.9;
     std::vector<float> gradient(size, 0.5F), one(size, 0.25F), two = one;
     const auto changed = make_optimizer(first, layout), twin = make_optimizer(second, layout);
     const auto start = make_optimizer(first, layout);

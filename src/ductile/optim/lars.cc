@@ -14,9 +14,9 @@ class Lars final : public FlatOptimizer {
  public:
   Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"momentum_buffer"}),
-        eta_(options.trust_coefficient),
-        eps_(options.eps),
-        outside_(options.trust_outside) {}
+        eta_(options.lars.trust_coefficient),
+        eps_(options.lars.eps),
+        outside_(options.lars.trust_outside) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {

@@ -1,7 +1,6 @@
 #include "ductile/optim/optimizer.h"
 
 #include <algorithm>
-#include <array>
 
 #include "ductile/base/error.h"
 #include "ductile/optim/flat_optimizer_impl.h"
@@ -9,13 +8,7 @@
 namespace ductile::optim {
 namespace {
 
-constexpr std::array<OptimizerEntry, 5> kOptimizers{{
-    {"sgd", make_sgd, "SGD with momentum or Nesterov momentum; L2 weight decay"},
-    {"adam", make_adam, "Adam; L2 weight decay"},
-    {"adamw", make_adamw, "Adam with decoupled weight decay"},
-    {"lars", make_lars, "SGD with momentum and a layer-wise rate, for large batches"},
-    {"lamb", make_lamb, "Adam with a layer-wise rate and decoupled decay, for large batches"},
-}};
+constexpr OptimizerEntry kOptimizers[] = {DUCTILE_OPTIMIZERS(DUCTILE_TABLE_ROW)};
 
 void check_length(std::string_view what, size_t size, int64_t expected, bool optional) {
   if (optional && size == 0) return;
@@ -64,18 +57,11 @@ void Optimizer::set_num_steps(int64_t n) {
   num_steps_ = n;
 }
 
-std::span<const OptimizerEntry> optimizers() { return kOptimizers; }
+Table<OptimizerEntry> optimizers() { return {"optimizer.name =", kOptimizers}; }
 
 std::unique_ptr<Optimizer> make_optimizer(const spec::OptimizerOptions& options,
                                           const ParamLayout& layout) {
-  std::string names;
-  for (const OptimizerEntry& entry : kOptimizers) {
-    if (entry.name == options.name) return entry.make(options, layout);
-    names += names.empty() ? "" : ", ";
-    names += entry.name;
-  }
-  fail(ErrorCode::invalid_argument, "optimizer.name = \"{}\" is unknown; known: {}", options.name,
-       names);
+  return optimizers().at(options.name).make(options, layout);
 }
 
 }  // namespace ductile::optim

@@ -118,13 +118,13 @@ class Optimizer {
   int64_t num_steps_ = 0;
 };
 
-// One row a rule.
+// A row of the table of rules, which spec/optimizers.h holds.
 struct OptimizerEntry {
   std::string_view name;
   std::unique_ptr<Optimizer> (*make)(const spec::OptimizerOptions&, const ParamLayout&);
   std::string_view help;
 };
-std::span<const OptimizerEntry> optimizers();
+Table<OptimizerEntry> optimizers();
 
 // The rule named by options.name, with zeroed state. What Hyper holds is not read from the options:
 // it comes with each step. Throws invalid_argument for an unknown name or impossible options.

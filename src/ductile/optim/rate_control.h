@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,6 +11,7 @@
 
 #include "ductile/optim/hyper.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/methods.h"
 
 namespace ductile::optim {
 
@@ -49,15 +49,20 @@ class RateControl {
   virtual Hyper next(const Observed& observed, nlohmann::json& memory) const = 0;
 };
 
-// One row per control.
+// A row of the table of controls, which spec/methods.h holds.
 struct RateControlEntry {
   std::string_view name;
   std::unique_ptr<RateControl> (*make)(const spec::JobOptions&);
   std::string_view help;
 };
-std::span<const RateControlEntry> rate_controls();
+Table<RateControlEntry> rate_controls();
 
 // The control named by job.train.rate_control. Throws invalid_argument for an unknown name.
 std::unique_ptr<RateControl> make_rate_control(const spec::JobOptions& job);
+
+#define DUCTILE_DECLARE_CONTROL(name, make, help) \
+  std::unique_ptr<RateControl> make(const spec::JobOptions& job);
+DUCTILE_RATE_CONTROLS(DUCTILE_DECLARE_CONTROL)
+#undef DUCTILE_DECLARE_CONTROL
 
 }  // namespace ductile::optim

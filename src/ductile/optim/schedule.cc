@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "ductile/base/error.h"
+#include "ductile/spec/schedules.h"
 
 namespace ductile::optim {
 namespace {
@@ -35,8 +36,8 @@ double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t 
       std::min(total, std::round(options.warmup_epochs * static_cast<double>(steps_per_epoch)));
 
   if (options.name == "one_cycle") {
-    const double top =
-        warmup > 0 ? std::min(warmup, total - 1) : std::max(options.peak_at * total - 1, 0.0);
+    const double top = warmup > 0 ? std::min(warmup, total - 1)
+                                  : std::max(options.one_cycle.peak_at * total - 1, 0.0);
     if (at < top) return half_cosine(start, peak, share_of(at, 0, top));
     // A peak on the last step leaves no way down: that step still trains at the peak.
     if (at == top) return peak;
@@ -49,18 +50,17 @@ double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t 
   if (options.name == "cosine") return half_cosine(peak, final, done);
   if (options.name == "linear") return final + (peak - final) * (1 - done);
   if (options.name == "polynomial") {
-    return final + (peak - final) * std::pow(1 - done, options.power);
+    return final + (peak - final) * std::pow(1 - done, options.polynomial.power);
   }
   if (options.name == "step") {
     const int64_t epoch = step / steps_per_epoch;
-    const auto passed = std::count_if(options.milestones.begin(), options.milestones.end(),
-                                      [&](int64_t milestone) { return epoch >= milestone; });
-    return peak * std::pow(options.gamma, static_cast<double>(passed));
+    const auto passed =
+        std::count_if(options.step.milestones.begin(), options.step.milestones.end(),
+                      [&](int64_t milestone) { return epoch >= milestone; });
+    return peak * std::pow(options.step.gamma, static_cast<double>(passed));
   }
-  fail(ErrorCode::invalid_argument,
-       "schedule.name = \"{}\" is unknown; known: constant, step, cosine, linear, one_cycle, "
-       "polynomial",
-       options.name);
+  spec::schedules().at(options.name);
+  fail(ErrorCode::internal, "schedule.name = \"{}\" has no formula", options.name);
 }
 
 }  // namespace ductile::optim

@@ -10,12 +10,12 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/spec/schedules.h"
 
 namespace ductile::optim {
 namespace {
 
-const std::vector<std::string> kNames{"constant", "step",      "cosine",
-                                      "linear",   "one_cycle", "polynomial"};
+const std::vector<std::string> kNames = spec::schedules().names();
 
 spec::ScheduleOptions from_json(const nlohmann::json& json) {
   spec::ScheduleOptions o;
@@ -23,10 +23,10 @@ spec::ScheduleOptions from_json(const nlohmann::json& json) {
   o.warmup_epochs = json.value("warmup_epochs", o.warmup_epochs);
   o.warmup_start = json.value("warmup_start", o.warmup_start);
   o.final_fraction = json.value("final_fraction", o.final_fraction);
-  o.milestones = json.value("milestones", o.milestones);
-  o.gamma = json.value("gamma", o.gamma);
-  o.power = json.value("power", o.power);
-  o.peak_at = json.value("peak_at", o.peak_at);
+  o.step.milestones = json.value("milestones", o.step.milestones);
+  o.step.gamma = json.value("gamma", o.step.gamma);
+  o.polynomial.power = json.value("power", o.polynomial.power);
+  o.one_cycle.peak_at = json.value("peak_at", o.one_cycle.peak_at);
   return o;
 }
 
@@ -53,9 +53,9 @@ rc::Gen<spec::ScheduleOptions> any_schedule() {
     o.warmup_epochs = *rc::gen::inRange(0, 80) / 8.0;
     o.warmup_start = *rc::gen::inRange(0, 9) / 8.0;
     o.final_fraction = *rc::gen::inRange(0, 9) / 8.0;
-    o.milestones = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 12));
-    o.power = *rc::gen::inRange(1, 33) / 8.0;
-    o.peak_at = *rc::gen::inRange(0, 9) / 8.0;
+    o.step.milestones = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 12));
+    o.polynomial.power = *rc::gen::inRange(1, 33) / 8.0;
+    o.one_cycle.peak_at = *rc::gen::inRange(0, 9) / 8.0;
     return o;
   });
 }
@@ -75,11 +75,11 @@ RC_GTEST_PROP(Schedule, stays_between_zero_and_the_peak_for_every_run_length, ()
 RC_GTEST_PROP(Schedule, is_continuous_at_its_joints, ()) {
   spec::ScheduleOptions o = *any_schedule();
   RC_PRE(o.name != "step");
-  o.power = std::max(o.power, 1.0);
+  o.polynomial.power = std::max(o.polynomial.power, 1.0);
   const int64_t per_epoch = 1000;
   const int64_t total = 20'000;
   o.warmup_epochs = *rc::gen::elementOf(std::vector<double>{0, 1, 7.5, 15});
-  o.peak_at = *rc::gen::elementOf(std::vector<double>{0.25, 0.5, 0.75});
+  o.one_cycle.peak_at = *rc::gen::elementOf(std::vector<double>{0.25, 0.5, 0.75});
   for (int64_t step = 1; step < total; ++step) {
     const double before = learning_rate(o, 1.0, step - 1, total, per_epoch);
     const double now = learning_rate(o, 1.0, step, total, per_epoch);
@@ -89,7 +89,7 @@ RC_GTEST_PROP(Schedule, is_continuous_at_its_joints, ()) {
 
 TEST(Schedule, warm_up_ends_at_the_peak_and_may_be_the_whole_run) {
   for (const std::string& name : kNames) {
-    spec::ScheduleOptions o{.name = name, .warmup_epochs = 2, .milestones = {50}};
+    spec::ScheduleOptions o{.name = name, .warmup_epochs = 2, .step = {.milestones = {50}}};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 20, 100, 10), 0.5) << name;
     EXPECT_EQ(learning_rate(o, 0.5, 0, 100, 10), 0) << name;
     o.warmup_epochs = 10;
@@ -102,7 +102,7 @@ TEST(Schedule, warm_up_ends_at_the_peak_and_may_be_the_whole_run) {
 
 TEST(Schedule, a_run_of_one_step_trains_at_the_peak_without_warm_up) {
   for (const std::string& name : kNames) {
-    const spec::ScheduleOptions o{.name = name, .milestones = {1}};
+    const spec::ScheduleOptions o{.name = name, .step = {.milestones = {1}}};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 0, 1, 1), 0.5) << name;
   }
 }

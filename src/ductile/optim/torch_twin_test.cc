@@ -31,10 +31,10 @@ spec::OptimizerOptions from_json(const nlohmann::json& json) {
   o.lr = json.at("lr");
   o.weight_decay = json.at("weight_decay");
   o.momentum = json.value("momentum", o.momentum);
-  o.nesterov = json.value("nesterov", o.nesterov);
-  o.beta1 = json.value("beta1", o.beta1);
-  o.beta2 = json.value("beta2", o.beta2);
-  o.eps = json.value("eps", o.eps);
+  o.sgd.nesterov = json.value("nesterov", o.sgd.nesterov);
+  o.adam.beta1 = json.value("beta1", o.adam.beta1);
+  o.adam.beta2 = json.value("beta2", o.adam.beta2);
+  o.adam.eps = json.value("eps", o.adam.eps);
   return o;
 }
 

@@ -28,7 +28,8 @@ spec::OptimizerOptions options_of(const std::string& name) {
   o.name = name;
   o.momentum = 0.9;
   o.weight_decay = 0.01;
-  o.eps = name == "lars" ? 1e-9 : 1e-6;
+  o.adam.eps = 1e-6;
+  o.lars.eps = 1e-9;
   return o;
 }
 

@@ -98,11 +98,15 @@ JsonLinesRead for_each_diary_line(const fs::path& path, const std::function<void
   });
 }
 
-int64_t last_generation(const fs::path& path) {
-  int64_t newest = 0;
-  for_each_json_line(
-      path, [&](json& line) { newest = std::max(newest, whole_number_at(line, "generation", 0)); });
-  return newest;
+DiaryEnd end_of_diary(const fs::path& path) {
+  DiaryEnd end;
+  for_each_json_line(path, [&](json& line) {
+    end.generation = std::max(end.generation, whole_number_at(line, "generation", 0));
+    double seconds = 0;
+    if (line.contains("seconds") && number_from_json(line["seconds"], seconds))
+      end.seconds = std::max(end.seconds, seconds);
+  });
+  return end;
 }
 
 }  // namespace ductile::run

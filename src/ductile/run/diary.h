@@ -51,7 +51,12 @@ class Diary {
 JsonLinesRead for_each_diary_line(const fs::path& path,
                                   const std::function<void(nlohmann::json&)>& visit);
 
-// The highest generation that a line of the file bears; 0 where none does.
-int64_t last_generation(const fs::path& path);
+// How far a diary has come: the highest generation, and the highest time on the run's own clock,
+// that a line of the file bears; 0 where none does.
+struct DiaryEnd {
+  int64_t generation = 0;
+  double seconds = 0;
+};
+DiaryEnd end_of_diary(const fs::path& path);
 
 }  // namespace ductile::run

@@ -55,7 +55,11 @@ TEST(Diary, IgnoresWhateverAReplacedWriterAddsWhenItWakesUp) {
   controller.append({{"kind", "end"}});  // lines without a generation always count
   successor.append({{"generation", 5}, {"step", 11}});
   EXPECT_EQ(lines_of(path).size(), 4u);
-  EXPECT_EQ(last_generation(path), 5);
+  EXPECT_EQ(end_of_diary(path).generation, 5);
+  controller.append({{"seconds", 12.5}});
+  controller.append({{"seconds", 3}, {"generation", "x"}});
+  EXPECT_EQ(end_of_diary(path).seconds, 12.5);
+  EXPECT_EQ(end_of_diary(path).generation, 5);
 }
 
 TEST(Diary, ADamagedLineCostsThatLine) {

@@ -109,6 +109,15 @@ Cost CostMeter::read() {
   return cost;
 }
 
+const Cost& CostMeter::recent(std::chrono::milliseconds age) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!last_ || now > last_at_ + age) {
+    last_ = read();
+    last_at_ = now;
+  }
+  return *last_;
+}
+
 nlohmann::json to_json(const Cost& cost) {
   nlohmann::json value = {{"wall_seconds", cost.wall_seconds},
                           {"core_seconds", cost.core_seconds},

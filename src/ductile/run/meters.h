@@ -57,9 +57,13 @@ class CostMeter {
                      const fs::path& powercap = "/sys/class/powercap");
 
   Cost read();
+  // What read() gave, at most so long ago: for those who ask often.
+  const Cost& recent(std::chrono::milliseconds age);
 
  private:
   std::optional<Cost> carried_;
+  std::optional<Cost> last_;
+  std::chrono::steady_clock::time_point last_at_;
   EnergyMeter energy_;
   std::chrono::steady_clock::time_point begin_;
 };

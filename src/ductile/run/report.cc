@@ -35,7 +35,7 @@ struct Job {
 
 void read_job(Job& job, std::string_view toml) {
   try {
-    job.set.read_toml_text(toml, "job.toml");
+    job.set.read_toml_text(toml, "job.toml", Moved::follow);
   } catch (const Error& e) {
     job.error = e.what();
   }

@@ -5,22 +5,22 @@
 #include <unordered_set>
 
 #include "ductile/base/error.h"
-#include "ductile/base/options.h"
 #include "ductile/sched/policies_impl.h"
 
 namespace ductile::sched {
 namespace {
 
-struct Entry {
-  std::string_view name;
-  std::unique_ptr<Policy> (*make)(const PolicyOptions&);
-  double interval;
-};
-
-constexpr Entry kPolicies[] = {
-    {"fifo", make_fifo, 60},       {"srtf", make_srtf, 60},       {"tiresias", make_tiresias, 60},
-    {"optimus", make_optimus, 60}, {"gavel", make_gavel, 360},    {"pollux", make_pollux, 60},
-    {"sia", make_sia, 60},         {"ductile", make_ductile, 60},
+constexpr PolicyEntry kPolicies[] = {
+    {"fifo", make_fifo, "in order of arrival", 60},
+    {"srtf", make_srtf, "shortest remaining time first", 60},
+    {"tiresias", make_tiresias, "least attained service first, in two queues (Tiresias)", 60},
+    {"optimus", make_optimus, "each device where it shortens the time left most (Optimus)", 60},
+    {"gavel", make_gavel, "shares of time on each device type, for the most throughput (Gavel)",
+     360},
+    {"pollux", make_pollux, "a genetic search for the best mean of goodput (Pollux)", 60},
+    {"sia", make_sia, "an integer programme of goodput over device types (Sia)", 60},
+    {"ductile", make_ductile,
+     "prices and shadow costs, with a proven gap; also services and promises", 60},
 };
 
 // Lets a published policy see neither the jobs that run and may not be preempted nor the devices
@@ -68,33 +68,20 @@ class Reserving final : public Policy {
   std::unordered_set<JobId> fixed_;
 };
 
-const Entry& find_policy(std::string_view name) {
-  for (const Entry& entry : kPolicies)
-    if (entry.name == name) return entry;
-  const std::vector<std::string> names = policy_names();
-  const auto near = nearest_name(name, names);
-  std::string known;
-  for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
-  fail(ErrorCode::invalid_argument, "unknown policy '{}'; {}", name,
-       near ? "did you mean " + *near + "?" : "there are " + known);
-}
-
 }  // namespace
 
+Table<PolicyEntry> policies() { return {"policy", kPolicies}; }
+
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
-  std::unique_ptr<Policy> policy = find_policy(name).make(options);
+  std::unique_ptr<Policy> policy = policies().at(name).make(options);
   // Ductile's own minds what may not be preempted; none of the published ones does.
   if (policy->serves()) return policy;
   return std::make_unique<Reserving>(std::move(policy));
 }
 
-std::vector<std::string> policy_names() {
-  std::vector<std::string> names;
-  for (const Entry& entry : kPolicies) names.emplace_back(entry.name);
-  return names;
-}
+std::vector<std::string> policy_names() { return policies().names(); }
 
-double usual_interval(std::string_view policy) { return find_policy(policy).interval; }
+double usual_interval(std::string_view policy) { return policies().at(policy).interval; }
 
 void check_decisions(const Round& round, const Decisions& decisions) {
   std::unordered_map<JobId, const JobView*> jobs;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ductile/base/table.h"
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/job.h"
 
@@ -79,8 +80,16 @@ struct PolicyOptions {
   bool share_by_application = true;
 };
 
-// "fifo", "srtf", "tiresias", "optimus", "gavel", "pollux", "sia", "ductile". Throws
-// invalid_argument for another name, with the nearest.
+// The table of policies, in policy.cc: a line there registers one.
+struct PolicyEntry {
+  std::string_view name;
+  std::unique_ptr<Policy> (*make)(const PolicyOptions&);
+  std::string_view help;
+  double interval;  // seconds between rounds, as published
+};
+Table<PolicyEntry> policies();
+
+// The policy of that name. Throws invalid_argument for another name, with the nearest.
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options = {});
 std::vector<std::string> policy_names();
 // Seconds between the rounds of the policy as published: 360 for Gavel, else 60.

@@ -11,6 +11,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
+#include "ductile/link/job_end.h"
 #include "ductile/net/socket.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
@@ -31,15 +32,6 @@ struct JobControllerOptions {
   // signalfd. -1: nothing is watched.
   int watch_fd = -1;
   std::function<void()> on_watch;
-};
-
-// How a controller came to its end; nothing of the job runs any more.
-struct JobEnd {
-  control::Phase phase = control::Phase::failed;  // finished, failed or preempted
-  std::string reason;
-  int64_t step = 0;
-  int64_t checkpoint = -1;  // the step of the newest published one; -1: none
-  bool killed = false;      // by kill(): the job is in whatever phase it was
 };
 
 // Runs one job from its run directory to its end, on the thread that calls run(). It keeps there
@@ -69,12 +61,13 @@ class JobController {
 
   // Starts the job, or goes on with it, until no process is left. `workers` 0: as many as before,
   // or 1. Throws invalid_argument where that many workers cannot share the job.
-  JobEnd run(int64_t workers);
+  link::JobEnd run(int64_t workers);
 
   // From callbacks on run()'s thread.
   // Returns why it is not followed, or not yet; empty where it is.
   std::string request(const control::Event& event);
-  void kill();  // all workers at once, without saving; run() then ends
+  void note_signal(int number);  // that came to this process
+  void kill();                   // all workers at once, without saving; run() then ends
 
   // What `status` answers: {"phase", "reason", "why", "wanted", "step", "checkpoint",
   // "generation": {"number", "start"}, "workers": [{"id", "phase", "step", "ranks", ...}]}.
@@ -84,8 +77,5 @@ class JobController {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Whether the run has been run by a JobController: then only one can go on with it.
-bool was_elastic(const fs::path& run);
 
 }  // namespace ductile::server

@@ -3,6 +3,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
+#include "ductile/link/saved_state.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
@@ -19,7 +20,7 @@ void remove_empty(const fs::path& run, const fs::path& file) {
          "{}: is empty, and a worker of this run is alive (process {}); end it (kill {}), then "
          "resume",
          file.string(), workers.front(), workers.front());
-  if (was_elastic(run) && !load_host_setup(run).hosts.empty())
+  if (kind_of(link::state_file(run)) != FileKind::none && !load_host_setup(run).hosts.empty())
     fail(
         ErrorCode::conflict,
         "{}: is empty, and workers of this run may be alive on its hosts; see that none is, remove "

@@ -183,11 +183,7 @@ const Application& Catalog::find(const std::string& name) const {
   if (found != applications.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& [known, app] : applications) names.push_back(known);
-  std::string list;
-  for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-  const auto near = nearest_name(name, names);
-  fail(ErrorCode::not_found, "unknown application '{}'; {}", name,
-       near ? "did you mean " + *near + "?" : "there are " + list);
+  fail(ErrorCode::not_found, "{}", unknown_name("application", name, names));
 }
 
 Catalog read_catalog(const fs::path& folder) {

@@ -1,6 +1,11 @@
 #include "ductile/spec/job.h"
 
 #include "ductile/base/error.h"
+#include "ductile/spec/datasets.h"
+#include "ductile/spec/methods.h"
+#include "ductile/spec/models.h"
+#include "ductile/spec/optimizers.h"
+#include "ductile/spec/schedules.h"
 
 namespace ductile::spec {
 namespace {
@@ -13,9 +18,13 @@ constexpr double kMostEpochs = 1e6;
 
 }  // namespace
 
+void describe(Describer& d, TokensOptions& o) {
+  d.field("type", o.type, "type of a token number in the file").one_of({"u16", "u32"});
+  d.field("sequence_length", o.sequence_length, "tokens per sample").range(1, 1 << 20);
+}
+
 void describe(Describer& d, DataOptions& o) {
-  d.field("format", o.format, "what the path holds; digits is embedded and needs no path")
-      .one_of({"digits", "idx", "cifar10", "cifar100", "folder", "tar", "records", "tokens"});
+  d.field("format", o.format, "what the path holds").one_of(datasets());
   d.field("path", o.path, "file or folder of the training data");
   d.field("test_path", o.test_path,
           "held-out data; empty: found beside the path as the format names it");
@@ -26,9 +35,9 @@ void describe(Describer& d, DataOptions& o) {
   d.field("on_bad_sample", o.on_bad_sample,
           "a sample that cannot be read: fail, or skip, count and report it")
       .one_of({"fail", "skip"});
-  d.field("token_type", o.token_type, "element type of a raw token file").one_of({"u16", "u32"});
-  d.field("sequence_length", o.sequence_length, "tokens a sample (language models)")
-      .range(1, 1 << 20);
+  d.section("tokens", o.tokens, "Of the format tokens.");
+  d.moved("token_type", {"tokens.type"});
+  d.moved("sequence_length", {"tokens.sequence_length"});
 }
 
 void describe(Describer& d, AugmentOptions& o) {
@@ -64,10 +73,10 @@ void describe(Describer& d, LoaderOptions& o) {
 }
 
 void describe(Describer& d, ModelOptions& o) {
-  d.field("name", o.name,
-          "mlp, cnn, resnet8|20|32|56 (CIFAR), resnet18, resnet18-cifar, resnet50, gpt, or custom "
-          "(see library)");
-  d.field("library", o.library, "shared library that holds a custom C++ model");
+  d.field("name", o.name, "which model")
+      .one_of(models())
+      .one_of("custom", "a model of your own, from model.library");
+  d.field("library", o.library, "shared library that holds the model (custom)");
   d.field("num_classes", o.num_classes, "outputs of a classifier; 0 = as many as the data has")
       .range(0, 1 << 24);
   d.field("hidden", o.hidden, "widths of the hidden layers (mlp)").range(1, 1 << 20);
@@ -80,38 +89,70 @@ void describe(Describer& d, ModelOptions& o) {
   d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
 }
 
+void describe(Describer& d, SgdOptions& o) { d.field("nesterov", o.nesterov, "Nesterov momentum"); }
+
+void describe(Describer& d, AdamOptions& o) {
+  d.field("beta1", o.beta1, "decay of the mean of gradients, per step").range(0, 1);
+  d.field("beta2", o.beta2, "decay of the mean of squared gradients, per step").range(0, 1);
+  d.field("eps", o.eps, "added to the root of the mean of squares").range(0, 1e6);
+}
+
+void describe(Describer& d, LarsOptions& o) {
+  d.field("trust_coefficient", o.trust_coefficient, "how far a layer moves, as a share of its norm")
+      .range(1e-9, 1e6);
+  d.field("trust_outside", o.trust_outside,
+          "layer-wise rate and lr applied to the momentum's sum, not inside it");
+  d.field("eps", o.eps, "added to the norm that is divided by").range(0, 1e6);
+}
+
 void describe(Describer& d, OptimizerOptions& o) {
-  d.field("name", o.name, "update rule").one_of({"sgd", "adam", "adamw", "lars", "lamb"});
+  d.field("name", o.name, "update rule").one_of(optimizers());
   d.field("lr", o.lr, "peak learning rate").range(0, 1e6);
   d.field("momentum", o.momentum, "sgd, lars").range(0, 1);
-  d.field("nesterov", o.nesterov, "Nesterov momentum (sgd)");
   d.field("weight_decay", o.weight_decay,
           "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
       .range(0, 1e6);
-  d.field("beta1", o.beta1, "adam, adamw, lamb").range(0, 1);
-  d.field("beta2", o.beta2, "adam, adamw, lamb").range(0, 1);
-  d.field("eps", o.eps, "added to denominators").range(0, 1e6);
-  d.field("trust_coefficient", o.trust_coefficient, "lars").range(1e-9, 1e6);
-  d.field("trust_outside", o.trust_outside,
-          "layer-wise rate and lr applied to the momentum's sum, not inside it (lars)");
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
+  d.section("sgd", o.sgd, "Of the rule sgd.");
+  d.section("adam", o.adam, "Of the rules adam, adamw and lamb.");
+  d.section("lars", o.lars, "Of the rule lars.");
+  d.moved("nesterov", {"sgd.nesterov"});
+  d.moved("beta1", {"adam.beta1"});
+  d.moved("beta2", {"adam.beta2"});
+  d.moved("eps", {"adam.eps", "lars.eps"});
+  d.moved("trust_coefficient", {"lars.trust_coefficient"});
+  d.moved("trust_outside", {"lars.trust_outside"});
+}
+
+void describe(Describer& d, StepOptions& o) {
+  d.field("milestones", o.milestones, "epochs at which the rate is multiplied by gamma")
+      .range(1, kMostEpochs);
+  d.field("gamma", o.gamma, "factor at each milestone").range(0, 1);
+}
+
+void describe(Describer& d, PolynomialOptions& o) {
+  d.field("power", o.power, "exponent").range(1e-6, 1e6);
+}
+
+void describe(Describer& d, OneCycleOptions& o) {
+  d.field("peak_at", o.peak_at, "share of the run at which the peak stands").range(0, 1);
 }
 
 void describe(Describer& d, ScheduleOptions& o) {
-  d.field("name", o.name, "shape of the learning rate over the run")
-      .one_of({"constant", "step", "cosine", "linear", "one_cycle", "polynomial"});
+  d.field("name", o.name, "shape of the learning rate over the run").one_of(schedules());
   d.field("warmup_epochs", o.warmup_epochs, "linear rise at the start; fractions allowed")
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
-  d.field("milestones", o.milestones, "epochs at which step multiplies by gamma")
-      .range(1, kMostEpochs);
-  d.field("gamma", o.gamma, "factor at each milestone (step)").range(0, 1);
-  d.field("power", o.power, "exponent (polynomial)").range(1e-6, 1e6);
-  d.field("peak_at", o.peak_at, "share of the run at which the peak stands (one_cycle)")
-      .range(0, 1);
+  d.section("step", o.step, "Of the schedule step.");
+  d.section("polynomial", o.polynomial, "Of the schedule polynomial.");
+  d.section("one_cycle", o.one_cycle, "Of the schedule one_cycle.");
+  d.moved("milestones", {"step.milestones"});
+  d.moved("gamma", {"step.gamma"});
+  d.moved("power", {"polynomial.power"});
+  d.moved("peak_at", {"one_cycle.peak_at"});
 }
 
 void describe(Describer& d, TrainOptions& o) {
@@ -122,12 +163,10 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("virtual_ranks", o.virtual_ranks,
           "logical world size; fixed for the job, whatever machines it runs on")
       .range(1, 65536);
-  d.field("method", o.method, "what a step does: plain (forward and backward of every sample)")
-      .one_of({"plain"});
+  d.field("method", o.method, "what a step does").one_of(step_methods());
   d.field("rate_control", o.rate_control,
-          "what chooses learning rate, momentum, decay and batch size of each step: schedule "
-          "([schedule] gives the learning rate, the rest stays)")
-      .one_of({"schedule"});
+          "what chooses learning rate, momentum, decay and batch size of each step")
+      .one_of(rate_controls());
   d.field(
        "bn_group", o.bn_group,
        "virtual ranks whose batches are normalised together by batch norm; divides virtual_ranks")
@@ -222,7 +261,8 @@ void check(const JobOptions& job) {
         "same on every placement of the workers, so it cannot round what leaves a host",
         job.train.wire));
   }
-  if (job.data.format != "digits" && job.data.path.empty()) {
+  const DatasetHelp* format = datasets().find(job.data.format);
+  if (format != nullptr && format->needs_path && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
   }
   if (job.augment.random_resized_crop && job.augment.crop == 0) {
@@ -232,8 +272,8 @@ void check(const JobOptions& job) {
     bad(fmt::format("augment.mean has {} values and augment.std has {}; give one a channel in both",
                     job.augment.mean.size(), job.augment.std.size()));
   }
-  if (job.schedule.name == "step" && job.schedule.milestones.empty()) {
-    bad("schedule.name = \"step\" needs schedule.milestones, for example [100, 150]");
+  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
+    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
   }
   if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
     bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
@@ -251,6 +291,12 @@ void check(const JobOptions& job) {
   }
   if (job.model.name == "custom" && job.model.library.empty()) {
     bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+  if (job.model.name != "custom" && !job.model.library.empty()) {
+    bad(
+        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
+                    "model.name is \"{}\"; say which one is meant",
+                    job.model.library, job.model.name));
   }
 }
 

@@ -11,15 +11,21 @@
 // resolved file in a run directory is enough to repeat it.
 namespace ductile::spec {
 
+// Options that only one choice reads stand in a group of its name (job.optimizer.lars); what
+// several read in the same sense stands beside the choice.
+struct TokensOptions {
+  std::string type = "u16";
+  int64_t sequence_length = 128;
+};
+
 struct DataOptions {
-  std::string format = "digits";  // see data/dataset.h for what each reads
+  std::string format = "digits";  // datasets.h
   std::string path;               // file or folder of the training data
   std::string test_path;          // held-out data; empty: beside `path` by the format's convention
   int64_t train_limit = 0;        // use only the first n training samples; 0 = all
   int64_t test_limit = 0;
   std::string on_bad_sample = "fail";
-  std::string token_type = "u16";
-  int64_t sequence_length = 128;
+  TokensOptions tokens;
 };
 
 struct AugmentOptions {
@@ -44,9 +50,10 @@ struct LoaderOptions {
   bool shuffle = true;
 };
 
+// Flat: a model of one's own may read any of them.
 struct ModelOptions {
-  std::string name = "cnn";
-  std::string library;  // shared library of a user's model
+  std::string name = "cnn";  // models.h, or "custom"
+  std::string library;       // shared library of a user's model
   int64_t num_classes = 0;
   std::vector<int64_t> hidden = {128};  // mlp
   int64_t width = 0;                    // 0 = the model's own
@@ -57,30 +64,55 @@ struct ModelOptions {
   double dropout = 0;
 };
 
-struct OptimizerOptions {
-  std::string name = "sgd";
-  double lr = 0.1;
-  double momentum = 0.9;
+struct SgdOptions {
   bool nesterov = false;
-  double weight_decay = 5e-4;
+};
+
+struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
+};
+
+struct LarsOptions {
   double trust_coefficient = 0.001;
   bool trust_outside = false;
+  double eps = 1e-8;
+};
+
+struct OptimizerOptions {
+  std::string name = "sgd";  // optimizers.h
+  double lr = 0.1;
+  double momentum = 0.9;
+  double weight_decay = 5e-4;
   std::vector<std::string> no_decay = {"bias", "norm"};
   double clip_norm = 0;
+  SgdOptions sgd;
+  AdamOptions adam;  // also of adamw and lamb, the rules with Adam's moments
+  LarsOptions lars;
+};
+
+struct StepOptions {
+  std::vector<int64_t> milestones;
+  double gamma = 0.1;
+};
+
+struct PolynomialOptions {
+  double power = 2;
+};
+
+struct OneCycleOptions {
+  double peak_at = 0.3;
 };
 
 struct ScheduleOptions {
-  std::string name = "cosine";
+  std::string name = "cosine";  // schedules.h
   double warmup_epochs = 0;
   double warmup_start = 0;
   double final_fraction = 0;
-  std::vector<int64_t> milestones;
-  double gamma = 0.1;
-  double power = 2;
-  double peak_at = 0.3;
+  StepOptions step;
+  PolynomialOptions polynomial;
+  OneCycleOptions one_cycle;
 };
 
 struct TrainOptions {
@@ -138,11 +170,18 @@ struct JobOptions {
   TargetOptions target;
 };
 
+void describe(Describer& d, TokensOptions& o);
 void describe(Describer& d, DataOptions& o);
 void describe(Describer& d, AugmentOptions& o);
 void describe(Describer& d, LoaderOptions& o);
 void describe(Describer& d, ModelOptions& o);
+void describe(Describer& d, SgdOptions& o);
+void describe(Describer& d, AdamOptions& o);
+void describe(Describer& d, LarsOptions& o);
 void describe(Describer& d, OptimizerOptions& o);
+void describe(Describer& d, StepOptions& o);
+void describe(Describer& d, PolynomialOptions& o);
+void describe(Describer& d, OneCycleOptions& o);
 void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, ElasticOptions& o);

@@ -1,5 +1,6 @@
 #include "ductile/spec/job.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <variant>
@@ -8,6 +9,10 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/spec/datasets.h"
+#include "ductile/spec/models.h"
+#include "ductile/spec/optimizers.h"
+#include "ductile/spec/schedules.h"
 
 namespace ductile::spec {
 namespace {
@@ -125,7 +130,8 @@ TEST(Job, TheLargestNumbersOverflowNothing) {
   EXPECT_TRUE(fits(static_cast<double>(job.train.max_steps + job.checkpoint.every_steps)));
   EXPECT_TRUE(fits(static_cast<double>(job.train.batch_size) * 4.0 *
                    static_cast<double>(job.augment.crop * job.augment.crop) * 4));
-  EXPECT_TRUE(fits(static_cast<double>(job.train.batch_size * job.data.sequence_length) * 8));
+  EXPECT_TRUE(
+      fits(static_cast<double>(job.train.batch_size * job.data.tokens.sequence_length) * 8));
   EXPECT_TRUE(fits(static_cast<double>(job.model.vocab_size * job.model.dim) * 4));
 }
 
@@ -148,6 +154,96 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[schedule]\nname = \"step\"\n", "milestones");
   expect_refused("[model]\nname = \"gpt\"\n", "gpt reads tokens");
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
+  expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
+}
+
+// What stands in job files of earlier versions: the error names the option as it is now, and what a
+// run kept is read as it was meant.
+TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {
+  const std::string old =
+      "[data]\ntoken_type = \"u32\"\nsequence_length = 9\n"
+      "[optimizer]\nnesterov = true\nbeta1 = 0.8\nbeta2 = 0.95\neps = 1e-6\n"
+      "trust_coefficient = 0.02\ntrust_outside = true\n"
+      "[schedule]\nmilestones = [3]\ngamma = 0.5\npower = 3\npeak_at = 0.4\n";
+  JobOptions job;
+  try {
+    OptionSet(job).read_toml_text("[optimizer]\ntrust_coefficient = 0.02\n", "job.toml");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "job.toml:2: optimizer.trust_coefficient is now optimizer.lars.trust_coefficient");
+  }
+  OptionSet(job).read_toml_text(old, "job.toml", Moved::follow);
+  EXPECT_EQ(job.data.tokens.type, "u32");
+  EXPECT_EQ(job.data.tokens.sequence_length, 9);
+  EXPECT_TRUE(job.optimizer.sgd.nesterov);
+  EXPECT_EQ(job.optimizer.adam.beta1, 0.8);
+  EXPECT_EQ(job.optimizer.adam.beta2, 0.95);
+  EXPECT_EQ(job.optimizer.adam.eps, 1e-6);
+  EXPECT_EQ(job.optimizer.lars.eps, 1e-6);
+  EXPECT_EQ(job.optimizer.lars.trust_coefficient, 0.02);
+  EXPECT_TRUE(job.optimizer.lars.trust_outside);
+  EXPECT_EQ(job.schedule.step.milestones, std::vector<int64_t>{3});
+  EXPECT_EQ(job.schedule.step.gamma, 0.5);
+  EXPECT_EQ(job.schedule.polynomial.power, 3);
+  EXPECT_EQ(job.schedule.one_cycle.peak_at, 0.4);
+}
+
+// Whatever can be chosen is listed with its help where it is chosen.
+TEST(Job, ChoicesComeFromTheTables) {
+  JobOptions job;
+  OptionSet options(job);
+  const auto choices = [&](const char* path) { return options.find(path)->choices; };
+  EXPECT_EQ(choices("optimizer.name"), optimizers().names());
+  EXPECT_EQ(choices("schedule.name"), schedules().names());
+  EXPECT_EQ(choices("data.format"), datasets().names());
+  std::vector<std::string> names = models().names();
+  names.push_back("custom");
+  EXPECT_EQ(choices("model.name"), names);
+  for (const OptionField& f : options.fields()) {
+    for (const std::string& help : f.choice_help) EXPECT_FALSE(help.empty()) << f.path;
+  }
+}
+
+// A group is named as the choice that reads it.
+TEST(Job, GroupsBearTheNamesOfChoices) {
+  JobOptions job;
+  OptionSet options(job);
+  for (const OptionField& f : options.fields()) {
+    const size_t first = f.path.find('.'), last = f.path.rfind('.');
+    if (first == last) continue;
+    const std::string group = f.path.substr(first + 1, last - first - 1);
+    const std::string section = f.path.substr(0, first);
+    const OptionField* choice = options.find(section + (section == "data" ? ".format" : ".name"));
+    ASSERT_NE(choice, nullptr) << f.path;
+    EXPECT_NE(std::find(choice->choices.begin(), choice->choices.end(), group),
+              choice->choices.end())
+        << f.path;
+  }
+}
+
+// The variables of our programs and tests are none of a job's options, nor taken for one.
+TEST(Job, OwnVariablesOfTheProgramsAreLeftAlone) {
+  JobOptions job;
+  const char* own[] = {
+      "DUCTILE_WORKER=x",        "DUCTILE_BENCH=x",         "DUCTILE_ISA=x",
+      "DUCTILE_SECRET=x",        "DUCTILE_SECRET_FILE=x",   "DUCTILE_CORES=x",
+      "DUCTILE_TEST_WORKER=x",   "DUCTILE_CHAOS_SEED=x",    "DUCTILE_CHAOS_KILLS=x",
+      "DUCTILE_CHAOS_SECONDS=x", "DUCTILE_SIM_SEED=x",      "DUCTILE_SIM_FIRST=x",
+      "DUCTILE_SIM_COUNT=x",     "DUCTILE_SCHED_SEED=x",    "DUCTILE_SCHED_WORLDS=x",
+      "DUCTILE_INJECT_SEED=x",   "DUCTILE_INJECT_JOBS=x",   "DUCTILE_INJECT_POINTS=x",
+      "DUCTILE_INJECT_POINT=x",  "DUCTILE_INJECTOR=x",      "DUCTILE_INJECTION_BOARD=x",
+      "DUCTILE_BENCH_FREE=x",    "DUCTILE_HOST_SWITCH=x",   "DUCTILE_TESTS=ON",
+      "DUCTILE_TORCH=ON",        "DUCTILE_WERROR=ON",       "DUCTILE_NCCL=ON",
+      "DUCTILE_UCX=ON",          "DUCTILE_SANITIZE=thread", nullptr};
+  EXPECT_NO_THROW(OptionSet(job).read_environment(own));
+  const char* wrong[] = {"DUCTILE_TRAIN_EPOCHS=3", nullptr};
+  try {
+    OptionSet(job).read_environment(wrong);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("DUCTILE_TRAIN__EPOCHS"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

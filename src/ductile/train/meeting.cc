@@ -64,9 +64,11 @@ Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret* secret,
     hosts_.push_back(places.try_emplace(place, static_cast<int>(places.size())).first->second);
   }
   try {
-    if (members_.size() == 1) return meet_nobody();
-    DUCTILE_CHECK(secret != nullptr, "{} workers meet without a secret", members_.size());
-    if (places.size() == 1) {
+    if (members_.size() == 1) {
+      meet_nobody();
+    } else if (secret == nullptr) {
+      fail(ErrorCode::invalid_argument, "{} workers meet without a secret", members_.size());
+    } else if (places.size() == 1) {
       meet_in_arena(plan, *secret);
     } else {
       meet_by_messages(plan, *secret);

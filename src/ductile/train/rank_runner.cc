@@ -13,7 +13,7 @@
 namespace ductile::train {
 namespace {
 
-bool channels_last(const spec::JobOptions& job, nn::Model& model) {
+bool lies_channels_last(const spec::JobOptions& job, nn::Model& model) {
   return job.train.memory_format == "auto" ? model.prefers_channels_last()
                                            : job.train.memory_format == "channels_last";
 }
@@ -78,7 +78,7 @@ RankRunner::RankRunner(const spec::JobOptions& job, Ingredients& ingredients, Jo
       ingredients_(ingredients),
       state_(state),
       figures_(figures),
-      channels_last_(channels_last(job, *ingredients.model)),
+      channels_last_(lies_channels_last(job, *ingredients.model)),
       tree_(vector_size()) {
   for (const FlatModel::Entry& buffer : state_.flat.buffers()) {
     num_batch_norms_ += buffer.name.ends_with("running_mean");

@@ -281,8 +281,11 @@ void Replica::write_model(const fs::path& file) {
 }
 
 void Replica::check_same_job(const Json& saved) const {
-  spec::JobOptions job = job_;
-  train::check_same_job(saved, OptionSet(job).to_json(), nn::thread_invariant(job.model));
+  spec::JobOptions job = job_, then;  // options that are newer than the run have their defaults
+  OptionSet earlier(then);
+  earlier.read_json(saved, "the checkpoint's job", Moved::follow);
+  train::check_same_job(earlier.to_json(), OptionSet(job).to_json(),
+                        nn::thread_invariant(job.model));
 }
 
 // The values of a version whose state held no counters: every step was an update with the job's

@@ -118,6 +118,8 @@ class Replica {
   nlohmann::json values() const;
   // The model alone as safetensors, with the weights that are evaluated: what is deployed.
   void write_model(const fs::path& file);
+  // Throws conflict where a saved state's job is another one than this (same_job.h).
+  void check_same_job(const nlohmann::json& saved) const;
   // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
   void restore(const ckpt::Checkpoint& checkpoint);
   // The state (all but what is in shards, where it is spread) from one worker to another that has
@@ -131,7 +133,6 @@ class Replica {
  private:
   void begin_step();
   nlohmann::json upgraded(const ckpt::Checkpoint& checkpoint) const;
-  void check_same_job(const nlohmann::json& saved) const;
   optim::Observed observed() const;
   int64_t position() const;
   int64_t steps_per_epoch() const;

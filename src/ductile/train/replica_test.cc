@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -32,7 +33,7 @@ spec::JobOptions job_of(const std::string& model, const fs::path& folder) {
     job.data.format = "tokens";
     job.data.path = file.string();
     job.data.test_path = (folder / "test.bin").string();
-    job.data.sequence_length = 16;
+    job.data.tokens.sequence_length = 16;
     job.model.layers = 2;
     job.model.dim = 32;
     job.model.vocab_size = 50;
@@ -92,6 +93,29 @@ TEST(Replica, AnErrorWhileTheBackwardPassGoesComesOut) {
   replica.compute(1, out, [](int64_t) {});
   other.compute(1, want);
   EXPECT_EQ(out, want);
+}
+
+// The options of a checkpoint's job may stand where an earlier version had them.
+TEST(Replica, GoesOnFromTheCheckpointOfAnEarlierVersion) {
+  const TempFolder folder;
+  spec::JobOptions job = job_of("mlp", folder.path());
+  job.optimizer.name = "adamw";
+  job.optimizer.adam.beta2 = 0.95;
+  const Replica replica(job);
+  nlohmann::json saved = OptionSet(job).to_json();
+  nlohmann::json& optimizer = saved["optimizer"];
+  optimizer["beta1"] = optimizer["adam"]["beta1"];
+  optimizer["beta2"] = optimizer["adam"]["beta2"];
+  optimizer["eps"] = optimizer["adam"]["eps"];
+  for (const char* group : {"sgd", "adam", "lars"}) optimizer.erase(group);
+  EXPECT_NO_THROW(replica.check_same_job(saved));
+  optimizer["beta2"] = 0.5;
+  try {
+    replica.check_same_job(saved);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("optimizer.adam.beta2"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/spec/job.h"
 
 namespace ductile::train {
 namespace {
@@ -25,14 +24,10 @@ bool is_free(std::string_view path) {
 }  // namespace
 
 void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool thread_invariant) {
-  // Options that are newer than the run have their defaults in it.
-  spec::JobOptions defaults;
-  nlohmann::json before = OptionSet(defaults).to_json();
-  before.merge_patch(saved);
   std::string differences;
   // Runs of versions that left the number open hold 0: any number goes on with them.
   const bool free_threads = thread_invariant || saved.at("train").at("threads") == 0;
-  for (const nlohmann::json& change : nlohmann::json::diff(before, now)) {
+  for (const nlohmann::json& change : nlohmann::json::diff(saved, now)) {
     const std::string path = change.at("path");
     if (is_free(path) || (path == "/train/threads" && free_threads)) continue;
     std::string key = path.substr(1);

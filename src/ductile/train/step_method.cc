@@ -1,16 +1,13 @@
 #include "ductile/train/step_method.h"
 
 #include <algorithm>
-#include <array>
 
 #include "ductile/base/error.h"
 
 namespace ductile::train {
 namespace {
 
-constexpr std::array<StepMethodEntry, 1> kMethods{{
-    {"plain", make_plain_method, "forward and backward of every sample, then an update"},
-}};
+constexpr StepMethodEntry kMethods[] = {DUCTILE_STEP_METHODS(DUCTILE_TABLE_ROW)};
 
 }  // namespace
 
@@ -45,17 +42,10 @@ Verdict StepMethod::judge(const JobState&, const StepKind& kind,
   return {kind.update, ranks, static_cast<float>(sums.at(std::string(kLoss))) / ranks};
 }
 
-std::span<const StepMethodEntry> step_methods() { return kMethods; }
+Table<StepMethodEntry> step_methods() { return {"train.method =", kMethods}; }
 
 std::unique_ptr<StepMethod> make_step_method(const spec::JobOptions& job) {
-  std::string names;
-  for (const StepMethodEntry& entry : kMethods) {
-    if (entry.name == job.train.method) return entry.make(job);
-    names += names.empty() ? "" : ", ";
-    names += entry.name;
-  }
-  fail(ErrorCode::invalid_argument, "train.method = \"{}\" is unknown; known: {}", job.train.method,
-       names);
+  return step_methods().at(job.train.method).make(job);
 }
 
 }  // namespace ductile::train

@@ -13,6 +13,7 @@
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/methods.h"
 #include "ductile/train/state.h"
 
 namespace ductile::train {
@@ -114,17 +115,20 @@ class StepMethod {
                       std::span<const float> /*gradient*/) const {}
 };
 
-// One row per method.
+// A row of the table of methods, which spec/methods.h holds.
 struct StepMethodEntry {
   std::string_view name;
   std::unique_ptr<StepMethod> (*make)(const spec::JobOptions&);
   std::string_view help;
 };
-std::span<const StepMethodEntry> step_methods();
+Table<StepMethodEntry> step_methods();
 
 // The method named by job.train.method. Throws invalid_argument for an unknown name.
 std::unique_ptr<StepMethod> make_step_method(const spec::JobOptions& job);
 
-std::unique_ptr<StepMethod> make_plain_method(const spec::JobOptions& job);
+#define DUCTILE_DECLARE_METHOD(name, make, help) \
+  std::unique_ptr<StepMethod> make(const spec::JobOptions& job);
+DUCTILE_STEP_METHODS(DUCTILE_DECLARE_METHOD)
+#undef DUCTILE_DECLARE_METHOD
 
 }  // namespace ductile::train

@@ -13,7 +13,7 @@
 #include "ductile/spec/models.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/replica.h"
-#include "ductile/train/snapshot.h"
+#include "ductile/train/same_job.h"
 
 namespace ductile::train {
 namespace {

@@ -151,7 +151,7 @@ void WorkerLoop::Impl::load() try {
       ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker())});
   source_.tell(Loaded{});
 } catch (const Error& e) {
-  source_.tell(JobError{e.what()});
+  source_.tell(JobError{e.what(), e.code()});
 } catch (const c10::Error& e) {
   source_.tell(JobError{error_of(e).what()});
 }
@@ -162,7 +162,7 @@ void WorkerLoop::Impl::run() {
   while (true) {
     if (const int signal = input_.interrupted ? input_.interrupted() : 0;
         signal != 0 && !std::exchange(leaving, true))
-      source_.tell(LeaveAsked{});
+      source_.tell(LeaveAsked{signal});
     note_finished_saves();
     const auto command = source_.next(saving_ != 0 ? 5ms : 100ms);
     if (!command) continue;

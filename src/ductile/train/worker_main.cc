@@ -16,11 +16,10 @@
 #include "ductile/run/folder.h"
 #include "ductile/run/progress.h"
 #include "ductile/spec/job.h"
-#include "ductile/train/elastic.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
 #include "ductile/train/torch_error.h"
-#include "ductile/train/trainer.h"
+#include "ductile/train/workers.h"
 
 namespace {
 
@@ -97,21 +96,23 @@ int run(const Arguments& arguments) {
   using namespace ductile;
   const run::RunFolder folder = run::RunFolder::open(arguments.run);
   spec::JobOptions job;
-  OptionSet(job).read_toml(folder.job_file());
+  OptionSet(job).read_toml(folder.job_file(), Moved::follow);
   spec::check(job);
   train::resolve_threads(job);
   train::prepare_torch(job);
 
   if (arguments.worker != 0) {
-    train::train_elastic({folder, job, arguments.worker, arguments.controller, arguments.store,
-                          arguments.address, arguments.progress_fd});
+    train::work({folder, job, arguments.worker, arguments.controller, arguments.store,
+                 arguments.address, arguments.progress_fd});
     return kDone;
   }
-  nlohmann::json summary;
-  const train::Ending ending =
-      train::train({folder, job, arguments.resume, arguments.progress_fd}, summary);
-  run::write_line(arguments.progress_fd, run::Done{summary});
-  return ending == train::Ending::interrupted ? kInterrupted : kDone;
+  const run::RunLock lock(folder.path(), run::RunLock::kController);
+  const link::JobEnd end = train::train_here(lock, {.folder = folder,
+                                                    .job = job,
+                                                    .progress_fd = arguments.progress_fd,
+                                                    .interrupted = train::pending_interrupt});
+  if (end.phase == control::Phase::failed) throw Error(end.error_code, end.reason);
+  return end.phase == control::Phase::finished ? kDone : kInterrupted;
 }
 
 }  // namespace

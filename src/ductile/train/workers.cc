@@ -1,10 +1,12 @@
 #include "ductile/train/workers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
-#include <optional>
+#include <mutex>
 
 #include "ductile/link/local_control.h"
+#include "ductile/link/membership_options.h"
 #include "ductile/link/worker_link.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/progress.h"
@@ -65,7 +67,7 @@ void work(const WorkerLaunch& launch) {
 
 link::JobEnd train_here(const run::RunLock& lock, const LocalRun& run) {
   link::LocalControl control(lock, {.run = run.folder.path(),
-                                    .membership = control::membership_options(run.job),
+                                    .membership = link::membership_options(run.job),
                                     .keep_checkpoints = run.job.checkpoint.keep});
   const WorkerInput input{.folder = run.folder,
                           .job = run.job,

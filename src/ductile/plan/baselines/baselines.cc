@@ -1,7 +1,6 @@
 #include "ductile/plan/baselines/baselines.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <limits>
 
@@ -16,18 +15,17 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr std::array kBaselines = {
-    Baseline{"graphpipe", "GraphPipe's partitioner: series-parallel stages, degrees powers of two"},
-    Baseline{"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree", true},
-    Baseline{"piper",
-             "Piper's planner: a chain over downsets, with tensor parallelism and recompute", true},
-    Baseline{"interleaved",
-             "Megatron-LM's interleaved 1F1B: equal degrees, several parts of the chain a device",
-             true},
-    Baseline{"zb-h1", "zero-bubble ZB-H1: a chain of equal degrees, in flight as 1F1B", true},
-    Baseline{"zb-v", "zero-bubble ZB-V: the chain along the devices and back", true},
-    Baseline{"equal", "1F1B on a chain cut into equal work, one device a stage", true},
-    Baseline{"data", "pure data parallelism"},
+constexpr Baseline kBaselines[] = {
+    {"graphpipe", "GraphPipe's partitioner: series-parallel stages, degrees powers of two"},
+    {"pipedream", "PipeDream's planner: a chain of stages, any data-parallel degree", true},
+    {"piper", "Piper's planner: a chain over downsets, with tensor parallelism and recompute",
+     true},
+    {"interleaved",
+     "Megatron-LM's interleaved 1F1B: equal degrees, several parts of the chain per device", true},
+    {"zb-h1", "zero-bubble ZB-H1: a chain of equal degrees, in flight as 1F1B", true},
+    {"zb-v", "zero-bubble ZB-V: the chain along the devices and back", true},
+    {"equal", "1F1B on a chain cut into equal work, one device per stage", true},
+    {"data", "pure data parallelism"},
 };
 
 constexpr int64_t kPiperDownsets = 40'000;  // of the published program
@@ -90,7 +88,7 @@ Plan data_plan(const graph::Graph& graph, const Island& island, const PlannerOpt
 
 }  // namespace
 
-std::span<const Baseline> baselines() { return kBaselines; }
+Table<Baseline> baselines() { return {"planner", kBaselines}; }
 
 graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
   graph::Graph out = graph;
@@ -268,14 +266,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
-  const auto known = std::find_if(kBaselines.begin(), kBaselines.end(),
-                                  [&](const Baseline& b) { return b.name == name; });
-  if (known == kBaselines.end()) {
-    fail(ErrorCode::invalid_argument,
-         "baseline \"{}\" is unknown; graphpipe, pipedream, piper, interleaved, zb-h1, zb-v, "
-         "equal or data",
-         name);
-  }
+  baselines().at(name);  // throws where there is none
   graph::check(graph);
   BaselineResult result = BaselineRun(name, graph, devices, options, deadline).run();
   result.cpu_seconds = cpu_now() - start;

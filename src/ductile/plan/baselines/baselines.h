@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
+#include "ductile/base/table.h"
 #include "ductile/plan/planner.h"
 
 namespace ductile::plan {
@@ -15,7 +15,7 @@ struct Baseline {
   std::string_view help;
   bool chain = false;  // knows chains alone: run as one, see chained()
 };
-std::span<const Baseline> baselines();
+Table<Baseline> baselines();
 
 struct BaselineResult {
   Plan plan;            // placed; no stages where there is none. predicted_seconds: evaluated
@@ -24,10 +24,9 @@ struct BaselineResult {
   bool ok() const { return failure.empty(); }
 };
 
-// "graphpipe", "pipedream", "piper", "interleaved", "zb-h1", "zb-v", "equal" (1F1B, chain cut into
-// equal work) or "data" (pure data parallel). Each with the micro-batch size that the evaluator
-// likes best among options.micro_batches; memory is respected. Throws invalid_argument for another
-// name.
+// The baseline of that name, with the micro-batch size that the evaluator likes best among
+// options.micro_batches; memory is respected. Throws invalid_argument for another name, with the
+// nearest.
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options);
 

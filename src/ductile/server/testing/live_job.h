@@ -24,13 +24,14 @@
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
+#include "ductile/link/testing/test_model.h"
 #include "ductile/server/testing/emulated_hosts.h"
-#include "ductile/server/testing/test_model.h"
 
 // A job of torch-free workers for the tests of this module.
 namespace ductile::server::testing {
 
 using namespace control;
+using namespace link::testing;
 using namespace std::chrono_literals;
 using nlohmann::json;
 
@@ -159,7 +160,7 @@ class Live {
     if (controller_ != 0) return;
     try {
       if (job_.hosts) job_.hosts->enter(0);
-      const JobEnd end = make_controller()->run(workers);
+      const link::JobEnd end = make_controller()->run(workers);
       const json value = {{"phase", to_string(end.phase)},
                           {"reason", end.reason},
                           {"step", end.step},

@@ -23,17 +23,18 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/comm/tcp_transport.h"
+#include "ductile/link/testing/test_model.h"
 #include "ductile/link/worker_link.h"
 #include "ductile/net/store_server.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/host_agent.h"
-#include "ductile/server/testing/test_model.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::server::testing {
 namespace {
 
 using namespace control;
+using namespace link::testing;
 using namespace std::chrono_literals;
 
 struct Arguments {

@@ -14,7 +14,7 @@
 
 // The "training" of the test worker: a state that tells whether any contribution of any step was
 // lost, doubled, or computed from another state.
-namespace ductile::server::testing {
+namespace ductile::link::testing {
 
 struct State {
   int64_t step = 0;
@@ -60,4 +60,4 @@ inline State read_checkpoint(const fs::path& folder, int64_t step) {
   return state;
 }
 
-}  // namespace ductile::server::testing
+}  // namespace ductile::link::testing

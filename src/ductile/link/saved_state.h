@@ -8,7 +8,9 @@
 #include "ductile/base/files.h"
 
 // `membership.json`: {"checksum": "<CRC-32C of the rest>", "state": {...}}.
-namespace ductile::server {
+namespace ductile::link {
+
+fs::path state_file(const fs::path& run);
 
 std::string sealed(const nlohmann::json& state);
 
@@ -19,4 +21,4 @@ std::optional<nlohmann::json> read_state(const fs::path& file);
 // What to do about a damaged one.
 std::string state_remedy(const fs::path& file);
 
-}  // namespace ductile::server
+}  // namespace ductile::link

@@ -1,3 +1,5 @@
+#include "ductile/link/saved_state.h"
+
 #include <span>
 
 #include <fmt/format.h>
@@ -7,9 +9,8 @@
 #include "ductile/base/json.h"
 #include "ductile/base/paths.h"
 #include "ductile/run/tensorboard.h"
-#include "ductile/server/saved_state_impl.h"
 
-namespace ductile::server {
+namespace ductile::link {
 namespace {
 
 using nlohmann::json;
@@ -19,6 +20,8 @@ std::string checksum_of(const std::string& text) {
 }
 
 }  // namespace
+
+fs::path state_file(const fs::path& run) { return run / "membership.json"; }
 
 std::string sealed(const json& state) {
   const std::string text = dump_json(state);
@@ -44,4 +47,4 @@ std::optional<json> read_state(const fs::path& file) {
   return value["state"];
 }
 
-}  // namespace ductile::server
+}  // namespace ductile::link

@@ -1,12 +1,13 @@
+#include "ductile/link/saved_state.h"
+
 #include <string>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/server/saved_state_impl.h"
 
-namespace ductile::server {
+namespace ductile::link {
 namespace {
 
 using nlohmann::json;
@@ -47,4 +48,4 @@ TEST(SavedState, OneWithoutAChecksumIsRead) {
 }
 
 }  // namespace
-}  // namespace ductile::server
+}  // namespace ductile::link

@@ -10,7 +10,7 @@
 #include "ductile/control/membership.h"
 #include "ductile/process/descriptor.h"
 
-namespace ductile::server {
+namespace ductile::link {
 
 // Publishes checkpoints on a thread of its own, in order, so that a slow disk does not keep the
 // controller from its workers.
@@ -39,4 +39,4 @@ class Publisher {
   std::jthread thread_;
 };
 
-}  // namespace ductile::server
+}  // namespace ductile::link

@@ -1,3 +1,5 @@
+#include "ductile/link/publisher.h"
+
 #include <cerrno>
 #include <utility>
 
@@ -7,9 +9,8 @@
 #include "ductile/base/error.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
-#include "ductile/server/publisher_impl.h"
 
-namespace ductile::server {
+namespace ductile::link {
 
 Publisher::Publisher(fs::path checkpoints, int64_t keep)
     : checkpoints_(std::move(checkpoints)),
@@ -60,11 +61,11 @@ void Publisher::run() {
 
 control::Event Publisher::carry_out(const control::PublishCheckpoint& what) const {
   try {
-    ckpt::publish(checkpoints_, what.step, link::checkpoint_tag(what.worker), {.keep = keep_});
+    ckpt::publish(checkpoints_, what.step, checkpoint_tag(what.worker), {.keep = keep_});
     return control::CheckpointPublished{what.step};
   } catch (const std::exception& e) {
     return control::PublishFailed{what.step, e.what()};
   }
 }
 
-}  // namespace ductile::server
+}  // namespace ductile::link

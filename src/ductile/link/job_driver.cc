@@ -1,0 +1,370 @@
+#include "ductile/link/job_driver.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+#include <string.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/link/boot_clock.h"
+#include "ductile/link/saved_state.h"
+#include "ductile/run/history.h"
+#include "ductile/run/report.h"
+
+namespace ductile::link {
+namespace {
+
+using namespace control;
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSaveRetry{500};
+constexpr milliseconds kPatience{500};
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
+
+// The steps of the checkpoints that lie there, ascending. Throws where they cannot be told now, or
+// where all are damaged: a job does not begin anew while there is something to mend.
+std::vector<int64_t> stored_checkpoints(const fs::path& checkpoints) {
+  std::vector<int64_t> steps;
+  std::string damaged;
+  for (const ckpt::CheckpointSummary& c : ckpt::list(checkpoints)) {
+    if (c.error.empty()) {
+      steps.push_back(c.step);
+    } else if (c.error_code == ErrorCode::data_loss) {
+      damaged += fmt::format("\n  step {}: {}", c.step, c.error);
+    } else if (c.error_code != ErrorCode::not_found) {
+      fail(c.error_code,
+           "{}: the checkpoint of step {} cannot be read now; nothing was changed: {}",
+           checkpoints.string(), c.step, c.error);
+    }
+  }
+  if (steps.empty() && !damaged.empty())
+    fail(
+        ErrorCode::data_loss,
+        "{}: no checkpoint can be used; put back what is damaged and resume, or start a new run:{}",
+        checkpoints.string(), damaged);
+  std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+// What a run that had no control yet had cost when the checkpoint was made.
+run::Cost cost_of(const fs::path& checkpoints, int64_t step) {
+  try {
+    return run::cost_from_json(ckpt::Checkpoint::open(checkpoints, step).state().at("cost"));
+  } catch (const std::exception&) {  // none was written
+    return {};
+  }
+}
+
+}  // namespace
+
+JobDriver::JobDriver(JobDriverOptions options, JobWorld& world)
+    : options_(std::move(options)),
+      world_(world),
+      folder_(run::RunFolder::open(options_.run)),
+      events_(folder_.events_file()),
+      epoch_(boot_time()),
+      publisher_(options_.run / "checkpoints", options_.keep_checkpoints) {
+  const run::DiaryEnd before = run::end_of_diary(folder_.events_file());
+  options_.membership.last_generation = static_cast<Generation>(before.generation);
+  seconds_before_ = before.seconds;
+}
+
+// From 0 on: a new job's first checkpoint by time is due when that time has passed.
+Time JobDriver::now() const { return boot_time() - epoch_; }
+
+double JobDriver::seconds() const {
+  return seconds_before_ +
+         std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+}
+
+// ---- The beginning.
+
+MembershipOptions JobDriver::with_store(bool has_state) const {
+  MembershipOptions wishes = options_.membership;
+  wishes.checkpoints = stored_checkpoints(folder_.checkpoints());
+  if (!wishes.checkpoints.empty()) {
+    wishes.spent = cost_of(folder_.checkpoints(), wishes.checkpoints.back());
+  } else if (const auto step = run::last_saved_step(folder_); step && !has_state) {
+    fail(ErrorCode::data_loss,
+         "{}: the run had a checkpoint of step {}, and now there is none: put it back and resume, "
+         "or start a new run",
+         folder_.checkpoints().string(), *step);
+  }
+  return wishes;
+}
+
+void JobDriver::restore() {
+  heard_ = now();
+  const fs::path file = state_file(options_.run);
+  const std::optional<json> saved = read_state(file);
+  MembershipOptions wishes = with_store(saved.has_value());
+  if (saved) {
+    try {
+      membership_.emplace(Membership::restore(wishes, *saved, heard_, first_));
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::not_found)
+        fail(ErrorCode::data_loss, "{}: {}", folder_.checkpoints().string(), e.message());
+      if (e.code() != ErrorCode::data_loss) throw;
+      fail(ErrorCode::data_loss, "{}: {}; {}", file.string(), e.message(), state_remedy(file));
+    }
+    std::vector<WorkerStatus> known;
+    for (const json& worker : saved->at("workers")) {
+      WorkerStatus& report = known.emplace_back();
+      report.worker = worker.at("report").at("worker").get<WorkerId>();
+      report.address = worker.at("report").at("address").get<std::string>();
+    }
+    world_.adopt(known);
+  }
+  if (membership_ && membership_->phase() == Phase::finished) {
+    wishes.spent = membership_->cost();
+    membership_.reset();
+  }
+  if (!membership_) membership_.emplace(wishes);
+}
+
+void JobDriver::start(int64_t workers) {
+  first_.must_save = true;  // also: that this job has a control
+  handle(std::exchange(first_, {}));
+  const Phase phase = membership_->phase();
+  if (phase == Phase::queued) {
+    request(StartJob{std::max<int64_t>(1, workers)});
+  } else if (phase == Phase::preempted || phase == Phase::failed || phase == Phase::preempting) {
+    request(ResumeJob{workers});
+  } else if (workers > 0 && workers != membership_->wanted_workers()) {
+    request(ResizeJob{workers});
+  }
+  if (!refused_.empty()) fail(ErrorCode::invalid_argument, "{}", refused_);
+}
+
+// ---- The course.
+
+void JobDriver::add(Event event) {
+  // The newest report replaces all before it; without a word to the machine they would pile up.
+  if (const auto* reported = std::get_if<WorkerReported>(&event); reported && !saved()) {
+    std::erase_if(inbox_, [&](const Event& earlier) {
+      const auto* other = std::get_if<WorkerReported>(&earlier);
+      return other != nullptr && other->report.worker == reported->report.worker &&
+             other->report.sequence <= reported->report.sequence;
+    });
+  }
+  inbox_.push_back(std::move(event));
+}
+
+// Until nothing is left to tell the machine, or its state cannot be saved now. What came together
+// is told together, and as of the time at which all had been heard: whose report is still to be
+// read is never taken for silent.
+void JobDriver::drain() {
+  while (!inbox_.empty() && saved()) {
+    const std::vector<Event> events = std::exchange(inbox_, {});
+    for (const Event& event : events) {
+      if (const auto* reported = std::get_if<WorkerReported>(&event)) {
+        reports_[reported->report.worker] = reported->report;
+        if (!reported->report.error.empty() && !error_code_)
+          error_code_ = reported->report.error_code;
+      }
+      if (const auto* exited = std::get_if<WorkerExited>(&event)) reports_.erase(exited->worker);
+    }
+    handle(membership_->apply(events, heard_));
+  }
+}
+
+void JobDriver::handle(Outcome outcome) {
+  if (outcome.must_save && !try_save()) {
+    held_ = std::move(outcome.commands);
+    held_since_ = now();
+    held_.emplace_back(
+        Note{"disk", fmt::format("the job waits: its state could not be saved: {}", save_error_)});
+    return;
+  }
+  carry_out(outcome.commands);
+  note_size();
+}
+
+bool JobDriver::try_save() {
+  try {
+    write_file_atomic(state_file(options_.run), sealed(membership_->save()));
+    return true;
+  } catch (const Error& e) {
+    save_error_ = e.what();
+    save_again_ = now() + kSaveRetry;
+    return false;
+  }
+}
+
+void JobDriver::carry_out(const std::vector<Command>& commands) {
+  for (const Command& command : commands) std::visit([&](const auto& c) { on(c); }, command);
+}
+
+void JobDriver::look_at_clock() {
+  if (!saved() && now() >= save_again_ && try_save()) carry_out(std::exchange(held_, {}));
+  if (saved() && membership_->next_deadline() <= heard_) inbox_.emplace_back(Tick{});
+}
+
+void JobDriver::take_published() {
+  for (Event& event : publisher_.take()) inbox_.push_back(std::move(event));
+}
+
+milliseconds JobDriver::patience() const {
+  if (has_work()) return milliseconds{0};
+  // While nothing can be saved, nothing is told to the machine, whatever it waits for.
+  const Time next = saved() ? membership_->next_deadline() : save_again_;
+  const Time wait = next == Time::max() ? kPatience : next - now();
+  return std::clamp(std::chrono::ceil<milliseconds>(wait), milliseconds{0}, kPatience);
+}
+
+std::string JobDriver::request(const Event& event) {
+  refused_.clear();
+  inbox_.push_back(event);
+  drain();
+  if (refused_.empty() && !saved()) return waits_for_disk();
+  return refused_;
+}
+
+void JobDriver::signal(int number) {
+  const char* name = ::sigabbrev_np(number);
+  write_event("signal", {{"step", membership_->step()},
+                         {"signal", name ? fmt::format("SIG{}", name) : std::to_string(number)}});
+}
+
+std::string JobDriver::waits_for_disk() const {
+  return "waits for room to save its state: " + save_error_;
+}
+
+std::string JobDriver::why() const { return saved() ? membership_->why(now()) : waits_for_disk(); }
+
+// ---- The log.
+
+void JobDriver::on(const Note& command) {
+  if (command.event == "refused") refused_ = command.text;
+  note(command);
+}
+
+void JobDriver::note(const Note& note) {
+  log(note.event, note.text);
+  if (options_.on_note) options_.on_note(note);
+}
+
+void JobDriver::log(std::string_view event, const std::string& text) {
+  json fields = {{"event", event}, {"text", text}};
+  // From here on lines of workers of earlier generations are void (run/diary.h).
+  if (event == "generation") fields["generation"] = membership_->generation().number;
+  write_event("control", std::move(fields));
+}
+
+void JobDriver::write_event(std::string_view kind, json fields) {
+  fields["kind"] = kind;
+  fields["time"] = rounded(wall_seconds());
+  fields["seconds"] = rounded(seconds());
+  events_.append(fields);
+}
+
+// The report draws the number of workers over time by these events.
+void JobDriver::note_size() {
+  const size_t size = membership_->generation().members.size();
+  if (size == members_ || size == 0) return;
+  if (members_ > 0)
+    write_event("resize", {{"from", members_}, {"to", size}, {"step", membership_->step()}});
+  members_ = size;
+}
+
+// ---- The end.
+
+bool JobDriver::over() const {
+  const Phase phase = membership_->phase();
+  return phase == Phase::preempted || phase == Phase::finished || phase == Phase::failed;
+}
+
+bool JobDriver::at_rest() const { return over() && saved() && inbox_.empty(); }
+
+// A state that cannot be saved is waited for as long as the job runs. One that is done, or is to
+// end, has nothing to gain by it: without the save it is as if all had been killed.
+bool JobDriver::gives_up() const {
+  if (saved()) return false;
+  switch (membership_->phase()) {
+    case Phase::failed:
+      return true;
+    case Phase::finishing:
+    case Phase::finished:
+      return now() >= held_since_ + options_.membership.finish_deadline;
+    case Phase::preempting:
+    case Phase::preempted:
+      return now() >= held_since_ + options_.membership.preempt_deadline;
+    default:
+      return false;
+  }
+}
+
+JobEnd JobDriver::end(bool killed) {
+  if (killed) log("killed", "all workers were killed on request");
+  try_save();
+  JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
+             membership_->checkpoint()};
+  end.killed = killed;
+  if (end.phase == Phase::failed && error_code_) end.error_code = *error_code_;
+  return end;
+}
+
+JobEnd JobDriver::end_unsaved() {
+  JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
+             membership_->checkpoint()};
+  const int64_t again = end.step - std::max<int64_t>(end.checkpoint, 0);
+  note(
+      {"disk", fmt::format("all workers were ended, since the job's state could not be saved: {}{}",
+                           save_error_,
+                           again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
+  if (end.phase == Phase::preempting) end.phase = Phase::preempted;
+  if (end.phase != Phase::finishing) return end;
+  end.phase = Phase::failed;
+  end.reason = fmt::format(
+      "all {} steps are done, but the job's state could not be saved within {} s: {}", end.step,
+      std::chrono::duration_cast<std::chrono::seconds>(options_.membership.finish_deadline).count(),
+      save_error_);
+  return end;
+}
+
+// Only the controller knows how a run ended, and what all its workers cost. The other figures are
+// the last ones that a leader wrote down.
+void JobDriver::write_end(const JobEnd& end) {
+  json fields = json::object();
+  try {
+    run::for_each_diary_line(folder_.events_file(), [&](json& line) {
+      const json kind = line.value("kind", json());
+      if (kind == "end") fields = json::object();  // of an earlier part of the run
+      if (kind == "summary") fields = std::move(line);
+    });
+    ckpt::remove_leftovers(folder_.checkpoints());
+  } catch (const Error& e) {
+    log("end", e.what());
+  }
+  const json status = fields.value("status", json());
+  for (const char* key : {"kind", "time", "seconds", "generation"}) fields.erase(key);
+  if (end.killed || end.phase == Phase::preempted) {
+    fields["status"] = "interrupted";
+  } else if (end.phase == Phase::finished) {
+    fields["status"] = status == "target_reached" ? "target_reached" : "done";
+  } else {
+    fields["status"] = "failed";
+    fields["message"] = end.reason;
+  }
+  fields["step"] = end.step;
+  if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
+  run::Cost cost = membership_->cost();
+  cost.wall_seconds = rounded(seconds());
+  fields["cost"] = run::to_json(cost);
+  write_event("end", std::move(fields));
+  events_.sync();
+  if (std::string text = run::leave_report(folder_); !text.empty())
+    note({"report", std::move(text)});
+}
+
+}  // namespace ductile::link

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/control/membership.h"
+#include "ductile/link/job_end.h"
+#include "ductile/link/publisher.h"
+#include "ductile/run/diary.h"
+#include "ductile/run/folder.h"
+
+namespace ductile::link {
+
+// What a job's control commands beyond the run directory. Called from within JobDriver's methods;
+// may call its add() and log().
+class JobWorld {
+ public:
+  virtual ~JobWorld() = default;
+  // LaunchFailed, told with add(), where it cannot be.
+  virtual void launch(const control::LaunchWorker& command) = 0;
+  virtual void kill(const control::KillWorker& command) = 0;
+  virtual void send(const control::Instruction& instruction) = 0;
+  // Workers that an earlier control left. Of those that are gone for certain it tells WorkerExited.
+  virtual void adopt(const std::vector<control::WorkerStatus>& workers) = 0;
+};
+
+struct JobDriverOptions {
+  fs::path run;
+  control::MembershipOptions membership;
+  int64_t keep_checkpoints = 2;
+  std::function<void(const control::Note&)> on_note;  // may be empty
+};
+
+// Drives control::Membership over a run directory, whatever the world of its workers is: restores
+// and saves its state (membership.json), publishes checkpoints, writes the control events and, at
+// the end, `end` and the report.
+//
+// Events are added, and told with drain(). While the state cannot be saved nothing is told and no
+// command is carried out. One thread; only publishing has one of its own.
+class JobDriver {
+ public:
+  JobDriver(JobDriverOptions options, JobWorld& world);
+
+  // ---- the beginning
+  // Takes up what is stored of the job. Throws data_loss where that is damaged or gone.
+  void restore();
+  // Starts the job, or goes on with it. `workers` 0: as many as before, or 1. Throws
+  // invalid_argument where that many workers cannot share the job.
+  void start(int64_t workers);
+
+  // ---- the course; now() is from 0 on
+  control::Time now() const;
+  void listening() { heard_ = now(); }  // what has come until now is added next
+  void add(control::Event event);
+  void drain();
+  // What the clock asks for: another try to save, a Tick.
+  void look_at_clock();
+  // From the publisher; its fd is readable while there may be something.
+  void take_published();
+  int publisher_fd() const { return publisher_.fd(); }
+  bool has_work() const { return !inbox_.empty() && saved(); }  // for drain()
+  // When look_at_clock() may have something to do; at most half a second away.
+  std::chrono::milliseconds patience() const;
+  // Why it is not followed, or not yet; empty: it is.
+  std::string request(const control::Event& event);
+  void signal(int number);  // came to this process: written down
+
+  // ---- the end
+  bool over() const;     // finished, failed or preempted; workers may still be ending
+  bool at_rest() const;  // and saved: nothing is left to do
+  // The state could not be saved for so long that the job ends without.
+  bool gives_up() const;
+  // After all workers were ended for that reason.
+  JobEnd end_unsaved();
+  JobEnd end(bool killed);
+  // Writes the `end` event and the report: once, last.
+  void write_end(const JobEnd& end);
+
+  const control::Membership& membership() const { return *membership_; }
+  const control::MembershipOptions& membership_options() const { return options_.membership; }
+  const std::map<control::WorkerId, control::WorkerStatus>& reports() const { return reports_; }
+  const std::string& refused() const { return refused_; }  // why the last request was; empty: taken
+  std::string why() const;
+  void note(const control::Note& note);  // into the log, and to on_note
+  void log(std::string_view event, const std::string& text);
+
+ private:
+  bool saved() const { return held_.empty(); }
+  void handle(control::Outcome outcome);
+  bool try_save();
+  void carry_out(const std::vector<control::Command>& commands);
+  void on(const control::LaunchWorker& command) { world_.launch(command); }
+  void on(const control::KillWorker& command) { world_.kill(command); }
+  void on(const control::SendInstruction& command) { world_.send(command.instruction); }
+  void on(const control::PublishCheckpoint& command) { publisher_.publish(command); }
+  void on(const control::Release&) {}  // processes hold nothing once they are gone
+  void on(const control::Note& command);
+  std::string waits_for_disk() const;
+  control::MembershipOptions with_store(bool has_state) const;
+  double seconds() const;
+  void write_event(std::string_view kind, nlohmann::json fields);
+  void note_size();
+
+  JobDriverOptions options_;
+  JobWorld& world_;
+  const run::RunFolder folder_;
+  run::Diary events_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  double seconds_before_ = 0;
+  const control::Time epoch_;
+  Publisher publisher_;
+
+  std::optional<control::Membership> membership_;
+  control::Outcome first_;
+  std::vector<control::Event> inbox_;
+  control::Time heard_{0};              // all that had come by then is in the inbox, or was told
+  std::vector<control::Command> held_;  // of a state that could not be saved yet
+  control::Time held_since_{0};
+  control::Time save_again_{0};
+  std::string save_error_;
+  std::string refused_;
+  std::map<control::WorkerId, control::WorkerStatus> reports_;
+  std::optional<ErrorCode> error_code_;  // of the first worker that reported an error
+  size_t members_ = 0;                   // of the last generation
+};
+
+}  // namespace ductile::link

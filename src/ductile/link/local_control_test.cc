@@ -1,0 +1,437 @@
+// A job trained by the thread that controls it: a torch-free worker whose state tells whether any
+// step was lost, doubled, or computed from another state.
+#include "ductile/link/local_control.h"
+
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/paths.h"
+#include "ductile/ckpt/publish.h"
+#include "ductile/link/addresses.h"
+#include "ductile/link/saved_state.h"
+#include "ductile/link/testing/test_model.h"
+#include "ductile/run/json_lines.h"
+
+namespace ductile::link::testing {
+namespace {
+
+using namespace control;
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+constexpr int64_t kVirtualRanks = 4;
+
+struct Loop {
+  int64_t steps = 60;
+  std::function<void(CommandSource&, int64_t step)> before_step;  // may throw
+  std::function<bool(int64_t step)> published = [](int64_t) { return true; };
+  int64_t steps_done = 0;
+  uint64_t value = 0;  // in the end
+
+  // The step loop, as any worker has it.
+  void run(CommandSource& source, const fs::path& checkpoints) {
+    std::shared_ptr<const GenerationPlan> plan = std::make_shared<GenerationPlan>();
+    State state;
+    uint64_t reduction = 0;
+    source.tell(Loaded{});
+    while (const auto command = source.next(60s)) {
+      try {
+        if (const auto* restore = std::get_if<Restore>(&*command)) {
+          plan = restore->plan;
+          ASSERT_EQ(plan->members.size(), 1u);
+          if (restore->self.source == StateSource::checkpoint) {
+            try {
+              state = read_checkpoint(checkpoints, plan->start);
+            } catch (const std::exception& e) {
+              source.tell(restore_event_of(e, plan->number));
+              continue;
+            }
+          } else {
+            state = State{};
+          }
+          source.tell(Restored{plan->number, plan->start, plan->start == steps});
+        } else if (const auto* run = std::get_if<RunStep>(&*command)) {
+          plan = run->plan;
+          if (before_step) before_step(source, run->step);
+          std::vector<uint64_t> leaves;
+          for (int64_t r = 0; r < kVirtualRanks; ++r)
+            leaves.push_back(leaf(state.value, run->step, r));
+          reduction = reduce(leaves);
+          source.tell(Reduced{plan->number, run->step});
+        } else if (const auto* vote = std::get_if<CastVote>(&*command)) {
+          source.tell(AllVoted{vote->generation, vote->step, vote->stop});
+        } else if (const auto* applied = std::get_if<Apply>(&*command)) {
+          state = {applied->step + 1, apply(state.value, reduction)};
+          ++steps_done;
+          source.tell(Restored{applied->generation, state.step, state.step == steps});
+        } else if (const auto* abandon = std::get_if<Abandon>(&*command)) {
+          source.tell(Abandoned{abandon->generation});
+        } else if (const auto* save = std::get_if<WriteCheckpoint>(&*command)) {
+          try {
+            write_checkpoint(checkpoints, state, checkpoint_tag(source.worker()));
+            source.tell(Saved{save->attempt, save->step});
+            // These steps take no time: a checkpoint would come too late for what a test does next.
+            for (int i = 0; i < 100 && !published(save->step); ++i) {
+              std::this_thread::sleep_for(2ms);
+              source.tell(Beat{});
+            }
+          } catch (const std::exception& e) {
+            source.tell(SaveFailed{save->attempt, e.what()});
+          }
+        }
+      } catch (const std::exception& e) {
+        source.tell(event_of(e, plan->number));
+      }
+    }
+    value = state.value;
+  }
+};
+
+class LocalControlTest : public ::testing::Test {
+ protected:
+  LocalControlTest() : run_(folder_.path() / "run-1") {
+    fs::create_directories(run_ / "checkpoints");
+    fs::create_directories(run_ / "tensorboard");
+    write_file_atomic(run_ / "job.toml", std::string_view(""));
+    options_.run = run_;
+    options_.membership.virtual_ranks = kVirtualRanks;
+    options_.membership.checkpoint_steps = 10;
+    options_.membership.backoff_base = 5ms;
+    options_.membership.checkpoint_retry = 5ms;
+    options_.on_note = [this](const Note& note) {
+      notes_.push_back(note.event + ": " + note.text);
+    };
+  }
+
+  JobEnd train(Loop& loop) {
+    const run::RunLock lock(run_, run::RunLock::kController);
+    LocalControl control(lock, options_);
+    loop.published = [&](int64_t step) { return control.membership().checkpoint() >= step; };
+    loop.run(control, run_ / "checkpoints");
+    return control.end();
+  }
+  JobEnd train() {
+    Loop loop;
+    return train(loop);
+  }
+  static std::function<void(CommandSource&, int64_t)> preempting_at(int64_t at) {
+    return [at](CommandSource& source, int64_t step) {
+      if (step == at) source.tell(LeaveAsked{SIGTERM});
+    };
+  }
+  void expect_result(const JobEnd& end, bool saved = true) {
+    EXPECT_EQ(end.phase, Phase::finished) << end.reason << "\n" << events();
+    EXPECT_EQ(end.step, 60);
+    if (!saved) return;
+    EXPECT_EQ(end.checkpoint, 60);
+    EXPECT_EQ(read_checkpoint(run_ / "checkpoints", 60), run_undisturbed(60, kVirtualRanks));
+    EXPECT_TRUE(ckpt::verify(run_ / "checkpoints").ok());
+  }
+  std::string events() const { return read_file(run_ / "events.jsonl"); }
+  std::vector<json> events_of(const std::string& kind) const {
+    std::vector<json> found;
+    run::for_each_json_line(run_ / "events.jsonl", [&](json& line) {
+      if (line.value("kind", "") == kind) found.push_back(line);
+    });
+    return found;
+  }
+  bool noted(const std::string& text) const {
+    for (const std::string& note : notes_)
+      if (note.find(text) != std::string::npos) return true;
+    return false;
+  }
+  void damage(int64_t step) {
+    const fs::path manifest =
+        run_ / "checkpoints" / "manifests" / fmt::format("step-{:012d}.json", step);
+    const json root = json::parse(read_file(manifest));
+    for (const json& chunk : root.at("manifest").at("chunks")) {
+      const auto hex = chunk.at(0).get<std::string>();
+      std::ofstream(run_ / "checkpoints" / "chunks" / hex.substr(0, 2) / hex) << "rot";
+    }
+  }
+
+  TempFolder folder_;
+  fs::path run_;
+  LocalControlOptions options_;
+  std::vector<std::string> notes_;
+};
+
+TEST_F(LocalControlTest, runs_a_job_to_its_end) {
+  expect_result(train());
+  ASSERT_EQ(events_of("end").size(), 1u);
+  const json end = events_of("end").front();
+  EXPECT_EQ(end.at("status"), "done");
+  EXPECT_EQ(end.at("checkpoint"), 60);
+  EXPECT_GE(end.at("cost").at("core_seconds"), 0);
+  EXPECT_GT(end.at("cost").at("peak_rss_bytes"), 0);
+  EXPECT_TRUE(is_file(run_ / "report.html"));
+  EXPECT_NE(events().find("\"generation\":1"), std::string::npos);
+}
+
+TEST_F(LocalControlTest, a_preempted_job_is_saved_and_resumed_without_losing_a_step) {
+  Loop first{.before_step = preempting_at(33)};
+  const JobEnd end = train(first);
+  EXPECT_EQ(end.phase, Phase::preempted);
+  EXPECT_EQ(end.step, 34);
+  EXPECT_EQ(end.checkpoint, 34);
+  EXPECT_EQ(events_of("end").back().at("status"), "interrupted");
+  ASSERT_EQ(events_of("signal").size(), 1u);
+  EXPECT_EQ(events_of("signal").front().at("signal"), "SIGTERM");
+  Loop second;
+  expect_result(train(second));
+  EXPECT_EQ(second.steps_done, 60 - 34);
+}
+
+TEST_F(LocalControlTest, is_preempted_from_another_thread_and_before_the_first_step) {
+  const run::RunLock lock(run_, run::RunLock::kController);
+  LocalControl control(lock, options_);
+  control.preempt();
+  Loop loop;
+  loop.run(control, run_ / "checkpoints");
+  const JobEnd end = control.end();
+  EXPECT_EQ(end.phase, Phase::preempted);
+  EXPECT_EQ(loop.steps_done, 0);
+  EXPECT_TRUE(events_of("signal").empty());
+}
+
+TEST_F(LocalControlTest, a_process_that_was_killed_is_followed_from_the_last_checkpoint) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Loop loop{.before_step = [](CommandSource&, int64_t step) {
+      if (step == 35) ::kill(::getpid(), SIGKILL);
+    }};
+    train(loop);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  const auto begin = std::chrono::steady_clock::now();
+  Loop loop;
+  expect_result(train(loop));
+  // Nobody waits for a lease of a worker that died with the lock. (Its lease is ten seconds.)
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 8s);
+  EXPECT_LE(loop.steps_done, 40);
+}
+
+TEST_F(LocalControlTest, falls_back_to_the_checkpoint_before_a_damaged_one) {
+  Loop first{.before_step = preempting_at(33)};
+  train(first);
+  damage(34);
+  Loop second;
+  expect_result(train(second));
+  EXPECT_EQ(second.steps_done, 30);
+  EXPECT_TRUE(noted("falling back to step 30"));
+}
+
+TEST_F(LocalControlTest, where_all_checkpoints_are_damaged_nothing_is_begun_anew) {
+  Loop first{.before_step = preempting_at(33)};
+  train(first);
+  damage(30);
+  damage(34);
+  Loop second;
+  const JobEnd end = train(second);
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_EQ(second.steps_done, 0);
+  EXPECT_NE(end.reason.find("put back what is damaged"), std::string::npos) << end.reason;
+}
+
+TEST_F(LocalControlTest, where_all_checkpoints_are_gone_nothing_is_begun_anew) {
+  Loop first{.before_step = preempting_at(33)};
+  train(first);
+  fs::remove_all(run_ / "checkpoints");
+  fs::create_directories(run_ / "checkpoints");
+  try {
+    train();
+    ADD_FAILURE() << "it began anew";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::data_loss);
+  }
+}
+
+TEST_F(LocalControlTest, a_fault_of_the_job_ends_it_as_failed_with_its_text_and_kind) {
+  Loop loop{.before_step = [](CommandSource&, int64_t step) {
+    if (step == 17) fail(ErrorCode::invalid_argument, "sample 17 cannot be read");
+  }};
+  const JobEnd end = train(loop);
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_EQ(end.reason, "sample 17 cannot be read");
+  EXPECT_EQ(end.error_code, ErrorCode::invalid_argument);
+  EXPECT_EQ(events_of("end").back().at("status"), "failed");
+  EXPECT_EQ(events_of("end").back().at("message"), "sample 17 cannot be read");
+  expect_result(train());  // from step 10 on
+}
+
+TEST_F(LocalControlTest, an_error_before_the_job_was_loaded_ends_it_at_once) {
+  const run::RunLock lock(run_, run::RunLock::kController);
+  LocalControl control(lock, options_);
+  control.tell(JobError{"there is no data", ErrorCode::not_found});
+  EXPECT_TRUE(std::holds_alternative<Exit>(control.next(1s).value()));
+  EXPECT_FALSE(control.next());
+  const JobEnd end = control.end();
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_EQ(end.reason, "there is no data");
+  EXPECT_EQ(end.error_code, ErrorCode::not_found);
+}
+
+TEST_F(LocalControlTest, what_the_host_refuses_for_a_while_costs_no_step) {
+  int refused = 0;
+  Loop loop{.before_step = [&](CommandSource&, int64_t step) {
+    if (step == 20 && ++refused <= 3) fail(ErrorCode::unavailable, "no memory");
+  }};
+  expect_result(train(loop));
+  EXPECT_EQ(loop.steps_done, 60);
+  EXPECT_EQ(refused, 4);
+}
+
+TEST_F(LocalControlTest, what_the_host_refuses_for_ever_ends_the_job_with_the_reason) {
+  options_.membership.max_failures = 3;
+  Loop loop{.before_step = [](CommandSource&, int64_t step) {
+    if (step == 20) fail(ErrorCode::unavailable, "no memory");
+  }};
+  const JobEnd end = train(loop);
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_NE(end.reason.find("no memory"), std::string::npos) << end.reason;
+}
+
+TEST_F(LocalControlTest, a_worker_that_does_not_know_its_state_ends_the_job) {
+  const run::RunLock lock(run_, run::RunLock::kController);
+  LocalControl control(lock, options_);
+  control.tell(Loaded{});
+  auto plan = std::get<Restore>(control.next(1s).value()).plan;
+  control.tell(Restored{plan->number, 0, false});
+  control.next(1s);
+  control.tell(Reduced{plan->number, 0});
+  control.next(1s);
+  control.tell(AllVoted{plan->number, 0, 0});
+  ASSERT_TRUE(std::holds_alternative<Apply>(control.next(1s).value()));
+  control.tell(Faulted{plan->number, "no memory while it applied"});
+  EXPECT_TRUE(std::holds_alternative<Exit>(control.next(1s).value()));
+  const JobEnd end = control.end();
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_NE(end.reason.find("no memory while it applied"), std::string::npos) << end.reason;
+}
+
+TEST_F(LocalControlTest, a_job_whose_result_is_not_to_be_kept_as_a_checkpoint) {
+  options_.membership.save_result = false;
+  options_.membership.checkpoint_steps = 25;
+  const JobEnd end = train();
+  expect_result(end, false);
+  EXPECT_EQ(end.checkpoint, 50);
+  EXPECT_EQ(events_of("end").back().at("status"), "done");
+}
+
+TEST_F(LocalControlTest, a_state_that_cannot_be_saved_now_is_waited_for) {
+  Loop loop{.before_step = [&](CommandSource&, int64_t step) {
+    const fs::path state = run_ / "membership.json";
+    if (step == 25) {  // nothing can be renamed over a folder
+      fs::rename(state, run_ / "kept");
+      fs::create_directory(state);
+    }
+    if (step == 45) fs::remove(state);
+  }};
+  expect_result(train(loop));
+  EXPECT_TRUE(noted("could not be saved"));
+}
+
+TEST_F(LocalControlTest, a_job_that_is_done_ends_where_its_state_can_never_be_saved) {
+  options_.membership.finish_deadline = 100ms;
+  options_.membership.checkpoint_steps = 0;
+  Loop loop{.before_step = [&](CommandSource&, int64_t step) {
+    if (step != 25) return;
+    fs::remove(run_ / "membership.json");
+    fs::create_directory(run_ / "membership.json");
+  }};
+  const JobEnd end = train(loop);
+  EXPECT_EQ(end.phase, Phase::failed);
+  EXPECT_NE(end.reason.find("could not be saved within"), std::string::npos) << end.reason;
+  fs::remove(run_ / "membership.json");
+  expect_result(train());
+}
+
+TEST_F(LocalControlTest, the_cost_of_the_parts_of_a_run_is_added_up) {
+  const auto burn = [](CommandSource& source, int64_t step) {
+    const auto until = std::chrono::steady_clock::now() + 20ms;
+    while (std::chrono::steady_clock::now() < until) continue;
+    if (step == 20) source.tell(LeaveAsked{});
+  };
+  Loop first{.before_step = burn};
+  train(first);
+  const double before = events_of("end").back().at("cost").at("core_seconds");
+  EXPECT_GT(before, 0.05);
+  Loop second{.before_step = burn};
+  second.before_step = nullptr;
+  train(second);
+  EXPECT_GE(events_of("end").back().at("cost").at("core_seconds").get<double>(), before);
+  EXPECT_GE(events_of("end").back().at("cost").at("wall_seconds").get<double>(),
+            events_of("end").front().at("cost").at("wall_seconds").get<double>());
+}
+
+TEST_F(LocalControlTest, begins_with_the_checkpoints_of_a_run_that_had_no_control) {
+  const State half = run_undisturbed(30, kVirtualRanks);
+  write_checkpoint(run_ / "checkpoints", half, "single");
+  ckpt::publish(run_ / "checkpoints", 30, "single");
+  Loop loop;
+  expect_result(train(loop));
+  EXPECT_EQ(loop.steps_done, 30);
+}
+
+TEST_F(LocalControlTest, an_old_run_whose_checkpoints_are_gone_is_not_begun_anew) {
+  write_file_atomic(run_ / "events.jsonl",
+                    std::string_view("{\"kind\":\"checkpoint\",\"step\":30}\n"));
+  EXPECT_THROW(train(), Error);
+}
+
+TEST_F(LocalControlTest, what_ends_before_exit_is_killed_and_goes_on_from_the_checkpoint) {
+  {
+    const run::RunLock lock(run_, run::RunLock::kController);
+    LocalControl control(lock, options_);
+    control.tell(Loaded{});
+    const JobEnd end = control.end();
+    EXPECT_TRUE(end.killed);
+    EXPECT_EQ(events_of("end").back().at("status"), "interrupted");
+  }
+  expect_result(train());
+}
+
+// What a killed controller with workers of its own leaves: they may act until their lease is over.
+TEST_F(LocalControlTest, workers_of_a_killed_controller_are_waited_for) {
+  options_.membership.reattach = 100ms;
+  options_.membership.lease = 300ms;
+  options_.membership.clock_drift = 10ms;
+  options_.membership.stop_deadline = 10ms;
+  MembershipOptions two = options_.membership;
+  Membership other(two);
+  other.apply(StartJob{2}, Time{0});
+  for (const WorkerId worker : {1, 2}) {
+    WorkerStatus report;
+    report.worker = worker;
+    report.sequence = 1;
+    report.address = "elsewhere";
+    report.phase = WorkerPhase::ready;
+    other.apply(WorkerReported{report}, Time{1000});
+  }
+  ASSERT_EQ(other.generation().members.size(), 2u);
+  write_file_atomic(state_file(run_), sealed(other.save()));
+  const auto begin = std::chrono::steady_clock::now();
+  Loop loop;
+  expect_result(train(loop));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 300ms);
+  EXPECT_EQ(loop.steps_done, 60);
+}
+
+}  // namespace
+}  // namespace ductile::link::testing

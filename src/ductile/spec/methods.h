@@ -1,0 +1,18 @@
+#pragma once
+
+#include "ductile/base/table.h"
+
+// What a step does: name, maker, help, as in optimizers.h; train/step_method.cc has the makers.
+#define DUCTILE_STEP_METHODS(ROW) \
+  ROW("plain", make_plain_method, "forward and backward of every sample, then an update")
+
+// What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
+#define DUCTILE_RATE_CONTROLS(ROW) \
+  ROW("schedule", make_schedule_control, "[schedule] gives the learning rate, the rest stays")
+
+namespace ductile::spec {
+
+Table<Named> step_methods();
+Table<Named> rate_controls();
+
+}  // namespace ductile::spec

@@ -1,0 +1,293 @@
+// What every optimiser, step method and rate control has to keep: the same bits for every number of
+// workers, killed at any point, resized, preempted and resumed on other numbers, forked and joined.
+// A row of a table is in here by being in its table.
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/run/diary.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/train/replica.h"
+#include "ductile/train/testing/local_cluster.h"
+#include "ductile/train/testing/sample_methods.h"
+
+namespace ductile::train {
+namespace {
+
+using testing::LocalCluster;
+using Json = nlohmann::json;
+
+struct Row {
+  std::string name;
+  spec::JobOptions job;
+  Recipe recipe;
+};
+
+spec::JobOptions small_job() {
+  spec::JobOptions job;
+  job.name = "conformance";
+  job.data.train_limit = 100;  // no multiple of the batch: the ends of epochs drop samples
+  job.data.test_limit = 16;
+  job.model.name = "mlp";
+  job.model.hidden = {12};
+  job.loader.threads = 1;
+  job.loader.prefetch = 2;
+  job.optimizer.lr = 0.02;
+  job.schedule.warmup_epochs = 0.3;
+  job.train.epochs = 3;
+  job.train.batch_size = 24;
+  job.train.virtual_ranks = 8;
+  job.train.ema_decay = 0.8;
+  job.train.log_every = 2;
+  job.train.threads = 1;
+  job.checkpoint.every_seconds = 0;
+  job.checkpoint.every_steps = 3;
+  return job;
+}
+
+std::vector<Row> rows() {
+  std::vector<Row> out;
+  const auto add = [&](std::string name, const spec::JobOptions& job,
+                       std::function<void(Ingredients&)> hand_in = {}) {
+    out.push_back({std::move(name), job, [job, hand_in] {
+                     Ingredients given;
+                     if (hand_in) hand_in(given);
+                     return complete(std::move(given), job);
+                   }});
+  };
+  for (const optim::OptimizerEntry& entry : optim::optimizers()) {
+    spec::JobOptions job = small_job();
+    job.optimizer.name = entry.name;
+    job.optimizer.clip_norm = 1;
+    add(std::string(entry.name), job);
+    job.train.shard_optimizer = true;
+    add(std::string(entry.name) + "_spread", job);
+  }
+  for (const StepMethodEntry& entry : step_methods()) {
+    spec::JobOptions job = small_job();
+    job.train.method = entry.name;
+    job.train.precision = "fp16";
+    job.train.loss_scale = 16777216;  // its first steps overflow
+    add("method_" + std::string(entry.name), job);
+  }
+  for (const optim::RateControlEntry& entry : optim::rate_controls()) {
+    spec::JobOptions job = small_job();
+    job.train.rate_control = entry.name;
+    add("control_" + std::string(entry.name), job);
+  }
+  // What no row of the tables does yet.
+  add("selecting", small_job(),
+      [](Ingredients& given) { given.method = testing::make_selecting_method(); });
+  add("probing", small_job(),
+      [](Ingredients& given) { given.method = testing::make_probing_method(); });
+  add("restless", small_job(), [job = small_job()](Ingredients& given) {
+    given.rate_control = testing::make_restless_control(job);
+  });
+  spec::JobOptions spread = small_job();
+  spread.train.shard_optimizer = true;
+  add("restless_selecting_spread", spread, [spread](Ingredients& given) {
+    given.method = testing::make_selecting_method();
+    given.rate_control = testing::make_restless_control(spread);
+  });
+  return out;
+}
+
+class Conformance : public ::testing::TestWithParam<Row> {
+ protected:
+  // A run directory with this row's job.
+  struct Run {
+    explicit Run(const Row& row)
+        : folder(run::RunFolder::create(place.path(), "conformance", toml_of(row.job))) {}
+    static std::string toml_of(spec::JobOptions job) { return OptionSet(job).to_toml(); }
+
+    std::string weights() const { return read_file(folder.path() / "model.safetensors"); }
+    std::string digest() const {
+      const auto newest = ckpt::open_latest(folder.checkpoints());
+      return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
+    }
+    // Of the last summary.
+    Json figures() const {
+      Json out;
+      run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
+        if (line.at("kind") == "end") out = line;
+      });
+      return out;
+    }
+    std::vector<Json> metrics() const {
+      std::vector<Json> lines;
+      run::for_each_diary_line(folder.path() / "metrics.jsonl", [&](const Json& line) {
+        lines.push_back(line);
+        for (const char* timing : {"time", "seconds", "samples_per_second", "generation"})
+          lines.back().erase(timing);
+      });
+      return lines;
+    }
+
+    TempFolder place;
+    run::RunFolder folder;
+  };
+
+  static void expect_equal(const Run& got, const Run& want, const std::string& how) {
+    EXPECT_EQ(got.digest(), want.digest()) << how;
+    EXPECT_EQ(got.weights(), want.weights()) << how;
+    EXPECT_EQ(got.metrics(), want.metrics()) << how;
+    EXPECT_EQ(got.figures().at("digest"), want.figures().at("digest")) << how;
+    for (const char* counted : {"step", "updates", "samples", "samples_forward", "skipped_steps"})
+      EXPECT_EQ(got.figures().at(counted), want.figures().at(counted)) << how << " " << counted;
+  }
+
+  static void run_undisturbed(const Row& row, const Run& run, int64_t workers) {
+    LocalCluster cluster(run.folder, row.job, row.recipe);
+    cluster.start(workers);
+    const link::JobEnd end = cluster.finish();
+    ASSERT_EQ(end.phase, control::Phase::finished) << end.reason;
+  }
+};
+
+TEST_P(Conformance, EveryNumberOfWorkersGivesTheSameBits) {
+  const Row& row = GetParam();
+  const Run alone(row);
+  run_undisturbed(row, alone, 1);
+  EXPECT_EQ(alone.figures().at("digest"), alone.digest()) << "the report has the digest of the state";
+  for (const int64_t workers : {2, 3, 4, 8}) {
+    const Run run(row);
+    run_undisturbed(row, run, workers);
+    expect_equal(run, alone, fmt::format("{} workers", workers));
+  }
+}
+
+TEST_P(Conformance, NeitherKillsNorResizesNorPreemptionsChangeABit) {
+  const Row& row = GetParam();
+  const Run alone(row);
+  run_undisturbed(row, alone, 1);
+  const auto steps = alone.figures().at("step").get<int64_t>();
+  const auto some_workers = [](Rng& rng) {
+    constexpr int64_t kNumbers[] = {1, 2, 3, 4, 8};
+    return kNumbers[rng.below(std::size(kNumbers))];
+  };
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    Rng rng(seed, std::hash<std::string>{}(row.name));
+    std::string story;
+    const Run run(row);
+    int64_t at = 0;
+    auto cluster = std::make_unique<LocalCluster>(run.folder, row.job, row.recipe);
+    cluster->start(some_workers(rng));
+    while (!cluster->over()) {
+      at += 1 + static_cast<int64_t>(rng.below(4));
+      cluster->run_to(std::min(at, steps));
+      if (at >= steps) break;
+      switch (rng.below(4)) {
+        case 0:
+        case 1:
+          cluster->kill_some(rng.below(100));
+          story += fmt::format(" kill at {};", at);
+          break;
+        case 2: {
+          const int64_t workers = some_workers(rng);
+          cluster->resize(workers);
+          story += fmt::format(" {} workers at {};", workers, at);
+          break;
+        }
+        default: {
+          cluster->preempt();
+          const int64_t workers = some_workers(rng);
+          cluster = std::make_unique<LocalCluster>(run.folder, row.job, row.recipe);
+          cluster->start(workers);
+          story += fmt::format(" resumed with {} at {};", workers, at);
+          break;
+        }
+      }
+    }
+    const link::JobEnd end = cluster->finish();
+    ASSERT_EQ(end.phase, control::Phase::finished) << end.reason << story;
+    expect_equal(run, alone, fmt::format("seed {}:{}", seed, story));
+  }
+}
+
+// A trial that goes another way leaves no trace.
+TEST_P(Conformance, AForkedTrialAndTheWayBackChangeNoBit) {
+  const Row& row = GetParam();
+  Replica straight(row.job, row.recipe), tried(row.job, row.recipe);
+  const auto step = [&](Replica& replica, int count) {
+    std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+    for (int i = 0; i < count && !replica.done(); ++i) {
+      replica.compute(replica.num_ranks(), sum);
+      replica.apply(sum);
+      if (replica.evaluation_due()) replica.record(replica.evaluate([](int64_t) {}));
+    }
+  };
+  if (row.job.train.shard_optimizer) GTEST_SKIP() << "one worker without an exchange";
+  straight.host_all();
+  tried.host_all();
+  for (int round = 0; round < 4; ++round) {
+    step(straight, 2);
+    step(tried, 2);
+    const StateImage before = tried.state().fork();
+    tried.state().hyper.lr *= 3;
+    step(tried, 3);
+    const StateImage trial = tried.state().fork(&before);
+    const std::string end = tried.state().digest().value();
+    tried.take(before);
+    EXPECT_EQ(tried.state().digest(), straight.state().digest()) << round;
+    step(tried, 1);
+    tried.take(trial);
+    EXPECT_EQ(tried.state().digest(), end) << round;
+    tried.take(before);
+  }
+  step(straight, 100);
+  step(tried, 100);
+  EXPECT_EQ(tried.state().digest(), straight.state().digest());
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, Conformance, ::testing::ValuesIn(rows()),
+                         [](const auto& info) { return info.param.name; });
+
+// The counters tell what was done, not steps times the batch size.
+TEST(Counters, TellWhatRanAndWhatMoved) {
+  const auto end_of = [](const char* name) {
+    for (const Row& row : rows()) {
+      if (row.name != name) continue;
+      const TempFolder place;
+      spec::JobOptions job = row.job;
+      const auto folder =
+          run::RunFolder::create(place.path(), "conformance", OptionSet(job).to_toml());
+      LocalCluster cluster(folder, row.job, row.recipe);
+      cluster.start(2);
+      cluster.finish();
+      Json out;
+      run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
+        if (line.at("kind") == "end") out = line;
+      });
+      return out;
+    }
+    return Json();
+  };
+  const Json plain = end_of("sgd");  // 3 epochs of 4 batches of 24
+  EXPECT_EQ(plain.at("updates"), 12);
+  EXPECT_EQ(plain.at("step"), 12);
+  EXPECT_EQ(plain.at("samples"), 12 * 24);
+  EXPECT_EQ(plain.at("samples_forward"), 12 * 24);
+  const Json probing = end_of("probing");
+  EXPECT_EQ(probing.at("updates"), 12);
+  EXPECT_EQ(probing.at("step"), 12 + 3 * 3) << "three probes before the updates 4, 7 and 10";
+  EXPECT_EQ(probing.at("samples"), 12 * 24);
+  EXPECT_EQ(probing.at("samples_forward"), (12 + 9) * 24);
+  const Json selecting = end_of("selecting");
+  EXPECT_EQ(selecting.at("updates"), 12);
+  EXPECT_LT(selecting.at("samples"), 12 * 24);
+  EXPECT_GT(selecting.at("samples"), 24);
+  EXPECT_EQ(selecting.at("samples_forward"), 12 * 24 + selecting.at("samples").get<int64_t>());
+}
+
+}  // namespace
+}  // namespace ductile::train

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ductile/link/command_queue.h"
+#include "ductile/link/command_source.h"
+#include "ductile/link/job_driver.h"
+#include "ductile/net/secret.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/ingredients.h"
+
+namespace ductile::train::testing {
+
+// A job whose workers are threads of the test: real WorkerLoops and the real Membership over a real
+// run directory, without sockets and processes. So a test can hand in ingredients of its own, and
+// end a worker at any command.
+//
+// Models that draw from libtorch's generator (dropout) do not fit: the threads share it.
+class LocalCluster final : public link::JobWorld {
+ public:
+  LocalCluster(const run::RunFolder& folder, const spec::JobOptions& job, Recipe recipe);
+  ~LocalCluster() override;
+
+  // Starts the job, or goes on with it.
+  void start(int64_t workers);
+  // Goes on until the newest state is that of `step`, or the job is over.
+  void run_to(int64_t step);
+  // Ends one of the workers that run, as a signal would: at its next word.
+  void kill_some(uint64_t which);
+  void resize(int64_t workers);
+  // Saves and ends the job, which another cluster may go on with.
+  void preempt();
+  // Goes on until no worker is left, and writes the end of the run.
+  link::JobEnd finish();
+
+  int64_t step() const { return driver_.membership().step(); }
+  bool over() const { return driver_.over(); }
+
+  // ---- the world of the job
+  void launch(const control::LaunchWorker& command) override;
+  void kill(const control::KillWorker& command) override;
+  void send(const control::Instruction& instruction) override;
+  void adopt(const std::vector<control::WorkerStatus>& workers) override;
+
+ private:
+  class Source;
+  struct Worker;
+  void pump();
+  void hear(control::Event event);
+
+  const run::RunFolder folder_;
+  const spec::JobOptions job_;
+  const Recipe recipe_;
+  const net::Secret secret_;
+  std::map<control::WorkerId, std::unique_ptr<Worker>> workers_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<control::Event> heard_;  // from the workers' threads
+
+  link::JobDriver driver_;
+};
+
+}  // namespace ductile::train::testing
