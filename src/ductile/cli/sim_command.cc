@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <charconv>
-#include <map>
-#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -12,10 +10,9 @@
 #include "ductile/cli/version.h"
 #include "ductile/run/format.h"
 #include "ductile/sched/policy.h"
-#include "ductile/sim/lower_bound.h"
+#include "ductile/sim/experiment.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
-#include "ductile/sim/simulator.h"
 
 namespace ductile::cli {
 namespace {
@@ -168,153 +165,112 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
   return row;
 }
 
-}  // namespace
-
-ExitCode sim(const SimCommand& command, Context& context) {
-  const std::vector<std::string> policies = split_list(command.policies);
-  for (const std::string& policy : policies) sched::make_policy(policy);  // unknown: an error now
-  const std::optional<double> budget = budget_of(command.budget);
-  const std::vector<fs::path> files = workload_files(command.workloads);
-  const sched::Cluster cluster =
-      command.cluster ? sched::read_cluster(*command.cluster) : sched::homogeneous_cluster();
-  std::optional<fs::path> traces = command.applications;
-  if (!traces && !files.empty()) traces = traces_beside(files.front());
-  ductile::sim::Catalog catalog =
-      traces ? ductile::sim::read_catalog(*traces) : ductile::sim::built_in_catalog();
+sim::Catalog catalog_of(const SimCommand& command, const std::optional<fs::path>& traces) {
+  sim::Catalog catalog = traces ? sim::read_catalog(*traces) : sim::built_in_catalog();
   catalog.rules.restart = command.restart;
-  ductile::sim::SimOptions options;
-  options.budget = budget;
-  options.check = command.check;
-  options.interference = command.interference;
-  options.control = command.control;
-  options.noise = command.noise;
-  options.information = information_of(command.information);
-  if (command.scenario) options.scenario = ductile::sim::read_scenario(*command.scenario);
+  return catalog;
+}
 
-  std::vector<ductile::sim::Workload> workloads;
+sim::ExperimentOptions experiment_of(const SimCommand& command) {
+  sim::ExperimentOptions options;
+  options.policies = split_list(command.policies);
+  for (const std::string& policy : options.policies) sched::make_policy(policy);  // an error now
+  options.sim.budget = budget_of(command.budget);
+  options.sim.check = command.check;
+  options.sim.interference = command.interference;
+  options.sim.control = command.control;
+  options.sim.noise = command.noise;
+  options.sim.information = information_of(command.information);
+  options.first_seed = command.seed;
+  options.num_seeds = command.seeds;
+  options.load = command.load;
+  options.interval = command.interval;
+  options.device_cost = command.device_cost;
+  options.unique = command.unique;
+  options.bound = command.bound;
+  options.keep_history = command.out.has_value();
+  options.synthetic.tiers = command.tiers;
+  options.synthetic.services = command.services;
+  options.synthetic.teams = static_cast<int32_t>(command.teams);
+  if (command.jobs > 0) options.synthetic.jobs = command.jobs;
+  options.synthetic.hours = 8.0 * static_cast<double>(options.synthetic.jobs) / 160;
+  return options;
+}
+
+std::vector<sim::Workload> read_workloads(const std::vector<fs::path>& files, int64_t jobs,
+                                          const sim::Catalog& catalog) {
+  std::vector<sim::Workload> workloads;
   for (const fs::path& file : files) {
-    workloads.push_back(ductile::sim::read_workload(file, catalog));
-    if (command.jobs > 0) ductile::sim::truncate(workloads.back(), command.jobs);
-    ductile::sim::compress(workloads.back(), command.load);
+    workloads.push_back(sim::read_workload(file, catalog));
+    if (jobs > 0) sim::truncate(workloads.back(), jobs);
   }
-  if (command.out) make_folder(*command.out);
-  std::vector<ductile::sim::ReportRun> runs;
-  std::map<std::string, std::vector<ductile::sim::Summary>> by_policy;
-  const size_t total =
-      policies.size() * static_cast<size_t>(command.seeds) * std::max<size_t>(workloads.size(), 1);
-  Bar bar(context.console, total);
-  size_t started = 0;
-  std::vector<double> bounds;  // of workloads: files, or one made up a seed
-  std::vector<double> least;   // the bound of each run
-  for (int64_t s = 0; s < command.seeds; ++s) {
-    options.seed = static_cast<uint64_t>(command.seed + s);
-    std::vector<ductile::sim::Workload> made;
-    if (files.empty()) {
-      ductile::sim::SyntheticOptions synthetic;
-      synthetic.seed = options.seed;
-      synthetic.tiers = command.tiers;
-      synthetic.services = command.services;
-      synthetic.teams = static_cast<int32_t>(command.teams);
-      if (command.jobs > 0) synthetic.jobs = command.jobs;
-      synthetic.hours = 8.0 * static_cast<double>(synthetic.jobs) / 160;
-      made.push_back(ductile::sim::synthetic_workload(synthetic, catalog));
-      ductile::sim::compress(made.back(), command.load);
-    }
-    // All policies on one workload, then the next: figures stand side by side early.
-    const auto& all = files.empty() ? made : workloads;
-    for (size_t w = 0; w < all.size(); ++w) {
-      const ductile::sim::Workload& workload = all[w];
-      const size_t which = files.empty() ? static_cast<size_t>(s) : w;
-      if (command.out)
-        write_file_atomic(*command.out / (workload.name + ".csv"), ductile::sim::to_csv(workload));
-      ductile::sim::Workload unique = workload;
-      ductile::sim::Catalog own = catalog;
-      if (command.unique) ductile::sim::make_unique(unique, own, options.seed);
-      if (command.bound && which == bounds.size()) {
-        bar.show(fmt::format("bound on {}", workload.name), {}, started);
-        bounds.push_back(ductile::sim::lower_bound(unique, own, cluster).mean_jct);
-      }
-      for (const std::string& policy : policies) {
-        options.interval = command.interval.value_or(sched::usual_interval(policy));
-        options.progress = [&](const ductile::sim::SimProgress& progress) {
-          bar.show(
-              fmt::format("{} on {}, {}", policy, workload.name, run::as_duration(progress.now)),
-              progress, started);
-        };
-        sched::PolicyOptions policy_options{options.seed, options.interval, command.device_cost};
-        policy_options.share_by_application =
-            options.information != ductile::sim::Information::published;
-        const auto decider = sched::make_policy(policy, policy_options);
-        ductile::sim::ReportRun done;
-        done.seed = command.seed + s;
-        done.result = ductile::sim::simulate(unique, own, cluster, *decider, options);
-        done.summary = ductile::sim::summarise(done.result, unique, own, cluster);
-        by_policy[policy].push_back(done.summary);
-        if (!command.out) {
-          done.result.timeline.clear();
-          done.result.rounds.clear();
-        }
-        runs.push_back(std::move(done));
-        if (command.bound) least.push_back(bounds[which]);
-        ++started;
-      }
-    }
-  }
-  bar.clear();
-  const std::string conditions = conditions_of(command);
-  double bound = 0;  // mean over all runs: as many of each policy
-  for (const double l : least) bound += l / static_cast<double>(least.size());
+  return workloads;
+}
 
-  if (command.out) {
-    auto all = nlohmann::ordered_json::array();
-    for (const auto& run : runs) all.push_back(ductile::sim::to_json(run.result));
-    write_file_atomic(*command.out / "runs.json", dump_json(all) + "\n");
-    write_file_atomic(*command.out / "report.html",
-                      ductile::sim::report_html(runs, cluster,
-                                                fmt::format("{}. ductile {}: {}", conditions,
-                                                            version(), context.command)));
-    context.console.say("report: {}", (*command.out / "report.html").string());
+// As --out asks for.
+void write_results(const fs::path& folder, const std::vector<sim::ExperimentRun>& runs,
+                   const sched::Cluster& cluster, const std::string& conditions, Context& context) {
+  auto all = nlohmann::ordered_json::array();
+  for (const auto& run : runs) all.push_back(sim::to_json(run.result));
+  write_file_atomic(folder / "runs.json", dump_json(all) + "\n");
+  write_file_atomic(
+      folder / "report.html",
+      sim::report_html(runs, cluster,
+                       fmt::format("{}. ductile {}: {}", conditions, version(), context.command)));
+  context.console.say("report: {}", (folder / "report.html").string());
+}
+
+void say_control(const std::vector<sim::ExperimentRun>& runs, Console& console) {
+  for (const auto& run : runs) {
+    const sim::ControlStats& c = run.result.control;
+    console.say(
+        "control plane, {} on {}: {} changes in {:.2f} s each (slowest {:.1f} s), {} generations, "
+        "{} messages ({} lost, {} late)",
+        run.result.policy, run.result.workload, c.changes,
+        c.seconds / static_cast<double>(std::max<int64_t>(c.changes, 1)), c.slowest, c.generations,
+        c.messages, c.lost, c.late);
   }
-  if (command.control)
-    for (const auto& run : runs) {
-      const ductile::sim::ControlStats& c = run.result.control;
-      context.console.say(
-          "control plane, {} on {}: {} changes in {:.2f} s each (slowest {:.1f} s), {} "
-          "generations, "
-          "{} messages ({} lost, {} late)",
-          run.result.policy, run.result.workload, c.changes,
-          c.seconds / static_cast<double>(std::max<int64_t>(c.changes, 1)), c.slowest,
-          c.generations, c.messages, c.lost, c.late);
-    }
-  if (command.json) {
-    nlohmann::ordered_json out;
-    out["cluster"] = sched::to_json(cluster);
-    for (const std::string& policy : policies) {
-      auto entry = ductile::sim::to_json(ductile::sim::average(by_policy[policy]));
-      entry["policy"] = policy;
-      if (command.bound) entry["least_mean_jct"] = bound;
-      out["policies"].push_back(std::move(entry));
-    }
-    for (size_t i = 0; i < runs.size(); ++i) {
-      const auto& run = runs[i];
-      auto entry = ductile::sim::to_json(run.summary);
-      entry["policy"] = run.result.policy;
-      entry["workload"] = run.result.workload;
-      entry["seed"] = run.seed;
-      if (command.control) {
-        const ductile::sim::ControlStats& c = run.result.control;
-        entry["control"] = {{"changes", c.changes}, {"generations", c.generations},
-                            {"steps", c.steps},     {"messages", c.messages},
-                            {"lost", c.lost},       {"late", c.late},
-                            {"seconds", c.seconds}, {"slowest", c.slowest}};
-      }
-      if (command.bound) entry["least_mean_jct"] = least[i];
-      out["runs"].push_back(std::move(entry));
-    }
-    context.console.print("{}\n", dump_json(out, 2));
-    return kDone;
+}
+
+// Mean over all runs: there are as many of each policy.
+double mean_bound(const std::vector<sim::ExperimentRun>& runs) {
+  double bound = 0;
+  for (const auto& run : runs) bound += run.least_mean_jct / static_cast<double>(runs.size());
+  return bound;
+}
+
+nlohmann::ordered_json json_of(const std::vector<sim::ExperimentRun>& runs,
+                               const std::vector<std::string>& policies,
+                               const sched::Cluster& cluster, const SimCommand& command) {
+  nlohmann::ordered_json out;
+  out["cluster"] = sched::to_json(cluster);
+  for (const std::string& policy : policies) {
+    auto entry = sim::to_json(sim::average_of(runs, policy));
+    entry["policy"] = policy;
+    if (command.bound) entry["least_mean_jct"] = mean_bound(runs);
+    out["policies"].push_back(std::move(entry));
   }
-  Shown shown{false, false, bound};
+  for (const auto& run : runs) {
+    auto entry = sim::to_json(run.summary);
+    entry["policy"] = run.result.policy;
+    entry["workload"] = run.result.workload;
+    entry["seed"] = run.seed;
+    if (command.control) {
+      const sim::ControlStats& c = run.result.control;
+      entry["control"] = {{"changes", c.changes}, {"generations", c.generations},
+                          {"steps", c.steps},     {"messages", c.messages},
+                          {"lost", c.lost},       {"late", c.late},
+                          {"seconds", c.seconds}, {"slowest", c.slowest}};
+    }
+    if (command.bound) entry["least_mean_jct"] = run.least_mean_jct;
+    out["runs"].push_back(std::move(entry));
+  }
+  return out;
+}
+
+void print_table(const std::vector<sim::ExperimentRun>& runs,
+                 const std::vector<std::string>& policies, Console& console) {
+  Shown shown{false, false, mean_bound(runs)};
   for (const auto& run : runs) {
     shown.sla |= run.summary.sla.has_value();
     shown.services |= run.summary.services > 0;
@@ -327,16 +283,58 @@ ExitCode sim(const SimCommand& command, Context& context) {
   if (shown.services) rows[0].push_back("ON TIME (WORST H)");
   rows[0].push_back("DECISION");
   for (const std::string& policy : policies)
-    rows.push_back(row_of(policy, ductile::sim::average(by_policy[policy]), shown));
-  context.console.print("{}", table(rows));
+    rows.push_back(row_of(policy, sim::average_of(runs, policy), shown));
+  console.print("{}", table(rows));
+}
+
+}  // namespace
+
+ExitCode sim(const SimCommand& command, Context& context) {
+  sim::ExperimentOptions options = experiment_of(command);
+  const std::vector<fs::path> files = workload_files(command.workloads);
+  const sched::Cluster cluster =
+      command.cluster ? sched::read_cluster(*command.cluster) : sched::homogeneous_cluster();
+  std::optional<fs::path> traces = command.applications;
+  if (!traces && !files.empty()) traces = traces_beside(files.front());
+  const sim::Catalog catalog = catalog_of(command, traces);
+  if (command.scenario) options.sim.scenario = sim::read_scenario(*command.scenario);
+  std::vector<sim::Workload> workloads = read_workloads(files, command.jobs, catalog);
+  if (command.out) make_folder(*command.out);
+
+  Bar bar(context.console, sim::num_runs(options, workloads.size()));
+  sim::ExperimentWatch watch;
+  watch.on_workload = [&](const sim::Workload& workload) {
+    if (command.out)
+      write_file_atomic(*command.out / (workload.name + ".csv"), sim::to_csv(workload));
+  };
+  watch.on_progress = [&](size_t run, const std::string& policy, const sim::Workload& workload,
+                          const sim::SimProgress& progress) {
+    bar.show(policy.empty() ? fmt::format("bound on {}", workload.name)
+                            : fmt::format("{} on {}, {}", policy, workload.name,
+                                          run::as_duration(progress.now)),
+             progress, run);
+  };
+  const std::vector<sim::ExperimentRun> runs =
+      sim::run_experiment(options, std::move(workloads), catalog, cluster, watch);
+  bar.clear();
+
+  const std::string conditions = conditions_of(command);
+  if (command.out) write_results(*command.out, runs, cluster, conditions, context);
+  if (command.control) say_control(runs, context.console);
+  if (command.json) {
+    context.console.print("{}\n", dump_json(json_of(runs, options.policies, cluster, command), 2));
+    return kDone;
+  }
+  print_table(runs, options.policies, context.console);
+  const size_t runs_each = runs.size() / options.policies.size();
   context.console.say("{} jobs on {} devices{}; times in seconds, means of {} run{} a policy",
                       runs.front().summary.jobs, cluster.usable_devices(),
-                      traces ? "" : ", built-in applications", by_policy[policies[0]].size(),
-                      by_policy[policies[0]].size() == 1 ? "" : "s");
+                      traces ? "" : ", built-in applications", runs_each,
+                      runs_each == 1 ? "" : "s");
   context.console.say("{}", conditions);
   if (command.bound)
     context.console.say("estimate of the least mean JCT, with the future known: {} s",
-                        seconds(bound));
+                        seconds(mean_bound(runs)));
   return kDone;
 }
 

@@ -169,7 +169,7 @@ class LocalControlTest : public ::testing::Test {
   std::vector<std::string> notes_;
 };
 
-TEST_F(LocalControlTest, runs_a_job_to_its_end) {
+TEST_F(LocalControlTest, RunsAJobToItsEnd) {
   expect_result(train());
   ASSERT_EQ(events_of("end").size(), 1u);
   const json end = events_of("end").front();
@@ -181,7 +181,7 @@ TEST_F(LocalControlTest, runs_a_job_to_its_end) {
   EXPECT_NE(events().find("\"generation\":1"), std::string::npos);
 }
 
-TEST_F(LocalControlTest, a_preempted_job_is_saved_and_resumed_without_losing_a_step) {
+TEST_F(LocalControlTest, APreemptedJobIsSavedAndResumedWithoutLosingAStep) {
   Loop first{.before_step = preempting_at(33)};
   const JobEnd end = train(first);
   EXPECT_EQ(end.phase, Phase::preempted);
@@ -195,7 +195,7 @@ TEST_F(LocalControlTest, a_preempted_job_is_saved_and_resumed_without_losing_a_s
   EXPECT_EQ(second.steps_done, 60 - 34);
 }
 
-TEST_F(LocalControlTest, is_preempted_from_another_thread_and_before_the_first_step) {
+TEST_F(LocalControlTest, IsPreemptedFromAnotherThreadAndBeforeTheFirstStep) {
   const run::RunLock lock(run_, run::RunLock::kController);
   LocalControl control(lock, options_);
   control.preempt();
@@ -207,7 +207,7 @@ TEST_F(LocalControlTest, is_preempted_from_another_thread_and_before_the_first_s
   EXPECT_TRUE(events_of("signal").empty());
 }
 
-TEST_F(LocalControlTest, a_process_that_was_killed_is_followed_from_the_last_checkpoint) {
+TEST_F(LocalControlTest, AProcessThatWasKilledIsFollowedFromTheLastCheckpoint) {
   const pid_t child = ::fork();
   if (child == 0) {
     Loop loop{.before_step = [](CommandSource&, int64_t step) {
@@ -227,7 +227,7 @@ TEST_F(LocalControlTest, a_process_that_was_killed_is_followed_from_the_last_che
   EXPECT_LE(loop.steps_done, 40);
 }
 
-TEST_F(LocalControlTest, falls_back_to_the_checkpoint_before_a_damaged_one) {
+TEST_F(LocalControlTest, FallsBackToTheCheckpointBeforeADamagedOne) {
   Loop first{.before_step = preempting_at(33)};
   train(first);
   damage(34);
@@ -237,7 +237,7 @@ TEST_F(LocalControlTest, falls_back_to_the_checkpoint_before_a_damaged_one) {
   EXPECT_TRUE(noted("falling back to step 30"));
 }
 
-TEST_F(LocalControlTest, where_all_checkpoints_are_damaged_nothing_is_begun_anew) {
+TEST_F(LocalControlTest, WhereAllCheckpointsAreDamagedNothingIsBegunAnew) {
   Loop first{.before_step = preempting_at(33)};
   train(first);
   damage(30);
@@ -249,7 +249,7 @@ TEST_F(LocalControlTest, where_all_checkpoints_are_damaged_nothing_is_begun_anew
   EXPECT_NE(end.reason.find("put back what is damaged"), std::string::npos) << end.reason;
 }
 
-TEST_F(LocalControlTest, where_all_checkpoints_are_gone_nothing_is_begun_anew) {
+TEST_F(LocalControlTest, WhereAllCheckpointsAreGoneNothingIsBegunAnew) {
   Loop first{.before_step = preempting_at(33)};
   train(first);
   fs::remove_all(run_ / "checkpoints");
@@ -262,7 +262,7 @@ TEST_F(LocalControlTest, where_all_checkpoints_are_gone_nothing_is_begun_anew) {
   }
 }
 
-TEST_F(LocalControlTest, a_fault_of_the_job_ends_it_as_failed_with_its_text_and_kind) {
+TEST_F(LocalControlTest, AFaultOfTheJobEndsItAsFailedWithItsTextAndKind) {
   Loop loop{.before_step = [](CommandSource&, int64_t step) {
     if (step == 17) fail(ErrorCode::invalid_argument, "sample 17 cannot be read");
   }};
@@ -275,7 +275,7 @@ TEST_F(LocalControlTest, a_fault_of_the_job_ends_it_as_failed_with_its_text_and_
   expect_result(train());  // from step 10 on
 }
 
-TEST_F(LocalControlTest, an_error_before_the_job_was_loaded_ends_it_at_once) {
+TEST_F(LocalControlTest, AnErrorBeforeTheJobWasLoadedEndsItAtOnce) {
   const run::RunLock lock(run_, run::RunLock::kController);
   LocalControl control(lock, options_);
   control.tell(JobError{"there is no data", ErrorCode::not_found});
@@ -287,7 +287,7 @@ TEST_F(LocalControlTest, an_error_before_the_job_was_loaded_ends_it_at_once) {
   EXPECT_EQ(end.error_code, ErrorCode::not_found);
 }
 
-TEST_F(LocalControlTest, what_the_host_refuses_for_a_while_costs_no_step) {
+TEST_F(LocalControlTest, WhatTheHostRefusesForAWhileCostsNoStep) {
   int refused = 0;
   Loop loop{.before_step = [&](CommandSource&, int64_t step) {
     if (step == 20 && ++refused <= 3) fail(ErrorCode::unavailable, "no memory");
@@ -297,7 +297,7 @@ TEST_F(LocalControlTest, what_the_host_refuses_for_a_while_costs_no_step) {
   EXPECT_EQ(refused, 4);
 }
 
-TEST_F(LocalControlTest, what_the_host_refuses_for_ever_ends_the_job_with_the_reason) {
+TEST_F(LocalControlTest, WhatTheHostRefusesForEverEndsTheJobWithTheReason) {
   options_.membership.max_failures = 3;
   Loop loop{.before_step = [](CommandSource&, int64_t step) {
     if (step == 20) fail(ErrorCode::unavailable, "no memory");
@@ -307,7 +307,7 @@ TEST_F(LocalControlTest, what_the_host_refuses_for_ever_ends_the_job_with_the_re
   EXPECT_NE(end.reason.find("no memory"), std::string::npos) << end.reason;
 }
 
-TEST_F(LocalControlTest, a_worker_that_does_not_know_its_state_ends_the_job) {
+TEST_F(LocalControlTest, AWorkerThatDoesNotKnowItsStateEndsTheJob) {
   const run::RunLock lock(run_, run::RunLock::kController);
   LocalControl control(lock, options_);
   control.tell(Loaded{});
@@ -325,7 +325,7 @@ TEST_F(LocalControlTest, a_worker_that_does_not_know_its_state_ends_the_job) {
   EXPECT_NE(end.reason.find("no memory while it applied"), std::string::npos) << end.reason;
 }
 
-TEST_F(LocalControlTest, a_job_whose_result_is_not_to_be_kept_as_a_checkpoint) {
+TEST_F(LocalControlTest, AJobWhoseResultIsNotToBeKeptAsACheckpoint) {
   options_.membership.save_result = false;
   options_.membership.checkpoint_steps = 25;
   const JobEnd end = train();
@@ -334,7 +334,7 @@ TEST_F(LocalControlTest, a_job_whose_result_is_not_to_be_kept_as_a_checkpoint) {
   EXPECT_EQ(events_of("end").back().at("status"), "done");
 }
 
-TEST_F(LocalControlTest, a_state_that_cannot_be_saved_now_is_waited_for) {
+TEST_F(LocalControlTest, AStateThatCannotBeSavedNowIsWaitedFor) {
   Loop loop{.before_step = [&](CommandSource&, int64_t step) {
     const fs::path state = run_ / "membership.json";
     if (step == 25) {  // nothing can be renamed over a folder
@@ -347,7 +347,7 @@ TEST_F(LocalControlTest, a_state_that_cannot_be_saved_now_is_waited_for) {
   EXPECT_TRUE(noted("could not be saved"));
 }
 
-TEST_F(LocalControlTest, a_job_that_is_done_ends_where_its_state_can_never_be_saved) {
+TEST_F(LocalControlTest, AJobThatIsDoneEndsWhereItsStateCanNeverBeSaved) {
   options_.membership.finish_deadline = 100ms;
   options_.membership.checkpoint_steps = 0;
   Loop loop{.before_step = [&](CommandSource&, int64_t step) {
@@ -362,7 +362,7 @@ TEST_F(LocalControlTest, a_job_that_is_done_ends_where_its_state_can_never_be_sa
   expect_result(train());
 }
 
-TEST_F(LocalControlTest, the_cost_of_the_parts_of_a_run_is_added_up) {
+TEST_F(LocalControlTest, TheCostOfThePartsOfARunIsAddedUp) {
   const auto burn = [](CommandSource& source, int64_t step) {
     const auto until = std::chrono::steady_clock::now() + 20ms;
     while (std::chrono::steady_clock::now() < until) continue;
@@ -380,7 +380,7 @@ TEST_F(LocalControlTest, the_cost_of_the_parts_of_a_run_is_added_up) {
             events_of("end").front().at("cost").at("wall_seconds").get<double>());
 }
 
-TEST_F(LocalControlTest, begins_with_the_checkpoints_of_a_run_that_had_no_control) {
+TEST_F(LocalControlTest, BeginsWithTheCheckpointsOfARunThatHadNoControl) {
   const State half = run_undisturbed(30, kVirtualRanks);
   write_checkpoint(run_ / "checkpoints", half, "single");
   ckpt::publish(run_ / "checkpoints", 30, "single");
@@ -389,13 +389,13 @@ TEST_F(LocalControlTest, begins_with_the_checkpoints_of_a_run_that_had_no_contro
   EXPECT_EQ(loop.steps_done, 30);
 }
 
-TEST_F(LocalControlTest, an_old_run_whose_checkpoints_are_gone_is_not_begun_anew) {
+TEST_F(LocalControlTest, AnOldRunWhoseCheckpointsAreGoneIsNotBegunAnew) {
   write_file_atomic(run_ / "events.jsonl",
                     std::string_view("{\"kind\":\"checkpoint\",\"step\":30}\n"));
   EXPECT_THROW(train(), Error);
 }
 
-TEST_F(LocalControlTest, what_ends_before_exit_is_killed_and_goes_on_from_the_checkpoint) {
+TEST_F(LocalControlTest, WhatEndsBeforeExitIsKilledAndGoesOnFromTheCheckpoint) {
   {
     const run::RunLock lock(run_, run::RunLock::kController);
     LocalControl control(lock, options_);
@@ -408,7 +408,7 @@ TEST_F(LocalControlTest, what_ends_before_exit_is_killed_and_goes_on_from_the_ch
 }
 
 // What a killed controller with workers of its own leaves: they may act until their lease is over.
-TEST_F(LocalControlTest, workers_of_a_killed_controller_are_waited_for) {
+TEST_F(LocalControlTest, WorkersOfAKilledControllerAreWaitedFor) {
   options_.membership.reattach = 100ms;
   options_.membership.lease = 300ms;
   options_.membership.clock_drift = 10ms;

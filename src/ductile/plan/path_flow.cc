@@ -48,6 +48,40 @@ struct Shares {
   }
 };
 
+// The flow over each edge of the operators, by colour, and how much of it turns where.
+struct OpFlows {
+  struct Edge {
+    OpId to;
+    PathFlow::Amount amount;
+  };
+  std::vector<std::vector<Edge>> next;  // what leaves each operator
+  std::vector<double> turns;            // at each operator
+
+  OpFlows(const Shares& shares, const graph::Topology& topology, std::span<const double> turn_share)
+      : next(shares.flow.size()), turns(shares.flow.size(), 0) {
+    const size_t n = shares.flow.size();
+    std::vector<PathFlow::Amount> in(n);
+    for (OpId v = 0; v < static_cast<OpId>(n); ++v) {
+      for (const auto& [u, share] : shares.before[v]) {
+        const double part = shares.flow[u] > 0 ? share * shares.flow[v] / shares.flow[u] : 0;
+        next[u].push_back({v, {part, 0}});  // the share for now
+      }
+      in[v].forward = shares.begins[v];
+    }
+    for (OpId v : topology.order()) {
+      turns[v] = turn_share[v] * in[v].forward;
+      const double round = in[v].round_trip + turns[v];
+      const double forward = in[v].forward - turns[v];
+      for (Edge& e : next[v]) {
+        const double part = e.amount.round_trip;
+        e.amount = {part * round, part * forward};
+        in[e.to].round_trip += e.amount.round_trip;
+        in[e.to].forward += e.amount.forward;
+      }
+    }
+  }
+};
+
 }  // namespace
 
 PathFlow PathFlow::round_trip(const SearchSpace& space) {
@@ -72,34 +106,7 @@ PathFlow PathFlow::by_parameters(const SearchSpace& space) {
 
 PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share) {
   const Shares shares(space);
-  const graph::Topology& topology = space.topology();
-  const size_t n = shares.flow.size();
-  // What leaves each operator, by colour, and where to.
-  struct Edge {
-    OpId to;
-    Amount amount;
-  };
-  std::vector<std::vector<Edge>> next(n);
-  std::vector<Amount> in(n);
-  std::vector<double> turns(n, 0);
-  for (OpId v = 0; v < static_cast<OpId>(n); ++v) {
-    for (const auto& [u, share] : shares.before[v]) {
-      const double part = shares.flow[u] > 0 ? share * shares.flow[v] / shares.flow[u] : 0;
-      next[u].push_back({v, {part, 0}});  // the share for now
-    }
-    in[v].forward = shares.begins[v];
-  }
-  for (OpId v : topology.order()) {
-    turns[v] = turn_share[v] * in[v].forward;
-    const double round = in[v].round_trip + turns[v];
-    const double forward = in[v].forward - turns[v];
-    for (Edge& e : next[v]) {
-      const double part = e.amount.round_trip;
-      e.amount = {part * round, part * forward};
-      in[e.to].round_trip += e.amount.round_trip;
-      in[e.to].forward += e.amount.forward;
-    }
-  }
+  const OpFlows flows(shares, space.topology(), turn_share);
   const auto states = space.states();
   const int last = static_cast<int>(states.size()) - 1;
   states_.resize(states.size());
@@ -110,14 +117,14 @@ PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share)
       states_[s].turns = states_[s + 1].turns;
       for (int i = states[s + 1].size; i < states[s].size; ++i) {
         states_[s].begins += shares.begins[space.chain()[i]];
-        states_[s].turns += turns[space.chain()[i]];
+        states_[s].turns += flows.turns[space.chain()[i]];
       }
     }
   } else {
     for (int s = 0; s < last; ++s) {
       for (OpId v : space.stage_ops(s, last)) {
         states_[s].begins += shares.begins[v];
-        states_[s].turns += turns[v];
+        states_[s].turns += flows.turns[v];
       }
     }
   }
@@ -132,7 +139,7 @@ PathFlow::PathFlow(const SearchSpace& space, std::span<const double> turn_share)
       for (int i = 0; i < group.size; ++i) {
         const OpId v = space.member(group.first + i);
         Amount a;
-        for (const Edge& e : next[v]) {
+        for (const OpFlows::Edge& e : flows.next[v]) {
           if (space.rest_contains(s, e.to)) continue;
           a.round_trip += e.amount.round_trip;
           a.forward += e.amount.forward;

@@ -80,7 +80,7 @@ class Allocator {
     bool dirty = false;
   };
   struct Move;
-  struct Regret;
+  class ExactSearch;
 
   bool allowed(const Job& job, int choice) const;
   double value_of(const Job& job, int choice) const;

@@ -109,7 +109,62 @@ struct Search {
   }
 
   double minimise(Vector& x);
+  bool step_along(const Vector& direction, double slope, Vector& x, Vector& g, double& f);
 };
+
+// A weak Wolfe line search by bisection, from x on; at its end x, its value and its gradient are
+// those of the best point. False: there is none below.
+bool Search::step_along(const Vector& direction, double slope, Vector& x, Vector& g, double& f) {
+  const Vector from = x;
+  const double from_f = f;
+  // A step in logarithms beyond this says nothing about the neighbourhood.
+  double longest = 0;
+  for (const double d : direction) longest = std::max(longest, std::abs(d));
+  double step = longest > 2 ? 2 / longest : 1, low = 0, high = INFINITY;
+  bool found = false;
+  for (int trial = 0; trial < 24; ++trial) {
+    Vector at = from;
+    for (int i = 0; i < kParams; ++i) at[i] += step * direction[i];
+    clip(at);
+    Vector at_g;
+    const double at_f = value(at, at_g);
+    if (!(at_f <= from_f + 1e-4 * step * slope)) {
+      high = step;
+    } else {
+      x = at;
+      g = at_g;
+      f = at_f;
+      found = true;
+      if (dot(at_g, direction) >= 0.9 * slope) break;
+      low = step;
+    }
+    step = std::isinf(high) ? 2 * low : (low + high) / 2;
+    if (longest * step > 8 || longest * step < 1e-12) break;
+  }
+  return found;
+}
+
+// The update of Broyden, Fletcher, Goldfarb and Shanno: s, how x moved; y, how the gradient turned.
+// False where they tell nothing.
+bool learn_curvature(const Vector& s, const Vector& y, bool fresh,
+                     std::array<Vector, kParams>& inverse) {
+  const double sy = dot(s, y);
+  if (!(sy > 1e-14)) return false;
+  Vector hy{};
+  for (int i = 0; i < kParams; ++i) hy[i] = dot(inverse[i], y);
+  if (fresh) {
+    const double scale = sy / dot(y, y);
+    for (int i = 0; i < kParams; ++i) {
+      inverse[i][i] *= scale;
+      hy[i] *= scale;
+    }
+  }
+  const double yhy = dot(y, hy);
+  for (int i = 0; i < kParams; ++i)
+    for (int j = 0; j < kParams; ++j)
+      inverse[i][j] += (1 + yhy / sy) * s[i] * s[j] / sy - (hy[i] * s[j] + s[i] * hy[j]) / sy;
+  return true;
+}
 
 // BFGS on the free variables, projected on the box, with a weak Wolfe line search by bisection;
 // that pair also converges where the root of a vanishing error leaves a kink (Lewis, Overton 2013).
@@ -146,60 +201,20 @@ double Search::minimise(Vector& x) {
       fresh = true;
       continue;
     }
-    // A step in logarithms beyond this says nothing about the neighbourhood.
-    double longest = 0;
-    for (const double d : direction) longest = std::max(longest, std::abs(d));
-    double step = longest > 2 ? 2 / longest : 1, low = 0, high = INFINITY;
     Vector next = x, next_g = g;
     double next_f = f;
-    bool found = false;
-    for (int trial = 0; trial < 24; ++trial) {
-      Vector at = x;
-      for (int i = 0; i < kParams; ++i) at[i] += step * direction[i];
-      clip(at);
-      Vector at_g;
-      const double at_f = value(at, at_g);
-      if (!(at_f <= f + 1e-4 * step * slope)) {
-        high = step;
-      } else {
-        next = at;
-        next_g = at_g;
-        next_f = at_f;
-        found = true;
-        if (dot(at_g, direction) >= 0.9 * slope) break;
-        low = step;
-      }
-      step = std::isinf(high) ? 2 * low : (low + high) / 2;
-      if (longest * step > 8 || longest * step < 1e-12) break;
-    }
-    if (!found) {
+    if (!step_along(direction, slope, next, next_g, next_f)) {
       if (fresh) break;
       reset();
       fresh = true;
       continue;
     }
-    Vector s, y;
+    Vector moved, turned;
     for (int i = 0; i < kParams; ++i) {
-      s[i] = next[i] - x[i];
-      y[i] = next_g[i] - g[i];
+      moved[i] = next[i] - x[i];
+      turned[i] = next_g[i] - g[i];
     }
-    const double sy = dot(s, y);
-    if (sy > 1e-14) {
-      Vector hy{};
-      for (int i = 0; i < kParams; ++i) hy[i] = dot(inverse[i], y);
-      if (fresh) {
-        const double scale = sy / dot(y, y);
-        for (int i = 0; i < kParams; ++i) {
-          inverse[i][i] *= scale;
-          hy[i] *= scale;
-        }
-      }
-      const double yhy = dot(y, hy);
-      for (int i = 0; i < kParams; ++i)
-        for (int j = 0; j < kParams; ++j)
-          inverse[i][j] += (1 + yhy / sy) * s[i] * s[j] / sy - (hy[i] * s[j] + s[i] * hy[j]) / sy;
-      fresh = false;
-    }
+    if (learn_curvature(moved, turned, fresh, inverse)) fresh = false;
     const double gained = f - next_f;
     stalled = gained < kTolerance * (std::abs(f) + 1e-4) ? stalled + 1 : 0;
     x = next;

@@ -89,7 +89,7 @@ std::string as_text(std::string_view plain) {
 
 }  // namespace
 
-std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster& cluster,
+std::string report_html(const std::vector<ExperimentRun>& runs, const sched::Cluster& cluster,
                         std::string_view about) {
   Json data;
   const bool by_device = cluster.usable_devices() <= kMostDeviceRows;
@@ -102,7 +102,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
   std::map<std::string, std::vector<Summary>> by_policy;
   std::vector<std::string> order;
   auto& list = data["runs"] = Json::array();
-  for (const ReportRun& run : runs) {
+  for (const ExperimentRun& run : runs) {
     if (!by_policy.contains(run.result.policy)) order.push_back(run.result.policy);
     by_policy[run.result.policy].push_back(run.summary);
     Json jobs = Json::array();
@@ -160,7 +160,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const sched::Cluster
   for (size_t at = 0; (at = text.find('<', at)) != std::string::npos; at += 6)
     text.replace(at, 1, "\\u003c");
   std::set<std::string> workloads;
-  for (const ReportRun& run : runs) workloads.insert(run.result.workload);
+  for (const ExperimentRun& run : runs) workloads.insert(run.result.workload);
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"

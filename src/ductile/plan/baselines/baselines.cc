@@ -114,6 +114,152 @@ graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
   return out;
 }
 
+namespace {
+
+// The plans that a baseline offers, one after the other; the judge keeps the fastest.
+class BaselineRun {
+ public:
+  BaselineRun(std::string_view name, const graph::Graph& graph, const Devices& devices,
+              const PlannerOptions& options, Clock::time_point deadline)
+      : name_(name),
+        graph_(graph),
+        devices_(devices),
+        options_(options),
+        deadline_(deadline),
+        island_(island_of(devices)) {}
+
+  BaselineResult run() {
+    if (name_ == "piper") {
+      search_downsets();
+    } else if (name_ == "pipedream") {
+      search_few_downsets();
+    } else if (name_ == "graphpipe") {
+      search_series_parallel();
+    } else if (name_ == "interleaved" || name_ == "zb-h1" || name_ == "zb-v") {
+      try_uniform();
+    } else {
+      for (int64_t b : sizes_of(options_)) {
+        if (late()) break;
+        const bool equal = name_ == "equal";
+        consider(equal ? equal_plan(graph_, island_, options_, b)
+                       : data_plan(graph_, island_, options_, b),
+                 equal);
+      }
+    }
+    if (result_.plan.stages.empty() && result_.failure.empty()) {
+      result_.failure = timed_out_ ? "out of time"
+                        : any_     ? "no plan fits memory"
+                                   : "no plan within its search fits memory";
+    }
+    return std::move(result_);
+  }
+
+ private:
+  bool late() {
+    if (Clock::now() <= deadline_) return false;
+    timed_out_ = true;
+    return true;
+  }
+
+  void search_downsets() {
+    SearchSpace space;
+    if (graph::count_downsets(graph::Topology(graph_), kPiperDownsets) > kPiperDownsets) {
+      result_.failure = "more than 40,000 downsets, its limit";
+    } else if (!SearchSpace::all_downsets(graph_, kPiperTransitions, space)) {
+      result_.failure = "too many pairs of downsets to hold";
+    } else {
+      search_chain(space, true);
+    }
+  }
+
+  void search_few_downsets() {
+    SearchSpace space;
+    if (graph::count_downsets(graph::Topology(graph_), kPipeDreamStates) > kPipeDreamStates ||
+        !SearchSpace::all_downsets(graph_, kPiperTransitions, space)) {
+      space = SearchSpace::of_order(
+          graph_, depth_first_order(graph_),
+          static_cast<int>(std::min<size_t>(graph_.ops.size() + 1, kPipeDreamStates)));
+    }
+    search_chain(space, false);
+  }
+
+  void search_chain(const SearchSpace& space, bool tensor) {
+    for (int64_t b : sizes_of(options_)) {
+      if (late()) break;
+      consider(sequential_search(space, island_, options_, b, tensor, deadline_), true);
+    }
+  }
+
+  void search_series_parallel() {
+    for (int64_t b : sizes_of(options_)) {
+      if (late()) break;
+      if ((b & (b - 1)) != 0) continue;  // powers of two
+      consider(graphpipe_search(graph_, island_, options_, b, deadline_), false);
+    }
+  }
+
+  void try_uniform() {
+    for_uniform_shapes(name_, graph_, island_, options_, [&](const UniformShape& shape) {
+      for (int64_t b : sizes_of(options_)) {
+        if (late()) break;
+        Plan plan = uniform_plan(name_, graph_, shape, options_, b);
+        if (!plan.stages.empty()) consider(std::move(plan), true);
+      }
+    });
+  }
+
+  void consider(SequentialResult found, bool is_chain) {
+    timed_out_ = timed_out_ || found.timed_out;
+    if (found.found) consider(std::move(found.plan), is_chain);
+  }
+
+  void consider(Plan plan, bool is_chain) {
+    // The judge cannot be stopped: not begun where it would take longer than there is.
+    double tasks = 0;
+    for (const Stage& s : plan.stages) {
+      tasks += static_cast<double>(plan.batch) / static_cast<double>(s.micro_batch);
+    }
+    const std::chrono::duration<double> left = deadline_ - Clock::now();
+    if (tasks * seconds_per_task_ > left.count()) {
+      timed_out_ = true;
+      return;
+    }
+    any_ = true;
+    plan.planner = std::string(name_);
+    const Clock::time_point begun = Clock::now();
+    if (plan.stages[0].devices.empty()) place(graph_, devices_, plan);
+    const graph::Graph judged = is_chain ? chained(graph_, plan) : graph_;
+    const PlanCosts costs = plan_costs(judged, devices_, plan);
+    // Not carried out where it cannot be better: busy for longer.
+    for (size_t i = 0; i < plan.stages.size(); ++i) {
+      const double m = static_cast<double>(plan.batch / plan.stages[i].micro_batch);
+      if (m * costs.times[i].micro_batch() + costs.times[i].sync >= best_) return;
+    }
+    check(plan, judged, devices_);
+    const Timeline line = evaluate(plan, costs, make_orders(plan, costs));
+    const std::chrono::duration<double> taken = Clock::now() - begun;
+    seconds_per_task_ = taken.count() / tasks;
+    if (!line.fits() || line.seconds >= best_) return;
+    best_ = line.seconds;
+    plan.predicted_seconds = line.seconds;
+    result_.plan = std::move(plan);
+  }
+
+  const std::string_view name_;
+  const graph::Graph& graph_;
+  const Devices& devices_;
+  const PlannerOptions& options_;
+  const Clock::time_point deadline_;
+  const Island island_;
+  BaselineResult result_;
+  bool timed_out_ = false;
+  bool any_ = false;             // some micro-batch size gave a plan
+  double seconds_per_task_ = 0;  // of the judge
+  double best_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options) {
   const double start = cpu_now();
@@ -122,105 +268,7 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                          std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
   baselines().at(name);  // throws where there is none
   graph::check(graph);
-  const Island island = island_of(devices);
-  BaselineResult result;
-  bool timed_out = false;
-  bool any = false;             // some micro-batch size gave a plan
-  double seconds_per_task = 0;  // of the judge
-  double best = std::numeric_limits<double>::infinity();
-  const auto late = [&] {
-    if (Clock::now() <= deadline) return false;
-    timed_out = true;
-    return true;
-  };
-  const auto consider = [&](Plan plan, bool is_chain) {
-    // The judge cannot be stopped: not begun where it would take longer than there is.
-    double tasks = 0;
-    for (const Stage& s : plan.stages) {
-      tasks += static_cast<double>(plan.batch) / static_cast<double>(s.micro_batch);
-    }
-    const std::chrono::duration<double> left = deadline - Clock::now();
-    if (tasks * seconds_per_task > left.count()) {
-      timed_out = true;
-      return;
-    }
-    any = true;
-    plan.planner = std::string(name);
-    const Clock::time_point begun = Clock::now();
-    if (plan.stages[0].devices.empty()) place(graph, devices, plan);
-    const graph::Graph judged = is_chain ? chained(graph, plan) : graph;
-    const PlanCosts costs = plan_costs(judged, devices, plan);
-    // Not carried out where it cannot be better: busy for longer.
-    for (size_t i = 0; i < plan.stages.size(); ++i) {
-      const double m = static_cast<double>(plan.batch / plan.stages[i].micro_batch);
-      if (m * costs.times[i].micro_batch() + costs.times[i].sync >= best) return;
-    }
-    check(plan, judged, devices);
-    const Timeline line = evaluate(plan, costs, make_orders(plan, costs));
-    const std::chrono::duration<double> taken = Clock::now() - begun;
-    seconds_per_task = taken.count() / tasks;
-    if (!line.fits() || line.seconds >= best) return;
-    best = line.seconds;
-    plan.predicted_seconds = line.seconds;
-    result.plan = std::move(plan);
-  };
-  const auto search_chain = [&](const SearchSpace& space, bool tensor) {
-    for (int64_t b : sizes_of(options)) {
-      if (late()) break;
-      const SequentialResult r = sequential_search(space, island, options, b, tensor, deadline);
-      timed_out = timed_out || r.timed_out;
-      if (r.found) consider(r.plan, true);
-    }
-  };
-  if (name == "piper") {
-    SearchSpace space;
-    if (graph::count_downsets(graph::Topology(graph), kPiperDownsets) > kPiperDownsets) {
-      result.failure = "more than 40,000 downsets, its limit";
-    } else if (!SearchSpace::all_downsets(graph, kPiperTransitions, space)) {
-      result.failure = "too many pairs of downsets to hold";
-    } else {
-      search_chain(space, true);
-    }
-  } else if (name == "pipedream") {
-    SearchSpace space;
-    if (graph::count_downsets(graph::Topology(graph), kPipeDreamStates) > kPipeDreamStates ||
-        !SearchSpace::all_downsets(graph, kPiperTransitions, space)) {
-      space = SearchSpace::of_order(
-          graph, depth_first_order(graph),
-          static_cast<int>(std::min<size_t>(graph.ops.size() + 1, kPipeDreamStates)));
-    }
-    search_chain(space, false);
-  } else if (name == "graphpipe") {
-    for (int64_t b : sizes_of(options)) {
-      if (late()) break;
-      if ((b & (b - 1)) != 0) continue;  // powers of two
-      const SequentialResult r = graphpipe_search(graph, island, options, b, deadline);
-      timed_out = timed_out || r.timed_out;
-      if (r.found) consider(r.plan, false);
-    }
-  } else if (name == "interleaved" || name == "zb-h1" || name == "zb-v") {
-    for_uniform_shapes(name, graph, island, options, [&](const UniformShape& shape) {
-      for (int64_t b : sizes_of(options)) {
-        if (late()) break;
-        Plan plan = uniform_plan(name, graph, shape, options, b);
-        if (!plan.stages.empty()) consider(std::move(plan), true);
-      }
-    });
-  } else {
-    for (int64_t b : sizes_of(options)) {
-      if (late()) break;
-      if (name == "equal") {
-        consider(equal_plan(graph, island, options, b), true);
-      } else {
-        consider(data_plan(graph, island, options, b), false);
-      }
-    }
-  }
-  if (result.plan.stages.empty() && result.failure.empty()) {
-    result.failure = timed_out ? "out of time"
-                     : any     ? "no plan fits memory"
-                               : "no plan within its search fits memory";
-  }
+  BaselineResult result = BaselineRun(name, graph, devices, options, deadline).run();
   result.cpu_seconds = cpu_now() - start;
   return result;
 }

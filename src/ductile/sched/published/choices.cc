@@ -52,6 +52,53 @@ ChoiceResult solve_exactly(std::span<const std::vector<Choice>> groups,
   return result;
 }
 
+// What exceeds a capacity gives up what is worth least a unit; what is left is filled. `left`: of
+// each kind, negative where too much was chosen. The value of all choices then.
+double repair(std::span<const std::vector<Choice>> groups, std::vector<int32_t>& chosen,
+              std::vector<int64_t>& left) {
+  const auto choice_of = [&](size_t g) -> const Choice& {
+    return groups[g][static_cast<size_t>(chosen[g])];
+  };
+  const auto room_of = [&](const Choice& choice) -> int64_t& {
+    return left[static_cast<size_t>(choice.kind)];
+  };
+  std::vector<size_t> order(groups.size());
+  for (size_t g = 0; g < order.size(); ++g) order[g] = g;
+  const auto worth = [&](size_t g) {
+    if (chosen[g] < 0) return INFINITY;
+    const Choice& c = choice_of(g);
+    return static_cast<float>(c.value / c.size);
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return worth(a) < worth(b); });
+  for (const size_t g : order) {
+    if (chosen[g] < 0 || room_of(choice_of(g)) >= 0) continue;
+    room_of(choice_of(g)) += choice_of(g).size;
+    chosen[g] = -1;
+  }
+  double value = 0;
+  for (auto at = order.rbegin(); at != order.rend(); ++at) {
+    const size_t g = *at;
+    int32_t better = chosen[g];
+    double most = chosen[g] < 0 ? 0 : choice_of(g).value;
+    for (size_t c = 0; c < groups[g].size(); ++c) {
+      const Choice& choice = groups[g][c];
+      int64_t room = room_of(choice);
+      if (chosen[g] >= 0 && choice_of(g).kind == choice.kind) room += choice_of(g).size;
+      if (choice.size > room || choice.value <= most + kTie) continue;
+      most = choice.value;
+      better = static_cast<int32_t>(c);
+    }
+    if (better != chosen[g]) {
+      if (chosen[g] >= 0) room_of(choice_of(g)) += choice_of(g).size;
+      chosen[g] = better;
+      room_of(choice_of(g)) -= choice_of(g).size;
+    }
+    value += most;
+  }
+  return value;
+}
+
 ChoiceResult solve_by_prices(std::span<const std::vector<Choice>> groups,
                              std::span<const int32_t> capacities) {
   constexpr int kSteps = 300;
@@ -76,7 +123,7 @@ ChoiceResult solve_by_prices(std::span<const std::vector<Choice>> groups,
   for (int iteration = 0; iteration < kSteps; ++iteration) {
     std::vector<int32_t> chosen(groups.size());
     std::vector<int64_t> left(capacities.begin(), capacities.end());
-    double dual = 0, value = 0;
+    double dual = 0;
     for (size_t k = 0; k < kinds; ++k) dual += price[k] * capacities[k];
     for (size_t g = 0; g < groups.size(); ++g) {
       chosen[g] = pick(groups[g], price);
@@ -93,50 +140,7 @@ ChoiceResult solve_by_prices(std::span<const std::vector<Choice>> groups,
       since = 0;
     }
     const std::vector<int64_t> slope = left;
-    // Repair: what exceeds a capacity gives up what is worth least a unit; what is left is filled.
-    std::vector<size_t> order(groups.size());
-    for (size_t g = 0; g < order.size(); ++g) order[g] = g;
-    const auto worth = [&](size_t g) {
-      if (chosen[g] < 0) return INFINITY;
-      const Choice& c = groups[g][static_cast<size_t>(chosen[g])];
-      return static_cast<float>(c.value / c.size);
-    };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return worth(a) < worth(b); });
-    for (const size_t g : order) {
-      if (chosen[g] < 0) continue;
-      const Choice& choice = groups[g][static_cast<size_t>(chosen[g])];
-      if (left[static_cast<size_t>(choice.kind)] >= 0) continue;
-      left[static_cast<size_t>(choice.kind)] += choice.size;
-      chosen[g] = -1;
-    }
-    for (auto at = order.rbegin(); at != order.rend(); ++at) {
-      const size_t g = *at;
-      const double now = chosen[g] < 0 ? 0 : groups[g][static_cast<size_t>(chosen[g])].value;
-      int32_t better = chosen[g];
-      double most = now;
-      for (size_t c = 0; c < groups[g].size(); ++c) {
-        const Choice& choice = groups[g][c];
-        int64_t room = left[static_cast<size_t>(choice.kind)];
-        if (chosen[g] >= 0) {
-          const Choice& held = groups[g][static_cast<size_t>(chosen[g])];
-          if (held.kind == choice.kind) room += held.size;
-        }
-        if (choice.size > room || choice.value <= most + kTie) continue;
-        most = choice.value;
-        better = static_cast<int32_t>(c);
-      }
-      if (better != chosen[g]) {
-        if (chosen[g] >= 0) {
-          const Choice& held = groups[g][static_cast<size_t>(chosen[g])];
-          left[static_cast<size_t>(held.kind)] += held.size;
-        }
-        const Choice& taken = groups[g][static_cast<size_t>(better)];
-        left[static_cast<size_t>(taken.kind)] -= taken.size;
-        chosen[g] = better;
-      }
-      value += most;
-    }
+    const double value = repair(groups, chosen, left);
     if (value > result.value) {
       result.value = value;
       result.chosen = chosen;

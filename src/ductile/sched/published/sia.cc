@@ -37,6 +37,156 @@ double restart_penalty(const JobView& job) {
   return job.restart_seconds;
 }
 
+// Nodes for the chosen configurations: what is unchanged stays; jobs of whole nodes take empty
+// ones, moving smaller jobs out of the emptiest where they must; the rest goes where it fits
+// best. Counts are powers of two or whole nodes, so packing anew from the largest always works.
+class Placing {
+ public:
+  // `chosen`: of each job, nullptr where it waits.
+  Placing(const Round& round, std::vector<const Config*> chosen,
+          const std::vector<int32_t>& per_node)
+      : round_(round),
+        cluster_(round.cluster),
+        chosen_(std::move(chosen)),
+        per_node_(per_node),
+        free_(round.cluster),
+        out_(chosen_.size()) {}
+
+  std::vector<Allocation> run(const std::vector<bool>& stays) {
+    std::vector<size_t> order;
+    for (size_t i = 0; i < chosen_.size(); ++i) {
+      if (chosen_[i] == nullptr) continue;
+      if (stays[i] && free_.take(round_.jobs[i].allocation)) {
+        out_[i] = round_.jobs[i].allocation;
+      } else {
+        order.push_back(i);
+      }
+    }
+    largest_first(order.begin(), order.end());
+    for (const size_t i : order) {
+      if (config(i).devices < per_node_[config(i).type])
+        small_.push_back(i);
+      else
+        give_whole_nodes(i);
+    }
+    largest_first(small_.begin(), small_.end());
+    for (const size_t i : small_) give_part(i);
+    return std::move(out_);
+  }
+
+ private:
+  using Iterator = std::vector<size_t>::iterator;
+
+  const Config& config(size_t i) const { return *chosen_[i]; }
+  void largest_first(Iterator begin, Iterator end) const {
+    std::stable_sort(begin, end,
+                     [&](size_t a, size_t b) { return config(a).devices > config(b).devices; });
+  }
+  // Holds part of a node of `type` and may be moved.
+  bool movable(size_t i, int32_t type) const {
+    return !out_[i].empty() && config(i).type == type && config(i).devices < per_node_[type] &&
+           round_.jobs[i].pause_left <= 0 && round_.jobs[i].preemptible;
+  }
+  // Of `type`, and all of its devices work.
+  bool is_whole(int32_t node, int32_t type) const {
+    return cluster_.node_type[node] == type && cluster_.usable(node) >= per_node_[type];
+  }
+
+  // Empty nodes for the job, and the devices that they lack.
+  std::pair<Allocation, int32_t> empty_nodes(size_t i) const {
+    const Config& c = config(i);
+    Allocation allocation;
+    int32_t left = c.devices;
+    for (int32_t n = 0; n < cluster_.nodes() && left >= per_node_[c.type]; ++n) {
+      if (!is_whole(n, c.type) || free_.on_node(n) < cluster_.usable(n)) continue;
+      allocation.push_back({n, per_node_[c.type]});
+      left -= per_node_[c.type];
+    }
+    return {allocation, left};
+  }
+
+  // Empties the node of `type` that needs the fewest devices moved; false: there is none.
+  bool empty_a_node(int32_t type) {
+    int32_t best = -1;
+    for (int32_t n = 0; n < cluster_.nodes(); ++n) {
+      if (!is_whole(n, type) || free_.on_node(n) == cluster_.usable(n)) continue;
+      int32_t fixed = cluster_.usable(n) - free_.on_node(n);
+      for (size_t j = 0; j < out_.size(); ++j)
+        if (movable(j, type) && out_[j].front().node == n) fixed -= out_[j].front().devices;
+      if (fixed == 0 && (best < 0 || free_.on_node(n) > free_.on_node(best))) best = n;
+    }
+    if (best < 0) return false;
+    for (size_t j = 0; j < out_.size(); ++j) {
+      if (!movable(j, type) || out_[j].front().node != best) continue;
+      free_.give_back(out_[j]);
+      out_[j].clear();
+      small_.push_back(j);
+    }
+    return true;
+  }
+
+  void give_whole_nodes(size_t i) {
+    const int32_t type = config(i).type;
+    auto [allocation, left] = empty_nodes(i);
+    while (left >= per_node_[type] && empty_a_node(type))
+      std::tie(allocation, left) = empty_nodes(i);
+    if (left >= per_node_[type]) return;
+    if (left > 0) {  // a rigid job's odd devices
+      small_.push_back(i);
+      return;
+    }
+    free_.take(allocation);
+    out_[i] = std::move(allocation);
+  }
+
+  void give_part(size_t i) {
+    const Config& c = config(i);
+    if (free_.of_type(c.type) < c.devices) return;
+    int32_t best = -1;
+    for (int32_t n = 0; n < cluster_.nodes(); ++n)
+      if (cluster_.node_type[n] == c.type && free_.on_node(n) >= c.devices &&
+          (best < 0 || free_.on_node(n) < free_.on_node(best)))
+        best = n;
+    if (best >= 0) {
+      out_[i] = {{best, c.devices}};
+      free_.take(out_[i]);
+    } else if (c.nodes > 1) {
+      out_[i] = free_.take_most_free_first(c.type, c.devices);
+    } else {
+      pack_anew(i);
+    }
+  }
+
+  // Its devices are scattered: packs the movable jobs of the type anew, the largest first.
+  void pack_anew(size_t i) {
+    const Config& c = config(i);
+    std::vector<size_t> again = {i};
+    for (size_t j = 0; j < out_.size(); ++j) {
+      if (j == i || !movable(j, c.type) || config(j).devices >= c.devices) continue;
+      free_.give_back(out_[j]);
+      out_[j].clear();
+      again.push_back(j);
+    }
+    largest_first(again.begin() + 1, again.end());
+    for (const size_t j : again) {
+      for (int32_t n = 0; n < cluster_.nodes(); ++n) {
+        if (cluster_.node_type[n] != c.type || free_.on_node(n) < config(j).devices) continue;
+        out_[j] = {{n, config(j).devices}};
+        free_.take(out_[j]);
+        break;
+      }
+    }
+  }
+
+  const Round& round_;
+  const Cluster& cluster_;
+  const std::vector<const Config*> chosen_;
+  const std::vector<int32_t>& per_node_;
+  FreeDevices free_;
+  std::vector<Allocation> out_;
+  std::vector<size_t> small_;  // that take parts of nodes, those moved away among them
+};
+
 class Sia : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "sia"; }
@@ -191,124 +341,16 @@ class Sia : public ReasonedPolicy {
     return values;
   }
 
-  // Nodes for the chosen configurations: what is unchanged stays; jobs of whole nodes take empty
-  // ones, moving smaller jobs out of the emptiest where they must; the rest goes where it fits
-  // best. Counts are powers of two or whole nodes, so packing anew from the largest always works.
   std::vector<Allocation> place(const Round& round, const std::vector<int32_t>& next,
                                 const std::vector<int32_t>& held,
                                 const std::vector<int32_t>& per_node) const {
-    const Cluster& cluster = round.cluster;
-    const size_t count = next.size();
-    std::vector<Allocation> out(count);
-    FreeDevices free(cluster);
-    std::vector<size_t> order;
-    for (size_t i = 0; i < count; ++i) {
-      if (next[i] < 0) continue;
-      if (next[i] == held[i] && free.take(round.jobs[i].allocation)) {
-        out[i] = round.jobs[i].allocation;
-      } else {
-        order.push_back(i);
-      }
+    std::vector<const Config*> chosen(next.size(), nullptr);
+    std::vector<bool> stays(next.size(), false);
+    for (size_t i = 0; i < next.size(); ++i) {
+      if (next[i] >= 0) chosen[i] = &own_.at(round.jobs[i].id)[next[i]];
+      stays[i] = next[i] == held[i];
     }
-    const auto config = [&](size_t i) { return own_.at(round.jobs[i].id)[next[i]]; };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return config(a).devices > config(b).devices; });
-    // Those of `type` that hold part of a node and may be moved.
-    const auto movable = [&](size_t i, int32_t type) {
-      return !out[i].empty() && config(i).type == type && config(i).devices < per_node[type] &&
-             round.jobs[i].pause_left <= 0 && round.jobs[i].preemptible;
-    };
-    std::vector<size_t> evicted;
-    const auto whole_nodes = [&](size_t i) {
-      const Config c = config(i);
-      Allocation allocation;
-      int32_t left = c.devices;
-      for (int32_t n = 0; n < cluster.nodes() && left >= per_node[c.type]; ++n) {
-        if (cluster.node_type[n] != c.type || cluster.usable(n) < per_node[c.type] ||
-            free.on_node(n) < cluster.usable(n))
-          continue;
-        allocation.push_back({n, per_node[c.type]});
-        left -= per_node[c.type];
-      }
-      return std::pair(allocation, left);
-    };
-    for (const size_t i : order) {
-      const Config c = config(i);
-      if (c.devices < per_node[c.type]) {
-        evicted.push_back(i);
-        continue;
-      }
-      auto [allocation, left] = whole_nodes(i);
-      while (left >= per_node[c.type]) {
-        // Empties the node that needs the fewest devices moved.
-        int32_t best = -1;
-        for (int32_t n = 0; n < cluster.nodes(); ++n) {
-          if (cluster.node_type[n] != c.type || cluster.usable(n) < per_node[c.type] ||
-              free.on_node(n) == cluster.usable(n))
-            continue;
-          int32_t fixed = cluster.usable(n) - free.on_node(n);
-          for (size_t j = 0; j < count; ++j)
-            if (movable(j, c.type) && out[j].front().node == n) fixed -= out[j].front().devices;
-          if (fixed == 0 && (best < 0 || free.on_node(n) > free.on_node(best))) best = n;
-        }
-        if (best < 0) break;
-        for (size_t j = 0; j < count; ++j) {
-          if (!movable(j, c.type) || out[j].front().node != best) continue;
-          free.give_back(out[j]);
-          out[j].clear();
-          evicted.push_back(j);
-        }
-        std::tie(allocation, left) = whole_nodes(i);
-      }
-      if (left >= per_node[c.type]) continue;
-      if (left > 0) {  // a rigid job's odd devices
-        evicted.push_back(i);
-        continue;
-      }
-      free.take(allocation);
-      out[i] = std::move(allocation);
-    }
-    std::stable_sort(evicted.begin(), evicted.end(),
-                     [&](size_t a, size_t b) { return config(a).devices > config(b).devices; });
-    for (size_t k = 0; k < evicted.size(); ++k) {
-      const size_t i = evicted[k];
-      const Config c = config(i);
-      if (free.of_type(c.type) < c.devices) continue;
-      int32_t best = -1;
-      for (int32_t n = 0; n < cluster.nodes(); ++n)
-        if (cluster.node_type[n] == c.type && free.on_node(n) >= c.devices &&
-            (best < 0 || free.on_node(n) < free.on_node(best)))
-          best = n;
-      if (best >= 0) {
-        out[i] = {{best, c.devices}};
-        free.take(out[i]);
-        continue;
-      }
-      if (c.nodes > 1) {
-        out[i] = free.take_most_free_first(c.type, c.devices);
-        continue;
-      }
-      // Scattered: packs the movable ones of the type anew, the largest first.
-      std::vector<size_t> again = {i};
-      for (size_t j = 0; j < count; ++j) {
-        if (j == i || !movable(j, c.type) || config(j).devices >= c.devices) continue;
-        free.give_back(out[j]);
-        out[j].clear();
-        again.push_back(j);
-      }
-      std::stable_sort(again.begin() + 1, again.end(),
-                       [&](size_t a, size_t b) { return config(a).devices > config(b).devices; });
-      for (const size_t j : again) {
-        const Config cj = config(j);
-        for (int32_t n = 0; n < cluster.nodes(); ++n) {
-          if (cluster.node_type[n] != cj.type || free.on_node(n) < cj.devices) continue;
-          out[j] = {{n, cj.devices}};
-          free.take(out[j]);
-          break;
-        }
-      }
-    }
-    return out;
+    return Placing(round, std::move(chosen), per_node).run(stays);
   }
 
   std::unordered_map<JobId, std::vector<Config>> own_;  // during decide()

@@ -1,0 +1,109 @@
+// The options of commands on datasets and checkpoints.
+#include "ductile/cli/command_line_impl.h"
+
+namespace ductile::cli {
+namespace {
+
+void add_split(CLI::App& app, std::string& split) {
+  app.add_option("--split", split, "train, test or both")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"train", "test", "both"}));
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Parsed& parsed) {
+  CLI::App* data = app.add_subcommand("data", "look into data, or convert it");
+  data->require_subcommand(1);
+  parsed.example[data] =
+      "Example:\n"
+      "  ductile data inspect images/\n"
+      "  ductile data convert images/ shards/ --to tar\n";
+
+  DataInspectCommand& i = parsed.data_inspect;
+  CLI::App* inspect = data->add_subcommand("inspect", "counts, classes, shapes, mean, bad files");
+  parsed.example[inspect] =
+      "Example:\n"
+      "  ductile data inspect images/\n"
+      "  ductile data inspect job.toml --json\n"
+      "\n"
+      "Reads and decodes everything. Exit code 1 where a sample is bad. The format is told by the\n"
+      "names of the files; --set data.format=... says it where they do not.\n";
+  inspect->add_option("path", i.path, "data, or a job file that names it")
+      ->option_text(" ")
+      ->required();
+  add_set(*inspect, i.assignments);
+  add_split(*inspect, i.split);
+  add_json(*inspect, i.json);
+  inspect->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& c) { return data_inspect(parsed.data_inspect, c); };
+  });
+
+  DataConvertCommand& v = parsed.data_convert;
+  CLI::App* convert = data->add_subcommand("convert", "rewrite an image set for faster reading");
+  parsed.example[convert] =
+      "Example:\n"
+      "  ductile data convert images/ shards/ --to tar\n"
+      "  ductile data convert images/ packed/ --to records --raw --short-side 256\n";
+  convert->add_option("source", v.source, "data, or a job file that names it")
+      ->option_text(" ")
+      ->required();
+  convert->add_option("destination", v.destination, "folder for the result")
+      ->option_text(" ")
+      ->required();
+  convert->add_option("--to", v.to, "tar (WebDataset shards) or records (one packed file)")
+      ->option_text("FORMAT")
+      ->required()
+      ->check(CLI::IsMember({"tar", "records"}));
+  convert->add_option("--shard-mb", v.shard_mb, "MiB a shard, about (tar)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  convert->add_flag("--raw", v.raw, "store decoded pixels (records)");
+  convert->add_option("--short-side", v.short_side, "reduce the short side to this (with --raw)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  add_set(*convert, v.assignments);
+  add_split(*convert, v.split);
+  add_json(*convert, v.json);
+  convert->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& c) { return data_convert(parsed.data_convert, c); };
+  });
+}
+
+void add_ckpt(CLI::App& app, Parsed& parsed) {
+  CkptCommand& c = parsed.ckpt;
+  CLI::App* ckpt = app.add_subcommand("ckpt", "look into a run's checkpoints");
+  ckpt->require_subcommand(1);
+  parsed.example[ckpt] =
+      "Example:\n"
+      "  ductile ckpt list runs/latest\n"
+      "  ductile ckpt export runs/latest -o model.safetensors\n";
+  const auto add = [&](const char* name, const char* help, const char* example,
+                       ExitCode (*run)(const CkptCommand&, Context&)) {
+    CLI::App* sub = ckpt->add_subcommand(name, help);
+    parsed.example[sub] = fmt::format("Example:\n  ductile ckpt {} {}\n", name, example);
+    sub->add_option("run", c.run, "a run directory, or a folder of checkpoints")
+        ->option_text(" ")
+        ->required();
+    add_json(*sub, c.json);
+    sub->callback([&parsed, run] {
+      parsed.chosen = [&parsed, run](Context& context) { return run(parsed.ckpt, context); };
+    });
+    return sub;
+  };
+  const auto add_step = [&](CLI::App* sub) {
+    sub->add_option("--step", c.step, "the checkpoint of this step; none: the newest sound one")
+        ->option_text("N");
+  };
+  add("list", "the checkpoints, newest first", "runs/latest", ckpt_list);
+  add_step(add("show", "tensors and state of one checkpoint", "runs/latest --step 200", ckpt_show));
+  add("verify", "read every chunk; exit code 1 where one is bad", "runs/latest", ckpt_verify);
+  CLI::App* export_ = add("export", "write the trained weights as a safetensors file",
+                          "runs/latest -o model.safetensors", ckpt_export);
+  add_step(export_);
+  export_->add_option("-o,--output", c.output, "the file to write")
+      ->option_text("FILE")
+      ->required();
+}
+
+}  // namespace ductile::cli

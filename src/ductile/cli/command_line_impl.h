@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "ductile/cli/commands.h"
+
+// The parts of the command line. The files command_line*.cc alone see CLI11.
+namespace ductile::cli {
+
+// Everything the command line can say, and the command it chose.
+struct Parsed {
+  std::map<const CLI::App*, std::string> example;  // what the command's help begins with
+  TrainCommand train;
+  ConfigCommand config;
+  DoctorCommand doctor;
+  DataInspectCommand data_inspect;
+  DataConvertCommand data_convert;
+  CkptCommand ckpt;
+  ModelsCommand models;
+  LiveCommand live;
+  ReportCommand report;
+  PlanCommand plan;
+  SimCommand sim;
+  BenchCommand bench;
+  AllReduceBenchCommand bench_all_reduce;
+  bool quiet = false, verbose = false;
+  std::function<ExitCode(Context&)> chosen;
+};
+
+void add_set(CLI::App& app, std::vector<std::string>& assignments);
+void add_job(CLI::App& app, JobRequest& job);
+void add_json(CLI::App& app, bool& json);
+
+// One each of the program's commands.
+void add_train(CLI::App& app, Parsed& parsed);
+void add_live(CLI::App& app, Parsed& parsed);
+void add_config(CLI::App& app, Parsed& parsed);
+void add_data(CLI::App& app, Parsed& parsed);
+void add_ckpt(CLI::App& app, Parsed& parsed);
+void add_models(CLI::App& app, Parsed& parsed);
+void add_report(CLI::App& app, Parsed& parsed);
+void add_plan(CLI::App& app, Parsed& parsed);
+void add_doctor(CLI::App& app, Parsed& parsed);
+void add_sim(CLI::App& app, Parsed& parsed);
+void add_bench(CLI::App& app, Parsed& parsed);
+
+}  // namespace ductile::cli

@@ -1,0 +1,172 @@
+// The options of commands that train, or follow what trains.
+#include "ductile/cli/command_line_impl.h"
+
+namespace ductile::cli {
+namespace {
+
+void add_trust(CLI::App& app, bool& trust) {
+  app.add_flag("--trust", trust,
+               "go on with a run of another user, whose files say what is run (launcher, library)");
+}
+
+void add_hosts(CLI::App& app, HostsRequest& hosts) {
+  app.add_option("--hosts", hosts.hosts,
+                 "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
+      ->option_text("LIST");
+  app.add_option("--launcher", hosts.launcher, "what starts a program on a host; none: ssh {host}")
+      ->option_text("COMMAND");
+  app.add_option("--listen", hosts.listen, "this machine's address for the hosts; none: found out")
+      ->option_text("ADDRESS");
+}
+
+CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
+                           const char* example, ExitCode (*run)(const LiveCommand&, Context&)) {
+  LiveCommand& c = parsed.live;
+  CLI::App* sub = app.add_subcommand(name, help);
+  parsed.example[sub] = fmt::format("Example:\n  ductile {} {}\n", name, example);
+  sub->add_option("run", c.run, "a run directory")->option_text(" ")->required();
+  sub->callback([&parsed, run] {
+    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
+  });
+  return sub;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Parsed& parsed) {
+  TrainCommand& c = parsed.train;
+  CLI::App* sub = app.add_subcommand("train", "train a model");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile train job.toml --set train.epochs=5\n"
+      "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
+      "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
+      "  ductile train --resume runs/latest\n"
+      "\n"
+      "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
+      "Without a job file: a small network on embedded images.\n";
+  add_job(*sub, c.job);
+  CLI::Option* runs =
+      sub->add_option("--runs", c.runs, "folder in which the run directory is made");
+  runs->option_text("DIR");
+  CLI::Option* out =
+      sub->add_option("--out", c.out, "the run directory itself; must not exist yet");
+  out->option_text("DIR")->excludes(runs);
+  sub->add_option("--resume", c.resume, "go on with this run, bit-exactly")
+      ->option_text("RUN")
+      ->excludes(runs)
+      ->excludes(out)
+      ->excludes("job")
+      ->excludes("--set");
+  sub->add_option(
+         "--workers", c.workers,
+         "processes that share the job and can be resized (also one); none: a plain one, or "
+         "as many as before")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_hosts(*sub, c.hosts);
+  add_trust(*sub, c.trust);
+  sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return train(parsed.train, context); };
+  });
+}
+
+void add_config(CLI::App& app, Parsed& parsed) {
+  ConfigCommand& c = parsed.config;
+  CLI::App* sub = app.add_subcommand("config", "print every option with its origin");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile config job.toml --set train.epochs=5 --changed\n"
+      "\n"
+      "The job as `ductile train` would run it: each value, and where it came from.\n"
+      "Precedence: defaults < job file < DUCTILE_... environment < --set.\n";
+  add_job(*sub, c.job);
+  sub->add_flag("--changed", c.changed, "only values that differ from their default");
+  CLI::Option* origin = sub->add_flag("--origin", c.origin, "one line a value: key, value, origin");
+  CLI::Option* schema = sub->add_flag("--schema", c.schema, "print the JSON Schema of a job");
+  sub->add_flag("--markdown", c.markdown, "print the reference page of all options")
+      ->excludes(origin)
+      ->excludes(schema);
+  schema->excludes(origin);
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return config(parsed.config, context); };
+  });
+}
+
+void add_doctor(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("doctor", "what this machine has and what is missing");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile doctor\n"
+      "\n"
+      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, NCCL,\n"
+      "GPUs, compilers; and for what is missing, the command that installs it.\n";
+  add_json(*sub, parsed.doctor.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
+  });
+}
+
+void add_models(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("models", "the built-in models");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile models\n"
+      "  ductile train job.toml --set model.name=resnet20\n";
+  add_json(*sub, parsed.models.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return models(parsed.models, context); };
+  });
+}
+
+void add_report(CLI::App& app, Parsed& parsed) {
+  CLI::App* sub = app.add_subcommand("report", "write a run's report.html anew");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile report runs/latest\n"
+      "\n"
+      "May be run while the run goes on. Prints where the report lies; --json: its numbers.\n";
+  sub->add_option("run", parsed.report.run, "a run directory")->option_text(" ")->required();
+  add_json(*sub, parsed.report.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return report(parsed.report, context); };
+  });
+}
+
+void add_live(CLI::App& app, Parsed& parsed) {
+  LiveCommand& c = parsed.live;
+  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  CLI::App* sub = add_live_command(
+      app, parsed, "status", "what a live job is doing, and why",
+      "runs/latest\n\nWorks while `ductile train --workers N` runs, from another terminal.",
+      status);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "resize", "give a live job another number of workers",
+                         "runs/latest 4\n\nThe job goes on meanwhile; its result does not change.",
+                         resize);
+  sub->add_option("workers", c.workers, "how many")->option_text(" ")->required()->check(count);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "preempt", "save a live job and free what it uses",
+                         "runs/latest\n\nReturns when all its processes are gone.", preempt);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "resume", "go on with a job that was preempted",
+                         "runs/latest --workers 2\n\nBit-exactly, with any number of workers.",
+                         resume);
+  sub->add_option("--workers", c.workers, "how many; none: as many as before")
+      ->option_text("N")
+      ->check(count);
+  add_hosts(*sub, c.hosts);
+  add_trust(*sub, c.trust);
+  add_json(*sub, c.json);
+  sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
+                         "runs/latest --follow", logs);
+  sub->add_option("-n,--lines", c.lines, "the last N lines")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
+}
+
+}  // namespace ductile::cli
