@@ -117,7 +117,7 @@ class LocalControlTest : public ::testing::Test {
   }
 
   JobEnd train(Loop& loop) {
-    const run::RunLock lock(run_, run::RunLock::kController);
+    const run::RunLock lock(run_, run::RunLock::kLocal);
     LocalControl control(lock, options_);
     loop.published = [&](int64_t step) { return control.membership().checkpoint() >= step; };
     loop.run(control, run_ / "checkpoints");
@@ -196,7 +196,7 @@ TEST_F(LocalControlTest, a_preempted_job_is_saved_and_resumed_without_losing_a_s
 }
 
 TEST_F(LocalControlTest, is_preempted_from_another_thread_and_before_the_first_step) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.preempt();
   Loop loop;
@@ -276,7 +276,7 @@ TEST_F(LocalControlTest, a_fault_of_the_job_ends_it_as_failed_with_its_text_and_
 }
 
 TEST_F(LocalControlTest, an_error_before_the_job_was_loaded_ends_it_at_once) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.tell(JobError{"there is no data", ErrorCode::not_found});
   EXPECT_TRUE(std::holds_alternative<Exit>(control.next(1s).value()));
@@ -308,7 +308,7 @@ TEST_F(LocalControlTest, what_the_host_refuses_for_ever_ends_the_job_with_the_re
 }
 
 TEST_F(LocalControlTest, a_worker_that_does_not_know_its_state_ends_the_job) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.tell(Loaded{});
   auto plan = std::get<Restore>(control.next(1s).value()).plan;
@@ -397,7 +397,7 @@ TEST_F(LocalControlTest, an_old_run_whose_checkpoints_are_gone_is_not_begun_anew
 
 TEST_F(LocalControlTest, what_ends_before_exit_is_killed_and_goes_on_from_the_checkpoint) {
   {
-    const run::RunLock lock(run_, run::RunLock::kController);
+    const run::RunLock lock(run_, run::RunLock::kLocal);
     LocalControl control(lock, options_);
     control.tell(Loaded{});
     const JobEnd end = control.end();

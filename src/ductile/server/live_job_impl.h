@@ -21,11 +21,11 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/link/test_model_impl.h"
 #include "ductile/server/client.h"
 #include "ductile/server/emulated_hosts_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
-#include "ductile/link/test_model_impl.h"
 
 // A job of torch-free workers for the tests of this module.
 namespace ductile::server::testing {

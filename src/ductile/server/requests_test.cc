@@ -45,6 +45,17 @@ class Echo {
   std::jthread thread_;
 };
 
+TEST(Requests, reach_a_controller_whose_socket_was_removed) {
+  const TempFolder run;
+  const Echo echo(run.path());
+  EXPECT_TRUE(has_controller(run.path()));
+  fs::remove(run.path() / kRequestSocket);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!has_controller(run.path()) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(ask(run.path(), {{"request", "status"}}).at("echo").at("request"), "status");
+}
+
 TEST(Requests, are_answered_also_below_a_very_long_path) {
   const TempFolder folder;
   const fs::path run = folder.path() / std::string(120, 'x') / std::string(120, 'y');

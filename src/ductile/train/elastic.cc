@@ -143,7 +143,7 @@ void ElasticWorker::run() {
         ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(input_.worker)});
     link_->tell(Loaded{});
   } catch (const Error& e) {
-    link_->tell(JobError{e.what()});
+    link_->tell(JobError{e.what(), e.code()});
   }
   bool leaving = false;
   while (true) {
