@@ -14,12 +14,12 @@ constexpr Named kOptimizers[] = {DUCTILE_OPTIMIZERS(DUCTILE_HELP)};
 constexpr DatasetHelp kDatasets[] = {DUCTILE_DATASETS(DUCTILE_HELP)};
 constexpr ModelHelp kModels[] = {DUCTILE_MODELS(DUCTILE_MODEL_HELP)};
 constexpr Named kSchedules[] = {
-    {"constant", "the peak all the time"},
-    {"step", "multiplied by [schedule.step] gamma at each milestone"},
+    {"constant", "the peak throughout"},
+    {"step", "the peak, multiplied by schedule.step.gamma at each of schedule.step.milestones"},
     {"cosine", "half a cosine from the peak to the end"},
     {"linear", "a straight line from the peak to the end"},
     {"one_cycle", "half a cosine up to the peak, another down to the end"},
-    {"polynomial", "(1 - share of the run) to the [schedule.polynomial] power"},
+    {"polynomial", "falls as (1 - share of the run) to the power of schedule.polynomial.power"},
 };
 
 constexpr Table<Named> kOptimizerTable("optimizer.name =", kOptimizers);
