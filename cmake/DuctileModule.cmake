@@ -37,6 +37,7 @@ set(DUCTILE_LAYER_python 10)
 
 set(DUCTILE_SOURCE_ROOT ${CMAKE_CURRENT_LIST_DIR}/../src)
 set(DUCTILE_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
+include(${CMAKE_CURRENT_LIST_DIR}/DuctilePch.cmake)
 
 function(ductile_module name)
   cmake_parse_arguments(M "TORCH" "" 
@@ -71,6 +72,9 @@ function(ductile_module name)
     target_include_directories(${target} SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
     target_link_libraries(${target} PUBLIC ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
     set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
+    ductile_use_pch(${target} torch)
+  elseif(NOT OpenMP::OpenMP_CXX IN_LIST M_LIBS)  # -fopenmp changes what <algorithm> says
+    ductile_use_pch(${target} library)
   endif()
 
   # Includes are checked before the module compiles, whenever one of its files changed.
@@ -89,21 +93,29 @@ function(ductile_module name)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
   if(DUCTILE_TESTS AND M_TESTS)
-    ductile_test(${name}_test SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
+    set(torch)
     if(M_TORCH)
-      set_target_properties(ductile_${name}_test PROPERTIES JOB_POOL_COMPILE torch)
+      set(torch TORCH)
     endif()
+    ductile_test(${name}_test ${torch} SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
   endif()
 endfunction()
 
-# ductile_test(NAME SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest entry.
+# ductile_test(NAME [TORCH] SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest
+# entry. TORCH: a library that it links is above the torch line.
 function(ductile_test name)
-  cmake_parse_arguments(T "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(T "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_executable(ductile_${name} ${T_SOURCES})
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
   target_compile_definitions(ductile_${name} PRIVATE
     DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(T_TORCH)
+    ductile_use_pch(ductile_${name} torch_test)
+    set_target_properties(ductile_${name} PROPERTIES JOB_POOL_COMPILE torch)
+  elseif(NOT ductile_optim IN_LIST T_LIBS)
+    ductile_use_pch(ductile_${name} test)
+  endif()
   add_test(NAME ${name} COMMAND ductile_${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600
     # UCX hooks madvise, which a thread calls when the thread sanitizer has already taken leave of it.
