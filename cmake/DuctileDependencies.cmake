@@ -69,9 +69,6 @@ if(DUCTILE_BENCH)
   find_package(benchmark QUIET)
 endif()
 
-if(DUCTILE_CHECK_ONLY)
-  add_compile_options(-fsyntax-only)
-endif()
 add_library(ductile_options INTERFACE)
 # -ffp-contract=off: one rounding after every operation, so that bits are the same on every machine;
 # a fused multiply-add is written out. -fpch-preprocess: ccache needs it.

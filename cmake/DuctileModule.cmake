@@ -123,6 +123,15 @@ function(ductile_test name)
     "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0;UCX_MEM_MMAP_HOOK_MODE=none")
 endfunction()
 
+# ductile_long_test(NAME VARIABLE=VALUE ...): the test NAME once more as NAME_long, in full, which these
+# variables ask for; under the label `long`, which scripts/test leaves out.
+function(ductile_long_test name)
+  get_test_property(${name} ENVIRONMENT environment)
+  add_test(NAME ${name}_long COMMAND ductile_${name})
+  set_tests_properties(${name}_long PROPERTIES LABELS long TIMEOUT 7200
+    ENVIRONMENT "${environment};${ARGN}")
+endfunction()
+
 # ductile_program(NAME SOURCES ... LIBS ...): an installed executable in <build>/bin.
 function(ductile_program name)
   cmake_parse_arguments(P "" "" "SOURCES;LIBS" ${ARGN})

@@ -5,7 +5,7 @@
 #   test         test programs; torch_test: those of the modules above the line
 #
 # They save time and nothing else: each source includes what it uses, and compiles without them
-# (.ci/run includes; -DDUCTILE_PCH=OFF).
+# (.ci/run headers; -DDUCTILE_PCH=OFF).
 
 # No other compiler or launcher has been tried; with sanitizers every source is compiled without.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT DUCTILE_SANITIZE AND NOT DUCTILE_OWN_LAUNCHER)
