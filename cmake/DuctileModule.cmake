@@ -123,6 +123,25 @@ function(ductile_test name)
     "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0;UCX_MEM_MMAP_HOOK_MODE=none")
 endfunction()
 
+# ductile_isa_tests(NAME FILTER): these tests of the program ductile_NAME once more for every
+# instruction set that kernels are written for, forced: ours, libtorch's and oneDNN's. A machine that
+# lacks one runs its best.
+function(ductile_isa_tests name filter)
+  if(NOT TARGET ductile_${name})
+    return()
+  endif()
+  get_test_property(${name} ENVIRONMENT environment)
+  foreach(isa "baseline default SSE41" "avx2 avx2 AVX2" "avx512 avx512 AVX512_CORE")
+    separate_arguments(isa)
+    list(GET isa 0 ours)
+    list(GET isa 1 torch)
+    list(GET isa 2 onednn)
+    add_test(NAME ${name}_${ours} COMMAND ductile_${name} "--gtest_filter=${filter}")
+    set_tests_properties(${name}_${ours} PROPERTIES TIMEOUT 600 ENVIRONMENT
+      "${environment};DUCTILE_ISA=${ours};ATEN_CPU_CAPABILITY=${torch};ONEDNN_MAX_CPU_ISA=${onednn}")
+  endforeach()
+endfunction()
+
 # ductile_long_test(NAME VARIABLE=VALUE ...): the test NAME once more as NAME_long, in full, which these
 # variables ask for; under the label `long`, which scripts/test leaves out.
 function(ductile_long_test name)
