@@ -305,14 +305,14 @@ void LabelSearch::take_stages(int s, int k, const Front& front, const Limits& li
     Trial trial{s, t, k, {}, {}, false};
     if (!table_.cost(s, t, cell, cell.keep, trial.keep) || trial.keep.tau > limits.tau) continue;
     if (limits.looks_ahead && leads_nowhere(front, cell, trial, limits)) continue;
-    for (size_t i = 0; i < at_[s].size(); ++i) extend(at_[s][i], trial, limits);
+    extend(trial, limits);
   }
 }
 
 // True, and noted as dropped, where no stage of this cell leads to less than is enough. `after`:
 // what the rest takes at least.
-bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Prices& after,
-                                const Limits& limits) {
+inline bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Prices& after,
+                                       const Limits& limits) {
   double reach = 0;
   for (int i = 0; i < bound_.num_prices(); ++i) {
     reach = std::max(
@@ -324,8 +324,8 @@ bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Pric
 }
 
 // The same with what this stage takes.
-bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
-                                const Limits& limits) {
+inline bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
+                                       const Limits& limits) {
   const CellCost& c = trial.keep;
   const int to = space_.transitions()[trial.transition].to;
   double reach = 0;
@@ -344,7 +344,7 @@ bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, const Tria
 }
 
 // Of these groups of a label, the most of each.
-LabelSearch::Value LabelSearch::most_of(const Value* values, uint64_t groups) {
+inline LabelSearch::Value LabelSearch::most_of(const Value* values, uint64_t groups) {
   Value most;
   for (; groups != 0; groups &= groups - 1) {
     const Value& v = values[std::countr_zero(groups)];
@@ -355,9 +355,10 @@ LabelSearch::Value LabelSearch::most_of(const Value* values, uint64_t groups) {
   return most;
 }
 
-// What the stage takes with so many micro-batches in flight; nullptr: they do not fit.
-const CellCost* LabelSearch::cost_of(Trial& trial, int64_t in_flight, const Limits& limits) const {
-  if (in_flight <= trial.keep.most) return &trial.keep;
+// The cost of the stage with recomputation, so that so many micro-batches in flight fit; nullptr
+// where they do not even then.
+const CellCost* LabelSearch::recomputed(Trial& trial, int64_t in_flight,
+                                        const Limits& limits) const {
   const Cell& cell = table_.cells()[trial.cell];
   if (cell.again < 0) return nullptr;
   if (!trial.knows_again) table_.cost(trial.state, trial.transition, cell, cell.again, trial.again);
@@ -366,53 +367,68 @@ const CellCost* LabelSearch::cost_of(Trial& trial, int64_t in_flight, const Limi
   return &trial.again;
 }
 
-// Puts the stage before those of one label.
-void LabelSearch::extend(int32_t parent, Trial& trial, const Limits& limits) {
+// Puts the stage before those of each label of its state.
+inline void LabelSearch::extend(Trial& trial, const Limits& limits) {
   const SearchSpace::Transition& transition = space_.transitions()[trial.transition];
   const int to = transition.to;
   const Cell& cell = table_.cells()[trial.cell];
-  const Label& before = pool_[parent];
-  if (before.weight + cell.weight + bound_.need(to) > limits.capacity) return;
-  if (before.devices[cell.group] + cell.devices() > islands_[cell.group].devices) return;
-  const Value* old = values_.data() + before.values;
-  Value stage = most_of(old, transition.touched);
-  stage.w = std::min(stage.w + 1, num_micro_);
-  const CellCost* cost = cost_of(trial, stage.w, limits);
-  if (cost == nullptr) return;
-  if (latency_) {
-    stage.r += cost->tau;
-    stage.s = std::max(stage.r + cost->sync, stage.s + cost->forward);
+  const double weight = cell.weight, need = bound_.need(to), capacity = limits.capacity;
+  const int group = cell.group, devices = cell.devices(), most = islands_[group].devices;
+  const std::vector<int32_t>& labels = at_[trial.state];
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const Label& before = pool_[labels[i]];
+    if (before.weight + weight + need > capacity) continue;
+    if (before.devices[group] + devices > most) continue;
+    const Value* old = values_.data() + before.values;
+    Value stage = most_of(old, transition.touched);
+    stage.w = std::min(stage.w + 1, num_micro_);
+    const CellCost* cost = &trial.keep;
+    if (stage.w > cost->most) cost = recomputed(trial, stage.w, limits);
+    if (cost == nullptr) continue;
+    if (latency_) {
+      stage.r += cost->tau;
+      stage.s = std::max(stage.r + cost->sync, stage.s + cost->forward);
+    }
+    Label label;
+    label.done = std::max(before.done, stage.s);
+    label.tau = std::max(before.tau, cost->tau);
+    pass_on(transition, old, stage, *cost);
+    label.devices = before.devices;
+    label.devices[group] += devices;
+    label.weight = before.weight + weight;
+    double reach = label.weight;
+    if (!limits.fewest) {
+      reach = latency_ ? reach_of(to, label, made_.data()) : 0;
+      if (total(label.tau, reach) >= limits.enough) {
+        drop(label.tau, reach);
+        continue;
+      }
+    }
+    label.parent = labels[i];
+    label.state = trial.state;
+    label.transition = trial.transition;
+    label.cell = trial.cell;
+    label.variant = cost == &trial.keep ? cell.keep : cell.again;
+    label.in_flight = stage.w;
+    insert(to, label, made_.data(), reach);
   }
-  Label label;
-  label.done = std::max(before.done, stage.s);
-  label.tau = std::max(before.tau, cost->tau);
-  for (int g = 0; g < space_.states()[to].num_groups; ++g) {
+}
+
+// made_: the values of the groups after the stage, of those before it and its own.
+inline void LabelSearch::pass_on(const SearchSpace::Transition& transition, const Value* old,
+                                 const Value& stage, const CellCost& cost) {
+  for (int g = 0; g < space_.states()[transition.to].num_groups; ++g) {
     const SearchSpace::MapEntry& map = space_.maps()[transition.map + g];
     Value v = most_of(old, map.old);
     if (map.reads_stage) {
       v.w = std::max(v.w, stage.w);
       if (latency_) {
-        v.r = std::max(v.r, stage.r + 2 * cost->transfer);
-        v.s = std::max(v.s, stage.s + cost->transfer);
+        v.r = std::max(v.r, stage.r + 2 * cost.transfer);
+        v.s = std::max(v.s, stage.s + cost.transfer);
       }
     }
     made_[g] = v;
   }
-  label.devices = before.devices;
-  label.devices[cell.group] += cell.devices();
-  label.weight = before.weight + cell.weight;
-  double reach = label.weight;
-  if (!limits.fewest) {
-    reach = latency_ ? reach_of(to, label, made_.data()) : 0;
-    if (total(label.tau, reach) >= limits.enough) return drop(label.tau, reach);
-  }
-  label.parent = parent;
-  label.state = trial.state;
-  label.transition = trial.transition;
-  label.cell = trial.cell;
-  label.variant = cost == &trial.keep ? cell.keep : cell.again;
-  label.in_flight = stage.w;
-  insert(to, label, made_.data(), reach);
 }
 
 // The best of the labels of whole plans, and what the search has shown of all plans.

@@ -115,8 +115,10 @@ class LabelSearch {
   bool leads_nowhere(const Front& front, const Cell& cell, const Trial& trial,
                      const Limits& limits);
   static Value most_of(const Value* values, uint64_t groups);
-  const CellCost* cost_of(Trial& trial, int64_t in_flight, const Limits& limits) const;
-  void extend(int32_t parent, Trial& trial, const Limits& limits);
+  const CellCost* recomputed(Trial& trial, int64_t in_flight, const Limits& limits) const;
+  void extend(Trial& trial, const Limits& limits);
+  void pass_on(const SearchSpace::Transition& transition, const Value* old, const Value& stage,
+               const CellCost& cost);
   Solution best_of(std::span<const int32_t> labels, const Limits& limits) const;
   bool insert(int state, const Label& label, const Value* values, double reach);
   double reach_of(int state, const Label& label, const Value* values) const;

@@ -106,15 +106,17 @@ class SequentialSearch {
   void extend(int state, int next, const Shape& shape, const StageCost& c) {
     const float tau = static_cast<float>(c.tau);
     const int own = shape.devices();
+    const int num_n = num_n_, num_s = num_s_;
+    const bool tensor = tensor_;
     const float* from = &best({state, 0, 0});
     float* to = &best({next, 0, 0});
-    for (int n = 0; n + own < num_n_; ++n) {
-      const int end = tensor_ ? std::min(n + 1, num_s_ - shape.replicas) : 1;
+    for (int n = 0; n + own < num_n; ++n) {
+      const int end = tensor ? std::min(n + 1, num_s - shape.replicas) : 1;
       for (int s = 0; s < end; ++s) {
-        const float before = from[static_cast<size_t>(n) * num_s_ + s];
+        const float before = from[static_cast<size_t>(n) * num_s + s];
         if (before == kInfinity) continue;
         if (in_flight(n, s, shape) > c.most) continue;
-        float& out = to[static_cast<size_t>(n + own) * num_s_ + (tensor_ ? s + shape.replicas : 0)];
+        float& out = to[static_cast<size_t>(n + own) * num_s + (tensor ? s + shape.replicas : 0)];
         out = std::min(out, std::max(before, tau));
       }
     }
