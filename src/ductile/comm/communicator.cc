@@ -35,10 +35,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
     : options_(std::move(options)) {
   options_.topology.num_ranks = transport->size();
   fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
-  if (!same_shape(fabric_, fabric_of(options_.topology))) {
-    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
-         fabric_.ranks);
-  }
+  check_fabric(fabric_);
   if (options_.arena != nullptr) {
     if (options_.arena->size() != transport->size() ||
         options_.arena->rank() != transport->rank()) {
@@ -55,7 +52,35 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
   engine_ = Engine::make(std::move(transport), options_.engine);
 }
 
+Communicator::Communicator(std::shared_ptr<Engine> engine, CommunicatorOptions options)
+    : options_(std::move(options)),
+      group_(true),
+      engine_(std::move(engine)),
+      fabric_(*options_.fabric) {}
+
 Communicator::~Communicator() { engine_->close(); }
+
+std::unique_ptr<Communicator> Communicator::split(std::span<const int> ranks) {
+  Engine::Group group = engine_->split(ranks, {});
+  CommunicatorOptions options;
+  options.topology = part_of(options_.topology, ranks);
+  options.engine = options_.engine;
+  options.fabric = part_of(fabric(), ranks);
+  return std::unique_ptr<Communicator>(
+      new Communicator(std::move(group.engine), std::move(options)));
+}
+
+std::vector<int> Communicator::first_ranks() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) ranks.push_back(engine_->members().on_transport(r));
+  return ranks;
+}
+
+void Communicator::check_fabric(const Fabric& fabric) const {
+  if (same_shape(fabric, fabric_of(options_.topology))) return;
+  fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
+       fabric.ranks);
+}
 
 std::shared_ptr<const Plan> Communicator::plan(Collective collective, Algorithm algorithm,
                                                const ScheduleOptions& options, bool aliased) {
@@ -80,10 +105,7 @@ Fabric Communicator::fabric() const {
 }
 
 void Communicator::set_fabric(Fabric fabric) {
-  if (!same_shape(fabric, fabric_of(options_.topology))) {
-    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
-         fabric.ranks);
-  }
+  check_fabric(fabric);
   std::lock_guard lock(mutex_);
   fabric_ = std::move(fabric);
   decisions_.clear();

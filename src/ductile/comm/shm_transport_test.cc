@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "ductile/comm/local_processes_impl.h"
+#include "ductile/comm/split_conformance_impl.h"
 #include "ductile/comm/transport_conformance_impl.h"
 
 namespace ductile::comm {
@@ -31,6 +32,9 @@ TransportMaker maker(const char* name, size_t eager_bytes) {
 INSTANTIATE_TEST_SUITE_P(Shm, TransportConformance,
                          ::testing::Values(maker("eager", 1 << 16), maker("rendezvous", 0),
                                            maker("standard", 4096)),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Shm, SplitConformance,
+                         ::testing::Values(maker("rendezvous", 0), maker("standard", 4096)),
                          [](const auto& info) { return info.param.name; });
 
 void finish(Transport& t, const Transfer& transfer) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "ductile/comm/processes_impl.h"
+#include "ductile/comm/split_conformance_impl.h"
 #include "ductile/comm/transport_conformance_impl.h"
 #include "ductile/net/store_server.h"
 
@@ -58,6 +59,13 @@ INSTANTIATE_TEST_SUITE_P(
                             with([](TcpOptions& o) { o.spin = std::chrono::microseconds(100); })),
                       maker("ipv6", with([](TcpOptions& o) { o.links = {"::1"}; }))),
     [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Tcp, SplitConformance,
+                         ::testing::Values(maker("tcp", {}),
+                                           maker("two_rails", with([](TcpOptions& o) {
+                                                   o.links = {"127.0.0.1", "127.0.0.2"};
+                                                 }))),
+                         [](const auto& info) { return info.param.name; });
 
 std::string failure_text(const std::function<void()>& f, ErrorCode code) {
   try {

@@ -4,6 +4,7 @@
 
 #include "ductile/comm/failure_detector.h"
 #include "ductile/comm/processes_impl.h"
+#include "ductile/comm/split_conformance_impl.h"
 #include "ductile/comm/transport_conformance_impl.h"
 #include "ductile/comm/ucx_imposter_impl.h"
 #include "ductile/net/store_server.h"
@@ -41,6 +42,9 @@ std::vector<TransportMaker> makers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ucx, TransportConformance, ::testing::ValuesIn(makers()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Ucx, SplitConformance, ::testing::ValuesIn(makers()),
                          [](const auto& info) { return info.param.name; });
 
 // Two ranks exchange for ever; one is killed, or stopped, in a process of its own.
