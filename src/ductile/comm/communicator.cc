@@ -36,6 +36,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
   options_.topology.num_ranks = transport->size();
   fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
   check_fabric(fabric_);
+  EngineOptions engine = options_.engine;
   if (options_.arena != nullptr) {
     if (options_.arena->size() != transport->size() ||
         options_.arena->rank() != transport->rank()) {
@@ -43,13 +44,13 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
            transport->rank(), transport->size(), options_.arena->rank(), options_.arena->size());
     }
     options_.arena->report_stalls(options_.engine.soft_deadline, options_.engine.on_stall);
-    options_.engine.on_failure = [arena = options_.arena,
-                                  then = options_.engine.on_failure](const std::string& reason) {
+    engine.on_failure = [arena = options_.arena,
+                         then = options_.engine.on_failure](const std::string& reason) {
       arena->fail({{}, reason});
       if (then) then(reason);
     };
   }
-  engine_ = Engine::make(std::move(transport), options_.engine);
+  engine_ = Engine::make(std::move(transport), std::move(engine));
 }
 
 Communicator::Communicator(std::shared_ptr<Engine> engine, CommunicatorOptions options)
@@ -61,11 +62,20 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, CommunicatorOptions o
 Communicator::~Communicator() { engine_->close(); }
 
 std::unique_ptr<Communicator> Communicator::split(std::span<const int> ranks) {
-  Engine::Group group = engine_->split(ranks, {});
+  std::shared_ptr<Arena> whole = options_.arena;
+  if (whole != nullptr && whole->whole() != nullptr) whole = whole->whole();
+  const bool shares = whole != nullptr && ranks.size() > 1;
+  const auto take = [&] { return shares ? whole->take_group(static_cast<int>(ranks.size())) : -1; };
+  Engine::Group group = engine_->split(ranks, take);
   CommunicatorOptions options;
   options.topology = part_of(options_.topology, ranks);
   options.engine = options_.engine;
   options.fabric = part_of(fabric(), ranks);
+  if (shares && group.note >= 0) {
+    const Members& members = group.engine->members();
+    options.arena = Arena::group(std::move(whole), members.ranks, members.rank, group.note);
+    options.arena->report_stalls(options.engine.soft_deadline, options.engine.on_stall);
+  }
   return std::unique_ptr<Communicator>(
       new Communicator(std::move(group.engine), std::move(options)));
 }
