@@ -34,6 +34,9 @@ void check_count(int64_t count) {
 Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options)
     : options_(std::move(options)) {
   options_.topology.num_ranks = transport->size();
+  if (options_.topology.num_rails < 1 || options_.topology.num_rails > kMaxRails) {
+    fail(ErrorCode::invalid_argument, "{} rails: 1 to {}", options_.topology.num_rails, kMaxRails);
+  }
   fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
   check_fabric(fabric_);
   EngineOptions engine = options_.engine;
@@ -334,6 +337,11 @@ std::optional<Stall> Communicator::oldest() const {
 
 void Communicator::run_list(Schedule list, const void* in, void* out, int64_t count, DType type) {
   check_count(count);
+  for (const Step& step : list.steps) {
+    if (step.rail >= kMaxRails) {
+      fail(ErrorCode::invalid_argument, "rail {} in a list: 0 to {}", step.rail, kMaxRails - 1);
+    }
+  }
   Binding binding;
   binding.in = {static_cast<const std::byte*>(in)};
   binding.out = static_cast<std::byte*>(out);

@@ -385,6 +385,7 @@ TEST(Communicator, messages_of_one_tag_keep_their_order_and_tags_do_not_wait_for
     }
     EXPECT_THROW(comm.send(comm.rank(), 0, {}), Error);
     EXPECT_THROW(comm.send(1 - comm.rank(), 1 << 24, {}), Error);
+    EXPECT_THROW(comm.send(1 - comm.rank(), 0, {}, kMaxRails), Error);
   });
 }
 
