@@ -6,6 +6,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena.h"
+#include "ductile/comm/calibrate.h"
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/inproc.h"
 #include "ductile/comm/local_processes_impl.h"
@@ -180,6 +181,21 @@ TEST(ArenaCommunicator, more_groups_than_the_memory_has_room_for_go_by_messages)
     comm.barrier();
     for (int i = 0; i < 8; ++i) groups.push_back(comm.split(std::vector<int>{1, 0}));
     EXPECT_EQ(shared(), 8) << "what the first ones had";
+    comm.barrier();
+  });
+}
+
+TEST(ArenaCommunicator, a_group_is_measured_for_itself) {
+  run_with_arena(3, [](Communicator& comm, Arena&) {
+    const auto group = comm.rank() != 1 ? comm.split(std::vector<int>{2, 0}) : nullptr;
+    if (group != nullptr) {
+      EXPECT_EQ(group->fabric().shared_bandwidth, 0) << "not known of fewer ranks";
+      const Calibration measured = calibrate(*group);
+      EXPECT_GT(measured.fabric.shared_bandwidth, 0);
+      EXPECT_EQ(measured.fabric.ranks, 2);
+      EXPECT_EQ(group->fabric().inside.latency, measured.fabric.inside.latency);
+    }
+    EXPECT_EQ(comm.fabric().inside.latency, Fabric{}.inside.latency);
     comm.barrier();
   });
 }
