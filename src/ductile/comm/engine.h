@@ -76,6 +76,7 @@ struct Members {
 class Engine {
  public:
   class Operation;
+  struct Group;
 
   // A started operation. Copies refer to the same one; letting go of it does not end it. It may
   // outlive the engine. Any thread may wait.
@@ -100,7 +101,6 @@ class Engine {
   // Once it returns, it does so for all of them. `note` of the first is given to all. Throws
   // invalid_argument for a list that makes no sense; conflict, which ends the family, where a
   // member came with another list.
-  struct Group;
   Group split(std::span<const int> ranks, const std::function<int32_t()>& note);
 
   int rank() const { return members_->rank; }
