@@ -45,7 +45,12 @@ ArenaLayout::ArenaLayout(int num_ranks, size_t region_bytes) {
   slots = round_up(sizeof(ArenaHeader), 4096);
   staging = slots + round_up(ranks * sizeof(RankSlot), 4096);
   rings = staging + ranks * kStagingBytes;
-  regions = round_up(rings + ranks * ranks * kRingBytes, kHugePage);
+  groups = rings + ranks * ranks * kRingBytes;
+  num_groups = num_ranks > 1 ? 4 * num_ranks : 0;
+  group_slots = round_up(sizeof(GroupHeader), 4096);
+  group_staging = group_slots + round_up(ranks * sizeof(RankSlot), 4096);
+  group_bytes = group_staging + ranks * kGroupStagingBytes;
+  regions = round_up(groups + static_cast<size_t>(num_groups) * group_bytes, kHugePage);
   total = regions + ranks * region_bytes;
 }
 
@@ -79,6 +84,9 @@ Arena::Impl::Impl(std::shared_ptr<ArenaMapping> shared, int own_rank, int num_ra
       region_bytes(options.region_bytes),
       header(reinterpret_cast<ArenaHeader*>(mapping->base)),
       slots(reinterpret_cast<RankSlot*>(mapping->base + layout.slots)),
+      tiles_done(header->tiles_done),
+      staging_memory(mapping->base + layout.staging),
+      staging_bytes(kStagingBytes),
       pidfds(static_cast<size_t>(num_ranks), -1) {
   // Where ranks share cores, a pause only keeps the peer from running.
   spins = num_ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? 200 : 0;
@@ -96,6 +104,10 @@ Arena::Impl::~Impl() {
   // Whoever waits for this rank looks again.
   futex_wake_all(own.arrived.value);
   for (int r = 0; r < size; ++r) futex_wake_all(slots[r].doorbell.value);
+  if (group != nullptr) {
+    if (group->present.fetch_sub(1) == 1) group->taken.store(0);
+    return;
+  }
   for (const int fd : pidfds) {
     if (fd >= 0) close(fd);
   }
@@ -104,8 +116,8 @@ Arena::Impl::~Impl() {
 std::string Arena::Impl::label(int r) const { return fmt::format("rank {}", number(r)); }
 
 int Arena::Impl::number(int r) const {
-  const size_t i = static_cast<size_t>(r);
-  return i < options.labels.size() ? options.labels[i] : r;
+  const auto i = static_cast<size_t>(place(r));
+  return i < options.labels.size() ? options.labels[i] : place(r);
 }
 
 void Arena::Impl::fail(const PeerLoss& loss) {
@@ -116,14 +128,14 @@ void Arena::Impl::fail(const PeerLoss& loss) {
   header->reason[length] = 0;
   header->num_lost = 0;
   for (const int r : loss.ranks) {
-    if (header->num_lost < kMaxRanks) header->lost[header->num_lost++] = r;
+    if (header->num_lost < kMaxRanks) header->lost[header->num_lost++] = place(r);
   }
   header->failure.store(ArenaHeader::failed, std::memory_order_seq_cst);
   for (int r = 0; r < size; ++r) {
     futex_wake_all(slots[r].arrived.value);
     futex_wake_all(slots[r].doorbell.value);
   }
-  for (Signal& done : header->tiles_done) futex_wake_all(done.value);
+  for (int i = 0; i < 2; ++i) futex_wake_all(tiles_done[i].value);
 }
 
 void Arena::Impl::throw_loss() const {
@@ -176,8 +188,8 @@ std::string Arena::Impl::stall_report() const {
   }
   if (at < 0) return "";
   const auto kind = static_cast<OpKind>(slots[at].kind.load(std::memory_order_relaxed));
-  std::string text = fmt::format("{} #{} of {} bytes: ", name_of(kind), front,
-                                 slots[at].bytes.load(std::memory_order_relaxed));
+  std::string text = fmt::format("{} #{} of {} bytes{}: ", name_of(kind), front,
+                                 slots[at].bytes.load(std::memory_order_relaxed), name);
   std::string missing, busy;
   for (int r = 0; r < size; ++r) {
     const uint32_t arrived = slots[r].arrived.value.load(std::memory_order_relaxed);
@@ -197,8 +209,8 @@ std::optional<Stall> Arena::Impl::stall() const {
   if (own.waits.load(std::memory_order_relaxed) == 0 || waiting_in.load() != m) return {};
   Stall stall;
   const auto kind = static_cast<OpKind>(own.kind.load(std::memory_order_relaxed));
-  stall.operation = fmt::format("{} of {} bytes (shared memory)", name_of(kind),
-                                own.bytes.load(std::memory_order_relaxed));
+  stall.operation = fmt::format("{} of {} bytes (shared memory){}", name_of(kind),
+                                own.bytes.load(std::memory_order_relaxed), name);
   stall.sequence = m;
   stall.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch() -
@@ -230,7 +242,7 @@ uint32_t Arena::Impl::begin(OpKind kind, uint64_t bytes, uint64_t signature) {
       (signature * 0x9e3779b97f4a7c15u + bytes) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(kind);
   own.op[m % 2].signature = signature;
   own.claims[m % 2].next.store(0, std::memory_order_relaxed);
-  if (rank == 0) header->tiles_done[m % 2].value.store(0, std::memory_order_relaxed);
+  if (rank == 0) tiles_done[m % 2].value.store(0, std::memory_order_relaxed);
   own.kind.store(static_cast<uint32_t>(kind), std::memory_order_relaxed);
   own.bytes.store(bytes, std::memory_order_relaxed);
   own.inside.store(1, std::memory_order_relaxed);
@@ -289,6 +301,7 @@ int Arena::size() const { return impl_->size; }
 uint64_t Arena::generation() const { return impl_->header->generation; }
 
 std::byte* Arena::allocate(size_t bytes) {
+  DUCTILE_CHECK(impl_->parent == nullptr, "a group has no memory: allocate from the whole arena");
   const size_t start = round_up(impl_->cursor, bytes >= kHugePage ? kHugePage : 64);
   if (start > impl_->region_bytes || bytes > impl_->region_bytes - start) {
     ductile::fail(ErrorCode::unavailable,

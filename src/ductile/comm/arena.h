@@ -74,6 +74,20 @@ class Arena {
   size_t mark() const;
   void release(size_t mark);  // frees what was allocated since mark() returned `mark`
 
+  // Room in the segment for a group of ranks to run collectives of their own, at the same time as
+  // others do; -1 where there is none left. By one of the members, which tells the number to the
+  // others. Any thread.
+  int take_group(int num_ranks);
+  // The arena of the ranks `ranks` of `whole`, in that order, of which the own one is the
+  // own_rank-th. Each member calls it with the same list and number, once; the room is given back
+  // when all of them have destroyed it. It has the regions of `whole`, and their blocks: one at the
+  // same offset in all members' regions is symmetric for the group; nothing can be allocated from
+  // it. A failure of either is one of both.
+  static std::unique_ptr<Arena> group(std::shared_ptr<Arena> whole, std::vector<int> ranks,
+                                      int own_rank, int number);
+  // What this is a group of, or nullptr.
+  const std::shared_ptr<Arena>& whole() const;
+
   // Whether [p, p + bytes) lies in the own region.
   bool holds(const std::byte* p, size_t bytes) const;
   // The byte of `peer`'s region at the offset of `own`; nullptr if `own` is not in the own region.

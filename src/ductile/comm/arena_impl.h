@@ -35,6 +35,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // through the whole of its staging memory, piece by piece.
 constexpr size_t kSlotBytes = size_t{32} << 10;
 constexpr size_t kStagingBytes = size_t{1} << 20;
+// Of a rank in a group: the slots and a piece.
+constexpr size_t kGroupStagingBytes = size_t{256} << 10;
 constexpr size_t kRingCapacity = size_t{256} << 10;
 constexpr size_t kRingBytes = kRingCapacity + 4096;
 
@@ -78,10 +80,20 @@ struct ArenaHeader {
   char reason[1024];
 };
 
+// What a group of ranks has of its own, besides its slots and staging memory: the first rank of a
+// group takes one that is free, the last to leave gives it back.
+struct GroupHeader {
+  std::atomic<uint32_t> taken;
+  std::atomic<uint32_t> present;  // members that have not left
+  Signal tiles_done[2];
+};
+
 // Where things lie in the segment.
 struct ArenaLayout {
   ArenaLayout(int num_ranks, size_t region_bytes);
-  size_t slots, staging, rings, regions, total;
+  int num_groups;
+  size_t group_bytes, group_slots, group_staging;  // of each group, and offsets in it
+  size_t slots, staging, rings, groups, regions, total;
 };
 
 // A shared mapping; unmapped at the end of life.
@@ -96,6 +108,8 @@ struct ArenaMapping {
 
 struct Arena::Impl {
   Impl(std::shared_ptr<ArenaMapping> shared, int own_rank, int num_ranks, ArenaOptions opts);
+  // A group of the ranks `ranks` of `whole`, with the words and the staging memory of `number`.
+  Impl(std::shared_ptr<Arena> whole, std::vector<int> ranks, int own_rank, int number);
   ~Impl();
 
   std::shared_ptr<ArenaMapping> mapping;
@@ -107,17 +121,35 @@ struct Arena::Impl {
   int spins;  // pauses before giving up the core
   ArenaHeader* header;
   RankSlot* slots;
+  Signal* tiles_done;  // two
+  std::byte* staging_memory;
+  size_t staging_bytes;           // of each rank
+  std::shared_ptr<Arena> parent;  // of a group: all ranks of the segment
+  std::vector<int> members;       // of a group: their ranks in `parent`
+  GroupHeader* group = nullptr;
+  std::string name;  // " among ranks [4, 0]"
   size_t cursor = 0;
   uint32_t op = 0;          // the last operation of this rank
-  std::vector<int> pidfds;  // one a rank, -1 for those that share this process
+  std::vector<int> pidfds;  // one a rank, -1 for those that share this process; of `parent`, if any
   Nanoseconds soft_deadline{0};
   OnStall on_stall;
   std::atomic<uint32_t> waiting_in{0};    // the operation of the last long wait ...
   std::atomic<int64_t> waiting_since{0};  // ... and when that began, in ns of the steady clock
   uint32_t reported = 0;                  // the last operation told to on_stall
 
-  std::byte* region(int r) const { return mapping->base + layout.regions + r * region_bytes; }
-  std::byte* staging(int r) const { return mapping->base + layout.staging + r * kStagingBytes; }
+  // In the segment.
+  int place(int r) const { return members.empty() ? r : members[static_cast<size_t>(r)]; }
+  std::byte* regions() const { return mapping->base + layout.regions; }
+  std::byte* region(int r) const {
+    return regions() + static_cast<size_t>(place(r)) * region_bytes;
+  }
+  std::byte* staging(int r) const {
+    return staging_memory + static_cast<size_t>(r) * staging_bytes;
+  }
+  GroupHeader* group_at(int number) const {
+    return reinterpret_cast<GroupHeader*>(mapping->base + layout.groups +
+                                          static_cast<size_t>(number) * layout.group_bytes);
+  }
   // The bytes that `from` sends to `to`.
   std::byte* ring(int from, int to) const {
     return mapping->base + layout.rings + (static_cast<size_t>(from) * size + to) * kRingBytes;

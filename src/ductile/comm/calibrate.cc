@@ -246,10 +246,10 @@ void measure_shared(Communicator& comm, int repeats, Row& row) {
   float small[2] = {};
   std::vector<float> own;
   float* data = nullptr;
-  Arena& arena = *comm.arena();
-  const size_t mark = arena.mark();
-  if (arena.room() >= kCount * sizeof(float)) {
-    data = reinterpret_cast<float*>(arena.allocate(kCount * sizeof(float)));
+  Arena* const arena = comm.arena();
+  const size_t mark = arena != nullptr ? arena->mark() : 0;
+  if (arena != nullptr && arena->room() >= kCount * sizeof(float)) {
+    data = reinterpret_cast<float*>(arena->allocate(kCount * sizeof(float)));
   } else {
     own.resize(kCount);
     data = own.data();
@@ -265,7 +265,7 @@ void measure_shared(Communicator& comm, int repeats, Row& row) {
     smalls.push_back(small_seconds);
     larges.push_back(since(start));
   }
-  arena.release(mark);
+  if (arena != nullptr) arena->release(mark);
   row[11] = median(smalls);
   row[12] = std::max(median(larges) - row[11], 1e-9) / (kCount * sizeof(float));
 }
@@ -312,7 +312,8 @@ std::string key_text(Communicator& comm, const CalibrationOptions& options) {
   const Topology& t = comm.topology();
   std::string text = fmt::format(
       "# ductile {}, {}{}, {} ranks, grid {} x {}, {} links{}\n", DUCTILE_VERSION,
-      options.transport, comm.arena() != nullptr ? " and shared memory" : "", comm.size(),
+      options.transport,
+      comm.uses_arena(Collective::barrier, DType::u8) ? " and shared memory" : "", comm.size(),
       t.grid.num_rows, t.grid.num_columns, t.num_rails, t.both_directions ? " both ways" : "");
   for (int r = 0; r < comm.size(); ++r) {
     const auto& host = names[static_cast<size_t>(r)];

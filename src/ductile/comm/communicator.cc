@@ -34,11 +34,12 @@ void check_count(int64_t count) {
 Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options)
     : options_(std::move(options)) {
   options_.topology.num_ranks = transport->size();
-  fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
-  if (!same_shape(fabric_, fabric_of(options_.topology))) {
-    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
-         fabric_.ranks);
+  if (options_.topology.num_rails < 1 || options_.topology.num_rails > kMaxRails) {
+    fail(ErrorCode::invalid_argument, "{} rails: 1 to {}", options_.topology.num_rails, kMaxRails);
   }
+  fabric_ = options_.fabric.value_or(fabric_of(options_.topology));
+  check_fabric(fabric_);
+  EngineOptions engine = options_.engine;
   if (options_.arena != nullptr) {
     if (options_.arena->size() != transport->size() ||
         options_.arena->rank() != transport->rank()) {
@@ -46,16 +47,53 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
            transport->rank(), transport->size(), options_.arena->rank(), options_.arena->size());
     }
     options_.arena->report_stalls(options_.engine.soft_deadline, options_.engine.on_stall);
-    options_.engine.on_failure = [arena = options_.arena,
-                                  then = options_.engine.on_failure](const std::string& reason) {
+    engine.on_failure = [arena = options_.arena,
+                         then = options_.engine.on_failure](const std::string& reason) {
       arena->fail({{}, reason});
       if (then) then(reason);
     };
   }
-  engine_ = Engine::make(std::move(transport), options_.engine);
+  engine_ = Engine::make(std::move(transport), std::move(engine));
 }
 
+Communicator::Communicator(std::shared_ptr<Engine> engine, CommunicatorOptions options)
+    : options_(std::move(options)),
+      group_(true),
+      engine_(std::move(engine)),
+      fabric_(*options_.fabric) {}
+
 Communicator::~Communicator() { engine_->close(); }
+
+std::unique_ptr<Communicator> Communicator::split(std::span<const int> ranks) {
+  std::shared_ptr<Arena> whole = options_.arena;
+  if (whole != nullptr && whole->whole() != nullptr) whole = whole->whole();
+  const bool shares = whole != nullptr && ranks.size() > 1;
+  const auto take = [&] { return shares ? whole->take_group(static_cast<int>(ranks.size())) : -1; };
+  Engine::Group group = engine_->split(ranks, take);
+  CommunicatorOptions options;
+  options.topology = part_of(options_.topology, ranks);
+  options.engine = options_.engine;
+  options.fabric = part_of(fabric(), ranks);
+  if (shares && group.note >= 0) {
+    const Members& members = group.engine->members();
+    options.arena = Arena::group(std::move(whole), members.ranks, members.rank, group.note);
+    options.arena->report_stalls(options.engine.soft_deadline, options.engine.on_stall);
+  }
+  return std::unique_ptr<Communicator>(
+      new Communicator(std::move(group.engine), std::move(options)));
+}
+
+std::vector<int> Communicator::first_ranks() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) ranks.push_back(engine_->members().on_transport(r));
+  return ranks;
+}
+
+void Communicator::check_fabric(const Fabric& fabric) const {
+  if (same_shape(fabric, fabric_of(options_.topology))) return;
+  fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
+       fabric.ranks);
+}
 
 std::shared_ptr<const StepOrder> Communicator::step_order(Collective collective,
                                                           Algorithm algorithm,
@@ -82,10 +120,7 @@ Fabric Communicator::fabric() const {
 }
 
 void Communicator::set_fabric(Fabric fabric) {
-  if (!same_shape(fabric, fabric_of(options_.topology))) {
-    fail(ErrorCode::invalid_argument, "the fabric is that of {} ranks in another arrangement",
-         fabric.ranks);
-  }
+  check_fabric(fabric);
   std::lock_guard lock(mutex_);
   fabric_ = std::move(fabric);
   decisions_.clear();
@@ -304,6 +339,11 @@ std::optional<Stall> Communicator::oldest() const {
 
 void Communicator::run_list(Schedule list, const void* in, void* out, int64_t count, DType type) {
   check_count(count);
+  for (const Step& step : list.steps) {
+    if (step.rail >= kMaxRails) {
+      fail(ErrorCode::invalid_argument, "rail {} in a list: 0 to {}", step.rail, kMaxRails - 1);
+    }
+  }
   Binding binding;
   binding.in = {static_cast<const std::byte*>(in)};
   binding.out = static_cast<std::byte*>(out);

@@ -50,19 +50,46 @@ struct CommunicatorOptions {
 //
 // Failure: once a peer is lost every call and handle, on every thread, throws peer_lost with the
 // reason; the communicator is then finished. Contents of `out` are unspecified after that.
+//
+// Sub-groups: a communicator and those split off it, and off these, are one family. They share the
+// transport and the failure: who loses a peer in one of them loses it in all, whether or not that
+// peer is a member. Everything else is each one's own: ranks, order of calls, tags, algorithms.
+// Several may be used at the same time, from any threads, and members may call in another order on
+// another communicator. They are destroyed in any order; the transport goes with the last.
+// Errors, and the words of the soft deadline, number ranks as the first communicator does.
 class Communicator {
  public:
   explicit Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options = {});
-  ~Communicator();  // operations under way end with `unavailable`
+  // Operations under way end with `unavailable`. Where others of the family are left they are ended
+  // alike, since what is under way cannot be taken back: wait() first.
+  ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
+
+  // The communicator of some of these ranks: rank i of it is rank ranks[i] of this one. Each rank
+  // of the list calls it, with the same list; the others need not, and take no notice. It is a call
+  // like the others: ranks that are in several lists together come to them in the same order.
+  // Blocks until all members have come; cheap otherwise (two rounds of small messages, no
+  // connections, no threads). At most 4095 sub-groups of a rank at a time.
+  //
+  // Its hosts and links are those of its members, its grid is chosen anew; calibrate() and
+  // set_fabric() of either do not change the other. Where all ranks share memory (options.arena),
+  // so do the members; data in place then lie at the same offset of each member's region.
+  //
+  // Throws, before anything is sent, invalid_argument for a rank that does not exist or is in the
+  // list twice, and where this rank is not in it. Where members come with different lists all of
+  // them throw conflict, naming two of them and their lists, and the family is finished.
+  std::unique_ptr<Communicator> split(std::span<const int> ranks);
 
   int rank() const { return engine_->rank(); }
   int size() const { return engine_->size(); }
   const Topology& topology() const { return options_.topology; }
+  // Of the first communicator of the family, by own rank.
+  std::vector<int> first_ranks() const;
 
-  // The memory shared by all ranks; null where there is none.
-  Arena* arena() const { return options_.arena.get(); }
+  // The memory shared by all ranks, to allocate from; null where there is none, and on a sub-group,
+  // which uses that of its parent.
+  Arena* arena() const { return group_ ? nullptr : options_.arena.get(); }
 
   // What the choice of algorithms rests on. set_fabric: all ranks, with equal values, at the same
   // place in their order of calls.
@@ -126,13 +153,17 @@ class Communicator {
   void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
   Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
 
-  // What the oldest operation under way is and which ranks it waits for. Any thread. See also
-  // EngineOptions::soft_deadline, which holds for sums in shared memory as well.
+  // What the oldest operation under way is and which ranks it waits for; on the first of a family,
+  // of all the family's. Any thread. See also EngineOptions::soft_deadline, which holds for sums in
+  // shared memory as well.
   std::optional<Stall> oldest() const;
   // A failure detector's verdict. Any thread.
   void report_loss(PeerLoss loss) { engine_->report_loss(std::move(loss)); }
 
  private:
+  Communicator(std::shared_ptr<Engine> engine, CommunicatorOptions options);
+  void check_fabric(const Fabric& fabric) const;
+
   struct Call {
     Collective collective;
     const void* in;
@@ -152,6 +183,7 @@ class Communicator {
   Price decide(Collective collective, int64_t count, DType type, const CallOptions& options);
 
   CommunicatorOptions options_;
+  bool group_ = false;  // made by split()
   std::shared_ptr<Engine> engine_;
   mutable std::mutex mutex_;  // guards what follows
   Fabric fabric_;

@@ -385,6 +385,7 @@ TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotWaitForEachOther) {
     }
     EXPECT_THROW(comm.send(comm.rank(), 0, {}), Error);
     EXPECT_THROW(comm.send(1 - comm.rank(), 1 << 24, {}), Error);
+    EXPECT_THROW(comm.send(1 - comm.rank(), 0, {}, kMaxRails), Error);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "ductile/comm/inproc.h"
 #include "ductile/comm/shm_transport.h"
+#include "ductile/comm/testing/split_conformance.h"
 #include "ductile/comm/testing/transport_conformance.h"
 
 namespace ductile::comm {
@@ -40,6 +41,11 @@ TransportSet one_host(int size) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Composite, TransportConformance,
+                         ::testing::Values(TransportMaker{"two_a_host", two_a_host},
+                                           TransportMaker{"one_host", one_host}),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Composite, SplitConformance,
                          ::testing::Values(TransportMaker{"two_a_host", two_a_host},
                                            TransportMaker{"one_host", one_host}),
                          [](const auto& info) { return info.param.name; });

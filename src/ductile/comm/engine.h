@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,15 +48,35 @@ struct Binding {
   std::optional<DType> wire;  // f16 or bf16: how f32 travels, unless a step is exact
 };
 
+// Who the ranks of an engine are to the transport.
+struct Members {
+  int rank = 0;
+  int size = 1;
+  std::vector<int> ranks;          // of the transport, by own number; empty: all, as they are
+  std::vector<uint32_t> contexts;  // under which each wants this group's messages; empty: 0
+  std::string name;                // " among ranks 4, 0 and 2"; empty for all
+
+  int on_transport(int r) const { return ranks.empty() ? r : ranks[static_cast<size_t>(r)]; }
+  std::vector<int> on_transport(std::vector<int> group) const;
+  uint32_t context_of(int r) const {
+    return contexts.empty() ? 0 : contexts[static_cast<size_t>(r)];
+  }
+};
+
 // Runs step lists over one transport: any number at a time, in whatever order their steps become
 // possible. Whoever waits for an operation does the work; while nobody waits, a thread of the
 // engine does, which sleeps when there is nothing to do.
 //
-// Failure: the first error of the transport ends every operation and the engine. All handles and
+// A group is an engine for some of the ranks, over the same transport: it has its own numbers of
+// operations, its own context in the tags of its messages, and its own lane of tasks; the
+// transport, the work and the failure are common to the whole family.
+//
+// Failure: the first error of the transport ends every operation of the family. All handles and
 // all later calls then throw that error, and no memory of the caller is touched any more.
 class Engine {
  public:
   class Operation;
+  struct Group;
 
   // A started operation. Copies refer to the same one; letting go of it does not end it. It may
   // outlive the engine. Any thread may wait.
@@ -75,8 +96,16 @@ class Engine {
   static std::shared_ptr<Engine> make(std::unique_ptr<Transport> transport, EngineOptions options);
   ~Engine();
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  // A group of the ranks `ranks` of this engine, this one among them, in their new order. All of
+  // them call it with the same list, and as often as they are in a list together in the same order.
+  // Once it returns, it does so for all of them. `note` of the first is given to all. Throws
+  // invalid_argument for a list that makes no sense; conflict, which ends the family, where a
+  // member came with another list.
+  Group split(std::span<const int> ranks, const std::function<int32_t()>& note);
+
+  int rank() const { return members_->rank; }
+  int size() const { return members_->size; }
+  const Members& members() const { return *members_; }
 
   // Starts a collective. All ranks start the same ones in the same order. `waits`: the caller is
   // going to wait right now, so nobody else need be woken. Throws the latched error.
@@ -93,26 +122,41 @@ class Engine {
   Work run(std::function<void()> task, std::string name, bool waits = false);
 
   // What the oldest operation waits for; nullopt when there is none. For heartbeats and reports.
+  // That of the whole transport sees the operations of its groups, too.
   std::optional<Stall> oldest() const;
-  uint64_t num_started() const;  // collectives so far
 
-  // Latches a loss: every operation ends with peer_lost. Any thread.
+  // Latches a loss: every operation of the family ends with peer_lost. Any thread.
   void report_loss(PeerLoss loss);
-  // Ends every operation with `unavailable` and destroys the transport. Called before letting go.
+  // Called before letting go. The last of a family ends what is under way with `unavailable` and
+  // destroys the transport. Another that still has operations under way ends those of the whole
+  // family so: they cannot be taken back from the transport.
   void close();
 
-  struct Impl;
+  struct Core;
 
  private:
-  Engine(std::unique_ptr<Transport> transport, EngineOptions options);
+  struct Lane;
+  struct Meeting;
+  Engine(std::shared_ptr<Core> core, std::shared_ptr<const Members> members);
+  static std::shared_ptr<Engine> make(std::shared_ptr<Core> core,
+                                      std::shared_ptr<const Members> members);
   Work submit(std::shared_ptr<Operation> op, bool waits);
-  void check_message(int peer, uint32_t tag) const;
+  void check_list(std::span<const int> ranks) const;
+  void check_message(int peer, uint32_t tag, int rail) const;
+  void throw_if_ended() const;
+  bool any_under_way() const;
+  void end_lane(std::unique_lock<std::mutex>& lock);
   std::weak_ptr<Engine> self_;
-  int rank_ = 0;
-  int size_ = 1;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<const Members> members_;
+  std::shared_ptr<Core> core_;
+  std::unique_ptr<Lane> lane_;
 };
 
 using Work = Engine::Work;
+
+struct Engine::Group {
+  std::shared_ptr<Engine> engine;
+  int32_t note = 0;  // of the first
+};
 
 }  // namespace ductile::comm

@@ -1,6 +1,7 @@
 #include "ductile/comm/fabric.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 namespace ductile::comm {
@@ -73,6 +74,41 @@ bool same_shape(const Fabric& a, const Fabric& b) {
                       f.host);
   };
   return shape(a) == shape(b);
+}
+
+Topology part_of(const Topology& topology, std::span<const int> ranks) {
+  Topology part;
+  part.num_ranks = static_cast<int>(ranks.size());
+  part.num_rails = topology.num_rails;
+  part.both_directions = topology.both_directions;
+  std::map<int, int> numbers;
+  for (const int r : ranks) {
+    const int fresh = static_cast<int>(numbers.size());
+    part.host.push_back(numbers.try_emplace(topology.host_of(r), fresh).first->second);
+  }
+  // Hosts that are all alike are said so, as they are where nobody split.
+  const auto a_host = std::count(part.host.begin(), part.host.end(), 0);
+  bool alike = true;
+  for (size_t i = 0; i < part.host.size(); ++i) {
+    alike = alike && part.host[i] == static_cast<int>(i) / static_cast<int>(a_host);
+  }
+  if (alike) {
+    part.ranks_per_host = std::max(static_cast<int>(a_host), 1);
+    part.host.clear();
+  }
+  return part;
+}
+
+Fabric part_of(const Fabric& fabric, std::span<const int> ranks) {
+  Fabric part = fabric_of(part_of(fabric.topology(), ranks));
+  part.reduce_bandwidth = fabric.reduce_bandwidth;
+  part.inside = fabric.inside;
+  part.between = fabric.between;
+  if (part.ranks == fabric.ranks) {
+    part.shared_latency = fabric.shared_latency;
+    part.shared_bandwidth = fabric.shared_bandwidth;
+  }
+  return part;
 }
 
 }  // namespace ductile::comm

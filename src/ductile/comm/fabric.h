@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ductile/base/options.h"
@@ -51,5 +52,11 @@ void describe(Describer& d, Fabric& fabric);
 Fabric fabric_of(const Topology& topology);
 // Whether both have the same ranks in the same places.
 bool same_shape(const Fabric& a, const Fabric& b);
+
+// What `ranks` of a topology or fabric, in that order, are among themselves: their hosts, numbered
+// as they come, and the links between them. A grid is chosen anew, and what sums in shared memory
+// cost is not known of fewer ranks.
+Topology part_of(const Topology& topology, std::span<const int> ranks);
+Fabric part_of(const Fabric& fabric, std::span<const int> ranks);
 
 }  // namespace ductile::comm

@@ -1,13 +1,17 @@
 #include "ductile/comm/nccl_communicator.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
+#include <fmt/ranges.h>
 #include <nccl.h>
 
 #include "ductile/base/error.h"
@@ -17,6 +21,7 @@ namespace {
 
 constexpr std::chrono::microseconds kPoll{20};
 constexpr std::chrono::seconds kFarewell{1};
+constexpr std::chrono::milliseconds kTurn{100};
 
 void check_cuda(cudaError_t result, const char* what) {
   if (result != cudaSuccess) {
@@ -63,31 +68,64 @@ ncclRedOp_t nccl_op(Reduction reduction) {
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+ncclUniqueId make_id() {
+  ncclUniqueId id;
+  const ncclResult_t made = ncclGetUniqueId(&id);
+  if (made != ncclSuccess) {
+    fail(ErrorCode::unavailable, "NCCL makes no identifier: {}", ncclGetErrorString(made));
+  }
+  return id;
+}
+
+std::string_view bytes_of(const ncclUniqueId& id) { return {id.internal, sizeof id.internal}; }
+
+ncclUniqueId id_of(std::string_view bytes, const std::string& key) {
+  ncclUniqueId id;
+  if (bytes.size() != sizeof id.internal) {
+    fail(ErrorCode::data_loss, "{}: {} bytes are no identifier of NCCL", key, bytes.size());
+  }
+  std::memcpy(id.internal, bytes.data(), bytes.size());
+  return id;
+}
+
+// What a communicator and its groups have in common: the first loss.
+struct Family {
+  std::mutex mutex;
+  std::optional<std::string> loss;
+
+  void lose(std::string reason) {
+    const std::lock_guard lock(mutex);
+    if (!loss) loss = std::move(reason);
+  }
+  std::optional<std::string> lost() {
+    const std::lock_guard lock(mutex);
+    return loss;
+  }
+};
+
+// Who the ranks of a communicator are, and under which keys of the store they split it.
+struct Place {
+  Group group;
+  int first_rank;     // of the first communicator, for people
+  std::string store;  // "nccl/job/3"
+  int device;
+  std::shared_ptr<Family> family;
+};
+
 class NcclCommunicator final : public DeviceCommunicator {
  public:
-  NcclCommunicator(const Group& group, net::Store& store, int device, net::Deadline deadline)
-      : group_(group), device_(device) {
-    check_cuda(cudaSetDevice(device), "choose a GPU");
-    const std::string key = fmt::format("nccl/{}/{}", group.job, group.generation);
-    ncclUniqueId id;
-    if (group.rank == 0) {
-      const ncclResult_t made = ncclGetUniqueId(&id);
-      if (made != ncclSuccess) {
-        fail(ErrorCode::unavailable, "NCCL makes no identifier: {}", ncclGetErrorString(made));
-      }
-      store.set(key, std::string_view(id.internal, sizeof id.internal), deadline);
-    } else {
-      const std::string text = store.get(key, deadline);
-      if (text.size() != sizeof id.internal) {
-        fail(ErrorCode::data_loss, "{}: {} bytes are no identifier of NCCL", key, text.size());
-      }
-      std::memcpy(id.internal, text.data(), text.size());
-    }
+  NcclCommunicator(Place place, const ncclUniqueId& id, net::Deadline deadline)
+      : place_(std::move(place)),
+        group_(place_.group),
+        heard_(static_cast<size_t>(group_.size)),
+        family_(place_.family) {
+    check_cuda(cudaSetDevice(place_.device), "choose a GPU");
     // Calls that do not block are the only ones that can be given up.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     try {
-      settle(ncclCommInitRankConfig(&comm_, group.size, id, group.rank, &config), "join", deadline);
+      settle(ncclCommInitRankConfig(&comm_, group_.size, id, group_.rank, &config), "join",
+             deadline);
     } catch (const Error&) {
       abort();
       throw;
@@ -153,16 +191,106 @@ class NcclCommunicator final : public DeviceCommunicator {
     }
   }
 
-  void report_loss(PeerLoss loss) override {
-    const std::lock_guard lock(mutex_);
-    if (!loss_) loss_ = std::move(loss.reason);
+  void report_loss(PeerLoss loss) override { family_->lose(std::move(loss.reason)); }
+
+  std::unique_ptr<DeviceCommunicator> split(std::span<const int> ranks, net::Store& store,
+                                            net::Deadline deadline) override {
+    const std::string list = check_list(ranks);
+    look("split");
+    Place place = place_;
+    place.group.size = static_cast<int>(ranks.size());
+    place.group.rank =
+        static_cast<int>(std::find(ranks.begin(), ranks.end(), group_.rank) - ranks.begin());
+    // Each rank keeps a list of the lists it was called with. Of each member's the next one that
+    // has this rank in it must be this one.
+    try {
+      const bool first = place.group.rank == 0;
+      ncclUniqueId id{};
+      if (first) id = make_id();
+      store.set(key_of(group_.rank, num_splits_++),
+                first ? fmt::format("{};{}", list, bytes_of(id)) : list + ";", deadline);
+      for (const int r : ranks) {
+        if (r == group_.rank) {
+          if (first) place.store = key_of(r, num_splits_ - 1);
+          continue;
+        }
+        const auto [at, text] = next_of(r, list, store, deadline);
+        if (r != ranks.front()) continue;
+        place.store = key_of(r, at);
+        id = id_of(text, place.store);
+      }
+      return std::make_unique<NcclCommunicator>(std::move(place), id, deadline);
+    } catch (const Error& e) {  // this rank is out of step with the others
+      family_->lose(e.what());
+      throw;
+    }
   }
 
  private:
+  std::string check_list(std::span<const int> ranks) const {
+    const std::string list = fmt::format("[{}]", fmt::join(ranks, ", "));
+    const auto count = [&](int r) { return std::count(ranks.begin(), ranks.end(), r); };
+    for (const int r : ranks) {
+      if (r < 0 || r >= group_.size) {
+        fail(ErrorCode::invalid_argument, "rank {} splits into ranks {}: there is no rank {} of {}",
+             group_.rank, list, r, group_.size);
+      }
+      if (count(r) > 1) {
+        fail(ErrorCode::invalid_argument, "rank {} splits into ranks {}: rank {} is in it twice",
+             group_.rank, list, r);
+      }
+    }
+    if (count(group_.rank) == 0) {
+      fail(ErrorCode::invalid_argument,
+           "rank {} splits into ranks {} and is not one of them: only members call it", group_.rank,
+           list);
+    }
+    return list;
+  }
+
+  std::string key_of(int rank, int64_t split) const {
+    return fmt::format("{}/{}.{}", place_.store, rank, split);
+  }
+
+  // The next of `peer`'s splits that this rank is in, and what it says besides the list.
+  std::pair<int64_t, std::string> next_of(int peer, const std::string& list, net::Store& store,
+                                          net::Deadline deadline) {
+    int64_t& next = heard_[static_cast<size_t>(peer)];
+    while (true) {
+      const int64_t at = next;
+      std::string text;
+      while (text.empty()) {  // in turns, since a loss may be reported meanwhile
+        look("split");
+        try {
+          text = store.get(key_of(peer, at), std::min(deadline, net::Clock::now() + kTurn));
+        } catch (const Error& e) {
+          if (e.code() != ErrorCode::deadline) throw;
+          if (net::Clock::now() < deadline) continue;
+          fail(ErrorCode::deadline, "rank {} splits into ranks {}, and rank {} did not come",
+               group_.rank, list, peer);
+        }
+      }
+      ++next;
+      const size_t end = std::min(text.find(';'), text.size());
+      const std::string theirs = text.substr(0, end);
+      if (theirs == list) return {at, text.substr(std::min(end + 1, text.size()))};
+      std::istringstream words(theirs);
+      char sign = 0;
+      int r = 0;
+      while (words >> sign && words >> r) {  // "[" or "," and a rank
+        if (r != group_.rank) continue;
+        fail(ErrorCode::conflict,
+             "rank {} splits into ranks {}, and rank {} into ranks {}: all members give the same "
+             "list, and ranks that are in several lists together take them in the same order",
+             group_.rank, list, peer, theirs);
+      }
+    }
+  }
+
   template <class Call>
   void enqueue(const char* what, const Call& call) {
     look(what);
-    check_cuda(cudaSetDevice(device_), what);
+    check_cuda(cudaSetDevice(place_.device), what);
     settle(call(), what, std::nullopt);
   }
 
@@ -186,12 +314,7 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   // Throws what has been lost by now.
   void look(const char* what) {
-    std::optional<std::string> lost;
-    {
-      const std::lock_guard lock(mutex_);
-      lost = loss_;
-    }
-    if (lost) lose(what, *lost);
+    if (const auto lost = family_->lost()) lose(what, *lost);
     if (comm_ == nullptr) return;
     ncclResult_t state = ncclSuccess;
     if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) state = ncclInternalError;
@@ -199,10 +322,10 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   [[noreturn]] void lose(const char* what, const std::string& reason) {
-    report_loss({{}, reason});
+    family_->lose(reason);
     abort();
-    fail(ErrorCode::peer_lost, "rank {} in generation {}: {}: {}", group_.rank, group_.generation,
-         what, reason);
+    fail(ErrorCode::peer_lost, "rank {} in generation {}: {}: {}", place_.first_rank,
+         group_.generation, what, reason);
   }
 
   // Peers may still read what this rank has sent, so NCCL is told before memory goes; but who is
@@ -212,10 +335,7 @@ class NcclCommunicator final : public DeviceCommunicator {
     ncclResult_t state = ncclCommFinalize(comm_);
     while (state == ncclInProgress && net::Clock::now() < deadline) {
       std::this_thread::sleep_for(kPoll);
-      {
-        const std::lock_guard lock(mutex_);
-        if (loss_) return false;
-      }
+      if (family_->lost()) return false;
       if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return false;
     }
     return state == ncclSuccess && ncclCommDestroy(std::exchange(comm_, nullptr)) == ncclSuccess;
@@ -225,11 +345,12 @@ class NcclCommunicator final : public DeviceCommunicator {
     if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));
   }
 
+  const Place place_;
   const Group group_;
-  const int device_;
   ncclComm_t comm_ = nullptr;
-  std::mutex mutex_;
-  std::optional<std::string> loss_;
+  int64_t num_splits_ = 0;
+  std::vector<int64_t> heard_;  // of each rank: how many of its splits
+  const std::shared_ptr<Family> family_;
 };
 
 }  // namespace
@@ -246,7 +367,17 @@ std::string nccl_version() {
 
 std::unique_ptr<DeviceCommunicator> connect_nccl(const Group& group, net::Store& store, int device,
                                                  net::Deadline deadline) {
-  return std::make_unique<NcclCommunicator>(group, store, device, deadline);
+  const std::string key = fmt::format("nccl/{}/{}", group.job, group.generation);
+  check_cuda(cudaSetDevice(device), "choose a GPU");
+  ncclUniqueId id{};
+  if (group.rank == 0) {
+    id = make_id();
+    store.set(key, bytes_of(id), deadline);
+  } else {
+    id = id_of(store.get(key, deadline), key);
+  }
+  return std::make_unique<NcclCommunicator>(
+      Place{group, group.rank, key, device, std::make_shared<Family>()}, id, deadline);
 }
 
 }  // namespace ductile::comm

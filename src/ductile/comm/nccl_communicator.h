@@ -51,6 +51,16 @@ class DeviceCommunicator {
   virtual void wait(void* stream = nullptr) = 0;
 
   virtual void report_loss(PeerLoss loss) = 0;
+
+  // The communicator of some of these ranks, as Communicator::split: the ranks of the list alone
+  // call it, with the same list and in the same order of lists. They meet through `store`. Parent
+  // and groups are one family: a loss in one, or reported to one, ends all. Each belongs to one
+  // thread at a time, they may belong to different ones, and are destroyed in any order.
+  //
+  // Throws invalid_argument for a list that makes no sense. Conflict, naming both lists, where a
+  // member came with another one, and deadline, naming who did not come, end the family.
+  virtual std::unique_ptr<DeviceCommunicator> split(std::span<const int> ranks, net::Store& store,
+                                                    net::Deadline deadline) = 0;
 };
 
 // Joins the group with GPU `device` of this process. NCCL's identifier goes through `store`, which

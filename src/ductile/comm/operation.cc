@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "ductile/base/error.h"
+#include "ductile/comm/engine_impl.h"
 #include "ductile/comm/operation_impl.h"
 #include "ductile/comm/reduce_kernels.h"
 
@@ -27,8 +28,9 @@ void StagingPool::give(Lease lease) {
 }
 
 Engine::Operation::Operation(std::shared_ptr<const StepOrder> order, Binding binding,
-                             std::string name, Tag tag_base)
+                             std::string name, Tag tag_base, std::shared_ptr<const Members> members)
     : name(std::move(name)),
+      members(std::move(members)),
       began(std::chrono::steady_clock::now()),
       order_(std::move(order)),
       binding_(std::move(binding)),
@@ -92,7 +94,9 @@ bool Engine::Operation::staged(const Step& step) const {
 }
 
 Tag Engine::Operation::tag(int32_t step) const {
-  return (static_cast<Tag>(order_->list.steps[step].rail) << kRailShift) |
+  const Step& s = order_->list.steps[step];
+  const Tag context = members->context_of(s.op == Op::send ? s.peer : members->rank);
+  return (static_cast<Tag>(s.rail) << kRailShift) | (context << kContextShift) |
          (tag_base_ + order_->message[step]);
 }
 
@@ -186,7 +190,7 @@ void Engine::Operation::run_ready(Transport* transport, StagingPool& pool) {
       if (transport == nullptr) continue;
       const size_t bytes = message_bytes(step, dst.elements);
       open_.push_back({i, {}, bytes, false});
-      transport->receive(step.peer, tag(i), {dst.data, bytes}, transfers_[i]);
+      transport->receive(peer(step), tag(i), {dst.data, bytes}, transfers_[i]);
     } else if (auto it = arrived_.find(i); it != arrived_.end()) {
       absorb(step, it->second.memory.get());
       pool.give(std::move(it->second));
@@ -214,7 +218,8 @@ bool Engine::Operation::post_staged(Transport& transport, const EngineOptions& o
     ++num_staged_;
     staged_bytes_ += bytes;
     open_.push_back({i, pool.take(bytes), bytes, false});
-    transport.receive(step.peer, tag(i), {open_.back().staging.memory.get(), bytes}, transfers_[i]);
+    transport.receive(peer(step), tag(i), {open_.back().staging.memory.get(), bytes},
+                      transfers_[i]);
     moved = true;
   }
   return moved;
@@ -250,7 +255,7 @@ bool Engine::Operation::post_sends(Transport& transport, const EngineOptions& op
       window.open.push_back(i);
       window.bytes += bytes;
       open_.push_back(std::move(open));
-      transport.send(step.peer, tag(i), {data, bytes}, transfers_[i]);
+      transport.send(peer(step), tag(i), {data, bytes}, transfers_[i]);
     }
   }
   return moved;

@@ -36,26 +36,32 @@ class StagingPool {
 // `error` (set before state leaves pending) and what never changes.
 class Engine::Operation {
  public:
-  Operation(std::shared_ptr<const StepOrder> order, Binding binding, std::string name,
-            Tag tag_base);
+  Operation(std::shared_ptr<const StepOrder> order, Binding binding, std::string name, Tag tag_base,
+            std::shared_ptr<const Members> members);
 
   enum class State : uint8_t { pending, done, failed };
   std::atomic<State> state{State::pending};
   std::exception_ptr error;
   const std::string name;
+  const std::shared_ptr<const Members> members;  // of the engine that it belongs to
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point began;
   bool reported = false;
-  std::function<void()> task;  // instead of steps
+  bool quiet = false;          // never named as what a rank waits for
+  std::vector<int> waits;      // what waits_for() was some time ago; under the engine's lock
+  std::function<void()> task;  // instead of a plan
 
-  explicit Operation(std::function<void()> task, std::string name)
-      : name(std::move(name)), began(std::chrono::steady_clock::now()), task(std::move(task)) {}
+  Operation(std::function<void()> task, std::string name, std::shared_ptr<const Members> members)
+      : name(std::move(name)),
+        members(std::move(members)),
+        began(std::chrono::steady_clock::now()),
+        task(std::move(task)) {}
 
   // Does and issues what can be; false if that was nothing.
   bool advance(Transport& transport, const EngineOptions& options, StagingPool& pool);
   bool finished() const { return remaining_ == 0; }
-  // Whose messages are missing: peers from whom nothing came yet, else those of all open receives,
-  // else those of open sends.
+  // Whose messages are missing, as the group numbers them: peers from whom nothing came yet, else
+  // those of all open receives, else those of open sends.
   std::vector<int> waits_for() const;
   bool any_settled() const;
   // Does what is possible without the transport: an operation that has all its messages ends well.
@@ -84,6 +90,8 @@ class Engine::Operation {
   size_t message_bytes(const Step& step, size_t elements) const;
   bool narrow_on_wire(const Step& step) const { return binding_.wire && !step.exact; }
   bool staged(const Step& step) const;
+  // To whom or from whom a step's message goes, and under which tag, as the transport has it.
+  int peer(const Step& step) const { return members->on_transport(step.peer); }
   Tag tag(int32_t step) const;
 
   void become_ready(int32_t step);

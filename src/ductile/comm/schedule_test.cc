@@ -9,6 +9,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/checker.h"
+#include "ductile/comm/fabric.h"
 #include "ductile/comm/step_order.h"
 #include "ductile/comm/testing/even_cut.h"
 
@@ -115,6 +116,56 @@ TEST(Schedule, TheHierarchyIsRightForAnySpreadOverHosts) {
     c.options.wire = rng.below(2) == 1;
     prove(c);
   }
+}
+
+// What Communicator::split runs: lists for the topology of the members.
+TEST(Schedule, ListsOfAPartOfTheRanksAreRightAndKnowItsHosts) {
+  Rng rng(31);
+  for (int i = 0; i < 60; ++i) {
+    Topology whole;
+    whole.num_ranks = 1 + static_cast<int>(rng.below(24));
+    whole.ranks_per_host = 1 + static_cast<int>(rng.below(5));
+    whole.num_rails = 1 + static_cast<int>(rng.below(2));
+    for (int r = 0; i % 2 == 1 && r < whole.num_ranks; ++r) {
+      whole.host.push_back(10 + static_cast<int>(rng.below(4)));
+    }
+    if (whole.num_ranks % 2 == 0) whole.grid = {2, whole.num_ranks / 2};
+    std::vector<int> ranks(static_cast<size_t>(whole.num_ranks));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    for (size_t k = ranks.size(); k > 1; --k) std::swap(ranks[k - 1], ranks[rng.below(k)]);
+    ranks.resize(1 + rng.below(static_cast<uint32_t>(ranks.size())));
+
+    const Topology part = part_of(whole, ranks);
+    ASSERT_EQ(part.num_ranks, static_cast<int>(ranks.size()));
+    EXPECT_EQ(part.num_rails, whole.num_rails);
+    EXPECT_EQ(part.grid.num_rows, 0) << "another number of ranks, another grid";
+    for (int a = 0; a < part.num_ranks; ++a) {
+      for (int b = 0; b < part.num_ranks; ++b) {
+        EXPECT_EQ(part.host_of(a) == part.host_of(b),
+                  whole.host_of(ranks[static_cast<size_t>(a)]) ==
+                      whole.host_of(ranks[static_cast<size_t>(b)]));
+      }
+    }
+    Fabric links = fabric_of(whole);
+    links.between.latency = 1e-3;
+    links.shared_bandwidth = 1e9;
+    const Fabric links_of_part = part_of(links, ranks);
+    EXPECT_TRUE(same_shape(links_of_part, fabric_of(part)));
+    EXPECT_EQ(links_of_part.between.latency, 1e-3);
+    EXPECT_EQ(links_of_part.shared_bandwidth, part.num_ranks == whole.num_ranks ? 1e9 : 0);
+    for (const Collective collective :
+         {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
+          Collective::broadcast, Collective::all_to_all, Collective::barrier}) {
+      for (const Algorithm algorithm : algorithms_of(collective)) {
+        prove_variants({collective, algorithm, part, {}, false}, rng);
+      }
+    }
+  }
+  // Ranks that are dealt out evenly are described as where nobody split.
+  const Topology even =
+      part_of({.num_ranks = 12, .ranks_per_host = 4}, std::vector<int>{1, 3, 9, 8, 5, 4});
+  EXPECT_EQ(even.ranks_per_host, 2);
+  EXPECT_TRUE(even.host.empty());
 }
 
 TEST(Schedule, TheCanonicalSumIsRightForAnyCutOfTheVirtualRanks) {

@@ -47,7 +47,7 @@ void run_tiles(Arena::Impl& arena, uint32_t m, std::span<const size_t> bounds, s
   for (int s = 0; s < size; ++s) {
     total += static_cast<uint32_t>((bounds[s + 1] - bounds[s] + tile_elements - 1) / tile_elements);
   }
-  Signal& done = arena.header->tiles_done[m % 2];
+  Signal& done = arena.tiles_done[m % 2];
   uint32_t finished = 0;
   for (int step = 0; step < size; ++step) {
     const int s = (arena.rank + step) % size;
@@ -142,11 +142,12 @@ void all_reduce(Arena& arena, DType type, std::byte* data, size_t n) {
                          mix_of(offset_of(arena, data), static_cast<uint64_t>(type)));
   }
   // The slots come first in the staging memory: a peer may still read one of them.
-  constexpr size_t kFirst = 2 * kSlotBytes, kPiece = kStagingBytes - kFirst;
+  constexpr size_t kFirst = 2 * kSlotBytes;
+  const size_t longest = impl.staging_bytes - kFirst;
   Bases bases;
   for (int r = 0; r < impl.size; ++r) bases[r] = impl.staging(r) + kFirst;
-  for (size_t begin = 0; begin < n; begin += kPiece / element) {
-    const size_t count = std::min(n - begin, kPiece / element);
+  for (size_t begin = 0; begin < n; begin += longest / element) {
+    const size_t count = std::min(n - begin, longest / element);
     std::memcpy(bases[impl.rank], data + begin * element, count * element);
     all_reduce_at(arena, type, bases, count, ~static_cast<uint64_t>(type));
     std::memcpy(data + begin * element, bases[impl.rank], count * element);
@@ -234,10 +235,11 @@ void all_reduce_combine(Arena& arena, DType type, std::span<const std::byte* con
   require_inside(arena, out, n * element);
   if (inputs.empty()) fail(ErrorCode::invalid_argument, "a combine of no vectors");
   uint64_t signature = mix_of(offset_of(arena, out), static_cast<uint64_t>(type));
-  const std::byte* const base = impl.region(0);
+  const std::byte* const base = impl.regions();
+  const size_t all = impl.layout.total - impl.layout.regions;
   for (const std::byte* input : inputs) {
     const auto offset = reinterpret_cast<uintptr_t>(input) - reinterpret_cast<uintptr_t>(base);
-    if (offset > impl.region_bytes * ranks || n * element > impl.region_bytes * ranks - offset) {
+    if (offset > all || n * element > all - offset) {
       fail(ErrorCode::invalid_argument, "an input of a combine lies outside of the arena");
     }
     signature = mix_of(signature, offset);

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "ductile/comm/testing/local_processes.h"
+#include "ductile/comm/testing/split_conformance.h"
 #include "ductile/comm/testing/transport_conformance.h"
 
 namespace ductile::comm {
@@ -31,6 +32,9 @@ TransportMaker maker(const char* name, size_t eager_bytes) {
 INSTANTIATE_TEST_SUITE_P(Shm, TransportConformance,
                          ::testing::Values(maker("eager", 1 << 16), maker("rendezvous", 0),
                                            maker("standard", 4096)),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Shm, SplitConformance,
+                         ::testing::Values(maker("rendezvous", 0), maker("standard", 4096)),
                          [](const auto& info) { return info.param.name; });
 
 void finish(Transport& t, const Transfer& transfer) {

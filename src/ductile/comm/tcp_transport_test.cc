@@ -4,7 +4,9 @@
 
 #include <unistd.h>
 
+#include "ductile/comm/failure_detector.h"
 #include "ductile/comm/testing/processes.h"
+#include "ductile/comm/testing/split_conformance.h"
 #include "ductile/comm/testing/transport_conformance.h"
 #include "ductile/net/store_server.h"
 
@@ -58,6 +60,13 @@ INSTANTIATE_TEST_SUITE_P(
                             with([](TcpOptions& o) { o.spin = std::chrono::microseconds(100); })),
                       maker("ipv6", with([](TcpOptions& o) { o.links = {"::1"}; }))),
     [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Tcp, SplitConformance,
+                         ::testing::Values(maker("tcp", {}),
+                                           maker("two_rails", with([](TcpOptions& o) {
+                                                   o.links = {"127.0.0.1", "127.0.0.2"};
+                                                 }))),
+                         [](const auto& info) { return info.param.name; });
 
 std::string failure_text(const std::function<void()>& f, ErrorCode code) {
   try {
@@ -113,6 +122,75 @@ TEST(TcpTransport, AKilledProcessIsLostAndNamed) {
   EXPECT_EQ(receive.state, Transfer::State::failed);
   EXPECT_EQ(from_other.state, Transfer::State::failed);
 }
+
+// Two groups and all ranks sum at the same time; a member is killed, or stopped, in a process of
+// its own.
+class TcpGroups : public ::testing::TestWithParam<int> {};
+
+TEST_P(TcpGroups, AMemberThatIsLostEndsTheWholeFamilyOfTheSurvivors) {
+  constexpr int kSize = 4;
+  Processes processes;
+  for (int r = 0; r < kSize; ++r) {
+    processes.start(r, [](int rank, const std::string& address, const Processes& self) {
+      const auto store =
+          net::connect_store(net::Address::parse(address), secret(), "job", in(20000));
+      const Group group{"job", 1, rank, kSize};
+      std::vector<float> x(60'000), y(60'000), z(60'000);  // outlive what is done with them
+      Communicator comm(connect_tcp(group, *store, secret(), {}, in(20000)));
+      DetectorOptions detection;
+      detection.interval = milliseconds(20);
+      detection.deadline = milliseconds(400);
+      FailureDetector detector(
+          group, *store, secret(), detection, [&](const PeerLoss& loss) { comm.report_loss(loss); },
+          {}, in(20000));
+      const auto pair = comm.split(rank < 2 ? std::vector<int>{1, 0} : std::vector<int>{2, 3});
+      const auto three = rank < 3 ? comm.split(std::vector<int>{2, 0, 1}) : nullptr;
+      std::string said;
+      try {
+        for (int i = 0;; ++i) {
+          const Work a = pair->start_all_reduce(x.data(), x.data(), 60'000, DType::f32);
+          const Work b = comm.start_all_reduce(z.data(), z.data(), 60'000, DType::f32);
+          if (three) three->all_reduce(y.data(), y.data(), 60'000, DType::f32);
+          a.wait();
+          b.wait();
+          if (i == 3) self.say("ready");
+        }
+      } catch (const Error& e) {
+        said = fmt::format("{} {};", to_string(e.code()), e.what());
+      }
+      for (Communicator* c : {&comm, pair.get(), three.get()}) {
+        try {
+          if (c == nullptr) continue;
+          c->barrier();
+          said += " none";
+        } catch (const Error& e) {
+          said += fmt::format(" {}", to_string(e.code()));
+        }
+      }
+      self.say(said);
+      pause();
+    });
+  }
+  net::StoreServer server({"127.0.0.1", 0}, secret(), "job");
+  for (int r = 0; r < kSize; ++r) processes.tell(r, server.address().to_string());
+  for (int r = 0; r < kSize; ++r) ASSERT_EQ(processes.hear(), "ready");
+  kill(processes.pid(2), GetParam());
+  std::string all;
+  for (int r = 0; r < kSize - 1; ++r) {
+    const auto line = processes.hear();
+    ASSERT_TRUE(line.has_value());
+    EXPECT_EQ(line->rfind("peer_lost", 0), 0u) << *line;
+    EXPECT_NE(line->find("; peer_lost peer_lost"), std::string::npos) << *line;
+    EXPECT_EQ(line->find("none"), std::string::npos) << *line;
+    all += *line + "\n";
+  }
+  EXPECT_NE(all.find("rank 2"), std::string::npos) << all;
+}
+
+INSTANTIATE_TEST_SUITE_P(TcpTransport, TcpGroups, ::testing::Values(SIGKILL, SIGSTOP),
+                         [](const auto& info) {
+                           return info.param == SIGKILL ? "killed" : "stopped";
+                         });
 
 TEST(TcpTransport, APeerThatReceivesNothingIsHeldBackAndNothingIsLost) {
   TcpOptions options;

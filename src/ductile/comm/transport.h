@@ -11,12 +11,13 @@
 namespace ductile::comm {
 
 // Matches a receive with a send between one ordered pair of ranks. Whoever uses a transport sees to
-// it that a tag is used once between two ranks during the life of the transport. The top byte names
-// the rail: a transport with several links to a peer carries the message on link rail_of(tag)
-// modulo its number of links; one with a single link takes no notice.
+// it that a tag comes again between two ranks only after its last message is received. The top four
+// bits name the rail: a transport with several links to a peer carries the message on link
+// rail_of(tag) modulo its number of links; one with a single link takes no notice.
 using Tag = uint64_t;
 
-constexpr int kRailShift = 56;
+constexpr int kRailShift = 60;
+constexpr int kMaxRails = 16;
 constexpr int rail_of(Tag tag) { return static_cast<int>(tag >> kRailShift); }
 
 // The state of one send or receive; owned by the caller, who keeps it in place until it is settled.

@@ -4,6 +4,7 @@
 
 #include "ductile/comm/failure_detector.h"
 #include "ductile/comm/testing/processes.h"
+#include "ductile/comm/testing/split_conformance.h"
 #include "ductile/comm/testing/transport_conformance.h"
 #include "ductile/comm/testing/ucx_imposter.h"
 #include "ductile/net/store_server.h"
@@ -41,6 +42,9 @@ std::vector<TransportMaker> makers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ucx, TransportConformance, ::testing::ValuesIn(makers()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Ucx, SplitConformance, ::testing::ValuesIn(makers()),
                          [](const auto& info) { return info.param.name; });
 
 // Two ranks exchange for ever; one is killed, or stopped, in a process of its own.

@@ -13,6 +13,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/comm/arena.h"
 #include "ductile/comm/transport.h"
 
 // The promises of transport.h as tests that every transport runs. A test file includes this header
@@ -29,6 +30,7 @@ namespace ductile::comm {
 struct TransportSet {
   std::vector<std::unique_ptr<Transport>> ranks;
   std::shared_ptr<void> keep;
+  std::vector<std::shared_ptr<Arena>> arenas;  // of each rank, for its communicator; or none
 };
 
 struct TransportMaker {
