@@ -16,50 +16,50 @@ namespace ductile::comm {
 
 TEST_P(SplitConformance, RandomGroupsDoWhatFreshCommunicatorsOfTheirShapeDo) {
   constexpr int kSize = 5;
-  constexpr int kGroups = 6;
-  for (uint64_t round = 0; round < 2; ++round) {
-    Rng rng(round, 41);
-    std::vector<std::vector<int>> lists;
-    for (int g = 0; g < kGroups; ++g) lists.push_back(draw_group(rng, kSize));
-    CommunicatorOptions options;
-    for (int r = 0; r < kSize; ++r) options.topology.host.push_back(static_cast<int>(rng.below(2)));
-    const auto count = [&](int g) { return g % 2 == 0 ? 37 : 20'011; };
-    std::mutex mutex;
-    std::map<std::pair<int, int>, std::vector<float>> results;  // by group and rank in it
-    run(
-        kSize,
-        [&](Communicator& comm) {
-          std::vector<std::unique_ptr<Communicator>> groups;  // all alive at the same time
-          for (const auto& list : lists) {
-            groups.push_back(contains(list, comm.rank()) ? comm.split(list) : nullptr);
-          }
-          for (int g = 0; g < kGroups; ++g) {
-            if (groups[g] == nullptr) continue;
-            Communicator& group = *groups[g];
-            EXPECT_EQ(group.first_ranks(), lists[g]);
-            EXPECT_EQ(lists[g][static_cast<size_t>(group.rank())], comm.rank());
-            auto own = do_all(group, mix(round, static_cast<uint64_t>(g)), count(g));
-            const std::lock_guard lock(mutex);
-            results[{g, group.rank()}] = std::move(own);
-          }
-          for (int g = 0; g < kGroups; ++g) {
-            if (groups[g] == nullptr || groups[g]->rank() != 0) continue;
-            run_twin(*groups[g], [&](Communicator& fresh) {
-              const auto expected = do_all(fresh, mix(round, static_cast<uint64_t>(g)), count(g));
-              std::unique_lock lock(mutex);
-              while (!results.contains({g, fresh.rank()})) {  // a member may still be at it
-                lock.unlock();
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                lock.lock();
-              }
-              EXPECT_TRUE(same_bits(results[{g, fresh.rank()}], expected))
-                  << "group " << g << " of round " << round << ", rank " << fresh.rank();
-            });
-          }
-          comm.barrier();
-        },
-        options);
-  }
+  constexpr int kGroups = 5;
+  uint64_t seed = 0;  // each transport draws groups of its own
+  for (const char c : GetParam().name) seed = mix(seed, static_cast<uint64_t>(c));
+  Rng rng(seed, 41);
+  std::vector<std::vector<int>> lists;
+  for (int g = 0; g < kGroups; ++g) lists.push_back(draw_group(rng, kSize));
+  CommunicatorOptions options;
+  for (int r = 0; r < kSize; ++r) options.topology.host.push_back(static_cast<int>(rng.below(2)));
+  const auto count = [&](int g) { return g % 2 == 0 ? 37 : 20'011; };
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::vector<float>> results;  // by group and rank in it
+  run(
+      kSize,
+      [&](Communicator& comm) {
+        std::vector<std::unique_ptr<Communicator>> groups;  // all alive at the same time
+        for (const auto& list : lists) {
+          groups.push_back(contains(list, comm.rank()) ? comm.split(list) : nullptr);
+        }
+        for (int g = 0; g < kGroups; ++g) {
+          if (groups[g] == nullptr) continue;
+          Communicator& group = *groups[g];
+          EXPECT_EQ(group.first_ranks(), lists[g]);
+          EXPECT_EQ(lists[g][static_cast<size_t>(group.rank())], comm.rank());
+          auto own = do_all(group, mix(seed, static_cast<uint64_t>(g)), count(g));
+          const std::lock_guard lock(mutex);
+          results[{g, group.rank()}] = std::move(own);
+        }
+        for (int g = 0; g < kGroups; ++g) {
+          if (groups[g] == nullptr || groups[g]->rank() != 0) continue;
+          run_twin(*groups[g], [&](Communicator& fresh) {
+            const auto expected = do_all(fresh, mix(seed, static_cast<uint64_t>(g)), count(g));
+            std::unique_lock lock(mutex);
+            while (!results.contains({g, fresh.rank()})) {  // a member may still be at it
+              lock.unlock();
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              lock.lock();
+            }
+            EXPECT_TRUE(same_bits(results[{g, fresh.rank()}], expected))
+                << "group " << g << " of seed " << seed << ", rank " << fresh.rank();
+          });
+        }
+        comm.barrier();
+      },
+      options);
 }
 
 // Equal tags, equal peers, equal numbers: only the group differs.
@@ -433,8 +433,14 @@ TEST_P(SplitConformance, WhoIsMissingIsNamedByItsNumberInTheWhole) {
       options);
 }
 
+<<<<<<< HEAD:src/ductile/comm/testing/split_conformance.h
 // More than there are contexts, so that all of them come again.
 TEST_P(SplitConformance, ManySplitsLeaveNoDescriptorThreadOrMemoryBehind) {
+=======
+// More than there are contexts, so that all of them come again; most of one rank, which send
+// nothing.
+TEST_P(SplitConformance, ManySplitsLeaveNoDescriptorThreadOrMemoryBehind) {
+>>>>>>> 5ffe313c05ddc6c7e689a481a4e0cfb06b74ac1a:src/ductile/comm/split_conformance_impl.h
   const auto entries = [](const char* folder) {
     return std::distance(std::filesystem::directory_iterator(folder),
                          std::filesystem::directory_iterator{});
@@ -453,16 +459,17 @@ TEST_P(SplitConformance, ManySplitsLeaveNoDescriptorThreadOrMemoryBehind) {
         group->start_all_reduce(&x, &x, 1, DType::f32).wait();
         if (i % 64 == 0) group->split(std::vector<int>{1, 0})->barrier();
       }
+      for (int i = 0; i < 15 * count; ++i) (void)comm.split(std::vector<int>{comm.rank()});
       comm.barrier();
     };
-    some(200);
+    some(100);
     if (comm.rank() == 0) {
       descriptors = entries("/proc/self/fd");
       threads = entries("/proc/self/task");
       memory = mallinfo2().uordblks;
     }
     comm.barrier();
-    some(4500);
+    some(300);
     if (comm.rank() == 0) {
       EXPECT_EQ(entries("/proc/self/fd"), descriptors);
       EXPECT_EQ(entries("/proc/self/task"), threads);
