@@ -19,7 +19,7 @@
 #include "../elastic_programs.h"
 #include "ductile/base/error.h"
 #include "ductile/run/json_lines.h"
-#include "ductile/server/testing/test_model.h"
+#include "ductile/link/testing/test_model.h"
 
 namespace ductile::injection {
 namespace {
