@@ -266,7 +266,7 @@ class Laboratory::Trial {
   // The trained weights.
   std::string result() const {
     if (kind_.real) return testing::model_of(run_);
-    return std::to_string(server::testing::read_checkpoint(run_ / "checkpoints", kSteps).value);
+    return std::to_string(link::testing::read_checkpoint(run_ / "checkpoints", kSteps).value);
   }
 
   static fs::path half_of(const Laboratory& laboratory, const JobKind& kind) {

@@ -9,7 +9,7 @@
 
 #include <malloc.h>
 
-#include "ductile/comm/split_fixture_impl.h"
+#include "ductile/comm/testing/split_fixture.h"
 
 // Sub-groups (Communicator::split) over every transport: included by the test file of each.
 namespace ductile::comm {
@@ -433,14 +433,9 @@ TEST_P(SplitConformance, WhoIsMissingIsNamedByItsNumberInTheWhole) {
       options);
 }
 
-<<<<<<< HEAD:src/ductile/comm/testing/split_conformance.h
-// More than there are contexts, so that all of them come again.
-TEST_P(SplitConformance, ManySplitsLeaveNoDescriptorThreadOrMemoryBehind) {
-=======
 // More than there are contexts, so that all of them come again; most of one rank, which send
 // nothing.
 TEST_P(SplitConformance, ManySplitsLeaveNoDescriptorThreadOrMemoryBehind) {
->>>>>>> 5ffe313c05ddc6c7e689a481a4e0cfb06b74ac1a:src/ductile/comm/split_conformance_impl.h
   const auto entries = [](const char* folder) {
     return std::distance(std::filesystem::directory_iterator(folder),
                          std::filesystem::directory_iterator{});

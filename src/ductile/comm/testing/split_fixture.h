@@ -14,7 +14,7 @@
 #include "ductile/comm/inproc.h"
 #include "ductile/comm/testing/transport_conformance.h"
 
-// Ranks as threads with communicators over the transports of a maker, for split_conformance_impl.h.
+// Ranks as threads with communicators over the transports of a maker, for split_conformance.h.
 namespace ductile::comm {
 
 class SplitConformance : public TransportConformance {
