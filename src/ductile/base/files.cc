@@ -10,26 +10,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 
 namespace ductile {
 namespace {
 
-class Fd {
- public:
-  Fd(const fs::path& path, int flags, mode_t mode = 0644)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
-    if (fd_ < 0) fail_errno(path.string(), errno);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() { ::close(fd_); }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+Descriptor open_file(const fs::path& path, int flags, mode_t mode = 0644) {
+  return opened(::open(path.c_str(), flags | O_CLOEXEC, mode), path.string());
+}
 
 [[noreturn]] void refuse(const fs::path& path) {
   fail(ErrorCode::invalid_argument, "{}: is {}, not a file", path.string(), kind_text(path));
@@ -38,20 +28,21 @@ class Fd {
 // A regular file; a FIFO is not waited for, and a device not touched.
 struct RegularFile {
   explicit RegularFile(const fs::path& path)
-      : fd(kind_of(path) == FileKind::other ? (refuse(path), path) : path, O_RDONLY | O_NONBLOCK) {
+      : fd(open_file(kind_of(path) == FileKind::other ? (refuse(path), path) : path,
+                     O_RDONLY | O_NONBLOCK)) {
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0) fail_errno(path.string(), errno);
     if (!S_ISREG(info.st_mode)) refuse(path);
     size = static_cast<size_t>(info.st_size);
   }
-  Fd fd;
+  Descriptor fd;
   size_t size = 0;
 };
 
 }  // namespace
 
 std::string read_file(const fs::path& path) {
-  const Fd fd(path, O_RDONLY);
+  const Descriptor fd = open_file(path, O_RDONLY);
   std::string text;
   struct stat info {};
   if (::fstat(fd.get(), &info) == 0 && info.st_size > 0) {
@@ -89,7 +80,7 @@ void write_file_atomic(const fs::path& path, std::span<const std::byte> bytes) {
   fs::path temporary = path;
   temporary += ".tmp" + std::to_string(::getpid());
   try {
-    const Fd fd(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    const Descriptor fd = open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     size_t done = 0;
     while (done < bytes.size()) {
       const ssize_t n = ::write(fd.get(), bytes.data() + done, bytes.size() - done);
@@ -113,7 +104,7 @@ void write_file_atomic(const fs::path& path, std::string_view text) {
 }
 
 void fsync_folder(const fs::path& folder) {
-  const Fd fd(folder, O_RDONLY | O_DIRECTORY);
+  const Descriptor fd = open_file(folder, O_RDONLY | O_DIRECTORY);
   if (::fsync(fd.get()) != 0) fail_errno(folder.string() + ": fsync", errno);
 }
 

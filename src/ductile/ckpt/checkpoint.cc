@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/chunk_store_impl.h"
 
@@ -127,15 +128,6 @@ void Checkpoint::verify() const {
   }
 }
 
-namespace {
-
-bool is_gone(const fs::path& path) {
-  std::error_code error;
-  return fs::status(path, error).type() == fs::file_type::not_found;
-}
-
-}  // namespace
-
 LatestResult open_latest(const fs::path& folder) {
   // A writer may remove a checkpoint while it is looked at; the list is then out of date.
   constexpr int kMaxTries = 10;
@@ -156,7 +148,7 @@ LatestResult open_latest(const fs::path& folder) {
                "again, or remove {} to go back to the checkpoint before it",
                file.step, e.what(), file.path.string());
         }
-        changed = is_gone(file.path);
+        changed = kind_of(file.path) == FileKind::none;
         if (changed && attempt < kMaxTries) break;
         result.refused.push_back(file.path.filename().string() + ": " + e.what());
       }

@@ -6,21 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/ckpt/chunk_store_impl.h"
 
 namespace ductile::ckpt {
 namespace {
-
-struct Fd {
-  explicit Fd(int value) : value(value) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() {
-    if (value >= 0) ::close(value);
-  }
-  int value;
-};
 
 // The disk or the system refuses now; that says nothing about the bytes, which may be whole.
 [[noreturn]] void fail_unreadable(const fs::path& path, const char* what, int error) {
@@ -37,20 +28,20 @@ fs::path chunk_path(const fs::path& folder, const ChunkId& id) {
 
 void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::byte> out) {
   const fs::path path = chunk_path(folder, chunk.id);
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.value < 0) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) {
     if (errno == ENOENT) fail(ErrorCode::data_loss, "{}: the chunk is missing", path.string());
     fail_unreadable(path, "open", errno);
   }
   struct stat info {};
-  if (::fstat(fd.value, &info) != 0) fail_unreadable(path, "stat", errno);
+  if (::fstat(fd.get(), &info) != 0) fail_unreadable(path, "stat", errno);
   if (info.st_size != chunk.size) {
     fail(ErrorCode::data_loss, "{}: the chunk has {} bytes where {} were written", path.string(),
          static_cast<int64_t>(info.st_size), chunk.size);
   }
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t n = ::read(fd.value, out.data() + done, out.size() - done);
+    const ssize_t n = ::read(fd.get(), out.data() + done, out.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_unreadable(path, "read", errno);
     if (n == 0) {

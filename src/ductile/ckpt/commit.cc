@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/commit_impl.h"
@@ -15,22 +16,6 @@
 
 namespace ductile::ckpt {
 namespace {
-
-// Closes what is left open when something throws between open and sync.
-class OpenFiles {
- public:
-  OpenFiles() = default;
-  OpenFiles(const OpenFiles&) = delete;
-  OpenFiles& operator=(const OpenFiles&) = delete;
-  ~OpenFiles() {
-    for (int fd : fds_) ::close(fd);
-  }
-  void add(int fd) { fds_.push_back(fd); }
-  const std::vector<int>& fds() const { return fds_; }
-
- private:
-  std::vector<int> fds_;
-};
 
 int64_t blocks(int64_t bytes) {
   constexpr int64_t kBlock = 4096;
@@ -218,16 +203,16 @@ void Committer::write_chunks(std::span<const NewChunk> fresh) {
   for (size_t begin = 0; begin < fresh.size(); begin += kBatch) {
     const size_t end = std::min(fresh.size(), begin + kBatch);
     {
-      OpenFiles files;
+      std::vector<Descriptor> files;  // closed also where something throws before the sync
       for (size_t i = begin; i < end; ++i) {
         const int fd = disk_.open_new(temporary(i));
         check(fd, temporary(i), "create");
-        files.add(fd);
+        files.emplace_back(fd);
         check(disk_.write(fd, fresh[i].bytes), temporary(i), "write");
         written_ += static_cast<int64_t>(fresh[i].bytes.size());
       }
       for (size_t i = begin; i < end; ++i) {
-        check(disk_.sync(files.fds()[i - begin]), temporary(i), "fsync");
+        check(disk_.sync(files[i - begin].get()), temporary(i), "fsync");
       }
     }
     for (size_t i = begin; i < end; ++i) {
@@ -243,10 +228,9 @@ void Committer::write_chunks(std::span<const NewChunk> fresh) {
 }
 
 void Committer::write_temporary(const fs::path& path, std::span<const std::byte> bytes) {
-  OpenFiles files;
   const int fd = disk_.open_new(path);
   check(fd, path, "create");
-  files.add(fd);
+  const Descriptor file(fd);
   check(disk_.write(fd, bytes), path, "write");
   check(disk_.sync(fd), path, "fsync");
 }

@@ -9,6 +9,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
+
 namespace ductile::ckpt {
 namespace {
 
@@ -72,11 +74,8 @@ class RealDisk final : public Disk {
   }
 
   int sync_folder(const fs::path& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return -errno;
-    const int result = sync(fd);
-    ::close(fd);
-    return result;
+    const Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return fd ? sync(fd.get()) : -errno;
   }
 
   int64_t free_bytes(const fs::path& path) override {

@@ -12,13 +12,11 @@ namespace ductile::ckpt {
 
 FolderLock::FolderLock(const fs::path& folder) {
   const fs::path path = folder / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail_errno(path.string(), errno);
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644), path.string());
+  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     char holder[32] = {};
-    const ssize_t n = ::pread(fd_, holder, sizeof holder - 1, 0);
-    ::close(fd_);
+    const ssize_t n = ::pread(fd_.get(), holder, sizeof holder - 1, 0);
     if (error != EWOULDBLOCK) fail_errno(path.string() + ": flock", error);
     fail(ErrorCode::conflict,
          "{}: process {} is saving checkpoints into this folder; stop it, or choose another folder",
@@ -26,11 +24,9 @@ FolderLock::FolderLock(const fs::path& folder) {
   }
   // Only for the message above, so a failure (a full disk) does not matter.
   const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(fd_, 0) == 0) {
-    [[maybe_unused]] const ssize_t n = ::pwrite(fd_, pid.data(), pid.size(), 0);
+  if (::ftruncate(fd_.get(), 0) == 0) {
+    [[maybe_unused]] const ssize_t n = ::pwrite(fd_.get(), pid.data(), pid.size(), 0);
   }
 }
-
-FolderLock::~FolderLock() { ::close(fd_); }
 
 }  // namespace ductile::ckpt

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 
 namespace ductile::ckpt {
@@ -10,12 +11,9 @@ namespace ductile::ckpt {
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder);
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-  ~FolderLock();
 
  private:
-  int fd_;
+  Descriptor fd_;
 };
 
 }  // namespace ductile::ckpt

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/folder_lock_impl.h"
 #include "ductile/ckpt/garbage_impl.h"
@@ -36,12 +37,7 @@ void check_complete(const fs::path& folder, int64_t step, const fs::path& path) 
   }
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const bool there = fs::exists(path, error);
-  if (error) fail_errno(path.string(), error.value());
-  return there;
-}
+bool is_there(const fs::path& path) { return kind_of(path) != FileKind::none; }
 
 void check(int result, const fs::path& path, const char* what) {
   if (result < 0) fail_errno(path.string() + ": " + what, -result);

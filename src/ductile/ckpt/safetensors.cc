@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/ckpt/disk.h"
@@ -37,20 +38,20 @@ class NewFile {
  public:
   explicit NewFile(const fs::path& path) : path_(path), temporary_(path) {
     temporary_ += ".tmp" + std::to_string(::getpid());
-    fd_ = disk_.open_new(temporary_);
-    check(fd_);
+    const int fd = disk_.open_new(temporary_);
+    check(fd);
+    fd_ = Descriptor(fd);
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile() {
-    if (fd_ >= 0) ::close(fd_);
     if (!done_) disk_.remove(temporary_);
   }
 
-  void write(std::span<const std::byte> bytes) { check(disk_.write(fd_, bytes)); }
+  void write(std::span<const std::byte> bytes) { check(disk_.write(fd_.get(), bytes)); }
 
   void commit() {
-    check(disk_.sync(fd_));
+    check(disk_.sync(fd_.get()));
     check(disk_.rename(temporary_, path_));
     done_ = true;
     fsync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
@@ -64,7 +65,7 @@ class NewFile {
   Disk& disk_ = real_disk();
   fs::path path_;
   fs::path temporary_;
-  int fd_ = -1;
+  Descriptor fd_;
   bool done_ = false;
 };
 
