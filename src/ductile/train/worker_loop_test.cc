@@ -58,7 +58,8 @@ struct TestRun {
     run::for_each_diary_line(path() / "metrics.jsonl",
                              [&](const Json& line) { lines.push_back(line); });
     for (Json& line : lines) {
-      for (const char* timing : {"time", "seconds", "samples_per_second"}) line.erase(timing);
+      for (const char* timing : {"time", "seconds", "samples_per_second", "generation"})
+        line.erase(timing);
     }
     return lines;
   }
