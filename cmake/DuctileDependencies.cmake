@@ -1,7 +1,6 @@
 # Everything outside the repository that the build uses; Debian names in scripts/setup.
 find_package(Threads REQUIRED)
 find_package(fmt 9 REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(ZLIB REQUIRED)
@@ -31,9 +30,11 @@ if(NOT DUCTILE_NCCL STREQUAL "OFF")
   endif()
 endif()
 
+# ccache keeps results of sources with a precompiled header only when it is told that it may.
+set(DUCTILE_OWN_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 find_program(DUCTILE_CCACHE ccache)
-if(DUCTILE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${DUCTILE_CCACHE})
+if(DUCTILE_CCACHE AND NOT DUCTILE_OWN_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${DUCTILE_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${DUCTILE_CCACHE})
 endif()
 find_program(DUCTILE_MOLD mold)
@@ -68,7 +69,10 @@ if(DUCTILE_BENCH)
 endif()
 
 add_library(ductile_options INTERFACE)
+# -ffp-contract=off: one rounding after every operation, so that bits are the same on every machine;
+# a fused multiply-add is written out. -fpch-preprocess: ccache needs it.
 target_compile_options(ductile_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+                       -ffp-contract=off $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
                        $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                        $<$<BOOL:${DUCTILE_WERROR}>:-Werror>)
 if(DUCTILE_SANITIZE)

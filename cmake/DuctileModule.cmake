@@ -38,6 +38,7 @@ set(DUCTILE_LAYER_python 10)
 
 set(DUCTILE_SOURCE_ROOT ${CMAKE_CURRENT_LIST_DIR}/../src)
 set(DUCTILE_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
+include(${CMAKE_CURRENT_LIST_DIR}/DuctilePch.cmake)
 
 function(ductile_module name)
   cmake_parse_arguments(M "TORCH" "" 
@@ -72,6 +73,9 @@ function(ductile_module name)
     target_include_directories(${target} SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
     target_link_libraries(${target} PUBLIC ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
     set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
+    ductile_use_pch(${target} torch)
+  elseif(NOT OpenMP::OpenMP_CXX IN_LIST M_LIBS)  # -fopenmp changes what <algorithm> says
+    ductile_use_pch(${target} library)
   endif()
 
   # Includes are checked before the module compiles, whenever one of its files changed.
@@ -95,26 +99,62 @@ function(ductile_module name)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
   if(DUCTILE_TESTS AND M_TESTS)
-    ductile_test(${name}_test SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
+    set(torch)
     if(M_TORCH)
-      set_target_properties(ductile_${name}_test PROPERTIES JOB_POOL_COMPILE torch)
+      set(torch TORCH)
     endif()
+    ductile_test(${name}_test ${torch} SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
   endif()
 endfunction()
 
-# ductile_test(NAME SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest entry.
+# ductile_test(NAME [TORCH] SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest
+# entry. TORCH: a library that it links is above the torch line.
 function(ductile_test name)
-  cmake_parse_arguments(T "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(T "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_executable(ductile_${name} ${T_SOURCES})
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
   target_compile_definitions(ductile_${name} PRIVATE
     DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(T_TORCH)
+    ductile_use_pch(ductile_${name} torch_test)
+    set_target_properties(ductile_${name} PROPERTIES JOB_POOL_COMPILE torch)
+  elseif(NOT ductile_optim IN_LIST T_LIBS)
+    ductile_use_pch(ductile_${name} test)
+  endif()
   add_test(NAME ${name} COMMAND ductile_${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600
     # UCX hooks madvise, which a thread calls when the thread sanitizer has already taken leave of it.
     ENVIRONMENT
     "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0;UCX_MEM_MMAP_HOOK_MODE=none")
+endfunction()
+
+# ductile_isa_tests(NAME FILTER): these tests of the program ductile_NAME once more for every
+# instruction set that kernels are written for, forced: ours, libtorch's and oneDNN's. A machine that
+# lacks one runs its best.
+function(ductile_isa_tests name filter)
+  if(NOT TARGET ductile_${name})
+    return()
+  endif()
+  get_test_property(${name} ENVIRONMENT environment)
+  foreach(isa "baseline default SSE41" "avx2 avx2 AVX2" "avx512 avx512 AVX512_CORE")
+    separate_arguments(isa)
+    list(GET isa 0 ours)
+    list(GET isa 1 torch)
+    list(GET isa 2 onednn)
+    add_test(NAME ${name}_${ours} COMMAND ductile_${name} "--gtest_filter=${filter}")
+    set_tests_properties(${name}_${ours} PROPERTIES TIMEOUT 600 ENVIRONMENT
+      "${environment};DUCTILE_ISA=${ours};ATEN_CPU_CAPABILITY=${torch};ONEDNN_MAX_CPU_ISA=${onednn}")
+  endforeach()
+endfunction()
+
+# ductile_long_test(NAME VARIABLE=VALUE ...): the test NAME once more as NAME_long, in full, which these
+# variables ask for; under the label `long`, which scripts/test leaves out.
+function(ductile_long_test name)
+  get_test_property(${name} ENVIRONMENT environment)
+  add_test(NAME ${name}_long COMMAND ductile_${name})
+  set_tests_properties(${name}_long PROPERTIES LABELS long TIMEOUT 7200
+    ENVIRONMENT "${environment};${ARGN}")
 endfunction()
 
 # ductile_program(NAME SOURCES ... LIBS ...): an installed executable in <build>/bin.

@@ -161,7 +161,7 @@ TEST_F(Chaos, ChangesNoBitAndLeavesNothingBehind) {
   job_ = std::make_unique<Program>(begin());
   ASSERT_TRUE(wait_until_it_steps(*job_, run_)) << read_file(log_);
   const auto calm =
-      Clock::now() + std::chrono::seconds(from_environment("DUCTILE_CHAOS_SECONDS", 45));
+      Clock::now() + std::chrono::seconds(from_environment("DUCTILE_CHAOS_SECONDS", 15));
   while (Clock::now() < calm) {
     disturb();
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(900)));

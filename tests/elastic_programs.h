@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -71,6 +72,9 @@ class Program {
   int status_ = 0;
   bool ended_ = false;
 };
+
+// Whether every number of workers is wanted, and not only one of each kind.
+inline bool all_sizes() { return std::getenv("DUCTILE_ALL_SIZES") != nullptr; }
 
 inline std::vector<std::string> ductile(std::vector<std::string> words) {
   words.insert(words.begin(), DUCTILE_BINARY_DIR "/bin/ductile");

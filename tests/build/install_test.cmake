@@ -11,7 +11,8 @@ endfunction()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 run(${WORK}/prefix/bin/ductile --version)
 run(${CMAKE_COMMAND} -S ${SOURCE}/examples/custom_model -B ${WORK}/build -G Ninja
-  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix ${LAUNCHER})
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix
+  "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
 run(${CMAKE_COMMAND} --build ${WORK}/build -j 1)
 run(${WORK}/prefix/bin/ductile train ${SOURCE}/examples/custom_model/job.toml --out ${WORK}/run
   --set model.library=${WORK}/build/libcustom_model.so

@@ -45,7 +45,7 @@ add_library(ductile_base INTERFACE)
 ductile_module(${name} DEPS ${dep} SOURCES probe.cc)
 ")
   file(WRITE ${folder}/probe.cc "int probe;\n")
-  execute_process(COMMAND ${CMAKE_COMMAND} -S ${folder} -B ${folder}/build -G Ninja
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${folder} -B ${folder}/build -G Ninja -DDUCTILE_PCH=OFF
     RESULT_VARIABLE result ERROR_VARIABLE text OUTPUT_QUIET)
   string(REGEX REPLACE "[ \n]+" " " text "${text}")  # cmake wraps what it prints
   if(expected STREQUAL "accepted")

@@ -4,6 +4,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/export.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/folder.h"
@@ -78,13 +79,15 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
                          {"bytes", t.num_bytes}});
     }
     const Json all = {{"step", checkpoint.step()},
+                      {"digest", ckpt::state_digest(checkpoint)},
                       {"bytes", checkpoint.total_bytes()},
                       {"tensors", tensors},
                       {"state", checkpoint.state()}};
     context.console.print("{}\n", dump_json(all, 2));
     return kDone;
   }
-  context.console.print("step {}, {} in {} tensors\n\n", checkpoint.step(),
+  context.console.print("step {}, digest {}, {} in {} tensors\n\n", checkpoint.step(),
+                        ckpt::state_digest(checkpoint),
                         run::as_bytes(static_cast<double>(checkpoint.total_bytes())),
                         checkpoint.tensors().size());
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "TYPE", "SHAPE", "SIZE"}};

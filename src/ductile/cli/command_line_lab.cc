@@ -112,7 +112,7 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   const CLI::Range count(int64_t{1}, int64_t{100'000'000});
   sub->add_option("workload", c.workloads, "workload files (CSV) or folders of them; none: made up")
       ->option_text("[WORKLOAD...]");
-  sub->footer(listed("Policies", sched::policies()));
+  sub->footer(listed("Policies", sched::policies()) + "\n\n" + app.get_footer());
   sub->add_option("--policy", c.policies, "which of those below; " + c.policies)
       ->option_text("LIST");
   sub->add_option("--cluster", c.cluster, "cluster file; none: 16 nodes of 4 t4")
@@ -211,7 +211,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "bytes per byte of parameters: 0 SGD, 1 momentum, 2 Adam; none: the graph's")
       ->option_text("X")
       ->check(CLI::Range(0.0, 100.0));
-  sub->footer(listed("Planners to compare with", plan::baselines()));
+  sub->footer(listed("Planners to compare with", plan::baselines()) + "\n\n" + app.get_footer());
   sub->add_option("--baseline", c.baseline, "compare with these of the planners below, or all")
       ->option_text("LIST");
   sub->add_option("--time-limit", c.time_limit, "seconds of search; then the best so far; 60")

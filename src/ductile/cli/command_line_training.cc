@@ -58,10 +58,8 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set");
-  sub->add_option(
-         "--workers", c.workers,
-         "processes that share the job and can be resized (also one); none: a plain one, or "
-         "as many as before")
+  sub->add_option("--workers", c.workers,
+                  "processes that share the job; none: one, or as many as before")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_hosts(*sub, c.hosts);
@@ -141,8 +139,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_live_command(
       app, parsed, "status", "what a live job is doing, and why",
-      "runs/latest\n\nWorks while `ductile train --workers N` runs, from another terminal.",
-      status);
+      "runs/latest\n\nWorks while `ductile train` runs, from another terminal.", status);
   add_json(*sub, c.json);
   sub = add_live_command(app, parsed, "resize", "give a live job another number of workers",
                          "runs/latest 4\n\nThe job goes on meanwhile; its result does not change.",

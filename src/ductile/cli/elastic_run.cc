@@ -51,6 +51,8 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 
 namespace {
 
+constexpr int64_t kCrashesOfOneHost = 2;  // without a further step; one more ends the job
+
 std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
                                                 const spec::JobOptions& job,
                                                 const ElasticRun& run) {
@@ -77,10 +79,12 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
-  if (run.setup != server::load_host_setup(folder.path()))
-    server::save_host_setup(folder.path(), run.setup);
+  if (run.setup != server::load_host_setup(folder.path())) server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
+  // A fault of one host is for the others to make up for; on one machine a crash that comes back
+  // before a further step is the job's own, and its user is told soon.
+  if (options.membership.num_hosts == 1) options.membership.max_failures = kCrashesOfOneHost;
   options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.elastic.peer_deadline));
   HeldSignals signals;
@@ -90,12 +94,24 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   options.membership.checkpoint_every = std::chrono::duration_cast<control::Time>(
       std::chrono::duration<double>(job.checkpoint.every_seconds));
   options.membership.checkpoint_steps = job.checkpoint.every_steps;
+  options.membership.save_result = job.checkpoint.at_end;
   options.keep_checkpoints = job.checkpoint.keep;
-  options.on_line = [&](control::WorkerId, std::string_view line) { run.on_line(line); };
-  options.on_note = run.on_note;
   options.watch_fd = signals.fd();
 
   server::JobController* controller = nullptr;
+  options.on_line = [&](control::WorkerId, std::string_view line) {
+    run.on_line(line);
+    // What a worker says that cannot even reach its controller: another one would say the same.
+    const auto known = run::decode(line);
+    const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
+    if (failed != nullptr && failed->code == ErrorCode::invalid_argument)
+      controller->give_up(failed->text, failed->code);
+  };
+  bool first = true;
+  options.on_note = [&](const control::Note& note) {
+    const bool begins = note.event == "generation" && std::exchange(first, false);
+    if (!begins || controller->wanted_workers() > 1) run.on_note(note);
+  };
   bool interrupted = false;
   options.on_watch = [&] {
     signalfd_siginfo info;
@@ -104,6 +120,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
         case SIGINT:
         case SIGTERM:
         case SIGHUP:
+          controller->note_signal(static_cast<int>(info.ssi_signo));
           if (interrupted) {
             controller->kill();
           } else {

@@ -8,6 +8,7 @@
 #include "ductile/control/membership.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
+#include "ductile/run/progress.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
 #include "ductile/spec/job.h"
@@ -15,12 +16,12 @@
 namespace ductile::cli {
 
 struct ElasticRun {
-  fs::path program;                                    // ductile-worker
-  int64_t workers = 0;                                 // 0: as many as before
-  server::HostSetup setup;                             // no hosts: this machine alone
-  bool every_host = true;                              // must answer at the start
-  std::function<void(std::string_view line)> on_line;  // of any worker's progress pipe
-  std::function<void(const control::Note& note)> on_note;
+  fs::path program;                                        // ductile-worker
+  int64_t workers = 0;                                     // 0: as many as before
+  server::HostSetup setup;                                 // no hosts: this machine alone
+  bool every_host = true;                                  // must answer at the start
+  std::function<void(std::string_view line)> on_line;      // of any worker's progress pipe
+  std::function<void(const control::Note& note)> on_note;  // but that one worker begins
 };
 
 // Throws invalid_argument, naming the options, where the job cannot have that many workers there.

@@ -24,7 +24,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_bar.h"
-#include "ductile/run/report.h"
+#include "ductile/spec/models.h"
 
 namespace ductile::cli {
 namespace {
@@ -67,9 +67,18 @@ void settle_threads(const fs::path& worker, JobConfig& config, Console& console)
       "number; --workers uses more cores");
 }
 
+// Only the worker has the makers of the models, but what is no name is found before a run is made.
+void check_model(const spec::ModelOptions& model) {
+  const auto is_it = [&](const spec::ModelHelp& known) { return known.name == model.name; };
+  if (model.library.empty() && std::ranges::none_of(spec::models(), is_it))
+    fail(ErrorCode::invalid_argument,
+         "model.name = \"{}\" is not known; `ductile models` lists them", model.name);
+}
+
 // The run directory of a new run, with the resolved job in it.
 run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs::path& worker,
                        Console& console) {
+  check_model(config.job.model);
   config.make_paths_absolute();
   settle_threads(worker, config, console);
   const std::string job = config.options.to_toml();
@@ -101,16 +110,14 @@ class Listener {
     if (!known) return;
     if (const auto* progress = std::get_if<run::Progress>(&*known)) {
       if (bar_) bar_->show(*progress);
-    } else if (const auto* done = std::get_if<run::Done>(&*known)) {
-      done_ = done->figures;
     } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
       error_ = failed->text;
-    } else {
-      message(std::get<run::Message>(*known));
+    } else if (const auto* told = std::get_if<run::Message>(&*known)) {
+      message(*told);
     }
   }
 
-  // What the controller of several workers notes and a user wants to know at once.
+  // What the controller notes and a user wants to know at once.
   void note(const control::Note& note) {
     for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
                                          "checkpoint_unreadable", "disk", "report", "signal"}) {
@@ -124,14 +131,7 @@ class Listener {
     bar_.reset();
   }
 
-  void leave_report(const run::RunFolder& folder) {
-    if (const std::string text = run::leave_report(folder); !text.empty())
-      message({"warning", text});
-  }
-
-  const Json& done() const { return done_; }  // null until the worker is done
-  void done(Json figures) { done_ = std::move(figures); }
-  const std::string& error() const { return error_; }  // empty where it named none
+  const std::string& error() const { return error_; }  // a worker's last word; empty: none
 
  private:
   void message(const run::Message& m) {
@@ -145,7 +145,6 @@ class Listener {
 
   Console& console_;
   std::optional<run::ProgressBar> bar_;
-  Json done_;
   std::string error_;
 };
 
@@ -155,6 +154,8 @@ Json last_summary(const run::RunFolder& folder) {
   run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
     if (line.value("kind", nlohmann::json()) == "end") summary = Json(line);
   });
+  if (summary.is_object())
+    for (const char* key : {"kind", "time", "seconds"}) summary.erase(key);
   return summary;
 }
 
@@ -179,44 +180,30 @@ std::string resume_command(const run::RunFolder& folder) {
 // How a run ended, for people and for programs.
 struct Outcome {
   ExitCode code = kDone;
-  std::string status;  // done, interrupted, failed
-  std::string error;   // for failed: what the worker said last
+  std::string status;     // done, interrupted, failed
+  std::string error;      // of a failed one
+  bool resumable = true;  // failed: the same command may get further when something was mended
 };
 
-Outcome outcome_of(const WorkerEnd& end, const Listener& listener, const run::RunFolder& folder) {
-  if (end.signal == 0 && end.exit_code == 0) {
-    if (!listener.done().is_null()) return {kDone, "done", ""};
-    return {
-        kJobFailed, "failed",
-        "the worker ended (exit code 0) without a word of its result: something in it, such as a "
-        "model of your own, ended the process"};
-  }
-  if (end.interrupted && (end.exit_code == kInterrupted || end.signal != 0)) {
-    return {kInterrupted, "interrupted", ""};
-  }
-  if (end.signal == 0 && end.exit_code == kInterrupted) return {kInterrupted, "interrupted", ""};
-  if (!listener.error().empty()) {  // the worker ended by itself and said why
-    return {end.exit_code == kUsage ? kUsage : kJobFailed, "failed", listener.error()};
-  }
-  const std::string log = process::log_tail(folder.log_file(), 10);
-  std::string how =
-      end.signal != 0
-          ? fmt::format("killed by {} ({})",
-                        sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "signal", end.signal)
-          : fmt::format("exit code {}", end.exit_code);
-  if (end.signal == SIGKILL) how += "; the kernel does this when memory runs out";
-  return {end.signal == 0 && end.exit_code == kUsage ? kUsage : kJobFailed, "failed",
-          fmt::format("the worker died ({}){}{}", how, log.empty() ? "" : ":\n", log)};
+Outcome failed(ErrorCode code, const std::string& text) {
+  // A job that is not as it has to be fails again, however often it is tried.
+  if (code == ErrorCode::invalid_argument) return {kUsage, "failed", text, false};
+  return {kJobFailed, "failed", text, code != ErrorCode::conflict};
 }
 
-Outcome outcome_of(const link::JobEnd& end) {
+Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
+                   const run::RunFolder& folder) {
   if (end.killed || end.phase == control::Phase::preempted)
     return {kInterrupted, "interrupted", ""};
   if (end.phase == control::Phase::finished) return {kDone, "done", ""};
-  return {kJobFailed, "failed", end.reason};
+  if (!end.crashed) return failed(end.error_code, end.reason);
+  std::string words = listener.error();
+  if (words.empty()) words = process::log_tail(folder.log_file(), 10);
+  return failed(end.error_code,
+                fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
-// The numbers of a run that people ask for first; `done` is the worker's last line.
+// The numbers of a run that people ask for first; `done` is its `end` event.
 void print_summary(Console& console, const Json& done, const run::RunFolder& folder) {
   std::vector<std::vector<std::string>> rows;
   const auto number = [](const Json& from, const char* key) -> std::optional<double> {
@@ -269,77 +256,50 @@ ExitCode train(const TrainCommand& command, Context& context) {
   }
   if (command.resume && !command.trust)
     require_trusted(run::RunFolder::open(*command.resume).path());
-  // Once a job has had a controller only a controller knows which of its checkpoints count.
-  const fs::path before = command.resume ? run::RunFolder::open(*command.resume).path() : "";
   const server::HostSetup setup = host_setup_of(
-      command.hosts, command.resume ? server::load_host_setup(before) : server::HostSetup());
-  const bool elastic = command.workers || !setup.hosts.empty() ||
-                       (command.resume && kind_of(before / "membership.json") != FileKind::none);
+      command.hosts, command.resume
+                         ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
+                         : server::HostSetup());
   const int64_t workers = count_workers(command, setup, config.job);
   const fs::path program = process::find_worker();
   const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)
                                                : new_run(command, config, program, console);
-  // Before anything in the folder is changed; a plain worker holds it as well, since it may outlive
-  // this process.
-  const run::RunLock lock(folder.path(),
-                          elastic ? run::RunLock::kController : run::RunLock::kPlain);
+  // Before anything in the folder is changed.
+  const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
   if (command.resume) settle_threads(program, config, console);  // of a version that left it open
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   Outcome outcome;
-  if (elastic) {
-    ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
-    run.on_line = [&](std::string_view line) { listener.line(line); };
-    run.on_note = [&](const control::Note& note) { listener.note(note); };
-    try {
-      outcome = outcome_of(run_elastic(lock, folder, config.job, run));
-    } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
-      if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
-      outcome = {kJobFailed, "failed", e.what()};
-    }
-    listener.done(last_summary(folder));
-    listener.finish();
-  } else {
-    WorkerLaunch launch;
-    launch.program = program;
-    launch.arguments = {"--run", folder.path().string()};
-    if (command.resume) launch.arguments.push_back("--resume");
-    launch.environment = process::worker_environment(config.job.train.threads);
-    launch.log = folder.log_file();
-    launch.kept_fd = lock.fd();
-    for (const auto& [name, value] : launch.environment)
-      console.explain("worker: {}={}", name, value);
-    const WorkerEnd end = run_worker(launch, [&](std::string_view line) { listener.line(line); });
-    listener.finish();
-    // Its last word to us may have got lost; what it wrote down has not.
-    if (listener.done().is_null()) {
-      const run::Status status = run::read_history(folder).status;
-      if (status == run::Status::done || status == run::Status::target_reached)
-        listener.done(last_summary(folder));
-    }
-    outcome = outcome_of(end, listener, folder);
+  ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
+  run.on_line = [&](std::string_view line) { listener.line(line); };
+  run.on_note = [&](const control::Note& note) { listener.note(note); };
+  try {
+    outcome = outcome_of(run_elastic(lock, folder, config.job, run), listener, folder);
+  } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
+    if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
+    outcome = {kJobFailed, "failed", e.what()};
   }
-  if (outcome.status == "failed" && !elastic)
-    listener.leave_report(folder);  // a dead worker wrote none
+  const Json figures = last_summary(folder);
+  listener.finish();
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},
                    {"report", folder.report_file().string()},
-                   {"result", listener.done()}};
+                   {"result", figures}};
     if (!outcome.error.empty()) result["error"] = outcome.error;
-    if (outcome.code != kDone) result["resume"] = resume_command(folder);
+    if (outcome.code != kDone && outcome.resumable) result["resume"] = resume_command(folder);
     console.print("{}\n", dump_json(result, 2));
   } else if (outcome.code == kDone) {
-    print_summary(console, listener.done(), folder);
+    print_summary(console, figures, folder);
   }
   if (outcome.status == "failed") console.error(outcome.error);
   if (outcome.code == kInterrupted) {
     console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
   } else if (outcome.code == kJobFailed) {
     console.err() << "The log is " << folder.log_file().string() << std::endl;
-    if (!ckpt::list(folder.checkpoints()).empty()) {
+    if (outcome.resumable && !ckpt::list(folder.checkpoints()).empty()) {
       console.err() << "To go on from the last checkpoint: " << resume_command(folder) << std::endl;
     }
   }

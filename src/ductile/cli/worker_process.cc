@@ -76,7 +76,6 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   options.environment = launch.environment;
   options.log = launch.log;
   options.progress_fd = worker_side.get();
-  options.kept_fd = launch.kept_fd;
   options.mask = &mask;
   const pid_t worker = process::spawn(options);
   WorkerGuard guard(worker);

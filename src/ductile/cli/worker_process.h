@@ -18,8 +18,7 @@ struct WorkerLaunch {
   fs::path program;
   std::vector<std::string> arguments;  // without the program; --progress-fd N is added
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
-  fs::path log;      // takes stdout and stderr; appended
-  int kept_fd = -1;  // stays open in the worker
+  fs::path log;  // takes stdout and stderr; appended
 };
 
 // How a worker ended.

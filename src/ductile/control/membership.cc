@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <signal.h>
+#include <string.h>
 
 #include "ductile/base/error.h"
 #include "ductile/control/membership_impl.h"
@@ -49,6 +51,9 @@ const std::string& Membership::reason() const { return state_->reason; }
 int64_t Membership::wanted_workers() const { return state_->wanted; }
 const GenerationPlan& Membership::generation() const { return *state_->plan; }
 int64_t Membership::step() const { return state_->high_water; }
+bool Membership::crashed() const {
+  return state_->phase == Phase::failed && state_->failures > state_->options.max_failures;
+}
 int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
 
 run::Cost Membership::cost() const {
@@ -237,6 +242,23 @@ void Membership::State::on(const SaveJob&) {
 
 // ---- What happens to workers.
 
+namespace {
+
+std::string end_of(const WorkerExited& event, bool asked) {
+  if (event.signal != 0) {
+    const char* name = ::sigabbrev_np(static_cast<int>(event.signal));
+    return fmt::format(
+        "was killed by SIG{} ({}){}", name ? name : "?", event.signal,
+        event.signal == SIGKILL && !asked ? "; the kernel does this when memory runs out" : "");
+  }
+  if (event.code < 0) return "is gone";
+  if (event.code > 0 || asked) return fmt::format("exited with code {}", event.code);
+  return "exited with code 0 although it was to go on: something in it, such as a model of your "
+         "own, ended the process";
+}
+
+}  // namespace
+
 void Membership::State::on(const LaunchFailed& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr || worker->connected) return;
@@ -258,10 +280,8 @@ void Membership::State::on(const LaunchFailed& event) {
 void Membership::State::on(const WorkerExited& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr) return;
-  const std::string how = event.signal != 0 ? fmt::format("was killed by signal {}", event.signal)
-                          : event.code < 0  ? "is gone"
-                                            : fmt::format("exited with code {}", event.code);
   const bool asked = worker->doomed || (worker->report.leaving && event.code == 0);
+  const std::string how = end_of(event, asked);
   note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));
   forget(event.worker);
   if (!asked) record_failure(fmt::format("worker {} {}", event.worker, how));

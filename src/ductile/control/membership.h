@@ -141,9 +141,11 @@ struct MembershipOptions {
   Time finish_deadline = std::chrono::seconds(60);
   Time backoff_base = std::chrono::milliseconds(100);  // doubles with every failure
   Time backoff_max = std::chrono::seconds(30);
-  int64_t max_failures = 10;     // without a new step committed in between; one more fails the job
-  int64_t num_hosts = 1;         // on which workers may be launched
-  int64_t max_begin_tries = 3;   // on the only host, where each worker has an error as it begins
+  int64_t max_failures = 10;  // without a new step committed in between; one more fails the job
+  int64_t num_hosts = 1;      // on which workers may be launched
+  // On the only host, where each worker has an error as it begins; one that says that the job, or
+  // what is stored, is not as it has to be, ends the job at once.
+  int64_t max_begin_tries = 3;
   Time checkpoint_every{0};      // 0: not by time
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   bool save_result = true;       // a checkpoint of the state after the last step
@@ -202,6 +204,7 @@ class Membership {
   const GenerationPlan& generation() const;  // the last one formed; number 0 before the first
   int64_t step() const;                      // the newest state that a worker is known to have had
   int64_t checkpoint() const;                // the step of the newest one published; -1: none
+  bool crashed() const;  // failed: workers ended again and again, without a word
   // Of all workers over the life of the job, also of those that are gone; on each host the energy
   // is counted once. wall_seconds is left to who has a clock.
   run::Cost cost() const;

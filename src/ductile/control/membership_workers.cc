@@ -135,7 +135,6 @@ void Membership::State::wait_for_hosts(const std::string& text) {
 // do. It is the job's where it follows the job to another host, or stays where there is no other.
 void Membership::State::cannot_begin(WorkerRecord& worker, const std::string& host,
                                      const std::string& text) {
-  note("lost", text);
   Trouble& trouble = troubled[host];
   if (trouble.tries == 0 || worker.launched_at > trouble.last) ++trouble.tries;
   trouble.last = now;
@@ -143,13 +142,17 @@ void Membership::State::cannot_begin(WorkerRecord& worker, const std::string& ho
   doom(worker, false, "it cannot take part");
   if (!active() || winding_down) return;
   last_failure = text;
+  const ErrorCode code = worker.report.error_code;
+  const bool certain = code == ErrorCode::invalid_argument || code == ErrorCode::not_found ||
+                       code == ErrorCode::data_loss || code == ErrorCode::conflict;
   const bool alone =
       std::ranges::all_of(workers, [](const auto& one) { return one.second.doomed; });
-  const bool stays = options.num_hosts == 1 && tries >= options.max_begin_tries;
+  const bool stays = options.num_hosts == 1 && (certain || tries >= options.max_begin_tries);
   if (alone && !ran && (troubled.size() > 1 || stays))
     return fail_job(troubled.size() > 1
                         ? fmt::format("{} (an error on each of {} hosts)", text, troubled.size())
                         : text);
+  note("lost", text);
   const bool new_round = now >= next_begin;
   if (alone) record_failure(text);
   if (new_round) ++begin_errors;

@@ -197,7 +197,8 @@ void WorkerProtocol::enter_if_free() {
 
 // Between two steps, with the state before step_.
 void WorkerProtocol::go_on() {
-  if (!fed_ && !options_.sharded) {
+  // Who is done meets nobody any more, and for who joins there is nothing left to run.
+  if (!fed_ && !done_ && !options_.sharded) {
     fed_ = true;
     std::vector<WorkerId> to;
     for (const Member& member : plan_->members)

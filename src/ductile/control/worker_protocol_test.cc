@@ -246,6 +246,18 @@ TEST_F(WorkerProtocolTest, FeedsThePeersThatThePlanNamesBeforeItsFirstStep) {
   EXPECT_EQ(said<Feed>()->to, std::vector<WorkerId>{2});
 }
 
+// Another member that is done too never comes to the meeting in which it would feed.
+TEST_F(WorkerProtocolTest, WhoIsDoneFeedsNobody) {
+  renew_lease();
+  auto plan = std::make_shared<GenerationPlan>();
+  plan->number = 1;
+  plan->members = {{1, "", {0, 1}, StateSource::initial, 0}, {2, "", {1, 2}, StateSource::peer, 1}};
+  hear(Enter{plan, ""});
+  tell(Restored{1, 0, true});
+  EXPECT_EQ(said<Feed>(), nullptr);
+  EXPECT_EQ(machine_.phase(), WorkerPhase::done);
+}
+
 TEST_F(WorkerProtocolTest, AHalfRestoredStateIsNone) {
   begin();
   hear(Halt{2, false, ""});

@@ -72,6 +72,8 @@ class JobDriver {
   std::chrono::milliseconds patience() const;
   // Why it is not followed, or not yet; empty: it is.
   std::string request(const control::Event& event);
+  // The job ends as failed with this error, at the next drain().
+  void give_up(const std::string& reason, ErrorCode code);
   void signal(int number);  // came to this process: written down
 
   // ---- the end

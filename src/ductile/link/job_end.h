@@ -14,7 +14,8 @@ struct JobEnd {
   int64_t step = 0;
   int64_t checkpoint = -1;                     // the step of the newest published one; -1: none
   ErrorCode error_code = ErrorCode::internal;  // failed, with an error that a worker told: its kind
-  bool killed = false;  // without saving, on request: the job is in whatever phase it was
+  bool crashed = false;  // failed: workers ended again and again without a word
+  bool killed = false;   // without saving, on request: the job is in whatever phase it was
 };
 
 }  // namespace ductile::link

@@ -117,7 +117,7 @@ class LocalControlTest : public ::testing::Test {
   }
 
   JobEnd train(Loop& loop) {
-    const run::RunLock lock(run_, run::RunLock::kController);
+    const run::RunLock lock(run_, run::RunLock::kLocal);
     LocalControl control(lock, options_);
     loop.published = [&](int64_t step) { return control.membership().checkpoint() >= step; };
     loop.run(control, run_ / "checkpoints");
@@ -196,7 +196,7 @@ TEST_F(LocalControlTest, APreemptedJobIsSavedAndResumedWithoutLosingAStep) {
 }
 
 TEST_F(LocalControlTest, IsPreemptedFromAnotherThreadAndBeforeTheFirstStep) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.preempt();
   Loop loop;
@@ -276,7 +276,7 @@ TEST_F(LocalControlTest, AFaultOfTheJobEndsItAsFailedWithItsTextAndKind) {
 }
 
 TEST_F(LocalControlTest, AnErrorBeforeTheJobWasLoadedEndsItAtOnce) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.tell(JobError{"there is no data", ErrorCode::not_found});
   EXPECT_TRUE(std::holds_alternative<Exit>(control.next(1s).value()));
@@ -308,7 +308,7 @@ TEST_F(LocalControlTest, WhatTheHostRefusesForEverEndsTheJobWithTheReason) {
 }
 
 TEST_F(LocalControlTest, AWorkerThatDoesNotKnowItsStateEndsTheJob) {
-  const run::RunLock lock(run_, run::RunLock::kController);
+  const run::RunLock lock(run_, run::RunLock::kLocal);
   LocalControl control(lock, options_);
   control.tell(Loaded{});
   auto plan = std::get<Restore>(control.next(1s).value()).plan;
@@ -397,7 +397,7 @@ TEST_F(LocalControlTest, AnOldRunWhoseCheckpointsAreGoneIsNotBegunAnew) {
 
 TEST_F(LocalControlTest, WhatEndsBeforeExitIsKilledAndGoesOnFromTheCheckpoint) {
   {
-    const run::RunLock lock(run_, run::RunLock::kController);
+    const run::RunLock lock(run_, run::RunLock::kLocal);
     LocalControl control(lock, options_);
     control.tell(Loaded{});
     const JobEnd end = control.end();

@@ -21,7 +21,7 @@ std::vector<float> random_floats(uint64_t seed, size_t n) {
   return values;
 }
 
-TEST(GradientNorm, is_the_2_norm) {
+TEST(GradientNorm, IsThe2Norm) {
   EXPECT_EQ(gradient_norm({}), 0);
   EXPECT_EQ(gradient_norm(std::vector<float>{3, 4}), 5);
   const std::vector<float> x = random_floats(1, 100'001);
@@ -30,12 +30,12 @@ TEST(GradientNorm, is_the_2_norm) {
   EXPECT_NEAR(gradient_norm(x), std::sqrt(static_cast<double>(squares)), 1e-9);
 }
 
-TEST(GradientNorm, does_not_overflow_on_large_finite_gradients) {
+TEST(GradientNorm, DoesNotOverflowOnLargeFiniteGradients) {
   const std::vector<float> x(1000, std::numeric_limits<float>::max());
   EXPECT_NEAR(gradient_norm(x) / (std::sqrt(1000.0) * std::numeric_limits<float>::max()), 1, 1e-12);
 }
 
-TEST(GradientNorm, is_not_finite_exactly_when_an_element_is_not) {
+TEST(GradientNorm, IsNotFiniteExactlyWhenAnElementIsNot) {
   for (float bad : {NAN, INFINITY, -INFINITY}) {
     for (size_t at : {0U, 16383U, 16384U, 49'999U}) {
       std::vector<float> x = random_floats(2, 50'000);
@@ -46,7 +46,7 @@ TEST(GradientNorm, is_not_finite_exactly_when_an_element_is_not) {
   }
 }
 
-TEST(GradientNorm, has_the_same_bits_for_any_thread_count_and_any_sharding) {
+TEST(GradientNorm, HasTheSameBitsForAnyThreadCountAndAnySharding) {
   const std::vector<float> x = random_floats(3, 16384 * 37 + 5);
   const int before = omp_get_max_threads();
   omp_set_num_threads(1);
@@ -63,14 +63,14 @@ TEST(GradientNorm, has_the_same_bits_for_any_thread_count_and_any_sharding) {
   EXPECT_EQ(norm_of_block_sums(sums), expected);
 }
 
-TEST(ClipFactor, is_torchs_and_never_enlarges) {
+TEST(ClipFactor, IsTorchsAndNeverEnlarges) {
   EXPECT_EQ(clip_factor(10, 0), 1);
   EXPECT_EQ(clip_factor(0.5, 1), 1);
   EXPECT_EQ(clip_factor(0, 1), 1);
   EXPECT_DOUBLE_EQ(clip_factor(4, 1), 1 / (4 + 1e-6));
 }
 
-RC_GTEST_PROP(Elementwise, equals_the_plain_loop, (uint64_t seed, uint32_t length)) {
+RC_GTEST_PROP(Elementwise, EqualsThePlainLoop, (uint64_t seed, uint32_t length)) {
   const size_t n = length % 70'000;
   std::vector<float> a = random_floats(seed, n);
   const std::vector<float> b = random_floats(seed + 1, n);
@@ -89,7 +89,7 @@ RC_GTEST_PROP(Elementwise, equals_the_plain_loop, (uint64_t seed, uint32_t lengt
   }
 }
 
-TEST(Elementwise, refuses_buffers_of_unequal_length) {
+TEST(Elementwise, RefusesBuffersOfUnequalLength) {
   std::vector<float> a(3), b(4);
   EXPECT_THROW(add_into(a, b), Error);
   std::vector<uint16_t> half(3);

@@ -14,7 +14,7 @@
 namespace ductile::optim {
 namespace {
 
-TEST(Hyper, survives_json_to_the_bit) {
+TEST(Hyper, SurvivesJsonToTheBit) {
   Rng rng(3);
   for (int i = 0; i < 1000; ++i) {
     Hyper hyper;
@@ -25,7 +25,7 @@ TEST(Hyper, survives_json_to_the_bit) {
   }
 }
 
-TEST(Hyper, names_the_field_that_is_missing_or_wrong) {
+TEST(Hyper, NamesTheFieldThatIsMissingOrWrong) {
   const nlohmann::json whole = to_json(Hyper{});
   for (const auto& [name, value] : whole.items()) {
     nlohmann::json wrong = whole;
@@ -45,7 +45,7 @@ TEST(Hyper, names_the_field_that_is_missing_or_wrong) {
   EXPECT_THROW(hyper_from_json(nullptr), Error);
 }
 
-TEST(RateControl, the_schedule_is_the_pure_function_and_leaves_the_rest_alone) {
+TEST(RateControl, TheScheduleIsThePureFunctionAndLeavesTheRestAlone) {
   spec::JobOptions job;
   job.optimizer.momentum = 0.8;
   job.train.batch_size = 96;
@@ -62,7 +62,7 @@ TEST(RateControl, the_schedule_is_the_pure_function_and_leaves_the_rest_alone) {
   EXPECT_TRUE(memory.empty());
 }
 
-TEST(RateControl, the_table_makes_each_of_its_rows_and_names_them_where_one_is_unknown) {
+TEST(RateControl, TheTableMakesEachOfItsRowsAndNamesThemWhereOneIsUnknown) {
   spec::JobOptions job;
   for (const RateControlEntry& entry : rate_controls()) {
     job.train.rate_control = entry.name;
@@ -73,7 +73,7 @@ TEST(RateControl, the_table_makes_each_of_its_rows_and_names_them_where_one_is_u
 }
 
 // A change of momentum, decay or betas between two steps is that of the rule with these options.
-TEST(Hyper, comes_with_every_step) {
+TEST(Hyper, ComesWithEveryStep) {
   ParamLayout layout;
   layout.add("a.weight", 1000, 2, false);
   const auto size = static_cast<size_t>(layout.total_size());
@@ -109,7 +109,7 @@ TEST(Hyper, comes_with_every_step) {
   }
 }
 
-TEST(Hyper, momentum_that_begins_in_mid_run_is_refused_where_there_is_no_buffer_for_it) {
+TEST(Hyper, MomentumThatBeginsInMidRunIsRefusedWhereThereIsNoBufferForIt) {
   ParamLayout layout;
   layout.add("a.weight", 10, 2, false);
   const auto size = static_cast<size_t>(layout.total_size());

@@ -85,7 +85,7 @@ void expect_rounded(const Format& format, Isa isa, const std::vector<float>& val
   }
 }
 
-TEST(Precision, every_16_bit_value_widens_exactly_and_comes_back) {
+TEST(Precision, Every16BitValueWidensExactlyAndComesBack) {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   for (const Format& format : kFormats) {
@@ -110,7 +110,7 @@ TEST(Precision, every_16_bit_value_widens_exactly_and_comes_back) {
 
 // Every representable value's neighbourhood: itself, the midpoint to the next, and one float to
 // each side of both.
-TEST(Precision, rounds_to_nearest_even_around_every_16_bit_value) {
+TEST(Precision, RoundsToNearestEvenAroundEvery16BitValue) {
   for (const Format& format : kFormats) {
     std::vector<float> values;
     for (int i = 0; i < 65536; ++i) {
@@ -126,7 +126,7 @@ TEST(Precision, rounds_to_nearest_even_around_every_16_bit_value) {
   }
 }
 
-TEST(Precision, rounds_random_bit_patterns_as_the_slow_twin) {
+TEST(Precision, RoundsRandomBitPatternsAsTheSlowTwin) {
   Rng rng(7);
   std::vector<float> values{NAN,
                             -NAN,
@@ -196,14 +196,14 @@ std::vector<float> run_all(const Table& t, uint64_t seed, int64_t n, int64_t shi
   return out;
 }
 
-RC_GTEST_PROP(Kernels, every_instruction_set_gives_the_same_bits,
+RC_GTEST_PROP(Kernels, EveryInstructionSetGivesTheSameBits,
               (uint64_t seed, uint16_t length, uint8_t shift)) {
   const int64_t n = length % 3000;
   const std::vector<float> expected = run_all(table(Isa::baseline), seed, n, shift % 17);
   for (Isa isa : isas()) RC_ASSERT(same_bits(run_all(table(isa), seed, n, shift % 17), expected));
 }
 
-TEST(Kernels, sum_of_squares_is_that_of_a_plain_loop) {
+TEST(Kernels, SumOfSquaresIsThatOfAPlainLoop) {
   Rng rng(3);
   for (int64_t n : {0, 1, 15, 16, 17, 1000, 16384}) {
     const std::vector<float> x = random_floats(rng, n);

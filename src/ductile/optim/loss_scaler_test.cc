@@ -10,7 +10,7 @@
 namespace ductile::optim {
 namespace {
 
-TEST(LossScaler, halves_and_skips_on_overflow) {
+TEST(LossScaler, HalvesAndSkipsOnOverflow) {
   LossScaler scaler(1024.0);
   EXPECT_TRUE(scaler.update(false));
   EXPECT_FALSE(scaler.update(true));
@@ -20,7 +20,7 @@ TEST(LossScaler, halves_and_skips_on_overflow) {
   EXPECT_EQ(scaler.state().skipped, 2);
 }
 
-TEST(LossScaler, doubles_after_a_run_of_good_steps_only) {
+TEST(LossScaler, DoublesAfterARunOfGoodStepsOnly) {
   LossScaler scaler(1024.0);
   for (int i = 0; i < LossScaler::kPatience - 1; ++i) scaler.update(false);
   scaler.update(true);
@@ -30,27 +30,27 @@ TEST(LossScaler, doubles_after_a_run_of_good_steps_only) {
   EXPECT_EQ(scaler.scale(), 1024);
 }
 
-TEST(LossScaler, stays_below_its_ceiling) {
+TEST(LossScaler, StaysBelowItsCeiling) {
   LossScaler scaler(LossScaler::kMax);
   for (int i = 0; i < LossScaler::kPatience; ++i) scaler.update(false);
   EXPECT_EQ(scaler.scale(), LossScaler::kMax);
 }
 
-TEST(LossScaler, reports_a_gradient_no_scale_can_save) {
+TEST(LossScaler, ReportsAGradientNoScaleCanSave) {
   LossScaler scaler(LossScaler::kMin * 2);
   EXPECT_FALSE(scaler.update(true));
   EXPECT_EQ(scaler.scale(), LossScaler::kMin);
   EXPECT_THROW(scaler.update(true), Error);
 }
 
-TEST(LossScaler, refuses_impossible_scales) {
+TEST(LossScaler, RefusesImpossibleScales) {
   EXPECT_THROW(LossScaler(0.0), Error);
   EXPECT_THROW(LossScaler(-1.0), Error);
   EXPECT_THROW(LossScaler(1e30), Error);
   EXPECT_THROW(LossScaler(std::nan("")), Error);
 }
 
-TEST(LossScaler, goes_on_from_a_saved_state) {
+TEST(LossScaler, GoesOnFromASavedState) {
   Rng rng(5);
   LossScaler whole(65536.0);
   LossScaler cut(65536.0);

@@ -206,7 +206,7 @@ void expect_follows_twin(const spec::OptimizerOptions& o) {
   }
 }
 
-TEST(Optimizer, every_rule_follows_its_double_precision_twin) {
+TEST(Optimizer, EveryRuleFollowsItsDoublePrecisionTwin) {
   for (const std::string& name : kRules) expect_follows_twin(options_of(name));
   spec::OptimizerOptions o = options_of("sgd");
   o.sgd.nesterov = true;
@@ -225,7 +225,7 @@ TEST(Optimizer, every_rule_follows_its_double_precision_twin) {
   }
 }
 
-TEST(Optimizer, lars_without_a_gradient_still_decays_plainly) {
+TEST(Optimizer, LarsWithoutAGradientStillDecaysPlainly) {
   Buffers b(example_layout());
   Twin twin(options_of("lars"), b);
   const auto optimizer = make_optimizer(options_of("lars"), b.layout);
@@ -254,14 +254,14 @@ std::vector<float> trained(const std::string& name, int threads, DType half = DT
   return out;
 }
 
-TEST(Optimizer, any_thread_count_gives_the_same_bits) {
+TEST(Optimizer, AnyThreadCountGivesTheSameBits) {
   for (const std::string& name : kRules) {
     const std::vector<float> expected = trained(name, 1);
     for (int threads : {2, 4}) EXPECT_TRUE(same_bits(trained(name, threads), expected)) << name;
   }
 }
 
-TEST(Optimizer, half_weights_and_average_are_those_of_separate_passes) {
+TEST(Optimizer, HalfWeightsAndAverageAreThoseOfSeparatePasses) {
   for (const std::string& name : kRules) {
     for (DType type : {DType::bf16, DType::f16}) {
       Buffers fused(example_layout()), plain(example_layout());
@@ -284,7 +284,7 @@ TEST(Optimizer, half_weights_and_average_are_those_of_separate_passes) {
   }
 }
 
-TEST(Optimizer, gaps_stay_zero_even_without_eps) {
+TEST(Optimizer, GapsStayZeroEvenWithoutEps) {
   for (const std::string& name : kRules) {
     spec::OptimizerOptions o = options_of(name);
     o.adam.eps = o.lars.eps = 0;
@@ -332,7 +332,7 @@ std::vector<Optimizer::BlockRange> random_spread(int64_t num_blocks, int64_t num
 
 // Workers that hold ranges of blocks, exchange norm sums, together make the step of one, and now
 // and then give ranges to each other.
-RC_GTEST_PROP(Optimizer, sharded_update_has_the_bits_of_the_whole, (uint64_t seed)) {
+RC_GTEST_PROP(Optimizer, ShardedUpdateHasTheBitsOfTheWhole, (uint64_t seed)) {
   const std::string name = *rc::gen::elementOf(kRules);
   const int64_t num_workers = *rc::gen::inRange(1, 9);
   Buffers whole(large_layout(), seed);
@@ -390,7 +390,7 @@ RC_GTEST_PROP(Optimizer, sharded_update_has_the_bits_of_the_whole, (uint64_t see
   RC_ASSERT(whole.half == shared.half);
 }
 
-TEST(Optimizer, state_takes_memory_for_the_blocks_that_are_held_alone) {
+TEST(Optimizer, StateTakesMemoryForTheBlocksThatAreHeldAlone) {
   for (const std::string& name : kRules) {
     const auto optimizer = make_optimizer(options_of(name), large_layout());
     EXPECT_TRUE(optimizer->holds_all());
@@ -404,7 +404,7 @@ TEST(Optimizer, state_takes_memory_for_the_blocks_that_are_held_alone) {
   }
 }
 
-TEST(Optimizer, goes_on_with_the_same_bits_from_saved_state) {
+TEST(Optimizer, GoesOnWithTheSameBitsFromSavedState) {
   for (const std::string& name : kRules) {
     Buffers whole(example_layout()), cut(example_layout());
     const auto a = make_optimizer(options_of(name), whole.layout);
@@ -429,7 +429,7 @@ TEST(Optimizer, goes_on_with_the_same_bits_from_saved_state) {
   }
 }
 
-TEST(Optimizer, an_empty_model_takes_steps) {
+TEST(Optimizer, AnEmptyModelTakesSteps) {
   for (const std::string& name : kRules) {
     const auto optimizer = make_optimizer(options_of(name), ParamLayout());
     optimizer->step({});
@@ -437,7 +437,7 @@ TEST(Optimizer, an_empty_model_takes_steps) {
   }
 }
 
-TEST(Optimizer, refuses_wrong_names_options_and_lengths) {
+TEST(Optimizer, RefusesWrongNamesOptionsAndLengths) {
   const ParamLayout layout = example_layout();
   EXPECT_THROW(make_optimizer({.name = "sdg"}, layout), Error);
   EXPECT_THROW(make_optimizer({.name = "sgd", .momentum = 0, .sgd = {.nesterov = true}}, layout),
@@ -454,7 +454,7 @@ TEST(Optimizer, refuses_wrong_names_options_and_lengths) {
   EXPECT_EQ(optimizer->num_steps(), 0);
 }
 
-TEST(Optimizer, an_unknown_rule_is_an_error_that_names_the_nearest) {
+TEST(Optimizer, AnUnknownRuleIsAnErrorThatNamesTheNearest) {
   try {
     make_optimizer({.name = "adamm"}, example_layout());
     FAIL();

@@ -8,7 +8,7 @@
 namespace ductile::optim {
 namespace {
 
-TEST(ParamLayout, segments_begin_on_cache_lines_in_the_order_added) {
+TEST(ParamLayout, SegmentsBeginOnCacheLinesInTheOrderAdded) {
   ParamLayout layout;
   EXPECT_EQ(layout.add("a.weight", 17, 2, false), 0);
   EXPECT_EQ(layout.add("a.bias", 16, 1, false), 32);
@@ -19,7 +19,7 @@ TEST(ParamLayout, segments_begin_on_cache_lines_in_the_order_added) {
   EXPECT_EQ(layout.segment("a.bias").offset, 32);
 }
 
-TEST(ParamLayout, exclusion_rules_read_bias_norm_and_parts_of_names) {
+TEST(ParamLayout, ExclusionRulesReadBiasNormAndPartsOfNames) {
   ParamLayout layout({"bias", "norm", "embed"});
   layout.add("conv.weight", 9, 4, false);
   layout.add("conv.bias", 3, 1, false);
@@ -41,7 +41,7 @@ TEST(ParamLayout, exclusion_rules_read_bias_norm_and_parts_of_names) {
   EXPECT_TRUE(all.segment("bn1.weight").decay);
 }
 
-TEST(ParamLayout, refuses_what_cannot_be_laid_out) {
+TEST(ParamLayout, RefusesWhatCannotBeLaidOut) {
   ParamLayout layout;
   layout.add("a", 3, 1, false);
   const auto code_of = [](const auto& action) {
@@ -58,7 +58,7 @@ TEST(ParamLayout, refuses_what_cannot_be_laid_out) {
   EXPECT_EQ(code_of([&] { ParamLayout({"bias", ""}); }), ErrorCode::invalid_argument);
 }
 
-RC_GTEST_PROP(ParamLayout, segments_never_overlap, ()) {
+RC_GTEST_PROP(ParamLayout, SegmentsNeverOverlap, ()) {
   ParamLayout layout;
   const auto sizes = *rc::gen::container<std::vector<uint16_t>>(rc::gen::arbitrary<uint16_t>());
   int64_t reached = 0;

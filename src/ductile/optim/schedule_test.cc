@@ -30,7 +30,7 @@ spec::ScheduleOptions from_json(const nlohmann::json& json) {
   return o;
 }
 
-TEST(Schedule, equals_torchs_schedulers_at_every_step) {
+TEST(Schedule, EqualsTorchsSchedulersAtEveryStep) {
   const auto golden = nlohmann::json::parse(
       read_file(DUCTILE_SOURCE_DIR "/src/ductile/optim/testdata/schedules.json"));
   for (const auto& item : golden.at("cases")) {
@@ -60,7 +60,7 @@ rc::Gen<spec::ScheduleOptions> any_schedule() {
   });
 }
 
-RC_GTEST_PROP(Schedule, stays_between_zero_and_the_peak_for_every_run_length, ()) {
+RC_GTEST_PROP(Schedule, StaysBetweenZeroAndThePeakForEveryRunLength, ()) {
   const spec::ScheduleOptions o = *any_schedule();
   const int64_t total = *rc::gen::inRange<int64_t>(1, 60);
   const int64_t per_epoch = *rc::gen::inRange<int64_t>(1, 12);
@@ -72,7 +72,7 @@ RC_GTEST_PROP(Schedule, stays_between_zero_and_the_peak_for_every_run_length, ()
 }
 
 // No step moves more than the steepest part of any of the shapes allows; step schedules excepted.
-RC_GTEST_PROP(Schedule, is_continuous_at_its_joints, ()) {
+RC_GTEST_PROP(Schedule, IsContinuousAtItsJoints, ()) {
   spec::ScheduleOptions o = *any_schedule();
   RC_PRE(o.name != "step");
   o.polynomial.power = std::max(o.polynomial.power, 1.0);
@@ -87,7 +87,7 @@ RC_GTEST_PROP(Schedule, is_continuous_at_its_joints, ()) {
   }
 }
 
-TEST(Schedule, warm_up_ends_at_the_peak_and_may_be_the_whole_run) {
+TEST(Schedule, WarmUpEndsAtThePeakAndMayBeTheWholeRun) {
   for (const std::string& name : kNames) {
     spec::ScheduleOptions o{.name = name, .warmup_epochs = 2, .step = {.milestones = {50}}};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 20, 100, 10), 0.5) << name;
@@ -100,14 +100,14 @@ TEST(Schedule, warm_up_ends_at_the_peak_and_may_be_the_whole_run) {
   }
 }
 
-TEST(Schedule, a_run_of_one_step_trains_at_the_peak_without_warm_up) {
+TEST(Schedule, ARunOfOneStepTrainsAtThePeakWithoutWarmUp) {
   for (const std::string& name : kNames) {
     const spec::ScheduleOptions o{.name = name, .step = {.milestones = {1}}};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 0, 1, 1), 0.5) << name;
   }
 }
 
-TEST(Schedule, stays_at_the_final_value_after_the_end) {
+TEST(Schedule, StaysAtTheFinalValueAfterTheEnd) {
   for (const char* name : {"cosine", "linear", "polynomial", "one_cycle"}) {
     const spec::ScheduleOptions o{.name = name, .final_fraction = 0.25};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.8, 100, 100, 10), 0.2) << name;
@@ -115,7 +115,7 @@ TEST(Schedule, stays_at_the_final_value_after_the_end) {
   }
 }
 
-TEST(Schedule, refuses_unknown_names_and_empty_runs) {
+TEST(Schedule, RefusesUnknownNamesAndEmptyRuns) {
   EXPECT_THROW(learning_rate({.name = "cosinus"}, 1, 0, 10, 1), Error);
   EXPECT_THROW(learning_rate({}, 1, 0, 0, 1), Error);
   EXPECT_THROW(learning_rate({}, 1, -1, 10, 1), Error);

@@ -110,11 +110,11 @@ void expect_equals_torch(const nlohmann::json& recorded) {
   }
 }
 
-TEST(TorchTwin, recorded_steps_of_torch_are_ours) {
+TEST(TorchTwin, RecordedStepsOfTorchAreOurs) {
   expect_equals_torch(nlohmann::json::parse(read_file(std::string(kFolder) + "optimizers.json")));
 }
 
-TEST(TorchTwin, steps_of_torch_run_now_are_ours) {
+TEST(TorchTwin, StepsOfTorchRunNowAreOurs) {
   if (std::system("/usr/bin/python3 -c 'import torch' >/dev/null 2>&1") != 0) {
     GTEST_SKIP() << "/usr/bin/python3 has no torch (Debian: python3-torch)";
   }

@@ -83,7 +83,7 @@ std::vector<int64_t> random_cut(int64_t num_ranks, int num_workers) {
   return inner;
 }
 
-RC_GTEST_PROP(BatchGroups, every_member_gets_the_canonical_sum_whatever_the_cut, ()) {
+RC_GTEST_PROP(BatchGroups, EveryMemberGetsTheCanonicalSumWhateverTheCut, ()) {
   const bool shared = *rc::gen::arbitrary<bool>();
   const int64_t size = *rc::gen::inRange<int64_t>(1, 9);
   const int64_t ranks = size * *rc::gen::inRange<int64_t>(1, 5);
@@ -130,7 +130,7 @@ TEST(BatchGroups, CutGroupsComeFirstEvenOnesBeforeOddOnes) {
 }
 
 // The one that fails and those that wait for it, in the same worker and in others.
-RC_GTEST_PROP(BatchGroups, a_lost_member_ends_all_of_them, ()) {
+RC_GTEST_PROP(BatchGroups, ALostMemberEndsAllOfThem, ()) {
   const bool shared = *rc::gen::arbitrary<bool>();
   const int64_t ranks = 6, bad = *rc::gen::inRange<int64_t>(0, ranks);
   const int workers = *rc::gen::inRange(1, 4), at = *rc::gen::inRange(0, 3);

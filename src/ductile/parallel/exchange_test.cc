@@ -12,7 +12,7 @@
 namespace ductile::parallel {
 namespace {
 
-RC_GTEST_PROP(Exchange, sums_as_one_process_does_whatever_the_cut, ()) {
+RC_GTEST_PROP(Exchange, SumsAsOneProcessDoesWhateverTheCut, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
   const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
@@ -37,7 +37,7 @@ RC_GTEST_PROP(Exchange, sums_as_one_process_does_whatever_the_cut, ()) {
   RC_ASSERT(right == std::vector<int>(static_cast<size_t>(workers + idle), 3));
 }
 
-RC_GTEST_PROP(Exchange, a_fast_sum_is_the_same_on_all_and_near_the_canonical_one, ()) {
+RC_GTEST_PROP(Exchange, AFastSumIsTheSameOnAllAndNearTheCanonicalOne, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
   const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
@@ -66,7 +66,7 @@ RC_GTEST_PROP(Exchange, a_fast_sum_is_the_same_on_all_and_near_the_canonical_one
   }
 }
 
-RC_GTEST_PROP(Exchange, sums_the_parts_that_are_wanted_and_gathers, ()) {
+RC_GTEST_PROP(Exchange, SumsThePartsThatAreWantedAndGathers, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
   const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
@@ -119,7 +119,7 @@ RC_GTEST_PROP(Exchange, sums_the_parts_that_are_wanted_and_gathers, ()) {
   RC_ASSERT(right == std::vector<int>(static_cast<size_t>(all), 3));
 }
 
-TEST(Exchange, carries_states_from_one_worker_to_another) {
+TEST(Exchange, CarriesStatesFromOneWorkerToAnother) {
   for (const Kind kind : {Kind::shared, Kind::messages}) {
     const ExchangeLayout layout{{0, 1, 2, 3}, 10};
     std::vector<std::byte> state(3'000'001);
@@ -140,7 +140,7 @@ TEST(Exchange, carries_states_from_one_worker_to_another) {
   }
 }
 
-TEST(Exchange, a_failure_ends_it_everywhere_and_leaves_the_last_sum) {
+TEST(Exchange, AFailureEndsItEverywhereAndLeavesTheLastSum) {
   {
     const Kind kind = Kind::shared;
     const ExchangeLayout layout{{0, 1, 2, 4}, 5000};

@@ -21,7 +21,7 @@ std::string error_of(const std::function<void()>& action) {
   return "no error";
 }
 
-RC_GTEST_PROP(Lockstep, one_body_at_a_time_and_all_come_to_every_meeting, ()) {
+RC_GTEST_PROP(Lockstep, OneBodyAtATimeAndAllComeToEveryMeeting, ()) {
   Lockstep lockstep;
   for (int round = 0; round < 3; ++round) {
     const int n = *rc::gen::inRange(1, 7), meetings = *rc::gen::inRange(0, 6);
@@ -50,7 +50,7 @@ RC_GTEST_PROP(Lockstep, one_body_at_a_time_and_all_come_to_every_meeting, ()) {
 }
 
 // Wherever it comes from: all bodies unwind, one at a time, and the next run works.
-RC_GTEST_PROP(Lockstep, the_first_error_ends_all, ()) {
+RC_GTEST_PROP(Lockstep, TheFirstErrorEndsAll, ()) {
   Lockstep lockstep;
   const int n = *rc::gen::inRange(1, 6), bad = *rc::gen::inRange(0, n);
   const int at = *rc::gen::inRange(0, 3);

@@ -86,7 +86,7 @@ bool same_bits(const Vec& a, const Vec& b) {
 // A job in several generations: in each, other workers take part; who stays keeps what it has, who
 // comes has nothing, and (with two copies of everything) one of those before may be gone for good.
 // The twin is one process with everything.
-RC_GTEST_PROP(ShardedUpdate, has_the_bits_of_one_worker_in_any_spread_and_through_changes, ()) {
+RC_GTEST_PROP(ShardedUpdate, HasTheBitsOfOneWorkerInAnySpreadAndThroughChanges, ()) {
   const std::string rule = *rc::gen::element<std::string>("sgd", "adam", "adamw", "lars", "lamb");
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int copies = *rc::gen::inRange(1, 3);
@@ -154,7 +154,7 @@ RC_GTEST_PROP(ShardedUpdate, has_the_bits_of_one_worker_in_any_spread_and_throug
 }
 
 // A worker that fails in the middle leaves the others with what they held.
-TEST(ShardedUpdate, an_exchange_that_fails_changes_nothing_that_is_held) {
+TEST(ShardedUpdate, AnExchangeThatFailsChangesNothingThatIsHeld) {
   const optim::ParamLayout layout = make_layout(100'003);
   const ExchangeLayout exchange_layout{
       {0, 3, 6, 8}, layout.total_size() + 4, Reduction::canonical, std::nullopt, true};

@@ -14,7 +14,7 @@ int64_t size_of(const std::vector<BlockRange>& ranges) {
   return size;
 }
 
-RC_GTEST_PROP(Shards, every_block_is_kept_by_as_many_as_asked_for, ()) {
+RC_GTEST_PROP(Shards, EveryBlockIsKeptByAsManyAsAskedFor, ()) {
   const int64_t num_blocks = *rc::gen::inRange<int64_t>(0, 40);
   const int hosts = *rc::gen::inRange(1, 9);
   const int idle = *rc::gen::inRange(0, 3);
@@ -43,7 +43,7 @@ RC_GTEST_PROP(Shards, every_block_is_kept_by_as_many_as_asked_for, ()) {
 }
 
 // The obvious twin: sets of blocks.
-RC_GTEST_PROP(Shards, transfers_bring_what_is_missing_from_who_has_it, ()) {
+RC_GTEST_PROP(Shards, TransfersBringWhatIsMissingFromWhoHasIt, ()) {
   const int64_t num_blocks = *rc::gen::inRange<int64_t>(1, 30);
   const auto draw = [&] {
     std::vector<std::vector<BlockRange>> all;

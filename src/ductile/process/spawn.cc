@@ -76,7 +76,6 @@ pid_t spawn(const SpawnOptions& launch) {
     dup2(launch.output_fd >= 0 ? launch.output_fd : log.get(), STDOUT_FILENO);
     dup2(launch.error_fd >= 0 ? launch.error_fd : log.get(), STDERR_FILENO);
     if (launch.progress_fd >= 0) fcntl(launch.progress_fd, F_SETFD, 0);
-    if (launch.kept_fd >= 0) fcntl(launch.kept_fd, F_SETFD, 0);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, launch.mask != nullptr ? launch.mask : &none, nullptr);

@@ -18,7 +18,6 @@ struct SpawnOptions {
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
   fs::path log;                    // takes stdout and stderr; appended. Empty: nothing does
   int progress_fd = -1;            // stays open in the child; "--progress-fd N" is added
-  int kept_fd = -1;                // stays open in the child: a lock that it is to hold as well
   const sigset_t* mask = nullptr;  // the child's blocked signals; null: none
   // The child gets SIGTERM when the thread that starts it ends.
   bool dies_with_parent = true;

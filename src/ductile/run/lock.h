@@ -6,12 +6,12 @@
 
 namespace ductile::run {
 
-// The right to train in a run directory: one `ductile train` has it, plain or with a controller.
+// The right to train in a run directory: one controller has it, with requests or in one process.
 // Held in the file `run.lock` from construction to destruction, or to the death of the process and
 // of those that it gave fd() to, however they die.
 class RunLock {
  public:
-  static constexpr std::string_view kPlain = "plain";
+  static constexpr std::string_view kLocal = "local";
   static constexpr std::string_view kController = "controller";
 
   // `driver`: what this process will do, for the message that another one gets. Throws conflict,

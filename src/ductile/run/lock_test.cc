@@ -14,7 +14,7 @@ namespace {
 
 std::string refusal(const fs::path& run) {
   try {
-    const RunLock lock(run, RunLock::kPlain);
+    const RunLock lock(run, RunLock::kLocal);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::conflict);
     return e.what();
@@ -25,7 +25,7 @@ std::string refusal(const fs::path& run) {
 TEST(RunLock, IsHeldByOneAtATimeAndNamesTheHolder) {
   const TempFolder run;
   {
-    const RunLock lock(run.path(), RunLock::kPlain);
+    const RunLock lock(run.path(), RunLock::kLocal);
     const std::string text = refusal(run.path());
     EXPECT_NE(text.find(run.path().string()), std::string::npos) << text;
     EXPECT_NE(text.find(fmt::format("process {}", getpid())), std::string::npos) << text;
@@ -44,7 +44,7 @@ TEST(RunLock, IsHeldForAsLongAsAChildKeepsIt) {
   // A driver that is killed while its worker, which holds the lock as well, lives on.
   const pid_t driver = fork();
   if (driver == 0) {
-    const RunLock lock(run.path(), RunLock::kPlain);
+    const RunLock lock(run.path(), RunLock::kLocal);
     if (fork() == 0) {
       close(stay[1]);
       close(gone[1]);

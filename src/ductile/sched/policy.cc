@@ -13,12 +13,11 @@ namespace {
 constexpr PolicyEntry kPolicies[] = {
     {"fifo", make_fifo, "in order of arrival", 60},
     {"srtf", make_srtf, "shortest remaining time first", 60},
-    {"tiresias", make_tiresias, "least attained service first, in two queues (Tiresias)", 60},
-    {"optimus", make_optimus, "each device where it shortens the time left most (Optimus)", 60},
-    {"gavel", make_gavel, "shares of time on each device type, for the most throughput (Gavel)",
-     360},
-    {"pollux", make_pollux, "a genetic search for the best mean of goodput (Pollux)", 60},
-    {"sia", make_sia, "an integer programme of goodput over device types (Sia)", 60},
+    {"tiresias", make_tiresias, "least attained service first, in two queues", 60},
+    {"optimus", make_optimus, "each device where it shortens the time left most", 60},
+    {"gavel", make_gavel, "shares of time on each device type, for the most throughput", 360},
+    {"pollux", make_pollux, "a genetic search for the best mean of goodput", 60},
+    {"sia", make_sia, "an integer programme of goodput over device types", 60},
     {"ductile", make_ductile,
      "prices and shadow costs, with a proven gap; also services and promises", 60},
 };

@@ -171,7 +171,7 @@ TEST(Chaos, NothingThatHappensToAJobChangesItsResult) {
     hosts = nullptr;
   }
   const int64_t only = from_environment("DUCTILE_CHAOS_SEED", -1);
-  const int64_t wanted = from_environment("DUCTILE_CHAOS_KILLS", 200);
+  const int64_t wanted = from_environment("DUCTILE_CHAOS_KILLS", 40);
   int64_t kills = 0;
   std::map<std::string, int> done;
   for (int64_t seed = std::max<int64_t>(only, 1); kills < wanted && !::testing::Test::HasFailure();

@@ -294,6 +294,14 @@ JobEnd JobController::run(int64_t workers) {
 
 std::string JobController::request(const Event& event) { return impl_->driver.request(event); }
 
+int64_t JobController::wanted_workers() const {
+  return impl_->driver.membership().wanted_workers();
+}
+
+void JobController::give_up(const std::string& reason, ErrorCode code) {
+  impl_->driver.give_up(reason, code);
+}
+
 void JobController::note_signal(int number) { impl_->driver.signal(number); }
 
 void JobController::kill() { impl_->killed = true; }

@@ -66,6 +66,9 @@ class JobController {
   // From callbacks on run()'s thread.
   // Returns why it is not followed, or not yet; empty where it is.
   std::string request(const control::Event& event);
+  int64_t wanted_workers() const;
+  // Ends the job as failed with this error, when what has come was heard.
+  void give_up(const std::string& reason, ErrorCode code);
   void note_signal(int number);  // that came to this process
   void kill();                   // all workers at once, without saving; run() then ends
 

@@ -20,6 +20,7 @@
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
+#include "ductile/run/json_lines.h"
 #include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
@@ -263,6 +264,31 @@ TEST(JobController, AFaultOfTheJobEndsItWithItsText) {
   EXPECT_EQ(last.at("phase"), "failed");
   EXPECT_NE(last.at("reason").get<std::string>().find("sample 17 cannot be read"),
             std::string::npos);
+}
+
+TEST(JobController, SaysInTheLogHowTheJobEndedAndWhatAllItsWorkersCost) {
+  const auto last_end = [](const Live& live) {
+    json end;
+    run::for_each_json_line(live.run() / "events.jsonl", [&](json& line) {
+      if (line.value("kind", "") == "end") end = line;
+    });
+    return end;
+  };
+  Live live({.steps = 150, .error_at = 100, .checkpoint_steps = 0});
+  live.start(2);
+  live.wait_for_step(30);
+  live.tell({{"request", "preempt"}});
+  live.end();
+  const json first = last_end(live);
+  EXPECT_EQ(first.value("status", ""), "interrupted");
+  EXPECT_GT(first.at("cost").at("core_seconds"), 0);
+  live.start(3);
+  live.end();
+  const json second = last_end(live);
+  EXPECT_EQ(second.value("status", ""), "failed") << second;
+  EXPECT_NE(second.value("message", "").find("sample 100 cannot be read"), std::string::npos);
+  for (const char* key : {"core_seconds", "wall_seconds"})
+    EXPECT_GT(second.at("cost").at(key), first.at("cost").at(key)) << key;
 }
 
 // A worker that cannot say what is wrong would be taken for a lost one, and launched again and

@@ -52,7 +52,8 @@ class LocalLauncher : public Launcher {
     fcntl(worker.progress.get(), F_SETFL, O_NONBLOCK);
     worker.place = free_place();
     const int64_t sharing = std::max<int64_t>(1, start.workers);
-    const int64_t threads = options_.threads > 0
+    // 0: one that has the machine to itself takes the user's own OMP_NUM_THREADS.
+    const int64_t threads = options_.threads > 0 || sharing == 1
                                 ? options_.threads
                                 : std::max<int64_t>(1, cpu_share().usable() / sharing);
     process::SpawnOptions launch;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr size_t kMaxClients = 64;
 constexpr std::chrono::milliseconds kPause{100};
+constexpr std::chrono::milliseconds kLook{500};
 
 void watch(int epoll, int fd) {
   epoll_event event{};
@@ -53,9 +54,24 @@ void RequestServer::serve(const Handler& handler) {
     for (auto it = clients_.begin(); it != clients_.end();)
       it = serve(*it, handler) ? std::next(it) : clients_.erase(it);
   };
+  make_anew();
   serve_all();
   take_new();
   serve_all();
+}
+
+// Without its socket a controller can be neither asked nor replaced: its lock keeps others away.
+void RequestServer::make_anew() {
+  if (paused_ || net::Clock::now() < look_at_) return;
+  look_at_ = net::Clock::now() + kLook;
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(run_ / kRequestSocket, error))) return;
+  try {
+    process::Descriptor listener = listen_unix(run_);
+    watch(epoll_.get(), listener.get());
+    listener_ = std::move(listener);  // closing the other one takes it out
+  } catch (const Error&) {            // a full disk, no descriptors: later
+  }
 }
 
 void RequestServer::take_new() {

@@ -17,7 +17,7 @@ namespace ductile::server {
 // line, answered by one line each, {"ok": true, ...} or {"error": text, "code": kind}. What is not
 // such a request is answered with an error; who sends too much or reads nothing is hung up on.
 // Where there is no room for another client, or no descriptor, the one that has been idle for
-// longest is hung up on. One thread; never waits.
+// longest is hung up on. A socket that somebody removed is made anew. One thread; never waits.
 class RequestServer {
  public:
   // The answer's fields; an Error becomes an error answer.
@@ -39,6 +39,7 @@ class RequestServer {
   };
 
   void remove_socket();
+  void make_anew();
   void take_new();
   void drop_idle();
   void pause();
@@ -52,6 +53,7 @@ class RequestServer {
   uint64_t heard_ = 0;
   bool paused_ = false;  // out of descriptors: takes nobody until resume_at_
   net::Deadline resume_at_{};
+  net::Deadline look_at_{};  // whether the socket is still there
 };
 
 }  // namespace ductile::server

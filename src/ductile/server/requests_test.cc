@@ -45,6 +45,17 @@ class Echo {
   std::jthread thread_;
 };
 
+TEST(Requests, ReachAControllerWhoseSocketWasRemoved) {
+  const TempFolder run;
+  const Echo echo(run.path());
+  EXPECT_TRUE(has_controller(run.path()));
+  fs::remove(run.path() / kRequestSocket);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!has_controller(run.path()) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(ask(run.path(), {{"request", "status"}}).at("echo").at("request"), "status");
+}
+
 TEST(Requests, AreAnsweredAlsoBelowAVeryLongPath) {
   const TempFolder folder;
   const fs::path run = folder.path() / std::string(120, 'x') / std::string(120, 'y');

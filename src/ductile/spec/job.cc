@@ -35,7 +35,7 @@ void describe(Describer& d, DataOptions& o) {
   d.field("on_bad_sample", o.on_bad_sample,
           "a sample that cannot be read: fail, or skip, count and report it")
       .one_of({"fail", "skip"});
-  d.section("tokens", o.tokens, "Of the format tokens.");
+  d.section("tokens", o.tokens, "What only the format tokens reads.");
   d.moved("token_type", {"tokens.type"});
   d.moved("sequence_length", {"tokens.sequence_length"});
 }
@@ -115,9 +115,9 @@ void describe(Describer& d, OptimizerOptions& o) {
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
-  d.section("sgd", o.sgd, "Of the rule sgd.");
-  d.section("adam", o.adam, "Of the rules adam, adamw and lamb.");
-  d.section("lars", o.lars, "Of the rule lars.");
+  d.section("sgd", o.sgd, "What only sgd reads.");
+  d.section("adam", o.adam, "What adam, adamw and lamb read.");
+  d.section("lars", o.lars, "What only lars reads.");
   d.moved("nesterov", {"sgd.nesterov"});
   d.moved("beta1", {"adam.beta1"});
   d.moved("beta2", {"adam.beta2"});
@@ -146,9 +146,9 @@ void describe(Describer& d, ScheduleOptions& o) {
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
-  d.section("step", o.step, "Of the schedule step.");
-  d.section("polynomial", o.polynomial, "Of the schedule polynomial.");
-  d.section("one_cycle", o.one_cycle, "Of the schedule one_cycle.");
+  d.section("step", o.step, "What only the schedule step reads.");
+  d.section("polynomial", o.polynomial, "What only the schedule polynomial reads.");
+  d.section("one_cycle", o.one_cycle, "What only the schedule one_cycle reads.");
   d.moved("milestones", {"step.milestones"});
   d.moved("gamma", {"step.gamma"});
   d.moved("power", {"polynomial.power"});

@@ -17,12 +17,12 @@ constexpr ModelHelp kModels[] = {DUCTILE_MODELS(DUCTILE_MODEL_HELP)};
 constexpr Named kStepMethods[] = {DUCTILE_STEP_METHODS(DUCTILE_HELP)};
 constexpr Named kRateControls[] = {DUCTILE_RATE_CONTROLS(DUCTILE_HELP)};
 constexpr Named kSchedules[] = {
-    {"constant", "the peak all the time"},
-    {"step", "multiplied by [schedule.step] gamma at each milestone"},
+    {"constant", "the peak throughout"},
+    {"step", "the peak, multiplied by schedule.step.gamma at each of schedule.step.milestones"},
     {"cosine", "half a cosine from the peak to the end"},
     {"linear", "a straight line from the peak to the end"},
     {"one_cycle", "half a cosine up to the peak, another down to the end"},
-    {"polynomial", "(1 - share of the run) to the [schedule.polynomial] power"},
+    {"polynomial", "falls as (1 - share of the run) to the power of schedule.polynomial.power"},
 };
 
 constexpr Table<Named> kOptimizerTable("optimizer.name =", kOptimizers);

@@ -2,6 +2,7 @@
 // workers, killed at any point, resized, preempted and resumed on other numbers, forked and joined.
 // A row of a table is in here by being in its table.
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <set>
 #include <string>
@@ -32,6 +33,8 @@ struct Row {
   spec::JobOptions job;
   Recipe recipe;
 };
+
+void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
 
 spec::JobOptions small_job() {
   spec::JobOptions job;
@@ -175,7 +178,9 @@ TEST_P(Conformance, NeitherKillsNorResizesNorPreemptionsChangeABit) {
     constexpr int64_t kNumbers[] = {1, 2, 3, 4, 8};
     return kNumbers[rng.below(std::size(kNumbers))];
   };
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  const char* const seeds = std::getenv("DUCTILE_CONFORMANCE_SEEDS");
+  const uint64_t last = seeds != nullptr ? std::strtoull(seeds, nullptr, 10) : 1;
+  for (uint64_t seed = 1; seed <= last; ++seed) {
     Rng rng(seed, std::hash<std::string>{}(row.name));
     std::string story;
     const Run run(row);

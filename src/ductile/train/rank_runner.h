@@ -36,6 +36,9 @@ class RankRunner {
   // layout cuts sum through `exchange`, which lives until the next host() or the last compute().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
 
+  // The state is another one than the last step led to: what was loaded is not its.
+  void state_changed() { loaded_cursor_ = -1; }
+
   int64_t vector_size() const;
   int64_t figures_begin() const;  // the place of the first figure
 

@@ -86,8 +86,28 @@ void Recorder::log(const Window& window) {
   if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
+  note_bad_samples();
   window_begin_samples_ = replica_.state().counters.samples_backward;
   window_begin_ = Clock::now();
+}
+
+// With data.on_bad_sample = "skip": those that this worker left out since it last said so.
+void Recorder::note_bad_samples() {
+  const data::LoaderStats loader = replica_.loader_stats();
+  if (loader.bad_samples <= bad_samples_) return;
+  bad_samples_ = loader.bad_samples;
+  Json items = Json::array();
+  for (const data::BadItem& item : loader.bad_items)
+    items.push_back({{"where", item.where}, {"what", item.what}});
+  event("bad_samples", {{"step", replica_.step()}, {"count", bad_samples_}, {"items", items}});
+}
+
+void Recorder::committed() {
+  optim::Hyper now = replica_.state().hyper;
+  const optim::Hyper before = replica_.state().last_hyper;
+  now.lr = before.lr;  // in every metric line
+  if (replica_.updates() > 0 && now != before && !replica_.done())
+    event("hyper", {{"step", replica_.step()}, {"hyper", to_json(replica_.state().hyper)}});
 }
 
 Evaluation Recorder::evaluate(Replica& replica) {

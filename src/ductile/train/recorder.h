@@ -33,6 +33,9 @@ class Recorder {
 
   // The first event: "start" or "resume". `refused` names checkpoints that were passed over.
   void started(int64_t num_workers, const nlohmann::json& refused);
+  // The replica has committed a step: notes what changed for the next one but for the learning
+  // rate, which stands in the metric lines.
+  void committed();
   // A metric line for the steps of `window`, which end at the replica's present step.
   void log(const Window& window);
   // Logs what the recorder of a killed process left unsaid of the replica's present step: the steps
@@ -58,6 +61,7 @@ class Recorder {
   using Clock = std::chrono::steady_clock;
   void log_evaluation(const Evaluation& result, std::optional<double> seconds);
   void warn_of_trouble();
+  void note_bad_samples();
 
   const run::RunFolder& folder_;
   const Replica& replica_;
@@ -67,6 +71,7 @@ class Recorder {
   const bool resumed_;
   const int64_t begin_updates_, begin_samples_;
   int64_t num_workers_ = 1;
+  int64_t bad_samples_ = 0;  // of this worker's loader, that were noted
   int64_t window_begin_samples_;
   Clock::time_point begin_ = Clock::now(), window_begin_ = begin_, last_show_ = begin_;
   double throughput_ = 0, eval_seconds_ = 0, save_seconds_ = 0;

@@ -96,6 +96,11 @@ void Replica::begin_step() {
   DUCTILE_CHECK(kind_.gradient || !kind_.update, "an update needs a gradient");
 }
 
+void Replica::state_changed() {
+  runner_.state_changed();
+  begin_step();
+}
+
 // ---- The update.
 
 Replica::Judgement Replica::judge(std::span<const float> sum) const {
@@ -320,7 +325,7 @@ Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
 void Replica::restore(const ckpt::Checkpoint& checkpoint) {
   check_same_job(checkpoint.state().at("job"));
   state_.restore(checkpoint, upgraded(checkpoint));
-  begin_step();
+  state_changed();
 }
 
 void Replica::send_state(parallel::Exchange& exchange, int to) {
@@ -330,12 +335,12 @@ void Replica::send_state(parallel::Exchange& exchange, int to) {
 
 void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
   state_.receive(exchange, from, step, spread(), [this](const Json& job) { check_same_job(job); });
-  begin_step();
+  state_changed();
 }
 
 void Replica::take(const StateImage& image) {
   state_.take(image);
-  begin_step();
+  state_changed();
 }
 
 }  // namespace ductile::train

@@ -132,6 +132,7 @@ class Replica {
 
  private:
   void begin_step();
+  void state_changed();
   nlohmann::json upgraded(const ckpt::Checkpoint& checkpoint) const;
   optim::Observed observed() const;
   int64_t position() const;

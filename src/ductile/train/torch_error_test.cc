@@ -23,7 +23,7 @@ Error caught(const std::function<void()>& body) {
 
 // No memory is a fault of the host, and anything else one of the job; neither comes with a page of
 // C++ frames.
-TEST(TorchError, no_memory_is_told_apart_from_all_else) {
+TEST(TorchError, NoMemoryIsToldApartFromAllElse) {
   const Error memory = caught([] { at::empty({int64_t{1} << 55}); });
   EXPECT_EQ(memory.code(), ErrorCode::unavailable) << memory.what();
   const Error shapes = caught([] { at::mm(at::zeros({2, 3}), at::zeros({2, 3})); });

@@ -426,7 +426,10 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
     last_window_ = {replica_->step(), replica_->take_window()};
     if (recorder_) recorder_->log(last_window_.second);
   }
-  if (recorder_) recorder_->show_now_and_then();
+  if (recorder_) {
+    recorder_->committed();
+    recorder_->show_now_and_then();
+  }
   if (replica_->spread()) return finish_spread_step(command);
   if (replica_->evaluation_due()) evaluate(command.generation);
   settled(command.generation, command.step + 1);

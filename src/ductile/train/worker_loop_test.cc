@@ -1,4 +1,4 @@
-#include "ductile/train/trainer.h"
+#include "ductile/train/workers.h"
 
 #include <cmath>
 #include <csignal>
@@ -34,14 +34,22 @@ spec::JobOptions small_job() {
 
 struct TestRun {
   TempFolder folder;
-  Json summary;
+  Json summary;  // the run's last `end` event
 
-  Ending start(spec::JobOptions job, bool resume = false) {
+  // Trains to the run's end, as far as it gets; an error of the job is thrown.
+  std::string start(spec::JobOptions job, bool resume = false) {
     if (!resume) {
-      const run::RunFolder made = run::RunFolder::create(folder.path(), job.name);
+      const run::RunFolder made = run::RunFolder::create(folder.path(), job.name, "");
       write_file_atomic(made.job_file(), OptionSet(job).to_toml());
     }
-    return train({run::RunFolder::open(folder.path() / "latest"), job, resume}, summary);
+    const auto run = run::RunFolder::open(folder.path() / "latest");
+    const run::RunLock lock(run.path(), run::RunLock::kLocal);
+    const link::JobEnd end = train_here(lock, {.folder = run, .job = job});
+    if (end.phase == control::Phase::failed) throw Error(end.error_code, end.reason);
+    run::for_each_diary_line(run.events_file(), [&](const Json& line) {
+      if (line.at("kind") == "end") summary = line;
+    });
+    return summary.at("status");
   }
   fs::path path() const { return run::RunFolder::open(folder.path() / "latest").path(); }
   std::string weights() const { return read_file(path() / "model.safetensors"); }
@@ -56,11 +64,11 @@ struct TestRun {
   }
 };
 
-TEST(Trainer, FillsTheRunDirectoryAndLearns) {
+TEST(WorkerLoop, FillsTheRunDirectoryAndLearns) {
   TestRun run;
   spec::JobOptions job = small_job();
   job.train.epochs = 6;
-  EXPECT_EQ(run.start(job), Ending::finished);
+  EXPECT_EQ(run.start(job), "done");
   EXPECT_EQ(run.summary.at("step"), 60);
   EXPECT_GT(run.summary.at("final").at("accuracy").get<double>(), 0.5);
   for (const char* name : {"metrics.jsonl", "events.jsonl", "report.html", "model.safetensors"}) {
@@ -68,7 +76,7 @@ TEST(Trainer, FillsTheRunDirectoryAndLearns) {
   }
 }
 
-TEST(Trainer, TheDigitsAreTooHardForALinearModelAndNotForTheDefaultOne) {
+TEST(WorkerLoop, TheDigitsAreTooHardForALinearModelAndNotForTheDefaultOne) {
   TestRun linear, standard;
   spec::JobOptions job;
   job.checkpoint.every_seconds = 0;
@@ -84,7 +92,7 @@ TEST(Trainer, TheDigitsAreTooHardForALinearModelAndNotForTheDefaultOne) {
   EXPECT_LT(linear.summary.at("best").at("accuracy"), 0.93);
 }
 
-TEST(Trainer, EqualSeedsGiveEqualBitsAndOthersDoNot) {
+TEST(WorkerLoop, EqualSeedsGiveEqualBitsAndOthersDoNot) {
   TestRun a, b, c;
   spec::JobOptions job = small_job();
   a.start(job);
@@ -96,7 +104,7 @@ TEST(Trainer, EqualSeedsGiveEqualBitsAndOthersDoNot) {
 }
 
 // Stopping at any step and resuming changes neither weights nor metric lines.
-TEST(Trainer, AResumedRunEqualsAnUndisturbedOneToTheBit) {
+TEST(WorkerLoop, AResumedRunEqualsAnUndisturbedOneToTheBit) {
   for (const char* optimizer : {"sgd", "adamw", "lamb"}) {
     for (const int64_t virtual_ranks : {1, 4}) {
       spec::JobOptions job = small_job();
@@ -123,7 +131,7 @@ TEST(Trainer, AResumedRunEqualsAnUndisturbedOneToTheBit) {
 }
 
 // Without batch norm, V virtual ranks compute the mean gradient of the same global batch.
-TEST(Trainer, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
+TEST(WorkerLoop, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
   TestRun one, four;
   spec::JobOptions job = small_job();
   one.start(job);
@@ -133,7 +141,7 @@ TEST(Trainer, VirtualRanksAreGradientAccumulationOverTheSameSamples) {
   EXPECT_NE(one.weights(), four.weights()) << "the order of the sums differs, so bits do";
 }
 
-TEST(Trainer, HalfPrecisionFollowsFullPrecision) {
+TEST(WorkerLoop, HalfPrecisionFollowsFullPrecision) {
   spec::JobOptions job = small_job();
   job.model.name = "cnn";
   TestRun full;
@@ -147,7 +155,7 @@ TEST(Trainer, HalfPrecisionFollowsFullPrecision) {
   }
 }
 
-TEST(Trainer, OverflowInFp16SkipsStepsAndLowersTheScale) {
+TEST(WorkerLoop, OverflowInFp16SkipsStepsAndLowersTheScale) {
   spec::JobOptions job = small_job();
   job.train.precision = "fp16";
   job.train.loss_scale = 16777216;
@@ -157,12 +165,12 @@ TEST(Trainer, OverflowInFp16SkipsStepsAndLowersTheScale) {
   EXPECT_LT(run.summary.at("skipped_steps").get<int>(), 15);
 }
 
-TEST(Trainer, ATargetEndsTheRunAndIsReportedWithItsCost) {
+TEST(WorkerLoop, ATargetEndsTheRunAndIsReportedWithItsCost) {
   spec::JobOptions job = small_job();
   job.train.epochs = 50;
   job.target = {"accuracy", 0.5};
   TestRun run;
-  EXPECT_EQ(run.start(job), Ending::target_reached);
+  EXPECT_EQ(run.start(job), "target_reached");
   EXPECT_LT(run.summary.at("step").get<int>(), 500);
   bool found = false;
   for (const Json& event : run::read_json_lines(run.path() / "events.jsonl")) {
@@ -184,7 +192,7 @@ std::string error_of(const std::function<void()>& action, ErrorCode code) {
   return "no error";
 }
 
-TEST(Trainer, DivergenceIsAnErrorThatNamesStepAndRemedy) {
+TEST(WorkerLoop, DivergenceIsAnErrorThatNamesStepAndRemedy) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 1e30;
   job.optimizer.weight_decay = 1;
@@ -193,7 +201,7 @@ TEST(Trainer, DivergenceIsAnErrorThatNamesStepAndRemedy) {
   EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
 }
 
-TEST(Trainer, ResumingUnderOptionsThatChangeTheResultIsRefused) {
+TEST(WorkerLoop, ResumingUnderOptionsThatChangeTheResultIsRefused) {
   spec::JobOptions job = small_job();
   TestRun run;
   run.start(job);
@@ -205,7 +213,7 @@ TEST(Trainer, ResumingUnderOptionsThatChangeTheResultIsRefused) {
   EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
 }
 
-TEST(Trainer, ABatchLargerThanTheDataIsRefused) {
+TEST(WorkerLoop, ABatchLargerThanTheDataIsRefused) {
   spec::JobOptions job = small_job();
   job.train.batch_size = 1000;
   TestRun run;
@@ -213,7 +221,7 @@ TEST(Trainer, ABatchLargerThanTheDataIsRefused) {
   EXPECT_NE(text.find("640"), std::string::npos) << text;
 }
 
-TEST(Trainer, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
+TEST(WorkerLoop, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
   spec::JobOptions job = small_job();
   job.checkpoint.every_steps = 4;
   TestRun whole, damaged;

@@ -106,7 +106,7 @@ int run(const Arguments& arguments) {
                  arguments.address, arguments.progress_fd});
     return kDone;
   }
-  const run::RunLock lock(folder.path(), run::RunLock::kController);
+  const run::RunLock lock(folder.path(), run::RunLock::kLocal);
   const link::JobEnd end = train::train_here(lock, {.folder = folder,
                                                     .job = job,
                                                     .progress_fd = arguments.progress_fd,

@@ -83,7 +83,7 @@ class SmallSets {
     spec::DataOptions tokens;
     tokens.format = "tokens";
     tokens.path = (folder_.path() / "t.bin").string();
-    tokens.sequence_length = 8;
+    tokens.tokens.sequence_length = 8;
     kinds_.push_back({"tokens", open_dataset(tokens, Split::train), {}});
   }
 

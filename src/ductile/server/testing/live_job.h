@@ -21,10 +21,10 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/link/testing/test_model.h"
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_controller.h"
-#include "ductile/link/testing/test_model.h"
 #include "ductile/server/testing/emulated_hosts.h"
 
 // A job of torch-free workers for the tests of this module.

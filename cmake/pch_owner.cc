@@ -1,0 +1,2 @@
+// Its target compiles a precompiled header that others use; see DuctilePch.cmake.
+int main() {}
