@@ -367,8 +367,9 @@ const CellCost* LabelSearch::recomputed(Trial& trial, int64_t in_flight,
   return &trial.again;
 }
 
-// Puts the stage before those of each label of its state.
-inline void LabelSearch::extend(Trial& trial, const Limits& limits) {
+// Puts the stage before those of each label of its state. Inlined by force: a call for each stage
+// is two percent of the search.
+[[gnu::always_inline]] inline void LabelSearch::extend(Trial& trial, const Limits& limits) {
   const SearchSpace::Transition& transition = space_.transitions()[trial.transition];
   const int to = transition.to;
   const Cell& cell = table_.cells()[trial.cell];
