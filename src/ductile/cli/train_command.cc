@@ -119,6 +119,9 @@ class Listener {
 
   // What the controller notes and a user wants to know at once.
   void note(const control::Note& note) {
+    // What is tried again every second fails for the same reason for as long as that lasts.
+    if (note.event == "checkpoint_failed" && note.text == std::exchange(failed_save_, note.text))
+      return;
     for (const std::string_view event : {"lost", "launch_failed", "checkpoint_failed",
                                          "checkpoint_unreadable", "disk", "report", "signal"}) {
       if (note.event == event) return message({"warning", note.text});
@@ -146,6 +149,7 @@ class Listener {
   Console& console_;
   std::optional<run::ProgressBar> bar_;
   std::string error_;
+  std::string failed_save_;  // the last one that was told
 };
 
 // What the controller wrote at the run's end; null where there is nothing.
