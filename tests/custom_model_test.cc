@@ -8,8 +8,10 @@
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/flops.h"
 #include "ductile/nn/init.h"
 #include "ductile/nn/threads.h"
 
@@ -103,6 +105,14 @@ TEST(CustomModel, MadeOfOurOperatorsTrainsInLowPrecision) {
 TEST(CustomModel, IsThreadInvariantWhereItsLibrarySaysSoAlone) {
   EXPECT_TRUE(thread_invariant(args_for(CUSTOM_MODEL).options));
   EXPECT_FALSE(thread_invariant(args_for(TORCH_MODEL).options));
+}
+
+// A library has its own copy of our operators.
+TEST(CustomModel, ItsOperationsAreCounted) {
+  const at::Tensor sample = at::zeros({1, 1, 12, 12});
+  EXPECT_EQ(forward_flops(*make_model(args_for(CUSTOM_MODEL)), sample),
+            2.0 * (36 * 16 * 9 + 36 * 16 * 16 * 9 + 16 * 10));
+  EXPECT_EQ(forward_flops(*make_model(args_for(TORCH_MODEL)), sample), 2.0 * (144 * 32 + 32 * 10));
 }
 
 TEST(CustomModel, TorchModulesRefuseLowPrecisionWithTheRemedy) {

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/flops.h"
 #include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
@@ -63,6 +64,7 @@ bool is_product(const at::Tensor& x, const at::Tensor& w, int64_t padding) {
 at::Tensor product(const at::Tensor& x_any, const at::Tensor& w, int64_t stride) {
   const at::Tensor x = every(x_any, stride);
   const at::Tensor y = empty_nhwc({x.size(0), w.size(0), x.size(2), x.size(3)}, x);
+  const KnownFlops known(convolution_flops(y, w));
   multiply(pixels_of(y), pixels_of(x), w.flatten(1).t(), kPixels);
   return y;
 }

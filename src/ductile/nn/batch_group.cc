@@ -1,10 +1,8 @@
 #include "ductile/nn/batch_group.h"
 
-#include <mutex>
 #include <utility>
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Tensor.h>
+#include "ductile/nn/generator_impl.h"
 
 namespace ductile::nn {
 namespace {
@@ -15,15 +13,8 @@ thread_local BatchGroup* current = nullptr;
 
 void BatchGroup::sum(std::span<double> values) {
   ++num_sums_;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor state;
-  {
-    const std::lock_guard lock(generator.mutex());
-    state = generator.get_state();
-  }
+  const KeepGenerator generator;
   all_reduce(values);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
 }
 
 BatchGroup* current_batch_group() { return current; }

@@ -9,6 +9,7 @@
 
 #include "ductile/nn/aten_conv.h"
 #include "ductile/nn/batch_group.h"
+#include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
@@ -82,6 +83,7 @@ struct Conv : Function<Conv> {
     const at::Tensor x = nhwc(x_any), weight = fp32_weight(w);
     const auto shape = conv_shape(x, w, stride, padding);
     at::Tensor y = empty_nhwc({shape.batch, shape.out, shape.out_height(), shape.out_width()}, x);
+    const KnownFlops known(convolution_flops(y, w));
     kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
                           y.data_ptr(), nullptr, nullptr);
     ctx->save_for_backward({x, w});
@@ -163,6 +165,7 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& w, int64_t stride, in
     const auto shape = conv_shape(x, w, stride, padding);
     const at::Tensor weight = fp32_weight(w);
     at::Tensor y = empty_nhwc({shape.batch, shape.out, shape.out_height(), shape.out_width()}, x);
+    const KnownFlops known(convolution_flops(y, w));
     kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
                           y.data_ptr(), mean, variance);
     return y;

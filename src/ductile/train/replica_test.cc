@@ -1,6 +1,9 @@
 #include "ductile/train/replica.h"
 
 #include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -116,6 +119,72 @@ TEST(Replica, GoesOnFromTheCheckpointOfAnEarlierVersion) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("optimizer.adam.beta2"), std::string::npos) << e.what();
   }
+}
+
+void train_steps(Replica& replica, int steps) {
+  replica.host_all();
+  Vec sum(static_cast<size_t>(replica.vector_size()));
+  for (int i = 0; i < steps; ++i) {
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+  }
+}
+
+// Forward, and twice that much backward; a dense layer multiplies each weight once.
+TEST(Replica, CountsTheOperationsOfItsModel) {
+  const TempFolder folder;
+  spec::JobOptions job = job_of("mlp", folder.path());
+  job.model.hidden = {20};
+  Replica replica(job);
+  train_steps(replica, 2);
+  const auto weights = static_cast<double>(replica.num_parameters() - 20 - 10);
+  EXPECT_EQ(replica.state().counters.flops, 3 * (2 * weights) * 2 * 24);
+}
+
+TEST(Replica, CountingTheOperationsChangesNoBit) {
+  const TempFolder folder;
+  for (const char* model : {"cnn", "gpt"}) {
+    spec::JobOptions job = job_of(model, folder.path());
+    job.model.dropout = 0.1;
+    Replica counted(job), plain(job, [&] {
+      Ingredients given;
+      given.flops_per_sample = 1;  // known: so the model is not run for it
+      return complete(std::move(given), job);
+    });
+    train_steps(counted, 2);
+    train_steps(plain, 2);
+    EXPECT_GT(counted.state().counters.flops, plain.state().counters.flops);
+    counted.state().counters.flops = plain.state().counters.flops;
+    EXPECT_EQ(counted.state().digest(), plain.state().digest()) << model;
+  }
+}
+
+// A model that can do with batches alone.
+class Sociable : public nn::Model {
+ public:
+  explicit Sociable(std::unique_ptr<nn::Model> inner) : inner_(std::move(inner)) {}
+  at::Tensor forward(const at::Tensor& x) override {
+    if (x.size(0) == 1) throw std::runtime_error("a batch of one");
+    return inner_->forward(x);
+  }
+  std::vector<nn::NamedTensor> parameters() override { return inner_->parameters(); }
+
+ private:
+  std::unique_ptr<nn::Model> inner_;
+};
+
+TEST(Replica, AModelThatCannotRunOnOneSampleIsTrainedWithoutItsOperations) {
+  const TempFolder folder;
+  const spec::JobOptions job = job_of("mlp", folder.path());
+  Replica replica(job, [&] {
+    Ingredients given = complete({}, job);
+    given.flops_per_sample = 0;
+    given.model = std::make_unique<Sociable>(std::move(given.model));
+    return complete(std::move(given), job);
+  });
+  train_steps(replica, 1);
+  EXPECT_EQ(replica.updates(), 1);
+  EXPECT_EQ(replica.state().counters.flops, 0);
 }
 
 }  // namespace
