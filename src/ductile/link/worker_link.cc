@@ -25,6 +25,18 @@ constexpr milliseconds kDialDeadline{1000};
 constexpr milliseconds kRedial{100};
 constexpr milliseconds kSendDeadline{2000};
 constexpr milliseconds kCostAge{100};
+constexpr milliseconds kPace{
+    5};  // between reports of steps: those of short ones cost more than they
+
+bool says_more_than_steps(control::WorkerStatus report, const control::WorkerStatus& before) {
+  report.sequence = before.sequence;
+  report.step = before.step;
+  report.voted = before.voted;
+  report.held = before.held;
+  report.next = before.next;
+  report.cost = before.cost;
+  return report != before;
+}
 
 // Waits for `fd` (or -1) to become readable, a wake() or the time; true when `fd` is.
 bool wait_for(int fd, int wake_fd, milliseconds wait) {
@@ -77,7 +89,8 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
       if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
         report_->cost = cost_.recent(kCostAge);
-        report = true;
+        urgent_ = urgent_ || says_more_than_steps(*report_, taken_);
+        report = urgent_ || boot_time() >= taken_at_ + kPace;
         continue;
       }
       commands_.add(std::move(command));
@@ -199,7 +212,13 @@ std::optional<net::Channel> WorkerLink::connect() {
 
 bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
   const std::lock_guard guard(mutex_);
-  report = std::exchange(report_, std::nullopt);
+  if (urgent_ || stopping_ || commands_.exited() || boot_time() >= taken_at_ + kPace)
+    report = std::exchange(report_, std::nullopt);
+  if (report) {
+    urgent_ = false;
+    taken_ = *report;
+    taken_at_ = boot_time();
+  }
   if (commands_.exited() && newest_) {  // the last one says what all of it has cost
     if (!report) report = newest_;
     ++report->sequence;
@@ -210,7 +229,10 @@ bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
 
 control::Time WorkerLink::beat_in() const {
   const std::lock_guard guard(mutex_);
-  return protocol_.next_deadline() - boot_time();
+  const Time now = boot_time();
+  // Once more soon after a report: nobody wakes this thread for one that waits.
+  if (now < taken_at_ + kPace || report_) return std::max(Time{0}, taken_at_ + kPace - now);
+  return protocol_.next_deadline() - now;
 }
 
 void WorkerLink::converse(net::Channel& channel) {

@@ -45,7 +45,8 @@ struct WorkerLinkOptions {
 //
 // When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
 // so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
-// report has been sent or given up.
+// report has been sent or given up. Reports that say no more than that steps were done wait a few
+// milliseconds, so that many short steps are one report.
 //
 // Threads: tell() and the getters from any; next() from one. The clock is boot_time().
 class WorkerLink : public CommandSource {
@@ -91,6 +92,9 @@ class WorkerLink : public CommandSource {
   CommandQueue commands_;
   run::CostMeter cost_;                    // of this process
   std::optional<control::WorkerStatus> report_;  // the newest, not sent yet
+  bool urgent_ = false;                    // it says more than that steps were done
+  control::WorkerStatus taken_;                  // the last one that was taken to be sent, and when
+  control::Time taken_at_{0};
   control::Time heard_at_{0};
   bool connected_ = false;
   bool stopping_ = false;
