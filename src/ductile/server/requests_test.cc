@@ -92,8 +92,8 @@ TEST(Requests, without_a_controller_the_error_names_run_and_remedy) {
 TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
   const TempFolder run;
   const Echo echo(run.path());
-  const process::Descriptor silent = connect_unix(run.path(), kPatience);
-  const process::Descriptor noisy = connect_unix(run.path(), kPatience);
+  const Descriptor silent = connect_unix(run.path(), kPatience);
+  const Descriptor noisy = connect_unix(run.path(), kPatience);
   const std::string garbage = "\x01\xff not json\n";
   ASSERT_GT(send(noisy.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
   char answer[512];
@@ -101,7 +101,7 @@ TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
   ASSERT_GT(n, 0);
   EXPECT_NE(std::string(answer, static_cast<size_t>(n)).find("invalid_argument"),
             std::string::npos);
-  const process::Descriptor endless = connect_unix(run.path(), kPatience);
+  const Descriptor endless = connect_unix(run.path(), kPatience);
   const std::string part(8192, 'a');
   bool open = true;
   for (int i = 0; i < 10000 && open; ++i)
@@ -112,7 +112,7 @@ TEST(Requests, garbage_is_answered_or_hung_up_on_and_others_are_served) {
 
 TEST(Requests, a_controller_that_does_not_answer_is_told) {
   const TempFolder run;
-  const process::Descriptor listener = listen_unix(run.path());
+  const Descriptor listener = listen_unix(run.path());
   try {
     ask(run.path(), {{"request", "status"}}, std::chrono::milliseconds(50));
     ADD_FAILURE();
@@ -124,8 +124,8 @@ TEST(Requests, a_controller_that_does_not_answer_is_told) {
 // One that is stopped, and has as many waiting as the kernel keeps.
 TEST(Requests, nobody_waits_for_ever_for_a_controller_that_takes_nobody) {
   const TempFolder run;
-  const process::Descriptor listener = listen_unix(run.path());
-  std::vector<process::Descriptor> waiting;
+  const Descriptor listener = listen_unix(run.path());
+  std::vector<Descriptor> waiting;
   try {
     while (waiting.size() < 1000) waiting.push_back(connect_unix(run.path(), {}));
     ADD_FAILURE() << "the kernel keeps more than 1000";
@@ -145,7 +145,7 @@ TEST(Requests, nobody_waits_for_ever_for_a_controller_that_takes_nobody) {
 TEST(Requests, clients_that_say_nothing_shut_nobody_out) {
   const TempFolder run;
   const Echo echo(run.path());
-  std::vector<process::Descriptor> idle;
+  std::vector<Descriptor> idle;
   for (int i = 0; i < 200; ++i) idle.push_back(connect_unix(run.path(), kPatience));
   EXPECT_TRUE(ask(run.path(), {{"request", "status"}}).at("ok"));
 }
@@ -164,13 +164,13 @@ class NoDescriptors {
 
  private:
   rlimit before_{};
-  std::vector<process::Descriptor> taken_;
+  std::vector<Descriptor> taken_;
 };
 
 TEST(Requests, without_a_descriptor_the_server_rests_and_serves_later) {
   const TempFolder run;
   RequestServer server(run.path());
-  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
   pollfd item{server.fd(), POLLIN, 0};
@@ -188,9 +188,9 @@ TEST(Requests, without_a_descriptor_the_server_rests_and_serves_later) {
 TEST(Requests, without_a_descriptor_an_idle_client_makes_room) {
   const TempFolder run;
   RequestServer server(run.path());
-  const process::Descriptor idle = connect_unix(run.path(), kPatience);
+  const Descriptor idle = connect_unix(run.path(), kPatience);
   server.serve(echo_of);
-  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
   const NoDescriptors none;
