@@ -13,10 +13,10 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/hosts.h"
@@ -76,22 +76,22 @@ std::string time_text(double seconds) {
 // A rank as a process of ours: here, or a launcher's that runs it elsewhere.
 struct Rank {
   pid_t pid = -1;
-  process::Descriptor in;   // to its stdin
-  process::Descriptor out;  // from its stdout
+  Descriptor in;   // to its stdin
+  Descriptor out;  // from its stdout
   process::LineReader lines;
   std::string where;
 };
 
-process::Descriptor end_of(int fd) { return process::Descriptor(fd); }
+Descriptor end_of(int fd) { return Descriptor(fd); }
 
 void start(Rank& rank, const std::vector<std::string>& launcher, const fs::path& program) {
   int in[2], out[2];
   if (pipe2(in, O_CLOEXEC) != 0) fail_errno("pipe", errno);
-  process::Descriptor child_in = end_of(in[0]);
+  Descriptor child_in = end_of(in[0]);
   rank.in = end_of(in[1]);
   if (pipe2(out, O_CLOEXEC) != 0) fail_errno("pipe", errno);
   rank.out = end_of(out[0]);
-  process::Descriptor child_out = end_of(out[1]);
+  Descriptor child_out = end_of(out[1]);
   fcntl(rank.out.get(), F_SETFL, O_NONBLOCK);
   process::SpawnOptions spawn;
   spawn.program = program;

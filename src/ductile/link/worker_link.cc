@@ -55,8 +55,7 @@ bool wait_for(int fd, int wake_fd, milliseconds wait) {
 WorkerLink::WorkerLink(WorkerLinkOptions options, const net::Secret& secret)
     : options_(std::move(options)), secret_(secret), protocol_(options_.worker) {
   worker_identity(options_.job, options_.worker.worker);  // checks the id
-  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) fail_errno("eventfd", errno);
+  wake_ = opened(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
   heard_at_ = boot_time();
   thread_ = std::jthread([this] { run(); });
 }
@@ -68,12 +67,11 @@ WorkerLink::~WorkerLink() {
   }
   wake();
   thread_.join();
-  ::close(wake_);
 }
 
 void WorkerLink::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
 }
 
 void WorkerLink::tell(const control::WorkerEvent& event) { apply(event); }
@@ -183,7 +181,7 @@ void WorkerLink::run() {
           {UINT64_MAX, options_.worker.worker, control::Stop{reason}}});
       return;
     }
-    wait_for(-1, wake_, kRedial);
+    wait_for(-1, wake_.get(), kRedial);
   }
 }
 
@@ -254,7 +252,7 @@ void WorkerLink::converse(net::Channel& channel) {
     first = false;
     if (!go_on) return;
     const milliseconds wait = std::chrono::ceil<milliseconds>(beat_in());
-    if (!wait_for(channel.socket().fd(), wake_, wait)) continue;
+    if (!wait_for(channel.socket().fd(), wake_.get(), wait)) continue;
     while (auto payload = channel.try_receive()) {
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
       const auto value = parse_json(text);

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/command_queue.h"
@@ -84,7 +85,7 @@ class WorkerLink : public CommandSource {
 
   const WorkerLinkOptions options_;
   const net::Secret secret_;
-  int wake_ = -1;  // an eventfd: a report is due, or the end
+  Descriptor wake_;  // an eventfd: a report is due, or the end
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
