@@ -67,7 +67,7 @@ void RequestServer::make_anew() {
   std::error_code error;
   if (fs::exists(fs::symlink_status(run_ / kRequestSocket, error))) return;
   try {
-    process::Descriptor listener = listen_unix(run_);
+    Descriptor listener = listen_unix(run_);
     watch(epoll_.get(), listener.get());
     listener_ = std::move(listener);  // closing the other one takes it out
   } catch (const Error&) {            // a full disk, no descriptors: later
