@@ -5,6 +5,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
 
 namespace ductile::cli {
@@ -51,7 +52,7 @@ ExitCode bench(const BenchCommand& command, Context& context) {
         {"all-reduce", "all-reduce algorithms between workers, predicted and measured"}};
     for (const Benchmark& b : kBenchmarks)
       rows.push_back({std::string(b.name), std::string(b.help)});
-    context.console.print("{}", table(rows));
+    context.console.print("{}", page::table(rows));
     return kDone;
   }
   const Benchmark* chosen = nullptr;

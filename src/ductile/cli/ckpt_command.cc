@@ -6,8 +6,9 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/export.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
-#include "ductile/run/format.h"
 
 namespace ductile::cli {
 namespace {
@@ -59,11 +60,11 @@ ExitCode ckpt_list(const CkptCommand& command, Context& context) {
   }
   std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "TENSORS", "CHUNKS", "STATE"}};
   for (const auto& c : found) {
-    rows.push_back({std::to_string(c.step), run::as_bytes(static_cast<double>(c.total_bytes)),
+    rows.push_back({std::to_string(c.step), page::as_bytes(static_cast<double>(c.total_bytes)),
                     std::to_string(c.num_tensors), std::to_string(c.num_chunks),
                     c.error.empty() ? "ok" : "refused: " + c.error});
   }
-  context.console.print("{}", table(rows));
+  context.console.print("{}", page::table(rows));
   return kDone;
 }
 
@@ -85,14 +86,14 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
     return kDone;
   }
   context.console.print("step {}, {} in {} tensors\n\n", checkpoint.step(),
-                        run::as_bytes(static_cast<double>(checkpoint.total_bytes())),
+                        page::as_bytes(static_cast<double>(checkpoint.total_bytes())),
                         checkpoint.tensors().size());
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "TYPE", "SHAPE", "SIZE"}};
   for (const auto& t : checkpoint.tensors()) {
     rows.push_back({t.name, std::string(to_string(t.dtype)), shape_text(t.shape),
-                    run::as_bytes(static_cast<double>(t.num_bytes))});
+                    page::as_bytes(static_cast<double>(t.num_bytes))});
   }
-  context.console.print("{}", table(rows));
+  context.console.print("{}", page::table(rows));
   return kDone;
 }
 
@@ -109,7 +110,7 @@ ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
     for (const std::string& refused : report.refused)
       context.console.print("{}: refused\n", refused);
     context.console.print("{} chunks, {} read\n", report.num_chunks,
-                          run::as_bytes(static_cast<double>(report.chunk_bytes)));
+                          page::as_bytes(static_cast<double>(report.chunk_bytes)));
   }
   return report.ok() ? kDone : kFailed;
 }

@@ -74,10 +74,6 @@ TEST(ExitCodes, follow_the_kind_of_error) {
   EXPECT_EQ(exit_code(ErrorCode::internal), 1);
 }
 
-TEST(Table, pads_columns_and_leaves_no_blanks_at_line_ends) {
-  EXPECT_EQ(table({{"a", "long", ""}, {"bbb", "c", "d"}}), "a    long\nbbb  c     d\n");
-}
-
 TEST(CommandLine, help_goes_to_stdout_and_errors_to_stderr) {
   const Said help = say({"--help"});
   EXPECT_EQ(help.code, kDone);
