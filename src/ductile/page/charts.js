@@ -49,13 +49,14 @@
     return group;
   }
 
-  // Calls `draw` whenever the box has another width.
+  // Calls `draw` now, and whenever the box has another width; not while the page is being laid out.
   function whenResized(box, draw) {
-    let width = 0;
+    let width = box.clientWidth;
+    draw();
     new ResizeObserver(() => {
       if (box.clientWidth === width) return;
       width = box.clientWidth;
-      draw();
+      requestAnimationFrame(draw);
     }).observe(box);
   }
 
@@ -138,7 +139,7 @@
 
     const grid = (width, base) => {
       const values = log ? logTicks(y.lo, y.hi, 5) : ticks(y.lo, y.hi, 5).values
-        .filter(v => !spec.steps || v === Math.round(v));
+        .filter(v => spec.unit !== "count" || v === Math.round(v));
       const step = values.length > 1 ? values[1] - values[0] : values[0];
       for (const v of values) {
         const at = y.at(v);
@@ -171,7 +172,7 @@
       const at = y.at(spec.target);
       svg.append(element("line", { class: "target", x1: left, x2: width - right, y1: at, y2: at }),
         element("text", { class: "target-text", x: left + 6, y: at < top + 16 ? at + 14 : at - 5 },
-          `target ${valueText(spec.target, spec.unit)}`));
+          `target ${tickText(spec.target, 1e-4, spec.unit)}`));
     };
 
     const curves = () => {
@@ -445,6 +446,7 @@
   // What goes wrong in a script is said on the page, not only in the browser's console.
   if (typeof window !== "undefined") {
     window.addEventListener("error", event => {
+      if (!event.error) return;  // a notice of the browser
       document.querySelector("main").prepend(element("p", { class: "banner" },
         `A part of this page could not be drawn (${event.message}); its numbers are still in it ` +
         "and in the files beside it."));

@@ -172,7 +172,7 @@ std::vector<Figure> figures() {
 }
 
 Cell policy_cell(size_t number, const std::string& policy) {
-  return Cell::of_markup(fmt::format("<span class=\"swatch\" data-policy=\"{}\"></span>{}", number,
+  return Cell::of_markup(fmt::format("<span class=\"swatch\" data-policy=\"{}\"></span><b>{}</b>", number,
                                      page::escape_html(policy)));
 }
 
@@ -201,7 +201,7 @@ std::string policy_table(const std::vector<std::pair<std::string, Summary>>& pol
     }
   }
   page::HtmlTable table(std::move(columns), "figures");
-  for (const auto& row : rows) table.row(row, "first");
+  for (const auto& row : rows) table.row(row);
   return table.html();
 }
 
