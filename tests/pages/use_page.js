@@ -10,7 +10,7 @@ setTimeout(() => {
   const charts = () => [...document.querySelectorAll("svg.chart, svg.picture, canvas")];
   const drawn = node => node.tagName === "CANVAS" ? node.height > 20 :
     node.querySelector("path, rect:not(clipPath rect)") !== null;
-  root.dataset.charts = charts().filter(drawn).length;
+  root.dataset.charts = String(charts().filter(drawn).length);
   for (const node of charts()) {
     for (let i = 0; i < 100; ++i) fire(node, "pointermove", 0.1 * (i % 10), 0.1 * Math.floor(i / 10));
     fire(node, "pointerdown", 0.3);
@@ -41,6 +41,7 @@ setTimeout(() => {
     select.selectedIndex = 1;
     select.dispatchEvent(new Event("change"));
   }
-  for (const button of document.querySelectorAll("button:not(.copy)")) button.click();
+  const buttons = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("button:not(.copy)"));
+  for (const button of buttons) button.click();
   setTimeout(() => { root.dataset.used = "yes"; }, 500);
 }, 1000);

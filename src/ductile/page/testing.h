@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/json.h"
+
 // For tests of pages.
 namespace ductile::page {
 
@@ -15,7 +17,7 @@ inline const std::string kEvil =
 inline nlohmann::json data_of(const std::string& html) {
   const std::string open = "<script type=\"application/json\" id=\"data\">";
   const size_t begin = html.find(open) + open.size();
-  return nlohmann::json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+  return parse_json(html.substr(begin, html.find("</script>", begin) - begin));
 }
 
 // Why the page is not self-contained or holds markup of its data's making; "" where all is well.

@@ -333,7 +333,7 @@ std::string to_svg(const Report& report) {
   double height = 0;
   const std::string body = svg_body(report, height);
   return fmt::format(
-      "<svg class='picture' xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1:.0f}' "
+      "<svg xmlns='http://www.w3.org/2000/svg' class='picture' viewBox='0 0 {0} {1:.0f}' "
       "width='{0}' "
       "height='{1:.0f}'>\n<style>{2}{3}</style>\n<rect class='node' style='stroke:none' "
       "width='{0}' "

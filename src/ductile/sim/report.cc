@@ -172,8 +172,8 @@ std::vector<Figure> figures() {
 }
 
 Cell policy_cell(size_t number, const std::string& policy) {
-  return Cell::of_markup(fmt::format("<span class=\"swatch\" data-policy=\"{}\"></span><b>{}</b>", number,
-                                     page::escape_html(policy)));
+  return Cell::of_markup(fmt::format("<span class=\"swatch\" data-policy=\"{}\"></span><b>{}</b>",
+                                     number, page::escape_html(policy)));
 }
 
 // The best of each column is marked, where there is more than one.
