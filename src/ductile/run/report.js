@@ -26,8 +26,9 @@
       .filter(m => m[state.x] !== undefined && m.tone !== "plain" && m.kind !== "end")
       .map(m => ({ x: Math.min(Math.max(m[state.x], lo), hi), tone: m.tone, text: m.text }));
     for (const { panel, chart } of panels) {
-      const series = panel.series.map(s => ({ name: s.name, smooth: s.smooth, x: s[state.x],
-        y: s.value }));
+      // A test is the second colour, also where it stands alone.
+      const series = panel.series.map((s, i) => ({ name: s.name, smooth: s.smooth, x: s[state.x],
+        y: s.value, color: s.name === "test" ? 1 : i }));
       chart.show({ series, x: { unit: units[state.x], lo, hi }, log: state.log,
         smoothing: state.smoothing, marks });
     }
