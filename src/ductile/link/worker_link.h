@@ -91,9 +91,9 @@ class WorkerLink : public CommandSource {
   std::condition_variable changed_;
   control::WorkerProtocol protocol_;
   CommandQueue commands_;
-  run::CostMeter cost_;                    // of this process
+  run::CostMeter cost_;                          // of this process
   std::optional<control::WorkerStatus> report_;  // the newest, not sent yet
-  bool urgent_ = false;                    // it says more than that steps were done
+  bool urgent_ = false;                          // it says more than that steps were done
   control::WorkerStatus taken_;                  // the last one that was taken to be sent, and when
   control::Time taken_at_{0};
   control::Time heard_at_{0};

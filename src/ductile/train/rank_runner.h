@@ -51,7 +51,9 @@ class RankRunner {
   void compute(const StepKind& kind, int64_t count, std::span<float> out, const Ready& ready);
 
   bool channels_last() const { return channels_last_; }
-  data::LoaderStats loader_stats() const { return loader_ ? loader_->stats() : data::LoaderStats(); }
+  data::LoaderStats loader_stats() const {
+    return loader_ ? loader_->stats() : data::LoaderStats();
+  }
 
  private:
   class Context;
@@ -79,8 +81,8 @@ class RankRunner {
   const bool channels_last_;
   int64_t num_batch_norms_ = 0;
   parallel::GradientTree tree_;
-  AlignedArray<float> other_weights_;   // that a step computes with
-  std::vector<float> buffers_before_;   // the state before the step, while its virtual ranks run
+  AlignedArray<float> other_weights_;  // that a step computes with
+  std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
 
   comm::LeafRange hosted_;  // virtual ranks
   std::unique_ptr<data::Loader> loader_;
@@ -91,8 +93,8 @@ class RankRunner {
   StepKind kind_;
   // Where in the stream, and of which size, the step is whose batches are loaded; -1: none.
   int64_t loaded_cursor_ = -1, loaded_batch_size_ = 0;
-  size_t next_part_ = 0;   // to run
-  int64_t next_rank_ = 0;  // to be summed
+  size_t next_part_ = 0;                                           // to run
+  int64_t next_rank_ = 0;                                          // to be summed
   std::map<int64_t, std::shared_ptr<const data::Batch>> batches_;  // of the step, loaded
   std::map<int64_t, Contribution> contributions_;                  // run, not summed
 };

@@ -51,9 +51,7 @@ class Replica {
   int64_t total_updates() const;
   double epoch() const;
   // Of the last step, or of the first one before it.
-  const optim::Hyper& hyper() const {
-    return updates() > 0 ? state_.last_hyper : state_.hyper;
-  }
+  const optim::Hyper& hyper() const { return updates() > 0 ? state_.last_hyper : state_.hyper; }
 
   // Takes over the virtual ranks that worker `rank` of `layout` hosts, from the present step on.
   // Batch norm groups that the layout cuts sum through `exchange`, which lives until the next
@@ -93,8 +91,8 @@ class Replica {
 
   // Whether the figures of the updates since the last take are to become a metric line now.
   bool window_due() const {
-    return state_.window.updates > 0 && (state_.window.updates >= job_.train.log_every ||
-                                         updates() == total_updates());
+    return state_.window.updates > 0 &&
+           (state_.window.updates >= job_.train.log_every || updates() == total_updates());
   }
   Window take_window() { return std::exchange(state_.window, {}); }
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
@@ -146,9 +144,7 @@ class Replica {
     bool overflow = false;
   };
   Judgement judge(std::span<const float> sum) const;
-  bool needs_norm() const {
-    return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0;
-  }
+  bool needs_norm() const { return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0; }
   void set_norm(Judgement& judgement, double norm) const;
   float inverse_scale(const Verdict& verdict) const {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
@@ -162,8 +158,8 @@ class Replica {
   JobState state_;
   RankRunner runner_;
   std::optional<parallel::ShardedUpdate> shards_;
-  StepKind kind_;                       // of the present step
-  std::optional<Judgement> judgement_;  // of the present step, from reduce()
+  StepKind kind_;                                        // of the present step
+  std::optional<Judgement> judgement_;                   // of the present step, from reduce()
   std::optional<JobState::EvaluationWeights> gathered_;  // for the next evaluate()
 };
 

@@ -42,7 +42,7 @@ struct Window {
 
 // What has been done, counted where it is done and never inferred. The same on every worker.
 struct Counters {
-  int64_t step = 0;     // protocol steps committed: updates, and evaluations of the loss between them
+  int64_t step = 0;  // protocol steps committed: updates, and evaluations of the loss between them
   int64_t updates = 0;  // of them, the steps of training; one that fp16 skipped counts
   int64_t cursor = 0;   // position in the stream of training samples (data/cursor.h)
   // Samples that ranks ran forward and backward, in all steps.

@@ -23,8 +23,8 @@ namespace ductile::train {
 struct StepKind {
   bool gradient = true;  // the ranks differentiate, and their gradients are summed; without it the
                          // step costs its forward passes and the sum of the figures
-  bool update = true;    // it is a step of training: it uses up a batch of the stream, and ends in an
-                         // update of the weights unless the method judges otherwise
+  bool update = true;  // it is a step of training: it uses up a batch of the stream, and ends in an
+                       // update of the weights unless the method judges otherwise
   bool displaced = false;  // the ranks compute with StepMethod::weights() in place of the state's
 };
 
@@ -91,8 +91,8 @@ struct Verdict {
 // and forks need nothing more of it.
 //
 // The methods are called in this order for each step: next(), weights(), contribute() for each
-// hosted virtual rank, judge() (once or twice), and once the step is committed commit(). A step may be
-// given up before commit(); it is then done again, by another spread of ranks over workers.
+// hosted virtual rank, judge() (once or twice), and once the step is committed commit(). A step may
+// be given up before commit(); it is then done again, by another spread of ranks over workers.
 class StepMethod {
  public:
   virtual ~StepMethod() = default;

@@ -27,10 +27,10 @@ struct WorkerInput {
   std::function<int()> interrupted = {};
 };
 
-// The step loop: one worker of a job, which hosts the virtual ranks that the commands give it, in one
-// generation after the other, until it is told to exit. It is the only way in which Ductile trains:
-// whether the commands come from a controller far away or from one in this thread, and whether it
-// is alone or one of many, is the same to it.
+// The step loop: one worker of a job, which hosts the virtual ranks that the commands give it, in
+// one generation after the other, until it is told to exit. It is the only way in which Ductile
+// trains: whether the commands come from a controller far away or from one in this thread, and
+// whether it is alone or one of many, is the same to it.
 //
 // The member of rank 0 leads: it evaluates, logs, draws progress, and writes what is left when the
 // job is done. Weights after step t depend on the job, the data and t alone, whatever workers came,

@@ -19,7 +19,8 @@ struct WorkerLaunch {
   spec::JobOptions job;   // resolved and checked
   control::WorkerId worker = 0;
   net::Address controller, store;
-  std::string address;   // where workers of other hosts reach it; empty: as it reaches the controller
+  std::string
+      address;  // where workers of other hosts reach it; empty: as it reaches the controller
   int progress_fd = -1;  // run/progress.h
 };
 
