@@ -18,6 +18,7 @@
 #include <torch/version.h>
 
 #include "ductile/nn/ops.h"
+#include "ductile/nn/threads.h"
 #include "ductile/nn/torch_module.h"
 
 namespace ductile::nn {
@@ -357,6 +358,7 @@ TEST(Flops, CountingLeavesNoTrace) {
 }
 
 TEST(Flops, ATrainingStepAfterCountingHasTheSameBits) {
+  const OneThread alone;
   for (const char* name : {"cnn", "resnet8", "gpt"}) {
     ModelArgs args = args_of(name);
     args.options.dropout = 0.1;

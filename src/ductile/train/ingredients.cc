@@ -1,22 +1,31 @@
 #include "ductile/train/ingredients.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
 #include "ductile/data/formats.h"
+#include "ductile/nn/flops.h"
 
 namespace ductile::train {
 namespace {
+
+// Of one sample as the training set gives it: tokens [T], images [C, H, W].
+Shape sample_shape(const spec::JobOptions& job, const data::DatasetInfo& data,
+                   const spec::AugmentOptions& augment) {
+  if (data.tokens) return {data.sequence_length};
+  return data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
+}
 
 nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& data,
                          const spec::AugmentOptions& augment) {
   nn::ModelInfo info;
   info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : data.num_classes;
+  const Shape shape = sample_shape(job, data, augment);
   if (data.tokens) {
-    info.sequence_length = data.sequence_length;
+    info.sequence_length = shape[0];
     if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
   } else {
-    const Shape shape =
-        data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
     info.channels = shape[0];
     info.height = shape[1];
     info.width = shape[2];
@@ -26,6 +35,13 @@ nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& d
          info.num_classes, data.num_classes);
   }
   return info;
+}
+
+// Of the model's forward pass; 0 where it cannot be told. Sizes matter, so the sample may be blank.
+double flops_per_sample(nn::Model& model, Shape shape, bool tokens) {
+  shape.insert(shape.begin(), 1);
+  const at::Tensor sample = at::zeros(shape, tokens ? at::kLong : at::kFloat);
+  return nn::forward_flops(model, sample).value_or(0);
 }
 
 }  // namespace
@@ -43,6 +59,10 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   if (!given.model) {
     given.model = nn::make_model(job.model, model_info(job, info, given.augment),
                                  job.train.precision, static_cast<uint64_t>(job.seed));
+  }
+  if (given.flops_per_sample == 0) {
+    given.flops_per_sample =
+        flops_per_sample(*given.model, sample_shape(job, info, given.augment), info.tokens);
   }
   if (!given.make_optimizer) {
     given.make_optimizer = [options = job.optimizer](const optim::ParamLayout& layout) {
