@@ -114,6 +114,7 @@ void read_event(const json& event, History& history) {
   if (kind == "start" || kind == "resume") {
     history.status = Status::unfinished;
     history.error.clear();
+    history.digest.clear();  // the state goes on
     if (const auto at = event.find("host"); at != event.end()) history.host = *at;
   }
   if (kind == "error") history.error = text_at(event, "message");
@@ -121,6 +122,7 @@ void read_event(const json& event, History& history) {
     history.status = status_from(text_at(event, "status"));
     history.steps = std::max(history.steps, count_at(event, "step"));
     history.epoch = std::max(history.epoch, number_at(event, "epoch"));
+    history.digest = text_at(event, "digest");
     if (const std::string text = text_at(event, "message"); !text.empty()) history.error = text;
   }
   if (kind == "target") {
@@ -253,10 +255,12 @@ json to_json(const History& history) {
                 {"samples", nullptr},
                 {"cost", nullptr},
                 {"target", nullptr},
+                {"digest", nullptr},
                 {"metrics", json::object()}};
   if (history.status == Status::failed) value["error"] = history.error;
   if (history.samples) value["samples"] = *history.samples;
   if (history.cost) value["cost"] = to_json(*history.cost);
+  if (!history.digest.empty()) value["digest"] = history.digest;
   if (history.target) {
     const TargetReached& t = *history.target;
     value["target"] = {{"metric", t.metric},

@@ -88,6 +88,7 @@ struct History {
   std::optional<int64_t> samples;  // from the last event that says
   std::optional<Cost> cost;        // likewise
   std::optional<TargetReached> target;
+  std::string digest;   // of the state at the end (ckpt::state_digest); empty: none was written
   nlohmann::json host;  // of the last start or resume; null if none said
 
   const Curve* find(std::string_view name) const;  // nullptr if there is none

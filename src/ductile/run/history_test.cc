@@ -128,6 +128,23 @@ TEST(History, AResumeReopensAnEndedRun) {
   EXPECT_EQ(read_history(run).error, "");
 }
 
+TEST(History, TheDigestIsOfTheStateAtTheEnd) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  MetricsWriter writer(run);
+  writer.event("start", {{"step", 0}});
+  writer.event("summary", {{"step", 3}, {"digest", "00ff"}});  // the run goes on
+  EXPECT_EQ(read_history(run).digest, "");
+  EXPECT_EQ(to_json(read_history(run))["digest"], nullptr);
+  writer.event("end", {{"step", 4}, {"status", "done"}, {"digest", "12ab"}});
+  EXPECT_EQ(read_history(run).digest, "12ab");
+  EXPECT_EQ(to_json(read_history(run))["digest"], "12ab");
+  writer.event("resume", {{"step", 4}});
+  EXPECT_EQ(read_history(run).digest, "");
+  writer.event("end", {{"step", 4}, {"status", "failed"}});  // a state that no worker hashed
+  EXPECT_EQ(read_history(run).digest, "");
+}
+
 TEST(History, TakesFieldsOfAnyType) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");

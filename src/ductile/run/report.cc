@@ -278,6 +278,7 @@ std::string host_html(const json& host) {
   return table.html();
 }
 
+// What is copied from the page: commands, and by what runs are compared.
 std::string commands_html(const RunFolder& folder, const History& history) {
   struct Command {
     const char* what;
@@ -292,6 +293,8 @@ std::string commands_html(const RunFolder& folder, const History& history) {
       {"Run it again from the start", "ductile train " + shell_word(folder.job_file().string())});
   commands.push_back({"Curves in TensorBoard",
                       "tensorboard --logdir " + shell_word(folder.tensorboard().string())});
+  if (!history.digest.empty())
+    commands.push_back({"State digest: equal where runs end in the same bits", history.digest});
   std::string out;
   for (const Command& c : commands) {
     out += fmt::format(

@@ -61,16 +61,31 @@ TEST(Report, ShowsWhatARunDid) {
                          {"epoch", 2},
                          {"status", "target_reached"},
                          {"samples", 12800},
+                         {"digest", "0123456789abcdef0123456789abcdef"},
                          {"cost", to_json(cost)}});
   }
   write_report(run);
   const std::string html = read_file(run.report_file());
-  for (const char* text :
-       {"<h1>fashion</h1>", "Target reached", "91.53 %", "4,310 /s", "12,800 samples", "3 min 12 s",
-        "6 min 20 s", "12.3 kJ", "870 MiB", "Resized from 4 to 2 workers: preempted",
-        "Received SIGTERM", "Resumed from the state after step 50",
-        "Checkpoint: 2 KiB, 1 KiB of it new, training waited 1.2 ms", "Xeon", "24 GiB",
-        "ductile train ", "default 10", "[train]"}) {
+  for (const char* text : {"<h1>fashion</h1>",
+                           "Target reached",
+                           "91.53 %",
+                           "4,310 /s",
+                           "12,800 samples",
+                           "3 min 12 s",
+                           "6 min 20 s",
+                           "12.3 kJ",
+                           "870 MiB",
+                           "Resized from 4 to 2 workers: preempted",
+                           "Received SIGTERM",
+                           "Resumed from the state after step 50",
+                           "Checkpoint: 2 KiB, 1 KiB of it new, training waited 1.2 ms",
+                           "Xeon",
+                           "24 GiB",
+                           "ductile train ",
+                           "default 10",
+                           "[train]",
+                           "State digest",
+                           "<code>0123456789abcdef0123456789abcdef</code>"}) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   }
   EXPECT_EQ(html.find("--resume"), std::string::npos);  // it is done
@@ -104,6 +119,7 @@ TEST(Report, OfAnyPartOfARunCanBeWritten) {
   EXPECT_NE(html.find("train/loss was not a finite number 1 time, first at step 1."),
             std::string::npos);
   EXPECT_NE(html.find("not reached"), std::string::npos);
+  EXPECT_EQ(html.find("State digest"), std::string::npos);
   EXPECT_NE(html.find("ductile train --resume "), std::string::npos);
   EXPECT_EQ(data_of(html)["panels"].size(), 2u);
 
@@ -129,7 +145,7 @@ TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
     writer.event("resize", {{"reason", evil}, {"from", evil}});
     writer.event("signal", {{"signal", evil}});
     writer.log(1, 0, {{evil, 1.0}, {"bad" + evil, std::nan("")}});
-    writer.event("end", {{"status", "failed"}, {"message", evil}});
+    writer.event("end", {{"status", "failed"}, {"message", evil}, {"digest", evil}});
   }
   write_report(run);
   const std::string html = read_file(run.report_file());

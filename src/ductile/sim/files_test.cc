@@ -73,8 +73,8 @@ TEST(Workload, ErrorsNameFileLineAndColumn) {
   EXPECT_NE(error_of(head + "a,1,bert,0,48\n").find("column 'num_replicas'"), std::string::npos);
   EXPECT_NE(error_of(head + "a,1,bert,1.5,48\n").find("not a whole number"), std::string::npos);
   EXPECT_NE(error_of(head + "a,1,brt,4,48\n")
-                .find("w.csv:2: column 'application': unknown "
-                      "application 'brt'; did you mean bert?"),
+                .find("w.csv:2: column 'application': application \"brt\" is not known; "
+                      "did you mean \"bert\"?"),
             std::string::npos);
   EXPECT_NE(error_of(head + "a,1,bert,4\n").find("w.csv:2: 4 columns, but the header has 5"),
             std::string::npos);

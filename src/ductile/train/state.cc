@@ -34,7 +34,7 @@ std::optional<Evaluation> evaluation_from(const Json& value) {
 double number_from(const Json& value) {
   double number = 0;
   if (!run::number_from_json(value, number))
-    fail(ErrorCode::data_loss, "the state holds {} in place of a number", value.dump());
+    fail(ErrorCode::data_loss, "the state holds {} in place of a number", dump_json(value));
   return number;
 }
 
