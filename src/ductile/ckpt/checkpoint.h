@@ -18,7 +18,7 @@
 // Reading checkpoints. A checkpoint folder holds
 //
 //   chunks/ab/abcdef...            content-addressed pieces, named by their xxh3-128
-//   manifests/step-000000000123.json   one a checkpoint: step, state, tensors, chunks; own hash
+//   manifests/step-000000000123.json   one per checkpoint: step, state, tensors, chunks, a hash
 //   tmp/                           what a save has not finished; worthless after a crash
 //   lock                           held by the one process that saves
 //
@@ -60,7 +60,7 @@ class Checkpoint {
 
 struct LatestResult {
   std::optional<Checkpoint> checkpoint;
-  std::vector<std::string> refused;  // newer ones that were passed over: "step-...: why"
+  std::vector<std::string> refused;  // newer ones that were skipped: "step-...: why"
 };
 
 // The newest checkpoint whose manifest and every chunk verify. Where one is damaged or incomplete,

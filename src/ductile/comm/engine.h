@@ -39,7 +39,7 @@ struct EngineOptions {
 // The memory that a step list runs on. All of it belongs to the caller and stays in place until the
 // operation has ended.
 struct Binding {
-  // The blocks of `in`: one pointer for blocks that follow each other, or one a block.
+  // The blocks of `in`: one pointer for blocks that follow each other, or one per block.
   std::vector<const std::byte*> in;
   std::byte* out = nullptr;
   int64_t block_elements = 0;  // elements in each block

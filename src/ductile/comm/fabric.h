@@ -13,10 +13,10 @@ namespace ductile::comm {
 // processors kept apart, and for links whose speed does not last a second rate. Seconds and bytes.
 struct Link {
   double latency = 30e-6;    // from one end to the other, of a message of no length
-  double bandwidth = 1.2e9;  // bytes a second each way
+  double bandwidth = 1.2e9;  // bytes per second, each way
   double overhead = 2e-6;    // processor time for a message at each end
   // After so many bytes, of one operation between hosts, of one message within a host, it carries
-  // `sustained` bytes a second; 0: as before.
+  // `sustained` bytes per second; 0: as before.
   double burst = 0;
   double sustained = 0;
 };

@@ -31,13 +31,13 @@ struct MeshLink {
 
 struct MeshOptions {
   std::string role;  // what the connections are for; meshes of different roles do not mix
-  // This host's addresses, one a link (network card). Peers are reached over link k from address k;
+  // This host's addresses, one per link (network card). Peers are reached over link k from address k;
   // every rank must give as many.
   std::vector<std::string> links = {"127.0.0.1"};
   net::SocketOptions socket;
   // For the connection to a peer whose address is known: longer means that it cannot be reached.
   std::chrono::milliseconds connect_patience = std::chrono::hours(24);
-  // Asked about ten times a second while it waits; true ends it with peer_lost.
+  // Asked about ten times per second while the call waits; true ends it with peer_lost.
   std::function<bool()> given_up;
   net::OnRefusal on_refusal;  // strangers and late processes that were turned away meanwhile
 };
@@ -48,7 +48,7 @@ struct UnreachablePeer : Error {
   int rank;
 };
 
-// Connects every pair of the group's ranks, once a link: addresses are exchanged through `store`,
+// Connects every pair of the group's ranks, once per link: addresses are exchanged through `store`,
 // every connection authenticates both its ends, for this role, job, generation and these ranks.
 // Sorted by peer, then lane. All ranks call it at about the same time.
 //

@@ -12,7 +12,7 @@ namespace ductile::comm {
 
 // Collectives of the ranks of one host, straight on the memory that they share: the ranks divide
 // the vector into tiles, and each tile is read from all peers' memory, summed in rank order, and
-// written to all of them. No message and no copy; each byte is read and written once a rank. The
+// written to all of them. No message and no copy; each byte is read and written once per rank. The
 // result has the same bits for any timing, since only the place of a sum depends on it, never its
 // order.
 //

@@ -13,7 +13,7 @@
 namespace ductile::comm {
 
 struct TcpOptions {
-  // This host's addresses, one a link; a message goes over link rail_of(tag) % links.size().
+  // This host's addresses, one per link; a message goes over link rail_of(tag) % links.size().
   std::vector<std::string> links = {"127.0.0.1"};
   // Socket buffers; 0 leaves them to the kernel's auto-tuning. A user_timeout also ends connections
   // whose receiver is alive but does not read, so none is set: the failure detector decides.

@@ -31,7 +31,7 @@ struct DatasetInfo {
   int64_t num_classes = 0;  // of both splits; vocabulary for tokens
   std::vector<std::string> class_names;
   int64_t channels = 0, height = 0, width = 0;  // height and width 0: sizes vary
-  int64_t sequence_length = 0;                  // tokens a sample
+  int64_t sequence_length = 0;                  // tokens per sample
   std::vector<double> mean, std;                // a channel, of values in [0, 1]
 };
 

@@ -43,12 +43,12 @@ struct TypeModel {
 
 // An inference service: replicas of TypeModel::unit devices that share one stream of requests.
 struct ServiceView {
-  double load = 0;           // requests a second now
+  double load = 0;           // requests per second now
   double peak = 0;           // the most expected until the round after next
   double target = 1;         // seconds within which requests are to be answered ...
   double goal = 0.99;        // ... this share of them
   int32_t floor = 1;         // replicas that are never taken from it
-  std::vector<double> rate;  // by type: requests a second of one replica; 0: none there
+  std::vector<double> rate;  // by type: requests per second per replica; 0: none there
 };
 
 // One unfinished job as a policy sees it. Times are seconds of the clock of Round::now.

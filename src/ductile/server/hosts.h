@@ -30,7 +30,7 @@ struct HostSetup {
   // "ip netns exec {host}". The program and its one argument are added to it. Hosts that are this
   // machine ("localhost", its own name) need none.
   std::string launcher = "ssh {host}";
-  std::string listen;  // the address under which the hosts reach this one; empty: found out
+  std::string listen;  // the address under which the hosts reach this one; empty: detected
   bool operator==(const HostSetup&) const = default;
 
   // 0 where not every host says how many it takes.

@@ -24,7 +24,7 @@ struct JobControllerOptions {
   control::MembershipOptions membership;
   int64_t keep_checkpoints = 2;
   std::string listen = "127.0.0.1";  // for workers; of other hosts: an address they can reach
-  // Each line a worker writes to its progress pipe. May be empty.
+  // Gets each line that a worker writes to its progress pipe. May be empty.
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.
   std::function<void(const control::Note&)> on_note;

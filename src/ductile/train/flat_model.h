@@ -45,7 +45,7 @@ class FlatModel {
   // The floating-point buffers (running statistics): the model's own tensors are views into this.
   std::span<float> buffer_values() { return buffer_values_.span(); }
 
-  // The gradients of `loss`, one a parameter, in the parameter's type; undefined where the loss
+  // The gradients of `loss`, one per parameter, in the parameter's type; undefined where the loss
   // does not depend on it. The parameters' own .grad stays as it was.
   std::vector<at::Tensor> gradients(const at::Tensor& loss) const;
   // Writes such gradients into `out` (layout().total_size() values, fp32); undefined ones and the

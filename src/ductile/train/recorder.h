@@ -31,7 +31,7 @@ class Recorder {
   // It goes on in a later generation.
   void set_generation(uint64_t generation) { metrics_.set_generation(generation); }
 
-  // The first event: "start" or "resume". `refused` names checkpoints that were passed over.
+  // The first event: "start" or "resume". `refused` names checkpoints that were skipped.
   void started(int64_t num_workers, const nlohmann::json& refused);
   // The replica has committed a step: notes what changed for the next one but for the learning
   // rate, which stands in the metric lines.
@@ -49,7 +49,7 @@ class Recorder {
   // Everything logged so far is on stable storage, where the disk takes it.
   void flush();
 
-  // Draws the progress bar of whoever reads; show_now_and_then() at most ten times a second.
+  // Draws the progress bar of whoever reads; show_now_and_then() at most ten times per second.
   void show(run::Phase phase, std::optional<double> phase_share = {});
   void show_now_and_then();
 
