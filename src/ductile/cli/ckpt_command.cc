@@ -86,10 +86,9 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
     context.console.print("{}\n", dump_json(all, 2));
     return kDone;
   }
-  context.console.print("step {}, digest {}, {} in {} tensors\n\n", checkpoint.step(),
-                        ckpt::state_digest(checkpoint),
-                        run::as_bytes(static_cast<double>(checkpoint.total_bytes())),
-                        checkpoint.tensors().size());
+  context.console.print(
+      "step {}, digest {}, {} in {} tensors\n\n", checkpoint.step(), ckpt::state_digest(checkpoint),
+      run::as_bytes(static_cast<double>(checkpoint.total_bytes())), checkpoint.tensors().size());
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "TYPE", "SHAPE", "SIZE"}};
   for (const auto& t : checkpoint.tensors()) {
     rows.push_back({t.name, std::string(to_string(t.dtype)), shape_text(t.shape),

@@ -9,8 +9,9 @@
 #include "ductile/cli/exit_code.h"
 #include "ductile/cli/job_config.h"
 
-// One struct and one function per command. The structs hold what the command line said; each function
-// writes to the console and returns the exit code, or throws ductile::Error, which the caller maps.
+// One struct and one function per command. The structs hold what the command line said; each
+// function writes to the console and returns the exit code, or throws ductile::Error, which the
+// caller maps.
 namespace ductile::cli {
 
 // What a command may know of the process it runs in.

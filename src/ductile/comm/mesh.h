@@ -31,8 +31,8 @@ struct MeshLink {
 
 struct MeshOptions {
   std::string role;  // what the connections are for; meshes of different roles do not mix
-  // This host's addresses, one per link (network card). Peers are reached over link k from address k;
-  // every rank must give as many.
+  // This host's addresses, one per link (network card). Peers are reached over link k from address
+  // k; every rank must give as many.
   std::vector<std::string> links = {"127.0.0.1"};
   net::SocketOptions socket;
   // For the connection to a peer whose address is known: longer means that it cannot be reached.

@@ -7,7 +7,8 @@
 // second = throughput x statistical efficiency. Pure functions of plain values; thread-safe.
 namespace ductile::sched {
 
-// Seconds of one optimiser step on K devices of N nodes, m samples per device, s extra micro-batches:
+// Seconds of one optimiser step on K devices of N nodes, m samples per device, s extra
+// micro-batches:
 //   grad = alpha_c + beta_c m
 //   sync = 0 (K = 1);  alpha_r + beta_r (K-2) (N = 1);  alpha_n + beta_n (K-2) (N > 1)
 //   step = s grad + (grad^gamma + sync^gamma)^(1/gamma),  1 <= gamma <= 10
