@@ -2,9 +2,9 @@
 
 #include "ductile/base/table.h"
 
-// The formats of data: name, opener, help, whether data.path is needed. A line here registers a
-// format: job files, `ductile config`, the schema and the reference page take name and help from
-// it, data/dataset.cc the opener.
+// The formats of data: name, opener, help, whether data.path is needed. A row here registers a
+// format. Job files, `ductile config`, the schema and the reference page take the name and the help
+// from it; data/dataset.cc takes the opener.
 #define DUCTILE_DATASETS(ROW)                                                                   \
   ROW("digits", open_digits, "images of ten digits, drawn in memory; needs no path", false)     \
   ROW("idx", open_idx,                                                                          \

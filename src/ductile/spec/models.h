@@ -5,11 +5,11 @@
 
 #include "ductile/base/table.h"
 
-// The built-in models, simplest first: name, maker, whether its bits depend on the number of
-// compute threads (nn/threads.h), help, and the members of ModelHelp from `input` on. A line here
-// registers a model: `ductile models`, job files, `ductile config`, the schema and the reference
-// page take name and help from it, nn/zoo.cc the maker, which nothing below the torch line can
-// link.
+// The built-in models, simplest first: name, maker, whether the bits depend on the number of
+// compute threads (nn/threads.h), help, and the members of ModelHelp from `input` on. A row here
+// registers a model. `ductile models`, job files, `ductile config`, the schema and the reference
+// page take the name and the help from it; nn/zoo.cc takes the maker, which no module below the
+// torch line can link.
 #define DUCTILE_MODELS(ROW)                                                                        \
   ROW("mlp", make_mlp, Threads::any, "dense layers with ReLU (model.hidden)", ModelInput::images,  \
       101'770, "28x28x1, 10 classes")                                                              \
@@ -51,7 +51,7 @@ struct ModelHelp {
   std::string_view name;  // model.name in job.toml
   std::string_view help;
   ModelInput input;
-  // Scalars learnt with default options at the input of `reference`.
+  // The number of learnt scalars, with default options and the input that `reference` names.
   int64_t num_parameters;
   std::string_view reference;
 };
