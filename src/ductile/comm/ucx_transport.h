@@ -22,7 +22,7 @@ struct UcxOptions {
   net::OnRefusal on_refusal;
 };
 
-// Was this build made with libucx? Without it connect_ucx() throws unavailable.
+// Whether this build has libucx. Without it connect_ucx() throws unavailable.
 bool have_ucx();
 
 // A Transport over UCX (openucx.org), for RDMA fabrics; tags of 64 bits and a message's sender are
