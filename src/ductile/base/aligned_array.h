@@ -30,10 +30,10 @@ class AlignedArray {
   explicit AlignedArray(int64_t size) : AlignedArray(allocate(size), size) {
     std::uninitialized_value_construct_n(data_.get(), size);
   }
-  // Contents undefined; the pages are touched by whoever writes first.
+  // The contents are undefined; a page is first touched by the thread that first writes to it.
   static AlignedArray uninitialized(int64_t size) { return {allocate(size), size}; }
 
-  // Makes room for `size` values where there is less; contents are undefined after that.
+  // Makes room for `size` values, if there is less. The contents are then undefined.
   void need(int64_t size) {
     if (size <= size_) return;
     *this = {};  // the old memory goes before the new comes

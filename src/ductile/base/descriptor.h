@@ -10,7 +10,7 @@
 
 namespace ductile {
 
-// A file descriptor with an owner, which closes it: the only one, in every module.
+// Owns a file descriptor and closes it. All modules use this class.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -36,8 +36,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// What a call gave: opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1"). Throws, with the errno
-// of the call, where it gave none.
+// Owns the descriptor that a call returned: opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1").
+// Throws, with the errno of the call, if the call failed.
 inline Descriptor opened(int fd, const std::string& what) {
   if (fd < 0) fail_errno(what, errno);
   return Descriptor(fd);

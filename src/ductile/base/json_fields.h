@@ -17,10 +17,10 @@
 
 namespace ductile {
 
-// Reads the fields of one JSON object that a stranger wrote, or a disk may have altered. Every
-// error is invalid_argument and names where the object stands ("report", "operator \"conv1\"", a
-// file and line) and the field: one that is missing, of another type, out of range, or not known.
-// Holds a reference to the object: for use on the stack.
+// Reads the fields of one JSON object that a stranger wrote, or that a disk may have altered. Every
+// error is invalid_argument. It names where the object is ("report", "operator \"conv1\"", a file
+// and line) and which field is missing, of another type, out of range, or not known. Holds a
+// reference to the object, so it is for use on the stack.
 class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string where)
@@ -95,7 +95,7 @@ class JsonFields {
     return has(key) ? text(key) : std::move(otherwise);
   }
 
-  // What we wrote ourselves, of exactly that type.
+  // Reads a field that Ductile wrote itself, which has exactly that type.
   void read(const char* key, bool& value) const { value = boolean(key); }
   void read(const char* key, std::string& value) const { value = text(key); }
   void read(const char* key, uint64_t& value) const {

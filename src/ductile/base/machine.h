@@ -13,7 +13,7 @@ namespace ductile {
 struct CpuShare {
   int online = 1;    // hardware threads of the machine
   int affinity = 1;  // of those, the ones this process may run on
-  double quota = 0;  // CPU seconds a second its control groups grant; 0 = no limit
+  double quota = 0;  // CPU seconds per second that its control groups grant; 0 = no limit
 
   // Threads worth starting: the affinity, cut to the quota rounded up; at least 1.
   int usable() const;
@@ -25,7 +25,7 @@ struct MemoryShare {
   int64_t limit = 0;      // bytes its control groups allow; 0 = no limit
 };
 
-// Both read procfs and the control groups (v1 and v2) below `root`; tests pass a made-up tree.
+// Both read procfs and the control groups (v1 and v2) below `root`; tests pass a synthetic tree.
 CpuShare cpu_share(const fs::path& root = "/");
 MemoryShare memory_share(const fs::path& root = "/");
 
@@ -37,7 +37,7 @@ std::vector<int> usable_cores();
 std::vector<int> core_share(int64_t place, int64_t workers, const std::vector<int>& cores);
 
 // From now on all threads of this process run on these cores alone, and those they start. Best
-// effort: a core that is not there, or not allowed, is passed over.
+// effort: a core that does not exist, or is not allowed, is skipped.
 void run_on(const std::vector<int>& cores);
 
 // "model name" and the instruction-set flags of the first processor (x86 "flags", ARM "Features").

@@ -93,7 +93,8 @@ class Describer {
     return add(name, OptionRef(&value), help);
   }
 
-  // A nested table; calls describe(*this, options). After the fields of its own table, as in TOML.
+  // A nested table; calls describe(*this, options). It comes after the fields of the table that
+  // holds it, as in TOML.
   template <class O>
   void section(std::string_view name, O& options, std::string_view help) {
     enter(name, help);
@@ -101,7 +102,8 @@ class Describer {
     leave();
   }
 
-  // A field that once stood here as `name` and is now one of (or all of) `now`, paths from here.
+  // Declares that a field `name`, which was here once, has become one of (or all of) `now`; these
+  // are paths from here.
   void moved(std::string_view name, std::initializer_list<std::string_view> now);
 
  private:
@@ -116,9 +118,9 @@ class Describer {
   std::vector<MovedOption> moved_;
 };
 
-// The options of one object, bound to it: reads, checks, prints. The object must outlive the set.
-// Every wrong input throws Error(invalid_argument) that names file, line and key, what would be
-// right and, for an unknown key, the nearest known one.
+// Reads, checks and prints the options of one object, which must outlive the set. Every wrong input
+// throws Error(invalid_argument), which names the file, the line and the key, says what would be
+// right and, for an unknown key, suggests the nearest known one.
 class OptionSet {
  public:
   template <class O>
@@ -133,8 +135,8 @@ class OptionSet {
   void read_json(const nlohmann::json& value, std::string_view name, Moved moved = Moved::refuse);
   // "train.epochs=5"; strings may be bare, lists are written as in TOML ([1, 2]).
   void set(std::string_view assignment, std::string_view origin = "--set");
-  // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable that names no option is an error where it
-  // has "__" or is nearly one (DUCTILE_TRAIN_EPOCHS); others are left to their owners.
+  // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable that names no option is an error if it
+  // contains "__" or nearly names one (DUCTILE_TRAIN_EPOCHS); other variables are ignored.
   void read_environment(const char* const* environment, std::string_view prefix = "DUCTILE_");
 
   const std::vector<OptionField>& fields() const { return fields_; }
@@ -144,7 +146,7 @@ class OptionSet {
   std::string to_toml(bool only_changed = false, bool with_help = false) const;
   nlohmann::json to_json() const;
   nlohmann::json json_schema(std::string_view title) const;
-  // One Markdown table a section: key, default, allowed, help.
+  // One Markdown table per section: key, default, allowed, help.
   std::string markdown() const;
 
  private:

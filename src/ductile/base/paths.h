@@ -7,14 +7,15 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 
-// Paths that people name: anything may lie there. Every error names the path.
+// Functions for paths that people name, where anything may lie. Every error names the path.
 namespace ductile {
 
-// What lies at a path, links followed. `other`: a FIFO, a socket, a device, which may never end.
+// What lies at a path, after links are followed. `other` is a FIFO, a socket or a device; reading
+// it may never end.
 enum class FileKind { none, file, folder, other };
-// Throws where that cannot be seen: links that lead to each other, no permission.
+// Throws if that cannot be determined: links that lead to each other, no permission.
 FileKind kind_of(const fs::path& path);
-// The same, where `other` is invalid_argument.
+// The same, but these throw invalid_argument for `other`.
 bool is_file(const fs::path& path);
 bool is_folder(const fs::path& path);
 // "a FIFO", "a socket", "a device", "a link that leads nowhere" ..., for messages.
@@ -23,11 +24,11 @@ std::string kind_text(const fs::path& path);
 // What a folder holds, in the order of names.
 std::vector<fs::path> list_folder(const fs::path& folder);
 
-// A regular file of at most `max_bytes` into `out`; a FIFO's writer is not waited for. Throws
-// invalid_argument for anything else, data_loss for a larger one.
+// Reads a regular file of at most `max_bytes` into `out`. Throws data_loss for a larger file and
+// invalid_argument for anything else, without waiting for the writer of a FIFO.
 void read_regular_file(const fs::path& path, size_t max_bytes, std::vector<std::byte>& out);
 
-// What the standard library found, in our terms.
+// The error of the standard library as an Error of Ductile.
 Error error_of(const fs::filesystem_error& error);
 
 }  // namespace ductile

@@ -14,8 +14,8 @@ namespace ductile {
 std::optional<std::string> nearest_name(std::string_view name,
                                         std::span<const std::string> candidates);
 
-// `policy "siar" is not known; did you mean "sia"? Allowed: "fifo", "sia"`: the one text for a name
-// that is none of those known. `what` comes before the name: "policy", "optimizer.name =".
+// The text of the error for an unknown name, everywhere: `policy "siar" is not known; did you mean
+// "sia"? Allowed: "fifo", "sia"`. `what` comes before the name: "policy", "optimizer.name =".
 std::string unknown_name(std::string_view what, std::string_view name,
                          std::span<const std::string> known);
 
@@ -23,20 +23,20 @@ std::string unknown_name(std::string_view what, std::string_view name,
 [[noreturn]] void fail_unknown_name(std::string_view what, std::string_view name,
                                     std::span<const std::string> known);
 
-// The least that a row of a table has.
+// The members that every row of a table has.
 struct Named {
   std::string_view name;
   std::string_view help;
 };
 
-// Everything that can be chosen by name in one place: the optimisers, the policies ... A row has
-// `name` and `help`, and where the module that holds the table can make the thing, `make`. Lists of
-// allowed names, help texts and reference pages are taken from it, so that a line in the table is
-// all that registers a new thing. A view of an array that lives as long as the program; two rows of
-// one name do not compile.
+// Everything of one kind that can be chosen by name: the optimisers, the policies, and so on. A row
+// has `name` and `help`; it also has `make` if the module that holds the table can make the thing.
+// Lists of allowed names, help texts and reference pages are taken from the table, so a row in it
+// is all that registers a new thing. The table is a view of an array that lives as long as the
+// program. Two rows with the same name do not compile.
 //
-// Where the names are read below the layer that makes the things (spec knows no torch), the rows
-// are written once as a macro, which each of the two expands to its own half:
+// If the names are read on a lower layer than the one that makes the things (spec knows no torch),
+// the rows are written once, as a macro, and each of the two layers expands it to its own half:
 //   #define DUCTILE_OPTIMIZERS(ROW) ROW("sgd", make_sgd, "SGD with momentum") ROW(...)
 //   constexpr OptimizerEntry kRows[] = {DUCTILE_OPTIMIZERS(DUCTILE_TABLE_ROW)};
 template <class Row>
@@ -56,14 +56,15 @@ class Table {
   constexpr auto end() const { return rows_.end(); }
   constexpr size_t size() const { return rows_.size(); }
 
-  // Null where there is none of that name.
+  // Null if there is no row with that name.
   constexpr const Row* find(std::string_view name) const {
     for (const Row& row : rows_) {
       if (row.name == name) return &row;
     }
     return nullptr;
   }
-  // Throws invalid_argument with the nearest name and all of them.
+  // Throws invalid_argument, which suggests the nearest name and lists all of them, if there is no
+  // such row.
   const Row& at(std::string_view name) const {
     if (const Row* row = find(name)) return *row;
     fail_unknown_name(what_, name, names());
@@ -82,5 +83,5 @@ class Table {
 
 }  // namespace ductile
 
-// A whole row, for the module that makes the things.
+// Expands to the whole row; for the module that makes the things.
 #define DUCTILE_TABLE_ROW(...) {__VA_ARGS__},

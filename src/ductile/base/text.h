@@ -4,16 +4,17 @@
 #include <string>
 #include <string_view>
 
-// Text that comes from outside may be any bytes: names of files above all.
+// Text that comes from outside, above all names of files, may be any bytes.
 namespace ductile {
 
-// The length of the UTF-8 character that begins at `at`, or 0 where none does.
+// The length of the UTF-8 character that begins at `at`, or 0 if none begins there.
 size_t utf8_length(std::string_view text, size_t at);
 
-// The place of the first byte that belongs to no UTF-8 character; npos where all of it is UTF-8.
+// The position of the first byte that belongs to no UTF-8 character; npos if the whole text is
+// UTF-8.
 size_t find_not_utf8(std::string_view text);
 
-// The text with U+FFFD in the place of every byte that belongs to no UTF-8 character.
+// The text with U+FFFD instead of every byte that belongs to no UTF-8 character.
 std::string to_utf8(std::string_view text);
 
 }  // namespace ductile

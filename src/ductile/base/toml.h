@@ -10,12 +10,13 @@
 // For modules that link toml++; not installed.
 namespace ductile {
 
-// Throws invalid_argument "name:line: ..." for a key of more parts, or for brackets nested deeper,
-// than kMaxTomlDepth: toml++ builds and destroys a table for each by recursion.
+// Throws invalid_argument "name:line: ..." if a key has more parts, or brackets are nested deeper,
+// than kMaxTomlDepth: toml++ builds and destroys a table for each level by recursion.
 inline constexpr int kMaxTomlDepth = 16;
 void check_toml_depth(std::string_view text, std::string_view name);
 
-// The one way from TOML text to a tree. Throws invalid_argument "name:line: what is wrong".
+// Parses TOML text; all modules use this function. Throws invalid_argument "name:line: what is
+// wrong".
 inline toml::table parse_toml(std::string_view text, std::string_view name) {
   check_toml_depth(text, name);
   try {

@@ -18,7 +18,7 @@
 // Reading checkpoints. A checkpoint folder holds
 //
 //   chunks/ab/abcdef...            content-addressed pieces, named by their xxh3-128
-//   manifests/step-000000000123.json   one a checkpoint: step, state, tensors, chunks; own hash
+//   manifests/step-000000000123.json   one per checkpoint: step, state, tensors, chunks, a hash
 //   tmp/                           what a save has not finished; worthless after a crash
 //   lock                           held by the one process that saves
 //
@@ -41,11 +41,12 @@ class Checkpoint {
   const TensorInfo* find(std::string_view name) const;  // null when there is none
   int64_t total_bytes() const;
 
-  // The whole tensor into exactly num_bytes bytes. Throws not_found, invalid_argument (wrong size),
-  // or, naming the chunk file, data_loss where it is damaged or missing and unavailable where it
-  // cannot be read now; `into` is then undefined.
+  // Reads the whole tensor into exactly num_bytes bytes. Throws not_found; invalid_argument for a
+  // wrong size; and, naming the chunk file, data_loss if it is damaged or missing and unavailable
+  // if it cannot be read now. `into` is then undefined.
   void read(std::string_view name, std::span<std::byte> into) const;
-  // Bytes [offset, offset + into.size()) of the tensor, for another layout than was saved.
+  // Reads bytes [offset, offset + into.size()) of the tensor, for a layout other than the saved
+  // one.
   void read_range(std::string_view name, int64_t offset, std::span<std::byte> into) const;
 
   // Reads every chunk once. Throws data_loss, or unavailable, naming the first bad file.
@@ -60,14 +61,14 @@ class Checkpoint {
 
 struct LatestResult {
   std::optional<Checkpoint> checkpoint;
-  std::vector<std::string> refused;  // newer ones that were passed over: "step-...: why"
+  std::vector<std::string> refused;  // newer ones that were skipped: "step-...: why"
 };
 
-// The newest checkpoint whose manifest and every chunk verify. Where one is damaged or incomplete,
-// the one before it is tried. Nothing (and no error) where the folder does not exist or holds none.
-// Throws rather than lose work silently: conflict for a checkpoint of a newer format, unavailable
-// for one that cannot be read now (no descriptors, no permission, a disk that refuses), which says
-// nothing about its bytes. May run while a writer saves.
+// The newest checkpoint whose manifest and every chunk verify. If one is damaged or incomplete, the
+// one before it is tried. If the folder does not exist or has no checkpoint, there is no result and
+// no error. It throws rather than lose work silently: conflict for a checkpoint of a newer format,
+// and unavailable for one that cannot be read now (no descriptors, no permission, a failing disk),
+// which does not mean that its bytes are bad. It may run while a writer saves.
 LatestResult open_latest(const fs::path& folder);
 
 struct CheckpointSummary {
@@ -76,7 +77,8 @@ struct CheckpointSummary {
   int64_t num_tensors = 0;
   int64_t num_chunks = 0;
   std::string error;  // why the manifest is refused; empty for a sound one
-  // Of `error`: data_loss for a damaged manifest; unavailable for one that cannot be read now.
+  // The kind of `error`: data_loss for a damaged manifest, unavailable for one that cannot be read
+  // now.
   ErrorCode error_code = ErrorCode::internal;
 };
 
@@ -97,15 +99,15 @@ struct VerifyResult {
 // Reads everything. Changes nothing; may run while a writer saves.
 VerifyResult verify(const fs::path& folder);
 
-// Keeps the `keep` (>= 1) newest checkpoints that are complete and removes all else: other
-// manifests, chunks that none of them needs, leftovers. Removes nothing when no checkpoint is
-// complete. Returns the bytes freed. Throws conflict while a process saves into the folder, or when
-// it holds checkpoints of a newer format. A crash at any point leaves what is kept intact.
+// Keeps the `keep` (>= 1) newest complete checkpoints and removes everything else: other manifests,
+// chunks that no kept checkpoint needs, leftovers. Removes nothing when no checkpoint is complete.
+// Returns the bytes freed. Throws conflict while a process saves into the folder, or when it holds
+// checkpoints of a newer format. A crash at any point leaves what is kept intact.
 int64_t collect_garbage(const fs::path& folder, int64_t keep);
 
-// Removes what saves that nobody will publish or finish have left; checkpoints and their chunks
-// stay. For when no process saves any more. Throws conflict while one does, unavailable where the
-// disk refuses.
+// Removes the files of saves that nobody will publish or finish; checkpoints and their chunks stay.
+// Call it when no process saves any more. Throws conflict while one saves, and unavailable if the
+// disk fails.
 void remove_leftovers(const fs::path& folder);
 
 }  // namespace ductile::ckpt

@@ -12,12 +12,12 @@
 namespace ductile::ckpt {
 
 // A hash of a job's whole state after `step`: of each tensor's name, type, shape and bytes, and of
-// the values, but for what does not belong to the state: "job" (the options, some of which only
-// shape speed) and "cost". Two runs have the same digest where they hold the same state to the bit,
-// whatever number of workers, kills and resumes led there. 32 hexadecimal digits (xxh3-128).
+// the values, except "job" (the options, some of which only affect speed) and "cost", which are not
+// part of the state. Two runs have the same digest if they have the same state to the bit, whatever
+// workers, kills and resumes led there. 32 hexadecimal digits (xxh3-128).
 std::string state_digest(int64_t step, const nlohmann::json& values,
                          std::span<const TensorView> tensors);
-// The same of a checkpoint; reads all of it. Throws as Checkpoint::read does.
+// The same for a checkpoint; it reads all of it. Throws as Checkpoint::read does.
 std::string state_digest(const Checkpoint& checkpoint);
 
 }  // namespace ductile::ckpt

@@ -8,9 +8,9 @@
 
 namespace ductile::ckpt {
 
-// The one seam through which checkpoints are changed on disk, so that tests can fail, tear or kill
-// at every operation. Reading does not go through it. Every method returns 0 (or a value >= 0), or
-// minus the errno of what went wrong. Implementations must be usable from several threads.
+// The seam through which all changes of checkpoints on disk go, so that tests can fail, tear or
+// kill at every operation. Reading does not go through it. Every method returns 0 (or a value >=
+// 0), or minus the errno of what went wrong. Implementations must be usable from several threads.
 class Disk {
  public:
   virtual ~Disk() = default;
@@ -27,9 +27,9 @@ class Disk {
   virtual int64_t free_bytes(const fs::path& path) = 0;  // that this user may still write
 };
 
-// The operating system's. Stateless, lives as long as the program. Blocks that are aligned to 4096
-// bytes in memory are written past the page cache where the file system can (measured: a fifth of
-// the CPU time of buffered writes, and the training data stay cached).
+// The disk of the operating system. It is stateless and lives as long as the program. Blocks that
+// are aligned to 4096 bytes in memory bypass the page cache if the file system allows it (measured:
+// a fifth of the CPU time of buffered writes, and the training data stay cached).
 Disk& real_disk();
 
 }  // namespace ductile::ckpt

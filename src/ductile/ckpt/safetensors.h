@@ -22,9 +22,9 @@ void write_safetensors(const fs::path& file, std::span<const TensorView> tensors
                        const Metadata& metadata = {});
 
 // A file mapped for reading. The header is checked as if an enemy had written it: lengths, types,
-// offsets that overlap, leave gaps or point outside, names given twice. Throws data_loss naming the
-// file (and invalid_argument for an element type Ductile has not). Tensors' spans live as long as
-// this object.
+// repeated names, and offsets that overlap, leave gaps or point outside. Throws data_loss, naming
+// the file, and invalid_argument for an element type that Ductile does not have. The spans of
+// tensors live as long as this object.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& file);

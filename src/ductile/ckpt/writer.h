@@ -16,18 +16,19 @@ namespace ductile::ckpt {
 
 struct WriterOptions {
   int64_t keep = 2;  // checkpoints that stay, >= 1
-  // A multiple of 4096, at most 2^30; 0 chooses by the state's size (about a 64th of it, 256 KiB to
-  // 4 MiB: small enough to find what did not change, few enough files to fsync).
+  // A multiple of 4096, at most 2^30. 0: chosen by the size of the state (about a 64th of it, 256
+  // KiB to 4 MiB), so that chunks are small enough to find what did not change, and few enough to
+  // fsync.
   int64_t chunk_bytes = 0;
   int nice = 10;  // of the writing thread, 0 (as the trainer) to 19 (only what others leave)
-  // The step training continues from, if it does: checkpoints of later steps were refused or given
-  // up. They do not count for `keep`, and each goes when a save of a later step than its own is
-  // durable, not before.
+  // The step from which training continues, if it was resumed: checkpoints of later steps were
+  // refused or given up. They do not count for `keep`, and each is removed only when a save of a
+  // later step than its own is durable.
   std::optional<int64_t> resumed_step;
-  // Not empty: save() leaves a durable checkpoint that does not count until publish() (publish.h)
-  // makes it, under this tag, which no other writer of this folder ever has. No lock is held and
-  // nothing but own leftovers is removed, so any number of such writers may work at once; `keep`
-  // and `resumed_step` are then the publisher's matter.
+  // If not empty, save() leaves a durable checkpoint under this tag, which does not count until
+  // publish() (publish.h) makes it count. No other writer of this folder may ever have the same
+  // tag. Such a writer holds no lock and removes only its own leftovers, so any number of them may
+  // work at once; the publisher takes care of `keep` and `resumed_step`.
   std::string pending_tag;
   Disk* disk = nullptr;  // the real one when null; outlives the writer
 };
@@ -54,8 +55,8 @@ struct SaveResult {
 // removed only when a newer one is durable. Saving step s also removes checkpoints of steps above
 // s: they belong to a history that was given up.
 //
-// Holds the folder's lock for life (but with pending_tag, where it holds none). Methods are for one
-// thread at a time.
+// The writer holds the folder's lock for its whole life, except with pending_tag, when it holds
+// none. One thread at a time may call its methods.
 class CheckpointWriter {
  public:
   // Makes the folder. Throws conflict when another process saves into it or a newer program did,
@@ -65,23 +66,23 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
   ~CheckpointWriter();  // waits for the save under way
 
-  // Gets the memory that save() of such tensors copies into, in the background, so that the first
-  // save blocks no longer than later ones. Where there is too little memory, that save says so.
+  // Allocates, in the background, the memory into which save() copies such tensors, so that the
+  // first save blocks no longer than later ones. If there is too little memory, that save throws.
   void prepare(std::span<const TensorView> tensors);
 
-  // Waits for the save before this one, copies the tensors, and returns; hashing and writing follow
-  // in the background. `state` is any JSON value (text must be UTF-8; not-a-number becomes null).
-  // Throws invalid_argument for a bad argument and unavailable when there is no memory for the
-  // copy; failures of the save before are left to wait() and take_result().
+  // Waits for the previous save, copies the tensors, and returns; hashing and writing follow in the
+  // background. `state` is any JSON value (text must be UTF-8; not-a-number becomes null). Throws
+  // invalid_argument for a bad argument and unavailable if there is no memory for the copy.
+  // Failures of the previous save are reported by wait() and take_result().
   void save(int64_t step, const nlohmann::json& state, std::span<const TensorView> tensors);
 
   // Whether save() would start at once.
   bool idle() const;
 
-  // Until the last save is durable. Throws, once, what it failed with.
+  // Waits until the last save is durable. Throws, once, the error of a failed save.
   void wait();
 
-  // Finished saves, failed ones too, oldest first, each once.
+  // The oldest finished save, failed ones included, that was not taken yet.
   std::optional<SaveResult> take_result();
 
  private:

@@ -94,7 +94,8 @@ void add_set(CLI::App& app, std::vector<std::string>& assignments) {
 }
 
 void add_job(CLI::App& app, JobRequest& job) {
-  app.add_option("job", job.file, "job file (TOML); none: the embedded digits on the default cnn")
+  app.add_option("job", job.file,
+                 "job file (TOML; default: the embedded digits on the default cnn)")
       ->option_text("[job.toml]");
   add_set(app, job.assignments);
 }
@@ -110,14 +111,13 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   app.formatter(std::make_shared<PlainFormatter>());
   parsed.example[&app] =
       "Example:\n"
-      "  ductile train                       # embedded data: see it work\n"
+      "  ductile train                       # on embedded data\n"
       "  ductile train job.toml --set train.epochs=5\n";
   app.set_version_flag("--version", fmt::format("ductile {}", version()));
   app.require_subcommand(1);
   app.fallthrough();
-  CLI::Option* quiet_flag =
-      app.add_flag("-q,--quiet", parsed.quiet, "no talk, only data and errors");
-  app.add_flag("-v,--verbose", parsed.verbose, "say more")->excludes(quiet_flag);
+  CLI::Option* quiet_flag = app.add_flag("-q,--quiet", parsed.quiet, "print only data and errors");
+  app.add_flag("-v,--verbose", parsed.verbose, "print more")->excludes(quiet_flag);
   app.get_option("--help")->description("print this help");
   app.get_option("--version")->description("print the version");
   app.footer(

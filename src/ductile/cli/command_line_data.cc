@@ -13,7 +13,7 @@ void add_split(CLI::App& app, std::string& split) {
 }  // namespace
 
 void add_data(CLI::App& app, Parsed& parsed) {
-  CLI::App* data = app.add_subcommand("data", "look into data, or convert it");
+  CLI::App* data = app.add_subcommand("data", "inspect data, or convert it");
   data->require_subcommand(1);
   parsed.example[data] =
       "Example:\n"
@@ -21,15 +21,17 @@ void add_data(CLI::App& app, Parsed& parsed) {
       "  ductile data convert images/ shards/ --to tar\n";
 
   DataInspectCommand& i = parsed.data_inspect;
-  CLI::App* inspect = data->add_subcommand("inspect", "counts, classes, shapes, mean, bad files");
+  CLI::App* inspect =
+      data->add_subcommand("inspect", "print counts, classes, shapes, mean and bad files");
   parsed.example[inspect] =
       "Example:\n"
       "  ductile data inspect images/\n"
       "  ductile data inspect job.toml --json\n"
       "\n"
-      "Reads and decodes everything. Exit code 1 where a sample is bad. The format is told by the\n"
-      "names of the files; --set data.format=... says it where they do not.\n";
-  inspect->add_option("path", i.path, "data, or a job file that names it")
+      "The command reads and decodes everything, and exits with 1 if a sample is bad. It takes "
+      "the\n"
+      "format from the names of the files; if they do not tell, use --set data.format=...\n";
+  inspect->add_option("path", i.path, "path of the data, or a job file that names it")
       ->option_text(" ")
       ->required();
   add_set(*inspect, i.assignments);
@@ -45,7 +47,7 @@ void add_data(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile data convert images/ shards/ --to tar\n"
       "  ductile data convert images/ packed/ --to records --raw --short-side 256\n";
-  convert->add_option("source", v.source, "data, or a job file that names it")
+  convert->add_option("source", v.source, "path of the data, or a job file that names it")
       ->option_text(" ")
       ->required();
   convert->add_option("destination", v.destination, "folder for the result")
@@ -55,11 +57,12 @@ void add_data(CLI::App& app, Parsed& parsed) {
       ->option_text("FORMAT")
       ->required()
       ->check(CLI::IsMember({"tar", "records"}));
-  convert->add_option("--shard-mb", v.shard_mb, "MiB a shard, about (tar)")
+  convert->add_option("--shard-mb", v.shard_mb, "approximate size of a shard in MiB (tar)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   convert->add_flag("--raw", v.raw, "store decoded pixels (records)");
-  convert->add_option("--short-side", v.short_side, "reduce the short side to this (with --raw)")
+  convert
+      ->add_option("--short-side", v.short_side, "reduce the short side to N pixels (with --raw)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
   add_set(*convert, v.assignments);
@@ -72,7 +75,7 @@ void add_data(CLI::App& app, Parsed& parsed) {
 
 void add_ckpt(CLI::App& app, Parsed& parsed) {
   CkptCommand& c = parsed.ckpt;
-  CLI::App* ckpt = app.add_subcommand("ckpt", "look into a run's checkpoints");
+  CLI::App* ckpt = app.add_subcommand("ckpt", "inspect the checkpoints of a run");
   ckpt->require_subcommand(1);
   parsed.example[ckpt] =
       "Example:\n"
@@ -92,12 +95,13 @@ void add_ckpt(CLI::App& app, Parsed& parsed) {
     return sub;
   };
   const auto add_step = [&](CLI::App* sub) {
-    sub->add_option("--step", c.step, "the checkpoint of this step; none: the newest sound one")
+    sub->add_option("--step", c.step, "the checkpoint of this step (default: the newest sound one)")
         ->option_text("N");
   };
-  add("list", "the checkpoints, newest first", "runs/latest", ckpt_list);
-  add_step(add("show", "tensors and state of one checkpoint", "runs/latest --step 200", ckpt_show));
-  add("verify", "read every chunk; exit code 1 where one is bad", "runs/latest", ckpt_verify);
+  add("list", "list the checkpoints, newest first", "runs/latest", ckpt_list);
+  add_step(add("show", "print the tensors and the state of one checkpoint",
+               "runs/latest --step 200", ckpt_show));
+  add("verify", "read every chunk, and exit with 1 if one is bad", "runs/latest", ckpt_verify);
   CLI::App* export_ = add("export", "write the trained weights as a safetensors file",
                           "runs/latest -o model.safetensors", ckpt_export);
   add_step(export_);

@@ -5,17 +5,20 @@ namespace ductile::cli {
 namespace {
 
 void add_trust(CLI::App& app, bool& trust) {
-  app.add_flag("--trust", trust,
-               "go on with a run of another user, whose files say what is run (launcher, library)");
+  app.add_flag(
+      "--trust", trust,
+      "resume a run of another user, whose files name programs to run (launcher, library)");
 }
 
 void add_hosts(CLI::App& app, HostsRequest& hosts) {
   app.add_option("--hosts", hosts.hosts,
                  "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
       ->option_text("LIST");
-  app.add_option("--launcher", hosts.launcher, "what starts a program on a host; none: ssh {host}")
+  app.add_option("--launcher", hosts.launcher,
+                 "command that starts a program on a host (default ssh {host})")
       ->option_text("COMMAND");
-  app.add_option("--listen", hosts.listen, "this machine's address for the hosts; none: found out")
+  app.add_option("--listen", hosts.listen,
+                 "address at which the hosts reach this machine (default: detected)")
       ->option_text("ADDRESS");
 }
 
@@ -43,23 +46,23 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
       "  ductile train --resume runs/latest\n"
       "\n"
-      "Draws a progress bar and leaves a run directory with checkpoints, metrics and report.html.\n"
-      "Without a job file: a small network on embedded images.\n";
+      "The command draws a progress bar and leaves a run directory with checkpoints, metrics and\n"
+      "report.html. Without a job file it trains a small network on embedded images.\n";
   add_job(*sub, c.job);
   CLI::Option* runs =
       sub->add_option("--runs", c.runs, "folder in which the run directory is made");
   runs->option_text("DIR");
   CLI::Option* out =
-      sub->add_option("--out", c.out, "the run directory itself; must not exist yet");
+      sub->add_option("--out", c.out, "the run directory itself, which must not exist yet");
   out->option_text("DIR")->excludes(runs);
-  sub->add_option("--resume", c.resume, "go on with this run, bit-exactly")
+  sub->add_option("--resume", c.resume, "resume this run, bit-exactly")
       ->option_text("RUN")
       ->excludes(runs)
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set");
   sub->add_option("--workers", c.workers,
-                  "processes that share the job; none: one, or as many as before")
+                  "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_hosts(*sub, c.hosts);
@@ -78,11 +81,12 @@ void add_config(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile config job.toml --set train.epochs=5 --changed\n"
       "\n"
-      "The job as `ductile train` would run it: each value, and where it came from.\n"
+      "The command prints the job as `ductile train` would run it: each value and its origin.\n"
       "Precedence: defaults < job file < DUCTILE_... environment < --set.\n";
   add_job(*sub, c.job);
-  sub->add_flag("--changed", c.changed, "only values that differ from their default");
-  CLI::Option* origin = sub->add_flag("--origin", c.origin, "one line a value: key, value, origin");
+  sub->add_flag("--changed", c.changed, "print only values that differ from their default");
+  CLI::Option* origin =
+      sub->add_flag("--origin", c.origin, "one line per value: key, value, origin");
   CLI::Option* schema = sub->add_flag("--schema", c.schema, "print the JSON Schema of a job");
   sub->add_flag("--markdown", c.markdown, "print the reference page of all options")
       ->excludes(origin)
@@ -95,13 +99,13 @@ void add_config(CLI::App& app, Parsed& parsed) {
 }
 
 void add_doctor(CLI::App& app, Parsed& parsed) {
-  CLI::App* sub = app.add_subcommand("doctor", "what this machine has and what is missing");
+  CLI::App* sub = app.add_subcommand("doctor", "show what this machine has and what is missing");
   parsed.example[sub] =
       "Example:\n"
       "  ductile doctor\n"
       "\n"
-      "Says what training would find here: cores, memory, torch and its BLAS, bf16, UCX, NCCL,\n"
-      "GPUs, compilers; and for what is missing, the command that installs it.\n";
+      "The command lists what training would find here (cores, memory, torch and its BLAS, bf16,\n"
+      "UCX, NCCL, GPUs, compilers) and, for what is missing, the command that installs it.\n";
   add_json(*sub, parsed.doctor.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return doctor(parsed.doctor, context); };
@@ -109,7 +113,7 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
 }
 
 void add_models(CLI::App& app, Parsed& parsed) {
-  CLI::App* sub = app.add_subcommand("models", "the built-in models");
+  CLI::App* sub = app.add_subcommand("models", "list the built-in models");
   parsed.example[sub] =
       "Example:\n"
       "  ductile models\n"
@@ -121,12 +125,14 @@ void add_models(CLI::App& app, Parsed& parsed) {
 }
 
 void add_report(CLI::App& app, Parsed& parsed) {
-  CLI::App* sub = app.add_subcommand("report", "write a run's report.html anew");
+  CLI::App* sub = app.add_subcommand("report", "write a run's report.html again");
   parsed.example[sub] =
       "Example:\n"
       "  ductile report runs/latest\n"
       "\n"
-      "May be run while the run goes on. Prints where the report lies; --json: its numbers.\n";
+      "The report can be written while the run is live. The command prints the path of the "
+      "report;\n"
+      "--json prints its numbers instead.\n";
   sub->add_option("run", parsed.report.run, "a run directory")->option_text(" ")->required();
   add_json(*sub, parsed.report.json);
   sub->callback([&parsed] {
@@ -138,32 +144,37 @@ void add_live(CLI::App& app, Parsed& parsed) {
   LiveCommand& c = parsed.live;
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_live_command(
-      app, parsed, "status", "what a live job is doing, and why",
-      "runs/latest\n\nWorks while `ductile train` runs, from another terminal.", status);
+      app, parsed, "status", "show what a live job is doing, and why",
+      "runs/latest\n\nThe command works from another terminal while `ductile train` runs.", status);
   add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "resize", "give a live job another number of workers",
-                         "runs/latest 4\n\nThe job goes on meanwhile; its result does not change.",
-                         resize);
-  sub->add_option("workers", c.workers, "how many")->option_text(" ")->required()->check(count);
+  sub = add_live_command(
+      app, parsed, "resize", "give a live job another number of workers",
+      "runs/latest 4\n\nThe job goes on during the change, and its result stays the same.", resize);
+  sub->add_option("workers", c.workers, "number of workers")
+      ->option_text(" ")
+      ->required()
+      ->check(count);
   add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "preempt", "save a live job and free what it uses",
-                         "runs/latest\n\nReturns when all its processes are gone.", preempt);
+  sub = add_live_command(
+      app, parsed, "preempt", "save a live job and free its resources",
+      "runs/latest\n\nThe command returns when all processes of the job have ended.", preempt);
   add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "resume", "go on with a job that was preempted",
-                         "runs/latest --workers 2\n\nBit-exactly, with any number of workers.",
-                         resume);
-  sub->add_option("--workers", c.workers, "how many; none: as many as before")
+  sub = add_live_command(
+      app, parsed, "resume", "resume a job that was preempted",
+      "runs/latest --workers 2\n\nThe job resumes bit-exactly, with any number of workers.",
+      resume);
+  sub->add_option("--workers", c.workers, "number of workers (default: as many as before)")
       ->option_text("N")
       ->check(count);
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "logs", "what the workers of a run printed",
+  sub = add_live_command(app, parsed, "logs", "print what the workers of a run wrote",
                          "runs/latest --follow", logs);
-  sub->add_option("-n,--lines", c.lines, "the last N lines")
+  sub->add_option("-n,--lines", c.lines, "print the last N lines")
       ->option_text("N")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  sub->add_flag("-f,--follow", c.follow, "go on until the job ends");
+  sub->add_flag("-f,--follow", c.follow, "follow the log until the job ends");
 }
 
 }  // namespace ductile::cli

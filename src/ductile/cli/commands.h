@@ -9,8 +9,9 @@
 #include "ductile/cli/exit_code.h"
 #include "ductile/cli/job_config.h"
 
-// One struct and one function a command. The structs hold what the command line said; each function
-// writes to the console and returns the exit code, or throws ductile::Error, which the caller maps.
+// One struct and one function per command. The structs hold what the command line said; each
+// function writes to the console and returns the exit code, or throws ductile::Error, which the
+// caller maps.
 namespace ductile::cli {
 
 // What a command may know of the process it runs in.
@@ -32,7 +33,7 @@ struct TrainCommand {
   std::optional<fs::path> out;     // the run directory itself
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
-  std::optional<int64_t> workers;  // none: one, or as many as before, or as the hosts take
+  std::optional<int64_t> workers;  // default: one, or as many as before, or as the hosts take
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
@@ -59,7 +60,7 @@ ExitCode logs(const LiveCommand& command, Context& context);
 struct ConfigCommand {
   JobRequest job;
   bool changed = false;   // only values that differ from their default
-  bool origin = false;    // one line a value: key, value, origin
+  bool origin = false;    // one line per value: key, value, origin
   bool schema = false;    // the JSON Schema of a job
   bool markdown = false;  // the reference page of all options
   bool json = false;
@@ -94,7 +95,7 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context);
 
 struct CkptCommand {
   fs::path run;
-  std::optional<int64_t> step;  // none: the newest
+  std::optional<int64_t> step;  // default: the newest
   fs::path output;              // export
   bool json = false;
 };
@@ -121,8 +122,8 @@ struct PlanCommand {
   std::string objective = "time";  // time, throughput
   std::string baseline;            // a list, or all
   double time_limit = 60;
-  std::optional<int64_t> micro_batch;     // none: all are tried
-  std::optional<double> optimizer_state;  // bytes per byte of parameters; none: the graph's
+  std::optional<int64_t> micro_batch;     // default: all are tried
+  std::optional<double> optimizer_state;  // bytes per byte of parameters; default: the graph's
   std::optional<fs::path> plan;           // evaluate this one
   std::optional<std::string> emit;        // megatron
   std::optional<std::string> schema;      // graph, plan
@@ -134,27 +135,27 @@ struct PlanCommand {
 ExitCode plan(const PlanCommand& command, Context& context);
 
 struct SimCommand {
-  std::vector<std::string> workloads;  // files, folders; none: made up
+  std::vector<std::string> workloads;  // files, folders; default: synthetic jobs
   std::string policies = "ductile,sia,tiresias,fifo";
-  std::optional<fs::path> cluster;       // none: 16 nodes of 4 t4
-  std::optional<fs::path> applications;  // none: the traces beside the workload, else built in
+  std::optional<fs::path> cluster;       // default: 16 nodes with 4 t4 each
+  std::optional<fs::path> applications;  // default: traces beside the workload, or built in
   std::optional<fs::path> scenario;
   std::optional<fs::path> out;
   double load = 1;
-  int64_t jobs = 0;  // 0: 160 made up; all of a file
+  int64_t jobs = 0;  // 0: 160 synthetic ones, or all of a file
   int64_t seeds = 1;
   int64_t seed = 0;
   std::string budget = "none";        // exact, none, or a factor
   std::string information = "own";    // own, published, full
-  std::optional<double> device_cost;  // none: the policy's own
+  std::optional<double> device_cost;  // default: that of the policy
   double noise = 0;
   bool unique = false;
   std::optional<double> interval;
-  std::optional<double> restart;  // seconds; none: the applications' own
+  std::optional<double> restart;  // seconds; default: those of the applications
   double interference = 0;
   bool bound = false;
   bool tiers = false;
-  int64_t services = 0, teams = 1;  // made up
+  int64_t services = 0, teams = 1;  // synthetic ones
   bool control = false;
   bool check = false;
   bool json = false;
@@ -162,13 +163,13 @@ struct SimCommand {
 ExitCode sim(const SimCommand& command, Context& context);
 
 struct BenchCommand {
-  std::string name;  // none: the list
+  std::string name;  // empty: list them
   std::vector<std::string> arguments;
 };
 ExitCode bench(const BenchCommand& command, Context& context);
 
 struct AllReduceBenchCommand {
-  std::optional<int64_t> workers;  // none: two, or one a host
+  std::optional<int64_t> workers;  // default: two, or one per host
   std::string hosts;               // a list, or a file of them; empty: this machine
   std::string launcher = "ssh {host}";
   std::string transport;  // shm, tcp, ucx; empty: shm on one machine, else tcp

@@ -12,7 +12,7 @@ namespace ductile::cli {
 
 // How the user names a job on the command line.
 struct JobRequest {
-  std::optional<fs::path> file;          // none: the defaults, which train on embedded data
+  std::optional<fs::path> file;          // without it: the defaults, which train on embedded data
   std::vector<std::string> assignments;  // --set a.b=c
 };
 

@@ -18,10 +18,11 @@ struct ArenaOptions {
   size_t region_bytes = 0;  // memory of each rank; rounded up to 2 MiB; taken up when touched
   uint64_t generation = 0;  // ranks of another generation are refused
   bool huge_pages = true;   // ask for them; not an error where there are none
-  // A wait as long as this ends the arena and names the ranks waited for. 0: never; then a failure
-  // detector outside must notice peers that live but stand still.
+  // A wait of this length ends the arena with an error that names the missing ranks. 0: waits have
+  // no limit, and an outside failure detector must notice peers that are alive but stopped.
   std::chrono::nanoseconds stall_deadline{0};
-  // Asked every few milliseconds while ranks meet; true ends the meeting with peer_lost.
+  // Called every few milliseconds while ranks meet; if it returns true, the meeting ends with
+  // peer_lost.
   std::function<bool()> given_up;
   std::vector<int> labels;  // what to call ranks 0, 1 ... in messages; empty: by their numbers
 };
@@ -30,17 +31,19 @@ struct ArenaOptions {
 // region; regions are of equal size, and a block allocated by all ranks in the same order lies at
 // the same offset in each ("symmetric"), so that a rank finds its peers' blocks by arithmetic.
 //
-// The segment is a memfd: it has no name, and is gone with the last process that maps it, however
-// that ends. A peer's death is seen through pidfds, at once and also while it is a zombie.
+// The segment is a memfd: it has no name, and it disappears with the last process that maps it,
+// however that process ends. A peer's death is detected through pidfds, at once, even while the
+// peer is a zombie.
 //
 // Threads: one thread at a time (the owner) allocates and runs collectives, while another may drive
 // a transport over the arena; fail(), failed(), loss(), stall() and stall_report() may come from
 // any thread.
 //
-// Failure: the first loss latches, for all ranks of the arena; every local wait then ends with
-// Error peer_lost within milliseconds. The arena is finished: build another under a new generation.
-// Memory that a collective was writing holds anything from then on, and may still change, since a
-// stopped peer may wake up and finish its tile; call detach() before relying on the rest of it.
+// Failure: the first loss latches, for all ranks of the arena, and every local wait ends with Error
+// peer_lost within milliseconds. The arena is then finished: build another under a new generation.
+// Memory that a collective was writing has unspecified contents, which may still change, since a
+// stopped peer may wake up and finish its tile. Call detach() before relying on the rest of the
+// memory.
 class Arena {
  public:
   static constexpr int kMaxRanks = 128;
@@ -66,53 +69,54 @@ class Arena {
   int size() const;
   uint64_t generation() const;
 
-  // A block of the own region: 64-byte aligned, 2 MiB aligned from 2 MiB on; zero when first used.
-  // Throws unavailable where the region is full. Lives until release() of an earlier mark, or the
-  // arena's end.
+  // Allocates a block in this rank's region: 64-byte aligned, and 2 MiB aligned if it has at least
+  // 2 MiB; memory is zero when first used. Throws unavailable if the region is full. The block
+  // lives until release() of an earlier mark, or until the arena ends.
   std::byte* allocate(size_t bytes);
   size_t room() const;  // bytes of the largest block that is left
   size_t mark() const;
   void release(size_t mark);  // frees what was allocated since mark() returned `mark`
 
-  // Room in the segment for a group of ranks to run collectives of their own, at the same time as
-  // others do; -1 where there is none left. By one of the members, which tells the number to the
+  // Reserves room in the segment in which a group of ranks can run its own collectives, at the same
+  // time as other groups; -1 if none is left. One member calls it and tells the number to the
   // others. Any thread.
   int take_group(int num_ranks);
-  // The arena of the ranks `ranks` of `whole`, in that order, of which the own one is the
-  // own_rank-th. Each member calls it with the same list and number, once; the room is given back
-  // when all of them have destroyed it. It has the regions of `whole`, and their blocks: one at the
-  // same offset in all members' regions is symmetric for the group; nothing can be allocated from
-  // it. A failure of either is one of both.
+  // Makes the arena of a group: the ranks `ranks` of `whole`, in that order; this rank is number
+  // own_rank of them. Each member calls it once, with the same list and room number; the room is
+  // free again when all of them have destroyed the group. A group uses the regions and blocks of
+  // `whole` and cannot allocate: a block at the same offset in all members' regions is symmetric
+  // for the group. A failure of one arena is a failure of both.
   static std::unique_ptr<Arena> group(std::shared_ptr<Arena> whole, std::vector<int> ranks,
                                       int own_rank, int number);
-  // What this is a group of, or nullptr.
+  // The arena of which this is a group, or nullptr.
   const std::shared_ptr<Arena>& whole() const;
 
   // Whether [p, p + bytes) lies in the own region.
   bool holds(const std::byte* p, size_t bytes) const;
   // The byte of `peer`'s region at the offset of `own`; nullptr if `own` is not in the own region.
-  // Reading it is a race unless a collective, a barrier or a message says the peer is done with it.
+  // Reading it is a race unless a collective, a barrier or a message has shown that the peer has
+  // finished writing it.
   std::byte* peer(int peer, const std::byte* own) const;
 
   // Latches `loss`, unless one is latched, and wakes every rank.
   void fail(PeerLoss loss);
   bool failed() const;
-  // What was latched; nothing before a failure.
+  // The latched loss; empty before a failure.
   std::optional<PeerLoss> loss() const;
   // Throws peer_lost, with the reason, if failed(); also looks for dead peers if `look`.
   void check(bool look = false);
 
-  // A collective of this rank that waits for longer than `soft_deadline` is told to `on_stall`
-  // once, with the labels of the ranks that have not come to it, or that are at work in it and do
-  // not finish. By the owner, before collectives; 0: never.
+  // Sets a soft deadline: if a collective of this rank waits for longer, `on_stall` is called once,
+  // with the labels of the ranks that have not reached it, or are in it and do not finish. The
+  // owner calls this before any collective; 0: no deadline.
   void report_stalls(std::chrono::nanoseconds soft_deadline, OnStall on_stall);
-  // The collective in which this rank has been waiting for some time; nothing where it does not.
+  // The collective in which this rank has been waiting for some time, if there is one.
   std::optional<Stall> stall() const;
   // "all_reduce #17 of 26214400 bytes: waiting for rank 2 (last in #16)"; empty if no rank waits.
   std::string stall_report() const;
 
-  // Gives the own region memory of its own, with the contents of now, at the same addresses: no
-  // peer can reach it any more. For after a failure; the arena then serves to hold memory only.
+  // Replaces this rank's region by private memory with the same contents at the same addresses,
+  // which no peer can reach. It is for use after a failure; the arena then only holds memory.
   void detach();
 
   struct Impl;  // arena_impl.h

@@ -9,11 +9,12 @@
 
 namespace ductile::comm {
 
-// All-reduce of f32, every algorithm beside what the cost model says of it.
+// Times all-reduces of f32: every algorithm, with the prediction of the cost model.
 
 struct BenchmarkOptions {
-  // What to time: an algorithm, with its pieces (0: those the cost model takes). Empty: all that
-  // the group of ranks has, and the sum in shared memory where there is one.
+  // What to time: algorithms, each with its number of pieces (0: the number that the cost model
+  // chooses). Empty: all algorithms that this group of ranks has, and the sum in shared memory if
+  // there is one.
   struct Variant {
     Algorithm algorithm = Algorithm::ring;
     int pipeline = 0;
@@ -22,8 +23,8 @@ struct BenchmarkOptions {
   double seconds = 0.15;  // for each variant, about
 };
 
-// What a price is made of: each part alone, the others costing nothing. They overlap, so that the
-// price lies between the largest of them and their sum.
+// The parts of a predicted time, each computed as if the others cost nothing. They overlap, so the
+// predicted time lies between the largest of them and their sum.
 struct PriceParts {
   int64_t rounds = 0;    // steps one after the other
   double latency = 0;    // alpha: seconds of messages of no length
@@ -50,7 +51,8 @@ struct SizeTimes {
   bool correct = true;                     // all sums were right
   std::string reason;                      // of the choice
 
-  // How much longer the chosen one took than the best: 0.03 for 3 %. 0 where it was not measured.
+  // How much longer the chosen algorithm took than the best: 0.03 for 3 %; 0 if it was not
+  // measured.
   double regret() const;
 };
 

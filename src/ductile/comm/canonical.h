@@ -27,8 +27,9 @@ int64_t left_leaves(int64_t n);
 // Whether `range` is a node of the tree over `num_leaves`.
 bool is_node(int64_t num_leaves, const LeafRange& range);
 
-// The fewest nodes that tile `range`, in leaf order: what the owner of those leaves can sum without
-// the others. At most 2 log2(num_leaves) of them; none for an empty range.
+// The fewest nodes that tile `range`, in leaf order: these are the sums that the owner of those
+// leaves can make without the others. There are at most 2 log2(num_leaves) of them, and none for an
+// empty range.
 std::vector<LeafRange> cover(int64_t num_leaves, const LeafRange& range);
 
 // One addition: value[left] += value[right].

@@ -21,7 +21,7 @@
 
 namespace ductile::comm {
 
-// How one call is to be done; equal on all ranks.
+// How one call is carried out; equal on all ranks.
 struct CallOptions {
   Algorithm algorithm = Algorithm::automatic;
   Reduction reduction = Reduction::sum;
@@ -32,70 +32,71 @@ struct CallOptions {
 struct CommunicatorOptions {
   Topology topology;  // num_ranks is taken from the transport
   EngineOptions engine;
-  // Links by which algorithms are chosen, equal on all ranks; see also calibrate.h. Without it, a
-  // guess of the shape of `topology`.
+  // The links by which algorithms are chosen, equal on all ranks; see also calibrate.h. If it is
+  // empty, a guess with the shape of `topology` is used.
   std::optional<Fabric> fabric;
-  // Memory shared by all ranks of the communicator, for communicators within one host: sums,
-  // broadcasts and barriers then go through it, unless a call names an algorithm. Best where the
-  // data lie in it. It is finished together with the communicator.
+  // Memory that all ranks share, for communicators within one host: sums, broadcasts and barriers
+  // go through it, unless a call names an algorithm. They are fastest if the data lie in it. The
+  // arena is finished together with the communicator.
   std::shared_ptr<Arena> arena;
 };
 
 // The collectives on pointer + count + type. Every rank calls the same ones, in the same order,
-// with equal counts, types and options. Each comes in two forms: one that returns when this rank is
-// done, and one (`start_`) that returns a handle at once; memory stays in place and untouched until
-// then. `in` may be `out` where both have `count` elements; otherwise they do not overlap, except
-// that the `in` of all_gather may be the own block of `out`. Pointers need no alignment. Any thread
-// may call, as long as the order is the same on all ranks.
+// with equal counts, types and options. Each has two forms: one returns when this rank is done; the
+// other (`start_`) returns a handle at once, and memory must stay in place and unchanged until the
+// operation has ended. `in` may be equal to `out` if both have `count` elements; otherwise they
+// must not overlap, except that the `in` of all_gather may be this rank's block of `out`. Pointers
+// need no alignment. Any thread may call, as long as the order of calls is the same on all ranks.
 //
-// Failure: once a peer is lost every call and handle, on every thread, throws peer_lost with the
-// reason; the communicator is then finished. Contents of `out` are unspecified after that.
+// Failure: once a peer is lost, every call and handle, on every thread, throws peer_lost with the
+// reason, and the communicator is finished. The contents of `out` are then unspecified.
 //
-// Sub-groups: a communicator and those split off it, and off these, are one family. They share the
-// transport and the failure: who loses a peer in one of them loses it in all, whether or not that
-// peer is a member. Everything else is each one's own: ranks, order of calls, tags, algorithms.
-// Several may be used at the same time, from any threads, and members may call in another order on
-// another communicator. They are destroyed in any order; the transport goes with the last.
-// Errors, and the words of the soft deadline, number ranks as the first communicator does.
+// Sub-groups: a communicator, those that split() makes of it, and so on, are one family. They share
+// the transport and the failure: a rank that loses a peer in one of them loses it in all, whether
+// or not that peer is a member. Each has its own ranks, order of calls, tags and algorithms.
+// Several may be used at the same time, from any threads, and each has an order of calls of its
+// own. They may be destroyed in any order; the last one destroys the transport. Errors, and
+// messages of the soft deadline, number ranks as the first communicator does.
 class Communicator {
  public:
   explicit Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options = {});
-  // Operations under way end with `unavailable`. Where others of the family are left they are ended
-  // alike, since what is under way cannot be taken back: wait() first.
+  // Operations under way end with `unavailable`, and so do those of the rest of the family, since
+  // transfers under way cannot be taken back: call wait() first.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // The communicator of some of these ranks: rank i of it is rank ranks[i] of this one. Each rank
-  // of the list calls it, with the same list; the others need not, and take no notice. It is a call
-  // like the others: ranks that are in several lists together come to them in the same order.
-  // Blocks until all members have come; cheap otherwise (two rounds of small messages, no
-  // connections, no threads). At most 4095 sub-groups of a rank at a time.
+  // Makes a communicator of some of these ranks: its rank i is rank ranks[i] of this one. Each rank
+  // in the list calls split() with the same list; other ranks do not call it. Like all calls it has
+  // an order: ranks that are together in several lists call split() for these in the same order. It
+  // blocks until all members have called it, and is cheap otherwise (two rounds of small messages,
+  // no connections, no threads). A rank may be in at most 4095 sub-groups at a time.
   //
-  // Its hosts and links are those of its members, its grid is chosen anew; calibrate() and
-  // set_fabric() of either do not change the other. Where all ranks share memory (options.arena),
-  // so do the members; data in place then lie at the same offset of each member's region.
+  // The result has the hosts and links of its members and a grid of its own. calibrate() and
+  // set_fabric() on one communicator do not change the other. If all ranks share memory
+  // (options.arena), so do the members; data in place then lie at the same offset of each member's
+  // region.
   //
-  // Throws, before anything is sent, invalid_argument for a rank that does not exist or is in the
-  // list twice, and where this rank is not in it. Where members come with different lists all of
-  // them throw conflict, naming two of them and their lists, and the family is finished.
+  // Throws invalid_argument, before anything is sent, if a rank in the list does not exist, is
+  // there twice, or this rank is not there. If members pass different lists, all of them throw
+  // conflict, naming two members and their lists, and the family is finished.
   std::unique_ptr<Communicator> split(std::span<const int> ranks);
 
   int rank() const { return engine_->rank(); }
   int size() const { return engine_->size(); }
   const Topology& topology() const { return options_.topology; }
-  // Of the first communicator of the family, by own rank.
+  // The rank in the first communicator of the family, for each rank of this one.
   std::vector<int> first_ranks() const;
 
-  // The memory shared by all ranks, to allocate from; null where there is none, and on a sub-group,
-  // which uses that of its parent.
+  // The memory shared by all ranks, from which the caller may allocate. It is null if there is
+  // none, and on a sub-group, which uses that of its parent.
   Arena* arena() const { return group_ ? nullptr : options_.arena.get(); }
 
-  // What the choice of algorithms rests on. set_fabric: all ranks, with equal values, at the same
-  // place in their order of calls.
+  // The links by which algorithms are chosen. All ranks call set_fabric() with equal values, at the
+  // same place in their order of calls.
   Fabric fabric() const;
   void set_fabric(Fabric fabric);
-  // How a call of `count` elements would be done, and why.
+  // How a call of `count` elements would be carried out, and why.
   Choice choice(Collective collective, int64_t count, DType type, const CallOptions& options = {});
   bool uses_arena(Collective collective, DType type, const CallOptions& options = {}) const;
 
@@ -106,9 +107,9 @@ class Communicator {
                         const CallOptions& options = {});
 
   // The canonical sum (canonical.h): cut[r] .. cut[r + 1] - 1 are the virtual ranks of rank r, and
-  // `partials` the sums of the nodes of cover(V, own range), in order. Equal bits for every cut.
-  // partials[0] may be `out`. options.algorithm is ignored; with a wire format the sums travel in
-  // full and the result is rounded once.
+  // `partials` are the sums of the nodes of cover(V, own range), in order. The result has the same
+  // bits for every cut. partials[0] may be `out`. options.algorithm is ignored; with a wire format
+  // the sums travel in full and the result is rounded once.
   void canonical_all_reduce(std::span<const void* const> partials, void* out, int64_t count,
                             DType type, std::span<const int64_t> cut,
                             const CallOptions& options = {});
@@ -128,7 +129,7 @@ class Communicator {
   Work start_all_gather(const void* in, void* out, int64_t count, DType type,
                         const CallOptions& options = {});
 
-  // `data` of `root` to all.
+  // Copies `data` of rank `root` to all ranks.
   void broadcast(void* data, int64_t count, DType type, int root, const CallOptions& options = {});
   Work start_broadcast(void* data, int64_t count, DType type, int root,
                        const CallOptions& options = {});
@@ -143,8 +144,8 @@ class Communicator {
   void barrier();
   Work start_barrier();
 
-  // A list of the caller's own (schedule.h); its buffers have blocks of `count` elements. All ranks
-  // call it, each with the list of its rank, which may be empty.
+  // Runs a step list of the caller (schedule.h), whose buffers have blocks of `count` elements. All
+  // ranks call it, each with the list of its rank, which may be empty.
   void run_list(Schedule list, const void* in, void* out, int64_t count, DType type);
 
   // Messages with equal peer and tag (below 2^24) arrive in order; lengths must agree.
@@ -153,11 +154,11 @@ class Communicator {
   void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
   Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
 
-  // What the oldest operation under way is and which ranks it waits for; on the first of a family,
-  // of all the family's. Any thread. See also EngineOptions::soft_deadline, which holds for sums in
-  // shared memory as well.
+  // The oldest operation under way, and the ranks for which it waits. On the first communicator of
+  // a family this covers all operations of the family. Any thread. See also
+  // EngineOptions::soft_deadline, which holds for sums in shared memory as well.
   std::optional<Stall> oldest() const;
-  // A failure detector's verdict. Any thread.
+  // To be called when a failure detector has found a loss. Any thread.
   void report_loss(PeerLoss loss) { engine_->report_loss(std::move(loss)); }
 
  private:

@@ -13,8 +13,8 @@
 namespace ductile::comm {
 
 // What a collective costs on a fabric, and which algorithm to take. Up to kExactRanks ranks the
-// step lists themselves run in virtual time; beyond, closed forms of the same model, for ranks that
-// are all alike (cost_test.cc holds the two against each other).
+// step lists themselves run in virtual time; for more ranks there are closed forms of the same
+// model, which take all ranks as alike (cost_test.cc compares the two).
 constexpr int64_t kExactRanks = 8;
 
 struct Price {
@@ -30,33 +30,34 @@ struct Choice {
   std::string reason;         // one sentence for people
 };
 
-// Steps one after the other that a rank takes part in: 2 (P - 1) for a ring, 2 (X - 1) + 2 (Y - 1)
-// for a torus ...
+// The number of successive steps in which a rank takes part: 2 (P - 1) for a ring, 2 (X - 1) + 2 (Y
+// - 1) for a torus ...
 int64_t num_rounds(Collective collective, Algorithm algorithm, const Fabric& fabric);
 
 // Closed form; seconds.
 double closed_price(Collective collective, Algorithm algorithm, const Fabric& fabric,
                     const Load& load, int pipeline);
 
-// What the model says of one way, by the lists in virtual time or the closed form: the time of one
-// of many calls, so that no link carries more than it can for long (Link::sustained).
+// The time that the model predicts, from the lists in virtual time or from the closed form. It is
+// the time of one of many calls, so that no link carries more than it can sustain
+// (Link::sustained).
 double price_of(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load,
                 int pipeline);
 
-// An all-reduce in memory that all ranks share; 0 where the fabric does not know.
+// The time of an all-reduce in memory that all ranks share; 0 if the fabric does not contain it.
 double shared_memory_price(const Fabric& fabric, const Load& load);
 
 // The algorithm with its best pipeline. Throws invalid_argument if the collective does not have it.
 Price price(Collective collective, Algorithm algorithm, const Fabric& fabric, const Load& load);
 
-// The cheapest algorithm; of two within three percent, the earlier in algorithms_of(). The same on
-// all ranks that hold the same fabric.
+// The cheapest algorithm. If two are within three percent, it is the earlier one in
+// algorithms_of(). The choice is the same on all ranks that have the same fabric.
 Choice choose(Collective collective, const Fabric& fabric, const Load& load);
 
 // Tables for people. explain: predicted time of each algorithm (and `measured` seconds in the same
 // order as choice.prices, if given) and the choice.
 std::string explain(const Choice& choice, std::span<const double> measured = {});
-// All-reduce of f32: a line for each size and number of ranks, the fabric's links taken as given.
+// A table for an all-reduce of f32 over these links: one line per size and number of ranks.
 std::string scale_table(const Fabric& fabric, std::span<const int64_t> ranks,
                         std::span<const int64_t> bytes);
 

@@ -20,26 +20,27 @@
 namespace ductile::comm {
 
 struct EngineOptions {
-  // Sends of one operation open at a time on a rail, and receives that are held back in staging
-  // memory: at least so many, and more up to so many bytes. Steps earlier in the list always may.
+  // Limits on the open sends of one operation per rail, and on its receives into staging memory:
+  // this many are always allowed, and more up to this many bytes. The earliest step of a list is
+  // always allowed.
   int min_open_sends = 4;
   size_t open_send_bytes = 1 << 20;
   int min_open_receives = 8;
   size_t open_receive_bytes = 4 << 20;
   // How long a waiting thread polls before it sleeps.
   std::chrono::nanoseconds spin{5'000};
-  // An operation as old as this is reported once, to a tenth of a second; 0: never.
+  // An operation that is older than this is reported once, within a tenth of a second; 0: never.
   std::chrono::nanoseconds soft_deadline{0};
   OnStall on_stall;
-  // Told once when the engine ends by an error, so that what lies beside it can end too. Any
-  // thread, possibly under the engine's lock: must not call the engine.
+  // Called once when the engine ends by an error, so that its users can end too. It is called on
+  // any thread, possibly under the engine's lock, and must not call the engine.
   std::function<void(const std::string& reason)> on_failure;
 };
 
 // The memory that a step list runs on. All of it belongs to the caller and stays in place until the
 // operation has ended.
 struct Binding {
-  // The blocks of `in`: one pointer for blocks that follow each other, or one a block.
+  // The blocks of `in`: one pointer for blocks that follow each other, or one per block.
   std::vector<const std::byte*> in;
   std::byte* out = nullptr;
   int64_t block_elements = 0;  // elements in each block
@@ -48,7 +49,7 @@ struct Binding {
   std::optional<DType> wire;  // f16 or bf16: how f32 travels, unless a step is exact
 };
 
-// Who the ranks of an engine are to the transport.
+// The ranks of an engine, as the transport knows them.
 struct Members {
   int rank = 0;
   int size = 1;
@@ -63,9 +64,9 @@ struct Members {
   }
 };
 
-// Runs step lists over one transport: any number at a time, in whatever order their steps become
-// possible. Whoever waits for an operation does the work; while nobody waits, a thread of the
-// engine does, which sleeps when there is nothing to do.
+// Runs step lists over one transport: any number at a time, with their steps in the order in which
+// they become possible. A thread that waits for an operation does the work; while none waits, a
+// thread of the engine does it, and sleeps when there is nothing to do.
 //
 // A group is an engine for some of the ranks, over the same transport: it has its own numbers of
 // operations, its own context in the tags of its messages, and its own lane of tasks; the
@@ -78,8 +79,8 @@ class Engine {
   class Operation;
   struct Group;
 
-  // A started operation. Copies refer to the same one; letting go of it does not end it. It may
-  // outlive the engine. Any thread may wait.
+  // A started operation. Copies refer to the same operation; destroying them does not end it. A
+  // Work may outlive the engine. Any thread may wait.
   class Work {
    public:
     Work() = default;                                 // one that is done
@@ -96,19 +97,19 @@ class Engine {
   static std::shared_ptr<Engine> make(std::unique_ptr<Transport> transport, EngineOptions options);
   ~Engine();
 
-  // A group of the ranks `ranks` of this engine, this one among them, in their new order. All of
-  // them call it with the same list, and as often as they are in a list together in the same order.
-  // Once it returns, it does so for all of them. `note` of the first is given to all. Throws
-  // invalid_argument for a list that makes no sense; conflict, which ends the family, where a
-  // member came with another list.
+  // Makes a group of some ranks of this engine, including this one, in their new order. All members
+  // call it with the same list; members that are in several lists together call it for these in the
+  // same order. If it returns on one member it returns on all. All members get the `note` of the
+  // first. Throws invalid_argument for an impossible list, and conflict, which ends the family, if
+  // a member passed another list.
   Group split(std::span<const int> ranks, const std::function<int32_t()>& note);
 
   int rank() const { return members_->rank; }
   int size() const { return members_->size; }
   const Members& members() const { return *members_; }
 
-  // Starts a collective. All ranks start the same ones in the same order. `waits`: the caller is
-  // going to wait right now, so nobody else need be woken. Throws the latched error.
+  // Starts a collective. All ranks start the same ones in the same order. `waits`: the caller will
+  // wait at once, so no other thread need be woken. Throws the latched error.
   Work start(std::shared_ptr<const StepOrder> order, Binding binding, std::string name,
              bool waits = false);
   // One message; those with equal peer and tag arrive in order. tag < 2^24.
@@ -116,20 +117,21 @@ class Engine {
             int rail = 0);
   Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false,
                int rail = 0);
-  // Something that blocks, such as a collective on shared memory. Tasks run one after the other in
-  // the order of these calls, beside the engine's own work, on the thread that waits or one of the
-  // engine's. What a task throws ends its handle and the engine.
+  // Runs a blocking task, such as a collective on shared memory. Tasks run one after the other, in
+  // the order of these calls, beside the engine's other work, on the thread that waits or on one of
+  // the engine. If a task throws, the error ends its handle and the engine.
   Work run(std::function<void()> task, std::string name, bool waits = false);
 
-  // What the oldest operation waits for; nullopt when there is none. For heartbeats and reports.
-  // That of the whole transport sees the operations of its groups, too.
+  // The oldest operation and what it waits for; nullopt if there is none. For heartbeats and
+  // reports. The engine of the whole transport includes the operations of its groups.
   std::optional<Stall> oldest() const;
 
   // Latches a loss: every operation of the family ends with peer_lost. Any thread.
   void report_loss(PeerLoss loss);
-  // Called before letting go. The last of a family ends what is under way with `unavailable` and
-  // destroys the transport. Another that still has operations under way ends those of the whole
-  // family so: they cannot be taken back from the transport.
+  // To be called before the engine is destroyed. The last engine of a family ends its operations
+  // under way with `unavailable` and destroys the transport. Another engine that still has
+  // operations under way ends those of the whole family in this way, because they cannot be taken
+  // back from the transport.
   void close();
 
   struct Core;

@@ -16,15 +16,15 @@ struct DetectorOptions {
   std::string link = "127.0.0.1";            // this host's address for heartbeats
   std::chrono::milliseconds interval{200};   // between two heartbeats
   std::chrono::milliseconds deadline{2000};  // silence for longer = lost
-  // A collective without progress for longer is reported with the ranks that are missing; nothing
-  // else happens to it.
+  // If a collective makes no progress for longer than this, it is reported with the missing ranks;
+  // nothing else happens.
   std::chrono::milliseconds soft_deadline{5000};
   std::function<bool()> given_up;  // as MeshOptions has it
   net::OnRefusal on_refusal;
 };
 
-// Where a rank is: the number of its collective, counted from 1 in the order all ranks run them,
-// and how far it is in it in some unit that only grows (bytes, steps).
+// How far a rank is: the number of its collective, counted from 1 in the order in which all ranks
+// run them, and its progress in this collective, in some unit that only grows (bytes, steps).
 struct Position {
   uint64_t operation = 0;
   uint64_t progress = 0;
@@ -39,17 +39,18 @@ struct GroupStall {
   std::string text;                 // "operation 17 waits for ranks 3, 5: ..."; for people
 };
 
-// Tells which ranks of a generation are alive, over TCP connections of its own between all of them,
-// on a thread of its own. (The time-outs of UCX and TCP were measured to miss stopped processes
+// Determines which ranks of a generation are alive, over its own TCP connections between all of
+// them, on its own thread. (The time-outs of UCX and TCP were measured to miss stopped processes
 // altogether, and cut links for minutes.)
 //
-// A closed connection is a loss at once, silence is one after the deadline; whoever sees a loss
-// tells the others. A peer that destroys its detector says goodbye first and is not lost. What came
-// in while this process itself was stopped or starved is read before anybody is judged.
+// A closed connection is a loss at once, and silence is one after the deadline. A rank that detects
+// a loss tells the others. A peer that destroys its detector says goodbye first and is not lost.
+// After this process itself was stopped or starved, it first reads what has arrived, and only then
+// judges its peers.
 class FailureDetector {
  public:
-  // Called on the detector's thread, for each newly lost rank or group of ranks; to be passed on to
-  // Transport::fail().
+  // Called on the detector's thread for each newly lost rank or group of ranks. The caller passes
+  // the loss on to Transport::fail().
   using OnLoss = std::function<void(const PeerLoss&)>;
   using OnStall = std::function<void(const GroupStall&)>;
 
@@ -62,8 +63,8 @@ class FailureDetector {
   // Where this rank is; cheap, from any thread.
   void report(const Position& position);
 
-  // Everybody lost so far, and why. A transport may name a survivor that merely gave up first; the
-  // members of the next generation are to be chosen by this list.
+  // All ranks lost so far, and why. Choose the members of the next generation by this list: the
+  // error of a transport may name a survivor that merely gave up first.
   PeerLoss losses() const;
 
  private:

@@ -14,11 +14,11 @@ struct Bucket {
 };
 
 // Which gradients to reduce together. Gradients lie in one flat buffer in the order of the
-// parameters, so fusing tensors is no copy into another buffer but a choice of views: runs of whole
-// tensors of at least `bucket_elements` (fusion_bytes() of cost.h gives the size), from the end of
-// the buffer on, as the backward pass fills it. The first bucket is a quarter of that, so that the
-// links start early. `offsets` are the n + 1 ascending bounds of the n tensors; every element is in
-// exactly one bucket, and a tensor is never divided.
+// parameters, so fusing tensors needs no copy: a bucket is a view of a run of whole tensors with at
+// least `bucket_elements` elements (fusion_bytes() in cost.h gives the size). Buckets begin at the
+// end of the buffer, because the backward pass fills it from there. The first bucket has a quarter
+// of that size, so that the links start early. `offsets` are the n + 1 ascending bounds of the n
+// tensors; every element is in exactly one bucket, and a tensor is never divided.
 std::vector<Bucket> make_buckets(std::span<const int64_t> offsets, int64_t bucket_elements);
 
 }  // namespace ductile::comm

@@ -14,9 +14,10 @@ struct InprocOptions {
   size_t eager_bytes = 4096;
 };
 
-// Transports whose ranks are threads of one process: for tests and for single-process jobs. Each
-// element is handed to the thread of its rank. fail() on one is seen by that rank alone, as with a
-// failure detector; destroying one while others still want something of it is seen by those.
+// Transports whose ranks are threads of one process: for tests and for single-process jobs. The
+// caller gives each element to the thread of its rank. Only that rank notices fail() on its
+// element, as with a failure detector. If one is destroyed while other ranks still have transfers
+// with it, these notice.
 std::vector<std::unique_ptr<Transport>> make_inproc_transports(int size,
                                                                const InprocOptions& options = {});
 

@@ -12,21 +12,21 @@
 
 namespace ductile::comm {
 
-// Was this build made with NCCL (DUCTILE_NCCL)? Without it connect_nccl() throws unavailable.
+// Whether this build has NCCL (DUCTILE_NCCL). Without it connect_nccl() throws unavailable.
 bool have_nccl();
 std::string nccl_version();  // "2.18.5" of the library that runs; empty without one
 
-// The collectives of communicator.h on memory of GPUs, one GPU a rank, by NVIDIA's NCCL, which
-// knows the machine's links and chooses the algorithm itself.
+// The collectives of communicator.h on memory of GPUs, one GPU per rank, through NVIDIA's NCCL,
+// which knows the machine's links and chooses the algorithm itself.
 //
 // A call puts work on a CUDA stream (`stream`: a cudaStream_t; nullptr is the default one) and
 // returns; memory stays in place until wait() on that stream. Every rank makes the same calls in
 // the same order, with equal counts and types. One thread at a time; report_loss() from any.
 //
 // Failure: NCCL itself does not notice a peer that is silent, so a failure detector must call
-// report_loss(). That, and errors that NCCL does notice, abort the communicator within one poll of
-// wait(), or at the next call: it then throws peer_lost, as does every later one. Work that was on
-// the stream has ended by then, its results are unspecified.
+// report_loss(). That call, and errors that NCCL does notice, abort the communicator within one
+// poll of wait(), or at the next call, which then throws peer_lost, as does every later call. Work
+// on the stream has ended by then, with unspecified results.
 class DeviceCommunicator {
  public:
   virtual ~DeviceCommunicator() = default;

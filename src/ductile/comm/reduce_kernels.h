@@ -42,7 +42,7 @@ void widen(DType wire, float* out, const std::byte* in, size_t n);
 // inout += in, added in f32.
 void widen_add(DType wire, float* inout, const std::byte* in, size_t n);
 
-// One table an instruction set; all of the functions above go through the best one.
+// One table per instruction set; all of the functions above go through the best one.
 struct ReduceKernels {
   using Sum = void (*)(std::byte* const* outs, size_t num_outs, const std::byte* const* ins,
                        size_t num_ins, size_t n, Stores stores);

@@ -10,19 +10,19 @@
 
 namespace ductile::comm {
 
-// Collectives of the ranks of one host, straight on the memory that they share: the ranks divide
+// Collectives of the ranks on one host, directly in the memory that they share: the ranks divide
 // the vector into tiles, and each tile is read from all peers' memory, summed in rank order, and
-// written to all of them. No message and no copy; each byte is read and written once a rank. The
-// result has the same bits for any timing, since only the place of a sum depends on it, never its
-// order.
+// written to all of them. No message and no copy; each byte is read and written once per rank. The
+// result has the same bits whatever the timing, because the timing decides only which rank makes a
+// sum, never the order of the sum.
 //
 // All ranks call the same functions in the same order, with equal counts, types and offsets in
 // their regions; otherwise Error conflict, on all. `data` lies in the own region, unless said
 // otherwise. Blocking; the owner thread of the arena calls. Errors: peer_lost (see arena.h; the
 // vectors then hold anything), invalid_argument for types without a sum.
 
-// Sums `n` elements at `data` over the ranks, everywhere. `data` may lie outside of the arena, at
-// the price of a copy in and out.
+// Sums `n` elements at `data` over the ranks, with the result on all ranks. `data` may lie outside
+// the arena; it is then copied in and out.
 void all_reduce(Arena& arena, DType type, std::byte* data, size_t n);
 
 // `bounds` has size() + 1 ascending element numbers: slice r is [bounds[r], bounds[r + 1]). Rank r

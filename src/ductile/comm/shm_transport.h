@@ -18,8 +18,9 @@ struct ShmTransportOptions {
 // is copied once, by the receiver, straight from there; others pass through a ring of 256 KB
 // between the two ranks. peer_memory() is Arena::peer().
 //
-// At most one transport for an arena and rank, ever. The arena's collectives may be used beside it.
-// fail(), a peer's death and a message of another length fail the arena, and with it every rank.
+// There may be only one transport per arena and rank, ever. The arena's collectives may be used at
+// the same time. fail(), a peer's death and a message of another length fail the arena, and so
+// every rank.
 std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<Arena> arena,
                                               const ShmTransportOptions& options = {});
 

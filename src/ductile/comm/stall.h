@@ -18,8 +18,8 @@ struct Stall {
 // "all_reduce (ring) of 6553600 f32, #17, has waited 30.1 s for ranks 2 and 5".
 std::string to_string(const Stall& stall);
 
-// Told once of each operation that is older than a soft deadline; nothing is failed by it. On the
-// thread that waits for the operation: must be quick, and must not call back.
+// Called once for each operation that is older than a soft deadline; the operation goes on. It is
+// called on the thread that waits for the operation, must be quick, and must not call back.
 using OnStall = std::function<void(const Stall&)>;
 
 }  // namespace ductile::comm

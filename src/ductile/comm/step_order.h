@@ -8,8 +8,8 @@
 
 namespace ductile::comm {
 
-// A step list with its order made explicit: which steps wait for which, and which message each send
-// and receive is. Immutable once made; engine, checker and cost model share it.
+// A step list with its order made explicit: which steps wait for which others, and which message
+// belongs to each send and receive. Immutable once made; engine, checker and cost model share it.
 struct StepOrder {
   Schedule list;
   bool aliased = false;                   // block 0 of `in` is block 0 of `out`

@@ -13,27 +13,27 @@
 namespace ductile::comm {
 
 struct TcpOptions {
-  // This host's addresses, one a link; a message goes over link rail_of(tag) % links.size().
+  // This host's addresses, one per link; a message goes over link rail_of(tag) % links.size().
   std::vector<std::string> links = {"127.0.0.1"};
   // Socket buffers; 0 leaves them to the kernel's auto-tuning. A user_timeout also ends connections
   // whose receiver is alive but does not read, so none is set: the failure detector decides.
   net::SocketOptions socket;
-  // Bytes a connection that nobody has posted a receive for. Beyond the first bound reading stops
-  // until a receive is posted, unless one is posted already and must be searched for behind them;
-  // beyond the second the transport fails.
+  // Limits on the bytes per connection for which no receive is posted. Above the first limit
+  // reading stops until a receive is posted, unless a posted receive may match a message behind
+  // these bytes. Above the second the transport fails.
   size_t unexpected_soft = 1 << 20;
   size_t unexpected_hard = size_t{1} << 30;
-  // How long progress() looks again and again before it sleeps. 20-60 us save 5 % of a small sum
-  // where every rank has a core; where ranks share cores they cost a factor of two.
+  // How long progress() polls before it sleeps. 20-60 us save 5 % of a small sum if every rank has
+  // a core of its own; if ranks share cores, they make it twice as slow.
   std::chrono::microseconds spin{0};
   std::function<bool()> given_up;  // as MeshOptions has it, and the next
   std::chrono::milliseconds connect_patience = std::chrono::hours(24);
   net::OnRefusal on_refusal;
 };
 
-// A Transport over TCP connections that have authenticated both ends (see mesh.h): one connection a
-// pair of ranks and link. The bytes themselves are neither encrypted nor under a code: whoever can
-// alter packets on the way can alter gradients, as with every collectives library over TCP.
+// A Transport over TCP connections that have authenticated both ends (see mesh.h): one connection
+// per pair of ranks and link. The bytes themselves are neither encrypted nor under a code: whoever
+// can alter packets on the way can alter gradients, as with every collectives library over TCP.
 //
 // A payload is read by the kernel straight into the posted buffer, but for at most 4 KB that came
 // together with its header. Sends are tried at once and finished by progress(). send() is done once

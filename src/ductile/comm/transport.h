@@ -10,10 +10,10 @@
 
 namespace ductile::comm {
 
-// Matches a receive with a send between one ordered pair of ranks. Whoever uses a transport sees to
-// it that a tag comes again between two ranks only after its last message is received. The top four
-// bits name the rail: a transport with several links to a peer carries the message on link
-// rail_of(tag) modulo its number of links; one with a single link takes no notice.
+// Matches a receive with a send between one ordered pair of ranks. The caller may use a tag again
+// between the same two ranks only after the last message with that tag was received. The top four
+// bits are the rail: a transport with several links to a peer carries the message on link
+// rail_of(tag) modulo the number of links; one with a single link ignores them.
 using Tag = uint64_t;
 
 constexpr int kRailShift = 60;
@@ -38,21 +38,22 @@ struct PeerLoss {
   std::string reason;      // "connection closed by rank 3 during ..."; for people
 };
 
-// Carries messages between the ranks 0 .. size() - 1 of one generation of one job: the seam between
-// the collectives and the wire. Peers are authenticated before a Transport exists.
+// Carries messages between the ranks 0 .. size() - 1 of one generation of one job. This interface
+// is the seam between the collectives and the wire. Peers are authenticated before a Transport
+// exists.
 //
-// Threads: one thread at a time (the owner) calls everything; wake() and fail() may come from any
-// thread. Ownership may pass between threads, with the usual synchronisation.
+// Threads: one thread at a time (the owner) calls all methods, except that any thread may call
+// wake() and fail(). Ownership may pass between threads, with the usual synchronisation.
 //
-// Leaving: a peer that destroys its transport without a loss has left. What it had sent by then
-// (its transfer was done) still arrives, and who has no business with it goes on; who has, or
-// starts, a transfer with it that it can no longer serve sees it as lost.
+// Leaving: a peer that destroys its transport without a loss has left. Messages that it had sent by
+// then (their transfers were done) still arrive, and ranks without a transfer to it go on. A rank
+// that has, or starts, a transfer which that peer can no longer serve sees it as lost.
 //
-// Failure: the first lost peer latches. From then on no further transfer completes as done, every
-// pending one is settled as failed (its memory is not touched again), and progress(), send() and
-// receive() throw Error peer_lost, or data_loss, with the reason of that first one. The transport
-// is then finished: destroy it, and build another under a new generation. Destruction releases
-// sockets, segments and threads, and never blocks on a peer.
+// Failure: the first lost peer latches. From then on no transfer completes as done, every pending
+// one is settled as failed (its memory is not touched again), and progress(), send() and receive()
+// throw Error peer_lost, or data_loss, with the reason of the first loss. The transport is then
+// finished: destroy it, and build another under a new generation. Destruction releases sockets,
+// segments and threads, and never blocks on a peer.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -67,8 +68,8 @@ class Transport {
   // first waits for the other. A message of another length fails the transport with data_loss.
   virtual void receive(int peer, Tag tag, std::span<std::byte> bytes, Transfer& transfer) = 0;
 
-  // Moves transfers on. Returns once at least one transfer has been settled since the last call,
-  // wake() was called, or `wait` has passed (0: never waits). Waiting gives up the core.
+  // Drives the transfers. Returns once at least one transfer has been settled since the last call,
+  // wake() was called, or `wait` has passed (0: it never waits). While it waits it yields the core.
   virtual void progress(std::chrono::nanoseconds wait) = 0;
 
   // Ends a waiting progress(), or the next one.
@@ -78,7 +79,7 @@ class Transport {
   virtual void fail(PeerLoss loss) = 0;
 
   // The memory of `peer` that corresponds to `own`, which lies in an arena that both map; nullptr
-  // where the peer's memory cannot be addressed. See arena.h for the rules of access.
+  // if the peer's memory cannot be addressed. See arena.h for the rules of access.
   virtual std::byte* peer_memory(int peer, const std::byte* own) = 0;
 };
 

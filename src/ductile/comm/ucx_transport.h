@@ -16,13 +16,13 @@ struct UcxOptions {
   std::string net_devices;  // UCX_NET_DEVICES, such as "mlx5_0:1"; likewise
   // Longer messages wait for their receive (UCX's rendezvous); shorter ones are copied.
   size_t eager_bytes = 8192;
-  size_t unexpected_bytes = 64 << 20;  // eager bytes a peer that nobody receives; beyond, it fails
+  size_t unexpected_bytes = 64 << 20;  // eager bytes per peer that nobody receives; more fail it
   // How long progress() polls before it arms the worker's event and sleeps.
   std::chrono::microseconds spin{50};
   net::OnRefusal on_refusal;
 };
 
-// Was this build made with libucx? Without it connect_ucx() throws unavailable.
+// Whether this build has libucx. Without it connect_ucx() throws unavailable.
 bool have_ucx();
 
 // A Transport over UCX (openucx.org), for RDMA fabrics; tags of 64 bits and a message's sender are

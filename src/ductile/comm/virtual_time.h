@@ -27,7 +27,8 @@ struct Load {
 // occupies the sender's link and, `latency` later, the receiver's, at the same time otherwise (it
 // is not stored in between). Within a host there are no links: the bytes of a message keep the
 // processors of both ranks busy, half of the time each, as do adding and the messages themselves.
-// Exact in the model, and the same on every machine: no clock, no threads.
+// The result is exact in the model and the same on every machine: there is no clock and there are
+// no threads.
 VirtualRun run_in_virtual_time(std::span<const StepOrder> orders, const Fabric& fabric,
                                const Load& load);
 

@@ -9,14 +9,15 @@
 
 namespace ductile::data {
 
-// The options with every "the data's own" replaced by its value: crop (the side of square images;
-// 224 where sizes vary; 0 stays for images that are not square), resize, mean and std a channel.
-// `train` is the training set; the same resolved options serve both splits. Resolving twice changes
-// nothing. Throws invalid_argument naming the key that does not fit the data.
+// Replaces every option that stands for "that of the data set" by its value: crop (the side of
+// square images; 224 if sizes vary; for images that are not square it stays 0), resize, and mean
+// and std per channel. `train` is the training set; the resolved options are used for both splits.
+// Resolving twice changes nothing. Throws invalid_argument naming the key that does not fit the
+// data.
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options, const DatasetInfo& train);
 
-// What one image goes through: a box of the source, resized to the output unless `exact`, mirrored,
-// with a rectangle of the output replaced by the mean.
+// The augmentation of one image: a box of the source is resized to the output unless `exact`,
+// possibly mirrored, and a rectangle of the output is replaced by the mean.
 struct Geometry {
   double x = 0, y = 0, width = 0, height = 0;  // source pixels; outside the image lies padding (0)
   bool exact = false;                          // box and output have the same size: copy
@@ -25,8 +26,8 @@ struct Geometry {
 };
 
 // Draws the geometry of each sample. Pure: the result depends on the arguments only, never on
-// earlier draws, so the same sample of the same epoch is treated alike wherever it is read.
-// Immutable, any number of threads.
+// earlier draws, so the same sample of the same epoch is augmented in the same way wherever it is
+// read. Immutable, any number of threads.
 class Augmenter {
  public:
   // `options` resolved, see above. Evaluation (training = false) takes the centre and draws
@@ -36,7 +37,7 @@ class Augmenter {
 
   // [channels, height, width] that the model sees.
   const Shape& output_shape() const { return shape_; }
-  // Throws invalid_argument where the image cannot hold the crop.
+  // Throws invalid_argument if the image is smaller than the crop.
   Geometry draw(int64_t height, int64_t width, uint64_t epoch, uint64_t sample) const;
   const spec::AugmentOptions& options() const { return options_; }
 

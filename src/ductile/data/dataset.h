@@ -9,7 +9,7 @@
 
 #include "ductile/spec/job.h"
 
-// Indexed collections of samples, whatever the files they lie in.
+// Indexed collections of samples, in any of the file formats.
 //
 // DataOptions::format chooses the reader:
 //   digits    embedded; drawn in memory, needs no path (digits.h)
@@ -17,7 +17,8 @@
 //   cifar10   the binary version: a folder with data_batch_1..5.bin, test_batch.bin (cifar.h)
 //   cifar100  the binary version: train.bin, test.bin
 //   folder    CLASS/name.jpg|png; train/ and val|test/ below the path, or two paths (folder.h)
-//   tar       the same inside tar files, or WebDataset shards with .cls members (tar_dataset.h)
+//   tar the layout of folder inside tar files, or WebDataset shards with .cls members
+//   (tar_dataset.h)
 //   records   our packed file of encoded or raw samples (records.h)
 //   tokens    a flat file of u16 or u32 token numbers (tokens.h)
 namespace ductile::data {
@@ -31,7 +32,7 @@ struct DatasetInfo {
   int64_t num_classes = 0;  // of both splits; vocabulary for tokens
   std::vector<std::string> class_names;
   int64_t channels = 0, height = 0, width = 0;  // height and width 0: sizes vary
-  int64_t sequence_length = 0;                  // tokens a sample
+  int64_t sequence_length = 0;                  // tokens per sample
   std::vector<double> mean, std;                // a channel, of values in [0, 1]
 };
 
@@ -47,7 +48,7 @@ struct Sample {
   int64_t height = 0, width = 0, channels = 0;  // pixels only
 };
 
-// Something that could not be used: where ("file, offset 123") and why.
+// An item that could not be used: where it is ("file, offset 123") and why.
 struct BadItem {
   std::string where;
   std::string what;
@@ -67,16 +68,17 @@ class Dataset {
   // File and, inside a larger file, the offset; for messages.
   virtual std::string where(int64_t index) const = 0;
 
-  // Samples are decoded pixels in memory: nothing to gain from a cache.
+  // Whether samples are decoded pixels in memory, so that a cache would gain nothing.
   virtual bool in_memory() const { return false; }
 
-  // on_bad_sample = "skip": unusable samples are left out, counted and reported, not fatal.
+  // With on_bad_sample = "skip", unusable samples are skipped, counted and reported; they are not
+  // fatal.
   bool skip_bad() const { return skip_bad_; }
-  // What was left out when the set was opened (skip only).
+  // The items that were skipped when the set was opened.
   const std::vector<BadItem>& bad_items() const { return bad_items_; }
 
  protected:
-  // Throws data_loss "where: what", or notes the item where bad samples are skipped.
+  // Throws data_loss "where: what", or, if bad samples are skipped, records the item.
   void reject(std::string where, std::string what);
 
   DatasetInfo info_;

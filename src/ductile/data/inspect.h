@@ -11,7 +11,7 @@
 
 namespace ductile::data {
 
-// What one split of a data set holds, found by reading and decoding all of it.
+// The contents of one split of a data set, determined by reading and decoding all of it.
 struct InspectResult {
   DatasetInfo info;  // mean and std over every readable sample
   Split split = Split::train;
@@ -23,8 +23,8 @@ struct InspectResult {
   std::vector<BadItem> bad;  // every unusable sample, those refused at opening first
 };
 
-// Reads bad samples over whatever on_bad_sample says, and reports them. Uses every core. Throws as
-// open_dataset does where nothing can be read at all.
+// Skips and reports bad samples, whatever on_bad_sample says. Uses every core. Throws as
+// open_dataset does if nothing can be read at all.
 InspectResult inspect(const spec::DataOptions& options, Split split);
 
 // {"format", "split", "samples", "classes": [{"name", "count"}], "shape": {...}, "mean", "std",

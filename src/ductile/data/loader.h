@@ -28,9 +28,9 @@ struct Batch {
   int64_t part = 0;         // virtual rank; 0 in a fetched batch
 };
 
-// Which batches a loader makes. What a step holds follows from the cursor and the batch size alone
-// (samples_of_step in cursor.h); part v is the v-th of `parts` equal slices of it. A loader serves
-// parts [first_part, +num_parts).
+// Which batches a loader makes. The samples of a step follow from the cursor and the batch size
+// alone (samples_of_step in cursor.h); part v is the v-th of `parts` equal slices of them. A loader
+// serves the parts [first_part, first_part + num_parts).
 struct LoaderTask {
   uint64_t seed = 0;
   int64_t batch_size = 1;  // of all parts together; divisible by parts
@@ -56,18 +56,19 @@ struct LoaderStats {
 // which samples a batch holds on (seed, cursor, batch size, part): not on the number of threads, on
 // which loader makes it, or on where the run was restarted. Opening at any cursor costs the same.
 //
-// Training: batches come without end, step by step, the parts of each in order; what an epoch has
-// left where a step no longer fits is dropped. Evaluation: sequential, in the dataset's order, one
-// pass; the last batch may be short (parts without samples are not delivered) and nullptr follows.
+// Training: batches come without end, step by step, with the parts of each step in order. If the
+// rest of an epoch is too small for a step, it is dropped. Evaluation: one sequential pass in the
+// dataset's order. The last batch may be short, parts without samples are not delivered, and
+// nullptr follows.
 //
 // A bad sample throws at its batch, with its file and offset. With on_bad_sample = "skip" it is
 // counted instead; in training the next good sample of the dataset takes its place, in evaluation
 // its batch is shorter. This holds for next() and fetch() alike. An error of next() is final until
 // restart(); one of fetch() leaves the stream as it was.
 //
-// Threads: next(), fetch() and restart() are for one consumer thread; the rest for any. Worker
-// threads run at most `prefetch` batches ahead. With threads = 0 one starts, and others up to the
-// number of cores join while the consumer is seen waiting.
+// Threads: one consumer thread calls next(), fetch() and restart(); any thread may call the rest.
+// Worker threads run at most `prefetch` batches ahead. With threads = 0 there is one worker thread
+// at first, and more, up to the number of cores, are added while the consumer has to wait.
 class Loader {
  public:
   // Resolves `augment` against the dataset (a no-op on resolved options; give those resolved
@@ -94,10 +95,10 @@ class Loader {
   // Throws invalid_argument for positions outside the epoch.
   std::vector<int64_t> indices_of(int64_t epoch, int64_t first, int64_t count) const;
 
-  // Goes on at `cursor` with steps of `batch_size`, whatever was prefetched. Costs nothing where
-  // the next batch is that already; otherwise what was prefetched is thrown away, after a wait for
-  // the few samples that are being decoded. The threads stay. Throws invalid_argument, and changes
-  // nothing, for a batch size or cursor that does not fit.
+  // Continues at `cursor` with steps of `batch_size`, whatever was prefetched. This costs nothing
+  // if the next batch is the right one already; otherwise the prefetched batches are discarded,
+  // after a wait for the few samples that are being decoded. The threads stay. Throws
+  // invalid_argument, and changes nothing, for a batch size or cursor that does not fit.
   void restart(int64_t cursor, int64_t batch_size);
 
   // [C, H, W] after crop, or [T].

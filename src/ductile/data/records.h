@@ -20,7 +20,7 @@
 //   64  the samples' bytes, one after the other
 //   index         N entries of 32 bytes: u64 offset, u64 size, u32 label, u32 encoding (0 raw
 //                 pixels, 1 JPEG, 2 PNG), u32 height, u32 width (raw only, 3 channels interleaved)
-//   class names   text, one a line, to the end of the file
+//   class names   text, one per line, to the end of the file
 //
 // DataOptions::path is a folder with train.records and val.records or test.records, or the training
 // file, with test_path for the other.

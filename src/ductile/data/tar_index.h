@@ -18,7 +18,7 @@ struct TarEntry {
 };
 
 // Lists the regular files of a tar archive: ustar, pax (path and size records), GNU long names and
-// binary sizes; folders and links are passed over. Nothing is extracted. Throws data_loss naming
+// binary sizes; folders and links are skipped. Nothing is extracted. Throws data_loss naming
 // `file` and offset for a wrong checksum, a size that leaves the archive, a file cut short.
 std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_view file);
 

@@ -4,8 +4,8 @@
 
 namespace ductile::graph {
 
-// What an analytic time needs to know of a device. Defaults: an NVIDIA V100 in fp32, as in
-// GraphPipe's experiments.
+// The figures of a device from which analytic times are computed. Defaults: an NVIDIA V100 in fp32,
+// as in GraphPipe's experiments.
 struct DeviceModel {
   double flops = 14e12;             // sustained, per second
   double memory_bandwidth = 800e9;  // bytes per second

@@ -10,14 +10,14 @@
 
 namespace ductile::graph {
 
-// Readers never crash, hang or take memory out of proportion, whatever the bytes: every one throws
-// invalid_argument with `name` (the file), the operator or edge, and the field. Each result has
-// passed check().
+// Whatever the bytes, readers never crash, hang or take memory out of proportion. Every reader
+// throws invalid_argument with `name` (the file), the operator or edge, and the field. Each result
+// has passed check().
 
 // The most text accepted: 64 MiB. The parsed form may take twenty times as much.
 inline constexpr size_t kMaxText = size_t{64} << 20;
 
-// Our own format, docs/reference/graph.schema.json.
+// Ductile's own format, docs/reference/graph.schema.json.
 nlohmann::json to_json(const Graph& graph);
 Graph graph_from_json(const nlohmann::json& value);
 nlohmann::json graph_schema();
@@ -45,11 +45,12 @@ Graph graph_from_dnn_partitioning(const nlohmann::json& value);
 enum class Format { ductile, piper, pipedream, dnn_partitioning };
 std::string_view to_string(Format format);
 
-// Any of them, told apart by its contents; the name of a nameless graph is the file's.
+// Reads any of these formats, which it recognises by the contents. A graph without a name gets the
+// name of the file.
 Graph read_graph_text(std::string_view text, std::string_view name, Format* found = nullptr);
 Graph read_graph(const std::filesystem::path& file, Format* found = nullptr);
 
-// The text of a file, pipe or device, of which no more than kMaxText is ever read.
+// The text of a file, pipe or device; no more than kMaxText is ever read.
 std::string read_input(const std::filesystem::path& file);
 
 }  // namespace ductile::graph

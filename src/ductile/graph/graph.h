@@ -15,8 +15,9 @@ namespace ductile::graph {
 // read from a profile of one micro-batch takes that micro-batch as its sample (Graph::sample says
 // so) and has no fixed parts. Bytes are doubles that hold whole numbers.
 
-// A quantity that grows with the number n of samples a device handles at once: fixed + per_sample
-// n. The fixed part is what makes a larger micro-batch cheaper per sample (launches, weights read).
+// A quantity that grows with the number n of samples that a device handles at once: fixed +
+// per_sample n. The fixed part (launches, reading weights) makes a larger micro-batch cheaper per
+// sample.
 struct Affine {
   double fixed = 0;
   double per_sample = 0;
@@ -32,7 +33,8 @@ struct Affine {
   bool operator==(const Affine&) const = default;
 };
 
-// What one operator costs on ONE device, at one tensor-parallel degree, kept or recomputed.
+// The cost of one operator on ONE device, at one tensor-parallel degree, with its activations kept
+// or recomputed.
 struct OpCost {
   Affine forward;          // seconds
   Affine backward_input;   // seconds; with recompute the repeated forward is in here
@@ -45,9 +47,9 @@ struct OpCost {
   // these bytes over the link of the group, added to the operator's own.
   double tensor_forward_bytes = 0;
   double tensor_backward_bytes = 0;
-  // Rounds of those exchanges in a pass, each with the latency of the link: cost_of() counts an
-  // all-reduce for each pass that sends anything, and one more for a forward pass repeated. In no
-  // file.
+  // The number of these exchanges per pass, each with the latency of the link: cost_of() counts one
+  // all-reduce for each pass that sends anything, and one more for a repeated forward pass. No file
+  // contains it.
   double tensor_forward_rounds = 0;
   double tensor_backward_rounds = 0;
 
@@ -90,8 +92,9 @@ struct Edge {
   OpId to = 0;
   int output = 0;
   double bytes = 0;  // per sample, forward; the gradient going back is as large
-  // Bytes that a tensor-parallel group exchanges besides, at either end, where this edge crosses
-  // stages; as Piper's profiles give them. Only its own cost model counts them (plan/piper.h).
+  // Additional bytes that a tensor-parallel group exchanges at either end if this edge crosses
+  // stages, as Piper's profiles give them. Only Piper's own cost model counts them
+  // (plan/baselines/piper.h).
   double tensor_bytes_from = 0;
   double tensor_bytes_to = 0;
 
@@ -124,20 +127,20 @@ inline constexpr int kMaxTensor = 64;
 // listed), a graph without operators. Every reader and builder has called it.
 void check(const Graph& graph);
 
-// The cost at `tensor` degree, kept or recomputed: the measured variant where there is one, else
-// derived. Split: times, parameters, activations and workspace divide by the degree; two
+// The cost at degree `tensor`, kept or recomputed: the measured variant if there is one, or else a
+// derived cost. Split: times, parameters, activations and workspace divide by the degree; two
 // all-reduces of the output (one forward, one backward) join the parts (Megatron-LM, section 3).
-// Recomputed: the operator's inputs stay instead of its activations (`input_bytes`), and forward
-// is paid again in backward_input. Precondition: allows(op, tensor, recompute).
+// Recomputed: the operator's inputs stay instead of its activations (`input_bytes`), and forward is
+// paid again in backward_input. Precondition: allows(op, tensor, recompute).
 OpCost cost_of(const Op& op, int tensor, bool recompute, double input_bytes);
 bool allows(const Op& op, int tensor, bool recompute);
 
-// Who feeds whom, in compressed rows, and a topological order. Edges between the same two
-// operators appear once. Holds no reference to the graph.
+// The predecessors and successors of operators, in compressed rows, and a topological order. Edges
+// between the same two operators appear once. Holds no reference to the graph.
 class Topology {
  public:
   explicit Topology(const Graph& graph);  // throws invalid_argument on a cycle
-  // Of a graph given by its edges alone.
+  // The topology of a graph that is given only by its edges.
   Topology(int num_ops, std::span<const std::pair<OpId, OpId>> edges);
 
   int num_ops() const { return static_cast<int>(order_.size()); }

@@ -4,8 +4,8 @@
 
 namespace ductile::link {
 
-// The time that both machines of control want: CLOCK_BOOTTIME, which goes on while a process is
-// stopped and while its machine sleeps.
+// The clock that both state machines of control need: CLOCK_BOOTTIME, which runs on while a process
+// is stopped and while its machine sleeps.
 control::Time boot_time();
 
 }  // namespace ductile::link

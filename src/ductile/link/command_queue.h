@@ -9,8 +9,8 @@
 
 namespace ductile::link {
 
-// Commands on their way to the step loop, in order. When a generation is abandoned, those of a step
-// that the loop has not taken yet are withdrawn; WriteCheckpoint stays in its place.
+// The queue of commands for the step loop. When a generation is abandoned, those of a step that the
+// loop has not taken yet are withdrawn; WriteCheckpoint stays in its place.
 class CommandQueue {
  public:
   void add(control::WorkerCommand command) {

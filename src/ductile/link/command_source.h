@@ -8,14 +8,14 @@
 
 namespace ductile::link {
 
-// Where a worker's step loop takes its commands from: the connection to a controller (WorkerLink),
-// or a controller in the same thread (LocalControl). The loop carries the commands out in order,
-// and tells what came of them:
+// The source of commands for a worker's step loop: the connection to a controller (WorkerLink), or
+// a controller in the same thread (LocalControl). The loop carries the commands out in order, and
+// reports the results:
 //
 //   source.tell(Loaded{});
 //   while (auto command = source.next()) { ... source.tell(Reduced{...}); ... }
 //
-// Handed out are all commands of worker_protocol.h but SendStatus; after Exit comes nothing more.
+// It hands out all commands of worker_protocol.h except SendStatus. Nothing follows Exit.
 class CommandSource {
  public:
   virtual ~CommandSource() = default;
@@ -26,16 +26,16 @@ class CommandSource {
 
   virtual void tell(const control::WorkerEvent& event) = 0;
 
-  // The next command, waiting up to `wait` for one. Nothing: none came. After Exit always nothing.
+  // Waits up to `wait` for the next command. Returns nothing if none came, and always after Exit.
   virtual std::optional<control::WorkerCommand> next(
       std::chrono::milliseconds wait = std::chrono::hours(1)) = 0;
 
-  // Whether the loop has been told to abandon `generation`. For work that cannot be interrupted:
-  // look before it, and after it.
+  // Whether the loop was told to abandon `generation`. Check it before and after work that cannot
+  // be interrupted.
   virtual bool abandoned(control::Generation generation) const = 0;
 
-  // The job's store, where the members of a generation meet. Nothing where there never is more than
-  // one member.
+  // The job's store, through which the members of a generation meet. There is none if a generation
+  // never has more than one member.
   virtual std::optional<net::Address> store() const = 0;
 };
 

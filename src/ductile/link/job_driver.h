@@ -20,16 +20,17 @@
 
 namespace ductile::link {
 
-// What a job's control commands beyond the run directory. Called from within JobDriver's methods;
-// may call its add() and log().
+// What the control of a job commands besides the run directory. It is called from within
+// JobDriver's methods, and may call add() and log().
 class JobWorld {
  public:
   virtual ~JobWorld() = default;
-  // LaunchFailed, told with add(), where it cannot be.
+  // If the worker cannot be started, it reports LaunchFailed with add().
   virtual void launch(const control::LaunchWorker& command) = 0;
   virtual void kill(const control::KillWorker& command) = 0;
   virtual void send(const control::Instruction& instruction) = 0;
-  // Workers that an earlier control left. Of those that are gone for certain it tells WorkerExited.
+  // Finds the workers that an earlier control left, and reports WorkerExited for those that are
+  // certainly gone.
   virtual void adopt(const std::vector<control::WorkerStatus>& workers) = 0;
 };
 
@@ -44,17 +45,18 @@ struct JobDriverOptions {
 // and saves its state (membership.json), publishes checkpoints, writes the control events and, at
 // the end, `end` and the report.
 //
-// Events are added, and told with drain(). While the state cannot be saved nothing is told and no
-// command is carried out. One thread; only publishing has one of its own.
+// add() collects events, and drain() passes them to Membership. While the state cannot be saved, no
+// event is passed on and no command is carried out. One thread uses a driver; only publishing has a
+// thread of its own.
 class JobDriver {
  public:
   JobDriver(JobDriverOptions options, JobWorld& world);
 
   // ---- the beginning
-  // Takes up what is stored of the job. Throws data_loss where that is damaged or gone.
+  // Restores the stored state of the job. Throws data_loss if it is damaged or missing.
   void restore();
   // Starts the job, or goes on with it. `workers` 0: as many as before, or 1. Throws
-  // invalid_argument where that many workers cannot share the job.
+  // invalid_argument if that many workers cannot share the job.
   void start(int64_t workers);
 
   // ---- the course; now() is from 0 on
@@ -62,29 +64,29 @@ class JobDriver {
   void listening() { heard_ = now(); }  // what has come until now is added next
   void add(control::Event event);
   void drain();
-  // What the clock asks for: another try to save, a Tick.
+  // Does what has become due: another attempt to save, a Tick.
   void look_at_clock();
-  // From the publisher; its fd is readable while there may be something.
+  // Takes results from the publisher; its fd is readable while there may be some.
   void take_published();
   int publisher_fd() const { return publisher_.fd(); }
   bool has_work() const { return !inbox_.empty() && saved(); }  // for drain()
-  // When look_at_clock() may have something to do; at most half a second away.
+  // The time at which look_at_clock() may have something to do, at most half a second from now.
   std::chrono::milliseconds patience() const;
-  // Why it is not followed, or not yet; empty: it is.
+  // Returns why the request is not followed, or not yet; empty if it is followed.
   std::string request(const control::Event& event);
-  // The job ends as failed with this error, at the next drain().
+  // Ends the job as failed with this error, at the next drain().
   void give_up(const std::string& reason, ErrorCode code);
   void signal(int number);  // came to this process: written down
 
   // ---- the end
   bool over() const;     // finished, failed or preempted; workers may still be ending
   bool at_rest() const;  // and saved: nothing is left to do
-  // The state could not be saved for so long that the job ends without.
+  // Whether the state could not be saved for so long that the job ends without saving it.
   bool gives_up() const;
-  // After all workers were ended for that reason.
+  // To be called after all workers were ended for that reason.
   JobEnd end_unsaved();
   JobEnd end(bool killed);
-  // Writes the `end` event and the report: once, last.
+  // Writes the `end` event and the report. Call it once, at the very end.
   void write_end(const JobEnd& end);
 
   const control::Membership& membership() const { return *membership_; }

@@ -24,9 +24,9 @@ struct LocalControlOptions {
   std::function<void(const control::Note&)> on_note;
 };
 
-// A job that is trained by the thread that asks: the same control::Membership and
-// control::WorkerProtocol as of a job with workers, without sockets or further processes. The one
-// worker hosts all virtual ranks.
+// The control of a job whose only worker is the calling thread. It uses the same
+// control::Membership and control::WorkerProtocol as a job with several workers, without sockets or
+// further processes. The worker hosts all virtual ranks.
 //
 //   LocalControl control(lock, {.run = folder.path(), .membership = ...});
 //   control.tell(Loaded{});
@@ -34,17 +34,18 @@ struct LocalControlOptions {
 //   JobEnd end = control.end();
 //
 // It keeps the same files in the run directory as a controller (membership.json, the control events
-// in events.jsonl, at the end the report), so that a controller can go on with a run that was begun
-// here, and the other way round. It publishes the checkpoints that the worker writes under
+// in events.jsonl, and at the end the report), so a controller can resume a run that was begun
+// here, and vice versa. It publishes the checkpoints that the worker writes under
 // checkpoint_tag(worker()).
 //
-// Threads: preempt() from any, and from a signal handler; all else from one.
+// Threads: preempt() may be called from any thread and from a signal handler, all other methods
+// from one thread.
 class LocalControl : public CommandSource {
  public:
-  // Starts the job, or goes on with it. Where a controller was killed whose workers may still run,
-  // it first waits until their lease has ended (MembershipOptions). The lock is the run's, held by
-  // the caller for this object's life. Throws data_loss where what is stored of the job is damaged
-  // or gone, invalid_argument for options that fit no job, unavailable where the state cannot be
+  // Starts the job, or goes on with it. If a controller was killed whose workers may still run, it
+  // first waits until their lease has ended (MembershipOptions). The caller holds the run's lock
+  // for the life of this object. Throws data_loss if the stored state of the job is damaged or
+  // missing, invalid_argument for options that fit no job, and unavailable if the state cannot be
   // saved now.
   LocalControl(const run::RunLock& lock, LocalControlOptions options);
   ~LocalControl() override;
@@ -57,15 +58,16 @@ class LocalControl : public CommandSource {
   bool abandoned(control::Generation generation) const override;
   std::optional<net::Address> store() const override { return std::nullopt; }
 
-  // The job is to finish its step, to save and to end as preempted. Noticed at the next call of
-  // tell() or next(); a signal that asked is written down.
+  // Makes the job finish its step, save, and end as preempted, at the next call of tell() or
+  // next(). If a signal asked for it, the signal is logged.
   void preempt(int signal = 0) noexcept;
 
-  // After Exit was handed out, and what the worker had left to write is written: writes the run's
-  // `end` event and its report, once. Before Exit: the job ends here without saving (killed).
+  // Writes the run's `end` event and its report. Call it once, after Exit was handed out and the
+  // worker has written what it had left. If it is called before Exit, the job ends without saving
+  // (killed).
   JobEnd end();
 
-  // The job as it stands.
+  // The present status of the job.
   const control::Membership& membership() const;
 
  private:

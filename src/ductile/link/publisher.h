@@ -21,7 +21,7 @@ class Publisher {
 
   void publish(const control::PublishCheckpoint& what);
   int fd() const { return ready_.get(); }  // readable while take() has something
-  // CheckpointPublished or PublishFailed, one for each publish().
+  // Takes the results of publish(): one CheckpointPublished or PublishFailed per call.
   std::vector<control::Event> take();
 
  private:

@@ -14,11 +14,11 @@ fs::path state_file(const fs::path& run);
 
 std::string sealed(const nlohmann::json& state);
 
-// The state in the file; none where there is no file. One of a version that wrote no checksum is
-// taken as it is. Throws data_loss, naming the file and the remedy, where it is damaged.
+// The state in the file, if there is a file. A file from a version that wrote no checksum is
+// accepted unchecked. Throws data_loss, naming the file and the remedy, if it is damaged.
 std::optional<nlohmann::json> read_state(const fs::path& file);
 
-// What to do about a damaged one.
+// The remedy for a damaged file.
 std::string state_remedy(const fs::path& file);
 
 }  // namespace ductile::link

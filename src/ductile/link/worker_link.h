@@ -25,13 +25,14 @@ struct WorkerLinkOptions {
   std::string job;                // job_name(run folder)
   net::Address controller;        // --controller
   net::Address store;             // --store
-  // The run folder: where connecting fails its addresses_file() is read for a controller that was
-  // started again elsewhere. Empty: always `controller` and `store`.
+  // The run folder: if connecting fails, its addresses_file() is read, since a controller may have
+  // been started again elsewhere. Empty: `controller` and `store` are always used.
   fs::path run;
-  // Without a word from any controller for so long the worker is told to exit: nobody will come.
+  // After this long without a word from any controller the worker is told to exit, since none will
+  // come.
   std::chrono::milliseconds orphan_after = std::chrono::minutes(2);
   net::SocketOptions socket;
-  // From the link's own thread; must not block and must not call the link. May be empty.
+  // Called on the link's own thread; must not block and must not call the link. May be empty.
   std::function<void(const std::string& text)> log;
   // The step loop is to give up what it does in generations up to this one: make its communicator
   // fail (Transport::fail), so that it comes back at once. Called before the Abandon command is
@@ -40,19 +41,21 @@ struct WorkerLinkOptions {
   std::function<void(control::Generation)> on_abandon;
 };
 
-// A worker's connection to the controller: dials, proves itself, dials again when the connection
-// breaks; sends Reports and heartbeats, takes Instructions, and drives the WorkerProtocol with both
-// under one lock.
+// A worker's connection to the controller. It dials, authenticates, and dials again when the
+// connection breaks. It sends reports and heartbeats, receives instructions, and drives the
+// WorkerProtocol with both under one lock.
 //
 // When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
 // so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
 // report has been sent or given up. Reports that say no more than that steps were done wait a few
 // milliseconds, so that many short steps are one report.
 //
-// Threads: tell() and the getters from any; next() from one. The clock is boot_time().
+// Threads: any thread may call tell() and the getters; one thread calls next(). The clock is
+// boot_time().
 class WorkerLink : public CommandSource {
  public:
-  // Returns at once; connecting goes on behind. Throws invalid_argument for an impossible id.
+  // Returns at once; connecting goes on in the background. Throws invalid_argument for an
+  // impossible id.
   WorkerLink(WorkerLinkOptions options, const net::Secret& secret);
   WorkerLink(const WorkerLink&) = delete;
   WorkerLink& operator=(const WorkerLink&) = delete;
@@ -62,7 +65,7 @@ class WorkerLink : public CommandSource {
   void tell(const control::WorkerEvent& event) override;
   std::optional<control::WorkerCommand> next(
       std::chrono::milliseconds wait = std::chrono::hours(1)) override;
-  // For work that on_abandon cannot reach: look before building a communicator, and after it was
+  // For work that on_abandon cannot reach: check it before building a communicator and after it was
   // built.
   bool abandoned(control::Generation generation) const override;
   // As the run folder says now, or else the options.

@@ -12,9 +12,9 @@
 namespace ductile::net {
 
 // A frame on the wire: length of the payload (4 bytes, little-endian), payload, and the first 16
-// bytes of HMAC-SHA256(key of this direction, number of the frame | length | payload). Frames
-// cannot be forged, altered, dropped, repeated, reordered or turned back unnoticed. They are not
-// encrypted. For control traffic; the bulk transports have their own framing.
+// bytes of HMAC-SHA256(key of this direction, number of the frame | length | payload). A frame that
+// is forged, altered, dropped, repeated, reordered or sent back is detected. Frames are not
+// encrypted. They are for control traffic; the bulk transports have their own framing.
 inline constexpr size_t kFrameOverhead = 4 + 16;
 
 class FrameWriter {
@@ -29,8 +29,8 @@ class FrameWriter {
   uint64_t number_ = 0;
 };
 
-// Cuts a byte stream into frames. Memory is bounded by one frame of maximal size and what is fed:
-// a longer one is refused as soon as its length is there.
+// Cuts a byte stream into frames. Memory is bounded by one frame of maximal size and the bytes fed:
+// a longer frame is refused as soon as its length has arrived.
 class FrameReader {
  public:
   FrameReader(const Mac& key, size_t max_payload) : key_(key), max_(max_payload) {}
@@ -59,7 +59,7 @@ class Channel {
   void send(std::span<const std::byte> payload, Deadline deadline);
   // Throws deadline, peer_lost (closed), data_loss (forged or too long), naming the peer.
   std::vector<std::byte> receive(Deadline deadline);
-  // The next payload if all of it is here; never waits. Throws as receive() does.
+  // The next payload, if it has arrived completely; never waits. Throws as receive() does.
   std::optional<std::vector<std::byte>> try_receive();
 
   const Socket& socket() const { return socket_; }

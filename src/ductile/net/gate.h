@@ -15,14 +15,14 @@
 
 namespace ductile::net {
 
-// A connection whose two ends have proved themselves.
+// A connection whose two ends have authenticated each other.
 struct Admission {
   Socket socket;
   Identity peer;
   SessionKeys keys;
 };
 
-// Somebody who was not let in.
+// A peer that was refused.
 struct Refusal {
   std::string address;  // of the peer
   std::string reason;
@@ -35,11 +35,13 @@ struct GateOptions {
   int max_logs_a_second = 20;  // refusals told one by one; the rest as a number
 };
 
-// Lets authenticated peers in at a listener, many handshakes at once, on the thread of its caller.
+// Accepts authenticated peers at a listener, with many handshakes at once, on the thread of its
+// caller.
 //
-// Strangers cost little and stop nobody: a handshake holds under 1 KB, ends at its deadline however
-// slowly its bytes drip, and when max_pending are under way the oldest one of the address with the
-// most is dropped. Each refusal is reported with its address and reason.
+// Strangers cost little and block nobody: a handshake takes less than 1 KB and ends at its
+// deadline, however slowly its bytes arrive. When max_pending handshakes are under way, the oldest
+// one of the address that has most of them is dropped. Each refusal is reported with its address
+// and reason.
 class Gate {
  public:
   Gate(Listener listener, const Secret& secret, Identity self, GateOptions options, Admit admit,
@@ -48,11 +50,11 @@ class Gate {
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
 
-  // The next peer let in, or nothing at the deadline or after wake().
+  // The next accepted peer, or nothing at the deadline or after wake().
   std::optional<Admission> accept(Deadline deadline);
 
-  // Handles what is there without waiting; for callers with an event loop of their own, which wait
-  // for fd() to become readable, but no longer than until next_deadline().
+  // Handles what has arrived, without waiting. It is for callers with their own event loop, which
+  // wait until fd() is readable, but not beyond next_deadline().
   std::optional<Admission> poll() { return accept(Clock::now()); }
   int fd() const { return epoll_.get(); }
   Deadline next_deadline() const;
@@ -94,12 +96,13 @@ class Gate {
 
 struct DialOptions {
   SocketOptions socket;
-  // Try again until the deadline where nobody listens there yet.
+  // Try again until the deadline if nobody listens there yet.
   bool wait_for_server = true;
 };
 
-// Connects and proves itself to `server`. Throws deadline; unavailable (nobody there, wrong
-// secret); conflict (fenced out by a newer generation, another process at that address).
+// Connects to `server` and authenticates. Throws deadline; unavailable (nobody listens, or the
+// secret is wrong); conflict (fenced out by a newer generation, or another process is at that
+// address).
 Admission dial(const Address& to, const Secret& secret, const Identity& self,
                const Identity& server, const DialOptions& options, Deadline deadline);
 

@@ -13,8 +13,8 @@
 
 namespace ductile::net {
 
-// Who speaks. All of it is bound into the proofs, so that a proof is good for one connection of
-// one pair of peers, in one role, job and generation, and for nothing else.
+// The identity of a peer. The proofs cover all of it, so a proof is valid only for one connection
+// of one pair of peers, in one role, job and generation.
 struct Identity {
   std::string role;         // "store", "transport", "detector" ...; at most 15 bytes
   std::string job;          // the job's name; at most 63 bytes
@@ -26,13 +26,13 @@ struct Identity {
   std::string to_string() const;  // "transport 3 of job a, generation 2"
 };
 
-// Keys of one authenticated connection, one a direction.
+// Keys of one authenticated connection, one per direction.
 struct SessionKeys {
   Mac from_client{};
   Mac from_server{};
 };
 
-// The server's answer to a peer that has proved to know the secret.
+// The server's answer to a peer that has proved that it knows the secret.
 enum class Verdict : uint8_t {
   admitted = 0,
   fenced = 1,      // it belongs to an older generation: it was replaced and must end
@@ -41,10 +41,11 @@ enum class Verdict : uint8_t {
   busy = 4,        // no room now; try again
 };
 
-// Decides over an authenticated peer.
+// Decides whether an authenticated peer is accepted.
 using Admit = std::function<Verdict(const Identity& peer)>;
 
-// Same job, generation rules (a server of generation 0 takes any), and nothing about role or rank.
+// Requires the same job and a fitting generation (a server of generation 0 takes any), and no
+// particular role or rank.
 Verdict same_job(const Identity& self, const Identity& peer);
 
 // Mutual challenge-response over HMAC-SHA256, without I/O: bytes in, bytes out. Four messages:
@@ -60,24 +61,25 @@ Verdict same_job(const Identity& self, const Identity& peer);
 // proved itself.
 class Handshake {
  public:
-  // The client's side; `server` is whom it means to reach (role, job and peer must match, and the
-  // generation unless the server's is 0).
+  // The client's side. `server` is the peer that the client wants to reach: role, job and peer must
+  // match, and so must the generation, unless that of the server is 0.
   static Handshake client(const Secret& secret, Identity self, Identity server);
   static Handshake server(const Secret& secret, Identity self, Admit admit);
 
   enum class State { running, done, refused };
   State state() const { return state_; }
 
-  // How many bytes of the other end it waits for; never read more than this before it is done.
+  // The number of bytes for which it waits. Never read more than this from the other end before the
+  // handshake is done.
   size_t wanted() const { return wanted_ - received_.size(); }
   // Takes at most wanted() bytes. Check state() after.
   void feed(std::span<const std::byte> bytes);
-  // Bytes to send now; empties it. To be sent even when refused: a verdict may be among them.
+  // Takes the bytes to send now. Send them even after a refusal, since they may contain a verdict.
   std::vector<std::byte> take_output();
 
   const Identity& peer() const { return peer_; }     // authenticated once done
   const SessionKeys& keys() const { return keys_; }  // valid once done
-  // Of a refused one: why, and as which error the client's side should throw it.
+  // For a refused handshake: the reason, and the error that the client's side should throw.
   const std::string& reason() const { return reason_; }
   ErrorCode code() const { return code_; }
   Verdict verdict() const { return verdict_; }

@@ -54,7 +54,7 @@ class Socket {
   // Reads at least one byte, and as many as there are. 0: the other end closed. Throws deadline,
   // or peer_lost where the connection broke.
   size_t read_some(std::span<std::byte> into, Deadline deadline);
-  // Fills `into`. A connection that ends before is peer_lost.
+  // Fills `into`. Throws peer_lost if the connection ends before.
   void read_all(std::span<std::byte> into, Deadline deadline);
   void write_all(std::span<const std::byte> bytes, Deadline deadline);
 
@@ -64,12 +64,12 @@ class Socket {
 };
 
 // Connects to the first address of `to` that answers. Throws unavailable (refused, unreachable) or
-// deadline, naming the address and what to look at. Looking up a name is the resolver's business
-// and not cut short by the deadline.
+// deadline, naming the address and what to look at. The deadline does not limit the lookup of a
+// name by the resolver.
 Socket connect(const Address& to, const SocketOptions& options, Deadline deadline);
 
-// The address that this host would use to talk to `to`: under which those over there reach it.
-// Nothing is sent. Throws not_found where there is no way or no such name.
+// The address that this host would use to talk to `to`, and under which the hosts there reach it.
+// Nothing is sent. Throws not_found if there is no route or no such name.
 std::string local_address_towards(const Address& to);
 
 // A listening socket. IPv6 listeners take IPv6 only.
@@ -82,8 +82,8 @@ class Listener {
   int fd() const { return socket_.fd(); }
   Address address() const { return socket_.local(); }  // with the port the kernel chose
 
-  // The next connection that waits, or a Socket without fd if there is none. Throws unavailable
-  // where the process ran out of descriptors.
+  // The next waiting connection, or a Socket without fd if there is none. Throws unavailable if the
+  // process ran out of descriptors.
   Socket try_accept();
   // Waits for one; throws deadline.
   Socket accept(Deadline deadline);

@@ -28,15 +28,15 @@ class Store {
   virtual ~Store() = default;
 
   virtual void set(std::string_view key, std::string_view value, Deadline deadline) = 0;
-  // Waits until the key is there.
+  // Waits until the key exists.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
   // Adds to a counter, which begins at 0; returns the sum. get() shows it as decimal text.
   virtual int64_t add(std::string_view key, int64_t delta, Deadline deadline) = 0;
-  // Waits until all keys are there.
+  // Waits until all keys exist.
   virtual void wait(std::span<const std::string> keys, Deadline deadline) = 0;
 };
 
-// In the memory of this process.
+// A store in the memory of this process.
 std::unique_ptr<Store> make_memory_store();
 
 // The table behind the implementations; no waiting, no locks.

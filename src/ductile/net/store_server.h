@@ -34,9 +34,9 @@ struct StoreClientOptions {
   SocketOptions socket;
 };
 
-// A Store at `server`. Connects, and proves itself, by `deadline`. Calls of several threads wait
-// for each other, so give a thread that waits long in get() a client of its own. A client whose
-// connection broke is finished.
+// A Store at `server`. It connects and authenticates by `deadline`. Calls of several threads wait
+// for each other, so a thread that waits long in get() should have a client of its own. A client
+// whose connection broke is finished.
 std::unique_ptr<Store> connect_store(const Address& server, const Secret& secret,
                                      const std::string& job, Deadline deadline,
                                      const StoreClientOptions& options = {});

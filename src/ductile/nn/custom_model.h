@@ -9,7 +9,7 @@
 #include "ductile/nn/model.h"
 #include "ductile/nn/threads.h"
 
-// A model of one's own in a shared library: derive from Model (or LayerModel, layers.h; or wrap a
+// A user's own model in a shared library: derive from Model (or LayerModel, layers.h; or wrap a
 // torch::nn::Module, torch_module.h), write
 //
 //   std::unique_ptr<ductile::nn::Model> make(const ductile::nn::ModelArgs& args);
@@ -19,8 +19,8 @@
 // examples/custom_model is a complete one.
 namespace ductile::nn {
 
-// What a library says of itself. The first three fields are the same for ever, so that a library
-// built against another version can be told apart and refused.
+// The description that a library exports. Its first three fields never change, so that a library
+// built against another version can be recognised and refused.
 struct ModelExport {
   uint32_t abi;
   uint32_t args_bytes;
@@ -29,7 +29,7 @@ struct ModelExport {
   Threads threads;
 };
 
-// To be raised whenever Model, ModelArgs or what they hold changes.
+// Raise this number whenever Model, ModelArgs or a type in them changes.
 inline constexpr uint32_t kModelAbi = 2;
 // What the macros below say where they are not told.
 constexpr Threads threads_of(Threads threads = Threads::fixed) { return threads; }
@@ -40,15 +40,15 @@ inline constexpr const char* kModelSymbol = "ductile_model_export";
 // loaded, exports no model, or was built against another Ductile or libtorch.
 std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args);
 
-// What the library's model says of its threads. Throws as load_model does.
+// What the library declares about the threads of its model. Throws as load_model does.
 Threads library_threads(const std::filesystem::path& library);
 
 }  // namespace ductile::nn
 
 // Exports the model that `maker`, a function (const ModelArgs&) -> std::unique_ptr<Model>, makes.
-// Once in a library, at global scope. A job keeps one number of compute threads for it
-// (train.threads, by default 1) unless a second argument, ductile::nn::Threads::any, says that its
-// bits do not depend on the number: that is so of what is made of ops.h alone.
+// Use it once per library, at global scope. A job keeps one number of compute threads for the model
+// (train.threads, by default 1), unless a second argument, ductile::nn::Threads::any, declares that
+// its bits do not depend on the number. This is true of models that use only ops.h.
 #define DUCTILE_EXPORT_MODEL(maker, ...)                                              \
   extern "C" __attribute__((visibility("default"))) const ::ductile::nn::ModelExport* \
   ductile_model_export() {                                                            \

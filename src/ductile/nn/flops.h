@@ -5,10 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
-// The floating-point operations of a model, counted while it runs once. Two for each multiply-add
-// of convolutions, linear layers, matrix products and attention, by the sizes of their operands:
-// how a kernel gets there (Winograd, say) changes nothing. Element-wise work, normalisation and
-// pooling are not counted, as is usual in papers.
+// The number of floating-point operations of a model, counted while it runs once. Each multiply-add
+// of convolutions, linear layers, matrix products and attention counts as two, computed from the
+// sizes of the operands; the algorithm of a kernel (Winograd, for example) does not matter.
+// Element-wise work, normalisation and pooling are not counted, as is usual in papers.
 namespace at {
 struct RecordFunction;
 }
@@ -17,18 +17,19 @@ namespace ductile::nn {
 
 class Model;
 
-// Of the model's forward pass over `sample`, a batch of one, in evaluation mode. Nothing where that
-// throws, since a model need not work on a single sample. What it cannot see: arithmetic that is
-// neither libtorch's nor announced (KnownFlops), and that of threads which the model starts.
+// Counts the operations of the model's forward pass over `sample`, a batch of one, in evaluation
+// mode. There is no result if that throws, since a model need not work on a single sample. It does
+// not see arithmetic outside libtorch that is not announced (KnownFlops), nor that of threads which
+// the model starts.
 //
-// The model's parameters and buffers and libtorch's CPU generator are afterwards as they were, to
-// the bit, and the model is in training mode.
+// Afterwards the model's parameters and buffers and libtorch's CPU generator are unchanged, to the
+// bit, and the model is in training mode.
 std::optional<double> forward_flops(Model& model, const at::Tensor& sample);
 
-// An operator that computes by itself announces its operations: what the calling thread does while
-// this lives counts as so many, the libtorch operators in it included. Costs nothing to speak of
-// while nobody counts. Works across shared libraries, each with a copy of this code: it tells
-// libtorch's profiling hooks, which they share.
+// Announces the operations of an operator that does not use libtorch's: everything that the calling
+// thread does while this object lives, including libtorch operators, counts as that many. It costs
+// almost nothing while nobody counts. It works across shared libraries that each have a copy of
+// this code, because it uses libtorch's profiling hooks, which they share.
 class KnownFlops {
  public:
   explicit KnownFlops(double flops);

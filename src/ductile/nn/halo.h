@@ -7,10 +7,10 @@
 
 #include "ductile/nn/spatial.h"
 
-// What a cell has to see of its neighbours' pixels, and how it gets them.
+// Which pixels of its neighbours a cell needs, and how it gets them.
 namespace ductile::nn {
 
-// One axis of an activation and of what an operator makes of it, cut over the cells along it.
+// One axis of an operator's input and output, divided between the cells along it.
 struct CutAxis {
   int64_t size = 0;         // pixels of the operator's input, over all cells
   int64_t out_size = 0;     // and of its output
@@ -25,10 +25,10 @@ struct CutAxis {
 CutAxis cut_window(int64_t size, int parts, int64_t kernel, int64_t stride, int64_t padding);
 // Each pixel twice.
 CutAxis cut_twice(int64_t size, int parts);
-// Every cell needs, and gives, everything.
+// Every cell needs all pixels, and produces all of the output.
 CutAxis cut_whole(int64_t size, int parts);
 
-// The own part, a view, of `whole` [.., H, W]: images, or labels of pixels.
+// This cell's part of `whole` [.., H, W] (images, or labels of pixels), as a view.
 at::Tensor own_part(const SpatialSplit& split, const at::Tensor& whole);
 
 struct WholeSize {

@@ -12,7 +12,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/spec/models.h"
 
-// What the trainer knows of a model, and the table of the built-in ones.
+// The interface through which the trainer sees a model, and the table of the built-in models.
 // Shapes: B batch, C channels, H height, W width, K classes, T tokens, V vocabulary.
 namespace ductile::nn {
 
@@ -38,8 +38,8 @@ struct ModelArgs {
   std::string precision = "fp32";  // or "bf16", "fp16": see precision.h
   uint64_t seed = 1;
 
-  // options.num_classes (or vocab_size), where given, else the data's; throws invalid_argument
-  // where both are absent.
+  // options.num_classes (or vocab_size) if it is given, or else the number in the data; throws
+  // invalid_argument if both are absent.
   int64_t num_classes() const;
   int64_t vocab_size() const;
 };
@@ -51,7 +51,7 @@ struct LossOutput {
 };
 
 // A network with named parameters and buffers. One thread at a time uses a model; several models
-// may run in several threads. Everything thrown is Error, or what libtorch throws.
+// may run in several threads. Methods throw Error, or the exceptions of libtorch.
 class Model {
  public:
   virtual ~Model();
@@ -60,9 +60,9 @@ class Model {
   // tokens [B, T] int64 -> [B, T, V]. In training mode updates the buffers.
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 
-  // In order of registration, under the names PyTorch gives them (torchvision's, Hugging Face's).
-  // The tensors are leaves that require gradients. In half precision all but the norm layers' are
-  // of that type, and so are their gradients.
+  // The parameters in order of registration, under the names that PyTorch (torchvision, Hugging
+  // Face) gives them. The tensors are leaves that require gradients. In half precision all of them,
+  // and their gradients, have that type, except those of norm layers.
   virtual std::vector<NamedTensor> parameters();
   // State that is not learnt: running statistics, float.
   virtual std::vector<NamedTensor> buffers();
@@ -79,8 +79,8 @@ class Model {
 
  protected:
   bool training() const { return training_; }
-  // Adds a leaf that shares the storage of `value` and returns it; keep the returned handle.
-  // Throws conflict where the name is taken.
+  // Adds a leaf that shares the storage of `value` and returns it; keep the returned handle. Throws
+  // conflict if the name is taken.
   at::Tensor register_parameter(std::string name, const at::Tensor& value, bool is_norm = false);
   at::Tensor register_buffer(std::string name, const at::Tensor& value, bool is_norm = false);
 
@@ -89,15 +89,15 @@ class Model {
   bool training_ = true;
 };
 
-// A built-in model by args.options.name, or, where options.library is set, that library's model
-// (custom_model.h). The first weights depend on the seed and the parameters' names alone, not on
-// libtorch's generator or the number of threads. Throws invalid_argument for an unknown name (with
-// the nearest known one) or options that do not fit.
+// Makes the built-in model named by args.options.name, or, if options.library is set, the model of
+// that library (custom_model.h). The first weights depend on the seed and the parameters' names
+// alone, not on libtorch's generator or the number of threads. Throws invalid_argument for an
+// unknown name (with the nearest known one) or options that do not fit.
 std::unique_ptr<Model> make_model(const ModelArgs& args);
 std::unique_ptr<Model> make_model(const spec::ModelOptions& options, const ModelInfo& info,
                                   std::string_view precision, uint64_t seed);
 
-// A row of the table of built-in models, which spec/models.h holds.
+// A row of the table of built-in models; the rows are in spec/models.h.
 struct ModelEntry {
   std::string_view name;
   std::unique_ptr<Model> (*make)(const ModelArgs&);
@@ -109,7 +109,7 @@ struct ModelEntry {
 };
 Table<ModelEntry> model_table();
 
-// Reseeds the generators that dropout draws from. Call before each forward of a virtual rank with
+// Reseeds the generators from which dropout draws. Call before each forward of a virtual rank with
 // a value made of (seed, step, virtual rank), so that masks do not depend on who computes them.
 void seed_step(uint64_t value);
 

@@ -4,18 +4,19 @@
 
 #include <ATen/core/Tensor.h>
 
-// The operators the zoo is made of, differentiable, on NHWC (channels-last) activations [B,C,H,W].
+// The differentiable operators of which the built-in models are made, on NHWC (channels-last)
+// activations [B,C,H,W].
 //
-// On CPU in fp32, bf16 or fp16, where kernels/ is the faster for the shape (conv_preferred), they
-// run our fused vector kernels: arithmetic in fp32 whatever the activations' type, and results
-// bit-equal for every number of threads. Anything else (very wide layers, groups, double, other
-// devices) runs ATen's operators; CPU fp16 and bf16 are then computed in fp32 and rounded. Weights
-// have PyTorch's shapes and their gradients the same shape and type. Inputs are never changed,
-// except the running statistics of BatchNorm.
+// On CPU in fp32, bf16 or fp16, if the kernels in kernels/ are faster for the shape
+// (conv_preferred), the operators run these fused vector kernels: the arithmetic is in fp32
+// whatever the activations' type, and results have the same bits for every number of threads.
+// Anything else (very wide layers, groups, double, other devices) runs ATen's operators; CPU fp16
+// and bf16 are then computed in fp32 and rounded. Weights have PyTorch's shapes and their gradients
+// the same shape and type. Inputs are never changed, except the running statistics of BatchNorm.
 //
-// Under a spatial split (spatial.h) an activation [B,C,H,W] is the own cell's part of it, and so is
-// an operator's output; H and W below are those of the whole images. What [B, ..] tensors hold is
-// the same on every cell.
+// Under a spatial split (spatial.h), an activation [B,C,H,W], and an operator's output, is only
+// this cell's part; H and W below are those of the whole images. Other tensors [B, ..] have the
+// same contents on every cell.
 namespace ductile::nn::ops {
 
 // x [B,C,H,W], w [K,C,R,R], bias [K] or undefined -> [B,K,H',W'].
@@ -30,8 +31,8 @@ struct BatchNorm {
 };
 
 // act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the
-// statistics of the batch, or of the whole current group's (batch_group.h), and moves the running
-// ones; otherwise the running ones are used.
+// statistics of the batch, or of the whole current group (batch_group.h), and updates the running
+// ones. Evaluation uses the running ones.
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
                        const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training);
 
@@ -40,13 +41,14 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 // [B,C,H,W] -> [B,C].
 at::Tensor global_avg_pool(const at::Tensor& x);
 
-// Every stride-th pixel each way, from the first on.
+// Every stride-th pixel in both directions, from the first on.
 at::Tensor subsample(const at::Tensor& x, int64_t stride);
 
 // Every pixel as 2x2 pixels (nearest neighbour): [B,C,H,W] -> [B,C,2H,2W].
 at::Tensor upsample_twice(const at::Tensor& x);
 
-// x itself; under a spatial split the whole of it, on every cell, for layers that see all pixels.
+// Returns x; under a spatial split it returns the whole activation on every cell, for layers that
+// need all pixels.
 at::Tensor whole_image(const at::Tensor& x);
 
 // x [B,I], w [O,I], b [O] or undefined -> [B,O].

@@ -8,10 +8,10 @@
 
 #include "ductile/nn/batch_group.h"
 
-// Images cut over workers: rows x cols cells, each worked on by one worker that runs the whole
-// model on its part. While a split is current on a thread, the operators of ops.h take and give
-// that cell's part of every [B,C,H,W] activation, and fetch from the neighbours the edge that a
-// window reaches over ("halo"); everything else about a model stays as it is.
+// Images that are divided between workers: there are rows x cols cells, and one worker per cell
+// runs the whole model on its part. While a split is current on a thread, the operators of ops.h
+// take and return that cell's part of every [B,C,H,W] activation, and fetch from the neighbours the
+// pixels beyond its edge that a window reaches (the "halo"). Nothing else in a model changes.
 //
 // Whatever its size, an axis of n pixels is cut over p cells at floor(i * n / p). So two tensors of
 // the same height and width are always cut alike and can be added or concatenated, and each
@@ -34,11 +34,12 @@ struct Range {
 // Part `index` of `parts` of an axis of `size` pixels.
 Range part_of(int64_t size, int parts, int index);
 
-// The workers that hold the cells of the same images, as one of them sees it: the seam to whatever
-// carries their bytes. All cells run the same model, and so call the same functions in the same
-// order. As a batch group, its members normalise over the whole images.
+// The group of workers that hold the cells of the same images, as one of them sees it. It is the
+// seam to the transport of their bytes. All cells run the same model, and so call the same
+// functions in the same order. It is also a batch group, whose members normalise over the whole
+// images.
 //
-// One thread at a time. Throws what ends the step (peer_lost where a worker is gone).
+// One thread at a time. Throws the error that ends the step (peer_lost if a worker is gone).
 class SpatialSplit : public BatchGroup {
  public:
   // Cell row * cols + col of the grid.
@@ -50,7 +51,7 @@ class SpatialSplit : public BatchGroup {
   int num_cells() const { return rows_ * cols_; }
   int cell() const { return cell_; }
 
-  // The own part of an axis of the whole image.
+  // The part of an axis of the whole image that this cell holds.
   Range own_rows(int64_t height) const { return part_of(height, rows_, cell_ / cols_); }
   Range own_cols(int64_t width) const { return part_of(width, cols_, cell_ % cols_); }
 
@@ -62,9 +63,9 @@ class SpatialSplit : public BatchGroup {
     int cell;
     std::span<std::byte> bytes;
   };
-  // Sends and receives messages, at most one each way between two cells, whose lengths agree;
-  // returns when all have arrived and what was sent may be changed. Calls `meanwhile` once, while
-  // they travel.
+  // Sends and receives messages: at most one in each direction between two cells, with equal
+  // lengths on both sides. Calls `meanwhile` once while they travel. Returns when all messages have
+  // arrived and the sent buffers may be changed.
   virtual void exchange(std::span<const Outgoing> out, std::span<const Incoming> in,
                         const std::function<void()>& meanwhile) = 0;
 
@@ -76,13 +77,13 @@ class SpatialSplit : public BatchGroup {
   std::unique_ptr<Sizes> sizes_;
 };
 
-// The split that forward passes on this thread run in; nullptr: whole images. A backward pass runs
+// The split in which forward passes on this thread run; nullptr: whole images. A backward pass runs
 // in the split of its forward pass, which must live until then.
 SpatialSplit* current_spatial_split();
 
-// Makes `split` (nullptr, or one of a single cell: none) the current one of this thread for the
-// life of the scope, and the batch group with it, unless the thread is in one already (which then
-// has to hold all cells).
+// Makes `split` the current one of this thread for the life of the scope; nullptr, or a split of a
+// single cell, means none. It also becomes the batch group, unless the thread already has one,
+// which must then contain all cells.
 class SpatialScope {
  public:
   explicit SpatialScope(SpatialSplit* split);

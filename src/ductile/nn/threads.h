@@ -2,26 +2,26 @@
 
 #include "ductile/spec/job.h"
 
-// The bits of a model and the number of threads that compute it. Several of libtorch's and oneDNN's
-// operators cut a sum by the number of threads, so that gradients (Conv2d, LayerNorm, PReLU ...)
-// round otherwise with another number. The built-in models avoid them (`ops.h`), and
-// threads_test.cc holds each to the bit; of anybody's own model that is not known, unless it says
-// so.
+// How the bits of a model depend on the number of threads that compute it. Several operators of
+// libtorch and oneDNN divide a sum by the number of threads, so gradients (Conv2d, LayerNorm, PReLU
+// ...) round differently with another number. The built-in models avoid these operators (`ops.h`),
+// and threads_test.cc compares each model to the bit. For a user's own model this is not known,
+// unless the model declares it.
 namespace ductile::nn {
 
-// With how many threads a model may be computed from one step to the next.
+// The numbers of threads with which a model may be computed.
 enum class Threads {
   fixed,  // always as many, for the life of a job
   any,    // every number gives the same bits
 };
 
-// Whether the model that these options name computes the same bits with any number of threads: by
-// the table of models, or by what its library exports (custom_model.h). False for a name that is
-// not known. Throws as load_model does.
+// Whether the model that these options name computes the same bits with any number of threads,
+// according to the table of models or to what its library exports (custom_model.h). False for an
+// unknown name. Throws as load_model does.
 bool thread_invariant(const spec::ModelOptions& options);
 
-// What the calling thread computes while this lives it computes alone, in libtorch, oneDNN and our
-// kernels: for small operators that would round by the number of threads.
+// While this object lives, the calling thread computes without helper threads, in libtorch, oneDNN
+// and our kernels. It is for small operators whose rounding would depend on the number of threads.
 class OneThread {
  public:
   OneThread();

@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-// Whole-buffer arithmetic of the step loop on flat fp32 buffers. Spans of one call have equal
-// lengths (else invalid_argument) and do not overlap; work is spread over the OpenMP team; results
-// are the same bits for every thread count and instruction set.
+// Arithmetic of the step loop on whole flat fp32 buffers. The spans of one call have equal lengths
+// (otherwise it throws invalid_argument) and do not overlap. Work is spread over the OpenMP team.
+// Results have the same bits for every number of threads and every instruction set.
 namespace ductile::optim {
 
 // a += b: one node of the canonical gradient tree.
@@ -19,12 +19,14 @@ void from_bf16(std::span<float> out, std::span<const uint16_t> in);
 void to_f16(std::span<uint16_t> out, std::span<const float> in);
 void from_f16(std::span<float> out, std::span<const uint16_t> in);
 
-// The 2-norm, accumulated in double in a fixed order: blocks of 16,384 elements, then their sums
-// in order. Not finite exactly when an element is not finite, so it is the overflow test too.
+// The 2-norm, accumulated in double in a fixed order: blocks of 16,384 elements, then the sums of
+// these blocks in order. It is not finite exactly if some element is not finite, so it also serves
+// as the test for overflow.
 double gradient_norm(std::span<const float> gradient);
 
-// The same cut in two for a gradient that is spread over workers: the sum of squares of each block
-// of 16,384 elements (the last one shorter), and the norm from the sums of all blocks in order.
+// The same in two parts, for a gradient that is spread over workers: the sum of squares of each
+// block of 16,384 elements (the last one may be shorter), and the norm computed from the sums of
+// all blocks in order.
 std::vector<double> block_square_sums(std::span<const float> values);
 double norm_of_block_sums(std::span<const double> sums);
 

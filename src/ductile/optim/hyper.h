@@ -10,8 +10,8 @@
 
 namespace ductile::optim {
 
-// The hyperparameters that may change from one step to the next. They come with every step from a
-// RateControl (rate_control.h); what is not here is fixed for the life of a job.
+// The hyperparameters that may change from one step to the next. A RateControl (rate_control.h)
+// chooses them for every step; every other option is fixed for the life of a job.
 struct Hyper {
   double lr = 0;
   double momentum = 0;
@@ -23,12 +23,13 @@ struct Hyper {
 
   bool operator==(const Hyper&) const = default;
 
-  // As the job file gives them: `lr` is the peak, the batch size stays 1.
+  // The values in the job file; `lr` is the peak. Given only the optimiser's options, the batch
+  // size is 1.
   static Hyper of(const spec::OptimizerOptions& options);
   static Hyper of(const spec::JobOptions& job);
 };
 
-// A real-valued field of Hyper by its name, for those who tune it or print it.
+// A real-valued field of Hyper with its name, for code that tunes or prints it.
 struct HyperField {
   std::string_view name;
   double Hyper::*field;

@@ -26,9 +26,9 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
 
-  // Tells how the step's gradient was (overflow: its norm is not finite) and returns whether the
-  // update may be applied. Throws invalid_argument when an overflow remains at the smallest scale:
-  // then the gradient itself is not finite and no scale can help.
+  // Takes note of the step's gradient (`overflow`: its norm is not finite) and returns whether the
+  // update may be applied. Throws invalid_argument if the gradient overflows even at the smallest
+  // scale: then it is itself not finite, and no scale can help.
   bool update(bool overflow);
 
   const State& state() const { return state_; }

@@ -15,7 +15,8 @@
 namespace ductile::optim {
 
 // What one step reads and writes. Every span covers the whole flat buffer of the layout
-// (total_size() elements) or, where optional, is empty. Buffers on 64-byte boundaries are fastest.
+// (total_size() elements); an optional one may be empty instead. Buffers on 64-byte boundaries are
+// fastest.
 struct StepInput {
   std::span<float> weights;         // fp32 master weights, updated in place
   std::span<const float> gradient;  // summed gradient; gaps are never read
@@ -23,16 +24,17 @@ struct StepInput {
   double loss = 0;  // of the step's batch before the update; for rules that look at it
   // Multiplies the gradient first: 1 / (virtual ranks * loss scale) and the clipping factor.
   float gradient_scale = 1;
-  // Where not empty, the new weights are also written here, rounded to nearest even, as `half`
-  // (bf16 or f16), in the same pass over memory.
+  // If not empty, the new weights are also written here, rounded to nearest even, in the type
+  // `half` (bf16 or f16), in the same pass over memory.
   std::span<uint16_t> half_weights = {};
   DType half = DType::bf16;
-  // Where not empty: ema += (1 - ema_decay) * (new weights - ema), in the same pass.
+  // If not empty: ema += (1 - ema_decay) * (new weights - ema), in the same pass.
   std::span<float> ema = {};
   float ema_decay = 0;
 };
 
-// What the weights to evaluate are made from, beside the state of the rule; spans as in StepInput.
+// What the weights to evaluate are computed from, besides the state of the rule. The spans are as
+// in StepInput.
 struct EvaluationInput {
   std::span<const float> weights;
   std::span<const float> average = {};  // StepInput::ema
@@ -45,11 +47,11 @@ struct EvaluationInput {
 // a fixed order over a fixed grid of blocks. Work is spread over the calling thread's OpenMP team
 // (libtorch's own pool). One optimiser is used by one thread at a time.
 //
-// step() is prepare() and apply() over all blocks, then finish(). A worker that owns only a part
-// of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls the three itself
-// on the blocks it holds, and between the first two exchanges norm_sums() with its peers; the
-// result has the same bits as step(). Until apply() nothing but norm_sums() has changed, so a step
-// can be given up.
+// step() calls prepare() and apply() for all blocks, then finish(). A worker that owns only a part
+// of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls these three
+// itself, for the blocks that it holds, and exchanges norm_sums() with its peers between the first
+// two. The result has the same bits as that of step(). Before apply() only norm_sums() has changed,
+// so the step can still be given up.
 class Optimizer {
  public:
   struct StateBuffer {
@@ -71,13 +73,13 @@ class Optimizer {
   // One update of all parameters. Throws invalid_argument when a span has the wrong length.
   void step(const StepInput& in);
 
-  // First pass, where the rule needs one: sums of squares for layer-wise scaling.
+  // The first pass, for rules that need one: computes sums of squares for layer-wise scaling.
   virtual void prepare(const StepInput& in, BlockRange blocks) = 0;
-  // The sums prepare() leaves, a fixed set for each block in block order; norm_sums_of() is the
-  // part that belongs to a range. Empty for rules without layer-wise scaling.
+  // The sums that prepare() leaves: a fixed number per block, in block order. norm_sums_of() is the
+  // part that belongs to a range of blocks. Both are empty for rules without layer-wise scaling.
   std::span<double> norm_sums() { return norm_sums_; }
   virtual std::span<double> norm_sums_of(BlockRange blocks) = 0;
-  // Second pass: the update itself, from the sums of all blocks. `blocks` are held.
+  // The second pass: the update itself, which uses the sums of all blocks. `blocks` must be held.
   virtual void apply(const StepInput& in, BlockRange blocks) = 0;
   void finish() { ++num_steps_; }
 
@@ -85,26 +87,28 @@ class Optimizer {
   int64_t num_steps() const { return num_steps_; }  // steps done; bias corrections depend on it
   void set_num_steps(int64_t n);                    // when a checkpoint is restored; n >= 0
 
-  // From now on state is kept for these blocks alone, which prepare() and apply() may then be
-  // called on. Where state was held before it stays; elsewhere it is zero. All, in the beginning.
+  // From now on the optimiser keeps state for these blocks only, and prepare() and apply() may be
+  // called for these only. State that was held before stays; new state is zero. In the beginning
+  // all blocks are held.
   virtual void hold(std::vector<BlockRange> ranges) = 0;
   // Ascending, not touching each other.
   virtual const std::vector<BlockRange>& held() const = 0;
   bool holds_all() const;
-  // The state of the floats of `blocks`, which lie in one of held(). Valid until hold().
+  // The state that belongs to `blocks`, which lie in one range of held(). The spans are valid until
+  // hold().
   virtual std::vector<StateBuffer> state(BlockRange blocks) = 0;
-  // Of all total_size() floats; where all are held.
+  // The state of all total_size() floats; all blocks must be held.
   std::vector<StateBuffer> state() { return state({0, num_blocks()}); }
   virtual std::vector<std::string> state_names() const = 0;
   virtual size_t state_bytes() const = 0;  // of memory that the state takes
 
-  // Whether other weights than the trained ones are to be evaluated and deployed: an average of
-  // them, or where they would be without a displacement of the rule. Here: the moving average,
-  // where one is kept.
+  // Whether weights other than the trained ones are to be evaluated and deployed: an average of
+  // them, or the weights without a displacement that the rule adds. By default these are the moving
+  // average, if one is kept.
   virtual bool evaluates_other_weights(const EvaluationInput& in) const {
     return !in.average.empty();
   }
-  // Writes those weights of `blocks`, which are held, into `out`, a buffer of the layout.
+  // Writes these weights into `out`, a buffer of the layout, for `blocks`, which must be held.
   virtual void evaluation_weights(const EvaluationInput& in, BlockRange blocks,
                                   std::span<float> out) const;
 
@@ -118,7 +122,7 @@ class Optimizer {
   int64_t num_steps_ = 0;
 };
 
-// A row of the table of rules, which spec/optimizers.h holds.
+// A row of the table of rules; the rows are in spec/optimizers.h.
 struct OptimizerEntry {
   std::string_view name;
   std::unique_ptr<Optimizer> (*make)(const spec::OptimizerOptions&, const ParamLayout&);
@@ -126,8 +130,9 @@ struct OptimizerEntry {
 };
 Table<OptimizerEntry> optimizers();
 
-// The rule named by options.name, with zeroed state. What Hyper holds is not read from the options:
-// it comes with each step. Throws invalid_argument for an unknown name or impossible options.
+// The rule named by options.name, with zeroed state. The members of Hyper are not read from the
+// options, since they come with each step. Throws invalid_argument for an unknown name or
+// impossible options.
 std::unique_ptr<Optimizer> make_optimizer(const spec::OptimizerOptions& options,
                                           const ParamLayout& layout);
 

@@ -32,7 +32,7 @@ class ParamLayout {
   explicit ParamLayout(const spec::OptimizerOptions& options) : ParamLayout(options.no_decay) {}
 
   // Appends a parameter of `size` floats and returns its segment's offset. Throws invalid_argument
-  // for a negative size, conflict for a name that is there already.
+  // for a negative size and conflict for a name that the layout already has.
   int64_t add(std::string_view name, int64_t size, int ndim, bool is_norm);
 
   const std::vector<Segment>& segments() const { return segments_; }

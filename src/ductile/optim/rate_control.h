@@ -15,41 +15,42 @@
 
 namespace ductile::optim {
 
-// What a rate control sees of a job between two steps: the same on every worker, to the bit.
-// Everything is counted up to the state before the step that it is asked for.
+// What a rate control sees of a job between two steps; it is the same on every worker, to the bit.
+// All values are those of the state before the step for which the control is asked.
 struct Observed {
-  // Progress through the planned run, in steps of the present batch size: of a run whose batch size
-  // never changed, the number of updates done and planned.
+  // Progress through the planned run, in steps of the present batch size. If the batch size never
+  // changed, these are the numbers of updates done and planned.
   int64_t position = 0;
   int64_t total = 1;
   int64_t steps_per_epoch = 1;
 
   int64_t updates = 0;  // done
   Hyper last;           // that the last step was done with; before the first one, the job file's
-  // Of the last update: the mean loss of its batch, and every figure that the ranks summed, by
-  // name. Empty before the first update.
+  // The mean loss of the batch of the last update, and every figure that the ranks summed in it, by
+  // name. Both are empty before the first update.
   std::optional<double> loss;
   std::map<std::string, double> figures;
-  // The last evaluation, and the number of updates it was made after.
+  // The results of the last evaluation, and the number of updates done before it.
   std::optional<double> eval_loss, eval_accuracy;
   int64_t evaluated_at = -1;
 };
 
-// Chooses the hyperparameters of the next step. It is asked exactly once for each step that was
-// committed, with what all workers know, so its answer is part of that step: it is saved in the
-// checkpoint, sent to joiners, and equal on all workers.
+// Chooses the hyperparameters of the next step. It is asked exactly once per committed step, and
+// sees only what all workers know. Its answer is therefore part of that step: it is saved in the
+// checkpoint, sent to workers that join, and equal on all workers.
 //
-// What a control remembers from step to step lies in `memory`, a JSON object that belongs to the
-// job's state and is saved, sent, forked and restored with it; the object itself is constant.
+// A control keeps what it remembers from step to step in `memory`, a JSON object that belongs to
+// the job's state and is saved, sent, forked and restored with it. The RateControl object itself is
+// constant.
 class RateControl {
  public:
   virtual ~RateControl() = default;
 
-  // Throws invalid_argument where the job's options do not fit.
+  // Throws invalid_argument if the job's options do not fit.
   virtual Hyper next(const Observed& observed, nlohmann::json& memory) const = 0;
 };
 
-// A row of the table of controls, which spec/methods.h holds.
+// A row of the table of controls; the rows are in spec/methods.h.
 struct RateControlEntry {
   std::string_view name;
   std::unique_ptr<RateControl> (*make)(const spec::JobOptions&);

@@ -6,9 +6,9 @@
 
 namespace ductile::optim {
 
-// The learning rate of step `step` (from 0) of a run of `total_steps`; a pure function, so resuming
-// needs no state and a longer run is only another total. Never negative; at and after total_steps
-// it stays at the final value.
+// The learning rate of step `step` (counted from 0) of a run of `total_steps`. It is a pure
+// function, so resuming needs no state, and a longer run only has another total. It is never
+// negative; at and after total_steps it stays at the final value.
 //
 // With W = warm-up steps (warmup_epochs rounded to steps, at most the run), N = total_steps and
 // p = (step - W) / (N - W):

@@ -15,25 +15,26 @@ namespace ductile::parallel {
 
 // Distributed batch norm as one worker sees it: the virtual ranks of a job normalise in groups of
 // equal size (train.bn_group), ranks k * size .. (k + 1) * size - 1 in group k. The members of a
-// group that are hosted here run in lock-step; with those of other workers they sum through the
-// exchange. Sums are taken in the order of the canonical tree over the group's members
+// group that this worker hosts run in lock-step; they sum with the members in other workers through
+// the exchange. Sums are taken in the order of the canonical tree over the group's members
 // (canonical.h), so they have the same bits for every cut.
 //
-// One thread at a time calls run(). Its errors, peer_lost among them, leave no thread behind in a
-// body; the next run() may follow where the exchange still works.
+// One thread at a time calls run(). After an error, such as peer_lost, no thread is left inside a
+// body; if the exchange still works, run() may be called again.
 class BatchGroups {
  public:
-  // `group_size` divides the number of virtual ranks. The exchange, which carries the sums of
-  // groups that are cut, outlives this object; nullptr where no group is.
+  // `group_size` divides the number of virtual ranks. The exchange carries the sums of groups that
+  // are cut between workers, and outlives this object; it is nullptr if no group is cut.
   BatchGroups(int64_t group_size, const ExchangeLayout& layout, int rank, Exchange* exchange);
 
-  // The virtual ranks hosted here, by group, in the order in which they are to run. Groups that
-  // other workers share come first, and first those of even number: neighbours then work on the
-  // same one at the same time.
+  // The virtual ranks hosted here, by group, in the order in which they are to run. Groups that are
+  // shared with other workers come first, and of these the ones with even numbers, so that
+  // neighbours work on the same group at the same time.
   std::vector<comm::LeafRange> parts() const;
 
-  // Runs body(v) for each virtual rank of parts()[part], one after the other up to each
-  // batch norm; on any thread, with the group as that thread's current one (groups of one: none).
+  // Runs body(v) for each virtual rank of parts()[part], one after the other up to each batch norm.
+  // The body may run on any thread; the group is that thread's current one, unless it has only one
+  // member.
   void run(size_t part, const std::function<void(int64_t)>& body);
 
  private:

@@ -11,8 +11,9 @@ namespace ductile::parallel {
 
 // The canonical sum of the V virtual ranks' vectors: leaves 0 .. V-1 of one fixed balanced binary
 // tree, evaluated in that tree's order. The tree over n leaves has the largest power of two below n
-// on its left, so every aligned run of 2^k leaves is one subtree: whoever hosts such a run can sum
-// it alone, and the result has the same bits for every spread of virtual ranks over workers.
+// on its left, so every aligned run of 2^k leaves is one subtree. A worker that hosts such a run
+// can sum it alone, and the result has the same bits for every spread of virtual ranks over
+// workers.
 //
 // Streaming: leaves are pushed in order, and at most log2(V) + 1 partial sums are held.
 //
@@ -23,18 +24,20 @@ class GradientTree {
  public:
   explicit GradientTree(int64_t size);
 
-  // The next sum is made in `out`, which is of the vectors' size, and finish() returns it. What was
-  // under way is forgotten.
+  // The next sum is made in `out`, which has the size of the vectors, and finish() returns it. A
+  // sum that was under way is discarded.
   void sum_into(std::span<float> out);
   // Where the next leaf goes; its contents are unspecified.
   std::span<float> leaf();
   // The span that leaf() gave is filled.
   void push();
-  // In place of push() for the last leaf of a sum: elements begin .. end - 1 of the span that
-  // leaf() gave are filled, and there finish_part() returns with the sum. Each element once; when
-  // all are done, finish() ends the sum.
+  // Replaces push() for the last leaf of a sum, so that the sum can be finished part by part:
+  // elements begin .. end - 1 of the span that leaf() gave are filled, and finish_part() returns
+  // the sum of these elements. Each element is finished once; after all of them, finish() ends the
+  // sum.
   std::span<float> finish_part(int64_t begin, int64_t end);
-  // The sum of the leaves pushed since the last finish(), at least one; or of all parts.
+  // The sum of the leaves pushed since the last finish(), of which there is at least one; after
+  // finish_part(), the sum of all parts.
   std::span<float> finish();
 
  private:

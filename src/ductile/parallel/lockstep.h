@@ -11,9 +11,10 @@
 
 namespace ductile::parallel {
 
-// Runs several bodies that have to meet, on one core: each on a thread of its own, so that it may
-// stop anywhere, but only one at a time, so that they may share what is not made for threads. A
-// baton goes from one to the other at the meetings. Threads are kept from run to run.
+// Runs several bodies that have to meet, on one core. Each has a thread of its own, so that it may
+// stop anywhere, but only one thread runs at a time, so that the bodies may share objects that are
+// not safe for threads. A baton passes from one to the next at the meetings. The threads are kept
+// from run to run.
 //
 // One thread at a time calls run(); meet() is for its bodies.
 class Lockstep {
@@ -24,14 +25,14 @@ class Lockstep {
   ~Lockstep();
 
   // Calls body(i) for all i below n, each on its thread (with n = 1 on the caller's own), and
-  // returns when all have returned. The first error ends all: whoever is in a meeting, or comes to
-  // one, gets an error to unwind by, bodies that have not begun are left out, and run() throws the
-  // first error.
+  // returns when all have returned. The first error ends all of them: a body that is in a meeting,
+  // or comes to one, gets an error that unwinds it; bodies that have not begun are not run; and
+  // run() throws the first error.
   void run(int n, const std::function<void(int)>& body);
 
-  // Body i waits until every body of the run has come to a meeting. The last one calls its
-  // `together`, alone, before any goes on. Throws invalid_argument where a body has returned
-  // already: all have to meet equally often.
+  // Body i waits until every body of the run has come to a meeting. The last one to come calls its
+  // `together`, alone, before any goes on. Throws invalid_argument if some body has already
+  // returned, since all have to meet equally often.
   void meet(int i, const std::function<void()>& together);
 
  private:

@@ -11,16 +11,17 @@
 namespace ductile::parallel {
 
 // One worker's side of an update that is spread over workers: it sums, updates and keeps the blocks
-// that its generation gives it. The same bits as Optimizer::step() on one worker, for any number of
-// workers.
+// that its generation gives it. For any number of workers the result has the same bits as
+// Optimizer::step() on one worker.
 //
-// A step: reduce(), gradient_norm() where needed, prepare(); then, once nothing can stop it any
-// more, apply(), which says nothing to anybody; then gather() before weights are read. The
-// state between two steps is what the workers hold together: `weights`, `average` and the
-// optimiser's state of held(). Outside of it weights are leftovers until they are gathered.
+// A step is reduce(), gradient_norm() if it is needed, and prepare(); then, once nothing can stop
+// the step any more, apply(), which does not communicate; then gather(), before weights are read.
+// Between two steps each worker holds `weights`, `average` and the optimiser's state for the blocks
+// of held(), and the workers together hold the whole state. The weights of other blocks are stale
+// until they are gathered.
 //
-// All workers of the exchange call the same functions in the same order, but for those without an
-// exchange. Errors of the exchange come through; the held state is then what it was. One thread.
+// All workers of the exchange call the functions that take an exchange, in the same order. These
+// throw the errors of the exchange; the held state is then unchanged. One thread.
 class ShardedUpdate {
  public:
   // Flat buffers of the optimiser's layout; `average` may be empty. All outlive this object. Each
@@ -28,35 +29,36 @@ class ShardedUpdate {
   ShardedUpdate(optim::Optimizer& optimizer, std::span<float> weights, std::span<float> average,
                 int copies);
 
-  // The blocks whose state of the present step is here; in the beginning, all of the first state.
+  // The blocks for which this worker holds the state of the present step. In the beginning these
+  // are all blocks, in their first state.
   const std::vector<BlockRange>& held() const { return optimizer_.held(); }
   int64_t num_blocks() const { return optimizer_.num_blocks(); }
 
   // ---- A generation.
-  // From now on this is the spread; what is held stays, until apply().
+  // From now on blocks are spread in this way. The blocks held stay the same until apply().
   void enter(const ExchangeLayout& exchange, int rank);
   const ShardLayout& layout() const { return layout_; }
-  // Holds these from now on: more (zeroes where there was nothing), or less.
+  // Holds these blocks from now on. State of blocks that were not held before is zero.
   void hold(std::vector<BlockRange> ranges) { optimizer_.hold(std::move(ranges)); }
-  // Moves what is missing: worker r has `have[r]` and in the end `want[r]` too. Throws data_loss,
-  // on all, where nobody has a block that is wanted.
+  // Moves missing blocks: worker r has the blocks have[r], and afterwards also the blocks want[r].
+  // Throws data_loss, on all workers, if nobody has a block that is wanted.
   void transfer(Exchange& exchange, std::span<const std::vector<BlockRange>> have,
                 std::span<const std::vector<BlockRange>> want);
 
   // ---- A step.
-  // The sum; valid for the gradient of the blocks of the layout, and for what follows the gradient.
-  // Elements below `begin` are not needed.
+  // The sum. It is valid for the gradient of the layout's blocks, and for the elements after the
+  // gradient. Elements below `begin` are not needed.
   std::span<const float> reduce(Exchange& exchange, int64_t begin = 0);
   double gradient_norm(Exchange& exchange, std::span<const float> sum);
   // `in` as for Optimizer::step().
   void prepare(Exchange& exchange, const optim::StepInput& in);
-  // From now on the layout's blocks are held, of the next step.
+  // Afterwards this worker holds the layout's blocks, in the state of the next step.
   void apply(const optim::StepInput& in);
-  // The same, of a step that leaves the state as it was.
+  // The same for a step that leaves the state unchanged.
   void skip() { hold(layout_.held[static_cast<size_t>(rank_)]); }
 
-  // Makes the values of all blocks (of a flat buffer of the layout, such as the weights), which
-  // each worker has right for the blocks it holds, known to all.
+  // Completes a flat buffer of the layout, such as the weights, on all workers: each worker sends
+  // the values of the blocks that it holds.
   void gather(Exchange& exchange, std::span<float> values);
 
  private:

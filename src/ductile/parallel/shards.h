@@ -7,8 +7,8 @@
 #include "ductile/optim/optimizer.h"
 
 // Weight-update sharding (Xu et al. 2020, arXiv 2004.13336; Rajbhandari et al. 2020, arXiv
-// 1910.02054): each worker keeps and updates the optimiser's state of some blocks of the flat
-// buffers only. docs/design/008-sharded-updates.md has the reasons.
+// 1910.02054): each worker keeps and updates the optimiser's state for only some blocks of the flat
+// buffers. docs/design/008-sharded-updates.md has the reasons.
 namespace ductile::parallel {
 
 using optim::Optimizer;
@@ -22,9 +22,9 @@ struct ShardLayout {
   int num_workers() const { return static_cast<int>(own.size()); }
 };
 
-// An even spread of `num_blocks` over the workers that host virtual ranks (`cut` as in
-// ExchangeLayout; the others hold nothing). Each block is kept by `copies` of them, or by all where
-// there are fewer: the owner, and the hosts after it, around the end.
+// Spreads `num_blocks` evenly over the workers that host virtual ranks (`cut` is as in
+// ExchangeLayout); other workers hold nothing. Each block is kept by `copies` of these workers, or
+// by all of them if there are fewer: its owner, and the workers after it, cyclically.
 ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int copies);
 
 // Blocks that one worker gives to another.
@@ -34,9 +34,9 @@ struct ShardTransfer {
   BlockRange blocks;
 };
 
-// What has to move so that every worker that has have[r] also has want[r], in an order that all
-// carry out alike; the load is spread over those who have a block. Throws data_loss where nobody
-// has one that is wanted.
+// The transfers after which every worker r, which has have[r], also has want[r]. All workers carry
+// them out in this order. The load is spread over the workers that have a block. Throws data_loss
+// if nobody has a block that is wanted.
 std::vector<ShardTransfer> plan_transfers(std::span<const std::vector<BlockRange>> have,
                                           std::span<const std::vector<BlockRange>> want);
 

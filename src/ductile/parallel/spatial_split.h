@@ -35,9 +35,9 @@ class CommunicatorSplit : public nn::SpatialSplit {
   size_t bytes_sent_ = 0;
 };
 
-// Replaces each gradient by its sum over the ranks, the same bits on all of them: what a backward
-// pass under a split leaves are shares. All of one type, float or double; the same ones, in the
-// same order, on every rank.
+// Replaces each gradient by its sum over the ranks, with the same bits on all of them, because a
+// backward pass under a split leaves only shares of the gradients. All gradients have one type,
+// float or double; every rank passes the same ones in the same order.
 void sum_gradients(comm::Communicator& communicator, std::span<const at::Tensor> gradients);
 
 }  // namespace ductile::parallel

@@ -10,13 +10,15 @@
 namespace ductile::sched {
 
 struct AllocatorOptions {
-  // A round ends as soon as its proven relative distance from the optimum is at most this.
+  // A round ends as soon as its relative distance from the optimum is proven to be at most this.
   double target_gap = 1e-3;
   // Evaluations of the dual in one search for prices.
   int max_evaluations = 400;
-  // Partial solutions kept by the exact repair; 0 turns it off. Cost: jobs in question x this.
+  // The number of partial solutions that the exact repair keeps; 0 turns it off. Its cost is this
+  // times the number of jobs in question.
   int exact_labels = 256;
-  // Jobs the exact repair reconsiders; with more in question the result is not proven optimal.
+  // The most jobs that the exact repair reconsiders; if more are in question, the result is not
+  // proven optimal.
   int exact_jobs = 128;
 };
 
@@ -28,17 +30,18 @@ struct AllocatorResult {
   double gap() const { return bound > 0 ? (bound - objective) / bound : 0; }
 };
 
-// Which configuration each job gets: maximise the sum of values, at most one choice a job, within
-// the number of accelerators of every type (Sia's integer programme, SOSP'23 section 3.4, for any
-// values). Solved without a solver:
-//   - Lagrangian relaxation, one price a type; only the concave hulls of the jobs' choices matter.
+// Decides which configuration each job gets: it maximises the sum of values, with at most one
+// choice per job, within the number of accelerators of every type (Sia's integer programme, SOSP'23
+// section 3.4, for any values). Solved without a solver:
+//   - Lagrangian relaxation, one price per type; only the concave hulls of the jobs' choices
+//   matter.
 //     One type: bisection; several: the ellipsoid method with deep cuts. Any prices give a bound.
 //   - repair to whole choices within capacity by least regret, then by best use of what is left;
 //   - choices whose regret exceeds the gap cannot be part of an optimum; over the few that are left
 //     a label-setting dynamic programme finds the best, or proves it, within a fixed effort.
-// State is kept between rounds: prices, choices and the bound of unchanged jobs; a round in which
-// few jobs changed costs little (result().evaluations is then 0).
-// One thread. Memory: about 40 bytes a choice. The same calls give the same result everywhere.
+// Prices, choices and the bound of unchanged jobs are kept between rounds, so a round in which few
+// jobs changed costs little (result().evaluations is then 0). One thread. It takes about 40 bytes
+// of memory per choice. The same calls give the same result on every machine.
 class Allocator {
  public:
   static constexpr int kMaxTypes = 8;
@@ -46,16 +49,17 @@ class Allocator {
   explicit Allocator(std::vector<int64_t> capacity, AllocatorOptions options = {});
 
   void set_capacity(std::vector<int64_t> capacity);
-  // Replaces a job's choices; none removes it. Jobs are dense small indices of the caller.
+  // Replaces a job's choices; a job without choices is removed. Jobs are small dense indices, which
+  // the caller assigns.
   void set_job(int job, std::span<const Option> choices);
 
-  // Solves, keeping prices and choices of the last round where the target gap allows it.
+  // Solves, and keeps prices and choices of the last round if the target gap allows it.
   const AllocatorResult& solve();
-  // Solves with nothing kept but the jobs.
+  // Solves from the start, with only the jobs kept.
   const AllocatorResult& solve_afresh();
 
   const AllocatorResult& result() const { return result_; }
-  // Index of the choice made for the job in the span that was set; -1: nothing.
+  // The choice made for the job, as an index into the span that was set; -1: none.
   int chosen(int job) const {
     return job < num_jobs() ? jobs_[static_cast<size_t>(job)].chosen : -1;
   }
@@ -65,7 +69,8 @@ class Allocator {
   std::span<const int64_t> capacity() const { return capacity_; }
   int num_jobs() const { return static_cast<int>(jobs_.size()); }
   std::span<const Option> choices(int job) const;
-  // The best value less price the job could have at these prices, 0 if it is best left waiting.
+  // The best difference of value and price that the job can have at these prices; 0 if it should
+  // wait.
   double surplus(int job) const { return jobs_[static_cast<size_t>(job)].surplus; }
 
  private:

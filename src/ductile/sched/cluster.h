@@ -12,7 +12,7 @@
 
 namespace ductile::sched {
 
-// What a team of jobs (JobView::team) is entitled to.
+// The entitlement of a team of jobs (JobView::team).
 struct Team {
   int32_t id = 0;
   double share = 0;   // of all devices; above it its jobs count for less while others wait; 0: none
@@ -20,9 +20,9 @@ struct Team {
 };
 
 // The devices of a fleet: regions > clusters > nodes > devices, as arrays indexed by small ids, so
-// a million devices stay a few megabytes. Nodes of one cluster, and in it of one type, have ids
-// that follow each other. A node has devices of one type; devices of a node have no ids of their
-// own. A plain value: no invariant beyond check(); copies are independent.
+// a million devices stay a few megabytes. Nodes of one cluster, and within it nodes of one type,
+// have consecutive ids. A node has devices of one type; its devices have no ids. This is a plain
+// value, with no invariant beyond check(); copies are independent.
 struct Cluster {
   std::vector<std::string> types;       // device types; the index is the type's id
   std::vector<std::string> regions;     // at least one
@@ -38,21 +38,21 @@ struct Cluster {
 
   int32_t nodes() const { return static_cast<int32_t>(node_type.size()); }
   int32_t type_count() const { return static_cast<int32_t>(types.size()); }
-  // Devices usable now on the node: 0 where it is down.
+  // The devices that are usable now on the node; 0 if it is down.
   int32_t usable(int32_t node) const { return node_up[node] ? node_devices[node] : 0; }
   int64_t usable_devices() const;
   int64_t usable_devices(int32_t type) const;
   // The largest node of the type; 0 for none.
   int32_t devices_per_node(int32_t type) const;
   int32_t nodes_of_type(int32_t type) const;
-  // Throws not_found, naming the known ones.
+  // Throws not_found, which names the known types.
   int32_t type_id(std::string_view name) const;
 
-  // Adds `count` nodes at the end; makes region, cluster and type where they are new.
+  // Adds `count` nodes at the end, and the region, cluster and type if they are new.
   void add_nodes(std::string_view type, int32_t count, int32_t devices,
                  std::string_view cluster = "main", std::string_view region = "home",
                  bool spot = false);
-  // Throws internal where the arrays disagree.
+  // Throws internal if the arrays are inconsistent.
   void check() const;
 };
 
@@ -84,8 +84,8 @@ struct NodeShare {
   int32_t devices = 0;
   bool operator==(const NodeShare&) const = default;
 };
-// What one job holds: each node once, devices >= 1, in the order of the job's ranks (nodes whose
-// ranks follow each other exchange most). Empty: nothing.
+// The devices that one job holds: each node at most once, with at least 1 device, in the order of
+// the job's ranks (nodes with neighbouring ranks exchange most). Empty: it holds nothing.
 using Allocation = std::vector<NodeShare>;
 
 int32_t device_count(std::span<const NodeShare> allocation);

@@ -7,23 +7,25 @@
 namespace ductile::sched {
 
 struct DuctileOptions {
-  // Use the work jobs declare (JobView::remaining). Off: nothing about the future is known.
+  // Whether to use the work that jobs declare (JobView::remaining). If off, nothing about the
+  // future is known.
   bool budgets = true;
-  // Jobs of one application share what was learned of its speed and of its usual length.
+  // Whether jobs of one application share what was learned of its speed and of its usual length.
   bool share_by_application = true;
-  // Longest time, in seconds, over which a change of allocation is expected to pay off.
+  // The longest time, in seconds, over which a change of allocation is expected to pay off.
   double horizon = 600;
-  // A job gets at most so many times the largest number of devices on which its application (its
-  // own runs, where nothing is shared) has been measured; Pollux and Sia: 2.
+  // A job gets at most this many times the largest number of devices on which its application (or,
+  // if nothing is shared, the job itself) has been measured; for Pollux and Sia it is 2.
   double growth = 8;
   // Finish-time fairness from which a job is favoured: its predicted completion time over what it
   // would have had on its own fair share of the cluster. In a cluster that is too small for all its
   // jobs, 1.5 times that of the median job.
   double fairness = 1.2;
-  // Seconds of one job's waiting that a second of one device is worth: devices that shorten the
-  // wait of jobs by less stay idle. 0: devices are free; 0.01 uses no more of them than Sia does.
+  // The seconds of one job's waiting that one device second is worth: devices that shorten the wait
+  // of jobs by less stay idle. 0: devices cost nothing; with 0.01 the policy uses no more of them
+  // than Sia does.
   double device_cost = 0.005;
-  // Distance from the optimum of the round's own objective that is worked for.
+  // The target for the distance from the optimum of the round's own objective.
   double target_gap = 1e-3;
 };
 

@@ -12,8 +12,8 @@
 
 namespace ductile::sched {
 
-// A job of a fleet, as its region's scheduler sees it. Plain numbers: a hundred thousand of them
-// are a few megabytes.
+// A job of a fleet, as its region's scheduler sees it. It consists of plain numbers, so a hundred
+// thousand jobs take a few megabytes.
 struct FleetJob {
   Tier tier = Tier::basic;
   int32_t team = 0;
@@ -36,7 +36,7 @@ struct FleetOptions {
   double target_gap = 0.001;
 };
 
-// What a closed window of one job came to.
+// The result of a closed window of one job.
 struct ClosedWindow {
   int32_t job = 0;
   Tier tier = Tier::basic;
@@ -57,32 +57,34 @@ class FleetScheduler {
                  const FleetOptions& options = {});
   ~FleetScheduler();
 
-  // Adds a job at `now`, or replaces what is known of it. Jobs are dense small indices.
+  // Adds a job at `now`, or replaces what is known of it. Jobs are small dense indices.
   void set_job(int32_t job, const FleetJob& what, double now);
   void remove_job(int32_t job);
-  // Devices of a pool usable now.
+  // Sets the number of devices of a pool that are usable now.
   void set_capacity(int32_t pool, int64_t devices);
-  // So many of them are announced to leave at `at` (maintenance, reclaim of spot nodes): from
-  // FleetOptions::lead before that nothing is decided that counts on them, so that by then nobody
-  // holds them. When they have left, set_capacity() says so.
+  // Announces that this many of them will leave at `at` (maintenance, reclaim of spot nodes). From
+  // FleetOptions::lead before that time no decision uses them, so nobody holds them when they
+  // leave. Call set_capacity() when they have left.
   void announce(int32_t pool, int64_t devices, double at);
-  // Of all teams the share of the fleet; by default equal. Beyond it a team's jobs count for less.
+  // Sets the share of the fleet of each team; by default they are equal. Above its share a team's
+  // jobs count for less.
   void set_team_share(int32_t team, double share);
 
-  // A new decision. Full: everything is weighed anew; else what changed and what its account makes
-  // urgent. `moved`: jobs whose region changed.
+  // Makes a new decision. A full one considers all jobs again; another one only jobs that changed,
+  // and those that their account makes urgent. `moved`: jobs whose region changed.
   struct Summary {
     double objective = 0, bound = 0;
     int32_t changed = 0, migrated = 0, reweighed = 0;
   };
   Summary decide(double now, bool full);
 
-  // Holds between two decisions: `seconds` pass in which the job makes use of what it has.
-  // Accounts for it; adds the windows that end to `closed`.
+  // To be called between two decisions: `seconds` pass in which the job uses the devices that it
+  // holds. Updates its account, and adds the windows that end to `closed`.
   void account(double now, double seconds, std::vector<ClosedWindow>& closed);
-  // The job's devices were lost or its restart goes on: the next `seconds` do not count for it.
+  // The job's devices were lost, or its restart is under way: the next `seconds` do not count for
+  // it.
   void pause(int32_t job, double seconds);
-  // The job lost what it had, through a failure.
+  // The job lost its devices through a failure.
   void lose(int32_t job);
 
   int32_t pool(int32_t job) const;     // of what it holds; -1: it waits

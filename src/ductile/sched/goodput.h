@@ -3,11 +3,12 @@
 #include <array>
 #include <cstdint>
 
-// Goodput as Pollux defines it (Qiao et al., OSDI'21, sections 2.2 and 3.1): training progress a
+// Goodput as Pollux defines it (Qiao et al., OSDI'21, sections 2.2 and 3.1): training progress per
 // second = throughput x statistical efficiency. Pure functions of plain values; thread-safe.
 namespace ductile::sched {
 
-// Seconds of one optimiser step on K devices of N nodes, m samples a device, s extra micro-batches:
+// Seconds of one optimiser step on K devices of N nodes, m samples per device, s extra
+// micro-batches:
 //   grad = alpha_c + beta_c m
 //   sync = 0 (K = 1);  alpha_r + beta_r (K-2) (N = 1);  alpha_n + beta_n (K-2) (N > 1)
 //   step = s grad + (grad^gamma + sync^gamma)^(1/gamma),  1 <= gamma <= 10
@@ -36,7 +37,7 @@ double sync_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas);
 double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int32_t local_batch,
                     int32_t accumulation);
 
-// Progress of one step of batch M in steps of batch M0: (var + sqr) / (var M0/M + sqr), 1 where
+// Progress of one step of batch M in steps of batch M0: (var + sqr) / (var M0/M + sqr), 1 if
 // nothing is known. Also AdaScale's learning-rate factor (Johnson et al., ICML'20).
 double gain(const GradientNoise& noise, double scale);
 // gain / scale, in (0, 1].
@@ -45,9 +46,9 @@ double efficiency(const GradientNoise& noise, double scale);
 double adascale_factor(const GradientNoise& noise, double scale);
 double square_root_factor(double scale);
 
-// How a job splits its batch on an allocation, and what comes of it. goodput 0: nothing fits.
+// How a job splits its batch on an allocation, and the resulting goodput; goodput 0: nothing fits.
 struct BatchChoice {
-  double goodput = 0;        // samples of batch M0 worth of progress a second
+  double goodput = 0;        // progress per second, in samples of batch M0
   int32_t local_batch = 0;   // a device, a micro-batch
   int32_t accumulation = 0;  // micro-batches beyond the first
 };
@@ -61,7 +62,7 @@ BatchChoice best_batch(const PerfParams& perf, const GradientNoise& noise,
 // device as above; the whole batch does not exceed max_batch.
 BatchChoice split_batch(const BatchLimits& limits, int32_t replicas, int32_t batch);
 
-// Goodput of a batch that is given.
+// The goodput of a given batch.
 double goodput(const PerfParams& perf, const GradientNoise& noise, const BatchLimits& limits,
                int32_t nodes, int32_t replicas, int32_t local_batch, int32_t accumulation);
 

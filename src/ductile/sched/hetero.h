@@ -6,17 +6,18 @@
 // Jayaram Subramanya et al., SOSP'23, section 3.2).
 namespace ductile::sched {
 
-// Goodput (samples of batch M0 worth of progress a second) on `devices` devices of `nodes` nodes of
+// Goodput (progress per second, in samples of batch M0) on `devices` devices of `nodes` nodes of
 // `type`, the batch chosen as the job's scaling allows:
-//  - where the type is fitted: from its model;
+//  - if the type is fitted: from its model;
 //  - else from a fitted type B: rate(type, K) = unit_rate(type) / unit_rate(B) * rate(B, K);
 //  - else unit_rate(type) times the number of units: perfect scaling until something is known.
-// `per_node` is the number of devices of a node of each type, to count nodes on B. 0 where nothing
-// fits. devices is a multiple of the type's unit.
+// `per_node` is the number of devices per node of each type, to count nodes on B. The result is 0
+// if nothing fits. devices is a multiple of the type's unit.
 double estimated_goodput(const JobView& job, int32_t type, int32_t nodes, int32_t devices,
                          std::span<const int32_t> per_node);
 
-// The fitted type that estimates for `type` come from: itself, the first other, or -1.
+// The fitted type from which estimates for `type` are taken: `type` itself, or else the first other
+// one, or -1.
 int32_t reference_type(const JobView& job, int32_t type);
 
 }  // namespace ductile::sched

@@ -6,7 +6,7 @@
 
 namespace ductile::sched {
 
-// One way to run a job: `gpus` accelerators of one type, worth `value` (any unit, > 0) a round.
+// One way to run a job: `gpus` accelerators of one type, worth `value` (any unit, > 0) per round.
 struct Option {
   int32_t type = 0;
   int32_t gpus = 0;

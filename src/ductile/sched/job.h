@@ -30,25 +30,26 @@ struct TypeModel {
   bool allowed = true;  // may run there at all
   bool fitted = false;  // perf comes from runs on several devices of this type (or on one)
   PerfParams perf;      // where fitted
-  // Better than perf where the workers measure (Policy::measures()); may be null.
+  // More exact than perf if the workers measure (Policy::measures()); may be null.
   std::shared_ptr<const StepModel> steps;
   int32_t max_profiled = 0;  // devices of the largest run seen there
   int32_t max_useful = 0;    // more devices than this are never given; 0: none known
   int32_t unit = 1;          // devices of one replica (a pipeline's stages); sizes are multiples
-  int32_t unit_batch = 0;    // samples of one replica a step, where that is fixed (pipelines)
+  int32_t unit_batch = 0;    // samples per replica and step, if fixed (pipelines)
   BatchLimits limits;
   double unit_rate = 0;       // samples/s of one unit at its largest batch: the start-up profile
   double requested_rate = 0;  // samples/s on the devices and batch asked for; 0: not known
 };
 
-// An inference service: replicas of TypeModel::unit devices that share one stream of requests.
+// An inference service: replicas with TypeModel::unit devices each, which share one stream of
+// requests.
 struct ServiceView {
-  double load = 0;           // requests a second now
+  double load = 0;           // requests per second now
   double peak = 0;           // the most expected until the round after next
   double target = 1;         // seconds within which requests are to be answered ...
   double goal = 0.99;        // ... this share of them
   int32_t floor = 1;         // replicas that are never taken from it
-  std::vector<double> rate;  // by type: requests a second of one replica; 0: none there
+  std::vector<double> rate;  // by type: requests per second per replica; 0: none there
 };
 
 // One unfinished job as a policy sees it. Times are seconds of the clock of Round::now.
@@ -70,17 +71,17 @@ struct JobView {
   double restart_seconds = 30;  // pause at each start and each change of allocation
   double unsaved_seconds = 0;   // of work that a change now would lose: since its last checkpoint
 
-  // Progress still to make, in steps of batch M0, where the job declared a budget.
+  // The progress still to make, in steps of batch M0, if the job declared a budget.
   std::optional<double> remaining;
   // The same in steps of the batch asked for.
   std::optional<double> remaining_steps;
-  // Seconds a step at the batch asked for takes on 1, 2, ... devices, packed; empty: not known. Not
-  // owned: lives as long as the round.
+  // The seconds per step, at the batch asked for, on 1, 2, ... devices, packed; empty: not known.
+  // The data are not owned, and live as long as the round.
   std::span<const double> known_step_seconds;
 
-  // Set for a service, of a policy that serves() them. No batch, budget or model then applies.
+  // Set for a service, if the policy serves() them. Batch, budget and models then do not apply.
   std::optional<ServiceView> service;
-  // The present window of its service level; nothing asked: no account is kept.
+  // The present window of its service level; if nothing is asked, no account is kept.
   SlaWindow window;
 
   double attained_service = 0;  // device-seconds held so far

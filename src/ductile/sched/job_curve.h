@@ -9,7 +9,7 @@
 
 namespace ductile::sched {
 
-// One way to run a job, and the progress it is expected to make there.
+// One way to run a job, and the progress that it is expected to make in this way.
 struct Configuration {
   int32_t pool = 0;
   int32_t devices = 0;
@@ -17,7 +17,8 @@ struct Configuration {
   double rate = 0;  // steps of batch M0 a second
 };
 
-// What jobs of one application have taught about it. Only facts a job reported itself are kept.
+// What was learned from the jobs of one application. Only facts that a job reported itself are
+// kept.
 struct ApplicationModel {
   std::vector<TypeModel> types;  // by type: the one of the job that has run on most devices
   // Gradient noise last seen at a progress of about 2^(i/8) - 1 steps.
@@ -38,10 +39,10 @@ class ApplicationModels {
 
 // Every configuration the job may have in these pools, by pool, then devices. Rates come from the
 // job's models, or from its application's where those have seen more devices; a job of which
-// nothing is known has a nominal rate of one step a second and device, on its least number of
+// nothing is known has a nominal rate of one step per second and device, on its least number of
 // devices. Sizes are limited to `growth` times the largest number of devices a model has seen (at
-// least the job's least), a rigid job to what it asked for. `noise`: to reckon with; none: that
-// none is known.
+// least the job's least), a rigid job to what it asked for. `noise` is the gradient noise to
+// assume; none: it is unknown.
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
                                           std::span<const int32_t> per_node, double growth,

@@ -16,9 +16,9 @@ struct LinearResult {
 };
 
 // Minimises cost.x subject to A x = b, x >= 0, by the two-phase simplex method on a dense tableau:
-// O(rows * columns) a pivot, meant for up to some hundred rows. `matrix` is row-major, b.size()
-// rows of cost.size() columns. Deterministic; ties go to the lowest column. Sizes that disagree
-// throw invalid_argument.
+// O(rows * columns) per pivot, for up to some hundred rows. `matrix` is row-major, b.size() rows of
+// cost.size() columns. Deterministic; ties go to the lowest column. Sizes that disagree throw
+// invalid_argument.
 LinearResult solve_linear(std::span<const double> matrix, std::span<const double> b,
                           std::span<const double> cost);
 

@@ -37,10 +37,10 @@ struct Decisions {
   double objective = 0, bound = 0;
 };
 
-// Decides who gets what, once a round. Implementations may remember earlier rounds (queues, prices)
-// but take time and randomness only from the round and their seed: the same rounds give the same
-// decisions, to the byte. One thread at a time. Never exceeds what the cluster can use now, and
-// gives each job devices of one type.
+// Decides who gets what, once per round. Implementations may remember earlier rounds (queues,
+// prices) but take time and randomness only from the round and their seed: the same rounds give the
+// same decisions, to the byte. One thread at a time. Never exceeds what the cluster can use now,
+// and gives each job devices of one type.
 class Policy {
  public:
   virtual ~Policy() = default;

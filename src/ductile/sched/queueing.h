@@ -9,7 +9,7 @@ namespace ductile::sched {
 // The share of requests that find all servers busy; `offered` = load/rate < servers, else 1.
 double erlang_c(int32_t servers, double offered);
 
-// The share of `load` requests a second that `replicas`, each serving `rate` a second, answer
+// The share of `load` requests per second that `replicas`, each serving `rate` per second, answer
 // within `target` seconds. 0 where they cannot keep up or one request alone takes longer.
 double on_time_share(double load, int32_t replicas, double rate, double target);
 

@@ -19,12 +19,12 @@ namespace ductile::server {
 //   {"request": "save"}                          a checkpoint soon
 //   {"request": "stop"}                          give the job up
 //
-// All but status return at once, when the controller has begun. Throws not_found where no
-// controller runs for this run, deadline, or what the controller refused with.
+// All requests except status return as soon as the controller has begun to act. Throws not_found if
+// no controller runs for this run, deadline, or the error with which the controller refused.
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline = std::chrono::seconds(10));
 
-// Whether a controller runs for this run, be it stopped.
+// Whether a controller runs for this run, even a stopped one.
 bool has_controller(const fs::path& run);
 
 }  // namespace ductile::server

@@ -13,7 +13,7 @@
 // The hosts of a job: how a user writes them, and how workers are started there.
 namespace ductile::server {
 
-// Workers of one host: they share an arena (comm/arena.h), which has room for so many.
+// The most workers on one host: they share an arena (comm/arena.h), which has room for this many.
 inline constexpr int64_t kMostOnOneHost = 128;
 
 struct Host {
@@ -30,28 +30,29 @@ struct HostSetup {
   // "ip netns exec {host}". The program and its one argument are added to it. Hosts that are this
   // machine ("localhost", its own name) need none.
   std::string launcher = "ssh {host}";
-  std::string listen;  // the address under which the hosts reach this one; empty: found out
+  std::string listen;  // the address under which the hosts reach this one; empty: detected
   bool operator==(const HostSetup&) const = default;
 
-  // 0 where not every host says how many it takes.
+  // 0 if not every host says how many workers it takes.
   int64_t places() const;
-  // How many workers can be in a job at most.
+  // The largest number of workers that a job can have.
   int64_t most() const;
 };
 
-// "a,b:2,c=10.0.0.3:4": a name, perhaps "=address", perhaps ":workers". Throws invalid_argument
-// that shows the right form; also where a name comes twice.
+// "a,b:2,c=10.0.0.3:4": a name, perhaps "=address", perhaps ":workers". Throws invalid_argument,
+// which shows the right form; also if a name is there twice.
 std::vector<Host> parse_hosts(std::string_view list);
-// One such host a line, or "name slots=4" as in host files of MPI; '#' begins a comment.
+// The same in a file, with one host per line, or "name slots=4" as in host files of MPI; '#' begins
+// a comment.
 std::vector<Host> read_hosts(const fs::path& file);
 
-// `hosts.json` in the run directory. load() gives no hosts where there is none.
+// The file `hosts.json` in the run directory. If there is none, load() gives no hosts.
 void save_host_setup(const fs::path& run, const HostSetup& setup);
 HostSetup load_host_setup(const fs::path& run);
 
 bool is_this_machine(const Host& host);
 // setup.listen, or the address of this machine that faces the setup's hosts. Throws
-// invalid_argument where a host's address cannot be found.
+// invalid_argument if a host's address cannot be found.
 std::string listen_address(const HostSetup& setup);
 
 // Words of a command, as a shell would cut them: blanks, '...' and "..."; {host} stands for `host`.
@@ -64,8 +65,8 @@ struct HostsLauncherOptions {
   fs::path log;         // in the run directory: takes what all workers print
   int64_t threads = 0;  // a worker; 0: its share of its host's cores
   bool all = true;      // at the start every host must answer; else one is enough
-  // Workers of an earlier controller may run on hosts that are not in the setup: those that are not
-  // found are not said to be gone.
+  // Workers of an earlier controller may run on hosts that are not in the setup, so workers that
+  // are not found are not reported as gone.
   bool elsewhere = false;
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
 };
@@ -75,8 +76,8 @@ struct HostsLauncherOptions {
 // workers of its host. An agent whose connection breaks leaves them at work, and the next one finds
 // them, so neither a controller that is killed nor a broken ssh connection costs a worker.
 //
-// Workers fill the hosts in order; hosts without a number of places share them evenly. Throws where
-// hosts do not answer, or do not see the run directory, naming them and what they said.
+// Workers fill the hosts in order; hosts without a number of places share them evenly. Throws if
+// hosts do not answer, or do not see the run directory, with their names and what they said.
 std::unique_ptr<Launcher> make_hosts_launcher(HostsLauncherOptions options, const fs::path& run);
 
 }  // namespace ductile::server

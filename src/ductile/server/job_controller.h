@@ -16,7 +16,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
 
-// The controller's host of one job: carries out what control::Membership decides.
+// The process side of the controller of one job: it carries out what control::Membership decides.
 namespace ductile::server {
 
 struct JobControllerOptions {
@@ -24,7 +24,7 @@ struct JobControllerOptions {
   control::MembershipOptions membership;
   int64_t keep_checkpoints = 2;
   std::string listen = "127.0.0.1";  // for workers; of other hosts: an address they can reach
-  // Each line a worker writes to its progress pipe. May be empty.
+  // Gets each line that a worker writes to its progress pipe. May be empty.
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.
   std::function<void(const control::Note&)> on_note;
@@ -46,13 +46,13 @@ struct JobControllerOptions {
 //   ductile-worker --run RUN --worker ID --controller HOST:PORT --store HOST:PORT
 //
 // with DUCTILE_SECRET_FILE in their environment. A controller that was killed is replaced by a new
-// one on the same directory: it restores the saved state, finds the workers that still run, and
-// they find it. Nothing is lost but time.
+// one on the same directory: it restores the saved state, finds the workers that still run, and is
+// found by them. Only time is lost.
 class JobController {
  public:
-  // The lock is the run's, held by the caller for the controller's life, and since before
-  // `launcher` was made. Throws data_loss where the saved state is not one, invalid_argument for
-  // options that fit no job.
+  // The caller holds the run's lock, since before `launcher` was made and for the controller's
+  // life. Throws data_loss if the saved state is damaged, and invalid_argument for options that fit
+  // no job.
   JobController(const run::RunLock& lock, JobControllerOptions options,
                 std::unique_ptr<Launcher> launcher);
   JobController(const JobController&) = delete;
@@ -60,14 +60,14 @@ class JobController {
   ~JobController();
 
   // Starts the job, or goes on with it, until no process is left. `workers` 0: as many as before,
-  // or 1. Throws invalid_argument where that many workers cannot share the job.
+  // or 1. Throws invalid_argument if that many workers cannot share the job.
   link::JobEnd run(int64_t workers);
 
-  // From callbacks on run()'s thread.
-  // Returns why it is not followed, or not yet; empty where it is.
+  // These are for callbacks on the thread of run(). Returns why the request is not followed, or not
+  // yet; empty if it is followed.
   std::string request(const control::Event& event);
   int64_t wanted_workers() const;
-  // Ends the job as failed with this error, when what has come was heard.
+  // Ends the job as failed with this error, after everything that has arrived was processed.
   void give_up(const std::string& reason, ErrorCode code);
   void note_signal(int number);  // that came to this process
   void kill();                   // all workers at once, without saving; run() then ends

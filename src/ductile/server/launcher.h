@@ -26,30 +26,29 @@ struct WorkerLine {  // of its progress pipe
 };
 using LauncherEvent = std::variant<control::WorkerExited, control::LaunchFailed, WorkerLine>;
 
-// Starts workers and ends them: the seam between the controller and where processes run. One
-// thread.
+// Starts and ends workers. This interface is the seam between the controller and the machines on
+// which processes run. One thread.
 class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  // Throws Error where the worker cannot be started; where that turns out later take() gives
+  // Throws Error if the worker cannot be started; if that turns out later, take() gives
   // LaunchFailed.
   virtual void start(const WorkerStart& start) = 0;
-  // Ends the process for certain. Its WorkerExited comes through take(), also for one that is gone;
-  // of a host that cannot be reached, when it can be again.
+  // Ends the process for certain. take() then gives its WorkerExited, also if the process is gone
+  // already; for a host that cannot be reached it does so when the host can be reached again.
   virtual void kill(control::WorkerId worker) = 0;
-  // After the controller was started again: finds the processes that an earlier one started. For
-  // those that are gone take() gives WorkerExited; nothing for those that may run where nobody can
-  // look.
+  // Finds the processes that an earlier controller started. For those that are gone, take() gives
+  // WorkerExited; for those on hosts that cannot be reached, which may still run, it gives nothing.
   virtual void adopt(std::span<const control::WorkerId> workers) = 0;
 
   virtual int fd() const = 0;  // readable while take() has something
   virtual std::vector<LauncherEvent> take() = 0;
   virtual size_t running() const = 0;  // processes that are known to run
 
-  // Whether there is any host that can be reached now; where not, start() tried nothing.
+  // Whether any host can be reached now; if not, start() tried nothing.
   virtual bool reachable() const { return true; }
-  // Which host a worker is on; empty: this one, or unknown.
+  // The host of a worker; empty if it is this one, or unknown.
   virtual std::string host_of(control::WorkerId) const { return ""; }
 };
 
@@ -57,7 +56,8 @@ struct LocalLauncherOptions {
   fs::path program;     // ductile-worker
   fs::path log;         // takes what all workers print
   int64_t threads = 0;  // a worker; 0: its share of the cores
-  // Only workers that were started with `--host HOST` are its own; empty: all of the run.
+  // Only workers that were started with `--host HOST` belong to this launcher; empty: all workers
+  // of the run do.
   std::string host;
   bool kills_at_end = true;
 };

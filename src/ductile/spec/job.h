@@ -11,8 +11,8 @@
 // resolved file in a run directory is enough to repeat it.
 namespace ductile::spec {
 
-// Options that only one choice reads stand in a group of its name (job.optimizer.lars); what
-// several read in the same sense stands beside the choice.
+// Options that only one choice reads form a group named after it (job.optimizer.lars). An option
+// that several choices read in the same sense lies beside the choice.
 struct TokensOptions {
   std::string type = "u16";
   int64_t sequence_length = 128;
@@ -50,7 +50,7 @@ struct LoaderOptions {
   bool shuffle = true;
 };
 
-// Flat: a model of one's own may read any of them.
+// These options are not grouped by model, since a user's own model may read any of them.
 struct ModelOptions {
   std::string name = "cnn";  // models.h, or "custom"
   std::string library;       // shared library of a user's model
@@ -189,8 +189,9 @@ void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
 
-// Checks what spans several options (batch size divisible by virtual ranks, a path where the
-// format needs one ...). Throws invalid_argument naming the keys.
+// Checks the rules that span several options: the batch size is divisible by the number of virtual
+// ranks, there is a path if the format needs one, and so on. Throws invalid_argument naming the
+// keys.
 void check(const JobOptions& job);
 
 }  // namespace ductile::spec

@@ -4,11 +4,12 @@
 
 // What a step does: name, maker, help, as in optimizers.h; train/step_method.cc has the makers.
 #define DUCTILE_STEP_METHODS(ROW) \
-  ROW("plain", make_plain_method, "forward and backward of every sample, then an update")
+  ROW("plain", make_plain_method, "forward and backward pass for every sample, then an update")
 
 // What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
-#define DUCTILE_RATE_CONTROLS(ROW) \
-  ROW("schedule", make_schedule_control, "[schedule] gives the learning rate, the rest stays")
+#define DUCTILE_RATE_CONTROLS(ROW)       \
+  ROW("schedule", make_schedule_control, \
+      "the learning rate follows [schedule]; the other values stay constant")
 
 namespace ductile::spec {
 

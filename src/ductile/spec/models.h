@@ -5,25 +5,25 @@
 
 #include "ductile/base/table.h"
 
-// The built-in models, simplest first: name, maker, whether its bits depend on the number of
-// compute threads (nn/threads.h), help, and the members of ModelHelp from `input` on. A line here
-// registers a model: `ductile models`, job files, `ductile config`, the schema and the reference
-// page take name and help from it, nn/zoo.cc the maker, which nothing below the torch line can
-// link.
+// The built-in models, simplest first: name, maker, whether the bits depend on the number of
+// compute threads (nn/threads.h), help, and the members of ModelHelp from `input` on. A row here
+// registers a model. `ductile models`, job files, `ductile config`, the schema and the reference
+// page take the name and the help from it; nn/zoo.cc takes the maker, which no module below the
+// torch line can link.
 #define DUCTILE_MODELS(ROW)                                                                        \
   ROW("mlp", make_mlp, Threads::any, "dense layers with ReLU (model.hidden)", ModelInput::images,  \
       101'770, "28x28x1, 10 classes")                                                              \
   ROW("cnn", make_cnn, Threads::any,                                                               \
       "two convolutions with batch norm and pooling, two dense layers", ModelInput::images,        \
       105'914, "28x28x1, 10 classes")                                                              \
-  ROW("resnet8", make_resnet_cifar<1>, Threads::any, "CIFAR ResNet with 1 block a stage",          \
+  ROW("resnet8", make_resnet_cifar<1>, Threads::any, "CIFAR ResNet with 1 block per stage",        \
       ModelInput::images, 75'290, "32x32x3, 10 classes")                                           \
   ROW("resnet20", make_resnet_cifar<3>, Threads::any,                                              \
-      "CIFAR ResNet with 3 blocks a stage (He et al. 2015, section 4.2)", ModelInput::images,      \
+      "CIFAR ResNet with 3 blocks per stage (He et al. 2015, section 4.2)", ModelInput::images,    \
       269'722, "32x32x3, 10 classes")                                                              \
-  ROW("resnet32", make_resnet_cifar<5>, Threads::any, "CIFAR ResNet with 5 blocks a stage",        \
+  ROW("resnet32", make_resnet_cifar<5>, Threads::any, "CIFAR ResNet with 5 blocks per stage",      \
       ModelInput::images, 464'154, "32x32x3, 10 classes")                                          \
-  ROW("resnet56", make_resnet_cifar<9>, Threads::any, "CIFAR ResNet with 9 blocks a stage",        \
+  ROW("resnet56", make_resnet_cifar<9>, Threads::any, "CIFAR ResNet with 9 blocks per stage",      \
       ModelInput::images, 853'018, "32x32x3, 10 classes")                                          \
   ROW("resnet18", make_resnet18, Threads::any,                                                     \
       "ImageNet ResNet of basic blocks; torchvision's names", ModelInput::images, 11'689'512,      \
@@ -35,7 +35,7 @@
       "ImageNet ResNet of bottleneck blocks; torchvision's names", ModelInput::images, 25'557'032, \
       "224x224x3, 1000 classes")                                                                   \
   ROW("unet", make_unet, Threads::any,                                                             \
-      "small U-Net: a class for each pixel; for programs, no data format has such labels yet",     \
+      "small U-Net, a class per pixel; only for programs, since no data format has such labels",   \
       ModelInput::images, 450'644, "64x64x3, 4 classes")                                           \
   ROW("gpt", make_gpt, Threads::any,                                                               \
       "GPT-2 architecture (model.layers, heads, dim, dropout); Hugging Face's names",              \
@@ -51,7 +51,7 @@ struct ModelHelp {
   std::string_view name;  // model.name in job.toml
   std::string_view help;
   ModelInput input;
-  // Scalars learnt with default options at the input of `reference`.
+  // The number of learnt scalars, with default options and the input that `reference` names.
   int64_t num_parameters;
   std::string_view reference;
 };

@@ -2,9 +2,9 @@
 
 #include "ductile/base/table.h"
 
-// The update rules: name, maker, help. A line here registers a rule: job files, `ductile config`,
-// the schema and the reference page take name and help from it, optim/optimizer.cc the maker, which
-// nothing below the torch line can link.
+// The update rules: name, maker, help. A row here registers a rule. Job files, `ductile config`,
+// the schema and the reference page take the name and the help from it; optim/optimizer.cc takes
+// the maker, which no module below the torch line can link.
 #define DUCTILE_OPTIMIZERS(ROW)                                                        \
   ROW("sgd", make_sgd, "SGD with momentum or Nesterov momentum; L2 weight decay")      \
   ROW("adam", make_adam, "Adam; L2 weight decay")                                      \

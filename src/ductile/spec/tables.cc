@@ -17,7 +17,7 @@ constexpr ModelHelp kModels[] = {DUCTILE_MODELS(DUCTILE_MODEL_HELP)};
 constexpr Named kStepMethods[] = {DUCTILE_STEP_METHODS(DUCTILE_HELP)};
 constexpr Named kRateControls[] = {DUCTILE_RATE_CONTROLS(DUCTILE_HELP)};
 constexpr Named kSchedules[] = {
-    {"constant", "the peak throughout"},
+    {"constant", "the peak rate throughout"},
     {"step", "the peak, multiplied by schedule.step.gamma at each of schedule.step.milestones"},
     {"cosine", "half a cosine from the peak to the end"},
     {"linear", "a straight line from the peak to the end"},

@@ -6,28 +6,31 @@
 
 namespace ductile::train {
 
-// Settles the number of compute threads of a model that computes other bits with another number
-// (nn/threads.h): 1 where train.threads leaves it open. Everything that starts to compute for the
+// Fixes the number of compute threads if the model computes other bits with another number
+// (nn/threads.h): it is 1 unless train.threads says otherwise. Every program that computes for the
 // job calls this first, so the number of workers and their shares of the cores change no bit.
 void resolve_threads(spec::JobOptions& job);
 
-// Readies libtorch for a run: the number of compute threads (train.threads, or as many cores as
-// this process may use), denormals flushed to zero, deterministic kernels. Call once, before the
-// first tensor, from the thread that starts all others. Throws invalid_argument where the number
-// counts and OpenMP does not start as many.
+// Prepares libtorch for a run: sets the number of compute threads (train.threads, or the number of
+// cores that this process may use), flushes denormals to zero, and selects deterministic kernels.
+// Call it once, before the first tensor, from the thread that starts all others. Throws
+// invalid_argument if results depend on the number of threads and OpenMP does not start that many.
 void prepare_torch(const spec::JobOptions& job);
 
-// Readies the calling thread, which prepare_torch's thread started, to compute. Cheap: once per
-// thread something happens. (at::init_num_threads replaces a pool of libtorch's each time.)
+// Prepares the calling thread, which was started by the thread that called prepare_torch(). It is
+// cheap: only the first call of a thread does anything. (at::init_num_threads would replace one of
+// libtorch's pools at every call.)
 void prepare_thread();
 
-// For worker `place` of `workers` on this host, after the number of them has changed: pins all
-// threads to its part of the cores in $DUCTILE_CORES (a list; without it nothing happens) and
-// computes with as many threads, where train.threads leaves the number open. The bits of results
-// do not depend on it. Only between steps.
+// Divides the cores again after the number of workers on this host has changed. This is worker
+// `place` of `workers`: all its threads are pinned to its part of the cores in $DUCTILE_CORES (a
+// list; if it is unset nothing happens), and it computes with that many threads unless
+// train.threads fixes the number. The bits of results do not depend on it. Call it only between
+// steps.
 void share_cores(const spec::TrainOptions& options, int64_t place, int64_t workers);
 
-// What this process computes with: torch version and BLAS, threads, CPU features, bf16 support.
+// Describes what this process computes with: torch version and BLAS, threads, CPU features, bf16
+// support.
 nlohmann::json describe_environment();
 
 }  // namespace ductile::train

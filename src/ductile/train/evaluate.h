@@ -22,12 +22,12 @@ struct Evaluation {
 };
 
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
-// training mode. `each(samples_done)` is called after each batch. Throws invalid_argument where the
+// training mode. `each(samples_done)` is called after each batch. Throws invalid_argument if the
 // loader has no sample.
 Evaluation evaluate(nn::Model& model, data::Loader& loader,
                     const std::function<void(int64_t)>& each);
 
-// The batch as tensors that view its memory: valid while it lives.
+// The batch as tensors that view its memory; they are valid as long as the batch lives.
 at::Tensor input_of(const data::Batch& batch);
 at::Tensor labels_of(const data::Batch& batch);
 

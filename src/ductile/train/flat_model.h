@@ -39,21 +39,22 @@ class FlatModel {
   std::span<float> weights() { return weights_.span(); }
   std::span<uint16_t> half_weights() { return half_weights_.span(); }  // empty in fp32
   DType half_type() const { return half_type_; }
-  // Writes the rounded copy anew; after the weights were changed by anything but the optimiser.
+  // Writes the rounded copy again. Call it after anything but the optimiser has changed the
+  // weights.
   void refresh_half_weights();
 
   // The floating-point buffers (running statistics): the model's own tensors are views into this.
   std::span<float> buffer_values() { return buffer_values_.span(); }
 
-  // The gradients of `loss`, one a parameter, in the parameter's type; undefined where the loss
-  // does not depend on it. The parameters' own .grad stays as it was.
+  // The gradients of `loss`, one per parameter, in the parameter's type; a gradient is undefined if
+  // the loss does not depend on its parameter. The parameters' own .grad stays unchanged.
   std::vector<at::Tensor> gradients(const at::Tensor& loss) const;
-  // Writes such gradients into `out` (layout().total_size() values, fp32); undefined ones and the
-  // gaps between parameters as zeros.
+  // Writes such gradients into `out` (layout().total_size() values, fp32); undefined gradients and
+  // the gaps between parameters become zeros.
   void write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const;
-  // Both in one, the same bits, while the backward pass goes: `out` fills from its end to its
-  // start, and ready(begin) is called, with falling values and at last with 0, when it is complete
-  // from element `begin` on.
+  // Does both in one, with the same bits: during the backward pass `out` fills from its end to its
+  // start. ready(begin) is called whenever `out` is complete from element `begin` on, with falling
+  // values and finally with 0.
   void backward(const at::Tensor& loss, std::span<float> out,
                 const std::function<void(int64_t begin)>& ready);
 
@@ -68,8 +69,8 @@ class FlatModel {
   std::shared_ptr<Sink> sink_;  // of backward()
 };
 
-// While it lives, the model computes with other weights and buffers (the moving averages); at the
-// end of life it has its own again, bit for bit. Empty spans: nothing happens.
+// While this object lives, the model computes with other weights and buffers (the moving averages);
+// its destructor gives the model its own again, bit for bit. With empty spans nothing happens.
 class WeightsSwap {
  public:
   WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers);

@@ -12,9 +12,9 @@
 
 namespace ductile::train {
 
-// What a job is made of. Each part is made from the job file, or handed in by a program that has
-// its own: the Python module, a test. Handed-in parts have to be a function of the job alone, the
-// same on every worker: the promise that results do not depend on the workers is theirs to keep.
+// The parts that a job is made of. Each part is made from the job file, or handed in by a program
+// that has its own, such as a test. A part that is handed in has to be a function of the job alone
+// and the same on every worker; otherwise results depend on the workers.
 struct Ingredients {
   std::shared_ptr<const data::Dataset> train_set, test_set;
   spec::AugmentOptions augment;  // resolved against the training set; unused for tokens
@@ -25,12 +25,12 @@ struct Ingredients {
   double flops_per_sample = 0;  // of the model's forward pass; 0: not known
 };
 
-// Makes all parts that `given` leaves empty. Throws where a part cannot be made, or where two do
-// not fit (invalid_argument).
+// Makes all parts that `given` leaves empty. Throws if a part cannot be made, or (invalid_argument)
+// if two parts do not fit together.
 Ingredients complete(Ingredients given, const spec::JobOptions& job);
 
-// Makes the same ingredients anew each time: a job that goes back to its first state begins with
-// fresh ones.
+// Makes the same ingredients again at each call, since a job that goes back to its first state
+// begins with fresh ones.
 using Recipe = std::function<Ingredients()>;
 
 // All parts from the job file.

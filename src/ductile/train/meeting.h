@@ -23,39 +23,42 @@ struct MeetingOptions {
   std::string address;              // where workers of other hosts reach it
   parallel::ExchangeLayout layout;  // but for the cut, which the plan gives
   std::function<net::Address()> store;
-  // Between hosts a member that is silent for longer is lost.
+  // A member on another host that is silent for longer than this is lost.
   std::chrono::milliseconds deadline{1500};
-  // Longer in one collective: `log` is told once, with the workers who are missing.
+  // If one collective takes longer than this, `log` gets one line that names the missing workers.
   std::chrono::milliseconds soft_deadline{10'000};
   std::function<bool()> given_up;  // true: the generation is over before it began
   std::function<void(const std::string&)> log;
 };
 
-// A generation that did not come together.
+// The members of a generation could not be connected.
 struct MeetingFailed : Error {
   MeetingFailed(std::string text, std::vector<control::WorkerId> who)
       : Error(ErrorCode::peer_lost, std::move(text)), suspects(std::move(who)) {}
   std::vector<control::WorkerId> suspects;  // members that are there and cannot be reached
 };
 
-// The members of one generation, connected: through one arena where all of them can share memory;
-// else by messages, through shared memory inside a host and TCP between hosts, watched by a failure
-// detector. (In an arena the controller's heartbeats and the kernel tell of losses.)
+// The connections between all members of one generation. If all of them can share memory they are
+// connected through one arena. Otherwise they send messages, through shared memory inside a host
+// and by TCP between hosts, and a failure detector watches them. (In an arena losses are detected
+// by the controller's heartbeats and by the kernel.)
 //
-// Strangers cannot take part: the name of an arena and every connection derive from the secret; nor
-// can members of other generations. One thread; the exchange has its own rules.
+// Strangers and members of other generations cannot take part, because the name of an arena and
+// every connection derive from the secret. One thread uses a Meeting; the exchange has its own
+// rules.
 class Meeting {
  public:
-  // Waits for all members, however long they take for what they are at. Throws MeetingFailed, also
-  // when options.given_up says so. A member that is alone needs no secret.
+  // Waits for all members, however long their present work takes. Throws MeetingFailed, also when
+  // options.given_up returns true. A member that is alone needs no secret.
   Meeting(const control::GenerationPlan& plan, const net::Secret* secret, MeetingOptions options);
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  // Shared, since fail() may be called on it from another thread while the meeting ends.
+  // The pointer is shared, since another thread may call fail() on the exchange while the meeting
+  // ends.
   const std::shared_ptr<parallel::Exchange>& exchange() const { return exchange_; }
-  // Of the members on this host: how many there are, and which of them this one is, in order.
+  // The number of members on this host, and the position of this one among them.
   int64_t workers_here() const;
   int64_t place_here() const;
   // The members that were lost, as far as it is known.

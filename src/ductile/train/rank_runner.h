@@ -19,16 +19,17 @@
 
 namespace ductile::train {
 
-// The virtual ranks that one worker hosts: brings each the samples of its part of a step, has the
-// step method make its contribution, and sums these in the order of the canonical tree.
+// Runs the virtual ranks that one worker hosts: it gives each rank the samples of its part of a
+// step, has the step method compute the rank's contribution, and sums the contributions in the
+// order of the canonical tree.
 //
-// The vectors that virtual ranks sum: [gradient | running statistics | figures]. Of a step without
-// gradient the figures alone are filled.
+// The vectors that virtual ranks sum are [gradient | running statistics | figures]. In a step
+// without a gradient only the figures are filled.
 //
-// One thread at a time. Whatever ends a computation, the state is that before the step.
+// One thread at a time. However a computation ends, the state is the one before the step.
 class RankRunner {
  public:
-  // All outlive this object.
+  // The arguments must outlive this object.
   RankRunner(const spec::JobOptions& job, Ingredients& ingredients, JobState& state,
              const FigureList& figures);
 
@@ -36,17 +37,18 @@ class RankRunner {
   // layout cuts sum through `exchange`, which lives until the next host() or the last compute().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
 
-  // The state is another one than the last step led to: what was loaded is not its.
+  // To be called when the state is not the one that the last step led to: the loaded batch then
+  // does not belong to it.
   void state_changed() { loaded_cursor_ = -1; }
 
   int64_t vector_size() const;
   int64_t figures_begin() const;  // the place of the first figure
 
-  // Sums the next `count` hosted virtual ranks of the step into `out`, of vector_size() values; in
-  // the order of the canonical tree where they are one node of it. ready(begin), where given and
-  // where the method allows it, is called during the last backward pass: `out` is final from
-  // element `begin` on, which falls. Once it has thrown (peer_lost where a member of a batch norm
-  // group is gone), host() comes next.
+  // Sums the next `count` hosted virtual ranks of the step into `out`, which has vector_size()
+  // values. If these ranks are one node of the canonical tree, the sum is in its order. During the
+  // last backward pass ready(begin), if given and if the method allows it, is called with falling
+  // values of `begin`: `out` is then final from element `begin` on. After compute() has thrown
+  // (peer_lost if a member of a batch norm group is gone), host() must be called next.
   using Ready = std::function<void(int64_t begin)>;
   void compute(const StepKind& kind, int64_t count, std::span<float> out, const Ready& ready);
 

@@ -18,38 +18,39 @@
 
 namespace ductile::train {
 
-// Writes what a run says of itself: metric lines, events, progress lines, the summary. No error of
-// a file ends a run: it becomes a warning (run/diary.h). One thread.
+// Writes the records of a run: metric lines, events, progress lines, the summary. An error of a
+// file does not end the run; it becomes a warning (run/diary.h). One thread.
 class Recorder {
  public:
-  // `resumed`: the replica's state was restored; lines of later steps count no more. `carried`:
-  // what earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere). `generation`:
-  // of a worker that may be replaced; 0: there is one process. `folder` and `replica` outlive it.
+  // `resumed`: the replica's state was restored, so lines of later steps no longer count.
+  // `carried`: what earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere).
+  // `generation`: that of a worker that may be replaced; 0 if there is only one process. `folder`
+  // and `replica` must outlive this object.
   Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
            std::optional<run::Cost> carried, int progress_fd, uint64_t generation = 0);
 
-  // It goes on in a later generation.
+  // The recorder goes on in a later generation.
   void set_generation(uint64_t generation) { metrics_.set_generation(generation); }
 
-  // The first event: "start" or "resume". `refused` names checkpoints that were passed over.
+  // The first event: "start" or "resume". `refused` names checkpoints that were skipped.
   void started(int64_t num_workers, const nlohmann::json& refused);
-  // The replica has committed a step: notes what changed for the next one but for the learning
-  // rate, which stands in the metric lines.
+  // To be called after the replica has committed a step. Notes which hyperparameters changed for
+  // the next step, except the learning rate, which is in the metric lines.
   void committed();
   // A metric line for the steps of `window`, which end at the replica's present step.
   void log(const Window& window);
-  // Logs what the recorder of a killed process left unsaid of the replica's present step: the steps
-  // of `window`, where one ended there, and its evaluation.
+  // Logs what the recorder of a killed process did not log of the replica's present step: the
+  // metric line of `window`, if the window ended there, and the evaluation.
   void make_up(const std::optional<Window>& window);
-  // Times `evaluate()`, logs its result and, where it is reached, the target. The replica has
-  // recorded it when this returns.
+  // Times `evaluate()`, and logs its result and, if it is reached, the target. When this returns,
+  // the replica has recorded the result.
   Evaluation evaluate(Replica& replica);
   void checkpoint(const ckpt::SaveResult& report);
   void event(std::string_view kind, const nlohmann::json& fields);
-  // Everything logged so far is on stable storage, where the disk takes it.
+  // Brings everything logged so far to stable storage, if the disk accepts it.
   void flush();
 
-  // Draws the progress bar of whoever reads; show_now_and_then() at most ten times a second.
+  // Draws the progress bar of whoever reads; show_now_and_then() at most ten times per second.
   void show(run::Phase phase, std::optional<double> phase_share = {});
   void show_now_and_then();
 

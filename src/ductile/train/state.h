@@ -25,8 +25,8 @@
 
 namespace ductile::train {
 
-// Training figures between two metric lines. Part of the state, so that the lines of a resumed run
-// equal those of an undisturbed one.
+// Training figures between two metric lines. They are part of the state, so that the lines of a
+// resumed run equal those of an undisturbed one.
 struct Window {
   std::map<std::string, double> sums;  // over updates: loss, correct, predictions, others by name
   int64_t updates = 0;
@@ -40,19 +40,20 @@ struct Window {
   static Window from_json(const nlohmann::json& value);
 };
 
-// What has been done, counted where it is done and never inferred. The same on every worker.
+// What has been done, counted when it is done and never inferred. The counters are the same on
+// every worker.
 struct Counters {
   int64_t step = 0;  // protocol steps committed: updates, and evaluations of the loss between them
   int64_t updates = 0;  // of them, the steps of training; one that fp16 skipped counts
   int64_t cursor = 0;   // position in the stream of training samples (data/cursor.h)
-  // Samples that ranks ran forward and backward, in all steps.
+  // The numbers of samples that ranks ran forward and backward, in all steps.
   int64_t samples_forward = 0, samples_backward = 0;
   double flops = 0;  // of these, in forward and backward; 0 where the model's are not known
 
   bool operator==(const Counters&) const = default;
 };
 
-// What a step method or a rate control keeps from step to step, in the state that it belongs to: so
+// What a step method or a rate control keeps from step to step. It is part of the job's state, so
 // it is saved, restored, sent, forked and hashed with it.
 struct ExtraPart {
   nlohmann::json values = nlohmann::json::object();
@@ -61,12 +62,12 @@ struct ExtraPart {
 
 class JobState;
 
-// A copy of a state in memory, constant and cheap to copy: a branch of a tuner. Images share the
-// pieces in which they are equal.
+// A constant copy of a state in memory, for example a branch of a tuner. It is cheap to copy:
+// images share the pieces in which they are equal.
 class StateImage {
  public:
   const nlohmann::json& values() const { return values_; }
-  // Memory of the pieces that no other image holds.
+  // The memory of the pieces that no other image holds.
   size_t own_bytes() const;
 
  private:
@@ -81,9 +82,9 @@ class StateImage {
 // All of a job between two steps: the model's weights and running statistics, the optimiser, the
 // moving averages, the loss scaler, counters, the hyperparameters of the next step, evaluations,
 // and the parts that step methods and controls add. It can be saved, restored, sent to another
-// worker, forked and hashed; whoever holds the same state goes on to the same bits.
+// worker, forked and hashed. All workers that hold the same state continue with the same bits.
 //
-// A plain holder: what a step does to it is decided by Replica and its step method. One thread.
+// It only holds values: Replica and its step method decide how a step changes them. One thread.
 class JobState {
  public:
   using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)>;
@@ -104,14 +105,14 @@ class JobState {
   int64_t evaluated_at = -1;              // updates done when the last evaluation was made
   std::optional<Evaluation> last, best;
 
-  // The part of this name; made empty at the first call.
+  // The part of this name; the first call makes an empty one.
   ExtraPart& extra(const std::string& name) { return extras_[name]; }
   const std::map<std::string, ExtraPart>& extras() const { return extras_; }
-  // An array of `size` floats in such a part, zero where it is new. Throws conflict where there is
-  // one of another size.
+  // An array of `size` floats in such a part; a new one is zero. Throws conflict if there is one of
+  // another size.
   std::span<float> extra_array(const std::string& part, const std::string& name, int64_t size);
 
-  // All but the tensors, as a checkpoint holds it.
+  // The state without the tensors, as a checkpoint holds it.
   nlohmann::json values() const;
   void set_values(const nlohmann::json& values, int64_t step);
 
@@ -121,39 +122,41 @@ class JobState {
   //   optimizer/<state>/<parameter>      e.g. optimizer/momentum_buffer/conv1.weight
   //   average/<parameter or buffer>      their moving averages, where averaging is on
   //   extra/<part>/<array>               of step methods and controls
-  // A checkpoint so does not depend on how arrays are padded, sharded or spread over workers.
-  // Where the optimiser's state is spread over workers, all of it must be held here.
+  // So a checkpoint does not depend on how arrays are padded, sharded or spread over workers. If
+  // the optimiser's state is spread over workers, this worker must hold all of it.
   std::vector<ckpt::TensorView> tensors();
-  // Takes up the tensors of a checkpoint, and the values (its own, or in place of them those of an
-  // older version made new). Throws invalid_argument, naming the tensor, where it is of another
-  // model (missing, surplus, other shape).
+  // Restores the tensors of a checkpoint, and `values`: its own, or, if an older version wrote it,
+  // these converted to the present form. Throws invalid_argument, naming the tensor, if the
+  // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).
   void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values);
 
-  // The state to a worker that has nothing yet, which calls receive(). Blocks of a spread update
-  // travel by themselves (ShardedUpdate::transfer); `spread` says that this is such a job.
+  // Sends the state to a worker that has none yet, which calls receive(). If the update is spread
+  // over workers (`spread`), its blocks are not sent: ShardedUpdate::transfer() moves them.
   void send(parallel::Exchange& exchange, int to, const nlohmann::json& job, bool spread);
-  // `check` is told of the sender's job before anything is changed; what it throws comes out.
+  // `check` gets the sender's job before anything is changed; receive() lets through what it
+  // throws.
   void receive(parallel::Exchange& exchange, int from, int64_t step, bool spread,
                const std::function<void(const nlohmann::json& job)>& check);
 
-  // A copy of what is held here. Pieces that equal those of `like` are shared with it.
+  // A copy of the state that this worker holds. Pieces that equal those of `like` are shared with
+  // it.
   StateImage fork(const StateImage* like = nullptr);
-  // Becomes the state of the image, to the bit.
+  // Takes the state of the image, to the bit.
   void take(const StateImage& image);
 
-  // A hash of the whole state, to the bit (ckpt/digest.h); the same as of a checkpoint of it.
-  // Nothing where this worker holds a part of the state only.
+  // A hash of the whole state, to the bit (ckpt/digest.h), which equals that of a checkpoint of it.
+  // There is none if this worker holds only a part of the state.
   std::optional<std::string> digest();
 
-  // The weights to be evaluated and deployed, by the optimiser's answer, and the running statistics
-  // that belong to them; empty: the trained ones. Weights are filled for the blocks that are held
-  // here.
+  // The weights to evaluate and deploy (Optimizer::evaluation_weights), and the running statistics
+  // that belong to them. Empty ones mean the trained ones. Weights are filled for the blocks that
+  // this worker holds.
   struct EvaluationWeights {
     AlignedArray<float> weights;
     std::span<float> buffers;  // of the state
   };
   EvaluationWeights evaluation_weights();
-  // The same as tensors under their plain names: what is deployed.
+  // The same as tensors under their plain names, for deployment.
   struct Deployed {
     EvaluationWeights weights;
     std::vector<ckpt::TensorView> views;  // into `weights`, or the state

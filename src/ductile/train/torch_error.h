@@ -8,8 +8,8 @@ class Error;
 
 namespace ductile::train {
 
-// An error of libtorch in our terms, without its stack of C++ frames: unavailable where there was
-// no memory, which says nothing of the job; internal for anything else.
+// An error of libtorch as an Error of Ductile, without its stack of C++ frames: unavailable if
+// memory ran out, which does not mean that the job is wrong; internal for anything else.
 Error error_of(const c10::Error& error);
 
 }  // namespace ductile::train

@@ -13,7 +13,7 @@
 // The two ways to run a WorkerLoop.
 namespace ductile::train {
 
-// What ductile-worker is told on its command line when a controller starts it.
+// The command line of ductile-worker when a controller starts it.
 struct WorkerLaunch {
   run::RunFolder folder;  // holds job.toml
   spec::JobOptions job;   // resolved and checked
@@ -24,8 +24,9 @@ struct WorkerLaunch {
   int progress_fd = -1;  // run/progress.h
 };
 
-// One worker under a controller, until that says to exit. The job's secret comes from the
-// environment (net::Secret::load). Throws only what leaves it without a connection to report by.
+// Runs one worker under a controller until the controller tells it to exit. The job's secret comes
+// from the environment (net::Secret::load). Throws only errors that it has no connection to report
+// by.
 void work(const WorkerLaunch& launch);
 
 struct LocalRun {
@@ -37,9 +38,9 @@ struct LocalRun {
   std::function<int()> interrupted = {};
 };
 
-// Trains the job of a run folder in this thread, without a controller of its own process: the tests
-// and Python do. It begins, or goes on from the newest checkpoint, and fills the folder as any run
-// does. The lock is the run's, held by the caller.
+// Trains the job of a run folder in this thread, without a controller in another process; tests use
+// it. It begins the job, or resumes it from the newest checkpoint, and fills the folder as any run
+// does. The caller holds the lock of the run.
 link::JobEnd train_here(const run::RunLock& lock, const LocalRun& run);
 
 }  // namespace ductile::train

@@ -36,7 +36,7 @@ struct OutTile {
   int rows, cols;
 };
 
-// Mean and sum of squared deviations of `count` values a channel, merged block by block (Chan,
+// Mean and sum of squared deviations of `count` values per channel, merged block by block (Chan,
 // Golub and LeVeque 1979): no cancellation however far the mean lies from zero.
 struct Moments {
   float* mean;
