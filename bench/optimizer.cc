@@ -63,7 +63,9 @@ class Bench {
 
   void ours(const Rule& rule, int steps) {
     optim::Optimizer& optimizer = get(rule.name);
-    optim::StepInput in{.weights = w_.span(), .gradient = g_.span(), .hyper = optim::Hyper::of(spec::OptimizerOptions{.lr = 1e-4})};
+    optim::StepInput in{.weights = w_.span(),
+                        .gradient = g_.span(),
+                        .hyper = optim::Hyper::of(spec::OptimizerOptions{.lr = 1e-4})};
     if (rule.bf16) in.half_weights = half();
     if (rule.ema) {
       in.ema = average_.span();

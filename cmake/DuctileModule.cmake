@@ -9,11 +9,14 @@
 #         all_verify_interface_header_sets. SOURCES may hold private headers (_impl.h).
 # TESTS   GoogleTest sources, linked into ductile_<name>_test; TEST_LIBS for them alone. What several
 #         tests share lies in a folder testing/, which nothing but tests may include.
+# ASSETS  .css and .js files, embedded as constants of the module's namespace: charts.js of module
+#         page is ductile::page::kChartsJs, declared by a header of the module.
 # TORCH   the module is above the torch line; only such a module may include torch headers.
 
 # The layer of every module of the design; a module may use strictly lower ones.
 set(DUCTILE_LAYER_base 0)
 set(DUCTILE_LAYER_spec 1)
+set(DUCTILE_LAYER_page 1)
 set(DUCTILE_LAYER_process 1)
 foreach(m net graph data ckpt tune run)
   set(DUCTILE_LAYER_${m} 2)
@@ -42,7 +45,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/DuctilePch.cmake)
 
 function(ductile_module name)
   cmake_parse_arguments(M "TORCH" "" 
-    "DEPS;LIBS;PRIVATE_LIBS;HEADERS;SOURCES;TESTS;TEST_LIBS;TEST_ARGS" ${ARGN})
+    "DEPS;LIBS;PRIVATE_LIBS;HEADERS;SOURCES;ASSETS;TESTS;TEST_LIBS;TEST_ARGS" ${ARGN})
   if(M_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "ductile_module(${name}): unknown arguments ${M_UNPARSED_ARGUMENTS}")
   endif()
@@ -76,6 +79,15 @@ function(ductile_module name)
     ductile_use_pch(${target} torch)
   elseif(NOT OpenMP::OpenMP_CXX IN_LIST M_LIBS)  # -fopenmp changes what <algorithm> says
     ductile_use_pch(${target} library)
+  endif()
+
+  if(M_ASSETS)
+    set(embedded ${CMAKE_CURRENT_BINARY_DIR}/${name}_assets.cc)
+    add_custom_command(OUTPUT ${embedded}
+      COMMAND ${CMAKE_COMMAND} -DMODULE=${name} "-DFILES=${M_ASSETS}"
+        -DDIR=${CMAKE_CURRENT_SOURCE_DIR} -DOUT=${embedded} -P ${DUCTILE_CMAKE_DIR}/embed.cmake
+      DEPENDS ${M_ASSETS} ${DUCTILE_CMAKE_DIR}/embed.cmake VERBATIM)
+    target_sources(${target} PRIVATE ${embedded})
   endif()
 
   # Includes are checked before the module compiles, whenever one of its files changed.

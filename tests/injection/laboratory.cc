@@ -18,8 +18,8 @@
 
 #include "../elastic_programs.h"
 #include "ductile/base/error.h"
-#include "ductile/run/json_lines.h"
 #include "ductile/link/testing/test_model.h"
+#include "ductile/run/json_lines.h"
 
 namespace ductile::injection {
 namespace {

@@ -13,10 +13,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
-#include "ductile/process/descriptor.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/hosts.h"
@@ -54,44 +56,25 @@ int64_t parse_size(const std::string& text) {
   return value << found->second;
 }
 
-std::string size_text(int64_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  if (bytes >= 1 << 20) return fmt::format("{:.4g} MiB", b / (1 << 20));
-  if (bytes >= 1 << 10) return fmt::format("{:.4g} KiB", b / (1 << 10));
-  return fmt::format("{} B", bytes);
-}
-
-// Three digits: "3.14 ms".
-std::string time_text(double seconds) {
-  if (seconds <= 0) return "0";
-  const auto digits = [](double x, const char* unit) {
-    const int after = x >= 99.95 ? 0 : x >= 9.995 ? 1 : 2;
-    return fmt::format("{:.{}f} {}", x, after, unit);
-  };
-  if (seconds >= 0.9995) return digits(seconds, "s");
-  if (seconds >= 0.9995e-3) return digits(seconds * 1e3, "ms");
-  return digits(seconds * 1e6, "us");
-}
-
 // A rank as a process of ours: here, or a launcher's that runs it elsewhere.
 struct Rank {
   pid_t pid = -1;
-  process::Descriptor in;   // to its stdin
-  process::Descriptor out;  // from its stdout
+  Descriptor in;   // to its stdin
+  Descriptor out;  // from its stdout
   process::LineReader lines;
   std::string where;
 };
 
-process::Descriptor end_of(int fd) { return process::Descriptor(fd); }
+Descriptor end_of(int fd) { return Descriptor(fd); }
 
 void start(Rank& rank, const std::vector<std::string>& launcher, const fs::path& program) {
   int in[2], out[2];
   if (pipe2(in, O_CLOEXEC) != 0) fail_errno("pipe", errno);
-  process::Descriptor child_in = end_of(in[0]);
+  Descriptor child_in = end_of(in[0]);
   rank.in = end_of(in[1]);
   if (pipe2(out, O_CLOEXEC) != 0) fail_errno("pipe", errno);
   rank.out = end_of(out[0]);
-  process::Descriptor child_out = end_of(out[1]);
+  Descriptor child_out = end_of(out[1]);
   fcntl(rank.out.get(), F_SETFL, O_NONBLOCK);
   process::SpawnOptions spawn;
   spawn.program = program;
@@ -190,36 +173,6 @@ class Group {
   bool settled = false;
 };
 
-struct Column {
-  std::string head;
-  bool left = false;
-};
-
-// Columns two spaces apart, numbers to the right.
-std::string aligned(const std::vector<Column>& columns,
-                    const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> width;
-  for (const Column& c : columns) width.push_back(c.head.size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
-  }
-  std::string text;
-  const auto add = [&](const std::vector<std::string>& cells) {
-    std::string line;
-    for (size_t i = 0; i < cells.size(); ++i) {
-      if (i > 0) line += "  ";
-      line += columns[i].left ? fmt::format("{:<{}}", cells[i], width[i])
-                              : fmt::format("{:>{}}", cells[i], width[i]);
-    }
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  };
-  std::vector<std::string> heads;
-  for (const Column& c : columns) heads.push_back(c.head);
-  add(heads);
-  for (const auto& row : rows) add(row);
-  return text;
-}
-
 // 0.034 -> "+3 %".
 std::string behind_text(double share) {
   return fmt::format("+{:.0f} %", std::floor(share * 100 + 0.5));
@@ -253,15 +206,14 @@ std::string wrapped(const std::string& text) {
 }
 
 void print_size(const Json& size, bool first, bool explain, Console& console) {
-  std::vector<Column> columns = {{"", true},   {"algorithm", true}, {"pieces"}, {"predicted"},
-                                 {"measured"}, {"spread"},          {"to best"}};
-  if (explain) {
-    for (const char* head : {"steps", "alpha", "beta", "gamma"}) columns.push_back({head});
-  }
+  std::vector<std::vector<std::string>> rows = {
+      {"", "algorithm", "pieces", "predicted", "measured", "spread", "to best"}};
+  if (explain) rows[0].insert(rows[0].end(), {"steps", "alpha", "beta", "gamma"});
+  std::vector<page::Align> align(rows[0].size(), page::Align::right);
+  align[0] = align[1] = page::Align::left;
   const std::string chosen = size.at("chosen"), best = size.at("best");
   double least = 0;
   if (const Json* b = find_algorithm(size, best)) least = (*b)["measured"]["median"];
-  std::vector<std::vector<std::string>> rows;
   std::string others;
   for (const Json& a : size.at("algorithms")) {
     const std::string name = a.at("algorithm");
@@ -274,18 +226,19 @@ void print_size(const Json& size, bool first, bool explain, Console& console) {
     const double spread = (m.at("high").get<double>() - m.at("low").get<double>()) / median;
     rows.push_back({name == chosen ? "*" : "", name,
                     a.at("pieces") == 0 ? "" : std::to_string(a.at("pieces").get<int>()),
-                    a.contains("predicted") ? time_text(a.at("predicted")) : "", time_text(median),
-                    fmt::format("{:.0f} %", spread * 100),
+                    a.contains("predicted") ? page::as_short_duration(a.at("predicted")) : "",
+                    page::as_short_duration(median), fmt::format("{:.0f} %", spread * 100),
                     name == best ? "best" : behind_text(median / least - 1)});
     if (!explain) continue;
     const Json& parts = a.at("parts");
     if (a.at("rounds") == 0) continue;
     rows.back().push_back(std::to_string(a.at("rounds").get<int64_t>()));
     for (const char* part : {"latency", "transfer", "reduction"}) {
-      rows.back().push_back(time_text(parts.at(part)));
+      rows.back().push_back(page::as_short_duration(parts.at(part)));
     }
   }
-  console.print("{}{}\n{}", first ? "" : "\n", size_text(size.at("bytes")), aligned(columns, rows));
+  console.print("{}{}\n{}", first ? "" : "\n", page::as_bytes(size.at("bytes")),
+                page::table(rows, align));
   if (explain) {
     console.print("{}{}", others, wrapped("why: " + size.at("reason").get<std::string>()));
   }
@@ -297,15 +250,16 @@ void print_links(const Json& ready, Console& console) {
   const auto link = [&](const char* name, const char* text) {
     if (!c.contains(name)) return;
     const Json& l = c.at(name);
-    console.print("  {:<16}{:>9} latency  {:>11}", text, time_text(l.at("latency")),
+    console.print("  {:<16}{:>9} latency  {:>11}", text, page::as_short_duration(l.at("latency")),
                   rate(l.at("bandwidth")));
     if (l.contains("overhead")) {
-      console.print("  {:>9} of processor a message, each end", time_text(l.at("overhead")));
+      console.print("  {:>9} of processor a message, each end",
+                    page::as_short_duration(l.at("overhead")));
     }
     console.print("\n");
     if (l.contains("sustained")) {
       console.print("  {:<16}{:>9} {:>9}{:>11} beyond\n", "", "",
-                    size_text(l.at("burst").get<int64_t>()) + ",", rate(l.at("sustained")));
+                    page::as_bytes(l.at("burst")) + ",", rate(l.at("sustained")));
     }
   };
   link("inside", "inside a host");
@@ -315,19 +269,20 @@ void print_links(const Json& ready, Console& console) {
 }
 
 void print_summary(const Json& sizes, Console& console) {
-  std::vector<std::vector<std::string>> rows;
+  using page::Align;
+  std::vector<std::vector<std::string>> rows = {
+      {"size", "chosen", "takes", "best", "chosen to best"}};
   for (const Json& size : sizes) {
     const Json* chosen = find_algorithm(size, size.at("chosen"));
     const Json* best = find_algorithm(size, size.at("best"));
     if (chosen == nullptr || best == nullptr) continue;
-    rows.push_back({size_text(size.at("bytes")), way_text(*chosen),
-                    time_text((*chosen)["measured"]["median"]), way_text(*best),
+    rows.push_back({page::as_bytes(size.at("bytes")), way_text(*chosen),
+                    page::as_short_duration((*chosen)["measured"]["median"]), way_text(*best),
                     chosen == best ? "" : behind_text(size.at("regret"))});
   }
-  if (rows.size() < 2) return;
-  console.print(
-      "\n{}",
-      aligned({{"size"}, {"chosen", true}, {"takes"}, {"best", true}, {"chosen to best"}}, rows));
+  if (rows.size() < 3) return;  // the head and one size
+  console.print("\n{}", page::table(rows, {Align::right, Align::left, Align::right, Align::left,
+                                           Align::right}));
 }
 
 // A host of a run.
@@ -460,7 +415,7 @@ ExitCode bench_all_reduce(const AllReduceBenchCommand& command, Context& context
       const double seconds = c.at("seconds");
       const std::string file = c.at("file");
       console.say("{} ranks on {}, {}; {}", workers, where, transport,
-                  seconds > 0 ? fmt::format("links measured in {}", time_text(seconds))
+                  seconds > 0 ? "links measured in " + page::as_short_duration(seconds)
                               : fmt::format("links as measured before ({})", file));
       if (!command.json && command.explain) print_links(line, console);
     } else if (line.contains("bytes")) {

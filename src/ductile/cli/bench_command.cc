@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/table.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
 
 namespace ductile::cli {
@@ -52,7 +53,7 @@ ExitCode bench(const BenchCommand& command, Context& context) {
   if (command.name.empty()) {
     std::vector<std::vector<std::string>> rows;
     for (const Benchmark& b : kTable) rows.push_back({std::string(b.name), std::string(b.help)});
-    context.console.print("{}", table(rows));
+    context.console.print("{}", page::table(rows));
     return kDone;
   }
   const fs::path program = find_benchmark(kTable.at(command.name).program);

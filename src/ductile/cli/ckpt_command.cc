@@ -7,8 +7,9 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/export.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
-#include "ductile/run/format.h"
 
 namespace ductile::cli {
 namespace {
@@ -60,11 +61,11 @@ ExitCode ckpt_list(const CkptCommand& command, Context& context) {
   }
   std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "TENSORS", "CHUNKS", "STATE"}};
   for (const auto& c : found) {
-    rows.push_back({std::to_string(c.step), run::as_bytes(static_cast<double>(c.total_bytes)),
+    rows.push_back({std::to_string(c.step), page::as_bytes(static_cast<double>(c.total_bytes)),
                     std::to_string(c.num_tensors), std::to_string(c.num_chunks),
                     c.error.empty() ? "ok" : "refused: " + c.error});
   }
-  context.console.print("{}", table(rows));
+  context.console.print("{}", page::table(rows));
   return kDone;
 }
 
@@ -88,13 +89,13 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
   }
   context.console.print(
       "step {}, digest {}, {} in {} tensors\n\n", checkpoint.step(), ckpt::state_digest(checkpoint),
-      run::as_bytes(static_cast<double>(checkpoint.total_bytes())), checkpoint.tensors().size());
+      page::as_bytes(static_cast<double>(checkpoint.total_bytes())), checkpoint.tensors().size());
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "TYPE", "SHAPE", "SIZE"}};
   for (const auto& t : checkpoint.tensors()) {
     rows.push_back({t.name, std::string(to_string(t.dtype)), shape_text(t.shape),
-                    run::as_bytes(static_cast<double>(t.num_bytes))});
+                    page::as_bytes(static_cast<double>(t.num_bytes))});
   }
-  context.console.print("{}", table(rows));
+  context.console.print("{}", page::table(rows));
   return kDone;
 }
 
@@ -111,7 +112,7 @@ ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
     for (const std::string& refused : result.refused)
       context.console.print("{}: refused\n", refused);
     context.console.print("{} chunks, {} read\n", result.num_chunks,
-                          run::as_bytes(static_cast<double>(result.chunk_bytes)));
+                          page::as_bytes(static_cast<double>(result.chunk_bytes)));
   }
   return result.ok() ? kDone : kFailed;
 }

@@ -74,10 +74,6 @@ TEST(ExitCodes, FollowTheKindOfError) {
   EXPECT_EQ(exit_code(ErrorCode::internal), 1);
 }
 
-TEST(Table, PadsColumnsAndLeavesNoBlanksAtLineEnds) {
-  EXPECT_EQ(table({{"a", "long", ""}, {"bbb", "c", "d"}}), "a    long\nbbb  c     d\n");
-}
-
 TEST(CommandLine, HelpGoesToStdoutAndErrorsToStderr) {
   const Said help = say({"--help"});
   EXPECT_EQ(help.code, kDone);

@@ -4,6 +4,7 @@
 
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/terminal.h"
 
 namespace ductile::cli {
 namespace {
@@ -80,7 +81,7 @@ ExitCode config(const ConfigCommand& command, Context& context) {
       if (command.changed && field.origin.is_default()) continue;
       rows.push_back({field.path, to_toml(field.ref), field.origin.text});
     }
-    console.print("{}", table(rows));
+    console.print("{}", page::table(rows));
   } else {
     console.print("{}", commented_toml(job.options, command.changed));
   }

@@ -3,7 +3,6 @@
 #include <ostream>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -43,8 +42,5 @@ class Console {
   std::ostream& out_;
   std::ostream& err_;
 };
-
-// Columns padded to their widest cell, two spaces apart; the first row is the header.
-std::string table(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace ductile::cli

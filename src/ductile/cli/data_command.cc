@@ -9,7 +9,8 @@
 #include "ductile/cli/data_format.h"
 #include "ductile/data/convert.h"
 #include "ductile/data/inspect.h"
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 
 namespace ductile::cli {
 namespace {
@@ -84,10 +85,10 @@ void print_result(Console& console, const data::InspectResult& result) {
   std::vector<std::vector<std::string>> rows = {
       {"split", std::string(name_of(result.split))},
       {"format", info.format},
-      {"samples", run::with_thousands(static_cast<double>(result.good))},
-      {"stored", run::as_bytes(static_cast<double>(result.stored_bytes))}};
+      {"samples", page::with_thousands(static_cast<double>(result.good))},
+      {"stored", page::as_bytes(static_cast<double>(result.stored_bytes))}};
   if (info.tokens) {
-    rows.push_back({"vocabulary", run::with_thousands(static_cast<double>(info.num_classes))});
+    rows.push_back({"vocabulary", page::with_thousands(static_cast<double>(info.num_classes))});
     rows.push_back({"tokens a sample", std::to_string(info.sequence_length)});
   } else {
     rows.push_back({"shape", fmt::format("{} x {} x {}", info.channels,
@@ -101,14 +102,14 @@ void print_result(Console& console, const data::InspectResult& result) {
   for (const auto& [name, count] : result.encodings)
     encodings += fmt::format("{}{} {}", encodings.empty() ? "" : ", ", count, name);
   rows.push_back({"encodings", encodings});
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
   if (!result.class_counts.empty()) {
     rows = {{"CLASS", "NAME", "SAMPLES"}};
     for (size_t c = 0; c < result.class_counts.size(); ++c) {
       rows.push_back({std::to_string(c), c < info.class_names.size() ? info.class_names[c] : "",
                       std::to_string(result.class_counts[c])});
     }
-    console.print("\n{}", table(rows));
+    console.print("\n{}", page::table(rows));
   }
   print_bad(console, result.bad);
 }
@@ -152,7 +153,7 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context) {
       return;
     }
     context.console.print("{}: {} samples, {} in {} files\n", name_of(split), result.samples,
-                          run::as_bytes(static_cast<double>(result.bytes)), result.files.size());
+                          page::as_bytes(static_cast<double>(result.bytes)), result.files.size());
     print_bad(context.console, result.bad);
   });
   if (command.json) context.console.print("{}\n", dump_json(all, 2));

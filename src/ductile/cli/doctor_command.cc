@@ -12,8 +12,9 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
-#include "ductile/run/format.h"
 
 namespace ductile::cli {
 namespace {
@@ -62,7 +63,7 @@ std::optional<std::string> find_program(std::string_view name) {
 }
 
 // What a program prints, or nothing where it cannot be run or fails. `command` is fixed text or
-// quoted by quote().
+// quoted by shell_word().
 std::optional<std::string> output_of(const std::string& command) {
   FILE* pipe = popen((command + " 2>/dev/null").c_str(), "re");
   if (pipe == nullptr) return std::nullopt;
@@ -73,12 +74,6 @@ std::optional<std::string> output_of(const std::string& command) {
   }
   if (pclose(pipe) != 0) return std::nullopt;
   return text;
-}
-
-std::string quote(const std::string& text) {
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -159,7 +154,8 @@ Json worker_facts() {
   try {
     const std::string program = process::find_worker().string();
     facts["path"] = program;
-    const auto text = output_of("OMP_WAIT_POLICY=PASSIVE " + quote(program) + " --describe");
+    const auto text =
+        output_of("OMP_WAIT_POLICY=PASSIVE " + page::shell_word(program) + " --describe");
     facts["runs"] = text.has_value();
     if (text) {
       const Json said = parse_json<Json>(*text);
@@ -203,7 +199,8 @@ Json compiler_facts() {
       tools[name] = nullptr;
       continue;
     }
-    tools[name] = first_line(output_of(quote(*program) + " --version").value_or("does not run"));
+    tools[name] =
+        first_line(output_of(page::shell_word(*program) + " --version").value_or("does not run"));
   }
   return tools;
 }
@@ -243,10 +240,11 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
   std::string features;
   for (const auto& flag : cpu["features"]) features += " " + flag.get<std::string>();
   const Json& memory = facts["memory"];
-  std::string bytes = fmt::format("{} free of {}", run::as_bytes(memory["available"].get<double>()),
-                                  run::as_bytes(memory["total"].get<double>()));
+  std::string bytes =
+      fmt::format("{} free of {}", page::as_bytes(memory["available"].get<double>()),
+                  page::as_bytes(memory["total"].get<double>()));
   if (!memory["limit"].is_null())
-    bytes += ", control-group limit " + run::as_bytes(memory["limit"].get<double>());
+    bytes += ", control-group limit " + page::as_bytes(memory["limit"].get<double>());
   const auto library = [&](const char* name) -> std::string {
     const Json& found = facts[name];
     if (found.is_null()) return "not found";
@@ -291,7 +289,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
   for (const auto& [name, version] : facts["tools"].items()) {
     rows.push_back({name, version.is_null() ? "not found" : version.get<std::string>()});
   }
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
   if (missing.empty()) {
     console.print("\nNothing is missing.\n");
     return;

@@ -79,7 +79,8 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
-  if (run.setup != server::load_host_setup(folder.path())) server::save_host_setup(folder.path(), run.setup);
+  if (run.setup != server::load_host_setup(folder.path()))
+    server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
   // A fault of one host is for the others to make up for; on one machine a crash that comes back

@@ -5,8 +5,8 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
-#include "ductile/process/descriptor.h"
 
 namespace ductile::cli {
 
@@ -17,7 +17,7 @@ class HeldSignals {
     sigemptyset(&held_);
     for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGTSTP, SIGCONT}) sigaddset(&held_, s);
     if (sigprocmask(SIG_BLOCK, &held_, &before_) != 0) fail_errno("sigprocmask", errno);
-    fd_ = process::Descriptor(signalfd(-1, &held_, SFD_CLOEXEC | SFD_NONBLOCK));
+    fd_ = Descriptor(signalfd(-1, &held_, SFD_CLOEXEC | SFD_NONBLOCK));
     if (fd_.get() < 0) fail_errno("signalfd", errno);
   }
   HeldSignals(const HeldSignals&) = delete;
@@ -32,7 +32,7 @@ class HeldSignals {
 
  private:
   sigset_t held_{}, before_{};
-  process::Descriptor fd_;
+  Descriptor fd_;
 };
 
 }  // namespace ductile::cli

@@ -8,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/client.h"
 #include "ductile/server/job_controller.h"
@@ -63,13 +64,13 @@ ExitCode status(const LiveCommand& command, Context& context) {
   };
   const int64_t checkpoint = answer.at("checkpoint");
   console.print(
-      "{}",
-      table({{"phase", answer.at("phase").get<std::string>()},
-             {"now", answer.at("why").get<std::string>()},
-             {"step", number("step")},
-             {"checkpoint", checkpoint < 0 ? "none" : std::to_string(checkpoint)},
-             {"workers wanted", number("wanted")},
-             {"generation", std::to_string(answer.at("generation").at("number").get<int64_t>())}}));
+      "{}", page::table({{"phase", answer.at("phase").get<std::string>()},
+                         {"now", answer.at("why").get<std::string>()},
+                         {"step", number("step")},
+                         {"checkpoint", checkpoint < 0 ? "none" : std::to_string(checkpoint)},
+                         {"workers wanted", number("wanted")},
+                         {"generation",
+                          std::to_string(answer.at("generation").at("number").get<int64_t>())}}));
   std::vector<std::vector<std::string>> rows = {
       {"worker", "phase", "step", "virtual ranks", "host", ""}};
   for (const json& worker : answer.at("workers")) {
@@ -78,7 +79,7 @@ ExitCode status(const LiveCommand& command, Context& context) {
          std::to_string(worker.at("step").get<int64_t>()), ranks_of(worker),
          worker.value("host", ""), worker.at("connected").get<bool>() ? "" : "not connected"});
   }
-  if (rows.size() > 1) console.print("\n{}", table(rows));
+  if (rows.size() > 1) console.print("\n{}", page::table(rows));
   return kDone;
 }
 

@@ -2,7 +2,8 @@
 
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/spec/models.h"
 
 namespace ductile::cli {
@@ -23,10 +24,10 @@ ExitCode models(const ModelsCommand& command, Context& context) {
   std::vector<std::vector<std::string>> rows = {{"NAME", "PARAMETERS", "AT", "WHAT"}};
   for (const spec::ModelHelp& model : spec::models()) {
     rows.push_back({std::string(model.name),
-                    run::with_thousands(static_cast<double>(model.num_parameters)),
+                    page::with_thousands(static_cast<double>(model.num_parameters)),
                     std::string(model.reference), std::string(model.help)});
   }
-  context.console.print("{}", table(rows));
+  context.console.print("{}", page::table(rows));
   return kDone;
 }
 

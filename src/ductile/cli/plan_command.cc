@@ -8,9 +8,10 @@
 #include "ductile/cli/commands.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/plan/baselines/megatron.h"
 #include "ductile/plan/report.h"
-#include "ductile/run/format.h"
 
 namespace ductile::cli {
 namespace {
@@ -65,7 +66,7 @@ void print_builders(Console& console) {
     }
     rows.push_back({std::string(b.name), parameters, std::string(b.help)});
   }
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
 }
 
 void print_stages(const plan::Report& r, Console& console) {
@@ -83,11 +84,12 @@ void print_stages(const plan::Report& r, Console& console) {
         {std::to_string(i),
          s.devices.empty() ? fmt::format("any {}", s.num_devices()) : plan::device_runs(s.devices),
          std::to_string(s.replicas), std::to_string(s.tensor), std::to_string(s.micro_batch),
-         std::to_string(r.timeline.peak_in_flight[i]), plan::seconds_text(t.forward),
-         plan::seconds_text(t.backward_input + t.backward_weight),
-         run::as_bytes(r.timeline.peak_memory[i]), run::as_bytes(r.timeline.memory_limit[i]), ops});
+         std::to_string(r.timeline.peak_in_flight[i]), page::as_short_duration(t.forward),
+         page::as_short_duration(t.backward_input + t.backward_weight),
+         page::as_bytes(r.timeline.peak_memory[i]), page::as_bytes(r.timeline.memory_limit[i]),
+         ops});
   }
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
 }
 
 void print_comparison(const plan::Report& r, Console& console) {
@@ -95,9 +97,9 @@ void print_comparison(const plan::Report& r, Console& console) {
       {"PLANNER", "ITERATION", "SAMPLES/S", "OURS IS FASTER BY", "BUBBLE", "STAGES", "SEARCH"}};
   const auto row = [&](const std::string& name, const plan::Timeline& t, const plan::Plan& p,
                        const std::string& ratio, double cpu) {
-    rows.push_back({name, plan::seconds_text(t.seconds), run::with_thousands(t.throughput(p)),
-                    ratio, run::as_percent(t.bubble), std::to_string(p.stages.size()),
-                    plan::seconds_text(cpu)});
+    rows.push_back({name, page::as_short_duration(t.seconds), page::with_thousands(t.throughput(p)),
+                    ratio, page::as_percent(t.bubble), std::to_string(p.stages.size()),
+                    page::as_short_duration(cpu)});
   };
   row("ductile", r.timeline, r.planned.plan, "", r.planned.cpu_seconds);
   for (const plan::Compared& c : r.compared) {
@@ -107,10 +109,11 @@ void print_comparison(const plan::Report& r, Console& console) {
                                  : "",
           c.result.cpu_seconds);
     } else {
-      rows.push_back({c.name, "none", "", "", "", "", plan::seconds_text(c.result.cpu_seconds)});
+      rows.push_back(
+          {c.name, "none", "", "", "", "", page::as_short_duration(c.result.cpu_seconds)});
     }
   }
-  console.print("\n{}", table(rows));
+  console.print("\n{}", page::table(rows));
   for (const plan::Compared& c : r.compared) {
     if (!c.result.ok()) console.print("{}: {}\n", c.name, c.result.failure);
   }
@@ -122,23 +125,24 @@ void print_report(const plan::Report& r, Console& console) {
                 r.graph.ops.size(), r.devices.size(), plan::samples_text(r.graph, p.plan.batch),
                 p.plan.schedule == plan::ScheduleKind::kfkb ? "1F1B" : "zero-bubble");
   print_stages(r, console);
-  console.print("\nIteration  {}, {} {}/s, bubble {}\n", plan::seconds_text(r.timeline.seconds),
-                run::with_thousands(r.timeline.throughput(p.plan)),
+  console.print("\nIteration  {}, {} {}/s, bubble {}\n",
+                page::as_short_duration(r.timeline.seconds),
+                page::with_thousands(r.timeline.throughput(p.plan)),
                 r.graph.sample == "micro-batch" ? "micro-batches" : "samples",
-                run::as_percent(r.timeline.bubble));
+                page::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
   if (p.formula_seconds > 0) {
     const bool time = r.objective == plan::Objective::time;
     const auto figure = [&](double v) {
-      return time ? plan::seconds_text(v) : fmt::format("{:.3g} s for the steady state", v);
+      return time ? page::as_short_duration(v) : fmt::format("{:.3g} s for the steady state", v);
     };
     console.print(
         "Formula    {} (best found: {}); no plan of the space has less than {} by it: gap {}\n",
         figure(p.formula_seconds), figure(p.best_formula_seconds), figure(p.lower_bound),
-        run::as_percent(p.gap));
+        page::as_percent(p.gap));
     console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
-                  plan::seconds_text(p.schedule_bound), run::as_percent(p.schedule_gap));
-    console.print("Search     {} CPU, {}{}\n", plan::seconds_text(p.cpu_seconds), p.space,
+                  page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
+    console.print("Search     {} CPU, {}{}\n", page::as_short_duration(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");
   }
   if (!r.compared.empty()) print_comparison(r, console);

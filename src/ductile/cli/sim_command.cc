@@ -1,14 +1,18 @@
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/progress_bar.h"
+#include "ductile/page/terminal.h"
 #include "ductile/sched/policy.h"
 #include "ductile/sim/experiment.h"
 #include "ductile/sim/metrics.h"
@@ -101,38 +105,30 @@ void make_folder(const fs::path& folder) {
          folder.string(), error.message());
 }
 
-// One line on the terminal, drawn over; nothing elsewhere.
+// All runs on one live line of a terminal; nothing elsewhere.
 class Bar {
  public:
-  Bar(Console& console, size_t runs) : console_(console), runs_(runs) {}
-  ~Bar() { clear(); }
+  Bar(const Console& console, size_t runs) : runs_(runs) {
+    if (console.err_terminal && console.verbosity >= 0) bar_.emplace(STDERR_FILENO);
+  }
   void show(const std::string& what, const sim::SimProgress& progress, size_t run) {
-    if (!console_.err_terminal || console_.verbosity < 0) return;
+    if (!bar_) return;
     const double done = progress.jobs > 0 ? static_cast<double>(progress.finished) /
                                                 static_cast<double>(progress.jobs)
                                           : 1;
-    const int percent =
-        static_cast<int>(100 * (static_cast<double>(run) + done) / static_cast<double>(runs_));
-    if (percent == shown_ && what == what_) return;
-    shown_ = percent;
-    what_ = what;
-    std::string filled(static_cast<size_t>(percent) / 5, '#');
-    filled.resize(20, '.');
-    console_.err() << fmt::format("\r{} {:3} %  {}\033[K", filled, percent, what) << std::flush;
+    const double share = (static_cast<double>(run) + done) / static_cast<double>(runs_);
+    bar_->show({.parts = {{what, 1}, {fmt::format("{:.0f}%", 100 * share), 2}}, .share = share});
   }
   void clear() {
-    if (shown_ >= 0) console_.err() << "\r\033[K" << std::flush;
-    shown_ = -1;
+    if (bar_) bar_->clear();
   }
 
  private:
-  Console& console_;
   size_t runs_;
-  int shown_ = -1;
-  std::string what_;
+  std::optional<page::ProgressBar> bar_;
 };
 
-std::string seconds(double value) { return run::with_thousands(std::round(value)); }
+std::string seconds(double value) { return page::with_thousands(std::round(value)); }
 
 // Columns that only some runs have.
 struct Shown {
@@ -147,7 +143,7 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
                                   seconds(s.p90),
                                   seconds(s.p99),
                                   seconds(s.makespan),
-                                  run::with_thousands(std::round(s.device_hours)),
+                                  page::with_thousands(std::round(s.device_hours)),
                                   fmt::format("{:.2f}", s.restarts),
                                   fmt::format("{:.1f} %", 100 * s.utilisation),
                                   fmt::format("{:.2f}", s.worst_fairness),
@@ -161,7 +157,7 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
   if (shown.sla) row.insert(row.end(), {kept(s.tiers[0]), kept(s.tiers[1])});
   if (shown.services)
     row.push_back(fmt::format("{:.1f} % ({:.0f} %)", 100 * s.attained, 100 * s.worst_hour));
-  row.push_back(run::as_duration(s.decision_mean));
+  row.push_back(page::as_duration(s.decision_mean));
   return row;
 }
 
@@ -284,7 +280,7 @@ void print_table(const std::vector<sim::ExperimentRun>& runs,
   rows[0].push_back("DECISION");
   for (const std::string& policy : policies)
     rows.push_back(row_of(policy, sim::average_of(runs, policy), shown));
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
 }
 
 }  // namespace
@@ -311,7 +307,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
                           const sim::SimProgress& progress) {
     bar.show(policy.empty() ? fmt::format("bound on {}", workload.name)
                             : fmt::format("{} on {}, {}", policy, workload.name,
-                                          run::as_duration(progress.now)),
+                                          page::as_duration(progress.now)),
              progress, run);
   };
   const std::vector<sim::ExperimentRun> runs =

@@ -15,15 +15,16 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
-#include "ductile/run/format.h"
 #include "ductile/run/history.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
-#include "ductile/run/progress_bar.h"
+#include "ductile/run/progress_line.h"
 #include "ductile/spec/models.h"
 
 namespace ductile::cli {
@@ -109,7 +110,7 @@ class Listener {
     const auto known = run::decode(text);
     if (!known) return;
     if (const auto* progress = std::get_if<run::Progress>(&*known)) {
-      if (bar_) bar_->show(*progress);
+      if (bar_) bar_->show(run::progress_line(*progress));
     } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
       error_ = failed->text;
     } else if (const auto* told = std::get_if<run::Message>(&*known)) {
@@ -147,7 +148,7 @@ class Listener {
   }
 
   Console& console_;
-  std::optional<run::ProgressBar> bar_;
+  std::optional<page::ProgressBar> bar_;
   std::string error_;
   std::string failed_save_;  // the last one that was told
 };
@@ -223,19 +224,19 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   };
   if (done.is_object() && done.value("status", "") == "target_reached")
     rows.push_back({"ending", "target reached"});
-  row("steps", number(done, "step"), run::with_thousands);
-  row("epochs", number(done, "epoch"), run::as_number);
-  row("accuracy", number(part("final"), "accuracy"), run::as_percent);
-  row("loss", number(part("final"), "loss"), run::as_number);
-  row("best accuracy", number(part("best"), "accuracy"), run::as_percent);
-  row("samples/s", number(done, "samples_per_second"), run::with_thousands);
-  row("time", number(part("cost"), "wall_seconds"), run::as_duration);
-  row("core time", number(part("cost"), "core_seconds"), run::as_duration);
+  row("steps", number(done, "step"), page::with_thousands);
+  row("epochs", number(done, "epoch"), page::as_number);
+  row("accuracy", number(part("final"), "accuracy"), page::as_percent);
+  row("loss", number(part("final"), "loss"), page::as_number);
+  row("best accuracy", number(part("best"), "accuracy"), page::as_percent);
+  row("samples/s", number(done, "samples_per_second"), page::with_thousands);
+  row("time", number(part("cost"), "wall_seconds"), page::as_duration);
+  row("core time", number(part("cost"), "core_seconds"), page::as_duration);
   row("energy", number(part("cost"), "energy_joules"),
-      [](double joules) { return run::with_thousands(joules) + " J"; });
+      [](double joules) { return page::with_thousands(joules) + " J"; });
   rows.push_back({"run", folder.path().string()});
   rows.push_back({"report", folder.report_file().string()});
-  console.print("{}", table(rows));
+  console.print("{}", page::table(rows));
 }
 
 }  // namespace

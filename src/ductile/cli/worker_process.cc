@@ -9,16 +9,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/cli/held_signals.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 
 namespace ductile::cli {
 namespace {
 
-using process::Descriptor;
 using process::LineReader;
 
 // Kills and reaps the worker if an exception leaves run_worker.

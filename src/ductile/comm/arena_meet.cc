@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/comm/arena_impl.h"
 
@@ -36,25 +37,6 @@ struct Welcome {
   uint64_t magic;
   int32_t num_fds;  // 0: refused, for the reason
   char reason[200];
-};
-
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_ = -1;
 };
 
 struct Address {
@@ -89,8 +71,8 @@ void check_given_up(const ArenaOptions& options, const std::string& name) {
     fail(ErrorCode::peer_lost, "the meeting in the arena '{}' was given up", name);
 }
 
-Fd make_segment(size_t bytes) {
-  Fd fd(memfd_create("ductile-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Descriptor make_segment(size_t bytes) {
+  Descriptor fd(memfd_create("ductile-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) fail_errno("create the arena's segment", errno);
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     fail_errno(fmt::format("size the arena's segment to {} bytes", bytes), errno);
@@ -120,7 +102,7 @@ void send_fds(int socket, const Welcome& welcome, const std::vector<int>& fds) {
 }
 
 // The answer with its file descriptors; num_fds < 0 if the connection ended without one.
-Welcome receive_fds(int socket, std::vector<Fd>& fds) {
+Welcome receive_fds(int socket, std::vector<Descriptor>& fds) {
   Welcome welcome{};
   welcome.num_fds = -1;
   std::vector<char> control(CMSG_SPACE(sizeof(int) * (Arena::kMaxRanks + 1)));
@@ -146,8 +128,8 @@ Welcome receive_fds(int socket, std::vector<Fd>& fds) {
 }
 
 struct Guest {
-  Fd socket;
-  Fd pidfd;
+  Descriptor socket;
+  Descriptor pidfd;
 };
 
 // The meeting as rank 0 sees it.
@@ -157,7 +139,7 @@ class Host {
        Clock::time_point deadline)
       : num_ranks_(num_ranks), options_(options), guests_(static_cast<size_t>(num_ranks)) {
     const Address address(name);
-    listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (listener_.get() < 0) fail_errno("open a socket for the arena", errno);
     while (bind(listener_.get(), address.get(), address.length) != 0) {
       if (errno != EADDRINUSE) fail_errno(fmt::format("meet under the name '{}'", name), errno);
@@ -184,10 +166,10 @@ class Host {
              num_ranks_, refused_.empty() ? "" : "; refused: " + refused_);
       }
       std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-      for (const Fd& f : waiting_) polled.push_back({f.get(), POLLIN, 0});
+      for (const Descriptor& f : waiting_) polled.push_back({f.get(), POLLIN, 0});
       for (const Guest& g : guests_) polled.push_back({g.socket.get(), 0, 0});
       if (poll(polled.data(), polled.size(), milliseconds_to(deadline)) <= 0) continue;
-      std::vector<Fd> still;
+      std::vector<Descriptor> still;
       for (size_t i = 0; i < waiting_.size(); ++i) {
         if (polled[1 + i].revents == 0) {
           still.push_back(std::move(waiting_[i]));
@@ -203,7 +185,7 @@ class Host {
       }
       waiting_ = std::move(still);
       if (polled[0].revents != 0) {
-        Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        Descriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd.get() >= 0 && same_user(fd.get()) && waiting_.size() < 1024) {
           waiting_.push_back(std::move(fd));
         }
@@ -218,7 +200,7 @@ class Host {
                                           [](const Guest& g) { return g.socket.get() < 0; }));
   }
 
-  void hear(Fd fd) {
+  void hear(Descriptor fd) {
     Hello hello{};
     if (recv(fd.get(), &hello, sizeof hello, 0) != static_cast<ssize_t>(sizeof hello) ||
         hello.magic != kMagic) {
@@ -236,9 +218,9 @@ class Host {
       reason = fmt::format("rank {} is there already", hello.rank);
     }
     pid_t pid = 0;
-    Fd pidfd;
+    Descriptor pidfd;
     if (reason.empty() && same_user(fd.get(), &pid)) {
-      pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+      pidfd = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
       if (pidfd.get() < 0) reason = fmt::format("process {} cannot be watched", pid);
     }
     if (!reason.empty()) {
@@ -253,20 +235,20 @@ class Host {
 
   int num_ranks_;
   const ArenaOptions& options_;
-  Fd listener_;
-  std::vector<Fd> waiting_;  // connected, not heard yet
+  Descriptor listener_;
+  std::vector<Descriptor> waiting_;  // connected, not heard yet
   std::vector<Guest> guests_;
   std::string refused_;
 };
 
-std::vector<Fd> join(const std::string& name, const Hello& hello, const ArenaOptions& options,
-                     Clock::time_point deadline) {
+std::vector<Descriptor> join(const std::string& name, const Hello& hello,
+                             const ArenaOptions& options, Clock::time_point deadline) {
   const Address address(name);
   std::string reason = "nobody meets there";
   while (true) {
-    Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    Descriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (fd.get() < 0) fail_errno("open a socket for the arena", errno);
-    std::vector<Fd> fds;
+    std::vector<Descriptor> fds;
     if (connect(fd.get(), address.get(), address.length) == 0) {
       if (!same_user(fd.get())) {
         fail(ErrorCode::conflict, "a process of another user meets under the name '{}'", name);
@@ -314,7 +296,7 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
   rounded.region_bytes =
       (std::max<size_t>(options.region_bytes, 1) + kHugePage - 1) / kHugePage * kHugePage;
   const ArenaLayout layout(num_ranks, rounded.region_bytes);
-  std::vector<Fd> fds;  // the segment, then a pidfd of each rank
+  std::vector<Descriptor> fds;  // the segment, then a pidfd of each rank
   if (rank == 0) {
     std::vector<Guest> guests = Host(name, num_ranks, rounded, deadline).gather(name, deadline);
     fds.push_back(make_segment(layout.total));
@@ -327,11 +309,11 @@ std::unique_ptr<Arena> Arena::meet(const std::string& name, int rank, int num_ra
       header->region_bytes = rounded.region_bytes;
     }
     for (int r = 0; r < num_ranks; ++r) {
-      fds.push_back(r == 0 ? Fd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)))
+      fds.push_back(r == 0 ? Descriptor(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)))
                            : std::move(guests[r].pidfd));
     }
     std::vector<int> raw;
-    for (const Fd& fd : fds) raw.push_back(fd.get());
+    for (const Descriptor& fd : fds) raw.push_back(fd.get());
     for (int r = 1; r < num_ranks; ++r) {
       send_fds(guests[r].socket.get(), Welcome{kMagic, num_ranks + 1, {}}, raw);
     }

@@ -1,7 +1,6 @@
 // ductile-bench-rank: one rank of `ductile bench all-reduce`, which starts it here or, through a
 // launcher, on another host. Nothing on its command line: it reads one line of JSON from stdin (the
 // secret is in it) and answers with lines of JSON on stdout. Its end of stdin is its end.
-#include <cstdio>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -12,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/log.h"
 #include "ductile/base/machine.h"
 #include "ductile/comm/bench_ranks.h"
 #include "ductile/comm/benchmark.h"
@@ -147,7 +147,7 @@ int main() {
     std::string line;
     std::getline(std::cin, line);
     if (line.empty()) {
-      std::fprintf(stderr, "ductile-bench-rank is started by `ductile bench all-reduce`\n");
+      log_line("ductile-bench-rank is started by `ductile bench all-reduce`");
       return 2;
     }
     spec = parse_json<Json>(line);

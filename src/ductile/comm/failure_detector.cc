@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/net/frames.h"
 
@@ -57,10 +58,9 @@ class FailureDetector::Loop {
         options_(std::move(options)),
         on_loss_(std::move(on_loss)),
         on_stall_(std::move(on_stall)) {
-    epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (epoll_ < 0 || wake_ < 0) fail_errno("cannot make the descriptors of a detector", errno);
-    watch(wake_, nullptr, EPOLL_CTL_ADD, EPOLLIN);
+    epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    wake_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
+    watch(wake_.get(), nullptr, EPOLL_CTL_ADD, EPOLLIN);
     for (MeshLink& link : links) {
       auto [place, fresh] = peers_.try_emplace(link.peer, std::move(link));
       watch(place->second.link.socket.fd(), &place->second, EPOLL_CTL_ADD, EPOLLIN);
@@ -71,14 +71,12 @@ class FailureDetector::Loop {
   ~Loop() {
     thread_.request_stop();
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
     thread_.join();
     const std::array<std::byte, 1> goodbye{static_cast<std::byte>(Kind::goodbye)};
     for (auto& [rank, peer] : peers_) {
       if (peer.state == Peer::State::alive) transmit(peer, goodbye);
     }
-    close(wake_);
-    close(epoll_);
   }
 
   void report(const Position& p) {
@@ -116,7 +114,7 @@ class FailureDetector::Loop {
     epoll_event event{};
     event.events = events;
     event.data.ptr = peer;
-    if (epoll_ctl(epoll_, operation, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+    if (epoll_ctl(epoll_.get(), operation, fd, &event) != 0) fail_errno("epoll_ctl", errno);
   }
 
   Position own() const {
@@ -150,7 +148,8 @@ class FailureDetector::Loop {
   // False: it looked without waiting and there was nothing.
   bool handle_events(int wait) {
     std::array<epoll_event, 64> events;
-    const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait);
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
     bool any = count < 0 || wait > 0;  // a stop and continue interrupts the wait: look again
     for (int i = 0; i < count; ++i) {
       auto* peer = static_cast<Peer*>(events[static_cast<size_t>(i)].data.ptr);
@@ -209,7 +208,7 @@ class FailureDetector::Loop {
   // The socket stays open until the end: who was lost is told so when it wakes up.
   void retire(Peer& peer, Peer::State state) {
     peer.state = state;
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.link.socket.fd(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.link.socket.fd(), nullptr);
   }
 
   void lose(Peer& peer, const std::string& how) {
@@ -324,8 +323,8 @@ class FailureDetector::Loop {
   const DetectorOptions options_;
   const OnLoss on_loss_;
   const OnStall on_stall_;
-  int epoll_ = -1;
-  int wake_ = -1;
+  Descriptor epoll_;
+  Descriptor wake_;
   std::map<int, Peer> peers_;
   Position seen_;
   Deadline seen_since_ = Clock::now();

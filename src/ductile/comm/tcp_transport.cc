@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/comm/loss_latch_impl.h"
 #include "ductile/comm/tcp_connection_impl.h"
@@ -25,14 +26,9 @@ class TcpTransport final : public Transport {
  public:
   TcpTransport(const Group& group, const TcpOptions& options, std::vector<MeshLink> links)
       : group_(group), num_rails_(options.links.size()), spin_(options.spin), loss_(group) {
-    epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (epoll_ < 0 || wake_ < 0) {
-      const int error = errno;
-      close_descriptors();
-      fail_errno("cannot make the descriptors of a transport", error);
-    }
-    watch(wake_, nullptr, EPOLLIN);
+    epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    wake_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
+    watch(wake_.get(), nullptr, EPOLLIN);
     by_peer_.resize(static_cast<size_t>(group.size) * num_rails_);
     for (MeshLink& link : links) {
       auto& place =
@@ -50,7 +46,6 @@ class TcpTransport final : public Transport {
       connection->abandon();
     }
     by_peer_.clear();
-    close_descriptors();
   }
 
   int rank() const override { return group_.rank; }
@@ -88,7 +83,7 @@ class TcpTransport final : public Transport {
 
   void wake() override {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
   }
 
   void fail(PeerLoss loss) override {
@@ -103,7 +98,7 @@ class TcpTransport final : public Transport {
     epoll_event event{};
     event.events = events;
     event.data.ptr = connection;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
   }
 
   TcpConnection& connection(int peer, Tag tag) {
@@ -131,8 +126,8 @@ class TcpTransport final : public Transport {
     timespec timeout;
     timeout.tv_sec = static_cast<time_t>(wait.count() / 1'000'000'000);
     timeout.tv_nsec = static_cast<long>(wait.count() % 1'000'000'000);
-    const int count =
-        epoll_pwait2(epoll_, events.data(), static_cast<int>(events.size()), &timeout, nullptr);
+    const int count = epoll_pwait2(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                   &timeout, nullptr);
     if (count < 0 && errno != EINTR) fail_errno("epoll_pwait2", errno);
     std::vector<TcpConnection*> ready = std::exchange(again_, {});
     for (int i = 0; i < count; ++i) {
@@ -140,7 +135,7 @@ class TcpTransport final : public Transport {
       auto* connection = static_cast<TcpConnection*>(event.data.ptr);
       if (connection == nullptr) {
         uint64_t ignored;
-        woken_ = read(wake_, &ignored, sizeof ignored) > 0;
+        woken_ = read(wake_.get(), &ignored, sizeof ignored) > 0;
         continue;
       }
       if (event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) connection->set_closing();
@@ -158,16 +153,11 @@ class TcpTransport final : public Transport {
     }
   }
 
-  void close_descriptors() {
-    if (epoll_ >= 0) close(epoll_);
-    if (wake_ >= 0) close(wake_);
-  }
-
   const Group group_;
   const size_t num_rails_;
   const nanoseconds spin_;
-  int epoll_ = -1;
-  int wake_ = -1;
+  Descriptor epoll_;
+  Descriptor wake_;
   std::vector<std::unique_ptr<TcpConnection>> by_peer_;  // peer * num_rails_ + rail
   std::vector<TcpConnection*> again_;                    // have more to read than one turn took
   std::vector<int> lost_peer_;                           // whose connection is at work

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/comm/loss_latch_impl.h"
 #include "ductile/comm/ucx_endpoints_impl.h"
@@ -51,10 +52,9 @@ class UcxTransport final : public Transport {
         loss_(group),
         ucx_(options, group.size,
              [this](int peer, ucs_status_t status) { on_endpoint_error(peer, status); }) {
-    epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (epoll_ < 0 || wake_ < 0) fail_errno("cannot make the descriptors of a transport", errno);
-    watch(wake_, -1, EPOLLIN);
+    epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    wake_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
+    watch(wake_.get(), -1, EPOLLIN);
     watch(ucx_.event_fd(), -2, EPOLLIN);
     for (const MessageId id : {kData, kHello, kGoodbye}) {
       handlers_[id] = {this, id};
@@ -73,8 +73,6 @@ class UcxTransport final : public Transport {
       say_goodbye_aside();
     }
     tear_down();
-    if (epoll_ >= 0) ::close(epoll_);
-    if (wake_ >= 0) ::close(wake_);
   }
 
   int rank() const override { return group_.rank; }
@@ -141,7 +139,7 @@ class UcxTransport final : public Transport {
 
   void wake() override {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   }
 
   void fail(PeerLoss loss) override {
@@ -214,7 +212,7 @@ class UcxTransport final : public Transport {
     epoll_event event{};
     event.events = events;
     event.data.fd = peer;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
   }
 
   void exchange_addresses(std::vector<MeshLink> links, net::Deadline deadline) {
@@ -445,13 +443,13 @@ class UcxTransport final : public Transport {
     timespec timeout;
     timeout.tv_sec = static_cast<time_t>(wait.count() / 1'000'000'000);
     timeout.tv_nsec = static_cast<long>(wait.count() % 1'000'000'000);
-    const int count =
-        epoll_pwait2(epoll_, events.data(), static_cast<int>(events.size()), &timeout, nullptr);
+    const int count = epoll_pwait2(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                   &timeout, nullptr);
     for (int i = 0; i < count; ++i) {
       const int who = events[static_cast<size_t>(i)].data.fd;
       if (who == -1) {
         uint64_t ignored;
-        woken_ = ::read(wake_, &ignored, sizeof ignored) > 0;
+        woken_ = ::read(wake_.get(), &ignored, sizeof ignored) > 0;
       } else if (who >= 0) {
         hear_aside(who);
       }
@@ -460,7 +458,7 @@ class UcxTransport final : public Transport {
 
   // The side channel carries nothing but a goodbye any more.
   void hear_aside(int peer) {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, of(peer).channel->socket().fd(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, of(peer).channel->socket().fd(), nullptr);
     try {
       of(peer).channel->receive(Clock::now());
       of(peer).left_aside = !of(peer).left;
@@ -520,8 +518,8 @@ class UcxTransport final : public Transport {
 
   const Group group_;
   const UcxOptions options_;
-  int epoll_ = -1;
-  int wake_ = -1;
+  Descriptor epoll_;
+  Descriptor wake_;
   std::vector<Peer> peers_;
   std::array<Handler, 4> handlers_{};
   std::list<Operation> sends_;

@@ -115,6 +115,20 @@ TEST_F(CostsTest, ARestoredJobWantsNoMoreWorkersThanAreAllowed) {
   EXPECT_EQ(restarted().wanted_workers(), 1);
 }
 
+TEST_F(CostsTest, AnErrorThatWouldBeTheSameAnywhereEndsAJobOfOneHostAtOnce) {
+  for (const ErrorCode code : {ErrorCode::not_found, ErrorCode::unavailable}) {
+    job_.emplace(options_);
+    happen(StartJob{1});
+    reports_[1] = {};
+    reports_[1].error = "no such data";
+    reports_[1].error_code = code;
+    say(1, WorkerPhase::loading);
+    const bool failed = job_->phase() == Phase::failed;
+    EXPECT_EQ(failed, code == ErrorCode::not_found) << "what is refused now is tried again";
+    EXPECT_FALSE(job_->crashed());
+  }
+}
+
 TEST_F(CostsTest, AnErrorOfAnOnlyWorkerIsToldWithoutItsNumber) {
   run_with(1);
   reports_[1].error = "label 12 of sample 7 is none of 10 classes";

@@ -142,7 +142,8 @@ struct Membership::State {
   void set_phase(Phase next, std::string why);
   WorkerRecord* find(WorkerId id);
   void forget(WorkerId id);  // it is gone; what it cost is kept
-  void count_energy(const WorkerStatus& report, const WorkerRecord& before, const std::string& host);
+  void count_energy(const WorkerStatus& report, const WorkerRecord& before,
+                    const std::string& host);
   int64_t max_workers() const;
   int64_t newest_checkpoint() const { return checkpoints.empty() ? -1 : checkpoints.back(); }
 

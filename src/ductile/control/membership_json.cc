@@ -88,7 +88,7 @@ json to_json(const Event& event) { return std::visit(EventWriter{}, event); }
 json to_json(const Command& command) { return std::visit(CommandWriter{}, command); }
 
 Event event_from_json(const json& value) {
-  const JsonReader in(value, "event");
+  const JsonFields in(value, "event");
   std::string name;
   in.read("event", name);
   const auto workers = [&] {
@@ -145,7 +145,7 @@ Event event_from_json(const json& value) {
 }
 
 Command command_from_json(const json& value) {
-  const JsonReader in(value, "command");
+  const JsonFields in(value, "command");
   std::string name;
   in.read("command", name);
   if (name == "launch_worker") {
@@ -240,7 +240,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   int64_t virtual_ranks = 0;
   std::string missing;  // the step of a checkpoint that is gone
   try {
-    const JsonReader in(saved, "saved controller state");
+    const JsonFields in(saved, "saved controller state");
     int64_t format = 0;
     in.read("format", format);
     if (format != kFormat && format != kWithoutCosts)
@@ -256,7 +256,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("resume_after", s.resume_after);
     in.read("next_worker", s.next_worker);
     for (const json& entry : in.array("workers")) {
-      const JsonReader from(entry, "saved worker");
+      const JsonFields from(entry, "saved worker");
       WorkerRecord worker;
       json status = from.at("report");
       if (format == kWithoutCosts && status.is_object()) {
@@ -288,7 +288,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     if (!in.array("checkpoints").empty() && s.checkpoints.empty())
       missing = dump_json(in.array("checkpoints").back());
     for (const json& entry : in.array("unreadable")) {
-      const JsonReader from(entry, "unreadable checkpoint");
+      const JsonFields from(entry, "unreadable checkpoint");
       int64_t step = 0;
       from.read("step", step);
       from.read("why", s.unreadable[step]);
@@ -303,7 +303,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("offered_attempt", s.offered_attempt);
     in.read("save_asked", s.save_asked);
     if (saved.contains("change")) {
-      const JsonReader from(saved["change"], "saved change");
+      const JsonFields from(saved["change"], "saved change");
       s.change.emplace();
       from.read("number", s.change->number);
       from.read("at_boundary", s.change->at_boundary);
@@ -313,7 +313,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       s.change->since = now;
     }
     if (saved.contains("publishing")) {
-      const JsonReader from(saved["publishing"], "saved publication");
+      const JsonFields from(saved["publishing"], "saved publication");
       s.publishing.emplace();
       from.read("worker", s.publishing->worker);
       from.read("generation", s.publishing->generation);

@@ -103,12 +103,12 @@ json to_json(const GenerationPlan& plan) {
 }
 
 GenerationPlan plan_from_json(const json& value) {
-  const JsonReader in(value, "generation");
+  const JsonFields in(value, "generation");
   GenerationPlan plan;
   in.read("number", plan.number);
   in.read("start", plan.start);
   for (const json& entry : in.array("members")) {
-    const JsonReader from(entry, "member of a generation");
+    const JsonFields from(entry, "member of a generation");
     Member member;
     from.read("worker", member.worker);
     from.read("address", member.address);
@@ -150,7 +150,7 @@ json to_json(const WorkerStatus& report) {
 }
 
 WorkerStatus worker_status_from_json(const json& value) {
-  const JsonReader in(value, "report");
+  const JsonFields in(value, "report");
   WorkerStatus report;
   in.read("worker", report.worker);
   in.read("sequence", report.sequence);
@@ -168,7 +168,7 @@ WorkerStatus worker_status_from_json(const json& value) {
       fail(ErrorCode::invalid_argument, "report: 'suspects' is not a list of worker ids");
     report.suspects.push_back(suspect.get<WorkerId>());
   }
-  const JsonReader save(in.at("save"), "report: save");
+  const JsonFields save(in.at("save"), "report: save");
   save.read("attempt", report.save.attempt);
   save.read("state", report.save.state, kSaveStates);
   save.read("step", report.save.step);
@@ -193,7 +193,7 @@ json to_json(const Instruction& instruction) {
 }
 
 Instruction instruction_from_json(const json& value) {
-  const JsonReader in(value, "instruction");
+  const JsonFields in(value, "instruction");
   Instruction instruction;
   in.read("controller", instruction.controller);
   in.read("worker", instruction.worker);

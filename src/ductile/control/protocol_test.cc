@@ -147,8 +147,8 @@ TEST(Protocol, AnErrorNamesTheKeyAndWhatWouldBeRight) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.message(),
-              "report: 'phase' is \"asleep\", which is none of loading, ready, restoring, running, "
-              "halted, done");
+              "report: phase = \"asleep\" is not known; allowed: \"loading\", \"ready\", "
+              "\"restoring\", \"running\", \"halted\", \"done\"");
   }
 }
 

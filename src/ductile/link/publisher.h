@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
-#include "ductile/process/descriptor.h"
 
 namespace ductile::link {
 
@@ -30,7 +30,7 @@ class Publisher {
 
   const fs::path checkpoints_;
   const int64_t keep_;
-  process::Descriptor ready_;
+  Descriptor ready_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<control::PublishCheckpoint> asked_;

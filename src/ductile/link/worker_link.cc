@@ -25,6 +25,18 @@ constexpr milliseconds kDialDeadline{1000};
 constexpr milliseconds kRedial{100};
 constexpr milliseconds kSendDeadline{2000};
 constexpr milliseconds kCostAge{100};
+constexpr milliseconds kPace{
+    5};  // between reports of steps: those of short ones cost more than they
+
+bool says_more_than_steps(control::WorkerStatus report, const control::WorkerStatus& before) {
+  report.sequence = before.sequence;
+  report.step = before.step;
+  report.voted = before.voted;
+  report.held = before.held;
+  report.next = before.next;
+  report.cost = before.cost;
+  return report != before;
+}
 
 // Waits for `fd` (or -1) to become readable, a wake() or the time; true when `fd` is.
 bool wait_for(int fd, int wake_fd, milliseconds wait) {
@@ -43,8 +55,7 @@ bool wait_for(int fd, int wake_fd, milliseconds wait) {
 WorkerLink::WorkerLink(WorkerLinkOptions options, const net::Secret& secret)
     : options_(std::move(options)), secret_(secret), protocol_(options_.worker) {
   worker_identity(options_.job, options_.worker.worker);  // checks the id
-  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) fail_errno("eventfd", errno);
+  wake_ = opened(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
   heard_at_ = boot_time();
   thread_ = std::jthread([this] { run(); });
 }
@@ -56,12 +67,11 @@ WorkerLink::~WorkerLink() {
   }
   wake();
   thread_.join();
-  ::close(wake_);
 }
 
 void WorkerLink::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
 }
 
 void WorkerLink::tell(const control::WorkerEvent& event) { apply(event); }
@@ -77,7 +87,8 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
       if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
         report_->cost = cost_.recent(kCostAge);
-        report = true;
+        urgent_ = urgent_ || says_more_than_steps(*report_, taken_);
+        report = urgent_ || boot_time() >= taken_at_ + kPace;
         continue;
       }
       commands_.add(std::move(command));
@@ -170,7 +181,7 @@ void WorkerLink::run() {
           {UINT64_MAX, options_.worker.worker, control::Stop{reason}}});
       return;
     }
-    wait_for(-1, wake_, kRedial);
+    wait_for(-1, wake_.get(), kRedial);
   }
 }
 
@@ -199,7 +210,13 @@ std::optional<net::Channel> WorkerLink::connect() {
 
 bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
   const std::lock_guard guard(mutex_);
-  report = std::exchange(report_, std::nullopt);
+  if (urgent_ || stopping_ || commands_.exited() || boot_time() >= taken_at_ + kPace)
+    report = std::exchange(report_, std::nullopt);
+  if (report) {
+    urgent_ = false;
+    taken_ = *report;
+    taken_at_ = boot_time();
+  }
   if (commands_.exited() && newest_) {  // the last one says what all of it has cost
     if (!report) report = newest_;
     ++report->sequence;
@@ -210,7 +227,10 @@ bool WorkerLink::take_reports(std::optional<control::WorkerStatus>& report) {
 
 control::Time WorkerLink::beat_in() const {
   const std::lock_guard guard(mutex_);
-  return protocol_.next_deadline() - boot_time();
+  const Time now = boot_time();
+  // Once more soon after a report: nobody wakes this thread for one that waits.
+  if (now < taken_at_ + kPace || report_) return std::max(Time{0}, taken_at_ + kPace - now);
+  return protocol_.next_deadline() - now;
 }
 
 void WorkerLink::converse(net::Channel& channel) {
@@ -232,7 +252,7 @@ void WorkerLink::converse(net::Channel& channel) {
     first = false;
     if (!go_on) return;
     const milliseconds wait = std::chrono::ceil<milliseconds>(beat_in());
-    if (!wait_for(channel.socket().fd(), wake_, wait)) continue;
+    if (!wait_for(channel.socket().fd(), wake_.get(), wait)) continue;
     while (auto payload = channel.try_receive()) {
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
       const auto value = parse_json(text);

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/command_queue.h"
@@ -46,7 +47,8 @@ struct WorkerLinkOptions {
 //
 // When an Abandon is decided, commands of the step that the loop has not taken yet are withdrawn,
 // so the loop sees Abandon next (WriteCheckpoint stays in its place). After Stop (Exit) the last
-// report has been sent or given up.
+// report has been sent or given up. Reports that say no more than that steps were done wait a few
+// milliseconds, so that many short steps are one report.
 //
 // Threads: any thread may call tell() and the getters; one thread calls next(). The clock is
 // boot_time().
@@ -86,7 +88,7 @@ class WorkerLink : public CommandSource {
 
   const WorkerLinkOptions options_;
   const net::Secret secret_;
-  int wake_ = -1;  // an eventfd: a report is due, or the end
+  Descriptor wake_;  // an eventfd: a report is due, or the end
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -94,6 +96,9 @@ class WorkerLink : public CommandSource {
   CommandQueue commands_;
   run::CostMeter cost_;                          // of this process
   std::optional<control::WorkerStatus> report_;  // the newest, not sent yet
+  bool urgent_ = false;                          // it says more than that steps were done
+  control::WorkerStatus taken_;                  // the last one that was taken to be sent, and when
+  control::Time taken_at_{0};
   control::Time heard_at_{0};
   bool connected_ = false;
   bool stopping_ = false;

@@ -46,17 +46,13 @@ Gate::Gate(Listener listener, const Secret& secret, Identity self, GateOptions o
       options_(options),
       admit_(std::move(admit)),
       on_refusal_(std::move(on_refusal)) {
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (epoll_ < 0 || wake_ < 0) fail_errno("cannot make the descriptors of a listener", errno);
-  watch(epoll_, listener_.fd(), &listener_);
-  watch(epoll_, wake_, &wake_);
+  epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+  wake_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
+  watch(epoll_.get(), listener_.fd(), &listener_);
+  watch(epoll_.get(), wake_.get(), &wake_);
 }
 
-Gate::~Gate() {
-  if (epoll_ >= 0) close(epoll_);
-  if (wake_ >= 0) close(wake_);
-}
+Gate::~Gate() = default;
 
 Deadline Gate::next_deadline() const {
   Deadline next = pending_.empty() ? Deadline::max() : pending_.front().deadline;
@@ -65,7 +61,7 @@ Deadline Gate::next_deadline() const {
 
 void Gate::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
 }
 
 std::optional<Admission> Gate::accept(Deadline deadline) {
@@ -73,7 +69,8 @@ std::optional<Admission> Gate::accept(Deadline deadline) {
     if (paused_ && Clock::now() >= resume_at_) take_up();
     std::array<epoll_event, 32> events;
     const int wait = poll_milliseconds(std::min(deadline, next_deadline()));
-    const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait);
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
     if (count < 0 && errno != EINTR) fail_errno("epoll_wait", errno);
     std::optional<Admission> admitted;
     bool woken = false;
@@ -82,7 +79,7 @@ std::optional<Admission> Gate::accept(Deadline deadline) {
       void* who = events[static_cast<size_t>(i)].data.ptr;
       if (who == &wake_) {
         uint64_t ignored;
-        woken = read(wake_, &ignored, sizeof ignored) > 0;
+        woken = read(wake_.get(), &ignored, sizeof ignored) > 0;
       } else if (who == &listener_) {
         connections = true;
       } else if (!admitted) {  // the others stay readable
@@ -106,7 +103,7 @@ void Gate::pause(const Error& error) {
 
 void Gate::take_up() {
   try {
-    watch(epoll_, listener_.fd(), &listener_);
+    watch(epoll_.get(), listener_.fd(), &listener_);
     paused_ = false;
   } catch (const Error& error) {
     pause(error);
@@ -120,7 +117,7 @@ void Gate::take_waiting() {
     try {
       socket = listener_.try_accept();
     } catch (const Error& error) {
-      epoll_ctl(epoll_, EPOLL_CTL_DEL, listener_.fd(), nullptr);
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
       return pause(error);
     }
     if (!socket) return;
@@ -132,7 +129,7 @@ void Gate::take_waiting() {
                                {}});
     pending_.back().self = std::prev(pending_.end());
     try {
-      watch(epoll_, fd, &pending_.back());
+      watch(epoll_.get(), fd, &pending_.back());
     } catch (const Error& error) {
       drop(std::prev(pending_.end()), error.message());  // it dials again
     }
@@ -158,7 +155,7 @@ void Gate::advance(PendingList::iterator p, std::optional<Admission>& admitted) 
     }
   }
   if (handshake.state() == Handshake::State::refused) return drop(p, handshake.reason());
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, p->socket.fd(), nullptr);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, p->socket.fd(), nullptr);
   admitted = Admission{std::move(p->socket), handshake.peer(), handshake.keys()};
   pending_.erase(p);
 }

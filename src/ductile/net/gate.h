@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/net/frames.h"
 #include "ductile/net/handshake.h"
 #include "ductile/net/socket.h"
@@ -55,7 +56,7 @@ class Gate {
   // Handles what has arrived, without waiting. It is for callers with their own event loop, which
   // wait until fd() is readable, but not beyond next_deadline().
   std::optional<Admission> poll() { return accept(Clock::now()); }
-  int fd() const { return epoll_; }
+  int fd() const { return epoll_.get(); }
   Deadline next_deadline() const;
 
   // Ends a waiting accept(), from any thread.
@@ -83,8 +84,8 @@ class Gate {
   GateOptions options_;
   Admit admit_;
   OnRefusal on_refusal_;
-  int epoll_ = -1;
-  int wake_ = -1;
+  Descriptor epoll_;
+  Descriptor wake_;
   bool paused_ = false;  // out of descriptors: not accepting until resume_at_
   Deadline resume_at_{};
   PendingList pending_;  // oldest first

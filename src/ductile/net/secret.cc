@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 
@@ -120,12 +121,13 @@ void Secret::create_file(const std::filesystem::path& path) {
     fail_errno(fmt::format("cannot {} the job's secret {}", what, path.string()), error);
   };
   unlink(aside.c_str());
-  const int fd = open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  check(fd >= 0, "create");
+  Descriptor fd(open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  check(static_cast<bool>(fd), "create");
   const bool whole =
-      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+      write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+      fsync(fd.get()) == 0;
   const int error = errno;
-  close(fd);
+  fd.close();
   OPENSSL_cleanse(text.data(), text.size());
   OPENSSL_cleanse(bytes.data(), bytes.size());
   errno = error;

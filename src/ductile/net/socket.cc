@@ -157,28 +157,10 @@ std::string Address::to_string() const {
   return fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port);
 }
 
-Socket::Socket(Socket&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), peer_(std::move(other.peer_)) {}
-
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this != &other) {
-    close();
-    fd_ = std::exchange(other.fd_, -1);
-    peer_ = std::move(other.peer_);
-  }
-  return *this;
-}
-
-Socket::~Socket() { close(); }
-
-void Socket::close() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 Address Socket::local() const {
   sockaddr_storage storage{};
   socklen_t size = sizeof storage;
-  if (getsockname(fd_, reinterpret_cast<sockaddr*>(&storage), &size) != 0) {
+  if (getsockname(fd(), reinterpret_cast<sockaddr*>(&storage), &size) != 0) {
     fail_errno("cannot read a socket's own address", errno);
   }
   return Address::parse(format_address(reinterpret_cast<sockaddr*>(&storage), size));
@@ -186,14 +168,14 @@ Address Socket::local() const {
 
 size_t Socket::read_some(std::span<std::byte> into, Deadline deadline) {
   while (true) {
-    const ssize_t got = recv(fd_, into.data(), into.size(), 0);
+    const ssize_t got = recv(fd(), into.data(), into.size(), 0);
     if (got >= 0) return static_cast<size_t>(got);
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       fail(ErrorCode::peer_lost, "{}: connection broke while receiving: {}", peer_,
            std::strerror(errno));
     }
-    if (!wait_for(fd_, POLLIN, deadline)) {
+    if (!wait_for(fd(), POLLIN, deadline)) {
       fail(ErrorCode::deadline, "{}: nothing received in time; is the process there alive?", peer_);
     }
   }
@@ -211,7 +193,7 @@ void Socket::read_all(std::span<std::byte> into, Deadline deadline) {
 
 void Socket::write_all(std::span<const std::byte> bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) {
       bytes = bytes.subspan(static_cast<size_t>(sent));
       continue;
@@ -221,7 +203,7 @@ void Socket::write_all(std::span<const std::byte> bytes, Deadline deadline) {
       fail(ErrorCode::peer_lost, "{}: connection broke while sending: {}", peer_,
            std::strerror(errno));
     }
-    if (!wait_for(fd_, POLLOUT, deadline)) {
+    if (!wait_for(fd(), POLLOUT, deadline)) {
       fail(ErrorCode::deadline, "{}: it took nothing in time; is the process there alive?", peer_);
     }
   }

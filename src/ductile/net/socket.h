@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "ductile/base/descriptor.h"
+
 namespace ductile::net {
 
 using Clock = std::chrono::steady_clock;
@@ -42,15 +44,12 @@ class Socket {
  public:
   Socket() = default;
   Socket(int fd, std::string peer) : fd_(fd), peer_(std::move(peer)) {}
-  Socket(Socket&& other) noexcept;
-  Socket& operator=(Socket&& other) noexcept;
-  ~Socket();
 
-  int fd() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
+  int fd() const { return fd_.get(); }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
   const std::string& peer() const { return peer_; }  // "10.0.0.2:4711"
   Address local() const;
-  void close();
+  void close() { fd_.close(); }
 
   // Reads at least one byte, and as many as there are. 0: the other end closed. Throws deadline,
   // or peer_lost where the connection broke.
@@ -60,7 +59,7 @@ class Socket {
   void write_all(std::span<const std::byte> bytes, Deadline deadline);
 
  private:
-  int fd_ = -1;
+  Descriptor fd_;
   std::string peer_;
 };
 

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/net/store_protocol_impl.h"
 
@@ -37,11 +38,10 @@ class StoreServer::Loop {
         gate_(
             Listener(at), secret, self_, options.gate,
             [this](const Identity& peer) { return admit(peer); }, std::move(on_refusal)) {
-    epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    stop_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (epoll_ < 0 || stop_ < 0) fail_errno("cannot make the descriptors of a store", errno);
+    epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    stop_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
     watch(gate_.fd(), &gate_, EPOLLIN, EPOLL_CTL_ADD);
-    watch(stop_, &stop_, EPOLLIN, EPOLL_CTL_ADD);
+    watch(stop_.get(), &stop_, EPOLLIN, EPOLL_CTL_ADD);
     address_ = gate_.address();
     thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
   }
@@ -49,10 +49,8 @@ class StoreServer::Loop {
   ~Loop() {
     thread_.request_stop();
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_, &one, sizeof one);
+    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
     thread_.join();
-    close(stop_);
-    close(epoll_);
   }
 
   Address address() const { return address_; }
@@ -90,7 +88,7 @@ class StoreServer::Loop {
     epoll_event event{};
     event.events = events;
     event.data.ptr = who;
-    if (epoll_ctl(epoll_, operation, fd, &event) != 0)
+    if (epoll_ctl(epoll_.get(), operation, fd, &event) != 0)
       fail_errno("cannot watch a connection", errno);
   }
   // One that cannot be watched ends, and dials again.
@@ -107,7 +105,7 @@ class StoreServer::Loop {
     while (!stop.stop_requested()) {
       Deadline next = gate_.next_deadline();
       for (const Parked& p : parked_) next = std::min(next, p.deadline + kGrace);
-      const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()),
+      const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                    poll_milliseconds(next));
       for (int i = 0; i < count; ++i) {
         void* who = events[static_cast<size_t>(i)].data.ptr;
@@ -241,8 +239,8 @@ class StoreServer::Loop {
   bool changed_ = false;
   Gate gate_;
   Address address_;
-  int epoll_ = -1;
-  int stop_ = -1;
+  Descriptor epoll_;
+  Descriptor stop_;
   std::jthread thread_;
 };
 

@@ -274,11 +274,11 @@ TEST(Flops, OfLibtorchsOperators) {
      }},
     {"dilated", 6 * 6 * 4 * 3 * 9,
      [&](auto&) {
-       return at::conv2d(t({1, 3, 10, 10}), t({4, 3, 3, 3}), {}, 1, 0, 2);
+       return at::conv2d(t({1, 3, 10, 10}), t({4, 3, 3, 3}), {}, 1, int64_t{0}, 2);
      }},
     {"depthwise", 8 * 8 * 6 * 9,
      [&](auto&) {
-       return at::conv2d(t({1, 6, 10, 10}), t({6, 1, 3, 3}), {}, 1, 0, 1, 6);
+       return at::conv2d(t({1, 6, 10, 10}), t({6, 1, 3, 3}), {}, 1, int64_t{0}, 1, 6);
      }},
     {"transposed", 5 * 5 * 3 * 4 * 9,
      [&](auto&) {

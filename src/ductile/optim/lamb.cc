@@ -15,8 +15,7 @@ namespace {
 class Lamb final : public FlatOptimizer {
  public:
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}),
-        eps_(options.adam.eps) {}
+      : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}), eps_(options.adam.eps) {}
 
   void prepare(const StepInput& in, BlockRange blocks) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {

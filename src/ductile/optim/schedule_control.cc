@@ -9,8 +9,7 @@ namespace {
 // The learning rate follows [schedule]; everything else stays as the job file has it.
 class Schedule final : public RateControl {
  public:
-  explicit Schedule(const spec::JobOptions& job)
-      : options_(job.schedule), hyper_(Hyper::of(job)) {}
+  explicit Schedule(const spec::JobOptions& job) : options_(job.schedule), hyper_(Hyper::of(job)) {}
 
   Hyper next(const Observed& observed, nlohmann::json&) const override {
     Hyper hyper = hyper_;

@@ -9,8 +9,7 @@ namespace {
 class Sgd final : public FlatOptimizer {
  public:
   Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 0, state_names_of(options)),
-        nesterov_(options.sgd.nesterov) {
+      : FlatOptimizer(layout, 0, state_names_of(options)), nesterov_(options.sgd.nesterov) {
     if (nesterov_ && state_names().empty()) {
       fail(ErrorCode::invalid_argument,
            "optimizer.sgd.nesterov needs optimizer.momentum above 0, for example 0.9");

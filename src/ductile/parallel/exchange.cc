@@ -259,8 +259,7 @@ class MessageExchange final : public Exchange {
       const std::span<const float> part = partials_[node].span().subspan(
           static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin));
       if (!rounds(range)) return std::as_bytes(part);
-      std::vector<std::byte>& narrow =
-          outgoing.emplace_back(part.size() * size_of(*layout_.wire));
+      std::vector<std::byte>& narrow = outgoing.emplace_back(part.size() * size_of(*layout_.wire));
       comm::narrow(*layout_.wire, narrow.data(), part.data(), part.size());
       return std::as_bytes(std::span(narrow));
     };
@@ -359,8 +358,8 @@ class MessageExchange final : public Exchange {
 
   void start_sums(int64_t begin, int64_t count) {
     if (layout_.reduction == Reduction::canonical) {
-      sums_.push_back(communicator_->start_canonical_all_reduce(
-          inputs(begin), sum_.data() + begin, count, DType::f32, layout_.cut));
+      sums_.push_back(communicator_->start_canonical_all_reduce(inputs(begin), sum_.data() + begin,
+                                                                count, DType::f32, layout_.cut));
       return;
     }
     const int64_t rounded = std::clamp<int64_t>(exact_from() - begin, 0, count);

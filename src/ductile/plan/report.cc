@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
 
 namespace ductile::plan {
 namespace {
@@ -77,13 +77,13 @@ std::string advice(const Report& report) {
   std::string ways;
   if (p.memory_needed > memory) {
     ways = fmt::format("{} of memory on each device ({} more than there is)",
-                       run::as_bytes(p.memory_needed), run::as_bytes(p.memory_needed - memory));
+                       page::as_bytes(p.memory_needed), page::as_bytes(p.memory_needed - memory));
   }
   if (p.devices_needed > have) {
     ways += fmt::format("{}{} of {}", ways.empty() ? "" : ", or ", devices(p.devices_needed),
-                        run::as_bytes(memory));
+                        page::as_bytes(memory));
   }
-  return fmt::format("no plan was found that fits into {} on {}; {}", run::as_bytes(memory),
+  return fmt::format("no plan was found that fits into {} on {}; {}", page::as_bytes(memory),
                      devices(have),
                      ways.empty() ? "neither more devices nor more memory was found to help"
                                   : "enough would be " + ways);
@@ -114,12 +114,6 @@ std::string samples_text(const graph::Graph& graph, int64_t count) {
 
 std::string samples_word(const graph::Graph& graph) {
   return graph.sample == "micro-batch" ? "Micro-batches" : "Samples";
-}
-
-std::string seconds_text(double seconds) {
-  if (seconds >= 0.9995 || seconds <= 0) return fmt::format("{:.3g} s", seconds);
-  if (seconds >= 9.995e-4) return fmt::format("{:.3g} ms", seconds * 1e3);
-  return fmt::format("{:.3g} us", seconds * 1e6);
 }
 
 nlohmann::json to_json(const Report& report) {

@@ -45,9 +45,6 @@ std::string device_runs(std::vector<int> devices);
 std::string samples_text(const graph::Graph& graph, int64_t count);
 std::string samples_word(const graph::Graph& graph);
 
-// Three digits and a unit: "1.23 s", "84.9 ms", "480 us".
-std::string seconds_text(double seconds);
-
 nlohmann::json to_json(const Report& report);  // docs/guides/planner.md names the fields
 // Stage graph and timeline: a row for each set of devices, boxes for forward, backward, weight,
 // transfer and gradient sum. Boxes too narrow to see are drawn together.

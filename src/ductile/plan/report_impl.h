@@ -9,14 +9,14 @@
 // What picture and page share.
 namespace ductile::plan {
 
-extern const std::string_view kSvgStyle;
+extern const std::string_view kPictureCss;  // picture.css
 
 // The elements inside <svg>; `height` is set to what they take.
 std::string svg_body(const Report& report, double& height);
 
 std::string shorten(const std::string& text, size_t most);
 
-// Operators of stages, in the order in which they run; escaped.
+// Operators of stages, in the order in which they run; not escaped.
 class OpNames {
  public:
   explicit OpNames(const graph::Graph& graph) : graph_(graph), topology_(graph) {}

@@ -6,13 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "ductile/page/assets.h"
+#include "ductile/page/html.h"
+#include "ductile/page/numbers.h"
 #include "ductile/plan/report_impl.h"
-#include "ductile/run/format.h"
-#include "ductile/run/html.h"
 
 namespace ductile::plan {
 
-using run::escape_html;
+using page::escape_html;
 
 namespace {
 
@@ -108,7 +109,7 @@ double draw_stages(const Report& r, double top, std::string& out) {
     }
     out += fmt::format(
         "<path class='edge' d='M{:.1f} {:.1f}{}'><title>stage {} to {}: {} a {}</title></path>\n",
-        x0, y0, way, e.from, e.to, run::as_bytes(e.bytes), escape_html(r.graph.sample));
+        x0, y0, way, e.from, e.to, page::as_bytes(e.bytes), escape_html(r.graph.sample));
   }
   const OpNames names(r.graph);
   for (size_t i = 0; i < n; ++i) {
@@ -125,7 +126,8 @@ double draw_stages(const Report& r, double top, std::string& out) {
         "<text x='10' y='34' class='soft'>{}{}</text>"
         "<rect class='track' x='10' y='42' width='{}' height='5' rx='2'/>"
         "<rect class='{}' x='10' y='42' width='{:.1f}' height='5' rx='2'/></g>\n",
-        x(at), y(at), i, names.some(s), kNodeWidth, kNodeHeight, i, names.first(s, 17),
+        x(at), y(at), i, escape_html(names.some(s)), kNodeWidth, kNodeHeight, i,
+        escape_html(names.first(s, 17)),
         s.ops.size() > 1 ? fmt::format("{} ops, ", s.ops.size()) : "", how, kNodeWidth - 20,
         full ? "over" : "held", share * (kNodeWidth - 20));
   }
@@ -202,7 +204,8 @@ class TimelineDrawing {
       out_ += fmt::format(
           "<line class='grid' x1='{:.1f}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}'/><text class='soft' "
           "x='{:.1f}' y='{:.1f}' text-anchor='middle'>{}</text>\n",
-          x(t), x(t), top_ - 4, bottom(), x(t), bottom() + 14, t == 0 ? "0" : seconds_text(t));
+          x(t), x(t), top_ - 4, bottom(), x(t), bottom() + 14,
+          t == 0 ? "0" : page::as_short_duration(t));
     }
   }
 
@@ -249,9 +252,10 @@ class TimelineDrawing {
     out_ += fmt::format("<rect class='{}' x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}'{}", kind,
                         x(start), wire ? y + kCompute + 2 : y, drawn, wire ? kWire : kCompute,
                         opacity < 0.995 ? fmt::format(" opacity='{:.2f}'", opacity) : "");
-    out_ += title.empty() ? "/>\n"
-                          : fmt::format("><title>{}, {} to {}</title></rect>\n", escape_html(title),
-                                        seconds_text(start), seconds_text(end));
+    out_ += title.empty()
+                ? "/>\n"
+                : fmt::format("><title>{}, {} to {}</title></rect>\n", escape_html(title),
+                              page::as_short_duration(start), page::as_short_duration(end));
   }
 
   const Report& r_;
@@ -297,7 +301,7 @@ std::vector<graph::OpId> OpNames::ordered(const Stage& stage) const {
 }
 
 std::string OpNames::first(const Stage& stage, size_t most) const {
-  return escape_html(shorten(graph_.ops[ordered(stage).front()].name, most));
+  return shorten(graph_.ops[ordered(stage).front()].name, most);
 }
 
 std::string OpNames::some(const Stage& stage) const {
@@ -307,14 +311,14 @@ std::string OpNames::some(const Stage& stage) const {
     out += fmt::format("{}{}", i > 0 ? ", " : "", shorten(graph_.ops[ops[i]].name, 40));
   }
   if (ops.size() > 12) out += fmt::format(" and {} more", ops.size() - 12);
-  return escape_html(out);
+  return out;
 }
 
 std::string OpNames::ends(const Stage& stage) const {
   const std::vector<graph::OpId> ops = ordered(stage);
   if (ops.size() <= 4) return some(stage);
-  return escape_html(fmt::format("{} … {} ({})", shorten(graph_.ops[ops.front()].name, 40),
-                                 shorten(graph_.ops[ops.back()].name, 40), ops.size()));
+  return fmt::format("{} … {} ({})", shorten(graph_.ops[ops.front()].name, 40),
+                     shorten(graph_.ops[ops.back()].name, 40), ops.size());
 }
 
 std::string svg_body(const Report& report, double& height) {
@@ -325,30 +329,16 @@ std::string svg_body(const Report& report, double& height) {
   return out;
 }
 
-const std::string_view kSvgStyle = R"css(
-svg { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  --card: #fdfdfc; --ink: #14140f; --soft: #6a6861; --line: #d6d5cd; --lane: #efeee8;
-  --f: #2a78d6; --b: #e0622d; --w: #1a9e70; --t: #98968e; --s: #8a5cd0; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { svg { --card: #191918; --ink: #f4f3ee; --soft: #a09e95;
-  --line: #3a3a36; --lane: #232321; --f: #4a93ea; --b: #ec7543; --w: #2bb483; --t: #77756d;
-  --s: #a583e3; --bad: #ff9b92; } }
-svg text { fill: var(--ink); } svg .soft { fill: var(--soft); font-size: 11px; }
-svg .name { font-weight: 600; } svg .node { fill: var(--card); stroke: var(--line); }
-svg .edge { fill: none; stroke: var(--t); stroke-width: 1.3; }
-svg .lane, svg .track { fill: var(--lane); } svg .grid { stroke: var(--line); stroke-width: 0.5; }
-svg .held { fill: var(--f); } svg .over { fill: var(--bad); }
-svg .f { fill: var(--f); } svg .b { fill: var(--b); } svg .w { fill: var(--w); }
-svg .t { fill: var(--t); } svg .s { fill: var(--s); }
-)css";
-
 std::string to_svg(const Report& report) {
   double height = 0;
   const std::string body = svg_body(report, height);
   return fmt::format(
-      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1:.0f}' width='{0}' "
-      "height='{1:.0f}'>\n<style>{2}</style>\n<rect class='node' style='stroke:none' width='{0}' "
-      "height='{1:.0f}'/>\n{3}</svg>\n",
-      kWidth, height, kSvgStyle, body);
+      "<svg xmlns='http://www.w3.org/2000/svg' class='picture' viewBox='0 0 {0} {1:.0f}' "
+      "width='{0}' "
+      "height='{1:.0f}'>\n<style>{2}{3}</style>\n<rect class='node' style='stroke:none' "
+      "width='{0}' "
+      "height='{1:.0f}'/>\n{4}</svg>\n",
+      kWidth, height, page::kColorsCss, kPictureCss, body);
 }
 
 }  // namespace ductile::plan

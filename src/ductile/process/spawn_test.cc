@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
 

@@ -1,7 +1,6 @@
 #include "ductile/run/append_file.h"
 
 #include <cerrno>
-#include <utility>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,29 +11,15 @@
 namespace ductile::run {
 
 AppendFile::AppendFile(const fs::path& path, int flags)
-    : path_(path), fd_(::open(path.c_str(), flags | O_APPEND | O_CLOEXEC, 0666)) {
-  if (fd_ < 0) fail_errno(path_.string(), errno);
-}
-
-AppendFile::AppendFile(AppendFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-AppendFile& AppendFile::operator=(AppendFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-AppendFile::~AppendFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
+    : path_(path),
+      fd_(opened(::open(path.c_str(), flags | O_APPEND | O_CLOEXEC, 0666), path.string())) {}
 
 void AppendFile::append(std::string_view bytes) {
   const ssize_t n = write(bytes);
   if (n == static_cast<ssize_t>(bytes.size())) return;
   const int error = n < 0 ? errno : ENOSPC;
   struct stat info {};
-  if (n > 0 && (::fstat(fd_, &info) != 0 || ::ftruncate(fd_, info.st_size - n) != 0)) {
+  if (n > 0 && (::fstat(fd(), &info) != 0 || ::ftruncate(fd(), info.st_size - n) != 0)) {
     fail_errno(path_.string() + ": write, and its torn end could not be removed", error);
   }
   fail_errno(path_.string() + ": write", error);
@@ -50,14 +35,14 @@ void AppendFile::append_shared(std::string_view bytes) {
 ssize_t AppendFile::write(std::string_view bytes) {
   ssize_t n = 0;
   do {
-    n = ::write(fd_, bytes.data(), bytes.size());
+    n = ::write(fd(), bytes.data(), bytes.size());
   } while (n < 0 && errno == EINTR);
   return n;
 }
 
 void AppendFile::sync() {
   // EINVAL: a pipe or device, which holds nothing back.
-  if (::fdatasync(fd_) != 0 && errno != EINVAL) fail_errno(path_.string() + ": fsync", errno);
+  if (::fdatasync(fd()) != 0 && errno != EINVAL) fail_errno(path_.string() + ": fsync", errno);
 }
 
 }  // namespace ductile::run

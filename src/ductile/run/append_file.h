@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 
 namespace ductile::run {
@@ -15,9 +16,6 @@ class AppendFile {
   AppendFile() = default;
   // `flags` besides O_APPEND and O_CLOEXEC; throws with the path and errno's meaning.
   AppendFile(const fs::path& path, int flags);
-  AppendFile(AppendFile&& other) noexcept;
-  AppendFile& operator=(AppendFile&& other) noexcept;
-  ~AppendFile();
 
   // One that fails leaves the file as it was. For a file of one writer.
   void append(std::string_view bytes);
@@ -25,13 +23,13 @@ class AppendFile {
   // ever cut off, since by then it could be theirs.
   void append_shared(std::string_view bytes);
   void sync();
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
 
  private:
   ssize_t write(std::string_view bytes);
 
   fs::path path_;
-  int fd_ = -1;
+  Descriptor fd_;
 };
 
 }  // namespace ductile::run

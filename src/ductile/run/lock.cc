@@ -53,24 +53,16 @@ std::string machine_name() {
 
 RunLock::RunLock(const fs::path& run, std::string_view driver) {
   const fs::path path = run / "run.lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail_errno(path.string(), errno);
-  try {
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) fail_errno(path.string() + ": flock", errno);
-      refuse(run, fd_);
-    }
-  } catch (...) {
-    ::close(fd_);
-    throw;
+  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644), path.string());
+  if (::flock(fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_errno(path.string() + ": flock", errno);
+    refuse(run, fd());
   }
   // Only for the message above, so a failure (a full disk) does not matter.
   const std::string text = fmt::format("{} {} {}\n", ::getpid(), machine_name(), driver);
-  if (::ftruncate(fd_, 0) == 0) {
-    [[maybe_unused]] const ssize_t n = ::pwrite(fd_, text.data(), text.size(), 0);
+  if (::ftruncate(fd(), 0) == 0) {
+    [[maybe_unused]] const ssize_t n = ::pwrite(fd(), text.data(), text.size(), 0);
   }
 }
-
-RunLock::~RunLock() { ::close(fd_); }
 
 }  // namespace ductile::run

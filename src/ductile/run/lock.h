@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 
 namespace ductile::run {
@@ -17,14 +18,12 @@ class RunLock {
   // `driver`: what this process will do, for the message that another one gets. Throws conflict,
   // naming the holder and what to do, where somebody else trains there. Changes nothing else.
   RunLock(const fs::path& run, std::string_view driver);
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
-  ~RunLock();
 
-  int fd() const { return fd_; }  // closed on exec; a child that keeps it open holds the lock, too
+  // Closed on exec; a child that keeps it open holds the lock, too.
+  int fd() const { return fd_.get(); }
 
  private:
-  int fd_;
+  Descriptor fd_;
 };
 
 }  // namespace ductile::run

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ctime>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,8 +13,9 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/options.h"
-#include "ductile/run/format.h"
-#include "ductile/run/html.h"
+#include "ductile/page/html.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
 #include "ductile/run/report_impl.h"
@@ -23,6 +25,18 @@ namespace ductile::run {
 namespace {
 
 using nlohmann::json;
+using page::as_bytes;
+using page::as_duration;
+using page::as_energy;
+using page::as_number;
+using page::as_percent;
+using page::Cell;
+using page::escape_html;
+using page::local_time;
+using page::plural;
+using page::shell_word;
+using page::Tile;
+using page::with_thousands;
 
 constexpr size_t kEventRows = 400;  // the first and last half of these; the rest is in the file
 
@@ -40,39 +54,6 @@ void read_job(Job& job, std::string_view toml) {
     job.error = e.what();
   }
 }
-
-std::string local_time(double seconds) {
-  if (!(seconds > 0 && seconds < 1e11)) return "unknown time";
-  const auto t = static_cast<std::time_t>(seconds);
-  std::tm parts{};
-  ::localtime_r(&t, &parts);
-  char text[64];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
-  return text;
-}
-
-std::string plural(double n, std::string_view noun) {
-  return fmt::format("{} {}{}", with_thousands(n), noun, n == 1 ? "" : "s");
-}
-
-// One word for a shell.
-std::string shell_word(const std::string& text) {
-  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("/._-+,:@").find(c) != std::string_view::npos;
-  });
-  if (plain) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
-struct Tile {
-  std::string label;
-  std::string value;
-  std::string note;
-  bool is_main = false;
-};
 
 std::string where(const Point& p) {
   return fmt::format("step {}, {}", with_thousands(static_cast<double>(p.step)),
@@ -190,24 +171,7 @@ std::string tiles_html(const History& history, const Job& job) {
   add_target(tiles, history, job.options.target);
   add_cost(tiles, history);
   add_checkpoints(tiles, history);
-  std::string out = "<section aria-label=\"Headline numbers\">\n";
-  for (const bool main : {true, false}) {
-    const auto count =
-        std::count_if(tiles.begin(), tiles.end(), [&](const Tile& t) { return t.is_main == main; });
-    if (count == 0) continue;
-    // Two rows of about the same length where one would be crowded.
-    out += fmt::format("<div class=\"tiles{}\" style=\"--per-row: {}\">\n", main ? " main" : "",
-                       count <= 6 ? count : (count + 1) / 2);
-    for (const Tile& t : tiles) {
-      if (t.is_main != main) continue;
-      out += fmt::format(
-          "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div>"
-          "<div class=\"note\">{}</div></div>\n",
-          escape_html(t.label), escape_html(t.value), escape_html(t.note));
-    }
-    out += "</div>\n";
-  }
-  return out + "</section>\n";
+  return page::tiles(tiles);
 }
 
 std::string notices_html(const History& history, const Job& job) {
@@ -232,7 +196,7 @@ std::string notices_html(const History& history, const Job& job) {
   return out;
 }
 
-std::string event_row(const json& event) {
+std::vector<Cell> event_cells(const json& event) {
   const report::Row row = report::describe_event(event);
   double seconds = NAN;
   double step = NAN;
@@ -240,80 +204,78 @@ std::string event_row(const json& event) {
   if (event.contains("seconds")) number_from_json(event["seconds"], seconds);
   if (event.contains("step")) number_from_json(event["step"], step);
   if (event.contains("time")) number_from_json(event["time"], time);
-  return fmt::format(
-      "<tr data-kind=\"{0}\"><td class=\"num\" title=\"{1}\">{2}</td><td class=\"num\">{3}</td>"
-      "<td><span class=\"kind {4}\">{0}</span></td><td>{5}</td></tr>\n",
-      escape_html(row.kind), escape_html(local_time(time)),
-      std::isfinite(seconds) ? as_duration(seconds) : std::string(),
-      std::isfinite(step) ? with_thousands(step) : std::string(), row.tone, escape_html(row.text));
+  return {Cell(std::isfinite(seconds) ? as_duration(seconds) : "").with_title(local_time(time)),
+          std::isfinite(step) ? with_thousands(step) : "",
+          Cell::of_markup(
+              fmt::format("<span class=\"kind {}\">{}</span>", row.tone, escape_html(row.kind))),
+          row.text};
 }
 
 std::string events_html(const History& history) {
   const auto& events = history.events;
   if (events.empty()) return "<p class=\"empty\">No events yet.</p>\n";
-  std::string out =
-      "<div id=\"strip\"></div>\n<div id=\"kinds\" class=\"chips\"></div>\n"
-      "<div class=\"scroll\"><table class=\"events\"><thead><tr><th class=\"num\">Time</th>"
-      "<th class=\"num\">Step</th><th>Event</th><th></th></tr></thead><tbody>\n";
+  page::HtmlTable table({{"Time", true}, {"Step", true}, {"Event"}, {""}}, "events");
   for (size_t i = 0; i < events.size(); ++i) {
     if (events.size() > kEventRows && i == kEventRows / 2) {
       const size_t hidden = events.size() - kEventRows;
-      out += fmt::format(
-          "<tr><td></td><td></td><td></td><td class=\"muted\">{} more events are in "
-          "events.jsonl</td></tr>\n",
-          with_thousands(static_cast<double>(hidden)));
+      const std::string text = fmt::format("{} more events are in events.jsonl",
+                                           with_thousands(static_cast<double>(hidden)));
+      table.row({"", "", "", Cell(text).with_tone("muted")});
       i += hidden;
     }
-    out += event_row(events[i]);
+    table.row(event_cells(events[i]));
   }
-  return out + "</tbody></table></div>\n";
+  return "<div id=\"strip\"></div>\n<div id=\"kinds\" class=\"chips\"></div>\n" + table.html();
 }
 
 std::string config_html(const Job& job, std::string_view toml) {
   if (!job.error.empty()) return fmt::format("<pre>{}</pre>\n", escape_html(toml));
-  std::string out;
-  std::string section = "-";
-  size_t changed = 0;
+  struct Line {
+    std::string section, key, value, standard, help;
+    bool differs() const { return value != standard; }
+  };
+  std::vector<Line> lines;
+  std::set<std::string> touched;  // sections with something that is not the default
   for (const OptionField& f : job.set.fields()) {
     const size_t dot = f.path.rfind('.');
-    const std::string in = dot == std::string::npos ? "" : f.path.substr(0, dot);
-    const std::string key = dot == std::string::npos ? f.path : f.path.substr(dot + 1);
-    const std::string value = to_toml(f.ref);
-    const std::string standard = to_toml(f.default_value);
-    const bool differs = value != standard;
-    changed += differs ? 1 : 0;
-    if (in != section) {
-      out += std::string(section == "-" ? "" : "</tbody>\n") + "<tbody>";
-      if (!in.empty()) {
-        out +=
-            fmt::format("<tr class=\"head\"><th colspan=\"2\">[{}]</th></tr>\n", escape_html(in));
-      }
-      section = in;
-    }
-    out += fmt::format(
-        "<tr class=\"{}\" title=\"{}\"><td>{}</td><td><code>{}</code>{}</td></tr>\n",
-        differs ? "changed" : "same", escape_html(f.help), escape_html(key), escape_html(value),
-        differs ? fmt::format(" <span class=\"muted\">default {}</span>", escape_html(standard))
-                : "");
+    lines.push_back({dot == std::string::npos ? "" : f.path.substr(0, dot),
+                     dot == std::string::npos ? f.path : f.path.substr(dot + 1), to_toml(f.ref),
+                     to_toml(f.default_value), f.help});
+    if (lines.back().differs()) touched.insert(lines.back().section);
   }
+  page::HtmlTable table({{""}, {""}}, "config");
+  std::string section;
+  for (const Line& line : lines) {
+    if (line.section != section) {
+      section = line.section;
+      table.row({Cell("[" + section + "]").across(2)},
+                touched.contains(section) ? "head" : "head untouched");
+    }
+    std::string value = fmt::format("<code>{}</code>", escape_html(line.value));
+    if (line.differs()) {
+      value += fmt::format(" <span class=\"muted\">default {}</span>", escape_html(line.standard));
+    }
+    table.row({line.key, Cell::of_markup(value)}, line.differs() ? "changed" : "same", line.help);
+  }
+  const auto changed =
+      std::count_if(lines.begin(), lines.end(), [](const Line& l) { return l.differs(); });
   return fmt::format(
       "<label class=\"check\"><input type=\"checkbox\" id=\"all-options\"> show all {} options "
-      "({} differ from the default)</label>\n"
-      "<div class=\"scroll\"><table class=\"config\" id=\"config\">{}</tbody></table></div>\n",
-      job.set.fields().size(), changed, out);
+      "({} differ from the default)</label>\n<div id=\"config\">{}</div>\n",
+      lines.size(), changed, table.html());
 }
 
 std::string host_html(const json& host) {
   if (!host.is_object() || host.empty()) return "<p class=\"empty\">Not recorded.</p>\n";
-  std::string out = "<table class=\"host\"><tbody>\n";
+  page::HtmlTable table({{""}, {""}}, "host");
   for (const auto& [key, value] : host.items()) {
     std::string text = value.is_string() ? value.get<std::string>() : dump_json(value);
     if (value.is_number() && key.ends_with("_bytes")) text = as_bytes(value.get<double>());
     std::string label = key.ends_with("_bytes") ? key.substr(0, key.size() - 6) : key;
     std::replace(label.begin(), label.end(), '_', ' ');
-    out += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", escape_html(label), escape_html(text));
+    table.row({label, text});
   }
-  return out + "</tbody></table>\n";
+  return table.html();
 }
 
 std::string commands_html(const RunFolder& folder, const History& history) {
@@ -370,7 +332,6 @@ std::string report_html(const RunFolder& folder, const History& history,
   read_job(job, job_toml);
   const spec::JobOptions& o = job.options;
   const StatusText status = status_text(history.status);
-  const std::string title = job_toml.empty() || !job.error.empty() ? folder.name() : o.name;
 
   std::string about = fmt::format("<code>{}</code>", escape_html(folder.name()));
   if (job.error.empty() && !job_toml.empty()) {
@@ -381,39 +342,29 @@ std::string report_html(const RunFolder& folder, const History& history,
     about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
                          local_time(history.end_time));
   }
-
-  std::string out;
-  out += "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
-  out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  out += "<meta name=\"color-scheme\" content=\"light dark\">\n";
-  out += fmt::format("<title>{} \u00b7 Ductile run</title>\n", escape_html(title));
-  out += fmt::format("<style>\n{}</style>\n</head>\n<body>\n<main>\n", report::kStyle);
-  out += fmt::format(
-      "<header><div class=\"eyebrow\">Ductile run</div><div class=\"title\"><h1>{}</h1>"
-      "<span class=\"status {}\">{}</span></div><p class=\"about\">{}</p></header>\n",
-      escape_html(title), status.tone, status.text, about);
-  out += notices_html(history, job);
-  out += tiles_html(history, job);
-  out +=
-      "<section><div class=\"bar\"><h2>Curves</h2><div id=\"controls\"></div></div>\n"
-      "<div id=\"panels\" class=\"panels\"></div><div id=\"marks\"></div>\n"
+  page::Page page;
+  page.kind = "Ductile run";
+  page.title = job_toml.empty() || !job.error.empty() ? folder.name() : o.name;
+  page.status = status.text;
+  page.tone = status.tone;
+  page.about = {about};
+  page.style = kReportCss;
+  page.body = notices_html(history, job) + tiles_html(history, job);
+  page.body +=
+      "<section><div class=\"bar\"><h2>Curves</h2><div id=\"controls\" class=\"controls\"></div>"
+      "</div>\n<div id=\"panels\" class=\"panels\"></div><div id=\"marks\" class=\"keys\"></div>\n"
       "<noscript><p class=\"empty\">The curves are drawn by a script in this page; the numbers "
       "are in metrics.jsonl.</p></noscript></section>\n";
-  out += "<section><h2>What happened</h2>\n<div class=\"card\">\n" + events_html(history) +
-         "</div></section>\n";
-  out += "<div class=\"columns\"><section><h2>Configuration</h2><div class=\"card\">\n" +
-         config_html(job, job_toml) + "</div></section>\n";
-  out += "<div><section><h2>Do it again</h2><div class=\"card\">\n" +
-         commands_html(folder, history) + "</div></section>\n";
-  out += "<section><h2>Machine</h2><div class=\"card\">\n" + host_html(history.host) +
-         "</div></section></div></div>\n";
-  out += fmt::format("<footer>Written {} from job.toml, events.jsonl and metrics.jsonl.</footer>\n",
-                     local_time(static_cast<double>(std::time(nullptr))));
-  out += "</main>\n";
-  out += "<script type=\"application/json\" id=\"data\">" +
-         report::script_json(report::chart_data(history, o)) + "</script>\n";
-  out += fmt::format("<script>\n{}</script>\n</body>\n</html>\n", report::kScript);
-  return out;
+  page.body += page::section("What happened", events_html(history));
+  page.body += "<div class=\"columns\">" +
+               page::section("Configuration", config_html(job, job_toml)) + "<div>" +
+               page::section("Do it again", commands_html(folder, history)) +
+               page::section("Machine", host_html(history.host)) + "</div></div>\n";
+  page.footer = fmt::format("Written {} from job.toml, events.jsonl and metrics.jsonl.",
+                            local_time(static_cast<double>(std::time(nullptr))));
+  page.data = dump_json(report::chart_data(history, o));
+  page.scripts = {kReportJs};
+  return page::to_html(page);
 }
 
 void write_report(const RunFolder& folder) {

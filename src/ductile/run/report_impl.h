@@ -9,14 +9,14 @@
 #include "ductile/run/history.h"
 #include "ductile/spec/job.h"
 
+namespace ductile::run {
+
+extern const std::string_view kReportCss, kReportJs;  // report.css, report.js
+
+}  // namespace ductile::run
+
 // The parts that report.cc puts together.
 namespace ductile::run::report {
-
-extern const std::string_view kStyle;   // report_style.cc
-extern const std::string_view kScript;  // report_script.cc
-
-// Safe between <script> tags.
-std::string script_json(const nlohmann::json& value);
 
 // One event as a row of the timeline: a kind known to the style sheet, and a sentence.
 struct Row {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
 #include "ductile/run/report_impl.h"
@@ -16,6 +16,11 @@ namespace ductile::run::report {
 namespace {
 
 using nlohmann::json;
+using page::as_bytes;
+using page::as_duration;
+using page::as_number;
+using page::as_percent;
+using page::with_thousands;
 
 double number_at(const json& object, const char* key, double otherwise = NAN) {
   const auto at = object.find(key);
@@ -153,22 +158,6 @@ json workers_curve(const History& history) {
 
 }  // namespace
 
-std::string script_json(const json& value) {
-  std::string out;
-  for (const char c : dump_json(value)) {
-    if (c == '<') {
-      out += "\\u003c";
-    } else if (c == '>') {
-      out += "\\u003e";
-    } else if (c == '&') {
-      out += "\\u0026";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 Row describe_event(const json& event) {
   const std::string kind = text_at(event, "kind");
   const std::string step = count_text(number_at(event, "step"));
@@ -223,13 +212,15 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     json& panel = panels[{rank_of(name.what), name.what}];
     if (panel.is_null()) {
       panel = {{"title", title_of(name.what)},
-               {"percent", name.what == "accuracy"},
+               {"unit", name.what == "accuracy"             ? "percent"
+                        : name.what == "samples_per_second" ? "count"
+                                                            : "number"},
                {"log", name.what == "loss" || name.what == "perplexity"},
                {"zero", name.what == "samples_per_second"},
                {"series", json::array()}};
     }
     json series = points_json(curve.points);
-    series["name"] = name.who == "eval" ? "test" : name.who.empty() ? "value" : name.who;
+    series["name"] = name.who == "eval" ? "test" : name.who;
     series["smooth"] = name.who == "train" || name.what == "samples_per_second";
     if (curve.non_finite > 0) {
       series["bad"] = curve.non_finite;
@@ -245,8 +236,9 @@ json chart_data(const History& history, const spec::JobOptions& job) {
   json list = json::array();
   for (auto& [key, panel] : panels) list.push_back(std::move(panel));
   if (json workers = workers_curve(history); !workers.is_null()) {
-    workers["name"] = "workers";
+    workers["name"] = "";
     list.push_back({{"title", "Workers"},
+                    {"unit", "count"},
                     {"zero", true},
                     {"steps", true},
                     {"series", json::array({workers})}});

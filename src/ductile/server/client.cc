@@ -16,7 +16,7 @@ namespace ductile::server {
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline) {
   const auto end = std::chrono::steady_clock::now() + deadline;
-  const process::Descriptor fd = connect_unix(run, deadline);
+  const Descriptor fd = connect_unix(run, deadline);
   if (fd.get() < 0) {
     fail(ErrorCode::not_found,
          "{0}: no controller runs for this run; start one with `ductile train --resume {0}`",

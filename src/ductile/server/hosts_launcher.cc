@@ -13,10 +13,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/net/secret.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/agent_protocol_impl.h"
@@ -29,7 +29,6 @@ namespace {
 
 using control::WorkerId;
 using nlohmann::json;
-using process::Descriptor;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 

@@ -9,8 +9,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/server/launcher.h"
 
 namespace ductile::server {
@@ -19,8 +19,8 @@ namespace ductile::server {
 class LauncherEvents {
  public:
   LauncherEvents()
-      : epoll_(process::opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-        ready_(process::opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+      : epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        ready_(opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
     watch(ready_.get());
   }
 
@@ -48,8 +48,8 @@ class LauncherEvents {
   }
 
  private:
-  process::Descriptor epoll_;
-  process::Descriptor ready_;  // of gone()
+  Descriptor epoll_;
+  Descriptor ready_;  // of gone()
   std::vector<LauncherEvent> events_;
 };
 

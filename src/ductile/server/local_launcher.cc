@@ -13,9 +13,9 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include <sys/pidfd.h>
 }
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
-#include "ductile/process/descriptor.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
@@ -27,7 +27,6 @@ namespace ductile::server {
 namespace {
 
 using control::WorkerId;
-using process::Descriptor;
 
 class LocalLauncher : public Launcher {
  public:
@@ -72,7 +71,7 @@ class LocalLauncher : public Launcher {
     const pid_t pid = process::spawn(launch);
     worker.child = true;
     try {
-      worker.pid_fd = process::opened(::pidfd_open(pid, 0), "pidfd_open");
+      worker.pid_fd = opened(::pidfd_open(pid, 0), "pidfd_open");
       events_.watch(worker.pid_fd.get());
       events_.watch(worker.progress.get());
     } catch (const Error&) {  // nobody would see its end

@@ -31,7 +31,7 @@ void watch(int epoll, int fd) {
 
 RequestServer::RequestServer(const fs::path& run)
     : run_(run),
-      epoll_(process::opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       listener_(listen_unix(run)) {
   try {
     watch(epoll_.get(), listener_.get());
@@ -67,7 +67,7 @@ void RequestServer::make_anew() {
   std::error_code error;
   if (fs::exists(fs::symlink_status(run_ / kRequestSocket, error))) return;
   try {
-    process::Descriptor listener = listen_unix(run_);
+    Descriptor listener = listen_unix(run_);
     watch(epoll_.get(), listener.get());
     listener_ = std::move(listener);  // closing the other one takes it out
   } catch (const Error&) {            // a full disk, no descriptors: later
@@ -85,8 +85,7 @@ void RequestServer::take_new() {
     paused_ = false;
   }
   while (true) {
-    process::Descriptor fd(
-        accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Descriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.get() < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;

@@ -7,9 +7,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 #include "ductile/net/socket.h"
-#include "ductile/process/descriptor.h"
 
 namespace ductile::server {
 
@@ -33,7 +33,7 @@ class RequestServer {
 
  private:
   struct Client {
-    process::Descriptor fd;
+    Descriptor fd;
     std::string input;
     uint64_t heard = 0;  // when it last said something, or came: the order alone counts
   };
@@ -47,8 +47,8 @@ class RequestServer {
   static bool answer(Client& client, const std::string& line, const Handler& handler);
 
   fs::path run_;
-  process::Descriptor epoll_;
-  process::Descriptor listener_;
+  Descriptor epoll_;
+  Descriptor listener_;
   std::list<Client> clients_;
   uint64_t heard_ = 0;
   bool paused_ = false;  // out of descriptors: takes nobody until resume_at_

@@ -103,8 +103,8 @@ TEST(Requests, WithoutAControllerTheErrorNamesRunAndRemedy) {
 TEST(Requests, GarbageIsAnsweredOrHungUpOnAndOthersAreServed) {
   const TempFolder run;
   const Echo echo(run.path());
-  const process::Descriptor silent = connect_unix(run.path(), kPatience);
-  const process::Descriptor noisy = connect_unix(run.path(), kPatience);
+  const Descriptor silent = connect_unix(run.path(), kPatience);
+  const Descriptor noisy = connect_unix(run.path(), kPatience);
   const std::string garbage = "\x01\xff not json\n";
   ASSERT_GT(send(noisy.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
   char answer[512];
@@ -112,7 +112,7 @@ TEST(Requests, GarbageIsAnsweredOrHungUpOnAndOthersAreServed) {
   ASSERT_GT(n, 0);
   EXPECT_NE(std::string(answer, static_cast<size_t>(n)).find("invalid_argument"),
             std::string::npos);
-  const process::Descriptor endless = connect_unix(run.path(), kPatience);
+  const Descriptor endless = connect_unix(run.path(), kPatience);
   const std::string part(8192, 'a');
   bool open = true;
   for (int i = 0; i < 10000 && open; ++i)
@@ -123,7 +123,7 @@ TEST(Requests, GarbageIsAnsweredOrHungUpOnAndOthersAreServed) {
 
 TEST(Requests, AControllerThatDoesNotAnswerIsTold) {
   const TempFolder run;
-  const process::Descriptor listener = listen_unix(run.path());
+  const Descriptor listener = listen_unix(run.path());
   try {
     ask(run.path(), {{"request", "status"}}, std::chrono::milliseconds(50));
     ADD_FAILURE();
@@ -135,8 +135,8 @@ TEST(Requests, AControllerThatDoesNotAnswerIsTold) {
 // One that is stopped, and has as many waiting as the kernel keeps.
 TEST(Requests, NobodyWaitsForEverForAControllerThatTakesNobody) {
   const TempFolder run;
-  const process::Descriptor listener = listen_unix(run.path());
-  std::vector<process::Descriptor> waiting;
+  const Descriptor listener = listen_unix(run.path());
+  std::vector<Descriptor> waiting;
   try {
     while (waiting.size() < 1000) waiting.push_back(connect_unix(run.path(), {}));
     ADD_FAILURE() << "the kernel keeps more than 1000";
@@ -156,7 +156,7 @@ TEST(Requests, NobodyWaitsForEverForAControllerThatTakesNobody) {
 TEST(Requests, ClientsThatSayNothingShutNobodyOut) {
   const TempFolder run;
   const Echo echo(run.path());
-  std::vector<process::Descriptor> idle;
+  std::vector<Descriptor> idle;
   for (int i = 0; i < 200; ++i) idle.push_back(connect_unix(run.path(), kPatience));
   EXPECT_TRUE(ask(run.path(), {{"request", "status"}}).at("ok"));
 }
@@ -175,13 +175,13 @@ class NoDescriptors {
 
  private:
   rlimit before_{};
-  std::vector<process::Descriptor> taken_;
+  std::vector<Descriptor> taken_;
 };
 
 TEST(Requests, WithoutADescriptorTheServerRestsAndServesLater) {
   const TempFolder run;
   RequestServer server(run.path());
-  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
   pollfd item{server.fd(), POLLIN, 0};
@@ -199,9 +199,9 @@ TEST(Requests, WithoutADescriptorTheServerRestsAndServesLater) {
 TEST(Requests, WithoutADescriptorAnIdleClientMakesRoom) {
   const TempFolder run;
   RequestServer server(run.path());
-  const process::Descriptor idle = connect_unix(run.path(), kPatience);
+  const Descriptor idle = connect_unix(run.path(), kPatience);
   server.serve(echo_of);
-  const process::Descriptor client = connect_unix(run.path(), kPatience);
+  const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
   const NoDescriptors none;

@@ -15,8 +15,6 @@
 namespace ductile::server {
 namespace {
 
-using process::Descriptor;
-
 // The socket's path through a descriptor of its folder: short, however deep the folder lies.
 struct ShortPath {
   explicit ShortPath(const fs::path& folder)
@@ -34,7 +32,7 @@ struct ShortPath {
 };
 
 Descriptor unix_socket(int flags) {
-  return process::opened(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0), "unix socket");
+  return opened(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0), "unix socket");
 }
 
 }  // namespace

@@ -12,17 +12,14 @@ namespace ductile::sim {
 
 // Linear interpolation over the Delaunay triangulation of points in three dimensions. Where points
 // lie on one sphere the triangulation is not unique, and measurements on a grid mostly do: which
-// one is chosen shifts a step time by up to some per cent. With Qhull in the build it is Qhull's,
-// which is also the published simulators'; without, that of interpolate_delaunay().
+// one is chosen shifts a step time by up to some per cent. It is Qhull's, which is also the
+// published simulators'.
 class Delaunay {
  public:
   // The spans are copied. Fewer than five points, or all in one plane: nothing is ever inside.
   Delaunay(std::span<const Point3> points, std::span<const StepTime> values);
   // Nothing outside the hull.
   std::optional<StepTime> at(const Point3& point) const;
-
-  // Whether this build has Qhull.
-  static bool has_qhull();
 
  private:
   struct Simplex {
@@ -41,7 +38,7 @@ class Delaunay {
 
   std::vector<Point3> points_;
   std::vector<StepTime> values_;
-  std::vector<Simplex> simplices_;          // none without Qhull
+  std::vector<Simplex> simplices_;
   double lift_scale_ = 1, lift_shift_ = 0;  // of the fourth coordinate
   Point3 low_, high_;                       // box around the points
 };

@@ -7,7 +7,6 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
-#include "ductile/sched/linear_program.h"
 #include "ductile/sim/csv.h"
 #include "ductile/sim/delaunay.h"
 
@@ -52,38 +51,6 @@ StepTime interpolate_linear(std::span<const double> x, std::span<const StepTime>
   const double width = x[high] - x[low];
   return {(y[high].step - y[low].step) / width * (at - x[low]) + y[low].step,
           (y[high].sync - y[low].sync) / width * (at - x[low]) + y[low].sync};
-}
-
-std::optional<StepTime> interpolate_delaunay(std::span<const Point3> points,
-                                             std::span<const StepTime> y, const Point3& at) {
-  const size_t n = points.size();
-  // Coordinates relative to `at`, which keeps the numbers of the programme small.
-  std::vector<double> matrix(4 * n), cost(n);
-  for (size_t i = 0; i < n; ++i) {
-    const double a = points[i].nodes - at.nodes, b = points[i].replicas - at.replicas,
-                 c = points[i].local - at.local;
-    matrix[i] = 1;
-    matrix[n + i] = a;
-    matrix[2 * n + i] = b;
-    matrix[3 * n + i] = c;
-    cost[i] = a * a + b * b + c * c;
-  }
-  // One scale for all three axes leaves the triangulation as it is.
-  double scale = 0;
-  for (const double c : cost) scale = std::max(scale, c);
-  if (scale > 0) {
-    for (size_t i = n; i < 4 * n; ++i) matrix[i] /= std::sqrt(scale);
-    for (double& c : cost) c /= scale;
-  }
-  const std::vector<double> b = {1, 0, 0, 0};
-  const sched::LinearResult result = sched::solve_linear(matrix, b, cost);
-  if (result.status != sched::LinearStatus::optimal) return std::nullopt;
-  StepTime sum;
-  for (size_t i = 0; i < n; ++i) {
-    sum.step += result.x[i] * y[i].step;
-    sum.sync += result.x[i] * y[i].sync;
-  }
-  return sum;
 }
 
 Profile Profile::formula(const sched::PerfParams& perf, int32_t min_local, int32_t max_local) {

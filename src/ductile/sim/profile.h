@@ -26,11 +26,6 @@ StepTime interpolate_linear(std::span<const double> x, std::span<const StepTime>
 struct Point3 {
   double nodes = 0, replicas = 0, local = 0;
 };
-// Linear interpolation on the simplex, of the Delaunay triangulation of `points`, that holds `at`:
-// the weights w >= 0 that sum to 1, reproduce `at`, and make sum w |p|^2 least, which is a linear
-// programme of four rows. Nothing where `at` lies outside the hull.
-std::optional<StepTime> interpolate_delaunay(std::span<const Point3> points,
-                                             std::span<const StepTime> y, const Point3& at);
 
 class Delaunay;
 

@@ -101,15 +101,11 @@ RC_GTEST_PROP(Interpolation, DelaunayIsTheTriangulationOfEmptySpheres, ()) {
   Rng rng(seed, 1);
   for (int i = 0; i < 5; ++i) {
     const Point3 at = {rng.uniform(0, 1e5), rng.uniform(0, 1e5), rng.uniform(0, 1e5)};
-    const auto slow = by_empty_spheres(cloud, at),
-               programme = interpolate_delaunay(cloud.points, cloud.values, at),
-               qhull = built.at(at);
-    RC_ASSERT(slow.has_value() == programme.has_value());
-    RC_ASSERT(slow.has_value() == qhull.has_value());
+    const auto slow = by_empty_spheres(cloud, at), fast = built.at(at);
+    RC_ASSERT(slow.has_value() == fast.has_value());
     if (!slow) continue;
-    RC_ASSERT(std::abs(slow->step - programme->step) < 1e-6);
-    RC_ASSERT(std::abs(slow->sync - programme->sync) < 1e-6);
-    RC_ASSERT(std::abs(slow->step - qhull->step) < 1e-6);
+    RC_ASSERT(std::abs(slow->step - fast->step) < 1e-6);
+    RC_ASSERT(std::abs(slow->sync - fast->sync) < 1e-6);
   }
 }
 

@@ -32,7 +32,6 @@ class Replay : public testing::TestWithParam<std::pair<const char*, int>> {};
 
 TEST_P(Replay, EqualsTheAuthorsResultsToTheSecond) {
   if (!fs::exists(kTraces / "pollux")) GTEST_SKIP() << "no traces in " << kTraces;
-  if (!Delaunay::has_qhull()) GTEST_SKIP() << "a build without Qhull triangulates otherwise";
   const auto [policy, number] = GetParam();
   const std::string name = "workload-" + std::to_string(number);
   const auto expected = nlohmann::json::parse(

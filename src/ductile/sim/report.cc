@@ -2,18 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <functional>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
-#include "ductile/sim/report_impl.h"
+#include "ductile/page/html.h"
+#include "ductile/page/numbers.h"
 
 namespace ductile::sim {
+
+extern const std::string_view kReportJs;  // report.js
+
 namespace {
 
+using page::Cell;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostDeviceRows = 256;
@@ -70,133 +76,213 @@ Json curve(const SimResult& result, const std::function<double(const RoundSample
   return out;
 }
 
-}  // namespace
+Json run_json(const ExperimentRun& run, const sched::Cluster& cluster, bool by_device) {
+  const SimResult& result = run.result;
+  Json jobs = Json::array();
+  for (const JobResult& job : result.jobs)
+    jobs.push_back({{"name", job.name},
+                    {"app", job.application + (job.served ? " (service)" : "")},
+                    {"service", job.served.has_value()},
+                    {"arrival", tidy(job.arrival)},
+                    {"finish", tidy(job.finish)},
+                    {"restarts", job.restarts}});
+  Json faults = Json::array();
+  for (const FaultEvent& fault : result.faults)
+    if (fault.start && !fault.announce)
+      faults.push_back({tidy(fault.time), to_string(fault.kind), fault.node});
+  const auto share = [](double part, double whole, double none) {
+    return whole > 0 ? part / whole : none;
+  };
+  return {{"policy", result.policy},
+          {"workload", result.workload},
+          {"seed", run.seed},
+          {"mean", tidy(run.summary.mean)},
+          {"end", tidy(result.end)},
+          {"jobs", std::move(jobs)},
+          {"bars", bars(result, cluster, by_device)},
+          {"faults", std::move(faults)},
+          {"goodput", curve(result, [](const auto& r) { return r.goodput; })},
+          {"waiting", curve(result, [](const auto& r) { return r.waiting; })},
+          {"served", curve(result, [&](const auto& r) { return share(r.on_time, r.load, 1); })},
+          {"used", curve(result, [&](const auto& r) {
+             return share(static_cast<double>(r.used), static_cast<double>(r.usable), 0);
+           })}};
+}
 
-namespace {
-
-std::string as_text(std::string_view plain) {
-  std::string out;
-  for (const char c : plain) {
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '&')
-      out += "&amp;";
-    else
-      out += c;
+// The policies in the order in which they came, each with the mean of its runs.
+std::vector<std::pair<std::string, Summary>> averages(const std::vector<ExperimentRun>& runs) {
+  std::vector<std::pair<std::string, Summary>> out;
+  std::set<std::string> seen;
+  for (const ExperimentRun& run : runs) {
+    const std::string& policy = run.result.policy;
+    if (seen.insert(policy).second) out.emplace_back(policy, average_of(runs, policy));
   }
   return out;
+}
+
+// A figure of a policy: which values are better, and none where the runs have no such thing.
+struct Figure {
+  const char* head;
+  int better;  // -1: less, 1: more, 0: neither
+  std::string (*text)(double);
+  std::function<std::optional<double>(const Summary&)> value;
+};
+
+std::string two_digits(double value) { return fmt::format("{:.2f}", value); }
+std::string whole(double value) { return page::with_thousands(std::round(value)); }
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+std::vector<Figure> figures() {
+  const auto always = [](double Summary::*member) {
+    return [member](const Summary& s) { return std::optional<double>(s.*member); };
+  };
+  const auto kept = [](size_t tier) {
+    return [tier](const Summary& s) -> std::optional<double> {
+      const TierSummary& t = s.tiers[tier];
+      if (!s.sla || t.windows == 0) return std::nullopt;
+      return static_cast<double>(t.kept) / static_cast<double>(t.windows);
+    };
+  };
+  const auto of_services = [](double Summary::*member) {
+    return [member](const Summary& s) {
+      return s.services > 0 ? std::optional(s.*member) : std::nullopt;
+    };
+  };
+  const auto duration = page::as_short_duration;
+  return {{"mean JCT", -1, duration, always(&Summary::mean)},
+          {"median", -1, duration, always(&Summary::median)},
+          {"p90", -1, duration, always(&Summary::p90)},
+          {"p99", -1, duration, always(&Summary::p99)},
+          {"makespan", -1, duration, always(&Summary::makespan)},
+          {"device hours", -1, whole, always(&Summary::device_hours)},
+          {"restarts", -1, two_digits, always(&Summary::restarts)},
+          {"utilisation", 0, percent, always(&Summary::utilisation)},
+          {"worst \u03c1", -1, two_digits, always(&Summary::worst_fairness)},
+          {"mean \u03c1", -1, two_digits, always(&Summary::mean_fairness)},
+          {"Premium", 1, percent, kept(0)},
+          {"Standard", 1, percent, kept(1)},
+          {"on time", 1, percent, of_services(&Summary::attained)},
+          {"worst hour", 1, percent, of_services(&Summary::worst_hour)},
+          {"hours done again", -1, whole, [](const Summary& s) {
+             return s.lost_hours > 0 ? std::optional(s.lost_hours) : std::nullopt;
+           }}};
+}
+
+Cell policy_cell(size_t number, const std::string& policy) {
+  return Cell::of_markup(fmt::format("<span class=\"swatch\" data-policy=\"{}\"></span><b>{}</b>",
+                                     number, page::escape_html(policy)));
+}
+
+// The best of each column is marked, where there is more than one.
+std::string policy_table(const std::vector<std::pair<std::string, Summary>>& policies) {
+  std::vector<page::HtmlTable::Column> columns = {{"policy"}};
+  std::vector<std::vector<Cell>> rows;
+  for (size_t i = 0; i < policies.size(); ++i) rows.push_back({policy_cell(i, policies[i].first)});
+  for (const Figure& figure : figures()) {
+    std::vector<std::optional<double>> values;
+    std::optional<double> best;
+    int count = 0;
+    for (const auto& [policy, summary] : policies) {
+      const auto v = figure.value(summary);
+      values.push_back(v);
+      if (!v) continue;
+      ++count;
+      if (!best || figure.better * *v > figure.better * *best) best = v;
+    }
+    if (count == 0) continue;
+    columns.push_back({figure.head, true});
+    for (size_t i = 0; i < policies.size(); ++i) {
+      const bool marked = count > 1 && figure.better != 0 && values[i] == best;
+      rows[i].push_back(values[i] ? Cell(figure.text(*values[i])).with_tone(marked ? "best" : "")
+                                  : Cell());
+    }
+  }
+  page::HtmlTable table(std::move(columns), "figures");
+  for (const auto& row : rows) table.row(row);
+  return table.html();
+}
+
+// A row for each team and policy; "" where no run has teams.
+std::string team_table(const std::vector<std::pair<std::string, Summary>>& policies) {
+  page::HtmlTable table({{"team"},
+                         {"policy"},
+                         {"jobs", true},
+                         {"mean JCT", true},
+                         {"device hours", true},
+                         {"above its quota, h", true}},
+                        "figures");
+  std::set<int32_t> numbers;
+  for (const auto& [policy, summary] : policies)
+    for (const TeamSummary& team : summary.teams) numbers.insert(team.team);
+  for (const int32_t number : numbers) {
+    std::string name = fmt::format("{}", number);
+    for (size_t i = 0; i < policies.size(); ++i) {
+      for (const TeamSummary& team : policies[i].second.teams) {
+        if (team.team != number) continue;
+        table.row({name, policy_cell(i, policies[i].first),
+                   page::with_thousands(static_cast<double>(team.jobs)),
+                   page::as_short_duration(team.mean), whole(team.device_hours),
+                   whole(team.over_quota_hours)});
+        name.clear();  // once
+      }
+    }
+  }
+  return numbers.empty() ? "" : page::section("Teams", table.html());
+}
+
+std::string layout(const std::vector<std::pair<std::string, Summary>>& policies, bool by_device) {
+  return page::section("Policies", policy_table(policies)) + team_table(policies) +
+         page::section("Completion times", "<div id=\"completion\" class=\"panels\"></div>",
+                       false) +
+         "<section><div class=\"bar\"><h2>Over time</h2><div class=\"controls\">"
+         "<span id=\"zoom\"></span><span id=\"choice\"></span></div></div>\n"
+         "<div id=\"curves\" class=\"panels\"></div></section>\n" +
+         fmt::format(
+             "<section><h2>Cluster</h2><p class=\"about\">{}; a bar is a job, its colour the "
+             "application, a dashed line a fault. Point at a bar for its job; drag here or in a "
+             "curve "
+             "to see a part of the time, click twice to see all.</p>\n"
+             "<div id=\"legend\" class=\"keys\"></div><div id=\"timelines\"></div></section>\n",
+             by_device ? "A row is a device" : "A row is a node") +
+         "<noscript><p class=\"empty\">The charts are drawn by a script in this page; their "
+         "numbers "
+         "are in runs.json.</p></noscript>\n";
 }
 
 }  // namespace
 
 std::string report_html(const std::vector<ExperimentRun>& runs, const sched::Cluster& cluster,
                         std::string_view about) {
-  Json data;
+  const auto policies = averages(runs);
   const bool by_device = cluster.usable_devices() <= kMostDeviceRows;
-  Json rows = Json::array();
+  Json data;
+  auto& rows = data["rows"] = Json::array();
   for (int32_t n = 0; n < cluster.nodes(); ++n)
     rows.push_back({fmt::format("{} {}", cluster.types[cluster.node_type[n]], n),
                     by_device ? cluster.node_devices[n] : 1});
-  data["rows"] = rows;
-  data["by_device"] = by_device;
-  std::map<std::string, std::vector<Summary>> by_policy;
-  std::vector<std::string> order;
-  auto& list = data["runs"] = Json::array();
-  for (const ExperimentRun& run : runs) {
-    if (!by_policy.contains(run.result.policy)) order.push_back(run.result.policy);
-    by_policy[run.result.policy].push_back(run.summary);
-    Json jobs = Json::array();
-    for (const JobResult& job : run.result.jobs)
-      jobs.push_back({job.name, job.application + (job.served ? " (service)" : ""),
-                      tidy(job.arrival), tidy(job.start), tidy(job.finish), job.restarts});
-    Json faults = Json::array();
-    for (const FaultEvent& fault : run.result.faults)
-      if (fault.start && !fault.announce)
-        faults.push_back({tidy(fault.time), to_string(fault.kind), fault.node});
-    list.push_back({{"policy", run.result.policy},
-                    {"workload", run.result.workload},
-                    {"seed", run.seed},
-                    {"mean", tidy(run.summary.mean)},
-                    {"end", tidy(run.result.end)},
-                    {"jobs", std::move(jobs)},
-                    {"bars", bars(run.result, cluster, by_device)},
-                    {"faults", std::move(faults)},
-                    {"goodput", curve(run.result, [](const auto& r) { return r.goodput; })},
-                    {"waiting", curve(run.result, [](const auto& r) { return r.waiting; })},
-                    {"served", curve(run.result,
-                                     [](const auto& r) {
-                                       return r.load > 0 ? 100 * r.on_time / r.load : 100;
-                                     })},
-                    {"used", curve(run.result, [](const auto& r) {
-                       return r.usable > 0 ? 100.0 * static_cast<double>(r.used) /
-                                                 static_cast<double>(r.usable)
-                                           : 0;
-                     })}});
-  }
-  bool services = false, teams = false;
-  auto& policies = data["policies"] = Json::array();
-  for (const std::string& policy : order) {
-    Json entry = to_json(average(by_policy[policy]));
-    entry.erase("decision_seconds");  // measured: the page would differ from run to run
-    entry.erase("decision_seconds_p99");
-    // The table's columns are numbers of their own.
-    const auto kept = [&](const char* tier, const char* column) {
-      if (entry.contains("tiers") && entry["tiers"].contains(tier))
-        entry[column] = entry["tiers"][tier]["kept"].get<double>() /
-                        entry["tiers"][tier]["windows"].get<double>();
-    };
-    kept("premium", "premium_kept");
-    kept("standard", "standard_kept");
-    if (entry.contains("services")) {
-      services = true;
-      entry["on_time"] = entry["services"]["on_time"];
-      entry["worst_hour"] = entry["services"]["worst_hour_on_time"];
-    }
-    teams |= entry.contains("teams");
-    entry["policy"] = policy;
-    policies.push_back(std::move(entry));
-  }
-  std::string text = dump_json(data);
-  for (size_t at = 0; (at = text.find('<', at)) != std::string::npos; at += 6)
-    text.replace(at, 1, "\\u003c");
+  for (const auto& [policy, summary] : policies) data["policies"].push_back(policy);
+  data["services"] = std::any_of(policies.begin(), policies.end(),
+                                 [](const auto& p) { return p.second.services > 0; });
   std::set<std::string> workloads;
-  for (const ExperimentRun& run : runs) workloads.insert(run.result.workload);
-  return fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>Simulation: {} policies</title>\n<style>{}</style></head>\n<body><main>\n"
-      "<header><div class=\"eyebrow\">Ductile simulation</div><h1>{} {} on {} devices</h1>\n"
-      "<p class=\"about\">{} {}; {} nodes of {} type{}</p>{}</header>\n"
-      "<section><h2>Policies</h2><div class=\"card scroll\"><table id=\"summary\"></table></div>"
-      "</section>\n{}"
-      "<section><h2>Completion times</h2><div class=\"panels\"><div class=\"panel\">"
-      "<h3>Share of jobs done within</h3><svg id=\"cdf\"></svg></div><div class=\"panel\">"
-      "<h3>By application, mean</h3><svg id=\"apps\"></svg></div></div></section>\n"
-      "<section><div class=\"bar\"><h2>Over time</h2><span id=\"choice\"></span></div>"
-      "<div class=\"panels\">"
-      "<div class=\"panel\"><h3>Goodput, jobs an hour</h3><svg id=\"goodput\"></svg></div>"
-      "<div class=\"panel\"><h3>Jobs waiting without a device</h3><svg id=\"waiting\"></svg></div>"
-      "<div class=\"panel wide\"><h3>Devices in use, %</h3><svg id=\"used\"></svg></div>{}"
-      "</div></section>\n"
-      "<section><h2>Cluster</h2><p class=\"about\">{}; a bar is a job, its colour the "
-      "application. Point at one for its name; drag to zoom, double-click to see all.</p>"
-      "<div id=\"legend\"></div><div id=\"timelines\"></div></section>\n"
-      "<div id=\"tip\" hidden></div>\n"
-      "<noscript>The figures need a browser that runs scripts; the table is also in the JSON of "
-      "<code>ductile sim --json</code>.</noscript>\n"
-      "</main><script type=\"application/json\" id=\"data\">{}</script>\n<script>{}</script>"
-      "</body></html>\n",
-      order.size(), report::kStyle, order.size(), order.size() == 1 ? "policy" : "policies",
-      cluster.usable_devices(), workloads.size(), workloads.size() == 1 ? "workload" : "workloads",
-      cluster.nodes(), cluster.type_count(), cluster.type_count() == 1 ? "" : "s",
-      about.empty() ? "" : fmt::format("<p class=\"about\">{}</p>", as_text(about)),
-      teams ? "<section><h2>Teams</h2><div class=\"card scroll\"><table id=\"teams\"></table></div>"
-              "</section>\n"
-            : "",
-      services ? "<div class=\"panel wide\"><h3>Requests of services answered on time, %</h3>"
-                 "<svg id=\"served\"></svg></div>"
-               : "",
-      by_device ? "A row is a device" : "A row is a node", text, report::kScript);
+  for (const ExperimentRun& run : runs) {
+    workloads.insert(run.result.workload);
+    data["runs"].push_back(run_json(run, cluster, by_device));
+  }
+  const auto count = [](auto n) { return static_cast<double>(n); };
+  page::Page page;
+  page.kind = "Ductile simulation";
+  page.title =
+      fmt::format("{} on {} devices",
+                  policies.size() == 1 ? "1 policy" : fmt::format("{} policies", policies.size()),
+                  cluster.usable_devices());
+  page.about = {fmt::format("{}; {} of {}", page::plural(count(workloads.size()), "workload"),
+                            page::plural(count(cluster.nodes()), "node"),
+                            page::plural(count(cluster.type_count()), "type"))};
+  if (!about.empty()) page.about.push_back(page::escape_html(about));
+  page.body = layout(policies, by_device);
+  page.data = dump_json(data);
+  page.scripts = {kReportJs};
+  return page::to_html(page);
 }
 
 }  // namespace ductile::sim

@@ -161,7 +161,8 @@ TEST_P(Conformance, EveryNumberOfWorkersGivesTheSameBits) {
   const Row& row = GetParam();
   const Run alone(row);
   run_undisturbed(row, alone, 1);
-  EXPECT_EQ(alone.figures().at("digest"), alone.digest()) << "the report has the digest of the state";
+  EXPECT_EQ(alone.figures().at("digest"), alone.digest())
+      << "the report has the digest of the state";
   for (const int64_t workers : {2, 3, 4, 8}) {
     const Run run(row);
     run_undisturbed(row, run, workers);

@@ -23,9 +23,7 @@ bool lies_channels_last(const spec::JobOptions& job, nn::Model& model) {
 class RankRunner::Context final : public RankContext {
  public:
   Context(RankRunner& runner, int64_t rank)
-      : runner_(runner),
-        rank_(rank),
-        figures_(static_cast<size_t>(runner.figures_.size())) {}
+      : runner_(runner), rank_(rank), figures_(static_cast<size_t>(runner.figures_.size())) {}
 
   const spec::JobOptions& job() const override { return runner_.job_; }
   const JobState& state() const override { return runner_.state_; }
@@ -182,12 +180,11 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
       ++next_part_;
     } else {
       while (!contributions_.contains(next_rank_)) {
-        run_part(next_part_,
-                 [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
-                   std::vector<at::Tensor> gradients(state_.flat.parameters().size());
-                   if (loss.defined()) gradients = state_.flat.gradients(loss);
-                   contributions_[rank] = {std::move(gradients), nullptr, std::move(figures)};
-                 });
+        run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
+          std::vector<at::Tensor> gradients(state_.flat.parameters().size());
+          if (loss.defined()) gradients = state_.flat.gradients(loss);
+          contributions_[rank] = {std::move(gradients), nullptr, std::move(figures)};
+        });
         ++next_part_;
       }
       const Contribution own = contributions_.extract(next_rank_).mapped();
@@ -259,9 +256,9 @@ void RankRunner::run_part(size_t part, const Backward& backward) {
 
 void RankRunner::run_rank(int64_t rank, const Backward& backward) {
   prepare_thread();  // it may be new
-  nn::seed_step(mix(mix(static_cast<uint64_t>(job_.seed),
-                        static_cast<uint64_t>(state_.counters.step)),
-                    static_cast<uint64_t>(rank)));
+  nn::seed_step(
+      mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step)),
+          static_cast<uint64_t>(rank)));
   const at::AutoGradMode differentiates(kind_.gradient);
   Context context(*this, rank);
   at::Tensor loss = ingredients_.method->contribute(context);

@@ -16,7 +16,8 @@ FigureList::FigureList(std::vector<std::string> more) {
        {kLoss, kCorrect, kPredictions, kSamplesForward, kSamplesBackward})
     names_.emplace_back(name);
   for (std::string& name : more) {
-    DUCTILE_CHECK(std::ranges::find(names_, name) == names_.end(), "figure {} is there twice", name);
+    DUCTILE_CHECK(std::ranges::find(names_, name) == names_.end(), "figure {} is there twice",
+                  name);
     names_.push_back(std::move(name));
   }
 }

@@ -62,8 +62,9 @@ WorkerEvent event_of_current(Generation generation) try { throw; } catch (const 
   return event_of(e, generation);
 }
 
-WorkerEvent restore_event_of_current(Generation generation) try { throw; } catch (
-    const c10::Error& e) {
+WorkerEvent restore_event_of_current(Generation generation) try {
+  throw;
+} catch (const c10::Error& e) {
   return restore_event_of(error_of(e), generation);
 } catch (const std::exception& e) {
   return restore_event_of(e, generation);
@@ -262,7 +263,8 @@ void WorkerLoop::Impl::on(const Restore& command) {
       }
       break;
     case StateSource::initial:
-      if (replica_->step() > 0 || replica_->spread()) replica_ = std::make_unique<Replica>(input_.job, recipe_);
+      if (replica_->step() > 0 || replica_->spread())
+        replica_ = std::make_unique<Replica>(input_.job, recipe_);
       break;
   }
   if (replica_->spread()) restore_shards(command);

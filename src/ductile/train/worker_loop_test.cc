@@ -1,5 +1,3 @@
-#include "ductile/train/workers.h"
-
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include "ductile/base/files.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/train/workers.h"
 
 namespace ductile::train {
 namespace {

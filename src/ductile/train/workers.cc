@@ -38,9 +38,8 @@ link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::stri
 
 void work(const WorkerLaunch& launch) {
   const net::Secret secret = net::Secret::load();
-  const std::string address = launch.address.empty()
-                                  ? net::local_address_towards(launch.controller)
-                                  : launch.address;
+  const std::string address =
+      launch.address.empty() ? net::local_address_towards(launch.controller) : launch.address;
   const WorkerInput input{.folder = launch.folder,
                           .job = launch.job,
                           .secret = &secret,

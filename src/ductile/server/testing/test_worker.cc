@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <iostream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/log.h"
 #include "ductile/base/options.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
@@ -100,7 +100,7 @@ class Worker {
     o.store = arguments_.store;
     o.run = arguments_.run;
     o.orphan_after = 15s;
-    o.log = [](const std::string& text) { std::cerr << text << "\n"; };
+    o.log = [](const std::string& text) { log_line(text); };
     o.on_abandon = [this](Generation generation) {
       const std::lock_guard guard(mutex_);
       if (transport_ && connected_ <= generation) transport_->fail({{}, "the step was abandoned"});
@@ -298,7 +298,7 @@ int main(int argc, char** argv) {
     ductile::server::testing::Worker(arguments, test).run();
     return 0;
   } catch (const std::exception& e) {
-    std::cerr << "worker: " << e.what() << "\n";
+    ductile::log_line(std::string("worker: ") + e.what());
     return 3;
   }
 }

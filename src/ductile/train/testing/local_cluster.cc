@@ -116,7 +116,8 @@ class LocalCluster::Source final : public link::CommandSource {
 };
 
 struct LocalCluster::Worker {
-  Worker(LocalCluster& cluster, WorkerId id) : source(cluster, id, cluster.job_.train.shard_optimizer) {}
+  Worker(LocalCluster& cluster, WorkerId id)
+      : source(cluster, id, cluster.job_.train.shard_optimizer) {}
 
   Source source;
   std::atomic<bool> gone = false;

@@ -31,7 +31,8 @@ class Selecting final : public StepMethod {
       for (int64_t i = 0; i < batch.num_samples; ++i) {
         const double loss = losses[i].item<double>();
         seen += loss;
-        if (loss >= threshold) chosen.push_back(static_cast<int64_t>(batch.samples[static_cast<size_t>(i)]));
+        if (loss >= threshold)
+          chosen.push_back(static_cast<int64_t>(batch.samples[static_cast<size_t>(i)]));
       }
     }
     rank.figure("loss_seen", seen);
@@ -131,8 +132,7 @@ class Restless final : public optim::RateControl {
       : hyper_(optim::Hyper::of(job)), ranks_(job.train.virtual_ranks) {}
 
   optim::Hyper next(const optim::Observed& observed, nlohmann::json& memory) const override {
-    const double smooth =
-        0.7 * memory.value("loss", 2.0) + 0.3 * observed.loss.value_or(2.0);
+    const double smooth = 0.7 * memory.value("loss", 2.0) + 0.3 * observed.loss.value_or(2.0);
     memory["loss"] = smooth;
     optim::Hyper hyper = hyper_;
     hyper.lr *= 1 / (1 + std::abs(smooth)) + 0.01 * observed.eval_loss.value_or(0);

@@ -1,4 +1,4 @@
-#include "ductile/run/progress_bar.h"
+#include "ductile/page/progress_bar.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -10,26 +10,22 @@
 #include <unistd.h>
 
 #include "ductile/base/files.h"
-#include "ductile/run/format.h"
+#include "ductile/page/terminal.h"
 
-namespace ductile::run {
+namespace ductile::page {
 namespace {
 
-int columns_of(std::string_view text) {
-  int n = 0;
-  for (const char c : text) n += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
-  return n;
-}
-
-Progress sample() {
-  return {.step = 120,
-          .total_steps = 468,
-          .epoch = 2.25,
-          .epochs = 10,
-          .loss = 0.31,
-          .accuracy = 0.912,
-          .samples_per_second = 4310,
-          .eta_seconds = 42};
+ProgressLine sample(int step = 120) {
+  return {.parts = {{"epoch 3/10", 9},
+                    {"26%", 10},
+                    {fmt::format("step {}/468", step), 4},
+                    {"loss 0.310", 8},
+                    {"acc 91.2%", 6},
+                    {"4,310 samples/s", 3},
+                    {"ETA 0:42", 7}},
+          .share = 120.0 / 468,
+          .chapter = "2",
+          .phase = "train"};
 }
 
 // Runs `f` on a bar that writes to a file under a clock of ours; returns what it wrote.
@@ -67,35 +63,34 @@ TEST(LiveLine, LeavesOutTheLeastImportantFirst) {
 }
 
 RC_GTEST_PROP(LiveLine, NeverWraps, ()) {
-  Progress p = sample();
-  p.step = *rc::gen::arbitrary<int64_t>();
-  p.total_steps = *rc::gen::arbitrary<int64_t>();
-  p.epoch = *rc::gen::element(0.0, 1e300, -5.0, std::nan(""), 9.99);
-  p.loss = *rc::gen::element(1e300, std::nan(""), -HUGE_VAL, 1e-300, 0.0);
-  p.phase = *rc::gen::element(Phase::train, Phase::eval, Phase::checkpoint);
-  p.workers = *rc::gen::inRange<int64_t>(1, 100000);
+  ProgressLine line;
+  for (int i = *rc::gen::inRange(1, 8); i > 0; --i) {
+    line.parts.push_back({*rc::gen::arbitrary<std::string>(), *rc::gen::inRange(0, 5)});
+  }
+  line.share = *rc::gen::element(1e300, std::nan(""), -HUGE_VAL, 0.3, 0.0);
   const int columns = *rc::gen::inRange(1, 300);
   const bool unicode = *rc::gen::arbitrary<bool>();
-  const std::string line = live_line(p, columns, unicode);
-  RC_ASSERT(columns_of(line) <= std::max(columns, 2) - 1);
+  const std::string text = live_line(line, columns, unicode);
+  RC_ASSERT(columns_of(text) <= std::max(columns, 2) - 1);
+  RC_ASSERT(text.find_first_of("\n\r\x1b\t") == std::string::npos);
+}
+
+TEST(LiveLine, ANameTooLongIsCutBetweenCharacters) {
+  EXPECT_EQ(live_line({.parts = {{"ééééé", 1}}}, 4, true), "ééé");
 }
 
 TEST(ProgressBar, DrawsOneLineOverAndOverOnATerminal) {
   const std::string text =
       transcript({.terminal = true, .redraw_interval = 0.1}, [](ProgressBar& bar, double& now) {
-        Progress p = sample();
-        bar.show(p);
+        bar.show(sample(120));
         now = 0.05;
-        p.step = 121;
-        bar.show(p);  // too soon
+        bar.show(sample(121));  // too soon
         now = 0.2;
-        p.step = 122;
-        bar.show(p);
+        bar.show(sample(122));
         bar.message(
             "saved\x1b[2J \xC2\x9B"
             "1;1H\tcheckpoint\n");
-        p.step = 123;
-        bar.show(p);  // too soon, but the last: finish() shows it
+        bar.show(sample(123));  // too soon, but the last: finish() shows it
       });
   const auto line = [](int step) {
     return fmt::format("\repoch 3/10  26%  step {}/468  loss 0.310  acc 91.2%  ETA 0:42\x1b[K",
@@ -107,12 +102,11 @@ TEST(ProgressBar, DrawsOneLineOverAndOverOnATerminal) {
 
 TEST(ProgressBar, PrintsPlainLinesNowAndThenElsewhere) {
   const std::string text = transcript({}, [](ProgressBar& bar, double& now) {
-    Progress p = sample();
     for (int step = 0; step < 100; ++step) {
-      p.step = 120 + step;
-      p.epoch = 2.25 + step / 100.0;
+      ProgressLine line = sample(120 + step);
+      if (step >= 75) line.chapter = line.parts[0].text = "epoch 4/10";
       now = step * 0.5;
-      bar.show(p);
+      bar.show(line);
     }
     bar.message("done");
   });
@@ -132,11 +126,19 @@ TEST(ProgressBar, PrintsPlainLinesNowAndThenElsewhere) {
 TEST(ProgressBar, ColoursTheBarOnlyWhenAsked) {
   const auto once = [](bool color) {
     return transcript({.terminal = true, .color = color}, [](ProgressBar& bar, double&) {
-      bar.show({.step = 5, .total_steps = 10, .epochs = 2});
+      bar.show({.parts = {{"[x]"}, {"50%"}}, .share = 0.5});
     });
   };
   EXPECT_EQ(once(false).find("\x1b[36m"), std::string::npos);
   EXPECT_NE(once(true).find("\x1b[36m[#"), std::string::npos);
+}
+
+TEST(ProgressBar, ALineThatIsClearedLeavesNothing) {
+  const std::string text = transcript({.terminal = true}, [](ProgressBar& bar, double&) {
+    bar.show({.parts = {{"50%"}}, .share = 0.5});
+    bar.clear();
+  });
+  EXPECT_TRUE(text.ends_with("\r\x1b[K")) << text;
 }
 
 TEST(ProgressBar, AClosedOutputIsNoError) {
@@ -154,30 +156,5 @@ TEST(ProgressBarOptions, AFileIsNoTerminal) {
   EXPECT_FALSE(options.color);
 }
 
-TEST(Format, ReadsAsPeopleWrite) {
-  EXPECT_EQ(with_thousands(4310), "4,310");
-  EXPECT_EQ(with_thousands(-1234567), "-1,234,567");
-  EXPECT_EQ(with_thousands(999.6), "1,000");
-  EXPECT_EQ(with_thousands(2.5), "2.5");
-  EXPECT_EQ(with_thousands(0), "0");
-  EXPECT_EQ(as_clock(41.2), "0:42");
-  EXPECT_EQ(as_clock(3723), "1:02:03");
-  EXPECT_EQ(as_clock(90061), "1d 01:01");
-  EXPECT_EQ(as_clock(std::nan("")), "--:--");
-  EXPECT_EQ(as_number(2.5), "2.50");
-  EXPECT_EQ(as_number(0.000123), "1.23e-04");
-  EXPECT_EQ(as_number(std::nan("")), "nan");
-  EXPECT_EQ(as_duration(0.0084), "8.4 ms");
-  EXPECT_EQ(as_duration(0), "0 s");
-  EXPECT_EQ(as_duration(8.4), "8.4 s");
-  EXPECT_EQ(as_duration(9.97), "10 s");
-  EXPECT_EQ(as_duration(192), "3 min 12 s");
-  EXPECT_EQ(as_duration(7380), "2 h 03 min");
-  EXPECT_EQ(as_bytes(1536), "1.5 KiB");
-  EXPECT_EQ(as_bytes(12), "12 B");
-  EXPECT_EQ(as_energy(12345), "12.3 kJ");
-  EXPECT_EQ(as_percent(0.9153), "91.53 %");
-}
-
 }  // namespace
-}  // namespace ductile::run
+}  // namespace ductile::page

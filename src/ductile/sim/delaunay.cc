@@ -1,12 +1,13 @@
 // The triangulation by Qhull (Barber, Dobkin, Huhdanpaa 1996), with the options that SciPy gives
 // it.
+#include "ductile/sim/delaunay.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <unordered_map>
 
 #include "ductile/base/error.h"
-#include "ductile/sim/delaunay.h"
 
 extern "C" {
 #include <libqhull_r/libqhull_r.h>
@@ -43,8 +44,6 @@ void invert(const std::vector<Point3>& points, const std::array<int32_t, 4>& cor
 }
 
 }  // namespace
-
-bool Delaunay::has_qhull() { return true; }
 
 Delaunay::Delaunay(std::span<const Point3> points, std::span<const StepTime> values)
     : points_(points.begin(), points.end()), values_(values.begin(), values.end()) {

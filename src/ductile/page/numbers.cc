@@ -1,16 +1,19 @@
-#include "ductile/run/format.h"
+#include "ductile/page/numbers.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <ctime>
 #include <iterator>
 
 #include <fmt/format.h>
 
-namespace ductile::run {
+namespace ductile::page {
 
 std::string with_thousands(double value) {
-  if (!std::isfinite(value) || std::abs(value) >= 1e15) return fmt::format("{}", value);
+  if (!std::isfinite(value)) return fmt::format("{}", value);
+  if (std::abs(value) >= 1e15) return fmt::format("{:.2e}", value);
+  if (value == 0) return "0";
   if (std::abs(value) < 10 && value != std::round(value)) return fmt::format("{:.1f}", value);
   std::string text = fmt::format("{:.0f}", value);
   const size_t first = text.starts_with('-') ? 1 : 0;
@@ -31,9 +34,10 @@ std::string as_clock(double seconds) {
 
 std::string as_number(double value) {
   if (!std::isfinite(value)) return fmt::format("{}", value);
+  if (value == 0) return "0";
   const double size = std::abs(value);
-  if (size != 0 && (size < 1e-3 || size >= 1e6)) return fmt::format("{:.2e}", value);
-  if (size < 0.1 && size != 0) return fmt::format("{:.4f}", value);
+  if (size < 1e-3 || size >= 1e6) return fmt::format("{:.2e}", value);
+  if (size < 0.1) return fmt::format("{:.4f}", value);
   if (size < 1) return fmt::format("{:.3f}", value);
   return fmt::format("{:.2f}", value);
 }
@@ -49,13 +53,32 @@ std::string as_duration(double seconds) {
   return fmt::format("{} d {:02} h", s / 86400, s / 3600 % 24);
 }
 
+std::string as_short_duration(double value) {
+  if (!std::isfinite(value)) return "unknown";
+  struct Unit {
+    double from, seconds;  // the least value shown in it, and its length
+    const char* name;
+  };
+  // Each begins where three digits of the one before would round up to it.
+  static constexpr Unit kUnits[] = {{172'800, 86'400, "d"}, {7'200, 3'600, "h"},
+                                    {120, 60, "min"},       {0.9995, 1, "s"},
+                                    {9.995e-4, 1e-3, "ms"}, {0, 1e-6, "us"}};
+  const double size = std::abs(value);
+  if (size == 0) return "0 s";
+  const Unit& unit = *std::find_if(std::begin(kUnits), std::end(kUnits),
+                                   [&](const Unit& u) { return size >= u.from; });
+  const double in_unit = value / unit.seconds;
+  if (std::abs(in_unit) >= 999.5) return fmt::format("{} {}", with_thousands(in_unit), unit.name);
+  return fmt::format("{:.3g} {}", in_unit, unit.name);
+}
+
 std::string as_bytes(double bytes) {
   if (!std::isfinite(bytes)) return "unknown";
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
   for (; std::abs(bytes) >= 1024 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
-  return fmt::format("{:.{}f} {}", bytes, unit == 0 || std::abs(bytes) >= 100 ? 0 : 1,
-                     kUnits[unit]);
+  const bool whole = bytes == std::round(bytes) || std::abs(bytes) >= 100;
+  return fmt::format("{:.{}f} {}", bytes, whole ? 0 : 1, kUnits[unit]);
 }
 
 std::string as_energy(double joules) {
@@ -67,4 +90,18 @@ std::string as_percent(double share) {
   return std::isfinite(share) ? fmt::format("{:.2f} %", 100 * share) : fmt::format("{}", share);
 }
 
-}  // namespace ductile::run
+std::string local_time(double seconds) {
+  if (!(seconds > 0 && seconds < 1e11)) return "unknown time";
+  const auto t = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  ::localtime_r(&t, &parts);
+  char text[64];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+std::string plural(double count, std::string_view noun) {
+  return fmt::format("{} {}{}", with_thousands(count), noun, count == 1 ? "" : "s");
+}
+
+}  // namespace ductile::page
