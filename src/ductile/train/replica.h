@@ -23,12 +23,12 @@
 
 namespace ductile::train {
 
-// One worker's copy of a job: its ingredients, its state between two steps, and a step cut in two:
-// what the hosted virtual ranks contribute, and what the sum over all of them does to the state.
-// Everybody who holds the state before step t holds the same bits, whichever virtual ranks were
-// computed where.
+// One worker's copy of a job: its ingredients and its state between two steps. A step has two
+// halves: the contributions of the hosted virtual ranks, and the change of the state by the sum
+// over all of them. All workers that hold the state before step t hold the same bits, whichever
+// worker computed which virtual ranks.
 //
-// One thread at a time. Errors of data and configuration throw from where they are met.
+// One thread at a time. Every method may throw errors of the data and of the configuration.
 class Replica {
  public:
   // Opens the data and makes the model in its first state.
@@ -44,13 +44,13 @@ class Replica {
   int64_t num_parameters() const { return layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
 
-  // Steps of the protocol that are committed; updates of the weights among them, done and planned
-  // (with the present batch size); passes over the training data.
+  // The number of protocol steps committed; the number of weight updates among them, done and
+  // planned (with the present batch size); and the number of passes over the training data.
   int64_t step() const { return state_.counters.step; }
   int64_t updates() const { return state_.counters.updates; }
   int64_t total_updates() const;
   double epoch() const;
-  // Of the last step, or of the first one before it.
+  // The hyperparameters of the last step; before the first step, those of the first.
   const optim::Hyper& hyper() const { return updates() > 0 ? state_.last_hyper : state_.hyper; }
 
   // Takes over the virtual ranks that worker `rank` of `layout` hosts, from the present step on.
@@ -63,8 +63,8 @@ class Replica {
   void host_all() { host({{0, num_ranks()}, vector_size()}, 0, nullptr); }
   data::LoaderStats loader_stats() const { return runner_.loader_stats(); }
 
-  // The vectors that virtual ranks sum, and the first element that the present step needs: 0, or of
-  // a step without gradient that of the figures.
+  // The size of the vectors that virtual ranks sum, and the first element of them that the present
+  // step needs: 0, or in a step without a gradient the first figure.
   int64_t vector_size() const { return runner_.vector_size(); }
   int64_t figures_begin() const { return runner_.figures_begin(); }
   int64_t sum_begin() const { return kind_.gradient ? 0 : runner_.figures_begin(); }
@@ -73,23 +73,23 @@ class Replica {
   void compute(int64_t count, std::span<float> out, const Ready& ready = {}) {
     runner_.compute(kind_, count, out, ready);
   }
-  // Ends the present step by the sum over all virtual ranks, and has the hyperparameters of the
-  // next one chosen. Throws conflict where the run diverged; the state is then that before the
-  // step.
+  // Ends the present step with the sum over all virtual ranks, and lets the rate control choose the
+  // hyperparameters of the next one. Throws conflict if the run diverged; the state is then the one
+  // before the step.
   void apply(std::span<const float> sum);
 
-  // ---- Where the update is spread over workers (job.train.shard_optimizer): who holds what, and
-  // its moves. All workers of a generation hold the state together; weights and averages are whole
-  // on each after gather().
+  // ---- For an update that is spread over workers (job.train.shard_optimizer): who holds which
+  // parts, and their transfers. The workers of a generation hold the state together; after gather()
+  // each of them has all weights and averages.
   bool spread() const { return shards_.has_value(); }
   parallel::ShardedUpdate& shards() { return *shards_; }
-  // Sums what all have computed, and gets all that apply() needs from the others.
+  // Sums what all workers have computed, and gets everything that apply() needs from them.
   std::span<const float> reduce(parallel::Exchange& exchange);
   void gather_weights(parallel::Exchange& exchange);
-  // What evaluate() needs, too.
+  // Gets what evaluate() needs, too.
   void gather(parallel::Exchange& exchange);
 
-  // Whether the figures of the updates since the last take are to become a metric line now.
+  // Whether the figures of the updates since the last metric line are to become one now.
   bool window_due() const {
     return state_.window.updates > 0 &&
            (state_.window.updates >= job_.train.log_every || updates() == total_updates());
@@ -100,32 +100,34 @@ class Replica {
   // Evaluates the weights that the optimiser names for it (JobState::evaluation_weights) on the
   // test set. `each(samples_done)` is called after each batch.
   Evaluation evaluate(const std::function<void(int64_t)>& each);
-  // Makes `result` the evaluation of the present state.
+  // Records `result` as the evaluation of the present state.
   void record(const Evaluation& result);
-  // Whether the present state is to be evaluated and has not been.
+  // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;
   bool evaluated() const { return state_.evaluated_at == updates(); }
   const std::optional<Evaluation>& last() const { return state_.last; }
   const std::optional<Evaluation>& best() const { return state_.best; }
   double target_value() const;  // the last evaluation in the metric of the target
   bool target_reached() const;
-  // All updates are done and evaluated, or the target was reached.
+  // Whether all updates are done and evaluated, or the target was reached.
   bool done() const;
 
-  // The state but for the tensors, and the job; with the tensors it is all that a checkpoint needs.
+  // The state without the tensors, and the job. Together with the tensors this is all that a
+  // checkpoint needs.
   nlohmann::json values() const;
-  // The model alone as safetensors, with the weights that are evaluated: what is deployed.
+  // Writes the model as safetensors, with the weights that are evaluated: this is the file to
+  // deploy.
   void write_model(const fs::path& file);
-  // Throws conflict where a saved state's job is another one than this (same_job.h).
+  // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
-  // Takes up the state that a checkpoint holds. Throws conflict if it is of another job.
+  // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
   void restore(const ckpt::Checkpoint& checkpoint);
-  // The state (all but what is in shards, where it is spread) from one worker to another that has
-  // nothing yet; the other calls receive_state, with the step. Throws conflict where it comes from
-  // another job (job.toml was edited while the job ran).
+  // Sends the state to a worker that has none yet and calls receive_state(), with the step. If the
+  // update is spread, the shards are not sent. receive_state() throws conflict if the state comes
+  // from another job (job.toml was edited while the job ran).
   void send_state(parallel::Exchange& exchange, int to);
   void receive_state(parallel::Exchange& exchange, int from, int64_t step);
-  // Becomes the state of an image of this job (JobState::fork).
+  // Takes the state of an image of this job (JobState::fork).
   void take(const StateImage& image);
 
  private:

@@ -18,7 +18,7 @@
 
 namespace ductile::train {
 
-// What the next protocol step is. Every worker decides it by the state before the step alone, so
+// What the next protocol step is. Every worker decides it from the state before the step alone, so
 // all decide alike.
 struct StepKind {
   bool gradient = true;  // the ranks differentiate, and their gradients are summed; without it the
@@ -28,14 +28,14 @@ struct StepKind {
   bool displaced = false;  // the ranks compute with StepMethod::weights() in place of the state's
 };
 
-// Figures of a step by name. These are always there; a method adds its own.
+// Names of the figures that every step has; a method adds its own.
 inline constexpr std::string_view kLoss = "loss";  // as the method defines it; plain: a rank's mean
 inline constexpr std::string_view kCorrect = "correct", kPredictions = "predictions";
 inline constexpr std::string_view kSamplesForward = "samples_forward";
 inline constexpr std::string_view kSamplesBackward = "samples_backward";
 
-// The names and places of a step's figures in the tail of the vector that the ranks sum. Each is a
-// float: exact for counts up to 2^24.
+// The names of a step's figures and their places in the tail of the vector that the ranks sum. Each
+// figure is a float, which is exact for counts up to 2^24.
 class FigureList {
  public:
   explicit FigureList(std::vector<std::string> more = {});
@@ -50,10 +50,10 @@ class FigureList {
   std::vector<std::string> names_;
 };
 
-// What a method sees of one hosted virtual rank while its part of a step is made. The model
-// computes with the weights of the step (StepMethod::weights) and is in training mode; its running
-// statistics are put back afterwards. The generators that dropout draws from are seeded for (job,
-// step, rank).
+// What a method sees of one hosted virtual rank while it computes the rank's part of a step. The
+// model computes with the weights of the step (StepMethod::weights) and is in training mode; its
+// running statistics are restored afterwards. The generators from which dropout draws are seeded
+// for (job, step, rank).
 class RankContext {
  public:
   virtual ~RankContext() = default;
@@ -63,21 +63,22 @@ class RankContext {
   virtual const StepKind& kind() const = 0;
   virtual int64_t rank() const = 0;
   virtual nn::Model& model() = 0;
-  // The samples of the stream that this rank has in this step. The same ones are there again in the
-  // next step where this one is no step of training.
+  // The samples of the stream that this rank has in this step. If this is not a step of training,
+  // the next step has the same ones again.
   virtual const data::Batch& batch() = 0;
-  // Any samples of the training set, in this order, augmented as in that epoch (Loader::fetch).
+  // Any samples of the training set, in the given order, augmented as in the given epoch
+  // (Loader::fetch).
   virtual std::shared_ptr<const data::Batch> fetch(std::span<const int64_t> indices,
                                                    int64_t epoch) = 0;
   // Logits and losses of a batch. Counts its samples as forwarded.
   virtual nn::LossOutput forward(const data::Batch& batch) = 0;
-  // The mean over a batch's losses, rounded alike with every number of threads.
+  // The mean of a batch's losses, rounded in the same way for every number of threads.
   virtual at::Tensor mean(const at::Tensor& losses) = 0;
-  // Sets one figure of this rank; the others are 0.
+  // Sets one figure of this rank; figures that are not set are 0.
   virtual void figure(std::string_view name, double value) = 0;
 };
 
-// What the sum of a committed step comes to.
+// What the sum of a committed step means.
 struct Verdict {
   bool update = true;
   // The gradient that the optimiser sees is the sum divided by this.
@@ -86,36 +87,38 @@ struct Verdict {
 };
 
 // What one protocol step computes and what its sum means: plain training, training on selected
-// samples, probes of the loss between updates, a pipeline stage. One object per worker and job. It
-// keeps nothing from step to step but in the state (JobState::extra), so kills, resizes, resumes
-// and forks need nothing more of it.
+// samples, probes of the loss between updates, a pipeline stage. There is one object per worker and
+// job. It keeps what it needs from step to step in the state (JobState::extra) only, so kills,
+// resizes, resumes and forks need no code in a method.
 //
 // The methods are called in this order for each step: next(), weights(), contribute() for each
 // hosted virtual rank, judge() (once or twice), and once the step is committed commit(). A step may
-// be given up before commit(); it is then done again, by another spread of ranks over workers.
+// be given up before commit(); it is then done again, with another spread of ranks over workers.
 class StepMethod {
  public:
   virtual ~StepMethod() = default;
 
-  // Names of the figures that it sums beside the standard ones; constant.
+  // The names of the figures that the method sums besides the standard ones; these never change.
   virtual std::vector<std::string> figures() const { return {}; }
   virtual StepKind next(const JobState&) const { return {}; }
-  // Of a displaced step: writes the weights that its ranks compute with into `out`, a buffer of the
-  // layout. The state's are put back to the bit afterwards.
+  // For a displaced step: writes the weights with which its ranks compute into `out`, a buffer of
+  // the layout. The weights of the state are restored afterwards, to the bit.
   virtual void weights(JobState&, const StepKind&, std::span<float> /*out*/) const {}
-  // The part of one virtual rank: sets figures, and returns the loss to be differentiated;
-  // undefined where the rank has no gradient. It depends on the state, the data and the rank alone.
+  // Computes the part of one virtual rank: sets figures, and returns the loss to be differentiated,
+  // which is undefined if the rank has no gradient. The result depends on the state, the data and
+  // the rank alone.
   virtual at::Tensor contribute(RankContext& rank) = 0;
-  // By default the mean over the virtual ranks.
+  // Judges the step by its sums. The default takes the mean over the virtual ranks.
   virtual Verdict judge(const JobState& state, const StepKind& kind,
                         const std::map<std::string, double>& sums, int64_t num_ranks) const;
-  // The step is committed: `gradient` is its sum (empty without one), the update was applied where
-  // there was one, and the counters tell of the step. Changes the method's own parts of the state.
+  // Called after the step is committed, to change the method's own parts of the state. `gradient`
+  // is the step's sum (empty if it has none). If the step has an update, it has been applied, and
+  // the counters include the step.
   virtual void commit(JobState&, const StepKind&, const std::map<std::string, double>& /*sums*/,
                       std::span<const float> /*gradient*/) const {}
 };
 
-// A row of the table of methods, which spec/methods.h holds.
+// A row of the table of methods; the rows are in spec/methods.h.
 struct StepMethodEntry {
   std::string_view name;
   std::unique_ptr<StepMethod> (*make)(const spec::JobOptions&);

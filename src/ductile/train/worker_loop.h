@@ -17,9 +17,10 @@ namespace ductile::train {
 struct WorkerInput {
   run::RunFolder folder;  // holds job.toml
   spec::JobOptions job;   // resolved and checked
-  // Makes the job's ingredients; empty: from the job file. The same for all workers.
+  // Makes the job's ingredients; if it is empty they are made from the job file. It is the same for
+  // all workers.
   Recipe recipe = {};
-  // How it meets other workers; both empty where it never has one beside it (LocalControl).
+  // How the worker meets others; both are empty if there never is another worker (LocalControl).
   const net::Secret* secret = nullptr;
   std::string address = {};  // where workers of other hosts reach it
   int progress_fd = -1;      // lines of run/progress.h go here while this worker leads; -1: nowhere
@@ -27,17 +28,17 @@ struct WorkerInput {
   std::function<int()> interrupted = {};
 };
 
-// The step loop: one worker of a job, which hosts the virtual ranks that the commands give it, in
-// one generation after the other, until it is told to exit. It is the only way in which Ductile
-// trains: whether the commands come from a controller far away or from one in this thread, and
-// whether it is alone or one of many, is the same to it.
+// The step loop of one worker of a job. It hosts the virtual ranks that the commands give it, in
+// one generation after the other, until it is told to exit. All training runs through this loop,
+// whether the commands come from a controller in another process or from one in this thread, and
+// whether the worker is alone or one of many.
 //
-// The member of rank 0 leads: it evaluates, logs, draws progress, and writes what is left when the
-// job is done. Weights after step t depend on the job, the data and t alone, whatever workers came,
-// went or died on the way.
+// The member with rank 0 leads: it evaluates, logs, reports progress, and writes the results when
+// the job is done. The weights after step t depend on the job, the data and t alone, whichever
+// workers came, left or died before.
 //
-// Faults of the job (bad data, divergence) are told to the controller, which ends the job with
-// their text.
+// The worker reports faults of the job (bad data, divergence) to the controller, which ends the job
+// with their text.
 class WorkerLoop {
  public:
   WorkerLoop(const WorkerInput& input, link::CommandSource& source);
@@ -45,11 +46,12 @@ class WorkerLoop {
   WorkerLoop(const WorkerLoop&) = delete;
   WorkerLoop& operator=(const WorkerLoop&) = delete;
 
-  // Returns once it was told to exit and everything it had to write is written. Call once.
+  // Returns once the worker was told to exit and has written everything it had to write. Call it
+  // once.
   void run();
 
-  // From any thread: the generations up to this one are over; what the loop waits for in one of
-  // them fails at once (link::WorkerLinkOptions::on_abandon).
+  // Tells the loop that the generations up to this one are over: anything that it waits for in one
+  // of them fails at once (link::WorkerLinkOptions::on_abandon). Any thread may call it.
   void give_up(control::Generation generation);
 
  private:
