@@ -25,7 +25,6 @@
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_line.h"
-#include "ductile/spec/models.h"
 
 namespace ductile::cli {
 namespace {
@@ -68,18 +67,9 @@ void settle_threads(const fs::path& worker, JobConfig& config, Console& console)
       "number; --workers uses more cores");
 }
 
-// Only the worker has the makers of the models, but what is no name is found before a run is made.
-void check_model(const spec::ModelOptions& model) {
-  const auto is_it = [&](const spec::ModelHelp& known) { return known.name == model.name; };
-  if (model.library.empty() && std::ranges::none_of(spec::models(), is_it))
-    fail(ErrorCode::invalid_argument,
-         "model.name = \"{}\" is not known; `ductile models` lists them", model.name);
-}
-
 // The run directory of a new run, with the resolved job in it.
 run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs::path& worker,
                        Console& console) {
-  check_model(config.job.model);
   config.make_paths_absolute();
   settle_threads(worker, config, console);
   const std::string job = config.options.to_toml();

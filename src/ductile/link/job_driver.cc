@@ -362,6 +362,8 @@ void JobDriver::write_end(const JobEnd& end) {
     fields["status"] = "failed";
     fields["message"] = end.reason;
   }
+  // A later leader may have died without a word: the hash of an earlier state is not this one's.
+  if (fields.value("step", int64_t{-1}) != end.step) fields.erase("digest");
   fields["step"] = end.step;
   if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
   run::Cost cost = membership_->cost();

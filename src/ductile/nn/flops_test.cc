@@ -212,100 +212,108 @@ TEST(Flops, OfATorchModuleCountAlike) {
   EXPECT_EQ(forward_flops(model, at::ones({1, 4, 10, 10})), 2.0 * (25 * 6 * 2 * 9 + 150 * 8));
 }
 
-TEST(Flops, OfLibtorchsOperators) {
-  const auto t = [](at::IntArrayRef sizes) { return at::ones(sizes); };
-  struct Case {
-    const char* name;
-    double multiply_adds;
-    FunctionModel::Forward forward;
-  };
-  const std::vector<Case> cases = {
-    {"mm", 2 * 3 * 4,
-     [&](auto&) {
-       return at::mm(t({2, 3}), t({3, 4}));
-     }},
-    {"mv", 2 * 3,
-     [&](auto&) {
-       return at::mv(t({2, 3}), t({3}));
-     }},
-    {"dot", 3, [&](auto&) { return at::dot(t({3}), t({3})); }},
-    {"bmm", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::bmm(t({5, 2, 3}), t({5, 3, 4}));
-     }},
-    {"matmul", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::matmul(t({5, 2, 3}), t({3, 4}));
-     }},
-    {"addmm", 2 * 3 * 4,
-     [&](auto&) {
-       return at::addmm(t({4}), t({2, 3}), t({3, 4}));
-     }},
-    {"addmm_", 2 * 3 * 4,
-     [&](auto&) {
-       return t({2, 4}).addmm_(t({2, 3}), t({3, 4}));
-     }},
-    {"addmv", 2 * 3,
-     [&](auto&) {
-       return at::addmv(t({2}), t({2, 3}), t({3}));
-     }},
-    {"addbmm", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::addbmm(t({2, 4}), t({5, 2, 3}), t({5, 3, 4}));
-     }},
-    {"baddbmm", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::baddbmm(t({5, 2, 4}), t({5, 2, 3}), t({5, 3, 4}));
-     }},
-    {"linear", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::linear(t({5, 2, 3}), t({4, 3}), t({4}));
-     }},
-    {"einsum", 5 * 2 * 3 * 4,
-     [&](auto&) {
-       return at::einsum("bij,bjk->bik", {t({5, 2, 3}), t({5, 3, 4})});
-     }},
-    {"conv1d", 8 * 4 * 3 * 3,
-     [&](auto&) {
-       return at::conv1d(t({1, 3, 10}), t({4, 3, 3}));
-     }},
-    {"conv3d", 8 * 8 * 8 * 2 * 27,
-     [&](auto&) {
-       return at::conv3d(t({1, 1, 10, 10, 10}), t({2, 1, 3, 3, 3}));
-     }},
-    {"dilated", 6 * 6 * 4 * 3 * 9,
-     [&](auto&) {
-       return at::conv2d(t({1, 3, 10, 10}), t({4, 3, 3, 3}), {}, 1, int64_t{0}, 2);
-     }},
-    {"depthwise", 8 * 8 * 6 * 9,
-     [&](auto&) {
-       return at::conv2d(t({1, 6, 10, 10}), t({6, 1, 3, 3}), {}, 1, int64_t{0}, 1, 6);
-     }},
-    {"transposed", 5 * 5 * 3 * 4 * 9,
-     [&](auto&) {
-       return at::conv_transpose2d(t({1, 3, 5, 5}), t({3, 4, 3, 3}), {}, 2);
-     }},
-    {"lstm", 7 * (4 * 6 * 5 + 4 * 6 * 6),
-     [&](auto&) {
-       return std::get<0>(at::lstm(t({7, 1, 5}), {t({1, 1, 6}), t({1, 1, 6})},
-                                   {t({24, 5}), t({24, 6}), t({24}), t({24})}, true, 1, 0, false,
-                                   false, false));
-     }},
-    {"elementwise", 0, [&](auto&) { return t({5}).mul(2).add(1).softmax(0); }},
-#if TORCH_VERSION_MAJOR < 2
-    {"attention", 2 * 7 * 9 * (4 + 4),
-     [&](auto&) {
-       return std::get<0>(
-           at::_scaled_dot_product_attention(t({2, 7, 4}), t({2, 9, 4}), t({2, 9, 4})));
-     }},
-#else
-    {"attention", 2 * 7 * 9 * (4 + 4),
-     [&](auto&) {
-       return at::scaled_dot_product_attention(t({1, 2, 7, 4}), t({1, 2, 9, 4}), t({1, 2, 9, 4}));
-     }},
-#endif
-  };
+// An operator of libtorch, of ones.
+struct Case {
+  const char* name;
+  double multiply_adds;
+  FunctionModel::Forward forward;
+};
+
+at::Tensor ones(at::IntArrayRef sizes) { return at::ones(sizes); }
+
+void expect_counted(const std::vector<Case>& cases) {
   for (const Case& c : cases) EXPECT_EQ(flops_of(c.forward), 2 * c.multiply_adds) << c.name;
+}
+
+TEST(Flops, OfMatrixProductsOfLibtorch) {
+  expect_counted({
+    {"mm", 2 * 3 * 4,
+     [](auto&) {
+       return at::mm(ones({2, 3}), ones({3, 4}));
+     }},
+        {"mv", 2 * 3,
+         [](auto&) {
+           return at::mv(ones({2, 3}), ones({3}));
+         }},
+        {"dot", 3, [](auto&) { return at::dot(ones({3}), ones({3})); }},
+        {"bmm", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::bmm(ones({5, 2, 3}), ones({5, 3, 4}));
+         }},
+        {"matmul", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::matmul(ones({5, 2, 3}), ones({3, 4}));
+         }},
+        {"addmm", 2 * 3 * 4,
+         [](auto&) {
+           return at::addmm(ones({4}), ones({2, 3}), ones({3, 4}));
+         }},
+        {"addmm_", 2 * 3 * 4,
+         [](auto&) {
+           return ones({2, 4}).addmm_(ones({2, 3}), ones({3, 4}));
+         }},
+        {"addmv", 2 * 3,
+         [](auto&) {
+           return at::addmv(ones({2}), ones({2, 3}), ones({3}));
+         }},
+        {"addbmm", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::addbmm(ones({2, 4}), ones({5, 2, 3}), ones({5, 3, 4}));
+         }},
+        {"baddbmm", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::baddbmm(ones({5, 2, 4}), ones({5, 2, 3}), ones({5, 3, 4}));
+         }},
+        {"linear", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::linear(ones({5, 2, 3}), ones({4, 3}), ones({4}));
+         }},
+        {"einsum", 5 * 2 * 3 * 4,
+         [](auto&) {
+           return at::einsum("bij,bjk->bik", {ones({5, 2, 3}), ones({5, 3, 4})});
+         }},
+        {"lstm", 7 * (4 * 6 * 5 + 4 * 6 * 6),
+         [](auto&) {
+           return std::get<0>(at::lstm(ones({7, 1, 5}), {ones({1, 1, 6}), ones({1, 1, 6})},
+                                       {ones({24, 5}), ones({24, 6}), ones({24}), ones({24})}, true,
+                                       1, 0, false, false, false));
+         }},
+        {"elementwise", 0, [](auto&) { return ones({5}).mul(2).add(1).softmax(0); }},
+#if TORCH_VERSION_MAJOR < 2
+        {"attention", 2 * 7 * 9 * (4 + 4), [](auto&) {
+           return std::get<0>(at::_scaled_dot_product_attention(ones({2, 7, 4}), ones({2, 9, 4}),
+                                                                ones({2, 9, 4})));
+         }},
+#else
+        {"attention", 2 * 7 * 9 * (4 + 4), [](auto&) {
+           return at::scaled_dot_product_attention(ones({1, 2, 7, 4}), ones({1, 2, 9, 4}),
+                                                   ones({1, 2, 9, 4}));
+         }},
+#endif
+  });
+}
+
+TEST(Flops, OfConvolutionsOfLibtorch) {
+  expect_counted(
+      {{"conv1d", 8 * 4 * 3 * 3,
+        [](auto&) {
+          return at::conv1d(ones({1, 3, 10}), ones({4, 3, 3}));
+        }},
+       {"conv3d", 8 * 8 * 8 * 2 * 27,
+        [](auto&) {
+          return at::conv3d(ones({1, 1, 10, 10, 10}), ones({2, 1, 3, 3, 3}));
+        }},
+       {"dilated", 6 * 6 * 4 * 3 * 9,
+        [](auto&) {
+          return at::conv2d(ones({1, 3, 10, 10}), ones({4, 3, 3, 3}), {}, 1, int64_t{0}, 2);
+        }},
+       {"depthwise", 8 * 8 * 6 * 9,
+        [](auto&) {
+          return at::conv2d(ones({1, 6, 10, 10}), ones({6, 1, 3, 3}), {}, 1, int64_t{0}, 1, 6);
+        }},
+       {"transposed", 5 * 5 * 3 * 4 * 9, [](auto&) {
+          return at::conv_transpose2d(ones({1, 3, 5, 5}), ones({3, 4, 3, 3}), {}, 2);
+        }}});
 }
 
 TEST(Flops, AnOperatorOfOnesOwnAnnouncesThem) {
