@@ -1,7 +1,6 @@
 #include "ductile/cli/elastic_run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <signal.h>
@@ -11,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/link/membership_options.h"
 
 namespace ductile::cli {
 
@@ -51,7 +51,7 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 
 namespace {
 
-constexpr int64_t kCrashesOfOneHost = 2;  // without a further step; one more ends the job
+constexpr int64_t kCrashesOfOneWorker = 2;  // without a further step; one more ends the job
 
 std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
                                                 const spec::JobOptions& job,
@@ -76,6 +76,7 @@ std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
                          const spec::JobOptions& job, const ElasticRun& run) {
   server::JobControllerOptions options;
+  options.membership = link::membership_options(job);
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
   std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
   if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
@@ -83,19 +84,14 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
     server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
-  // A fault of one host is for the others to make up for; on one machine a crash that comes back
-  // before a further step is the job's own, and its user is told soon.
-  if (options.membership.num_hosts == 1) options.membership.max_failures = kCrashesOfOneHost;
-  options.membership.heartbeat_deadline = std::chrono::duration_cast<control::Time>(
-      std::chrono::duration<double>(job.elastic.peer_deadline));
+  // The loss of one worker of several, or of one host, is for the others to make up for. If a job
+  // has one worker, a crash that comes back before a further step is the job's own, and its user is
+  // told soon.
+  const bool begins = kind_of(folder.path() / "membership.json") == FileKind::none;
+  if (run.setup.hosts.empty() && (run.workers == 1 || (run.workers == 0 && begins)))
+    options.membership.max_failures = kCrashesOfOneWorker;
   HeldSignals signals;
   options.run = folder.path();
-  options.membership.virtual_ranks = job.train.virtual_ranks;
-  options.membership.sharded = job.train.shard_optimizer;
-  options.membership.checkpoint_every = std::chrono::duration_cast<control::Time>(
-      std::chrono::duration<double>(job.checkpoint.every_seconds));
-  options.membership.checkpoint_steps = job.checkpoint.every_steps;
-  options.membership.save_result = job.checkpoint.at_end;
   options.keep_checkpoints = job.checkpoint.keep;
   options.watch_fd = signals.fd();
 
