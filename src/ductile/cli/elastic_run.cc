@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/link/membership_options.h"
+#include "ductile/link/saved_state.h"
 
 namespace ductile::cli {
 
@@ -71,6 +73,12 @@ std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
   return server::make_hosts_launcher(std::move(options), folder.path());
 }
 
+int64_t wanted_workers(const run::RunFolder& folder, const ElasticRun& run) {
+  if (run.workers > 0) return run.workers;
+  const auto saved = link::read_state(link::state_file(folder.path()));
+  return saved ? saved->value("wanted", int64_t{1}) : 1;  // as many as before
+}
+
 }  // namespace
 
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
@@ -87,8 +95,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   // The loss of one worker of several, or of one host, is for the others to make up for. If a job
   // has one worker, a crash that comes back before a further step is the job's own, and its user is
   // told soon.
-  const bool begins = kind_of(folder.path() / "membership.json") == FileKind::none;
-  if (run.setup.hosts.empty() && (run.workers == 1 || (run.workers == 0 && begins)))
+  if (run.setup.hosts.empty() && wanted_workers(folder, run) == 1)
     options.membership.max_failures = kCrashesOfOneWorker;
   HeldSignals signals;
   options.run = folder.path();
