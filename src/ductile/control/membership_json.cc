@@ -282,8 +282,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("high_water", s.high_water);
     in.read("formed_high", s.formed_high);
     in.read("failures", s.failures);
-    s.failures = 0;  // somebody started the job again; what ended controller and workers alike was
-                     // no fault of theirs
+    s.failures = 0;  // whoever starts the job again gives it all its tries
     in.read("barren", s.barren);
     in.read("last_failure", s.last_failure);
     // Which checkpoints there are the store knows; the saved list only says whether there were any.
