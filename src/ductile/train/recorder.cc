@@ -24,27 +24,25 @@ double seconds_since(TimePoint begin) {
 }  // namespace
 
 Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
-                   std::optional<run::Cost> carried, int progress_fd, uint64_t generation)
+                   int progress_fd, uint64_t generation)
     : folder_(folder),
       replica_(replica),
       progress_fd_(progress_fd),
       metrics_(folder, resumed ? std::optional(replica.step()) : std::nullopt, generation),
-      cost_(carried),
       resumed_(resumed),
       begin_updates_(replica.updates()),
       begin_samples_(replica.state().counters.samples_backward),
       window_begin_samples_(begin_samples_) {}
 
-void Recorder::started(int64_t num_workers, const Json& refused) {
+void Recorder::started(int64_t num_workers) {
   num_workers_ = num_workers;
-  Json fields = {{"step", replica_.step()},
-                 {"steps", replica_.total_updates()},
-                 {"workers", num_workers},
-                 {"host", describe_environment()},
-                 {"parameters", replica_.num_parameters()},
-                 {"train_samples", replica_.train_info().size},
-                 {"test_samples", replica_.test_info().size}};
-  if (!refused.empty()) fields["refused_checkpoints"] = refused;
+  const Json fields = {{"step", replica_.step()},
+                       {"steps", replica_.total_updates()},
+                       {"workers", num_workers},
+                       {"host", describe_environment()},
+                       {"parameters", replica_.num_parameters()},
+                       {"train_samples", replica_.train_info().size},
+                       {"test_samples", replica_.test_info().size}};
   event(resumed_ ? "resume" : "start", fields);
   begin_ = window_begin_ = Clock::now();
 }

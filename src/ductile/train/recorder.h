@@ -23,17 +23,17 @@ namespace ductile::train {
 class Recorder {
  public:
   // `resumed`: the replica's state was restored, so lines of later steps no longer count.
-  // `carried`: what earlier parts of the run cost. Progress goes to `progress_fd` (-1: nowhere).
+  // Progress goes to `progress_fd` (-1: nowhere).
   // `generation`: that of a worker that may be replaced; 0 if there is only one process. `folder`
   // and `replica` must outlive this object.
-  Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed,
-           std::optional<run::Cost> carried, int progress_fd, uint64_t generation = 0);
+  Recorder(const run::RunFolder& folder, const Replica& replica, bool resumed, int progress_fd,
+           uint64_t generation = 0);
 
   // The recorder goes on in a later generation.
   void set_generation(uint64_t generation) { metrics_.set_generation(generation); }
 
-  // The first event: "start" or "resume". `refused` names checkpoints that were skipped.
-  void started(int64_t num_workers, const nlohmann::json& refused);
+  // The first event: "start" or "resume".
+  void started(int64_t num_workers);
   // To be called after the replica has committed a step. Notes which hyperparameters changed for
   // the next step, except the learning rate, which is in the metric lines.
   void committed();

@@ -362,13 +362,12 @@ void WorkerLoop::Impl::lead() {
   }
   const bool resumed = plan_->start > 0 || plan_->number > 1;
   if (!recorder_) {
-    recorder_.emplace(input_.folder, *replica_, resumed, std::nullopt, input_.progress_fd,
-                      plan_->number);
+    recorder_.emplace(input_.folder, *replica_, resumed, input_.progress_fd, plan_->number);
     const bool ended = last_window_.first == replica_->step();
     if (resumed) recorder_->make_up(ended ? std::optional(last_window_.second) : std::nullopt);
   }
   recorder_->set_generation(plan_->number);
-  recorder_->started(static_cast<int64_t>(plan_->members.size()), Json::array());
+  recorder_->started(static_cast<int64_t>(plan_->members.size()));
 }
 
 void WorkerLoop::Impl::on(const Feed& command) {
