@@ -1,10 +1,10 @@
 #include "ductile/base/options.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 
 namespace ductile {

@@ -1,4 +1,3 @@
-#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -6,6 +5,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/page/numbers.h"

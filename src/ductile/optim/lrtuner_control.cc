@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/optim/quadratic_fit.h"
 #include "ductile/optim/rate_control.h"
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/optim/quadratic_fit.h"
 #include "ductile/optim/rate_control.h"

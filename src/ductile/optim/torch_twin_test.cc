@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/optim/optimizer.h"
 
 // Our steps beside those of torch.optim, recorded (testdata/optimizers.json) and live.

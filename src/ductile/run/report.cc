@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"

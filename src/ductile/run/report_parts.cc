@@ -4,9 +4,9 @@
 #include <map>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"

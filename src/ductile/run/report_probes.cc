@@ -3,8 +3,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"

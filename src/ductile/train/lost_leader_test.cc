@@ -7,9 +7,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/diary.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/testing/local_cluster.h"

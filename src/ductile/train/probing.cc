@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/model.h"
 

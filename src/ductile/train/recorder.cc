@@ -4,9 +4,9 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/train/environment.h"

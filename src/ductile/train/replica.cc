@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"

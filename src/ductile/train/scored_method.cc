@@ -1,9 +1,8 @@
 #include <algorithm>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/train/scored_impl.h"
 
 namespace ductile::train {

@@ -8,12 +8,12 @@
 #include <set>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/train/testing/watched_run.h"
 

@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/train/selective_impl.h"
 
 namespace ductile::train {

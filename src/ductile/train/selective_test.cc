@@ -7,9 +7,9 @@
 #include <set>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/optim/schedule.h"
 #include "ductile/train/selection.h"
 #include "ductile/train/testing/watched_run.h"

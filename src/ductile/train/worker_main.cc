@@ -5,12 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/nn/memory.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/folder.h"

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 #include "ductile/trials/session.h"

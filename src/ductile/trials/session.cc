@@ -7,11 +7,11 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
 #include "ductile/process/worker.h"

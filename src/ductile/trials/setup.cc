@@ -5,11 +5,11 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <toml++/toml.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/text.h"
 #include "ductile/base/toml.h"
 #include "ductile/tune/trial_policy.h"

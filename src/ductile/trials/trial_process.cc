@@ -2,10 +2,10 @@
 #include <chrono>
 #include <thread>
 
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/process/spawn.h"
 #include "ductile/run/diary.h"

@@ -3,10 +3,9 @@
 #include <cmath>
 #include <numbers>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::tune {
 namespace {

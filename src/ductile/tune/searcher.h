@@ -7,8 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/base/table.h"

@@ -6,11 +6,10 @@
 #include <set>
 #include <sstream>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/text.h"
 #include "ductile/base/toml.h"
 

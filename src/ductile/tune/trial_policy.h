@@ -9,8 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/base/table.h"
 #include "ductile/tune/searcher.h"

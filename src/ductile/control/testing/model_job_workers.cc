@@ -3,9 +3,9 @@
 #include <tuple>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/testing/model_job_impl.h"
 
 namespace ductile::control {

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/base/options.h"
 #include "ductile/base/paths.h"

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/train/evaluate.h"
 
 namespace ductile::train::testing {

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/tune/searcher.h"
 
 // For tests: spaces, functions with a known optimum, and JSON made wrong in every place.
