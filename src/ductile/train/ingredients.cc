@@ -7,6 +7,7 @@
 #include "ductile/data/formats.h"
 #include "ductile/nn/flops.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/staleness.h"
 
 namespace ductile::train {
 namespace {
@@ -72,6 +73,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   }
   if (!given.rate_control) given.rate_control = optim::make_rate_control(job);
   if (!given.method) given.method = make_step_method(job);
+  given.method = with_staleness(std::move(given.method), job);
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
   given.method->prepare(job, given);
   return given;
