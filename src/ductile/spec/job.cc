@@ -327,7 +327,7 @@ void describe(Describer& d, LrtunerOptions& o) {
 
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+  d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
       .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples per step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
