@@ -503,6 +503,12 @@ void check(const JobOptions& job) {
   if (format != nullptr && format->needs_path && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
   }
+  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
+    bad(
+        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
+                    "the format of what lies there, or leave data.path empty",
+                    job.data.path, job.data.format));
+  }
   if (job.augment.random_resized_crop && job.augment.crop == 0) {
     bad("augment.random_resized_crop needs augment.crop, the side of the result");
   }
