@@ -327,7 +327,7 @@ void describe(Describer& d, LrtunerOptions& o) {
 
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+  d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
       .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples per step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
@@ -507,6 +507,12 @@ void check(const JobOptions& job) {
   const DatasetHelp* format = datasets().find(job.data.format);
   if (format != nullptr && format->needs_path && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
+  }
+  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
+    bad(
+        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
+                    "the format of what lies there, or leave data.path empty",
+                    job.data.path, job.data.format));
   }
   if (job.augment.random_resized_crop && job.augment.crop == 0) {
     bad("augment.random_resized_crop needs augment.crop, the side of the result");

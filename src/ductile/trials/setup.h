@@ -18,7 +18,7 @@ struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
   std::string policy = "freeze_thaw";
   std::string searcher = "curves";
-  double budget = 0;    // epochs of all trials together; 0: ten full runs
+  double budget = 0;    // epochs of all trials together before `finish`; 0: ten full runs
   int64_t at_once = 0;  // trials that run side by side; 0: one per core
   int64_t seed = 1;
   bool finish = true;  // the best trial is run to its last epoch
