@@ -515,6 +515,10 @@ void check(const JobOptions& job) {
     bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
         "train.shard_optimizer = false");
   }
+  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
+    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
+        "are none; any other value will do");
+  }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
   }
