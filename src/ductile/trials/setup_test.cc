@@ -72,6 +72,15 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
 }
 
+TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
+  Setup setup;
+  spec::JobOptions job;
+  setup.metric = "perplexity";
+  EXPECT_THROW(check_metric(setup, job), Error);
+  job.data.format = "tokens";
+  check_metric(setup, job);
+}
+
 TEST(Setup, HasASpaceForEveryOptimiser) {
   for (const auto& row : spec::optimizers()) {
     spec::JobOptions job;
