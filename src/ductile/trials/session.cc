@@ -87,7 +87,7 @@ Session Session::open(const fs::path& folder) {
   if (kind_of(file) == FileKind::none)
     fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
   for (const char* name : {"tune.json", "job.toml"}) {  // opening a FIFO would wait for ever
-    if (!is_file(folder / name))
+    if (kind_of(folder / name) != FileKind::file)
       fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
            (folder / name).string(), kind_text(folder / name));
   }

@@ -73,7 +73,7 @@ TEST(Setup, NamesWhatCannotBeTuned) {
 }
 
 TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
-  Setup setup;
+  trials::Setup setup;
   spec::JobOptions job;
   setup.metric = "perplexity";
   EXPECT_THROW(check_metric(setup, job), Error);

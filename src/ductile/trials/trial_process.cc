@@ -25,7 +25,8 @@ constexpr auto kPatience = std::chrono::seconds(120);
 // A FIFO, which would be waited for, has no lines; `train --resume` says that it is there.
 template <typename Each>
 void for_each_event(const fs::path& run, const Each& each) {
-  if (is_file(run / "events.jsonl")) run::for_each_diary_line(run / "events.jsonl", each);
+  if (kind_of(run / "events.jsonl") == FileKind::file)
+    run::for_each_diary_line(run / "events.jsonl", each);
 }
 
 bool holds_a_run(const fs::path& folder) { return kind_of(folder / "job.toml") != FileKind::none; }
