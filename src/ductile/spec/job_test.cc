@@ -163,6 +163,8 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
+  expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
+                 "optimizer.lr = 0");
 }
 
 // What stands in job files of earlier versions: the error names the option as it is now, and what a

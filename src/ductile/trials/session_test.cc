@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -64,6 +65,13 @@ TEST(Session, TellsAbsenceFromDamage) {
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == ErrorCode::data_loss || e.code() == ErrorCode::conflict) << e.what();
     }
+  }
+  for (const char* name : {"tune.json", "job.toml"}) {
+    const fs::path file = folder / name, aside = place.path() / "aside";
+    fs::rename(file, aside);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    EXPECT_EQ(open_error(folder), ErrorCode::data_loss);  // it does not wait for a writer
+    fs::rename(aside, file);
   }
   nlohmann::json state = nlohmann::json::parse(whole);
   state["format"] = 99;

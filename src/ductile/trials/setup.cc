@@ -95,6 +95,14 @@ void check(const Plan& plan, const spec::JobOptions& job, std::string_view sourc
 
 }  // namespace
 
+void check_metric(const Setup& setup, const spec::JobOptions& job) {
+  if (setup.metric == "perplexity" && job.data.format != "tokens")
+    fail(ErrorCode::invalid_argument,
+         "metric = \"perplexity\" is a measure of language models, and data.format is \"{}\"; "
+         "images have \"accuracy\" and \"loss\"",
+         job.data.format);
+}
+
 void describe(Describer& d, Setup& o) {
   d.field("metric", o.metric, "what trials are judged by")
       .one_of({"accuracy", "loss", "perplexity"});

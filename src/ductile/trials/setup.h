@@ -49,6 +49,9 @@ Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOp
 // Without a file: the learning rate, and what else the optimiser of the job is most sensitive to.
 Plan default_plan(const spec::JobOptions& job);
 
+// Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
+void check_metric(const Setup& setup, const spec::JobOptions& job);
+
 // "optimizer.lr=0.1", one for each dimension, as --set takes it.
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);
 

@@ -91,6 +91,15 @@ TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
   EXPECT_FALSE(tuned(job, "optimizer.lr"));
 }
 
+TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
+  trials::Setup setup;
+  spec::JobOptions job;
+  setup.metric = "perplexity";
+  EXPECT_THROW(check_metric(setup, job), Error);
+  job.data.format = "tokens";
+  check_metric(setup, job);
+}
+
 TEST(Setup, HasASpaceForEveryOptimiser) {
   for (const auto& row : spec::optimizers()) {
     spec::JobOptions job;
