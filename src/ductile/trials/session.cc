@@ -50,6 +50,20 @@ tune::Observation observation_from(const Json& value) {
   return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
 }
 
+// Whether a session of this folder was cut off before it was there: it has nothing but what
+// create() makes first.
+bool half_made(const fs::path& folder) {
+  if (kind_of(folder) != FileKind::folder) return false;
+  const fs::path lock = run::lock_file(folder).filename();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const fs::path name = entry.path().filename();
+    if (name == "trials" && kind_of(entry.path()) == FileKind::folder && fs::is_empty(entry.path()))
+      continue;
+    if (name != "job.toml" && name != lock) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 struct Session::Running {
@@ -68,7 +82,7 @@ Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Session Session::create(const fs::path& folder, const std::string& job_toml, const Plan& plan) {
-  if (kind_of(folder) != FileKind::none)
+  if (kind_of(folder) != FileKind::none && !half_made(folder))
     fail(ErrorCode::conflict,
          "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
          folder.string());

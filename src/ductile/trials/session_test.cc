@@ -44,6 +44,20 @@ TEST(Session, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(open_error(folder), ErrorCode::conflict);  // this process drives it
 }
 
+TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  fs::create_directories(folder / "trials");
+  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  Session::open(folder);
+  // Anything else there is somebody's.
+  const fs::path other = place.path() / "other";
+  fs::create_directories(other);
+  write_file_atomic(other / "notes.txt", "mine");
+  EXPECT_THROW(Session::create(other, job_toml(), default_plan({})), Error);
+  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+}
+
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);
