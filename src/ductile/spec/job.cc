@@ -526,17 +526,15 @@ void check(const JobOptions& job) {
     bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
         "train.shard_optimizer = false");
   }
-<<<<<<< HEAD
   if (job.train.staleness > 0 && job.train.shard_optimizer) {
     bad(
         fmt::format("train.staleness = {} needs whole weights on every worker; set "
                     "train.shard_optimizer = false",
                     job.train.staleness));
-=======
+  }
   if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
     bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
         "are none; any other value will do");
->>>>>>> a4f1800672be5e6c97212a4e3c601c1704069f13
   }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
