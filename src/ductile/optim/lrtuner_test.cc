@@ -184,6 +184,29 @@ TEST(Lrtuner, ExploitsAlongALineToZero) {
   EXPECT_LT(d.rates[199], 0.011);
 }
 
+// Near the minimum, gradients are noise, and that of an update is none of the samples that are
+// probed after it: most steps raise the loss of the probes, and the losses of training are level
+// but for noise. Neither may keep the rate far below its line.
+TEST(Lrtuner, NoiseDoesNotHoldTheRateBelowTheLine) {
+  int below = 0, seen = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Rng rng(seed);
+    double slope = 0;
+    Descent d;
+    d.w = {2};
+    d.loss = [&](const std::vector<double>& w) { return 3 + w[0] * w[0] + slope * w[0]; };
+    d.gradient = [&](const std::vector<double>& w) {
+      slope = rng.normal();
+      return std::vector<double>{2 * w[0] + rng.normal()};
+    };
+    d.run(tuned(0.01, 0.5), 2000);
+    const double peak = d.rates[999];
+    for (size_t i = 1000; i < 2000; ++i, ++seen)
+      below += d.rates[i] < 0.2 * peak * static_cast<double>(2000 - i) / 1000;
+  }
+  EXPECT_LT(below, seen / 10);
+}
+
 // Probes see a loss with noise that is the same in all probes of a round.
 TEST(Lrtuner, ConvergesOnARandomQuadraticProblem) {
   Rng rng(5);
