@@ -132,7 +132,9 @@ def run_all(waiting, place, sweep, at_once):
                     failures.append((r.trial.name, why))
     finally:  # stopped: each saves its state
         for r in running:
-            r.stop()
+            r.ask_to_stop()
+        for r in running:
+            r.wait()
     return failures
 
 

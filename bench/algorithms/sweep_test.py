@@ -170,11 +170,11 @@ class Curves(unittest.TestCase):
     def test_work_after_the_checkpoint_that_is_done_again_counts_once(self):
         events = [{"kind": "start", "time": 100}, self.evaluation(105, 10, 0),
                   {"kind": "checkpoint", "time": 107, "write_seconds": 1, "step": 12},
-                  self.evaluation(110, 20, 0),
+                  self.evaluation(109, 20, 0), self.evaluation(110, 30, 0),
                   {"kind": "resume", "time": 203, "step": 12},
-                  self.evaluation(207, 20, 0)]
+                  self.evaluation(207, 20, 0), self.evaluation(209, 30, 0)]
         curve = results.curve_of(events, self.samples((100, 100, 0), (100, 111, 11), (200, 200, 0), (200, 210, 10)))
-        self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 10.0)])
+        self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 10.0), (30, 12.0)])
 
     def test_nothing_is_drawn_between_two_launches(self):
         clock = results.Clock(self.samples((1, 100, 0), (1, 110, 10), (2, 200, 0), (2, 210, 10)))

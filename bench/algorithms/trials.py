@@ -12,10 +12,11 @@ import time
 
 import results
 
-SAMPLE_EVERY = 0.1  # seconds between two looks at the clock of a worker
+SAMPLE_EVERY = 0.25  # seconds between two looks at the clock of a worker
 LOCK_WAIT = 150     # a run whose sweep was killed saves its state; a worker may wait two minutes
-# What depends on the machine and not on the algorithm.
-PLACE = {"train.threads": 1, "loader.threads": 1, "checkpoint.at_end": False, "train.log_every": 1000000}
+# What depends on the machine and not on the algorithm. A busy machine may stop a worker for a while.
+PLACE = {"train.threads": 1, "loader.threads": 1, "checkpoint.at_end": False, "train.log_every": 1000000,
+         "elastic.peer_deadline": 600}
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -83,27 +84,32 @@ class Running:
 
     def __init__(self, trial, place):
         self.trial = trial
+        self.place = place
         self.run = place.runs / trial.name
         self.process = None
         self.seen = {}  # CPU seconds by process
-        if results.ended(self.run)[0] in ("done", "diverged"):
-            return
+        self.whole = results.ended(self.run)[0] in ("done", "diverged")
+        self.give_up_at = time.monotonic() + LOCK_WAIT
+        self.errors = pathlib.Path(f"{self.run}.err")
+
+    def start(self):
         if not (self.run / "job.toml").exists() and self.run.exists():
             shutil.rmtree(self.run)  # killed before the job was in it
         self.run.parent.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + LOCK_WAIT
-        while not is_free(self.run / "run.lock") and time.monotonic() < deadline:
-            time.sleep(1)
         self.launch = time.time()
-        self.errors = open(f"{self.run}.err", "wb")
-        self.process = subprocess.Popen(
-            words_of(trial, place, self.run), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=self.errors, env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), start_new_session=True,
-            preexec_fn=end_with_parent)
+        with open(self.errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                words_of(self.trial, self.place, self.run), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=errors, env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), start_new_session=True,
+                preexec_fn=end_with_parent)
 
     def over(self):
-        if self.process is None:
+        if self.whole:
             return True
+        if self.process is None:  # whoever controlled the run may still save its state
+            if is_free(self.run / "run.lock") or time.monotonic() > self.give_up_at:
+                self.start()
+            return False
         self.sample()
         return self.process.poll() is not None
 
@@ -123,10 +129,13 @@ class Running:
         status, _ = results.ended(self.run)
         if status in ("done", "diverged"):
             return results.result_of_run(self.trial, self.run), ""
-        told = pathlib.Path(f"{self.run}.err").read_text(errors="replace").strip()
+        told = self.errors.read_text(errors="replace").strip()
         return None, f"{status}; {told or 'no message'} ({self.run})"
 
-    def stop(self):
+    def ask_to_stop(self):
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def wait(self):
+        if self.process:
             self.process.wait()
