@@ -22,7 +22,7 @@ class Scores:
     """The results of one ruleset on one workload, by submission."""
 
     def __init__(self, workload, submissions, found, ruleset):
-        self.workload, self.ruleset = workload, ruleset
+        self.workload = workload
         self.groups = {}
         for s in submissions:
             # What has nothing to tune is the same in both rulesets.
@@ -31,9 +31,6 @@ class Scores:
                      (workload.name, s.name, stage)]
             if group:
                 self.groups[s.name] = sorted(group, key=lambda r: r["seed"])
-
-    def target(self, multiple, baseline):
-        return baseline * multiple
 
 
 def baseline_of(workload, submissions, found):
@@ -159,9 +156,11 @@ def frame(title, x_label, y_label, x_of, y_of, x_ticks, y_ticks, lines):
     for y, told in y_ticks:
         out.append(f'<path d="M{LEFT} {y_of(y):.1f}H{right}" stroke="#ddd"/>'
                    f'<text x="{LEFT - 6}" y="{y_of(y) + 4:.1f}" text-anchor="end">{told}</text>')
+    names = sorted(name for name, _ in lines)  # the same colour in each picture of the same submissions
     for i, (name, points) in enumerate(lines):
-        colour = COLOURS[i % len(COLOURS)]
-        dash = ' stroke-dasharray="5 3"' if i >= len(COLOURS) else ""
+        place = names.index(name)
+        colour = COLOURS[place % len(COLOURS)]
+        dash = ' stroke-dasharray="5 3"' if place >= len(COLOURS) else ""
         path = "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in points)
         if points:
             out.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
@@ -232,9 +231,10 @@ def write(args, workloads, submissions, found):
     out = [f"# {args.title}", "",
            f"{host.get('cpu', 'unknown processor')}, {host.get('cores', '?')} cores, torch {host.get('torch', '?')}; "
            f"one compute thread per trial, {args.at_once} trials at a time. Seeds {seeds[0]} to {seeds[-1]} change "
-           f"initial weights and data order. Tuned ruleset: {tried} quasi-random points for each submission on "
-           "another seed, of which the best at its end is scored. Times are CPU seconds of training, without start "
-           "and evaluations. All options of all trials: the JSON file beside this page.", ""]
+           "initial weights and data order. Times are CPU seconds of training, without start and evaluations. "
+           + (f"Tuned ruleset: {tried} quasi-random points for each submission on another seed, of which the best at "
+              "its end is scored. " if tried else "") +
+           "All options of all trials: the JSON file beside this page.", ""]
     profiles = {}
     for workload in workloads:
         out += workload_part(workload, submissions, found, profiles)
