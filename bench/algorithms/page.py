@@ -235,6 +235,7 @@ def write(args, workloads, submissions, found):
            + (f"Tuned ruleset: {tried} quasi-random points for each submission on another seed, of which the best at "
               "its end is scored. " if tried else "") +
            "All options of all trials: the JSON file beside this page.", ""]
+    out += [args.note, ""] if args.note else []
     profiles = {}
     for workload in workloads:
         out += workload_part(workload, submissions, found, profiles)

@@ -46,6 +46,7 @@ def flags():
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
     parser.add_argument("-o", "--output", type=pathlib.Path, help="report: path without .md")
     parser.add_argument("--title", default="Training algorithms")
+    parser.add_argument("--note", default="", help="report: a paragraph below the title, such as the machine's load")
     return parser
 
 

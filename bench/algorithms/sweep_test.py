@@ -311,7 +311,7 @@ class Trials(Folder):
 class Pages(Folder):
     def write(self, found):
         class Args:
-            output, title, at_once = self.folder / "page", "Title", 2
+            output, title, note, at_once = self.folder / "page", "Title", "A busy machine.", 2
         page.write(Args, [self.workload], [self.sgd, self.adam], found)
         return (self.folder / "page.md").read_text()
 
@@ -319,6 +319,8 @@ class Pages(Folder):
         found = [self.result(t, (1, 0.5), (2, 0.9)) for t in experiment.fixed_trials(self.workload, [self.sgd], 3)]
         found += [self.result(t, (1, 0.7), (4, 0.95)) for t in experiment.fixed_trials(self.workload, [self.adam], 3)]
         told = self.write(found)
+        self.assertTrue(told.startswith("# Title\n"))
+        self.assertIn("\n\nA busy machine.\n\n", told)
         self.assertIn("| sgd | 3 | 90.00 % (90.00 % to 90.00 %) | 2.0 | 3: 2.0 s, 2 | 3: 2.0 s, 2 | 3: 2.0 s, 2 |",
                       told)
         # Of the targets 90, 85 and 70 % sgd is first at two, adam at one, each with half the other's time.
