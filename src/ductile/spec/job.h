@@ -245,6 +245,19 @@ struct CheckpointOptions {
   bool at_end = true;
 };
 
+struct TuneOptions {
+  bool online = false;
+  std::string searcher = "gp";
+  std::vector<double> lr = {1e-5, 1};
+  std::vector<double> momentum;
+  std::vector<double> weight_decay;
+  std::vector<int64_t> batch_size;
+  double clock_epochs = 0.01;
+  double budget = 0.25;
+  int64_t patience = 4;
+  int64_t retunings = 1;
+};
+
 struct TargetOptions {
   std::string metric;
   double value = 0;
@@ -263,6 +276,7 @@ struct JobOptions {
   TrainOptions train;
   ElasticOptions elastic;
   CheckpointOptions checkpoint;
+  TuneOptions tune;
   TargetOptions target;
 };
 
@@ -292,6 +306,7 @@ void describe(Describer& d, GradedOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
+void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
 

@@ -165,6 +165,20 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
   expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
                  "optimizer.lr = 0");
+  const auto expect_untunable = [](const std::string& lines, const std::string& part) {
+    expect_refused("tune.online = true\n" + lines, part);
+  };
+  expect_untunable("train.shard_optimizer = true\n", "train.shard_optimizer = false");
+  expect_untunable("train.max_steps = 10\n", "train.max_steps");
+  expect_untunable("train.rate_control = \"lrtuner\"\n", "\"lrtuner\" both choose");
+  expect_untunable("optimizer.lr = 0\n", "optimizer.lr above 0");
+  expect_untunable("tune.lr = [0, 1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1, 0.1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1]\n", "tune.lr is the least");
+  expect_untunable("tune.momentum = [0.5, 1]\n", "tune.momentum is the least");
+  expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
+  expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
+  expect_untunable("tune.lr = []\n", "nothing to tune");
 }
 
 // What stands in job files of earlier versions: the error names the option as it is now, and what a
