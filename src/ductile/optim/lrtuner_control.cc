@@ -89,16 +89,24 @@ class Lrtuner final : public RateControl {
            options_.explore * static_cast<double>(observed.total);
   }
 
-  // The exploit phase's line.
-  double bounded(double lr, const Observed& observed, Json& memory) const {
-    if (exploring(observed)) {
-      memory["peak"] = lr;
-      return lr;
-    }
+  // The share of the exploit phase that is left.
+  double share_left(const Observed& observed) const {
     const double begin = options_.explore * static_cast<double>(observed.total);
-    const double left = (static_cast<double>(observed.total - observed.position)) /
-                        std::max(static_cast<double>(observed.total) - begin, 1.0);
-    return memory.contains("peak") ? std::min(lr, memory["peak"].get<double>() * left) : lr * left;
+    return (static_cast<double>(observed.total - observed.position)) /
+           std::max(static_cast<double>(observed.total) - begin, 1.0);
+  }
+
+  // At most the line of the exploit phase: rounds compare with, halve and report what is trained
+  // with. Without an explore phase there is no line.
+  double on_line(double lr, const Observed& observed, const Json& memory) const {
+    if (exploring(observed) || !memory.contains("peak")) return lr;
+    return std::min(lr, memory["peak"].get<double>() * share_left(observed));
+  }
+
+  double bounded(double lr, const Observed& observed, Json& memory) const {
+    if (exploring(observed)) memory["peak"] = lr;
+    if (!memory.contains("peak")) return lr * share_left(observed);
+    return on_line(lr, observed, memory);
   }
 
   // The next probe of the round, or its end.
@@ -147,7 +155,7 @@ class Lrtuner final : public RateControl {
 
   void end_round(const Observed& observed, std::vector<Point> points, Json& memory) const {
     memory.erase("at");
-    const double lr = memory["lr"].get<double>();
+    const double lr = on_line(memory["lr"].get<double>(), observed, memory);
     const int round = memory["rounds"].get<int>();
     Choice choice = choose(std::move(points), exploring(observed));
     bound(choice, lr, exploring(observed), memory);
@@ -160,7 +168,7 @@ class Lrtuner final : public RateControl {
       memory["failures"] = exploring(observed) ? memory.value("failures", 0) + 1 : 1;
       if (memory["failures"].get<int>() % 2 == 0) chosen = lr / 2;
     }
-    chosen = std::min(chosen, kLargest);
+    chosen = on_line(std::min(chosen, kLargest), observed, memory);
     memory["lr"] = chosen;
     memory["rounds"] = round + 1;
     const auto every = std::max<int64_t>(

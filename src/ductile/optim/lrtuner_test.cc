@@ -103,7 +103,10 @@ struct Descent {
         seen.loss = loss(w);
       }
       hyper = control->next(seen, memory);
-      if (memory.contains("event")) events.push_back(memory["event"]);
+      if (memory.contains("event")) {
+        events.push_back(memory["event"]);
+        events.back()["update"] = seen.updates;
+      }
     }
   }
 };
@@ -205,6 +208,28 @@ TEST(Lrtuner, NoiseDoesNotHoldTheRateBelowTheLine) {
       below += d.rates[i] < 0.2 * peak * static_cast<double>(2000 - i) / 1000;
   }
   EXPECT_LT(below, seen / 10);
+}
+
+// What a round says and what it changes is the rate that is trained with, not one above the line.
+TEST(Lrtuner, RoundsOnTheLineSayAndChangeTheRateThatIsUsed) {
+  Descent falling = parabola(2);  // its minimum stays where it is, and the line goes below it
+  falling.run(tuned(0.01, 0.5), 200);
+  Descent lost = parabola(2);
+  lost.loss = [&lost](const std::vector<double>& w) {
+    return (lost.rates.size() < 110 ? 1 : -1) * w[0] * w[0];  // no step lowers it any more
+  };
+  lost.run(tuned(0.01, 0.5), 200);
+  for (const Descent* d : {&falling, &lost}) {
+    size_t exploiting = 0;
+    for (const Json& e : d->events) {
+      const size_t update = e["update"].get<size_t>();  // those done
+      if (e["phase"] != "exploit" || update >= d->rates.size()) continue;
+      ++exploiting;
+      EXPECT_DOUBLE_EQ(e["lr"].get<double>(), d->rates[update]) << e;
+      EXPECT_LE(e["lr_before"].get<double>(), d->rates[update - 1]) << e;
+    }
+    EXPECT_GE(exploiting, 4U);
+  }
 }
 
 // Probes see a loss with noise that is the same in all probes of a round.

@@ -1,5 +1,8 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -11,6 +14,21 @@ namespace ductile::spec {
 namespace {
 
 using Bad = std::function<void(const std::string&)>;
+
+// Bias corrections divide by 1 - beta^t.
+void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
+  constexpr std::array<std::string_view, 7> kRules = {
+      "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
+  if (std::ranges::find(kRules, optimizer.name) == kRules.end()) return;
+  const auto refuse = [&](const char* name) {
+    bad(
+        fmt::format("optimizer.adam.{0} = 1 forgets nothing and learns nothing, and {1} divides by "
+                    "1 - {0}; choose a value below 1",
+                    name, optimizer.name));
+  };
+  if (optimizer.adam.beta1 == 1 && optimizer.name != "schedule_free") refuse("beta1");
+  if (optimizer.adam.beta2 == 1) refuse("beta2");
+}
 
 void check_selection(const JobOptions& job, const Bad& bad) {
   const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
@@ -107,6 +125,7 @@ void check(const JobOptions& job) {
                     job.train.virtual_ranks, job.train.bn_group));
   }
   check_selection(job, bad);
+  check_betas(job.optimizer, bad);
   if (job.train.wire != "fp32" && job.train.reduction != "fast") {
     bad(fmt::format(
         "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "

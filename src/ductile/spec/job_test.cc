@@ -146,6 +146,22 @@ void expect_refused(const std::string& toml, const std::string& part) {
   }
 }
 
+// Bias corrections divide by 1 - beta^t.
+TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
+  for (const std::string rule :
+       {"adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"}) {
+    const std::string job = "optimizer = {name = \"" + rule + "\", adam = {";
+    expect_refused(job + "beta2 = 1}}\n", "optimizer.adam.beta2 = 1");
+    if (rule != "schedule_free") expect_refused(job + "beta1 = 1}}\n", "optimizer.adam.beta1 = 1");
+  }
+  for (const std::string toml : {"optimizer = {adam = {beta1 = 1, beta2 = 1}}\n",  // sgd
+                                 "optimizer = {name = \"schedule_free\", adam = {beta1 = 1}}\n"}) {
+    JobOptions job;
+    OptionSet(job).read_toml_text(toml, "t");
+    EXPECT_NO_THROW(check(job)) << toml;
+  }
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
