@@ -150,15 +150,14 @@ void check(const JobOptions& job) {
         "augment.mean has {} values and augment.std has {}; give one per channel in both",
         job.augment.mean.size(), job.augment.std.size()));
   }
-  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
-    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
-        "train.shard_optimizer = false");
-  }
-  if (job.train.staleness > 0 && job.train.shard_optimizer) {
-    bad(
-        fmt::format("train.staleness = {} needs whole weights on every worker; set "
-                    "train.shard_optimizer = false",
-                    job.train.staleness));
+  const auto needs_whole_weights = [&](const std::string& option) {
+    if (job.train.shard_optimizer) {
+      bad(option + " needs whole weights on every worker; set train.shard_optimizer = false");
+    }
+  };
+  if (job.train.rate_control == "lrtuner") needs_whole_weights("train.rate_control = \"lrtuner\"");
+  if (job.train.staleness > 0) {
+    needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
   }
   if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
     bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "

@@ -118,10 +118,10 @@ std::unique_ptr<tune::TrialPolicy> OnlineTuner::make_policy(const Json& memory) 
 }
 
 void OnlineTuner::begin(JobState& state) const {
-  Json& memory = memory_of(state);
-  memory = {{"searches", 0}, {"setting", nullptr}, {"largest_lr", nullptr}, {"good", nullptr}};
+  Json memory = {{"searches", 0}, {"setting", nullptr}, {"largest_lr", nullptr}, {"good", nullptr}};
   memory["moves"] = Json::array();
   begin_search(state, memory);
+  memory_of(state) = std::move(memory);
 }
 
 // The present setting, moved into the space, and others that differ in the learning rate: a user's
@@ -158,19 +158,17 @@ Json OnlineTuner::first_settings(const Json& memory) const {
 }
 
 void OnlineTuner::begin_search(JobState& state, Json& memory) const {
-  Json own = std::move(memory);  // the state's part may move while branches are made
-  own["before"] = own["setting"];
-  own["first"] = first_settings(own);
-  own["budget"] =
+  memory["before"] = memory["setting"];
+  memory["first"] = first_settings(memory);
+  memory["budget"] =
       std::min(job_.tune.budget * static_cast<double>(job_.train.epochs), epochs_left(state));
-  own["policy"] = nullptr;
-  own["trial"] = -1;
-  own["losses"] = Json::array();
-  own["searches"] = own["searches"].get<int64_t>() + 1;
+  memory["policy"] = nullptr;
+  memory["trial"] = -1;
+  memory["losses"] = Json::array();
+  memory["searches"] = memory["searches"].get<int64_t>() + 1;
   state.save_branch(kRoot, kApart);
-  const auto policy = make_policy(own);
-  move_on(state, own, *policy);
-  memory_of(state) = std::move(own);
+  const auto policy = make_policy(memory);
+  move_on(state, memory, *policy);
 }
 
 bool OnlineTuner::is_searching(const JobState& state) const {
@@ -361,9 +359,7 @@ void OnlineTuner::go_back(JobState& state, Json& memory) const {
                                                  lr)}});
   const Json first = first_settings(memory);
   if (!first.empty()) memory["setting"] = space_.values(first[0].get<tune::Setting>());
-  memory_of(state) = std::move(memory);
-  begin_search(state, memory_of(state));
-  memory = std::move(memory_of(state));
+  begin_search(state, memory);
 }
 
 // Between searches: another one begins where the evaluations stand still.
@@ -383,9 +379,7 @@ bool OnlineTuner::watch(JobState& state, Json& memory) const {
   if (memory["searches"].get<int64_t>() > job_.tune.retunings ||
       without_best < job_.tune.patience || epochs_left(state) < 2 * kClocksOfAFirstRun * clock_)
     return false;
-  memory_of(state) = std::move(memory);
-  begin_search(state, memory_of(state));
-  memory = std::move(memory_of(state));
+  begin_search(state, memory);
   return true;
 }
 
