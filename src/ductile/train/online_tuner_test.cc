@@ -11,6 +11,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/testing/watched_run.h"
 
 namespace ductile::train {
 namespace {
@@ -31,29 +32,16 @@ spec::JobOptions small_job() {
   return job;
 }
 
-void run(Replica& replica) {
-  replica.host_all();
-  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
-  while (!replica.done()) {
-    if (replica.evaluation_due()) {
-      replica.record(replica.evaluate([](int64_t) {}));
-      continue;
-    }
-    replica.compute(replica.num_ranks(), sum);
-    replica.apply(sum);
-  }
-}
-
 TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 1e-5;
   Replica untuned(job);
-  run(untuned);
+  testing::run_to_end(untuned);
   job.tune.online = true;
   job.tune.lr = {1e-5, 10};
   job.tune.budget = 1;
   Replica tuned(job);
-  run(tuned);
+  testing::run_to_end(tuned);
   EXPECT_LT(untuned.last()->accuracy, 0.3);
   EXPECT_GT(tuned.last()->accuracy, 0.5);
   EXPECT_GT(tuned.hyper().lr, 1e-3);
@@ -70,7 +58,7 @@ TEST(OnlineTuner, KeepsTheJobsOwnSettingWhereAllTrialsDiverge) {
   job.tune.online = true;
   job.tune.lr = {1e5, 1e6};
   Replica replica(job);
-  run(replica);
+  testing::run_to_end(replica);
   EXPECT_EQ(replica.hyper().lr, 0.05);
   EXPECT_GT(replica.last()->accuracy, 0.5);
 }
@@ -108,13 +96,13 @@ TEST(OnlineTuner, SearchesAgainFromAPlateauAndKeepsTheWork) {
   job.tune.patience = 2;
   job.tune.budget = 0.1;
   Replica replica(job);
-  run(replica);
+  testing::run_to_end(replica);
   EXPECT_EQ(memory_of(replica).at("searches"), 2);
   EXPECT_TRUE(replica.state().branches().empty());
   EXPECT_GT(replica.best()->accuracy, 0.7);
   job.tune.retunings = 0;
   Replica once(job);
-  run(once);
+  testing::run_to_end(once);
   EXPECT_EQ(memory_of(once).at("searches"), 1);
 }
 
@@ -131,7 +119,7 @@ TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   job.tune.retunings = 20;
   job.tune.patience = 1000;
   Replica replica(job);
-  run(replica);
+  testing::run_to_end(replica);
   const nlohmann::json& memory = memory_of(replica);
   EXPECT_GT(memory.at("searches"), 1);
   EXPECT_LT(memory.at("largest_lr"), 1);
@@ -140,7 +128,7 @@ TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   EXPECT_TRUE(replica.state().branches().empty());
   job.tune.retunings = 0;
   Replica once(job);
-  EXPECT_THROW(run(once), Error);
+  EXPECT_THROW(testing::run_to_end(once), Error);
 }
 
 TEST(OnlineTuner, AWarmUpDoesNotScaleTheRatesOfTrials) {
@@ -174,7 +162,7 @@ TEST(OnlineTuner, ATrialThatReachesTheEndOfTheRunIsOver) {
   job.tune.online = true;
   job.tune.clock_epochs = 0.1;  // the first trial is as long as the run
   Replica replica(job);
-  run(replica);
+  testing::run_to_end(replica);
   EXPECT_EQ(replica.updates(), 512 / 16);
   EXPECT_TRUE(memory_of(replica).at("policy").is_null());
   EXPECT_TRUE(replica.state().branches().empty());
