@@ -78,7 +78,7 @@ class Gpt : public LayerModel {
       const at::Tensor inner = conv1d(b.fc, norm(b.ln_2, h));
       h = h.add(drop(conv1d(b.fc_proj, cast(at::gelu(widened(inner), "tanh")))));
     }
-    return cast(at::matmul(widened(norm(ln_f_, h)), wte.t()));
+    return ops::linear(norm(ln_f_, h), wte_, {});
   }
 
  private:
@@ -97,7 +97,7 @@ class Gpt : public LayerModel {
   }
 
   at::Tensor conv1d(const Conv1D& layer, const at::Tensor& x) const {
-    return cast(at::matmul(widened(x), widened(layer.weight)).add(widened(layer.bias)));
+    return ops::affine(x, layer.weight, layer.bias);
   }
 
   at::Tensor norm(const LayerNorm& layer, const at::Tensor& x) const {

@@ -567,14 +567,6 @@ at::Tensor whole_image(const at::Tensor& x) {
   return split != nullptr ? spatial::whole_image(*split, x) : x;
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (widen(x))
-    return at::linear(x.to(at::kFloat), w.to(at::kFloat), in_type(b, at::kFloat))
-        .to(x.scalar_type());
-  return b.defined() ? at::linear(x, w.to(x.scalar_type()), b.to(x.scalar_type()))
-                     : at::linear(x, w.to(x.scalar_type()));
-}
-
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
   const at::Tensor losses = CrossEntropy::apply(at_least_float(logits), labels, smoothing);
   SpatialSplit* split = current_spatial_split();

@@ -51,8 +51,10 @@ at::Tensor upsample_twice(const at::Tensor& x);
 // need all pixels.
 at::Tensor whole_image(const at::Tensor& x);
 
-// x [B,I], w [O,I], b [O] or undefined -> [B,O].
+// x [.., I], w [O,I], b [O] or undefined -> [.., O].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
+// The same with w [I,O] and a bias.
+at::Tensor affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 
 // Per-sample loss [B] (fp32 at least) of logits [B,K] against int64 labels [B], with the target
 // (1 - smoothing) * one-hot + smoothing / K.
