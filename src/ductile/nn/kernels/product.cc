@@ -1,7 +1,6 @@
 #include "ductile/nn/kernels/product.h"
 
 #include <algorithm>
-#include <cstring>
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int64_t kPanel = 6144;     // floats of a panel of b: 24 KiB with 16 lanes, half with 8
 constexpr int64_t kMostDepth = 256;  // of a block
-constexpr int64_t kCols = 512;       // of a block of b
+constexpr int64_t kCols = 1024;      // of a block of b
 constexpr int64_t kRows = 768;       // of a block of a
 constexpr int64_t kGroup = 12;       // rows that a kernel computes at once, at most
 constexpr int64_t kGroups = 8;       // of rows in a task
@@ -67,14 +66,27 @@ void pack_transposed(const float* data, int64_t stride, int64_t count, int64_t d
       std::fill(out + k * width + count, out + (k + 1) * width, 0.0F);
 }
 
+// The same where i does.
+void pack_adjacent(const float* data, int64_t depth_stride, int64_t count, int64_t depth,
+                   int64_t width, float* out) {
+  for (int64_t k = 0; k < depth; ++k) {
+    const float* from = data + k * depth_stride;
+    float* to = out + k * width;
+    int64_t i = 0;
+#if defined(__SSE2__)
+    for (; i + 4 <= count; i += 4) _mm_storeu_ps(to + i, _mm_loadu_ps(from + i));
+#endif
+    for (; i < count; ++i) to[i] = from[i];
+    for (; i < width; ++i) to[i] = 0;
+  }
+}
+
 void pack(const float* data, int64_t stride, int64_t depth_stride, int64_t count, int64_t depth,
           int64_t width, float* out) {
   if (depth_stride == 1 && stride != 1) {
     pack_transposed(data, stride, count, depth, width, out);
-  } else if (stride == 1 && count == width) {
-    const auto bytes = static_cast<size_t>(width) * sizeof(float);
-    for (int64_t k = 0; k < depth; ++k)
-      std::memcpy(out + k * width, data + k * depth_stride, bytes);
+  } else if (stride == 1) {
+    pack_adjacent(data, depth_stride, count, depth, width, out);
   } else {
     pack_scattered(data, stride, depth_stride, count, depth, width, out);
   }
@@ -96,8 +108,8 @@ struct Block {
   bool pack_a, pack_b;
 };
 
-// An operand that is read once needs no copy. Whole panels of b can be read in place where their
-// columns are adjacent.
+// An operand that is read once needs no copy, nor does an a with adjacent values along the depth.
+// Whole panels of b can be read in place where their columns are adjacent.
 Block block_of(const Product& p, int64_t width, int64_t row, int64_t col, int64_t k,
                int64_t most_depth) {
   Block out{row,
@@ -113,7 +125,7 @@ Block block_of(const Product& p, int64_t width, int64_t row, int64_t col, int64_
             true};
   out.groups = Groups(out.rows);
   out.panels = pieces(out.cols, width);
-  out.pack_a = out.panels > 2;
+  out.pack_a = out.panels > 2 && p.a.column != 1;
   out.pack_b = out.groups.number > 1 || p.b.column != 1;
   return out;
 }
