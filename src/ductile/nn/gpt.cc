@@ -6,7 +6,6 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 
 #include "ductile/base/error.h"
@@ -121,10 +120,10 @@ class Gpt : public LayerModel {
     const double scale = 1 / std::sqrt(static_cast<double>(dim_ / heads_));
     // At least float: double in a model of doubles.
     const at::ScalarType wide = type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)).to(wide).mul(scale);
+    const at::Tensor scores = ops::matmul(q, k.transpose(-2, -1)).to(wide).mul(scale);
     const at::Tensor weights =
         drop(scores.masked_fill(future_TT, -INFINITY).softmax(-1)).to(v.scalar_type());
-    return cast(at::matmul(weights, v).transpose(1, 2).reshape({batch, tokens, dim_}));
+    return cast(ops::matmul(weights, v).transpose(1, 2).reshape({batch, tokens, dim_}));
   }
 
   int64_t dim_, heads_;

@@ -52,6 +52,44 @@ struct Affine : Function<Affine> {
   }
 };
 
+// The products of all pairs of matrices of a [N, R, K] and b [N, K, C], each by one thread.
+at::Tensor each_multiplied(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t rows = a.size(1), depth = a.size(2), cols = b.size(2);
+  at::Tensor c = at::empty({a.size(0), rows, cols}, a.options());
+  const auto *const a_data = a.data_ptr<float>(), *const b_data = b.data_ptr<float>();
+  auto* const c_data = c.data_ptr<float>();
+  const int64_t a_next = a.stride(0), b_next = b.stride(0);
+  const Matrix a0{nullptr, a.stride(1), a.stride(2)}, b0{nullptr, b.stride(1), b.stride(2)};
+#pragma omp parallel for schedule(static)
+  for (int64_t n = 0; n < a.size(0); ++n)
+    kernels::product({{a_data + n * a_next, a0.row, a0.column},
+                      {b_data + n * b_next, b0.row, b0.column},
+                      c_data + n * rows * cols,
+                      cols,
+                      1,
+                      rows,
+                      cols,
+                      depth,
+                      false});
+  return c;
+}
+
+struct Matmul : Function<Matmul> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
+    ctx->save_for_backward({a, b});
+    const KnownFlops known(2 * static_cast<double>(a.numel()) * static_cast<double>(b.size(2)));
+    return each_multiplied(a, b);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    at::Tensor da, db;
+    if (ctx->needs_input_grad(0)) da = each_multiplied(grads[0], saved[1].transpose(1, 2));
+    if (ctx->needs_input_grad(1)) db = each_multiplied(saved[0].transpose(1, 2), grads[0]);
+    return {da, db};
+  }
+};
+
 bool covered(const at::Tensor& x) {
   return x.device().is_cpu() && x.layout() == at::kStrided && kernels::product_supported() &&
          (x.scalar_type() == at::kFloat || widen(x));
@@ -79,6 +117,14 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
   if (covered(x)) return covered_affine(x, w, b);
   if (widen(x)) return affine(x.to(at::kFloat), w, b).to(x.scalar_type());
   return at::matmul(x, w.to(x.scalar_type())).add(b.to(x.scalar_type()));
+}
+
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
+  if (!covered(a) || widen(a) || a.dim() < 3) return at::matmul(a, b);
+  std::vector<int64_t> shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  const auto flat = [](const at::Tensor& t) { return t.reshape({-1, t.size(-2), t.size(-1)}); };
+  return Matmul::apply(flat(a), flat(b)).view(shape);
 }
 
 }  // namespace ductile::nn::ops

@@ -56,6 +56,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
 // The same with w [I,O] and a bias.
 at::Tensor affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 
+// a [.., R, K], b [.., K, C] with the same leading sizes -> [.., R, C].
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
+
 // Per-sample loss [B] (fp32 at least) of logits [B,K] against int64 labels [B], with the target
 // (1 - smoothing) * one-hot + smoothing / K.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing);

@@ -1,5 +1,6 @@
 #include "ductile/nn/ops.h"
 
+#include <functional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -210,6 +211,84 @@ TEST(Pools, EqualAten) {
     expect_gradients({x}, {d}, 1e-6);
   }
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
+}
+
+// Of the layers x -> y, with gradients in x and in all weights, against the same in double.
+void expect_layer(const std::function<Tensor(const std::vector<Tensor>&)>& layer,
+                  const std::function<Tensor(const std::vector<Tensor>&)>& want,
+                  const std::vector<Tensor>& operands) {
+  std::vector<Tensor> got_leaves, want_leaves;
+  for (const Tensor& t : operands) {
+    got_leaves.push_back(leaf(t));
+    want_leaves.push_back(leaf(t.to(at::kDouble)));
+  }
+  const Tensor y = layer(got_leaves), d = want(want_leaves);
+  ASSERT_EQ(y.sizes(), d.sizes());
+  EXPECT_LT(error(y, d), 1e-5);
+  const Tensor weights = at::randn(y.sizes());
+  (y * weights).sum().backward();
+  (d * weights.to(at::kDouble)).sum().backward();
+  expect_gradients(got_leaves, want_leaves, 1e-5);
+}
+
+TEST(Linear, EqualsAtenInDouble) {
+  at::manual_seed(5);
+  using Tensors = std::vector<Tensor>;
+  for (const at::IntArrayRef leading :
+       {at::IntArrayRef{1}, at::IntArrayRef{37}, at::IntArrayRef{3, 7}, at::IntArrayRef{2, 1, 5}}) {
+    std::vector<int64_t> shape = leading.vec();
+    shape.push_back(33);
+    const Tensor x = at::randn(shape), b = at::randn({10});
+    expect_layer([](const Tensors& t) { return linear(t[0], t[1], t[2]); },
+                 [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); },
+                 {x, at::randn({10, 33}), b});
+    expect_layer([](const Tensors& t) { return linear(t[0], t[1], {}); },
+                 [](const Tensors& t) { return at::linear(t[0], t[1]); }, {x, at::randn({10, 33})});
+    expect_layer([](const Tensors& t) { return affine(t[0], t[1], t[2]); },
+                 [](const Tensors& t) { return at::matmul(t[0], t[1]).add(t[2]); },
+                 {x, at::randn({33, 10}), b});
+  }
+}
+
+TEST(Linear, TakesGradientsAndInputsInAnyLayout) {
+  const Tensor w = leaf(at::randn({5, 12})), b = leaf(at::randn({5}));
+  const Tensor x = at::randn({12, 8}).t(),
+               every_second = at::randn({16, 24}).slice(0, 0, 16, 2).slice(1, 0, 24, 2);
+  for (const Tensor& input : {x, every_second})
+    EXPECT_LT(error(linear(input, w, b),
+                    at::linear(input.to(at::kDouble), w.to(at::kDouble), b.to(at::kDouble))),
+              1e-5);
+  linear(x, w, b).sum().backward();  // a gradient without strides
+  EXPECT_TRUE(at::allclose(w.grad(), x.sum(0).expand({5, 12}), 1e-5, 1e-5));
+  EXPECT_TRUE(at::equal(b.grad(), at::full({5}, 8.0F)));
+}
+
+TEST(Matmul, EqualsAtenInDouble) {
+  at::manual_seed(6);
+  using Tensors = std::vector<Tensor>;
+  const auto layer = [](const Tensors& t) { return matmul(t[0], t[1].transpose(-2, -1)); };
+  const auto want = [](const Tensors& t) { return at::matmul(t[0], t[1].transpose(-2, -1)); };
+  expect_layer(layer, want, {at::randn({2, 3, 17, 8}), at::randn({2, 3, 20, 8})});
+  expect_layer(layer, want, {at::randn({4, 5, 6}), at::randn({4, 9, 6})});
+  expect_layer(layer, want, {at::randn({5, 6}), at::randn({9, 6})});
+}
+
+TEST(Linear, HasTheSameBitsForEveryNumberOfThreads) {
+  const auto run = [](int threads) {
+    at::set_num_threads(threads);
+    at::manual_seed(8);
+    const Tensor x = leaf(at::randn({120, 300})), w = leaf(at::randn({70, 300}));
+    const Tensor q = leaf(at::randn({6, 40, 16}));
+    linear(x, w, {}).square().sum().backward();
+    matmul(q, q.transpose(1, 2)).square().sum().backward();
+    at::set_num_threads(1);
+    return std::vector<Tensor>{x.grad(), w.grad(), q.grad()};
+  };
+  const std::vector<Tensor> one = run(1);
+  for (const int threads : {2, 3}) {
+    const std::vector<Tensor> more = run(threads);
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], more[i])) << i;
+  }
 }
 
 TEST(Linear, KeepsTheActivationsType) {
