@@ -11,6 +11,7 @@
 
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
+#include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/command_line.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/run/lock.h"
@@ -144,6 +145,22 @@ TEST(Doctor, TellsWhatItFoundAsJson) {
   EXPECT_GT(facts.at("memory").at("total"), 0);
   for (const auto& missing : facts.at("missing"))
     EXPECT_EQ(missing.at("command").get<std::string>().rfind("sudo apt-get install ", 0), 0u);
+}
+
+TEST(Doctor, NamesABlasThatDoesNotKnowTheProcessor) {
+  EXPECT_FALSE(blas_advice("Haswell", IsaLevel::avx2));
+  EXPECT_FALSE(blas_advice("Zen", IsaLevel::avx2));
+  EXPECT_FALSE(blas_advice("SkylakeX", IsaLevel::bf16));
+  EXPECT_FALSE(blas_advice("SapphireRapids", IsaLevel::avx512));
+  EXPECT_FALSE(blas_advice("Prescott", IsaLevel::baseline));
+  const auto half = blas_advice("Haswell", IsaLevel::bf16);
+  ASSERT_TRUE(half);
+  EXPECT_NE(half->find("kernels for Haswell, which are up to half as fast"), std::string::npos);
+  EXPECT_NE(half->find("OPENBLAS_CORETYPE=SkylakeX"), std::string::npos);
+  const auto slow = blas_advice("Prescott", IsaLevel::avx2);
+  ASSERT_TRUE(slow);
+  EXPECT_NE(slow->find("several times slower"), std::string::npos);
+  EXPECT_NE(slow->find("OPENBLAS_CORETYPE=Haswell"), std::string::npos);
 }
 
 TEST(Doctor, NamesOnlyPackagesThatTheSetupScriptKnows) {

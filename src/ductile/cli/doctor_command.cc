@@ -10,6 +10,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
+#include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
 #include "ductile/page/numbers.h"
@@ -229,6 +230,21 @@ std::vector<Missing> find_missing(const Json& facts) {
   return missing;
 }
 
+// What is there and could be better.
+std::vector<std::string> find_advice(const Json& facts) {
+  std::vector<std::string> advice;
+  const Json& worker = facts["worker"];
+  if (worker.is_object() && worker.contains("says") &&
+      worker["says"].value("blas_kernels", Json()).is_string()) {
+    IsaLevel widest = IsaLevel::baseline;
+    for (const IsaLevel level : {IsaLevel::avx2, IsaLevel::avx512})
+      if (may_use(level)) widest = level;
+    const auto core = worker["says"]["blas_kernels"].get<std::string>();
+    if (const auto text = blas_advice(core, widest)) advice.push_back(*text);
+  }
+  return advice;
+}
+
 void print_facts(Console& console, const Json& facts, const std::vector<Missing>& missing) {
   const Json& cpu = facts["cpu"];
   std::string cores =
@@ -290,6 +306,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
     rows.push_back({name, version.is_null() ? "not found" : version.get<std::string>()});
   }
   console.print("{}", page::table(rows));
+  for (const auto& advice : facts["advice"]) console.print("\n{}\n", advice.get<std::string>());
   if (missing.empty()) {
     console.print("\nNothing is missing.\n");
     return;
@@ -321,6 +338,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["nccl"] = nccl_facts();
   facts["gpus"] = gpu_facts();
   facts["tools"] = compiler_facts();
+  facts["advice"] = find_advice(facts);
   const std::vector<Missing> missing = find_missing(facts);
   if (command.json) {
     facts["missing"] = Json::array();

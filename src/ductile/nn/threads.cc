@@ -4,7 +4,14 @@
 
 #include <ATen/Parallel.h>
 
+#include "ductile/nn/kernels/isa.h"
+
 namespace ductile::nn {
+
+const char* kernels_in_use() {
+  const kernels::Isa* const widest = kernels::isa_for(16);
+  return widest == nullptr ? "none" : widest->name;
+}
 
 OneThread::OneThread() {
   at::get_num_threads();  // a thread's first call sets its number; a later one would undo ours

@@ -20,6 +20,10 @@ enum class Threads {
 // unknown name. Throws as load_model does.
 bool thread_invariant(const spec::ModelOptions& options);
 
+// The instruction set of the kernels that Ductile's own operators run (kernels/isa.h); "none" where
+// ATen does all the work.
+const char* kernels_in_use();
+
 // While this object lives, the calling thread computes without helper threads, in libtorch, oneDNN
 // and our kernels. It is for small operators whose rounding would depend on the number of threads.
 class OneThread {

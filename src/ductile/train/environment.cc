@@ -43,6 +43,14 @@ void check_team(int threads) {
        "train.threads = {}, but OpenMP starts {} here; unset OMP_THREAD_LIMIT", threads, team);
 }
 
+// The processor that OpenBLAS has chosen its kernels for; null for another BLAS.
+nlohmann::json blas_kernels() {
+  void* const symbol = dlsym(RTLD_DEFAULT, "openblas_get_corename");
+  if (symbol == nullptr) return nullptr;
+  const char* const name = reinterpret_cast<const char* (*)()>(symbol)();
+  return name == nullptr ? nlohmann::json() : nlohmann::json(name);
+}
+
 }  // namespace
 
 void resolve_threads(spec::JobOptions& job) {
@@ -96,6 +104,8 @@ nlohmann::json describe_environment() {
           {"blas", at::hasMKL()      ? "MKL"
                    : at::hasLAPACK() ? "OpenBLAS (system BLAS)"
                                      : "none"},
+          {"blas_kernels", blas_kernels()},
+          {"kernels", nn::kernels_in_use()},
           {"onednn", at::hasMKLDNN()},
           {"cuda", at::hasCUDA()},
           {"compute_threads", at::get_num_threads()},
