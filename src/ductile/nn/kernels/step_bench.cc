@@ -198,6 +198,40 @@ Case single(const Shape& s) {
           }};
 }
 
+struct LinearShape {
+  int64_t rows, in, out;
+};
+
+Case linear(const LinearShape& s) {
+  const Tensor x = at::randn({s.rows, s.in}).requires_grad_(), dy = at::randn({s.rows, s.out});
+  const Tensor w = (at::randn({s.out, s.in}) / std::sqrt(s.in)).requires_grad_();
+  const Tensor b = at::zeros({s.out}).requires_grad_();
+  const auto run = [=](const Face& face) {
+    for (const Tensor& t : {x, w, b}) t.mutable_grad() = Tensor();
+    face.linear(x, w, b).backward(dy);
+  };
+  return {fmt::format("{} rows: linear {}->{}", s.rows, s.in, s.out),
+          [=] {
+            run({"ours", true, at::kFloat});
+          },
+          [=] {
+            run({"aten", false, at::kFloat});
+          }};
+}
+
+// Scores q k' and their product with v, of `heads` heads over all samples.
+Case attention(int64_t heads, int64_t tokens, int64_t width) {
+  std::vector<Tensor> in;
+  for (int i = 0; i < 3; ++i) in.push_back(at::randn({heads, tokens, width}).requires_grad_());
+  const Tensor dy = at::randn({heads, tokens, width});
+  const auto run = [=](Tensor (*product)(const Tensor&, const Tensor&)) {
+    for (const Tensor& t : in) t.mutable_grad() = Tensor();
+    product(product(in[0], in[1].transpose(1, 2)), in[2]).backward(dy);
+  };
+  return {fmt::format("{} heads: products of {} tokens, {} wide", heads, tokens, width),
+          [=] { run(&ops::matmul); }, [=] { run(&at::matmul); }};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -235,6 +269,21 @@ int main(int argc, char** argv) {
                              {8, 1024, 256, 14, 1, 1, false},
                              {8, 512, 2048, 7, 1, 1, false}})
     cases.push_back(single(shape));
+  // The heads and layers of the mlp, the cnn, ResNets and the GPT, for whole and divided batches.
+  for (const LinearShape& shape : {LinearShape{batch, 784, 256},
+                                   {batch / 8, 784, 256},
+                                   {batch, 256, 10},
+                                   {batch, 1568, 64},
+                                   {batch, 64, 10},
+                                   {8, 2048, 1000},
+                                   {4096, 64, 192},
+                                   {4096, 64, 256},
+                                   {4096, 256, 64},
+                                   {1024, 768, 3072},
+                                   {512, 768, 50257}})
+    cases.push_back(linear(shape));
+  cases.push_back(attention(128, 128, 16));
+  cases.push_back(attention(12, 1024, 64));
 
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);
