@@ -239,10 +239,10 @@ TEST(Linear, EqualsAtenInDouble) {
     std::vector<int64_t> shape = leading.vec();
     shape.push_back(33);
     const Tensor x = at::randn(shape), b = at::randn({10});
-    expect_layer([](const Tensors& t) { return linear(t[0], t[1], t[2]); },
+    expect_layer([](const Tensors& t) { return ops::linear(t[0], t[1], t[2]); },
                  [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); },
                  {x, at::randn({10, 33}), b});
-    expect_layer([](const Tensors& t) { return linear(t[0], t[1], {}); },
+    expect_layer([](const Tensors& t) { return ops::linear(t[0], t[1], Tensor()); },
                  [](const Tensors& t) { return at::linear(t[0], t[1]); }, {x, at::randn({10, 33})});
     expect_layer([](const Tensors& t) { return affine(t[0], t[1], t[2]); },
                  [](const Tensors& t) { return at::matmul(t[0], t[1]).add(t[2]); },
@@ -266,7 +266,7 @@ TEST(Linear, TakesGradientsAndInputsInAnyLayout) {
 TEST(Matmul, EqualsAtenInDouble) {
   at::manual_seed(6);
   using Tensors = std::vector<Tensor>;
-  const auto layer = [](const Tensors& t) { return matmul(t[0], t[1].transpose(-2, -1)); };
+  const auto layer = [](const Tensors& t) { return ops::matmul(t[0], t[1].transpose(-2, -1)); };
   const auto want = [](const Tensors& t) { return at::matmul(t[0], t[1].transpose(-2, -1)); };
   expect_layer(layer, want, {at::randn({2, 3, 17, 8}), at::randn({2, 3, 20, 8})});
   expect_layer(layer, want, {at::randn({4, 5, 6}), at::randn({4, 9, 6})});
@@ -279,8 +279,8 @@ TEST(Linear, HasTheSameBitsForEveryNumberOfThreads) {
     at::manual_seed(8);
     const Tensor x = leaf(at::randn({120, 300})), w = leaf(at::randn({70, 300}));
     const Tensor q = leaf(at::randn({6, 40, 16}));
-    linear(x, w, {}).square().sum().backward();
-    matmul(q, q.transpose(1, 2)).square().sum().backward();
+    ops::linear(x, w, Tensor()).square().sum().backward();
+    ops::matmul(q, q.transpose(1, 2)).square().sum().backward();
     at::set_num_threads(1);
     return std::vector<Tensor>{x.grad(), w.grad(), q.grad()};
   };
