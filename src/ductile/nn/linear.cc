@@ -30,10 +30,10 @@ at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b, const at::Tensor
 // y [N, O] = x [N, I] w [I, O] + b. The weight may be stored either way round.
 struct Affine : Function<Affine> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const at::Tensor& b) {
+                            const c10::optional<at::Tensor>& b) {
     ctx->save_for_backward({x, w});
     const KnownFlops known(2 * static_cast<double>(x.numel()) * static_cast<double>(w.size(1)));
-    return multiplied(x, w, b);
+    return multiplied(x, w, b.value_or(at::Tensor()));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -99,8 +99,10 @@ bool covered(const at::Tensor& x) {
 at::Tensor covered_affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(1);
-  const at::Tensor y = Affine::apply(x.to(at::kFloat).reshape({-1, w.size(0)}), w.to(at::kFloat),
-                                     b.defined() ? b.to(at::kFloat) : b);
+  c10::optional<at::Tensor> bias;
+  if (b.defined()) bias = b.to(at::kFloat);
+  const at::Tensor y =
+      Affine::apply(x.to(at::kFloat).reshape({-1, w.size(0)}), w.to(at::kFloat), bias);
   return y.view(shape).to(x.scalar_type());
 }
 

@@ -234,9 +234,8 @@ void expect_layer(const std::function<Tensor(const std::vector<Tensor>&)>& layer
 TEST(Linear, EqualsAtenInDouble) {
   at::manual_seed(5);
   using Tensors = std::vector<Tensor>;
-  for (const at::IntArrayRef leading :
-       {at::IntArrayRef{1}, at::IntArrayRef{37}, at::IntArrayRef{3, 7}, at::IntArrayRef{2, 1, 5}}) {
-    std::vector<int64_t> shape = leading.vec();
+  using Shape = std::vector<int64_t>;
+  for (Shape shape : {Shape{1}, Shape{37}, Shape{3, 7}, Shape{2, 1, 5}}) {
     shape.push_back(33);
     const Tensor x = at::randn(shape), b = at::randn({10});
     expect_layer([](const Tensors& t) { return ops::linear(t[0], t[1], t[2]); },
