@@ -32,6 +32,7 @@ struct Affine : Function<Affine> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const c10::optional<at::Tensor>& b) {
     ctx->save_for_backward({x, w});
+    ctx->saved_data["bias"] = b.has_value();
     const KnownFlops known(2 * static_cast<double>(x.numel()) * static_cast<double>(w.size(1)));
     return multiplied(x, w, b.value_or(at::Tensor()));
   }
@@ -44,7 +45,7 @@ struct Affine : Function<Affine> {
     // As the weight is stored, so that its gradient needs no copy.
     if (ctx->needs_input_grad(1))
       dw = w.stride(0) == 1 ? multiplied(dy.t(), x).t() : multiplied(x.t(), dy);
-    if (ctx->needs_input_grad(2)) {
+    if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2)) {
       db = at::empty({dy.size(1)}, dy.options());
       kernels::column_sums(matrix_of(dy), dy.size(0), dy.size(1), db.data_ptr<float>());
     }
