@@ -97,7 +97,7 @@ class Bench {
   static optim::ParamLayout make_layout(const std::vector<int64_t>& sizes) {
     optim::ParamLayout layout;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      layout.add(std::to_string(i), sizes[i], 1, sizes[i] <= 2048);
+      layout.add(std::to_string(i), {sizes[i]}, sizes[i] <= 2048);
     }
     return layout;
   }

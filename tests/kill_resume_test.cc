@@ -30,10 +30,9 @@ int wanted_kills() {
 }
 const int kKills = wanted_kills();
 
-pid_t start_worker(const fs::path& run, bool resume) {
+pid_t start_worker(const fs::path& run) {
   std::vector<std::string> words = {DUCTILE_BINARY_DIR "/bin/ductile-worker", "--run",
                                     run.string()};
-  if (resume) words.push_back("--resume");
   std::vector<char*> argv;
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
@@ -94,14 +93,14 @@ fs::path make_run(const fs::path& root) {
 TEST(KillAndResume, RandomKillsLeaveTheFinalWeightsBitEqual) {
   const TempFolder root;
   const fs::path whole = make_run(root.path()), killed = make_run(root.path());
-  ASSERT_EQ(wait_for(start_worker(whole, false)), 0);
+  ASSERT_EQ(wait_for(start_worker(whole)), 0);
 
   // Most workers die a moment after they saved something new, so that the run moves on; every
   // fifth at any moment at all, start-up and restoring included.
   Rng rng(20260101);
   for (int kill = 0; kill < kKills; ++kill) {
     const fs::path before = newest_manifest(killed);
-    const pid_t worker = start_worker(killed, kill > 0);
+    const pid_t worker = start_worker(killed);
     double delay = rng.uniform(0, 0.06);
     if (rng.below(5) == 0) {
       delay = rng.uniform(0, 1.5);
@@ -114,7 +113,7 @@ TEST(KillAndResume, RandomKillsLeaveTheFinalWeightsBitEqual) {
     ASSERT_EQ(::kill(worker, SIGKILL), 0);
     ASSERT_TRUE(WIFSIGNALED(wait_for(worker))) << "the run was over after " << kill << " kills";
   }
-  ASSERT_EQ(wait_for(start_worker(killed, true)), 0);
+  ASSERT_EQ(wait_for(start_worker(killed)), 0);
   EXPECT_EQ(read_file(whole / "model.safetensors"), read_file(killed / "model.safetensors"));
 
   // Each step counts once in the metrics, whatever was done twice.
@@ -129,7 +128,7 @@ TEST(KillAndResume, RandomKillsLeaveTheFinalWeightsBitEqual) {
 TEST(KillAndResume, ATermSignalSavesTheStateAndEndsInOrder) {
   const TempFolder root;
   const fs::path run = make_run(root.path());
-  const pid_t worker = start_worker(run, false);
+  const pid_t worker = start_worker(run);
   while (!fs::exists(run / "metrics.jsonl") || fs::file_size(run / "metrics.jsonl") == 0) {
     sleep_for(0.02);
   }

@@ -4,9 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 // All JSON leaves and enters the process through these functions. A test refuses the library's own
 // dump() and parse() elsewhere, because dump() throws on text that is not UTF-8, and parse() builds

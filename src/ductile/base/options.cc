@@ -5,10 +5,10 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile {
 namespace {

@@ -5,10 +5,10 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/base/text.h"
 #include "ductile/base/toml.h"

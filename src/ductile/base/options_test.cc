@@ -1,10 +1,10 @@
 #include "ductile/base/options.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 
 namespace ductile {
@@ -190,7 +190,8 @@ TEST(Options, AVariableThatIsNearlyAnOptionIsAnErrorThatNamesTheRightOne) {
   EXPECT_EQ(error("DUCTILE_INNER_DEEP_POWER=4"),
             "environment DUCTILE_INNER_DEEP_POWER: names no option; did you mean "
             "DUCTILE_INNER__DEEP__POWER?");
-  EXPECT_EQ(error("DUCTILE_WORKER=4"), "no error");
+  const char* another[] = {"DUCTILE_WORKER=4", nullptr};
+  EXPECT_NO_THROW(set.read_environment(another));
   EXPECT_EQ(o.inner.count, 3);
 }
 

@@ -1,7 +1,8 @@
 #include "ductile/base/text.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
+
+#include "ductile/base/json_value.h"
 
 namespace ductile {
 namespace {

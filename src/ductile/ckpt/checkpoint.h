@@ -9,10 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/tensor.h"
 
 // Reading checkpoints. A checkpoint folder holds

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/manifest_impl.h"
 #include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"

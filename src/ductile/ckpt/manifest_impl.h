@@ -9,9 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/tensor.h"
 
 namespace ductile::ckpt {

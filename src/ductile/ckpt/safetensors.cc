@@ -9,12 +9,12 @@
 #include <unordered_set>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/disk.h"
 #include "ductile/ckpt/safetensors_impl.h"
 

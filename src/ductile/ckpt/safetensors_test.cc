@@ -79,6 +79,42 @@ TEST(Safetensors, ACheckpointIsExportedUnderOtherNames) {
   EXPECT_EQ(read_back(SafetensorsFile(path)).size(), 3U);  // the old file is untouched
 }
 
+TEST(Safetensors, ATensorIsExportedAsTheSumOfOthers) {
+  const FastFolder folder;
+  const auto tensor = [](std::vector<float> values) {
+    OwnedTensor t{DType::f32, {static_cast<int64_t>(values.size())}, {}};
+    const auto bytes = std::as_bytes(std::span(values));
+    t.bytes.assign(bytes.begin(), bytes.end());
+    return t;
+  };
+  std::vector<float> w, m, want;
+  for (int i = 0; i < 5000; ++i) {
+    w.push_back(static_cast<float>(i) / 7);
+    m.push_back(1 / (1 + static_cast<float>(i)));
+    const float displaced = -0.9F * m.back();
+    want.push_back(w.back() + displaced);
+  }
+  State state;
+  state["model/w"] = tensor(w);
+  state["model/b"] = tensor({1, 2});
+  state["optimizer/m/w"] = tensor(m);
+  CheckpointWriter writer(folder.path(), {.chunk_bytes = 4096});
+  writer.save(1, nullptr, views(state));
+  writer.wait();
+  const fs::path path = folder.path() / "model.safetensors";
+  export_safetensors(
+      Checkpoint::open(folder.path(), 1),
+      [](std::string_view name) {
+        return std::string(name.starts_with("model/") ? name.substr(6) : "");
+      },
+      path,
+      [](std::string_view name) {
+        if (name != "model/w") return std::vector<ExportTerm>();
+        return std::vector<ExportTerm>{{"model/w", 1}, {"optimizer/m/w", -0.9}};
+      });
+  EXPECT_EQ(read_back(SafetensorsFile(path)), (State{{"w", tensor(want)}, {"b", tensor({1, 2})}}));
+}
+
 // Reads the file knowing nothing of this code, and checks values that follow a rule.
 constexpr const char* kPython = R"(
 import json, struct, sys

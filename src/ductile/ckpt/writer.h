@@ -6,9 +6,8 @@
 #include <span>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/disk.h"
 #include "ductile/ckpt/tensor.h"
 

@@ -8,7 +8,6 @@
 #include <random>
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -16,6 +15,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"

@@ -1,8 +1,8 @@
 
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/export.h"
@@ -117,6 +117,22 @@ ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
   return result.ok() ? kDone : kFailed;
 }
 
+// The weights to evaluate, where the optimiser of the run names others than those it trains: for
+// each parameter the sum of these sections of the checkpoint, each times a factor.
+ckpt::ExportSum evaluated_weights(const ckpt::Checkpoint& checkpoint) {
+  const Json terms = checkpoint.state().value("evaluated", Json::object());
+  if (terms.empty()) return {};
+  return [&checkpoint, terms](std::string_view name) {
+    std::vector<ckpt::ExportTerm> sum;
+    if (!name.starts_with("model/")) return sum;
+    for (const auto& [section, factor] : terms.items()) {
+      sum.push_back({section + std::string(name.substr(name.find('/'))), factor.get<double>()});
+      if (checkpoint.find(sum.back().tensor) == nullptr) return std::vector<ckpt::ExportTerm>();
+    }
+    return sum;
+  };
+}
+
 ExitCode ckpt_export(const CkptCommand& command, Context& context) {
   const ckpt::Checkpoint checkpoint = open_checkpoint(command, context.console);
   // The trainer names a run's tensors by section; what is deployed are the moving averages where
@@ -135,7 +151,17 @@ ExitCode ckpt_export(const CkptCommand& command, Context& context) {
     fail(ErrorCode::invalid_argument, "--output {}: is a folder; name a file, for example {}",
          command.output.string(), (command.output / "model.safetensors").string());
   }
-  ckpt::export_safetensors(checkpoint, rename, command.output);
+  const ckpt::ExportSum sum = evaluated_weights(checkpoint);
+  ckpt::export_safetensors(checkpoint, rename, command.output, sum);
+  const bool statistics = std::ranges::any_of(checkpoint.tensors(), [](const ckpt::TensorInfo& t) {
+    return t.name.starts_with("model/") && t.name.ends_with("running_mean");
+  });
+  if (sum && statistics) {
+    context.console.say(
+        "warning: the optimiser of this run trains other weights than it evaluates; the running "
+        "statistics in this file are those of the trained ones. model.safetensors in the run's "
+        "folder, written when the run ends, has both as they were evaluated");
+  }
   const auto bytes = fs::file_size(command.output, error);
   if (command.json) {
     const Json all = {{"step", checkpoint.step()},

@@ -5,11 +5,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/command_line.h"
 #include "ductile/cli/worker_process.h"

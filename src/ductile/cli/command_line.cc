@@ -124,6 +124,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
       "conflict, 5 server unreachable, 130 interrupted.");
   add_train(app, parsed);
+  add_tune(app, parsed);
   add_live(app, parsed);
   add_config(app, parsed);
   add_data(app, parsed);

@@ -16,6 +16,7 @@ namespace ductile::cli {
 struct Parsed {
   std::map<const CLI::App*, std::string> example;  // what the command's help begins with
   TrainCommand train;
+  TuneCommand tune;
   ConfigCommand config;
   DoctorCommand doctor;
   DataInspectCommand data_inspect;
@@ -39,6 +40,7 @@ void add_json(CLI::App& app, bool& json);
 
 // One each of the program's commands.
 void add_train(CLI::App& app, Parsed& parsed);
+void add_tune(CLI::App& app, Parsed& parsed);
 void add_live(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);

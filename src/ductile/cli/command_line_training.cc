@@ -74,6 +74,44 @@ void add_train(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_tune(CLI::App& app, Parsed& parsed) {
+  TuneCommand& c = parsed.tune;
+  CLI::App* sub = app.add_subcommand("tune", "find good options for a job");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile tune job.toml\n"
+      "  ductile tune job.toml --space tune.toml --tune budget=60\n"
+      "  ductile tune --resume runs/job-tune\n"
+      "\n"
+      "The command runs trials of the job with different options, gives more epochs to those that\n"
+      "promise most, and finishes the best one. Trials are ordinary runs in the session's folder.\n"
+      "It leaves best.toml, the job with the best options, and report.html.\n";
+  add_job(*sub, c.job);
+  sub->add_option(
+         "--space", c.plan,
+         "tuning file: which options are tuned, and how (default: learning rate, momentum, "
+         "weight decay)")
+      ->option_text("FILE");
+  sub->add_option("--tune", c.assignments,
+                  "set an option of the tuner: --tune budget=40 (repeatable)")
+      ->option_text("KEY=VALUE")
+      ->allow_extra_args(false);
+  CLI::Option* out =
+      sub->add_option("--out", c.out, "folder of the session, which must not exist yet");
+  out->option_text("DIR");
+  sub->add_option("--resume", c.resume, "go on with this session")
+      ->option_text("DIR")
+      ->excludes(out)
+      ->excludes("job")
+      ->excludes("--set")
+      ->excludes("--space")
+      ->excludes("--tune");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return tune(parsed.tune, context); };
+  });
+}
+
 void add_config(CLI::App& app, Parsed& parsed) {
   ConfigCommand& c = parsed.config;
   CLI::App* sub = app.add_subcommand("config", "print every option with its origin");

@@ -41,6 +41,16 @@ struct TrainCommand {
 };
 ExitCode train(const TrainCommand& command, Context& context);
 
+struct TuneCommand {
+  JobRequest job;
+  std::optional<fs::path> plan;          // a tuning file; default: the usual space
+  std::vector<std::string> assignments;  // --tune budget=40
+  std::optional<fs::path> out;           // the session's folder
+  std::optional<fs::path> resume;        // an existing one
+  bool json = false;
+};
+ExitCode tune(const TuneCommand& command, Context& context);
+
 // What acts on a live job, from another terminal.
 struct LiveCommand {
   fs::path run;

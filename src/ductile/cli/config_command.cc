@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/page/terminal.h"
 

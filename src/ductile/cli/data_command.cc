@@ -1,9 +1,8 @@
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/data_format.h"

@@ -4,11 +4,11 @@
 #include <cstdlib>
 
 #include <glob.h>
-#include <nlohmann/json.hpp>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/link/membership_options.h"

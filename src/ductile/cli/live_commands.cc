@@ -3,10 +3,9 @@
 #include <iterator>
 #include <thread>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"

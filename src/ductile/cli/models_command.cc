@@ -1,6 +1,6 @@
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"

@@ -1,9 +1,8 @@
 #include <charconv>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/commands.h"
 #include "ductile/graph/builders.h"

@@ -1,6 +1,6 @@
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/history.h"
 #include "ductile/run/report.h"

@@ -3,11 +3,11 @@
 #include <optional>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/version.h"
 #include "ductile/page/numbers.h"

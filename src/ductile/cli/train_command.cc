@@ -3,13 +3,13 @@
 #include <optional>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"

@@ -7,10 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <sys/types.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 
 // Starting `ductile-worker`, the process that links torch, and living beside it.
 namespace ductile::cli {

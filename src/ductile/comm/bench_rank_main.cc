@@ -5,12 +5,12 @@
 #include <optional>
 #include <thread>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/base/machine.h"
 #include "ductile/comm/bench_ranks.h"

@@ -126,7 +126,6 @@ struct MembershipOptions {
   int64_t virtual_ranks = 1;
   int64_t min_workers = 1;  // with fewer, the job does not run; survivors wait with their state
   int64_t max_workers = 0;  // 0: one per virtual rank
-  bool sharded = false;     // whether the optimiser's state is spread over the workers, in parts
   // A worker that is silent for longer counts as unreachable.
   Time heartbeat_deadline = std::chrono::milliseconds(1500);
   // A worker that no Ack has reached for this long stops computing (WorkerProtocol has the same

@@ -55,7 +55,7 @@ std::string Membership::State::broken() {
       return fmt::format("worker {} halted: {}", member.worker, worker->report.note);
   }
   if (plan->members.empty()) return "no generation yet";
-  bool apart = options.sharded;
+  bool apart = true;
   for (const Member& member : plan->members) {
     const WorkerRecord& worker = *find(member.worker);
     apart &= worker.report.phase == WorkerPhase::done && !holds_all(worker);
@@ -64,7 +64,7 @@ std::string Membership::State::broken() {
 }
 
 std::string Membership::State::change_asked() {
-  if (phase == Phase::preempting && !options.sharded) return "preemption";
+  if (phase == Phase::preempting && !parts_are_apart()) return "preemption";
   int64_t staying = 0;
   bool leaver = false;
   for (const WorkerRecord* worker : participants()) {
@@ -190,7 +190,7 @@ void Membership::State::try_form() {
   for (WorkerRecord* worker : participants())
     (worker->reachable ? survivors : silent).push_back(worker);
   const std::vector<WorkerRecord*> joined = joiners();
-  int64_t start = options.sharded ? common_start(survivors) : first_start(survivors);
+  int64_t start = first_start(survivors);
   const bool from_state = start >= 0;
   if (!from_state) {
     // Those who cannot be reached may come back with the state, or be gone for certain.
@@ -204,9 +204,8 @@ void Membership::State::try_form() {
   if (static_cast<int64_t>(chosen.size()) < options.min_workers) return;
   for (WorkerRecord* worker : silent) lose(*worker, "could not be reached in time");
   if (!change) return;  // one failure too many
-  const bool hand_over = options.sharded && from_state;
   const std::vector<WorkerRecord*> beside =
-      hand_over ? donors(chosen, survivors, start) : std::vector<WorkerRecord*>{};
+      from_state ? donors(chosen, survivors, start) : std::vector<WorkerRecord*>{};
   form(std::move(chosen), beside, start, from_state);
 }
 
@@ -222,7 +221,9 @@ bool Membership::State::cover(const std::vector<WorkerRecord*>& workers, int64_t
 }
 
 // A step that one of them has not voted for was applied by nobody: all who have the state before it
-// go on from there, each by itself. Otherwise somebody who is gone may have applied it.
+// go on from there, each by itself. Otherwise somebody who is gone may have applied it. Where those
+// who can do so do not have all parts, the other of the two states may be whole: nobody alive has
+// applied the step.
 int64_t Membership::State::first_start(const std::vector<WorkerRecord*>& survivors) {
   int64_t reach = -1, step = -1;
   for (const WorkerRecord* worker : survivors) {
@@ -232,19 +233,8 @@ int64_t Membership::State::first_start(const std::vector<WorkerRecord*>& survivo
   const bool undecided = std::ranges::any_of(survivors, [&](const WorkerRecord* worker) {
     return worker->report.step == step && !worker->report.voted;
   });
-  return undecided ? step : reach;
-}
-
-// Where somebody has applied a step all have voted for it. Where nobody has, and those who voted do
-// not have all parts, the step is given up: what they had before it may be enough.
-int64_t Membership::State::common_start(const std::vector<WorkerRecord*>& survivors) {
-  int64_t reach = -1, step = -1;
-  for (const WorkerRecord* worker : survivors) {
-    reach = std::max(reach, worker->reach());
-    step = std::max(step, worker->report.step);
-  }
-  for (int64_t start = reach; start >= 0 && start >= step; --start)
-    if (cover(survivors, start)) return start;
+  for (const int64_t start : {undecided ? step : reach, undecided ? reach : step})
+    if (start >= 0 && cover(survivors, start)) return start;
   return -1;
 }
 
@@ -264,11 +254,10 @@ std::vector<WorkerRecord*> Membership::State::donors(const std::vector<WorkerRec
 }
 
 bool Membership::State::holds_all(const WorkerRecord& worker) {
-  return !options.sharded || covers({&worker.report.held}, worker.report.num_parts);
+  return covers({&worker.report.held}, worker.report.num_parts);
 }
 
 bool Membership::State::parts_are_apart() {
-  if (!options.sharded) return false;
   bool some = false;
   for (const WorkerRecord* worker : participants()) {
     if (!worker->reachable || worker->report.step < 0) continue;
@@ -279,8 +268,8 @@ bool Membership::State::parts_are_apart() {
 }
 
 // As many as are wanted: those that can start by themselves first, then other survivors, then
-// joiners. Who was asked to leave, or whose host refused something, stays only where nobody else
-// has the state, or too few are left.
+// joiners. Who was asked to leave, or whose host refused something, stays only where too few are
+// left; where it has parts that the others lack it hands them over (donors()).
 std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRecord*>& survivors,
                                                      const std::vector<WorkerRecord*>& joined,
                                                      int64_t start) {
@@ -292,15 +281,8 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
   std::stable_partition(leavers.begin(), leavers.end(), holds);
   ranked.insert(ranked.end(), joined.begin(), joined.end());
   if (static_cast<int64_t>(ranked.size()) > wanted) ranked.resize(static_cast<size_t>(wanted));
-  // Sharded: who leaves hands its parts over.
-  const bool state_leaves =
-      start >= 0 && !options.sharded && (ranked.empty() || !holds(ranked.front()));
-  for (WorkerRecord* worker : leavers) {
-    const bool few = static_cast<int64_t>(ranked.size()) < options.min_workers;
-    if (!few && !(state_leaves && worker == leavers.front())) continue;
-    if (static_cast<int64_t>(ranked.size()) == max_workers()) ranked.pop_back();
-    ranked.push_back(worker);
-  }
+  for (WorkerRecord* worker : leavers)
+    if (static_cast<int64_t>(ranked.size()) < options.min_workers) ranked.push_back(worker);
   const auto place = [&](const WorkerRecord* worker) {
     const Member* member = plan->find(worker->id);
     return member != nullptr ? member - plan->members.data() : std::ptrdiff_t{1} << 40;
@@ -331,10 +313,9 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
       member.source = StateSource::apply_voted;
     else if (!from_state && newest_checkpoint() < 0)
       member.source = StateSource::initial;
-    else if (!from_state && (i == 0 || options.sharded))
+    else if (!from_state && i == 0)
       member.source = StateSource::checkpoint;  // one reads, the others get it from there
-    if (from_state && options.sharded && member.source != StateSource::peer)
-      member.held = chosen[i]->parts_at(start);
+    if (from_state && member.source != StateSource::peer) member.held = chosen[i]->parts_at(start);
     if (member.source != StateSource::peer) holders.push_back(member.worker);
     next->members.push_back(std::move(member));
   }

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/testing/membership_story.h"
 
 namespace ductile::control {
@@ -392,6 +392,32 @@ TEST_F(FaultsTest, ASavedStateWithAnyNumberAlteredIsRefusedOrHarmless) {
   }
   EXPECT_GT(refused, 50);
   EXPECT_GT(taken, 50);
+}
+
+// Whoever starts the job again gives it all its tries.
+TEST_F(FaultsTest, FailuresCountAnewAfterARestartOfTheController) {
+  options_.max_failures = 2;
+  options_.num_hosts = 2;  // so that an error of the host is not the job's at once
+  job_.emplace(options_);
+  happen(StartJob{1});
+  WorkerId gone = 0;
+  const auto crash = [&] {
+    if (launched_ == gone) next_launch();
+    gone = launched_;
+    happen(WorkerExited{gone, 0, 11});
+  };
+  crash();
+  crash();
+  ASSERT_EQ(job_->phase(), Phase::starting) << job_->reason();
+  Outcome first;
+  job_.emplace(Membership::restore(options_, job_->save(), now_, first));
+  look_at(std::move(first));
+  crash();
+  crash();
+  EXPECT_EQ(job_->phase(), Phase::starting) << job_->reason();
+  crash();
+  EXPECT_EQ(job_->phase(), Phase::failed);
+  EXPECT_TRUE(job_->crashed());
 }
 
 TEST_F(FaultsTest, ASavedNumberOfWorkersThatCannotBeIsNamed) {

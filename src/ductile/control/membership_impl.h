@@ -30,7 +30,7 @@ struct WorkerRecord {
   bool can_start(int64_t step) const {
     return report.step >= 0 && (report.step == step || reach() == step);
   }
-  // Sharded: what it would begin `step` with.
+  // What it would begin `step` with.
   const Parts& parts_at(int64_t step) const {
     return report.step == step ? report.held : report.next;
   }
@@ -187,16 +187,14 @@ struct Membership::State {
   bool judge();
   std::vector<WorkerRecord*> choose(const std::vector<WorkerRecord*>& survivors,
                                     const std::vector<WorkerRecord*>& joined, int64_t start);
-  // Where the survivors can start from; -1: nowhere.
+  // Where the survivors can start from with all parts; -1: nowhere.
   int64_t first_start(const std::vector<WorkerRecord*>& survivors);
-  // Sharded: where they can with all parts.
-  int64_t common_start(const std::vector<WorkerRecord*>& survivors);
   bool cover(const std::vector<WorkerRecord*>& workers, int64_t start);
-  // Sharded: the survivors beside `chosen` without whom parts would be missing.
+  // The survivors beside `chosen` without whom parts would be missing.
   std::vector<WorkerRecord*> donors(const std::vector<WorkerRecord*>& chosen,
                                     const std::vector<WorkerRecord*>& survivors, int64_t start);
   bool holds_all(const WorkerRecord& worker);
-  // Sharded: nobody can save by itself, but those who can be reached have states.
+  // Nobody can save by itself, but those who can be reached have states.
   bool parts_are_apart();
   void form(std::vector<WorkerRecord*> chosen, const std::vector<WorkerRecord*>& donors,
             int64_t start, bool from_state);

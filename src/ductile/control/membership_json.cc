@@ -10,7 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFormat = 2, kWithoutCosts = 1;
+// The formats before: whole states were not in parts; and, before that, costs were not saved.
+constexpr int64_t kFormat = 3, kWithoutParts = 2, kWithoutCosts = 1;
 
 const Words<Phase> kPhases = {{Phase::queued, "queued"},         {Phase::starting, "starting"},
                               {Phase::running, "running"},       {Phase::resizing, "resizing"},
@@ -188,6 +189,40 @@ Command command_from_json(const json& value) {
   fail(ErrorCode::invalid_argument, "command: there is no command \"{}\"", name);
 }
 
+namespace {
+
+// A state that is not in parts is one that its worker holds all of.
+void put_in_one_part(WorkerStatus& report) {
+  if (report.step < 0 || report.num_parts > 0) return;
+  report.num_parts = 1;
+  report.held = {{0, 1}};
+  if (report.voted) report.next = report.held;
+}
+
+WorkerRecord worker_from_json(const json& entry, int64_t format, const MembershipOptions& options,
+                              Time now) {
+  const JsonFields in(entry, "saved worker");
+  WorkerRecord worker;
+  json status = in.at("report");
+  if (format == kWithoutCosts && status.is_object()) {
+    status["cost"] = run::to_json(run::Cost{});
+    status["error_code"] = ductile::to_string(ErrorCode::internal);
+  }
+  worker.report = worker_status_from_json(status);
+  if (format <= kWithoutParts) put_in_one_part(worker.report);
+  in.read("connected", worker.connected);
+  in.read("doomed", worker.doomed);
+  worker.id = worker.report.worker;
+  // Everyone is given time to report, and held for able to act until a lease from now ends.
+  worker.reachable = worker.connected;
+  worker.launched_at = worker.acked_at = worker.ready_at = worker.doomed_at = now;
+  worker.heard_at = now + options.reattach - options.heartbeat_deadline;
+  worker.told_at = now - options.resend;
+  return worker;
+}
+
+}  // namespace
+
 // Times are not saved: they begin anew with the controller that restores.
 json Membership::save() const {
   const State& s = *state_;
@@ -243,35 +278,21 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     const JsonFields in(saved, "saved controller state");
     int64_t format = 0;
     in.read("format", format);
-    if (format != kFormat && format != kWithoutCosts)
-      fail(ErrorCode::data_loss, "saved controller state: format {} is not {}", format, kFormat);
+    if (format < kWithoutCosts || format > kFormat)
+      fail(ErrorCode::data_loss, "saved controller state: format {} is none of {} to {}", format,
+           kWithoutCosts, kFormat);
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
     in.read("reason", s.reason);
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
-    if (format == kFormat) s.spent = run::cost_from_json(in.at("spent"));
+    if (format > kWithoutCosts) s.spent = run::cost_from_json(in.at("spent"));
     in.read("winding_down", s.winding_down);
     in.read("after", s.after, kPhases);
     in.read("resume_after", s.resume_after);
     in.read("next_worker", s.next_worker);
     for (const json& entry : in.array("workers")) {
-      const JsonFields from(entry, "saved worker");
-      WorkerRecord worker;
-      json status = from.at("report");
-      if (format == kWithoutCosts && status.is_object()) {
-        status["cost"] = run::to_json(run::Cost{});
-        status["error_code"] = ductile::to_string(ErrorCode::internal);
-      }
-      worker.report = worker_status_from_json(status);
-      from.read("connected", worker.connected);
-      from.read("doomed", worker.doomed);
-      worker.id = worker.report.worker;
-      // Everyone is given time to report, and held for able to act until a lease from now ends.
-      worker.reachable = worker.connected;
-      worker.launched_at = worker.acked_at = worker.ready_at = worker.doomed_at = now;
-      worker.heard_at = now + options.reattach - options.heartbeat_deadline;
-      worker.told_at = now - options.resend;
+      WorkerRecord worker = worker_from_json(entry, format, options, now);
       if (!s.workers.emplace(worker.id, std::move(worker)).second)
         fail(ErrorCode::data_loss, "saved controller state: a worker comes twice");
     }

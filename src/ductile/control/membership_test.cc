@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/testing/membership_story.h"
 
 namespace ductile::control {
@@ -474,6 +474,26 @@ TEST_F(MembershipTest, ARestartedControllerGoesOnWithTheWorkersThatReport) {
   EXPECT_EQ(job_->step(), 9);
 }
 
+// Its workers do not come back; those that do say themselves what they have.
+TEST_F(MembershipTest, ASavedStateOfTheVersionWithoutPartsIsTaken) {
+  run_with(2, 9);
+  nlohmann::json saved = job_->save();
+  saved["format"] = 2;
+  for (nlohmann::json& worker : saved["workers"]) {
+    worker["report"]["num_parts"] = 0;
+    worker["report"]["held"] = nlohmann::json::array();
+  }
+  Outcome first;
+  job_ = Membership::restore(options_, saved, now_, first);
+  say(1, WorkerPhase::running, 1, 1, 9);
+  happen(WorkerExited{2, 0, 9});
+  say(1, WorkerPhase::halted, 1, 2, 9);
+  EXPECT_EQ(job_->generation().number, 2u);
+  EXPECT_EQ(job_->generation().start, 9);
+  saved["format"] = 4;
+  EXPECT_THROW(Membership::restore(options_, saved, now_, first), Error);
+}
+
 TEST_F(MembershipTest, ASavedStateThatIsNoneIsRefused) {
   run_with(2);
   const nlohmann::json saved = job_->save();
@@ -517,7 +537,11 @@ TEST_F(MembershipTest, AWorkerWhoseHostDrainsIsReplacedWithoutLosingAStep) {
   say(2, WorkerPhase::ready);
   ASSERT_EQ(told<Halt>().size(), 1u);
   say(1, WorkerPhase::halted, 1, 2, 7);
-  ASSERT_EQ(job_->generation().members.size(), 2u);  // worker 1 feeds worker 2 first
+  ASSERT_EQ(job_->generation().members.size(), 2u);  // worker 1 hands the state over first
+  EXPECT_EQ(job_->generation().find(2)->ranks, (RankRange{0, 8}));
+  EXPECT_EQ(job_->generation().find(2)->feeder, 1u);
+  EXPECT_EQ(job_->generation().find(1)->ranks, (RankRange{8, 8}));
+  EXPECT_EQ(job_->generation().find(1)->held, (Parts{{0, 1}}));
   say(1, WorkerPhase::running, 2, 2, 7);
   say(2, WorkerPhase::running, 2, 2, 7);
   EXPECT_FALSE(told<Halt>().empty());
@@ -532,14 +556,8 @@ TEST_F(MembershipTest, AWorkerWhoseHostDrainsIsReplacedWithoutLosingAStep) {
 class ShardedTest : public MembershipTest {
  protected:
   ShardedTest() {
-    options_.sharded = true;
     options_.checkpoints = {3};
     job_.emplace(options_);
-  }
-  void hold(WorkerId worker, Parts held, Parts next = {}) {
-    reports_[worker].num_parts = 8;
-    reports_[worker].held = std::move(held);
-    reports_[worker].next = std::move(next);
   }
   void run_four() {
     happen(StartJob{4});
@@ -557,10 +575,11 @@ class ShardedTest : public MembershipTest {
   const GenerationPlan& plan() { return job_->generation(); }
 };
 
-TEST_F(ShardedTest, EveryoneReadsItsPartsOfTheCheckpoint) {
+TEST_F(ShardedTest, OneReadsTheCheckpointAndTheOthersGetTheirPartsFromIt) {
   run_four();
   EXPECT_EQ(plan().start, 3);
-  for (const Member& member : plan().members) EXPECT_EQ(member.source, StateSource::checkpoint);
+  EXPECT_EQ(plan().members[0].source, StateSource::checkpoint);
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(plan().members[i].source, StateSource::peer);
 }
 
 TEST_F(ShardedTest, OneOfTwoCopiesIsEnough) {
@@ -582,7 +601,8 @@ TEST_F(ShardedTest, WherePartsAreGoneTheJobGoesBackToTheCheckpoint) {
   pass(seconds(120));
   EXPECT_EQ(plan().number, 2u);
   EXPECT_EQ(plan().start, 3);
-  for (const Member& member : plan().members) EXPECT_EQ(member.source, StateSource::checkpoint);
+  EXPECT_EQ(plan().members[0].source, StateSource::checkpoint);
+  for (const Member& member : plan().members) EXPECT_TRUE(member.held.empty());
 }
 
 TEST_F(ShardedTest, ItWaitsForASilentWorkerThatHasTheLastCopy) {

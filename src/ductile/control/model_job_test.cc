@@ -106,8 +106,8 @@ INSTANTIATE_TEST_SUITE_P(ModelJob, BrokenMachine,
                                          Mutation::no_generation_check, Mutation::saves_are_lost,
                                          Mutation::no_lease, Mutation::promise_is_not_kept,
                                          Mutation::votes_are_forgotten,
-                                         Mutation::refusals_are_damage,
-                                         Mutation::parts_are_claimed),
+                                         Mutation::refusals_are_damage, Mutation::parts_are_claimed,
+                                         Mutation::nobody_is_met),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace

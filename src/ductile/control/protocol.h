@@ -27,8 +27,9 @@ using WorkerId = uint64_t;    // a process: the controller gives the id at launc
 using Generation = uint64_t;  // 1, 2, ...: the fencing token; 0 is none
 using Time = std::chrono::microseconds;  // a clock that never goes back; see Membership
 
-// In a sharded job the optimiser's state is divided into parts 0 .. n - 1, and a worker holds some
-// of them (in ascending ranges that do not touch each other). docs/design/008-sharded-updates.md
+// The state is divided into parts 0 .. n - 1, and a worker holds some of them (in ascending ranges
+// that do not touch each other). Unless the update is sharded, each worker holds all parts.
+// docs/design/008-sharded-updates.md
 struct PartRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -43,18 +44,18 @@ enum class StateSource {
   keep,         // it already has the state
   apply_voted,  // it is one step behind, holds the reduction of that step, and applies it
   peer,         // from the member `feeder`
-  checkpoint,   // from disk, since no worker has a state
-  initial,      // from the job file, since there is no checkpoint either
+  checkpoint,   // all parts from disk, since no worker has a state
+  initial,      // all parts from the job file, since there is no checkpoint either
 };
 
 // One member. Its rank in the communicator is its position in GenerationPlan::members.
 struct Member {
   WorkerId worker = 0;
   std::string address;  // as the worker reported it; this module does not interpret it
-  RankRange ranks;      // the virtual ranks it hosts; none if it only hands over parts (sharded)
+  RankRange ranks;      // the virtual ranks it hosts; none if it only hands over parts
   StateSource source = StateSource::keep;
-  WorkerId feeder = 0;  // with StateSource::peer
-  Parts held{};  // if sharded, with keep or apply_voted: its parts of the state before `start`
+  WorkerId feeder = 0;  // with StateSource::peer: who sends it what belongs to no part
+  Parts held{};         // with keep or apply_voted: its parts of the state before `start`
   bool operator==(const Member&) const = default;
 };
 
@@ -96,9 +97,9 @@ struct WorkerStatus {
   Generation promised = 0;         // it no longer acts in any generation below this one
   int64_t step = -1;               // it holds the state before this step; -1: it holds no state
   bool voted = false;              // it also holds the whole reduction of `step`, not yet applied
-  int64_t num_parts = 0;           // of the whole state, if sharded; 0: not known yet
-  Parts held;                      // if sharded: its parts of the state before `step`
-  Parts next;                      // if sharded and voted: its parts of the state after `step`
+  int64_t num_parts = 0;           // of the whole state; 0: not known yet
+  Parts held;                      // its parts of the state before `step`
+  Parts next;                      // if voted: its parts of the state after `step`
   std::vector<WorkerId> suspects;  // if halted: the peers that it could not reach
   SaveStatus save;
   // The step of a damaged or missing checkpoint, which no worker can restore; -1: none.
@@ -128,7 +129,7 @@ struct Halt {  // the worker promises `generation`: it does nothing more in an o
   Generation generation = 0;
   bool at_boundary = false;  // finish the present step with all members; otherwise give it up now
   std::string reason;
-  bool gather = false;  // if sharded, at_boundary: also bring all parts to the leader, to be saved
+  bool gather = false;  // with at_boundary: also bring all parts to the leader, to be saved
   bool operator==(const Halt&) const = default;
 };
 struct Enter {  // the worker is a member of this generation

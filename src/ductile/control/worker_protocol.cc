@@ -163,7 +163,6 @@ void WorkerProtocol::enter_if_free() {
   generation_ = plan_->number;
   stop_ = 0;
   agreed_ = 0;
-  fed_ = false;
   suspects_.clear();
   unreadable_ = -1;
   faulted_ = false;
@@ -171,19 +170,16 @@ void WorkerProtocol::enter_if_free() {
   report_due_ = true;
   const Member& self = *plan_->find(options_.worker);
   phase_ = WorkerPhase::restoring;
-  const bool anew = self.source == StateSource::checkpoint || self.source == StateSource::initial;
+  const bool keeps = self.source == StateSource::keep || self.source == StateSource::apply_voted;
   // What it holds decides, not what it held when the plan was made: an Apply may have ended since.
-  if (step_ == plan_->start && !options_.sharded) {
-    voted_ = false;  // a step that not all voted for is redone
-    go_on();
-  } else if (step_ == plan_->start && !anew) {
-    voted_ = false;  // a step that too few voted for, to bring its parts together, is redone
+  if (keeps && step_ == plan_->start) {
+    voted_ = false;  // a step that too few voted for is redone
     activity_ = Activity::restoring;
     commands_.push_back(Restore{plan_, self});
-  } else if (step_ + 1 == plan_->start && voted_ && !(options_.sharded && anew)) {
+  } else if (keeps && step_ + 1 == plan_->start && voted_) {
     activity_ = Activity::applying;
     commands_.push_back(Apply{generation_, step_});
-  } else if (self.source == StateSource::keep || self.source == StateSource::apply_voted) {
+  } else if (keeps) {
     halt(fmt::format("holds no state from which step {} can start", plan_->start));
   } else {
     step_ = -1;
@@ -197,15 +193,6 @@ void WorkerProtocol::enter_if_free() {
 
 // Between two steps, with the state before step_.
 void WorkerProtocol::go_on() {
-  // Who is done meets nobody any more, and for who joins there is nothing left to run.
-  if (!fed_ && !done_ && !options_.sharded) {
-    fed_ = true;
-    std::vector<WorkerId> to;
-    for (const Member& member : plan_->members)
-      if (member.source == StateSource::peer && member.feeder == options_.worker)
-        to.push_back(member.worker);
-    if (!to.empty()) commands_.push_back(Feed{plan_, std::move(to)});
-  }
   report_due_ = true;
   phase_ = done_ ? WorkerPhase::done : WorkerPhase::running;
   save_if_due();
@@ -235,7 +222,7 @@ void WorkerProtocol::save_if_due() {
 // ---- The step loop.
 
 CastVote::Gather WorkerProtocol::gather_wish() const {
-  if (!options_.sharded) return CastVote::Gather::no;
+  if (covers({&next_}, num_parts_)) return CastVote::Gather::no;  // it will have them anyway
   if (pending_save_ && step_ + 1 >= pending_save_->at_step) return CastVote::Gather::here;
   return stop_ > generation_ && stop_gathers_ ? CastVote::Gather::at_leader : CastVote::Gather::no;
 }
@@ -276,11 +263,7 @@ void WorkerProtocol::on(const AllVoted& event, Time now) {
 
 void WorkerProtocol::on(const Restored& event, Time) {
   if (event.generation != generation_) return;
-  // In place of Reduced: an evaluation that was made up for showed that no step is left to run.
-  const bool nothing_left =
-      activity_ == Activity::stepping && event.done && event.step == step_ && !voted_;
-  if (activity_ == Activity::applying ? event.step != step_ + 1
-                                      : activity_ != Activity::restoring && !nothing_left)
+  if (activity_ == Activity::applying ? event.step != step_ + 1 : activity_ != Activity::restoring)
     return;
   const bool caught_up = activity_ == Activity::applying && phase_ == WorkerPhase::restoring;
   activity_ = Activity::none;
@@ -293,7 +276,7 @@ void WorkerProtocol::on(const Restored& event, Time) {
     report_due_ = true;
     save_if_due();
     enter_if_free();
-  } else if (caught_up && options_.sharded) {
+  } else if (caught_up) {
     activity_ = Activity::restoring;
     commands_.push_back(Restore{plan_, *plan_->find(options_.worker)});
   } else {

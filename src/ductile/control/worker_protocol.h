@@ -25,8 +25,8 @@ struct Restored {  // after Restore or Apply: the state before `step` is complet
   Generation generation = 0;
   int64_t step = 0;
   bool done = false;      // whether this is the state after the last step
-  int64_t num_parts = 0;  // of the whole state, if sharded
-  Parts held{};           // the parts that this worker has, if sharded
+  int64_t num_parts = 1;  // of the whole state
+  Parts held{{0, 1}};     // the parts that this worker has
 };
 struct RestoreFailed {  // the checkpoint that Restore names is damaged or missing
   Generation generation = 0;
@@ -35,7 +35,7 @@ struct RestoreFailed {  // the checkpoint that Restore names is damaged or missi
 struct Reduced {  // the whole reduction of `step` is in this worker's memory
   Generation generation = 0;
   int64_t step = 0;
-  Parts next{};  // if sharded: the parts that it has after Apply; it has all that they need
+  Parts next{{0, 1}};  // the parts that it has after Apply; it has all that they need
 };
 struct AllVoted {  // the votes of all members for `step` have arrived
   Generation generation = 0;
@@ -92,20 +92,15 @@ WorkerEvent restore_event_of(const std::exception& error, Generation generation)
 struct SendStatus {
   WorkerStatus report;
 };
-// Get the state before plan->start, and answer with Restored. Until then there is no state, since
-// the old one is gone. If the job is sharded, every member receives this command. Members that hold
-// the parts that they need keep them. All members bring the parts to where the plan wants them, and
-// feed the members with self.source == peer.
+// Get the state before plan->start, and answer with Restored. Every member of a generation receives
+// this command before the first step, whatever it holds, and none can answer before all have
+// received it: they meet, bring the parts to where the plan wants them, and feed the members with
+// self.source == peer. A member that keeps its state has it meanwhile; that of the others is gone.
 struct Restore {
   std::shared_ptr<const GenerationPlan> plan;
   Member self;
 };
-struct Feed {  // send the state before plan->start to each of these members
-  std::shared_ptr<const GenerationPlan> plan;
-  std::vector<WorkerId> to;
-};
-// Compute the own ranks and reduce. The answer is Reduced or PeerLost, or Restored if it turns out
-// that the job is done.
+// Compute the own ranks and reduce. The answer is Reduced or PeerLost.
 struct RunStep {
   std::shared_ptr<const GenerationPlan> plan;
   int64_t step = 0;
@@ -114,7 +109,7 @@ struct CastVote {  // tell every member, and answer with AllVoted or PeerLost
   Generation generation = 0;
   int64_t step = 0;
   Generation stop = 0;  // if not 0: halt after this step, for that generation
-  // If sharded: whether all parts must be at one worker after this step, so that it can save.
+  // Whether all parts must be at one worker after this step, so that it can save.
   enum class Gather { no, at_leader, here };
   Gather gather = Gather::no;
 };
@@ -134,15 +129,14 @@ struct Exit {
   std::string reason;
 };
 
-using WorkerCommand = std::variant<SendStatus, Restore, Feed, RunStep, CastVote, Apply, Abandon,
-                                   WriteCheckpoint, Exit>;
+using WorkerCommand =
+    std::variant<SendStatus, Restore, RunStep, CastVote, Apply, Abandon, WriteCheckpoint, Exit>;
 
 struct WorkerOptions {
   WorkerId worker = 0;
   std::string address;
   Time heartbeat = std::chrono::milliseconds(200);
   Time lease = std::chrono::seconds(10);  // as MembershipOptions::lease
-  bool sharded = false;                   // as MembershipOptions::sharded
 };
 
 // One worker. One thread at a time may use it: a step loop and a control thread share it under one
@@ -194,7 +188,7 @@ class WorkerProtocol {
   void save_if_due();
   bool may_step(Generation generation, int64_t step, Activity activity) const;
   bool has_lease(Time now);
-  bool holds_all() const { return !options_.sharded || covers({&held_}, num_parts_); }
+  bool holds_all() const { return covers({&held_}, num_parts_); }
   CastVote::Gather gather_wish() const;
   void send_report(Time now);
 
@@ -216,7 +210,6 @@ class WorkerProtocol {
   Parts held_, next_;
   std::shared_ptr<const GenerationPlan> plan_;     // of generation_
   std::shared_ptr<const GenerationPlan> waiting_;  // is entered once the loop has abandoned plan_
-  bool fed_ = false;  // whether it has fed the members that plan_ tells it to feed
   std::optional<Save> pending_save_;
   SaveStatus save_;
   std::vector<WorkerId> suspects_;

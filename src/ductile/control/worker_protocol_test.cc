@@ -107,6 +107,8 @@ TEST_F(WorkerProtocolTest, AppliesTheReductionItVotedForInsteadOfDoingTheStepAga
   ASSERT_NE(said<Apply>(), nullptr);
   EXPECT_EQ(said<Apply>()->step, 0);
   tell(Restored{2, 1, false});
+  ASSERT_NE(said<Restore>(), nullptr);
+  tell(Restored{2, 1, false});
   ASSERT_NE(said<RunStep>(), nullptr);
   EXPECT_EQ(said<RunStep>()->step, 1);
 }
@@ -122,6 +124,8 @@ TEST_F(WorkerProtocolTest, AnApplyUnderWayEndsBeforeTheNextGenerationIsEntered) 
   tell(Restored{1, 1, false});
   EXPECT_EQ(machine_.generation(), 2u);
   EXPECT_EQ(said<Apply>(), nullptr);  // not a second time
+  EXPECT_NE(said<Restore>(), nullptr);
+  tell(Restored{2, 1, false});
   ASSERT_NE(said<RunStep>(), nullptr);
   EXPECT_EQ(said<RunStep>()->step, 1);
 }
@@ -134,7 +138,7 @@ TEST_F(WorkerProtocolTest, EntersOnlyWhenTheStepLoopHasLetGo) {
   EXPECT_EQ(said<RunStep>(), nullptr);
   tell(Abandoned{1});
   EXPECT_EQ(machine_.generation(), 2u);
-  ASSERT_NE(said<RunStep>(), nullptr);
+  ASSERT_NE(said<Restore>(), nullptr);
 }
 
 TEST_F(WorkerProtocolTest, AtABoundaryItFinishesTheStepWithItsPeers) {
@@ -234,28 +238,22 @@ TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
   EXPECT_EQ(report().save.state, SaveStatus::State::written);
 }
 
-TEST_F(WorkerProtocolTest, FeedsThePeersThatThePlanNamesBeforeItsFirstStep) {
-  renew_lease();
-  auto plan = std::make_shared<GenerationPlan>();
-  plan->number = 1;
-  plan->members = {{1, "", {0, 1}, StateSource::initial, 0}, {2, "", {1, 2}, StateSource::peer, 1}};
-  hear(Enter{plan, ""});
-  EXPECT_EQ(said<Feed>(), nullptr);
-  tell(Restored{1, 0, false});
-  ASSERT_NE(said<Feed>(), nullptr);
-  EXPECT_EQ(said<Feed>()->to, std::vector<WorkerId>{2});
-}
-
-// Another member that is done too never comes to the meeting in which it would feed.
-TEST_F(WorkerProtocolTest, WhoIsDoneFeedsNobody) {
-  renew_lease();
-  auto plan = std::make_shared<GenerationPlan>();
-  plan->number = 1;
-  plan->members = {{1, "", {0, 1}, StateSource::initial, 0}, {2, "", {1, 2}, StateSource::peer, 1}};
-  hear(Enter{plan, ""});
-  tell(Restored{1, 0, true});
-  EXPECT_EQ(said<Feed>(), nullptr);
+// Whoever needs something from it would wait for ever, were it not to come: also where it has all
+// that it needs, and where no step is left to run.
+TEST_F(WorkerProtocolTest, ComesToTheMeetingOfEachGenerationWithWhatItHas) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, true});
   EXPECT_EQ(machine_.phase(), WorkerPhase::done);
+  hear(Halt{2, false, "worker 2 is gone"});
+  enter(2, 1, StateSource::keep);
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_EQ(report().phase, WorkerPhase::restoring);
+  EXPECT_EQ(report().step, 1);
+  EXPECT_EQ(report().held, (Parts{{0, 1}}));
+  tell(Restored{2, 1, true});
+  EXPECT_EQ(report().phase, WorkerPhase::done);
 }
 
 TEST_F(WorkerProtocolTest, AHalfRestoredStateIsNone) {
@@ -298,7 +296,7 @@ TEST_F(WorkerProtocolTest, AFaultOfItsHostGivesTheStepUpAndKeepsTheState) {
   tell(Abandoned{1});
   enter(2, 0, StateSource::keep);
   EXPECT_FALSE(report().faulted);
-  EXPECT_NE(said<RunStep>(), nullptr);
+  EXPECT_NE(said<Restore>(), nullptr);
 }
 
 TEST_F(WorkerProtocolTest, WhoCannotEndAnApplyExitsAndWhoCanTellsItFirst) {
@@ -343,21 +341,9 @@ TEST(EventOf, TakesNoKindOfErrorForAnother) {
   EXPECT_EQ(index(event_of(std::logic_error("?"), 3)), job);
 }
 
-TEST_F(WorkerProtocolTest, AStepThatTurnsOutNotToBeThereEndsTheJob) {
-  begin();
-  tell(Restored{1, 0, true});  // in place of Reduced
-  EXPECT_EQ(machine_.phase(), WorkerPhase::done);
-  EXPECT_EQ(said<RunStep>(), nullptr);
-}
-
 class ShardedProtocolTest : public WorkerProtocolTest {
  protected:
   ShardedProtocolTest() {
-    WorkerOptions options{1, "here", milliseconds(200), seconds(10)};
-    options.sharded = true;
-    machine_ = WorkerProtocol(options);
-    tell(Beat{});
-    tell(Loaded{});
     renew_lease();
     enter(1, 0, StateSource::initial);
     tell(Restored{1, 0, false, 4, {{0, 2}}});
@@ -425,6 +411,16 @@ TEST_F(ShardedProtocolTest, AHaltForACheckpointBringsThePartsToTheLeader) {
   tell(Reduced{1, 0, {{0, 2}}});
   ASSERT_NE(said<CastVote>(), nullptr);
   EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::at_leader);
+}
+
+TEST_F(ShardedProtocolTest, WhoWillHaveAllPartsAsksForNone) {
+  hear(Save{1, 1, -1, ""});
+  tell(Reduced{1, 0, {{0, 4}}});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::no);
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false, 4, {{0, 4}}});
+  EXPECT_NE(said<WriteCheckpoint>(), nullptr);
 }
 
 }  // namespace

@@ -5,10 +5,9 @@
 #include <filesystem>
 #include <functional>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/data/image_probe.h"
 #include "ductile/data/jpeg.h"
 #include "ductile/data/png.h"

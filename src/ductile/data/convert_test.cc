@@ -3,10 +3,10 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/data/inspect.h"
 #include "ductile/data/testing/images.h"
 

@@ -7,9 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/data/jpeg.h"
 #include "ductile/data/png.h"
 

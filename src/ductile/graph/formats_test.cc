@@ -3,9 +3,9 @@
 #include <filesystem>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/downsets.h"

@@ -36,7 +36,6 @@ class CommandQueue {
  private:
   static bool is_of_a_step(const control::WorkerCommand& command) {
     return std::holds_alternative<control::Restore>(command) ||
-           std::holds_alternative<control::Feed>(command) ||
            std::holds_alternative<control::RunStep>(command) ||
            std::holds_alternative<control::CastVote>(command);
   }

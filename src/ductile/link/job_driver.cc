@@ -4,11 +4,11 @@
 #include <cmath>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <string.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/saved_state.h"

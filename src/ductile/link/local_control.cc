@@ -59,7 +59,6 @@ struct LocalControl::Impl : JobWorld {
     WorkerOptions options;
     options.worker = id = command.worker;
     options.address = kHere;
-    options.sharded = driver.membership_options().sharded;
     options.lease = driver.membership_options().lease;
     protocol.emplace(options);
     driver.log("launch", fmt::format("worker {}: {}", id, command.reason));

@@ -11,18 +11,19 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/testing/test_loop.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::link::testing {
@@ -111,6 +112,26 @@ TEST_F(LocalControlTest, RunsAJobToItsEnd) {
   EXPECT_GT(end.at("cost").at("peak_rss_bytes"), 0);
   EXPECT_TRUE(is_file(run_ / "report.html"));
   EXPECT_NE(events().find("\"generation\":1"), std::string::npos);
+}
+
+// What a leader wrote down of an earlier state counts, but for the hash of that state.
+TEST_F(LocalControlTest, TheEndDropsADigestOfAnotherStep) {
+  for (const int64_t step : {40, 60}) {
+    SCOPED_TRACE(step);
+    for (const char* name : {"checkpoints", "membership.json", "events.jsonl"})
+      fs::remove_all(run_ / name);
+    fs::create_directories(run_ / "checkpoints");
+    Loop loop{.before_step = [&](CommandSource&, int64_t at) {
+      if (at != step - 1) return;
+      run::Diary(run_ / "events.jsonl")
+          .append({{"kind", "summary"}, {"step", step}, {"updates", 7}, {"digest", "00ff"}});
+    }};
+    expect_result(train(loop));
+    const json end = events_of("end").back();
+    EXPECT_EQ(end.at("step"), 60);
+    EXPECT_EQ(end.at("updates"), 7);
+    EXPECT_EQ(end.value("digest", ""), step == 60 ? "00ff" : "");
+  }
 }
 
 // Those of workers that went on while the controller was away count.

@@ -14,7 +14,6 @@ control::Time seconds(double value) {
 control::MembershipOptions membership_options(const spec::JobOptions& job) {
   control::MembershipOptions options;
   options.virtual_ranks = options.max_workers = job.train.virtual_ranks;
-  options.sharded = job.train.shard_optimizer;
   options.heartbeat_deadline = seconds(job.elastic.peer_deadline);
   options.checkpoint_every = seconds(job.checkpoint.every_seconds);
   options.checkpoint_steps = job.checkpoint.every_steps;

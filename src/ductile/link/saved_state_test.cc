@@ -3,9 +3,9 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::link {
 namespace {

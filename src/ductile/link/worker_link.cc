@@ -5,13 +5,13 @@
 #include <span>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/net/frames.h"
 

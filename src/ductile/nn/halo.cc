@@ -52,8 +52,8 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
 }
 
 // Who holds and who needs what of one activation; travels from the forward pass to the backward.
-struct Exchange : torch::CustomClassHolder {
-  Exchange(SpatialSplit& s, const CutAxis& r, const CutAxis& c) : split(s), rows(r), cols(c) {}
+struct HaloRoute : torch::CustomClassHolder {
+  HaloRoute(SpatialSplit& s, const CutAxis& r, const CutAxis& c) : split(s), rows(r), cols(c) {}
 
   Rectangle held(int cell) const {
     return {rows.held[cell / split.cols()], cols.held[cell % split.cols()]};
@@ -115,7 +115,7 @@ void fill_outside(const at::Tensor& t, const Rectangle& all, const Rectangle& in
 
 struct Fetch : Function<Fetch> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const c10::intrusive_ptr<Exchange>& e, double fill) {
+                            const c10::intrusive_ptr<HaloRoute>& e, double fill) {
     const Rectangle held = e->held(), need = e->need();
     const Rectangle image{{0, e->rows.size}, {0, e->cols.size}};
     const at::Tensor all = at::empty({x.size(0), x.size(1), need.rows.size(), need.cols.size()},
@@ -135,7 +135,7 @@ struct Fetch : Function<Fetch> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto holder = ctx->saved_data["exchange"].toCapsule();
-    const auto& e = static_cast<const Exchange&>(*holder);
+    const auto& e = static_cast<const HaloRoute&>(*holder);
     const Rectangle held = e.held(), need = e.need();
     const at::Tensor& dy = grads[0];
     const Rectangle own = overlap(held, need);
@@ -232,7 +232,7 @@ at::Tensor fetch(SpatialSplit& split, const at::Tensor& x, const CutAxis& rows, 
       if (!within(a.need[i], a.held[i])) return false;
     return true;
   };
-  const auto e = c10::make_intrusive<Exchange>(split, rows, cols);
+  const auto e = c10::make_intrusive<HaloRoute>(split, rows, cols);
   if (!enough(rows) || !enough(cols)) return Fetch::apply(x, e, fill);
   const Rectangle held = e->held(), need = e->need();
   return held.rows == need.rows && held.cols == need.cols ? x : view(x, held, need);

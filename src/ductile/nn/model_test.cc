@@ -7,13 +7,13 @@
 #include <set>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/nn/init.h"
 #include "ductile/spec/models.h"
 

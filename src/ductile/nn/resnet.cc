@@ -22,7 +22,7 @@ struct Block {
 };
 
 // What tells the family's members apart.
-struct Plan {
+struct Variant {
   std::vector<int64_t> blocks;  // a stage
   int64_t width;                // of the first stage; each next has twice as many channels
   bool bottleneck;              // blocks end four times as wide
@@ -32,24 +32,24 @@ struct Plan {
 
 class ResNet : public LayerModel {
  public:
-  ResNet(const ModelArgs& args, const Plan& plan)
-      : LayerModel(args), large_images_(plan.large_images) {
-    const int64_t expansion = plan.bottleneck ? 4 : 1;
+  ResNet(const ModelArgs& args, const Variant& variant)
+      : LayerModel(args), large_images_(variant.large_images) {
+    const int64_t expansion = variant.bottleneck ? 4 : 1;
     const auto add = [&](const std::string& conv, const std::string& bn, int64_t in, int64_t out,
                          int64_t kernel, int64_t stride) {
       return add_conv_bn(conv, bn, in, out, kernel, stride, ConvInit::he_fan_out);
     };
-    int64_t width = args.options.width > 0 ? args.options.width : plan.width;
+    int64_t width = args.options.width > 0 ? args.options.width : variant.width;
     stem_ = large_images_ ? add("conv1", "bn1", args.info.channels, width, 7, 2)
                           : add("conv1", "bn1", args.info.channels, width, 3, 1);
     int64_t in = width;
-    for (size_t stage = 0; stage < plan.blocks.size(); ++stage, width *= 2) {
-      for (int64_t i = 0; i < plan.blocks[stage]; ++i) {
+    for (size_t stage = 0; stage < variant.blocks.size(); ++stage, width *= 2) {
+      for (int64_t i = 0; i < variant.blocks[stage]; ++i) {
         const std::string at = "layer" + std::to_string(stage + 1) + "." + std::to_string(i) + ".";
         Block block;
         block.stride = stage > 0 && i == 0 ? 2 : 1;
         block.out = width * expansion;
-        if (plan.bottleneck) {
+        if (variant.bottleneck) {
           block.convs = {add(at + "conv1", at + "bn1", in, width, 1, 1),
                          add(at + "conv2", at + "bn2", width, width, 3, block.stride),
                          add(at + "conv3", at + "bn3", width, block.out, 1, 1)};
@@ -57,7 +57,7 @@ class ResNet : public LayerModel {
           block.convs = {add(at + "conv1", at + "bn1", in, width, 3, block.stride),
                          add(at + "conv2", at + "bn2", width, width, 3, 1)};
         }
-        if (plan.learnt_shortcuts && (block.stride != 1 || in != block.out)) {
+        if (variant.learnt_shortcuts && (block.stride != 1 || in != block.out)) {
           block.downsample =
               add(at + "downsample.0", at + "downsample.1", in, block.out, 1, block.stride);
         }
@@ -96,9 +96,9 @@ class ResNet : public LayerModel {
   Linear fc_;
 };
 
-std::unique_ptr<Model> make(const ModelArgs& args, const Plan& plan) {
-  require_images(args, plan.large_images ? 32 : 4);
-  return std::make_unique<ResNet>(args, plan);
+std::unique_ptr<Model> make(const ModelArgs& args, const Variant& variant) {
+  require_images(args, variant.large_images ? 32 : 4);
+  return std::make_unique<ResNet>(args, variant);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-#include <cmath>
-
+#include "ductile/optim/adam_impl.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -14,22 +13,9 @@ class Adam final : public FlatOptimizer {
         eps_(options.adam.eps),
         decoupled_(decoupled) {}
 
-  void prepare(const StepInput&, BlockRange) override {}
-
   void apply(const StepInput& in, BlockRange blocks) override {
     const Hyper& h = in.hyper;
-    const double t = static_cast<double>(num_steps() + 1);
-    kernels::AdamScalars plain{
-        .gradient_scale = in.gradient_scale,
-        .l2 = 0,
-        .beta1 = static_cast<float>(h.beta1),
-        .one_minus_beta1 = static_cast<float>(1 - h.beta1),
-        .beta2 = static_cast<float>(h.beta2),
-        .one_minus_beta2 = static_cast<float>(1 - h.beta2),
-        .keep = 1,
-        .rate = static_cast<float>(h.lr / (1 - std::pow(h.beta1, t))),
-        .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
-        .eps = static_cast<float>(eps_)};
+    const kernels::AdamScalars plain = adam_scalars(in, h.lr, eps_, num_steps() + 1);
     kernels::AdamScalars decayed = plain;
     if (decoupled_) {
       decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);

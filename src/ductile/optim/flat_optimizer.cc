@@ -31,21 +31,12 @@ FlatOptimizer::FlatOptimizer(const ParamLayout& layout, int sums_a_piece,
 }
 
 void FlatOptimizer::hold(std::vector<BlockRange> ranges) {
-  std::erase_if(ranges, [](const BlockRange& r) { return r.begin >= r.end; });
-  std::ranges::sort(ranges, {}, &BlockRange::begin);
-  std::vector<BlockRange> merged;
-  for (const BlockRange& r : ranges) {
-    DUCTILE_CHECK(r.begin >= 0 && r.end <= num_blocks(), "blocks {} to {} of {}", r.begin, r.end,
-                  num_blocks());
-    if (merged.empty() || merged.back().end < r.begin) {
-      merged.push_back(r);
-    } else {
-      merged.back().end = std::max(merged.back().end, r.end);
-    }
-  }
-  if (merged == held_) return;
+  ranges = merged(std::move(ranges));
+  if (ranges == held_) return;
+  DUCTILE_CHECK(ranges.empty() || (ranges.front().begin >= 0 && ranges.back().end <= num_blocks()),
+                "blocks {} to {} of {}", ranges.front().begin, ranges.back().end, num_blocks());
   const std::vector<Chunk> before = std::exchange(chunks_, {});
-  for (const BlockRange& r : merged) {
+  for (const BlockRange& r : ranges) {
     Chunk chunk{first_float(r), num_floats(r), {}};
     chunk.values = AlignedArray<float>(chunk.size * static_cast<int64_t>(state_names_.size()));
     for (const Chunk& old : before) {
@@ -59,7 +50,7 @@ void FlatOptimizer::hold(std::vector<BlockRange> ranges) {
     }
     chunks_.push_back(std::move(chunk));
   }
-  held_ = std::move(merged);
+  held_ = std::move(ranges);
 }
 
 FlatOptimizer::Chunk& FlatOptimizer::chunk_of(int64_t begin, int64_t size) {
@@ -109,6 +100,15 @@ std::vector<double> FlatOptimizer::segment_sums(int which) const {
         norm_sums_[p * static_cast<size_t>(sums_a_piece_) + static_cast<size_t>(which)];
   }
   return sums;
+}
+
+double FlatOptimizer::total_sum(int which) const {
+  const auto width = static_cast<size_t>(sums_a_piece_);
+  double sum = 0;
+  for (size_t p = 0; p < pieces_.size(); ++p) {
+    sum += norm_sums_[p * width + static_cast<size_t>(which)];
+  }
+  return sum;
 }
 
 }  // namespace ductile::optim

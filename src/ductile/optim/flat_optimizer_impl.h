@@ -17,6 +17,7 @@ namespace ductile::optim {
 class FlatOptimizer : public Optimizer {
  public:
   std::span<double> norm_sums_of(BlockRange blocks) override;
+  int num_rounds() const override { return sums_a_piece_ > 0 ? 1 : 0; }
   void hold(std::vector<BlockRange> ranges) override;
   const std::vector<BlockRange>& held() const override { return held_; }
   using Optimizer::state;
@@ -56,8 +57,14 @@ class FlatOptimizer : public Optimizer {
   }
 
   // Calls update(begin, size) for each strip of the piece, then writes the half copy and average.
+  // What is averaged is the new weights, or what averaged(begin, size) points at.
   template <class Update>
   void update_strips(const StepInput& in, const Piece& piece, const Update& update) const {
+    update_strips(in, piece, update, [&](int64_t i, int64_t) { return in.weights.data() + i; });
+  }
+  template <class Update, class Averaged>
+  void update_strips(const StepInput& in, const Piece& piece, const Update& update,
+                     const Averaged& averaged) const {
     const int64_t end = piece.begin + piece.size;
     for (int64_t i = piece.begin; i < end; i += kStrip) {
       const int64_t n = std::min(kStrip, end - i);
@@ -66,14 +73,25 @@ class FlatOptimizer : public Optimizer {
         const auto convert = in.half == DType::bf16 ? kernels_.to_bf16 : kernels_.to_f16;
         convert(in.half_weights.data() + i, in.weights.data() + i, n);
       }
-      if (!in.ema.empty()) {
-        kernels_.ema(in.ema.data() + i, in.weights.data() + i, n, 1.0F - in.ema_decay);
+      if (in.ema.empty()) continue;
+      const float* const from = averaged(i, n);
+      if (in.ema_decay == 0) {
+        std::copy_n(from, n, in.ema.data() + i);  // the kernel would round
+      } else {
+        kernels_.ema(in.ema.data() + i, from, n, 1.0F - in.ema_decay);
       }
     }
   }
 
+  // The sums of a piece.
+  std::span<double> sums_of(size_t piece) {
+    const auto width = static_cast<size_t>(sums_a_piece_);
+    return std::span(norm_sums_).subspan(piece * width, width);
+  }
   // Element `which` of norm_sums() of every segment, added up in block order; one a segment.
   std::vector<double> segment_sums(int which) const;
+  // The same over all segments: a norm or dot product of the whole model.
+  double total_sum(int which) const;
   bool decays(const Piece& piece) const { return layout_.segments()[piece.segment].decay; }
 
   const kernels::Table& kernels_ = kernels::best();

@@ -2,9 +2,8 @@
 
 #include <array>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::optim {
 namespace {

@@ -3,9 +3,9 @@
 #include <set>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/optim/optimizer.h"
 #include "ductile/optim/rate_control.h"
@@ -75,7 +75,7 @@ TEST(RateControl, TheTableMakesEachOfItsRowsAndNamesThemWhereOneIsUnknown) {
 // A change of momentum, decay or betas between two steps is that of the rule with these options.
 TEST(Hyper, ComesWithEveryStep) {
   ParamLayout layout;
-  layout.add("a.weight", 1000, 2, false);
+  layout.add("a.weight", {25, 40}, false);
   const auto size = static_cast<size_t>(layout.total_size());
   for (const OptimizerEntry& entry : optimizers()) {
     spec::OptimizerOptions first{.name = std::string(entry.name)}, second = first;
@@ -94,6 +94,7 @@ TEST(Hyper, ComesWithEveryStep) {
     for (size_t i = 0; i < start->state().size(); ++i) {
       std::ranges::copy(start->state()[i].values, twin->state()[i].values.begin());
     }
+    std::ranges::copy(start->scalars(), twin->scalars().begin());
     twin->set_num_steps(1);
     in.hyper = Hyper::of(second);
     twin->step(in);
@@ -111,7 +112,7 @@ TEST(Hyper, ComesWithEveryStep) {
 
 TEST(Hyper, MomentumThatBeginsInMidRunIsRefusedWhereThereIsNoBufferForIt) {
   ParamLayout layout;
-  layout.add("a.weight", 10, 2, false);
+  layout.add("a.weight", {2, 5}, false);
   const auto size = static_cast<size_t>(layout.total_size());
   std::vector<float> weights(size), gradient(size);
   const auto sgd = make_optimizer({.name = "sgd", .momentum = 0}, layout);

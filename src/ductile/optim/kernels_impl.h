@@ -33,6 +33,41 @@ struct LambScalars {
       eps, decay;
 };
 
+// NAdamW. Moments as in Adam without l2, then
+// w = keep * w - rate * (m_part * m + g_part * g') / (sqrt(v) * root_scale + eps).
+struct NadamScalars {
+  float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, m_part, g_part,
+      root_scale, eps;
+};
+
+// AdEMAMix. Moments as in Adam without l2, and m2 = beta3 * m2 + (1 - beta3) * g'; then
+// w = keep * w - rate * (m_part * m + alpha * m2) / (sqrt(v) * root_scale + eps).
+struct AdemamixScalars {
+  float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3,
+      keep, rate, m_part, alpha, root_scale, eps;
+};
+
+// Schedule-Free AdamW. v as in Adam; z -= rate * g' / (sqrt(v) + eps) + decay * y;
+// x += c * (z - x); y = (1 - beta1) * z + beta1 * x.
+struct ScheduleFreeScalars {
+  float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, rate, decay, c, eps;
+};
+
+// Neumann. d = gradient_scale * g + l2 * w + force * (w - v);  m = mu * m - m_rate * d;
+// w += w_mu * m - w_rate * d;  v = w + gamma * (v - w).
+struct NeumannScalars {
+  float gradient_scale, l2, force, mu, m_rate, w_mu, w_rate, gamma;
+};
+
+// The diagonal of the BFGS update of a diagonal h:
+// h = |h - (h * p * p * h + eps) / php + (y * y + eps) / yp|.
+struct BfgsScalars {
+  float php, yp, eps;
+};
+
+// tile() works on this part of a product of matrices.
+inline constexpr int64_t kTileRows = 6, kTileColumns = 16;
+
 struct Table {
   void (*sgd)(float* w, const float* g, int64_t n, const MomentumScalars& s);  // no momentum
   void (*momentum)(float* w, const float* g, float* u, int64_t n, const MomentumScalars& s);
@@ -44,10 +79,29 @@ struct Table {
   void (*lamb_apply)(float* w, const float* g, float* m, float* v, int64_t n, float rate,
                      const LambScalars& s);
 
+  void (*nadam)(float* w, const float* g, float* m, float* v, int64_t n, const NadamScalars& s);
+  void (*ademamix)(float* w, const float* g, float* m, float* m2, float* v, int64_t n,
+                   const AdemamixScalars& s);
+  void (*schedule_free)(float* y, const float* g, float* z, float* x, float* v, int64_t n,
+                        const ScheduleFreeScalars& s);
+  void (*neumann)(float* w, const float* g, float* m, float* v, int64_t n, const NeumannScalars& s);
+  void (*bfgs)(float* h, const float* p, const float* y, int64_t n, const BfgsScalars& s);
+  void (*divide)(float* out, const float* x, const float* h, int64_t n,
+                 float eps);  // x / (h + eps)
+
+  // out = a * x + b * y; `out` may be x or y.
+  void (*blend)(float* out, float a, const float* x, float b, const float* y, int64_t n);
+  void (*multiply)(float* out, const float* x, const float* y, int64_t n);  // as blend()
+  void (*add_scaled)(float* out, const float* x, int64_t n, float a);       // out += a * x
+  // c += a b for a tile c, whose rows are `stride` apart: a has kTileRows values for each k, b has
+  // kTileColumns. Each element adds its products in the order of k, each rounded.
+  void (*tile)(float* c, int64_t stride, const float* a, const float* b, int64_t depth);
+
   void (*ema)(float* average, const float* w, int64_t n, float rate);  // a += rate * (w - a)
   void (*add)(float* a, const float* b, int64_t n);                    // a += b
   // Sum of squares in double: 16 interleaved sums, then a fixed tree.
   double (*sum_squares)(const float* x, int64_t n);
+  double (*dot)(const float* x, const float* y, int64_t n);  // in the same order
 
   void (*to_bf16)(uint16_t* out, const float* in, int64_t n);
   void (*from_bf16)(float* out, const uint16_t* in, int64_t n);

@@ -189,10 +189,32 @@ std::vector<float> run_all(const Table& t, uint64_t seed, int64_t n, int64_t shi
   t.ema(mp, wp, n, 0.1F);
   t.add(gp, wp, n);
   for (const auto* values : {&w, &g, &m, &v}) keep(*values);
-  const double squares = t.sum_squares(wp, n);
-  float halves[2];
-  std::memcpy(halves, &squares, sizeof halves);
-  out.insert(out.end(), halves, halves + 2);
+  const NadamScalars ns{0.3F, 0.9F, 0.1F, 0.999F, 0.001F, 0.99F, 0.02F, 1.1F, 0.2F, 1.5F, 1e-8F};
+  const AdemamixScalars xs{0.3F,  0.9F,  0.1F, 0.99F, 0.01F, 0.999F, 0.001F,
+                           0.99F, 0.02F, 1.1F, 5,     1.5F,  1e-8F};
+  const ScheduleFreeScalars fs{0.3F, 0.9F, 0.1F, 0.99F, 0.01F, 0.02F, 1e-4F, 0.3F, 1e-8F};
+  const NeumannScalars us{0.3F, 0.01F, 0.02F, 0.9F, 0.1F, 0.9F, 0.1F, 0.99F};
+  float* const rp = r.data() + shift;
+  t.nadam(wp, gp, mp, vp, n, ns);
+  t.ademamix(wp, gp, mp, rp, vp, n, xs);
+  t.schedule_free(wp, gp, mp, rp, vp, n, fs);
+  t.neumann(wp, gp, mp, rp, n, us);
+  t.bfgs(vp, wp, gp, n, {0.3F, 0.7F, 1e-8F});
+  t.divide(gp, gp, vp, n, 1e-8F);
+  t.blend(mp, 0.3F, mp, 0.7F, wp, n);
+  t.multiply(rp, rp, mp, n);
+  t.add_scaled(wp, rp, n, -0.4F);
+  for (const auto* values : {&w, &g, &m, &v, &r}) keep(*values);
+  std::vector<float> tile(static_cast<size_t>(kTileRows * (kTileColumns + 3)), 0.5F);
+  std::vector<float> left = random_floats(rng, 40 * kTileRows);
+  std::vector<float> right = random_floats(rng, 40 * kTileColumns);
+  t.tile(tile.data(), kTileColumns + 3, left.data(), right.data(), 40);
+  keep(tile);
+  for (const double sum : {t.sum_squares(wp, n), t.dot(wp, rp, n)}) {
+    float halves[2];
+    std::memcpy(halves, &sum, sizeof halves);
+    out.insert(out.end(), halves, halves + 2);
+  }
   return out;
 }
 

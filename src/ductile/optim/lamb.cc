@@ -17,7 +17,7 @@ class Lamb final : public FlatOptimizer {
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}), eps_(options.adam.eps) {}
 
-  void prepare(const StepInput& in, BlockRange blocks) override {
+  void prepare(const StepInput& in, BlockRange blocks, int) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
       if (!decays(piece)) return;  // its sums stay 0
       const kernels::LambScalars scalars = scalars_of(in, piece);

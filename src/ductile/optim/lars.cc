@@ -9,16 +9,18 @@ namespace {
 //   trust = eta * |w| / (|g| + wd * |w| + eps), 1 where |w| or |g| is 0;
 //   inside:  u = momentum * u + lr * trust * (g + wd * w);  w -= u
 //   outside: u = momentum * u + g + wd * w;                 w -= lr * trust * u
-// The others take plain momentum steps: trust 1, no weight decay.
+// With trust_clip the rate of a segment is min(lr, trust) in place of lr * trust, as in apex's
+// LARC. The others take plain momentum steps: trust 1, no weight decay.
 class Lars final : public FlatOptimizer {
  public:
   Lars(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"momentum_buffer"}),
         eta_(options.lars.trust_coefficient),
         eps_(options.lars.eps),
-        outside_(options.lars.trust_outside) {}
+        outside_(options.lars.trust_outside),
+        clip_(options.lars.trust_clip) {}
 
-  void prepare(const StepInput& in, BlockRange blocks) override {
+  void prepare(const StepInput& in, BlockRange blocks, int) override {
     for_pieces(blocks, [&](const Piece& piece, size_t index) {
       if (!decays(piece)) return;
       double* sums = &norm_sums_[2 * index];
@@ -38,7 +40,7 @@ class Lars final : public FlatOptimizer {
       const double g_norm = std::sqrt(g_squares[s]) * in.gradient_scale;
       const bool scaled = decay && w_norm != 0 && g_norm != 0;
       const double trust = scaled ? eta_ * w_norm / (g_norm + h.weight_decay * w_norm + eps_) : 1.0;
-      const float rate = static_cast<float>(h.lr * trust);
+      const auto rate = static_cast<float>(scaled && clip_ ? std::min(h.lr, trust) : h.lr * trust);
       scalars.push_back({.gradient_scale = in.gradient_scale,
                          .decay = decay ? static_cast<float>(h.weight_decay) : 0.0F,
                          .momentum = static_cast<float>(h.momentum),
@@ -56,7 +58,7 @@ class Lars final : public FlatOptimizer {
 
  private:
   double eta_, eps_;
-  bool outside_;
+  bool outside_, clip_;
 };
 
 }  // namespace

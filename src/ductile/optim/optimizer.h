@@ -22,6 +22,10 @@ struct StepInput {
   std::span<const float> gradient;  // summed gradient; gaps are never read
   Hyper hyper;
   double loss = 0;  // of the step's batch before the update; for rules that look at it
+  // Where the run is before the step, for rules that change as it goes: passes over the training
+  // data done (may be a fraction), and the share of the run done, from 0 to 1.
+  double epoch = 0;
+  double progress = 0;
   // Multiplies the gradient first: 1 / (virtual ranks * loss scale) and the clipping factor.
   float gradient_scale = 1;
   // If not empty, the new weights are also written here, rounded to nearest even, in the type
@@ -47,11 +51,11 @@ struct EvaluationInput {
 // a fixed order over a fixed grid of blocks. Work is spread over the calling thread's OpenMP team
 // (libtorch's own pool). One optimiser is used by one thread at a time.
 //
-// step() calls prepare() and apply() for all blocks, then finish(). A worker that owns only a part
-// of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls these three
-// itself, for the blocks that it holds, and exchanges norm_sums() with its peers between the first
-// two. The result has the same bits as that of step(). Before apply() only norm_sums() has changed,
-// so the step can still be given up.
+// step() calls prepare() for all blocks in each round, then apply(), then finish(). A worker that
+// owns only a part of the update (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) calls
+// these itself, for the blocks that it holds, and exchanges norm_sums() with its peers after each
+// round. The result has the same bits as that of step(). Before apply() only norm_sums() has
+// changed, so the step can still be given up.
 class Optimizer {
  public:
   struct StateBuffer {
@@ -64,7 +68,20 @@ class Optimizer {
     int64_t end = 0;
     bool operator==(const BlockRange&) const = default;
   };
-  static constexpr int64_t kBlock = 16384;
+  static constexpr int64_t kBlock = kBlockFloats;
+  // The same blocks as ranges that are ascending, not empty, and do not touch each other.
+  static std::vector<BlockRange> merged(std::vector<BlockRange> ranges);
+  // A number that a rule keeps from step to step; saved and restored like its buffers.
+  struct Scalar {
+    std::string name;
+    double value = 0;
+  };
+  // A part of the weights to evaluate: `factor` times the state of this name. An empty name means
+  // the trained weights.
+  struct Term {
+    std::string state;
+    double factor = 1;
+  };
 
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
@@ -73,19 +90,27 @@ class Optimizer {
   // One update of all parameters. Throws invalid_argument when a span has the wrong length.
   void step(const StepInput& in);
 
-  // The first pass, for rules that need one: computes sums of squares for layer-wise scaling.
-  virtual void prepare(const StepInput& in, BlockRange blocks) = 0;
+  // The passes before the update, for rules that need norms or dot products of whole tensors or of
+  // all weights: each computes sums over the blocks. A round may use the sums of the one before.
+  virtual int num_rounds() const { return 0; }
+  virtual void prepare(const StepInput&, BlockRange, int /*round*/) {}
   // The sums that prepare() leaves: a fixed number per block, in block order. norm_sums_of() is the
-  // part that belongs to a range of blocks. Both are empty for rules without layer-wise scaling.
+  // part that belongs to a range of blocks. Both are empty for rules without rounds.
   std::span<double> norm_sums() { return norm_sums_; }
   virtual std::span<double> norm_sums_of(BlockRange blocks) = 0;
-  // The second pass: the update itself, which uses the sums of all blocks. `blocks` must be held.
+  // The last pass: the update itself, which uses the sums of all blocks. `blocks` must be held.
   virtual void apply(const StepInput& in, BlockRange blocks) = 0;
-  void finish() { ++num_steps_; }
+  // Ends the step, with the same `in`.
+  void finish(const StepInput& in);
 
   int64_t num_blocks() const;
   int64_t num_steps() const { return num_steps_; }  // steps done; bias corrections depend on it
   void set_num_steps(int64_t n);                    // when a checkpoint is restored; n >= 0
+  std::span<Scalar> scalars() { return scalars_; }  // restore by writing
+
+  // Whether the blocks before `block` and those from it on may belong to different workers. Rules
+  // that update whole matrices say no inside of one.
+  virtual bool may_cut(int64_t /*block*/) const { return true; }
 
   // From now on the optimiser keeps state for these blocks only, and prepare() and apply() may be
   // called for these only. State that was held before stays; new state is zero. In the beginning
@@ -102,21 +127,29 @@ class Optimizer {
   virtual std::vector<std::string> state_names() const = 0;
   virtual size_t state_bytes() const = 0;  // of memory that the state takes
 
-  // Whether weights other than the trained ones are to be evaluated and deployed: an average of
-  // them, or the weights without a displacement that the rule adds. By default these are the moving
-  // average, if one is kept.
-  virtual bool evaluates_other_weights(const EvaluationInput& in) const {
-    return !in.average.empty();
-  }
+  // The weights that the rule means: a sum of these terms. Rules that train displaced weights, or
+  // between an iterate and its average, have others than the trained ones.
+  virtual std::vector<Term> evaluated() const { return {Term{}}; }
+  // Whether weights other than the trained ones are to be evaluated and deployed. These are the
+  // moving average, if one is kept (it averages the weights that the rule means), or else those
+  // that the rule means.
+  bool evaluates_other_weights(const EvaluationInput& in) const;
   // Writes these weights into `out`, a buffer of the layout, for `blocks`, which must be held.
-  virtual void evaluation_weights(const EvaluationInput& in, BlockRange blocks,
-                                  std::span<float> out) const;
+  void evaluation_weights(const EvaluationInput& in, BlockRange blocks, std::span<float> out);
 
  protected:
   explicit Optimizer(const ParamLayout& layout) : layout_(layout) {}
 
+  // What finish() does for scalars; num_steps() is still that before the step.
+  virtual void end_step(const StepInput&) {}
+  // A sum of the terms for n floats: `weights` and a buffer per term of `states`, which is ignored
+  // for the trained weights.
+  static void combine(std::span<const Term> terms, const float* weights,
+                      std::span<const float* const> states, int64_t n, float* out);
+
   ParamLayout layout_;
   std::vector<double> norm_sums_;
+  std::vector<Scalar> scalars_;
 
  private:
   int64_t num_steps_ = 0;

@@ -8,241 +8,206 @@
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/rng.h"
 #include "ductile/optim/elementwise.h"
+#include "ductile/optim/testing/optimizer_twin.h"
 
 namespace ductile::optim {
 namespace {
 
 const std::vector<std::string> kRules = optimizers().names();
 
-ParamLayout example_layout() {
-  ParamLayout layout;
-  layout.add("a.weight", 35'000, 4, false);
-  layout.add("a.bias", 5, 1, false);
-  layout.add("norm.weight", 17, 1, true);
-  layout.add("none.weight", 0, 2, false);
-  layout.add("zero.weight", 40, 2, false);  // stays 0 under LARS's and LAMB's zero-norm rule
-  layout.add("b.weight", 3'000, 2, false);
-  return layout;
-}
+using testing::Twin;
 
 spec::OptimizerOptions options_of(const std::string& name) {
   spec::OptimizerOptions o{.name = name, .weight_decay = 0.01};
   if (name == "lars") o.lars.trust_coefficient = 0.1;
+  // The epochs of moved(): SGD, a reset, iterates, two more resets.
+  o.neumann.warmup_epochs = 0.5;
+  o.neumann.reset_epochs = 1.5;
   return o;
 }
 
-// Weights, gradient and the optional outputs of one model, filled from a seed.
-struct Buffers {
-  explicit Buffers(const ParamLayout& layout, uint64_t seed = 1)
-      : layout(layout),
-        weights(static_cast<size_t>(layout.total_size())),
-        gradient(weights.size()),
-        half(weights.size()),
-        ema(weights.size()) {
-    Rng rng(seed);
-    for (const Segment& s : layout.segments()) {
-      if (s.name == "zero.weight") continue;
-      for (int64_t i = 0; i < s.size; ++i) at(weights, s, i) = 0.2F * rng.normal();
-    }
-    ema = weights;
-  }
+ParamLayout example_layout(const spec::OptimizerOptions& o = {}) {
+  ParamLayout layout(o);
+  layout.add("a.weight", {50, 28, 5, 5}, false);
+  layout.add("a.bias", {5}, false);
+  layout.add("norm.weight", {17}, true);
+  layout.add("none.weight", {0, 2}, false);
+  layout.add("zero.weight", {5, 8}, false);  // stays 0 under LARS's and LAMB's zero-norm rule
+  layout.add("embed.weight", {9, 4}, false);
+  layout.add("b.weight", {75, 40}, false);
+  layout.add("scalar", {}, false);
+  return layout;
+}
 
-  static float& at(std::vector<float>& v, const Segment& s, int64_t i) {
-    return v[static_cast<size_t>(s.offset + i)];
-  }
+ParamLayout large_layout(const spec::OptimizerOptions& o = {}) {
+  ParamLayout layout(o);
+  layout.add("a.weight", {61, 1657}, false);
+  layout.add("a.bias", {5}, false);
+  layout.add("norm.weight", {17}, true);
+  layout.add("zero.weight", {5, 8}, false);
+  layout.add("embed.weight", {7, 2000}, false);
+  layout.add("b.weight", {73, 1001}, false);
+  return layout;
+}
 
-  void draw_gradient(uint64_t step) {
-    Rng rng(99, step);
-    for (const Segment& s : layout.segments()) {
-      for (int64_t i = 0; i < s.size; ++i) at(gradient, s, i) = 0.3F * (rng.uniform() - 0.5F);
-    }
+struct Buffers : testing::Buffers {
+  Buffers(const spec::OptimizerOptions& o, ParamLayout (*make)(const spec::OptimizerOptions&),
+          uint64_t seed = 1)
+      : testing::Buffers(make(o), seed) {
+    hyper = Hyper::of(o);
   }
-
-  StepInput input(double lr) {
-    hyper.lr = lr;
-    return {.weights = weights, .gradient = gradient, .hyper = hyper, .gradient_scale = 0.5F};
-  }
-  StepInput full_input(double lr, DType type = DType::bf16) {
-    StepInput in = input(lr);
-    in.half_weights = half;
-    in.half = type;
-    in.ema = ema;
-    in.ema_decay = 0.75F;
-    return in;
-  }
-
-  ParamLayout layout;
-  std::vector<float> weights, gradient;
-  std::vector<uint16_t> half;
-  std::vector<float> ema;
-  Hyper hyper = Hyper::of(options_of("sgd"));  // of all rules that options_of() gives
+  explicit Buffers(const spec::OptimizerOptions& o) : Buffers(o, example_layout) {}
 };
+
+// As in step number `step` of a run of 100 in 10 epochs, whose loss goes up and down.
+StepInput moved(StepInput in, uint64_t step) {
+  const auto at = static_cast<double>(step);
+  in.epoch = at / 10;
+  in.progress = at / 100;
+  in.loss = 2 + std::sin(at);
+  return in;
+}
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-// The rules as their papers state them: one tensor at a time, all in double.
-class Twin {
- public:
-  Twin(const spec::OptimizerOptions& o, const Buffers& b)
-      : o_(o),
-        layout_(b.layout),
-        w(b.weights.begin(), b.weights.end()),
-        m_(w.size()),
-        v_(w.size()) {}
-
-  void step(const std::vector<float>& gradient, double gradient_scale, double lr) {
-    beta1_power_ *= o_.adam.beta1;
-    beta2_power_ *= o_.adam.beta2;
-    for (const Segment& s : layout_.segments()) {
-      const size_t begin = static_cast<size_t>(s.offset);
-      const size_t size = static_cast<size_t>(s.size);
-      std::vector<double> g(size);
-      for (size_t i = 0; i < size; ++i) g[i] = gradient[begin + i] * gradient_scale;
-      const double wd = s.decay ? o_.weight_decay : 0;
-      std::span<double> w_s = std::span(w).subspan(begin, size);
-      std::span<double> m = std::span(m_).subspan(begin, size);
-      std::span<double> v = std::span(v_).subspan(begin, size);
-      if (o_.name == "sgd") sgd(w_s, g, m, wd, lr);
-      if (o_.name == "adam" || o_.name == "adamw") adam(w_s, g, m, v, wd, lr);
-      if (o_.name == "lars") lars(w_s, g, m, wd, lr, s.decay);
-      if (o_.name == "lamb") lamb(w_s, g, m, v, wd, lr, s.decay);
-    }
+// State and scalars of `from` become those of `to`.
+void copy_state(Optimizer& from, Optimizer& to) {
+  const auto saved = from.state(), target = to.state();
+  ASSERT_EQ(saved.size(), target.size());
+  for (size_t i = 0; i < saved.size(); ++i) {
+    EXPECT_EQ(saved[i].name, target[i].name);
+    std::ranges::copy(saved[i].values, target[i].values.begin());
   }
-
- private:
-  static double norm(std::span<const double> x) {
-    double squares = 0;
-    for (double e : x) squares += e * e;
-    return std::sqrt(squares);
-  }
-
-  void sgd(std::span<double> w, const std::vector<double>& g, std::span<double> u, double wd,
-           double lr) const {
-    for (size_t i = 0; i < w.size(); ++i) {
-      const double d = g[i] + wd * w[i];
-      u[i] = o_.momentum * u[i] + d;
-      w[i] -= lr * (o_.sgd.nesterov ? d + o_.momentum * u[i] : u[i]);
-    }
-  }
-
-  void adam(std::span<double> w, const std::vector<double>& g, std::span<double> m,
-            std::span<double> v, double wd, double lr) const {
-    for (size_t i = 0; i < w.size(); ++i) {
-      const bool decoupled = o_.name == "adamw";
-      const double d = g[i] + (decoupled ? 0 : wd * w[i]);
-      if (decoupled) w[i] -= lr * wd * w[i];
-      w[i] -= lr * direction(m[i], v[i], d);
-    }
-  }
-
-  double direction(double& m, double& v, double d) const {
-    m = o_.adam.beta1 * m + (1 - o_.adam.beta1) * d;
-    v = o_.adam.beta2 * v + (1 - o_.adam.beta2) * d * d;
-    const double m_hat = m / (1 - beta1_power_);
-    const double v_hat = v / (1 - beta2_power_);
-    return m_hat / (std::sqrt(v_hat) + o_.adam.eps);
-  }
-
-  void lars(std::span<double> w, const std::vector<double>& g, std::span<double> u, double wd,
-            double lr, bool scaled) const {
-    const double w_norm = norm(w), g_norm = norm(g);
-    double trust = 1;
-    if (scaled && w_norm > 0 && g_norm > 0) {
-      trust = o_.lars.trust_coefficient * w_norm / (g_norm + wd * w_norm + o_.lars.eps);
-    }
-    for (size_t i = 0; i < w.size(); ++i) {
-      const double d = g[i] + wd * w[i];
-      u[i] = o_.momentum * u[i] + (o_.lars.trust_outside ? d : lr * trust * d);
-      w[i] -= o_.lars.trust_outside ? lr * trust * u[i] : u[i];
-    }
-  }
-
-  void lamb(std::span<double> w, const std::vector<double>& g, std::span<double> m,
-            std::span<double> v, double wd, double lr, bool scaled) const {
-    std::vector<double> r(w.size());
-    for (size_t i = 0; i < w.size(); ++i) r[i] = direction(m[i], v[i], g[i]) + wd * w[i];
-    const double w_norm = norm(w), r_norm = norm(r);
-    const double ratio = scaled && w_norm > 0 && r_norm > 0 ? w_norm / r_norm : 1;
-    for (size_t i = 0; i < w.size(); ++i) w[i] -= lr * ratio * r[i];
-  }
-
-  spec::OptimizerOptions o_;
-  ParamLayout layout_;
-  double beta1_power_ = 1, beta2_power_ = 1;  // beta ^ steps done
-
- public:
-  std::vector<double> w;
-
- private:
-  std::vector<double> m_, v_;
-};
+  std::ranges::copy(from.scalars(), to.scalars().begin());
+  to.set_num_steps(from.num_steps());
+}
 
 double rate_of(const std::string& name) { return name.starts_with("a") ? 0.01 : 0.05; }
 
-void expect_follows_twin(const spec::OptimizerOptions& o) {
-  Buffers b(example_layout());
-  b.hyper = Hyper::of(o);
+// fp32 against double: each tensor within `bound` of its norm. Muon divides small singular values
+// out, so rounding counts for more there.
+void expect_follows_twin(const spec::OptimizerOptions& o, double bound = 1e-6) {
+  Buffers b(o);
   Twin twin(o, b);
   const auto optimizer = make_optimizer(o, b.layout);
-  for (uint64_t step = 0; step < 100; ++step) {
+  const uint64_t steps = o.name == "muon" ? 25 : 100;  // its twin is slow
+  for (uint64_t step = 0; step < steps; ++step) {
     b.draw_gradient(step);
-    const double lr = rate_of(o.name) * (1 - static_cast<double>(step) / 200);
-    optimizer->step(b.input(lr));
-    twin.step(b.gradient, 0.5, lr);
+    const StepInput in =
+        moved(b.input(rate_of(o.name) * (1 - static_cast<double>(step) / 200)), step);
+    optimizer->step(in);
+    twin.step(in);
   }
-  EXPECT_EQ(optimizer->num_steps(), 100);
+  EXPECT_EQ(optimizer->num_steps(), static_cast<int64_t>(steps));
+  std::vector<float> meant(b.weights.size());
+  optimizer->evaluation_weights({b.weights}, {0, optimizer->num_blocks()}, meant);
+  const testing::Vector twin_meant = twin.meant();
   for (const Segment& s : b.layout.segments()) {
-    double squares = 0, error = 0;
+    double squares = 0, error = 0, meant_error = 0;
     for (int64_t i = 0; i < s.size; ++i) {
       const size_t at = static_cast<size_t>(s.offset + i);
       squares += twin.w[at] * twin.w[at];
       error += std::pow(twin.w[at] - b.weights[at], 2);
+      meant_error += std::pow(twin_meant[at] - meant[at], 2);
     }
-    EXPECT_LE(std::sqrt(error), 1e-6 * std::sqrt(squares)) << o.name << " " << s.name;
+    EXPECT_LE(std::sqrt(error), bound * std::sqrt(squares)) << o.name << " " << s.name;
+    EXPECT_LE(std::sqrt(meant_error), bound * std::sqrt(squares)) << o.name << " " << s.name;
   }
 }
 
+double bound_of(const std::string& name) {
+  if (name == "ademamix") return 5e-6;  // its steps are up to 1 + alpha times as long
+  return name == "muon" ? 1e-4 : 1e-6;
+}
+
 TEST(Optimizer, EveryRuleFollowsItsDoublePrecisionTwin) {
-  for (const std::string& name : kRules) expect_follows_twin(options_of(name));
-  spec::OptimizerOptions o = options_of("sgd");
-  o.sgd.nesterov = true;
-  expect_follows_twin(o);
-  o.sgd.nesterov = false;
-  o.momentum = 0;
-  expect_follows_twin(o);
-  o = options_of("lars");
-  o.lars.trust_outside = true;
-  expect_follows_twin(o);
-  for (std::string name : kRules) {
-    o = options_of(name);
+  for (const std::string& name : kRules) {
+    if (name == "nlcg") continue;  // below
+    expect_follows_twin(options_of(name), bound_of(name));
+    spec::OptimizerOptions o = options_of(name);
     o.no_decay = {};
     o.weight_decay = 0;
-    expect_follows_twin(o);
+    expect_follows_twin(o, bound_of(name));
+  }
+}
+
+TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
+  const auto form = [](const char* name, const auto& change) {
+    spec::OptimizerOptions o = options_of(name);
+    change(o);
+    expect_follows_twin(o, bound_of(name));
+  };
+  form("sgd", [](auto& o) { o.sgd.nesterov = true; });
+  form("sgd", [](auto& o) { o.momentum = 0; });
+  form("lars", [](auto& o) { o.lars.trust_outside = true; });
+  form("lars", [](auto& o) { o.lars.trust_clip = true; });
+  form("lars", [](auto& o) { o.lars.trust_clip = o.lars.trust_outside = true; });
+  form("nadamw", [](auto& o) { o.nadamw.momentum_decay = 0.004; });
+  form("ademamix", [](auto& o) { o.ademamix.warmup = 0; });
+  form("ademamix", [](auto& o) { o.ademamix.warmup = 0.3; });
+  form("schedule_free", [](auto& o) { o.adam.beta1 = 0; });
+  form("muon", [](auto& o) { o.muon.nesterov = false; });
+  form("muon", [](auto& o) { o.muon.adjust_lr = "rms"; });
+  form("muon", [](auto& o) { o.muon.adjust_lr = "none", o.muon.adamw_lr = 0.1; });
+  form("muon", [](auto& o) { o.muon.renormalize_every = 3; });
+  form("muon", [](auto& o) { o.muon.steps = 3, o.muon.coefficients = {3.4576, -4.7391, 2.0843}; });
+  form("neumann", [](auto& o) { o.neumann.variables = "scalars"; });
+  form("neumann", [](auto& o) { o.neumann.mu_unit = "epochs"; });
+  form("neumann", [](auto& o) { o.neumann.alpha = 0.01, o.neumann.beta = 1e-3; });
+  form("neumann", [](auto& o) { o.neumann.warmup_epochs = 0, o.neumann.reset_epochs = 0; });
+  for (const char* update : {"fletcher_reeves", "polak_ribiere"}) {
+    for (const char* search : {"step", "online", "none"}) {
+      form("nlcg", [&](auto& o) {
+        o.nlcg.preconditioner = "none";
+        o.nlcg.update = update;
+        o.nlcg.line_search = search;
+      });
+    }
   }
 }
 
 TEST(Optimizer, LarsWithoutAGradientStillDecaysPlainly) {
-  Buffers b(example_layout());
+  Buffers b(options_of("lars"));
   Twin twin(options_of("lars"), b);
   const auto optimizer = make_optimizer(options_of("lars"), b.layout);
   optimizer->step(b.input(0.1));
-  twin.step(b.gradient, 0.5, 0.1);
+  twin.step(b.input(0.1));
   for (size_t i = 0; i < b.weights.size(); ++i) ASSERT_NEAR(b.weights[i], twin.w[i], 1e-7);
+}
+
+// A learning rate of 0 moves no weight, and no gradient none but by decay and momentum.
+TEST(Optimizer, ARateOfZeroAndAGradientOfZeroMoveNothing) {
+  for (const std::string& name : kRules) {
+    spec::OptimizerOptions o = options_of(name);
+    o.weight_decay = 0;
+    for (const bool still : {false, true}) {
+      Buffers b(o);
+      const auto optimizer = make_optimizer(o, b.layout);
+      const std::vector<float> before = b.weights;
+      for (uint64_t step = 0; step < 30; ++step) {
+        if (!still) b.draw_gradient(step);
+        optimizer->step(moved(b.input(still ? 0.1 : 0), step));
+      }
+      // The Neumann regulariser and the interpolation of schedule_free may round.
+      for (size_t i = 0; i < before.size(); ++i) {
+        ASSERT_NEAR(b.weights[i], before[i], 1e-6 * std::fabs(before[i])) << name << still;
+      }
+    }
+  }
 }
 
 // Everything a run leaves behind: weights, half copy, average and state.
 std::vector<float> trained(const std::string& name, int threads, DType half = DType::bf16) {
   const int before = omp_get_max_threads();
   omp_set_num_threads(threads);
-  Buffers b(example_layout());
+  Buffers b(options_of(name));
   const auto optimizer = make_optimizer(options_of(name), b.layout);
-  for (uint64_t step = 0; step < 5; ++step) {
+  for (uint64_t step = 0; step < 9; ++step) {
     b.draw_gradient(step);
-    optimizer->step(b.full_input(rate_of(name), half));
+    optimizer->step(moved(b.full_input(rate_of(name), half), step));
   }
   omp_set_num_threads(before);
   std::vector<float> out = b.weights;
@@ -264,17 +229,19 @@ TEST(Optimizer, AnyThreadCountGivesTheSameBits) {
 TEST(Optimizer, HalfWeightsAndAverageAreThoseOfSeparatePasses) {
   for (const std::string& name : kRules) {
     for (DType type : {DType::bf16, DType::f16}) {
-      Buffers fused(example_layout()), plain(example_layout());
+      Buffers fused(options_of(name)), plain(options_of(name));
       const auto a = make_optimizer(options_of(name), fused.layout);
       const auto b = make_optimizer(options_of(name), plain.layout);
-      for (uint64_t step = 0; step < 3; ++step) {
+      for (uint64_t step = 0; step < 9; ++step) {
         fused.draw_gradient(step);
         plain.draw_gradient(step);
-        a->step(fused.full_input(0.01, type));
-        b->step(plain.input(0.01));
+        a->step(moved(fused.full_input(0.01, type), step));
+        b->step(moved(plain.input(0.01), step));
         (type == DType::bf16 ? to_bf16 : to_f16)(plain.half, plain.weights);
+        std::vector<float> meant(plain.weights.size());
+        b->evaluation_weights({plain.weights}, {0, b->num_blocks()}, meant);
         for (size_t i = 0; i < plain.ema.size(); ++i) {
-          plain.ema[i] += 0.25F * (plain.weights[i] - plain.ema[i]);
+          plain.ema[i] += 0.25F * (meant[i] - plain.ema[i]);
         }
       }
       EXPECT_TRUE(same_bits(fused.weights, plain.weights)) << name;
@@ -288,8 +255,7 @@ TEST(Optimizer, GapsStayZeroEvenWithoutEps) {
   for (const std::string& name : kRules) {
     spec::OptimizerOptions o = options_of(name);
     o.adam.eps = o.lars.eps = 0;
-    Buffers b(example_layout());
-    b.hyper = Hyper::of(o);
+    Buffers b(o);
     const auto optimizer = make_optimizer(o, b.layout);
     std::vector<bool> used(b.weights.size());
     for (const Segment& s : b.layout.segments()) {
@@ -309,20 +275,12 @@ TEST(Optimizer, GapsStayZeroEvenWithoutEps) {
   }
 }
 
-ParamLayout large_layout() {
-  ParamLayout layout;
-  layout.add("a.weight", 100'003, 4, false);
-  layout.add("a.bias", 5, 1, false);
-  layout.add("norm.weight", 17, 1, true);
-  layout.add("zero.weight", 40, 2, false);
-  layout.add("b.weight", 73'001, 2, false);
-  return layout;
-}
-
-std::vector<Optimizer::BlockRange> random_spread(int64_t num_blocks, int64_t num_workers) {
+std::vector<Optimizer::BlockRange> random_spread(const Optimizer& optimizer, int64_t num_workers) {
+  const int64_t num_blocks = optimizer.num_blocks();
   std::vector<int64_t> cut{0, num_blocks};
   while (static_cast<int64_t>(cut.size()) <= num_workers) {
     cut.push_back(*rc::gen::inRange<int64_t>(0, num_blocks + 1));
+    while (!optimizer.may_cut(cut.back())) --cut.back();
   }
   std::sort(cut.begin(), cut.end());
   std::vector<Optimizer::BlockRange> ranges;
@@ -335,12 +293,11 @@ std::vector<Optimizer::BlockRange> random_spread(int64_t num_blocks, int64_t num
 RC_GTEST_PROP(Optimizer, ShardedUpdateHasTheBitsOfTheWhole, (uint64_t seed)) {
   const std::string name = *rc::gen::elementOf(kRules);
   const int64_t num_workers = *rc::gen::inRange(1, 9);
-  Buffers whole(large_layout(), seed);
-  Buffers shared(large_layout(), seed);  // each worker writes its own range only
+  Buffers whole(options_of(name), large_layout, seed);
+  Buffers shared(options_of(name), large_layout, seed);  // each worker writes its own range only
   const auto expected = make_optimizer(options_of(name), whole.layout);
-  const int64_t num_blocks = expected->num_blocks();
   std::vector<std::unique_ptr<Optimizer>> workers;
-  auto ranges = random_spread(num_blocks, num_workers);
+  auto ranges = random_spread(*expected, num_workers);
   for (const auto& range : ranges) {
     workers.push_back(make_optimizer(options_of(name), shared.layout));
     workers.back()->hold({range});
@@ -348,27 +305,30 @@ RC_GTEST_PROP(Optimizer, ShardedUpdateHasTheBitsOfTheWhole, (uint64_t seed)) {
   for (uint64_t step = 0; step < 4; ++step) {
     whole.draw_gradient(step);
     shared.draw_gradient(step);
-    expected->step(whole.full_input(0.02));
-    const StepInput in = shared.full_input(0.02);
+    const uint64_t at = step * 5;
+    expected->step(moved(whole.full_input(0.02), at));
+    const StepInput in = moved(shared.full_input(0.02), at);
     const std::vector<float> before = shared.weights;
-    for (size_t i = 0; i < workers.size(); ++i) workers[i]->prepare(in, ranges[i]);
-    RC_ASSERT(shared.weights == before);
-    for (size_t from = 0; from < workers.size(); ++from) {
-      const auto sums = workers[from]->norm_sums_of(ranges[from]);
-      for (auto& to : workers) {
-        const auto target = to->norm_sums_of(ranges[from]);
-        std::copy(sums.begin(), sums.end(), target.begin());
+    for (int round = 0; round < expected->num_rounds(); ++round) {
+      for (size_t i = 0; i < workers.size(); ++i) workers[i]->prepare(in, ranges[i], round);
+      for (size_t from = 0; from < workers.size(); ++from) {
+        const auto sums = workers[from]->norm_sums_of(ranges[from]);
+        for (auto& to : workers) {
+          const auto target = to->norm_sums_of(ranges[from]);
+          std::copy(sums.begin(), sums.end(), target.begin());
+        }
       }
     }
+    RC_ASSERT(shared.weights == before);
     size_t bytes = 0;
     for (size_t i = 0; i < workers.size(); ++i) {
       workers[i]->apply(in, ranges[i]);
-      workers[i]->finish();
+      workers[i]->finish(in);
       bytes += workers[i]->state_bytes();
     }
     RC_ASSERT(bytes == expected->state_bytes());
     // Another spread: what is new to a worker comes from who held it.
-    const auto next = random_spread(num_blocks, num_workers);
+    const auto next = random_spread(*expected, num_workers);
     for (size_t to = 0; to < workers.size(); ++to) {
       workers[to]->hold({ranges[to], next[to]});
       for (size_t from = 0; from < workers.size(); ++from) {
@@ -406,23 +366,16 @@ TEST(Optimizer, StateTakesMemoryForTheBlocksThatAreHeldAlone) {
 
 TEST(Optimizer, GoesOnWithTheSameBitsFromSavedState) {
   for (const std::string& name : kRules) {
-    Buffers whole(example_layout()), cut(example_layout());
+    Buffers whole(options_of(name)), cut(options_of(name));
     const auto a = make_optimizer(options_of(name), whole.layout);
     auto b = make_optimizer(options_of(name), cut.layout);
-    for (uint64_t step = 0; step < 6; ++step) {
+    for (uint64_t step = 0; step < 50; ++step) {
       whole.draw_gradient(step);
       cut.draw_gradient(step);
-      a->step(whole.input(0.01));
-      b->step(cut.input(0.01));
+      a->step(moved(whole.input(0.01), step));
+      b->step(moved(cut.input(0.01), step));
       auto restored = make_optimizer(options_of(name), cut.layout);
-      const auto saved = b->state();
-      const auto target = restored->state();
-      ASSERT_EQ(saved.size(), target.size());
-      for (size_t i = 0; i < saved.size(); ++i) {
-        EXPECT_EQ(saved[i].name, target[i].name);
-        std::copy(saved[i].values.begin(), saved[i].values.end(), target[i].values.begin());
-      }
-      restored->set_num_steps(b->num_steps());
+      copy_state(*b, *restored);
       b = std::move(restored);
     }
     EXPECT_TRUE(same_bits(whole.weights, cut.weights)) << name;
@@ -443,7 +396,7 @@ TEST(Optimizer, RefusesWrongNamesOptionsAndLengths) {
   EXPECT_THROW(make_optimizer({.name = "sgd", .momentum = 0, .sgd = {.nesterov = true}}, layout),
                Error);
   const auto optimizer = make_optimizer({}, layout);
-  Buffers b(layout);
+  Buffers b({});
   StepInput in = b.input(0.1);
   in.gradient = in.gradient.subspan(1);
   EXPECT_THROW(optimizer->step(in), Error);
@@ -459,10 +412,10 @@ TEST(Optimizer, AnUnknownRuleIsAnErrorThatNamesTheNearest) {
     make_optimizer({.name = "adamm"}, example_layout());
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(
-        e.what(),
+    EXPECT_TRUE(std::string_view(e.what()).starts_with(
         "optimizer.name = \"adamm\" is not known; did you mean \"adam\"? Allowed: \"sgd\", "
-        "\"adam\", \"adamw\", \"lars\", \"lamb\"");
+        "\"adam\", \"adamw\", "))
+        << e.what();
   }
 }
 

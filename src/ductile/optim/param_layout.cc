@@ -25,19 +25,37 @@ ParamLayout::ParamLayout(std::vector<std::string> no_decay) : no_decay_(std::mov
   }
 }
 
-int64_t ParamLayout::add(std::string_view name, int64_t size, int ndim, bool is_norm) {
-  if (size < 0) {
-    fail(ErrorCode::invalid_argument, "parameter '{}' has size {}; it must be 0 or more", name,
-         size);
+ParamLayout::ParamLayout(const spec::OptimizerOptions& options) : ParamLayout(options.no_decay) {
+  if (options.name == "muon") whole_but_ = options.muon.exclude;
+}
+
+int64_t ParamLayout::add(std::string_view name, const Shape& shape, bool is_norm) {
+  int64_t size = 1;
+  for (const int64_t n : shape) {
+    if (n < 0) {
+      fail(ErrorCode::invalid_argument,
+           "parameter '{}' has a dimension of {}; it must be 0 or more", name, n);
+    }
+    size *= n;
   }
   for (const Segment& s : segments_) {
     if (s.name == name) fail(ErrorCode::conflict, "there are two parameters named '{}'", name);
   }
-  const int64_t offset = total_size_;
-  segments_.push_back({std::string(name), offset, size, ndim, !excluded(no_decay_, name, is_norm)});
-  total_size_ += (size + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
+  Segment segment{std::string(name), total_size_, size, shape.size() < 2 ? 0 : shape[0],
+                  !excluded(no_decay_, name, is_norm)};
+  segment.whole = whole_but_ && segment.rows > 0 && size > 0 &&
+                  std::ranges::none_of(*whole_but_, [&](const std::string& part) {
+                    return name.find(part) != std::string_view::npos;
+                  });
+  const int64_t used = total_size_ % kBlockFloats;
+  if (segment.whole && used + size > kBlockFloats && used > 0) {
+    segment.offset += kBlockFloats - used;
+  }
+  total_size_ =
+      segment.offset + (size + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
   num_parameters_ += size;
-  return offset;
+  segments_.push_back(std::move(segment));
+  return segments_.back().offset;
 }
 
 const Segment& ParamLayout::segment(std::string_view name) const {

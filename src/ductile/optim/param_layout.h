@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ductile/base/dtype.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::optim {
@@ -15,12 +16,18 @@ struct Segment {
   std::string name;
   int64_t offset = 0;  // in floats, a multiple of kSegmentAlignment
   int64_t size = 0;    // in floats
-  int ndim = 0;
-  bool decay = true;  // weight decay and layer-wise scaling apply
+  int64_t rows = 0;    // the first of two or more dimensions; 0 for vectors and scalars
+  bool decay = true;   // weight decay and layer-wise scaling apply
+  // The rule updates this parameter as a matrix of `rows` rows, so all of it is kept by one worker.
+  bool whole = false;
 };
 
 // Segments begin on cache lines.
 inline constexpr int64_t kSegmentAlignment = 16;
+// The flat buffers are cut into blocks of this many floats (the last one is shorter). A segment
+// that is to stay whole lies in one block, or begins with one: so a cut that spares it can be found
+// before and after it, whatever lies beside it.
+inline constexpr int64_t kBlockFloats = 16384;
 
 // The order and place of all parameters of a model in its flat buffers: segments in the order they
 // were added, gaps between them zero. A plain value; build it once, then only read it.
@@ -29,11 +36,12 @@ class ParamLayout {
   // `no_decay` are the rules of spec::OptimizerOptions::no_decay: "bias" matches a name that ends
   // in "bias", "norm" a parameter of a normalisation layer, anything else a part of the name.
   explicit ParamLayout(std::vector<std::string> no_decay = {"bias", "norm"});
-  explicit ParamLayout(const spec::OptimizerOptions& options) : ParamLayout(options.no_decay) {}
+  // Also keeps those matrices whole that the rule updates as such (muon).
+  explicit ParamLayout(const spec::OptimizerOptions& options);
 
-  // Appends a parameter of `size` floats and returns its segment's offset. Throws invalid_argument
-  // for a negative size and conflict for a name that the layout already has.
-  int64_t add(std::string_view name, int64_t size, int ndim, bool is_norm);
+  // Appends a parameter and returns its segment's offset. Throws invalid_argument for a negative
+  // dimension and conflict for a name that the layout already has.
+  int64_t add(std::string_view name, const Shape& shape, bool is_norm);
 
   const std::vector<Segment>& segments() const { return segments_; }
   // Length of each flat buffer in floats, padding included: a multiple of kSegmentAlignment.
@@ -44,6 +52,7 @@ class ParamLayout {
 
  private:
   std::vector<std::string> no_decay_;
+  std::optional<std::vector<std::string>> whole_but_;  // parts of names; absent: nothing is whole
   std::vector<Segment> segments_;
   int64_t total_size_ = 0;
   int64_t num_parameters_ = 0;

@@ -10,10 +10,10 @@ namespace {
 
 TEST(ParamLayout, SegmentsBeginOnCacheLinesInTheOrderAdded) {
   ParamLayout layout;
-  EXPECT_EQ(layout.add("a.weight", 17, 2, false), 0);
-  EXPECT_EQ(layout.add("a.bias", 16, 1, false), 32);
-  EXPECT_EQ(layout.add("empty", 0, 1, false), 48);
-  EXPECT_EQ(layout.add("b.weight", 1, 2, false), 48);
+  EXPECT_EQ(layout.add("a.weight", {17, 1}, false), 0);
+  EXPECT_EQ(layout.add("a.bias", {16}, false), 32);
+  EXPECT_EQ(layout.add("empty", {0}, false), 48);
+  EXPECT_EQ(layout.add("b.weight", {1, 1}, false), 48);
   EXPECT_EQ(layout.total_size(), 64);
   EXPECT_EQ(layout.num_parameters(), 34);
   EXPECT_EQ(layout.segment("a.bias").offset, 32);
@@ -21,12 +21,12 @@ TEST(ParamLayout, SegmentsBeginOnCacheLinesInTheOrderAdded) {
 
 TEST(ParamLayout, ExclusionRulesReadBiasNormAndPartsOfNames) {
   ParamLayout layout({"bias", "norm", "embed"});
-  layout.add("conv.weight", 9, 4, false);
-  layout.add("conv.bias", 3, 1, false);
-  layout.add("bn1.weight", 3, 1, true);
-  layout.add("embed_tokens.weight", 3, 2, false);
-  layout.add("bias_net.weight", 3, 2, false);
-  layout.add("normal.weight", 3, 2, false);
+  layout.add("conv.weight", {1, 1, 3, 3}, false);
+  layout.add("conv.bias", {3}, false);
+  layout.add("bn1.weight", {3}, true);
+  layout.add("embed_tokens.weight", {3, 1}, false);
+  layout.add("bias_net.weight", {3, 1}, false);
+  layout.add("normal.weight", {3, 1}, false);
   EXPECT_TRUE(layout.segment("conv.weight").decay);
   EXPECT_FALSE(layout.segment("conv.bias").decay);
   EXPECT_FALSE(layout.segment("bn1.weight").decay);
@@ -35,15 +35,36 @@ TEST(ParamLayout, ExclusionRulesReadBiasNormAndPartsOfNames) {
   EXPECT_TRUE(layout.segment("normal.weight").decay);
 
   ParamLayout all{std::vector<std::string>{}};
-  all.add("conv.bias", 3, 1, false);
-  all.add("bn1.weight", 3, 1, true);
+  all.add("conv.bias", {3}, false);
+  all.add("bn1.weight", {3}, true);
   EXPECT_TRUE(all.segment("conv.bias").decay);
   EXPECT_TRUE(all.segment("bn1.weight").decay);
 }
 
+TEST(ParamLayout, KeepsMatricesWholeForTheRuleThatNeedsThem) {
+  spec::OptimizerOptions o{.name = "muon"};
+  ParamLayout layout(o);
+  EXPECT_EQ(layout.add("a.bias", {100}, false), 0);
+  EXPECT_EQ(layout.add("a.weight", {100, 100}, false), 112) << "it fits into the first block";
+  EXPECT_EQ(layout.add("b.weight", {64, 3, 10, 10}, false), kBlockFloats);
+  EXPECT_EQ(layout.add("c.weight", {10, 10}, false), kBlockFloats + 19'200);
+  EXPECT_EQ(layout.add("d.weight", {200, 100}, false), 3 * kBlockFloats);
+  EXPECT_EQ(layout.add("embed.weight", {500, 100}, false), 3 * kBlockFloats + 20'000);
+  for (const char* name : {"a.weight", "b.weight", "c.weight", "d.weight"}) {
+    EXPECT_TRUE(layout.segment(name).whole) << name;
+  }
+  EXPECT_EQ(layout.segment("b.weight").rows, 64);
+  EXPECT_FALSE(layout.segment("a.bias").whole);
+  EXPECT_FALSE(layout.segment("embed.weight").whole);
+  o.name = "adamw";
+  ParamLayout other(o);
+  other.add("a.weight", {100, 100}, false);
+  EXPECT_FALSE(other.segment("a.weight").whole);
+}
+
 TEST(ParamLayout, RefusesWhatCannotBeLaidOut) {
   ParamLayout layout;
-  layout.add("a", 3, 1, false);
+  layout.add("a", {3}, false);
   const auto code_of = [](const auto& action) {
     try {
       action();
@@ -52,8 +73,8 @@ TEST(ParamLayout, RefusesWhatCannotBeLaidOut) {
     }
     return ErrorCode::internal;
   };
-  EXPECT_EQ(code_of([&] { layout.add("a", 3, 1, false); }), ErrorCode::conflict);
-  EXPECT_EQ(code_of([&] { layout.add("b", -1, 1, false); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { layout.add("a", {3}, false); }), ErrorCode::conflict);
+  EXPECT_EQ(code_of([&] { layout.add("b", {-1}, false); }), ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { layout.segment("c"); }), ErrorCode::not_found);
   EXPECT_EQ(code_of([&] { ParamLayout({"bias", ""}); }), ErrorCode::invalid_argument);
 }
@@ -63,7 +84,7 @@ RC_GTEST_PROP(ParamLayout, SegmentsNeverOverlap, ()) {
   const auto sizes = *rc::gen::container<std::vector<uint16_t>>(rc::gen::arbitrary<uint16_t>());
   int64_t reached = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t offset = layout.add(std::to_string(i), sizes[i], 1, false);
+    const int64_t offset = layout.add(std::to_string(i), {sizes[i]}, false);
     RC_ASSERT(offset >= reached);
     RC_ASSERT(offset - reached < kSegmentAlignment);
     RC_ASSERT(offset % kSegmentAlignment == 0);

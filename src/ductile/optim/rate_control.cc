@@ -1,6 +1,6 @@
 #include "ductile/optim/rate_control.h"
 
-#include <nlohmann/json.hpp>
+#include "ductile/base/json_value.h"
 
 namespace ductile::optim {
 namespace {

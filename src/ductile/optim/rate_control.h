@@ -33,6 +33,9 @@ struct Observed {
   // The results of the last evaluation, and the number of updates done before it.
   std::optional<double> eval_loss, eval_accuracy;
   int64_t evaluated_at = -1;
+  // The mean loss that the probe found, if the last step was a probe (RateControl::probe()); it may
+  // be infinite or NaN.
+  std::optional<double> probe_loss;
 };
 
 // Chooses the hyperparameters of the next step. It is asked exactly once per committed step, and
@@ -48,6 +51,24 @@ class RateControl {
 
   // Throws invalid_argument if the job's options do not fit.
   virtual Hyper next(const Observed& observed, nlohmann::json& memory) const = 0;
+
+  // A control may look at the loss between two updates, on the line through the weights before and
+  // after the last one (train/probing.h). These three are asked with the memory that next() left.
+  //
+  // How a control probes; nullopt if it never does.
+  struct Probing {
+    int64_t batches = 1;  // mini-batches per probe
+  };
+  virtual std::optional<Probing> probing() const { return std::nullopt; }
+  // Whether probes may follow the update after the next one, so that the weights after the next one
+  // are to be kept.
+  virtual bool keeps_weights(const nlohmann::json& /*memory*/) const { return false; }
+  // Where the next step probes, in updates: 0 is before the last update, 1 after it, 2 is twice as
+  // far. The next step is one of training if there is no answer. All probes between two updates see
+  // the same samples.
+  virtual std::optional<double> probe(const nlohmann::json& /*memory*/) const {
+    return std::nullopt;
+  }
 };
 
 // A row of the table of controls; the rows are in spec/methods.h.

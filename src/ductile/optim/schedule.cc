@@ -19,6 +19,18 @@ double share_of(double at, double begin, double end) {
   return end > begin ? std::clamp((at - begin) / (end - begin), 0.0, 1.0) : 1.0;
 }
 
+// The step at which a schedule that stays at the peak for a while begins to fall.
+double fall_begin(const spec::ScheduleOptions& options, double warmup, double total,
+                  double steps_per_epoch) {
+  if (options.name == "trapezoid") {
+    return std::clamp(total - std::round(options.trapezoid.decay * total), warmup, total);
+  }
+  const double explore = options.knee.explore_epochs > 0
+                             ? options.knee.explore_epochs * steps_per_epoch
+                             : options.knee.explore_share * total;
+  return std::min(warmup + std::round(explore), total);
+}
+
 }  // namespace
 
 double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t step,
@@ -51,6 +63,13 @@ double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t 
   if (options.name == "linear") return final + (peak - final) * (1 - done);
   if (options.name == "polynomial") {
     return final + (peak - final) * std::pow(1 - done, options.polynomial.power);
+  }
+  if (options.name == "knee" || options.name == "trapezoid") {
+    const double begin = fall_begin(options, warmup, total, static_cast<double>(steps_per_epoch));
+    if (at < begin) return peak;
+    double way = share_of(at, begin, total);
+    if (options.name == "trapezoid" && options.trapezoid.shape == "sqrt") way = std::sqrt(way);
+    return peak + (final - peak) * way;
   }
   if (options.name == "step") {
     const int64_t epoch = step / steps_per_epoch;

@@ -18,6 +18,13 @@ namespace ductile::optim {
 //   cosine      final + (peak - final) * (1 + cos(pi * p)) / 2
 //   linear      final + (peak - final) * (1 - p)
 //   polynomial  final + (peak - final) * (1 - p) ^ power
+//   knee        peak for E = explore_epochs, or by itself for explore_share of the run; then
+//               final + (peak - final) * (1 - (step - W - E) / (N - W - E)) (Iyer et al.,
+//               "Wide-minima density hypothesis and the explore-exploit learning rate schedule",
+//               arXiv 2003.03977v5, section 4). Where W + E >= N the run ends at the peak.
+//   trapezoid   peak until the last `decay` of the run, then final + (peak - final) * (1 - q) with
+//               q the share of the way down, or its square root (Haegele et al., arXiv 2405.18392,
+//               section 3)
 //   one_cycle   half cosines (Smith and Topin, arXiv 1708.07120, as torch's OneCycleLR places them)
 //               from warmup_start * peak at step 0 to peak at step peak_at * N - 1 to final at the
 //               last step; a warm-up replaces the rise, the peak then stands at step W

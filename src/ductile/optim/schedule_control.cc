@@ -1,5 +1,5 @@
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/optim/rate_control.h"
 #include "ductile/optim/schedule.h"
 

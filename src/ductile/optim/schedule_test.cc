@@ -5,11 +5,11 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/spec/schedules.h"
 
 namespace ductile::optim {
@@ -56,6 +56,10 @@ rc::Gen<spec::ScheduleOptions> any_schedule() {
     o.step.milestones = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 12));
     o.polynomial.power = *rc::gen::inRange(1, 33) / 8.0;
     o.one_cycle.peak_at = *rc::gen::inRange(0, 9) / 8.0;
+    o.knee.explore_epochs = *rc::gen::inRange(0, 40) / 8.0;
+    o.knee.explore_share = *rc::gen::inRange(0, 9) / 8.0;
+    o.trapezoid.decay = *rc::gen::inRange(0, 9) / 8.0;
+    o.trapezoid.shape = *rc::gen::element<std::string>("linear", "sqrt");
     return o;
   });
 }
@@ -80,6 +84,8 @@ RC_GTEST_PROP(Schedule, IsContinuousAtItsJoints, ()) {
   const int64_t total = 20'000;
   o.warmup_epochs = *rc::gen::elementOf(std::vector<double>{0, 1, 7.5, 15});
   o.one_cycle.peak_at = *rc::gen::elementOf(std::vector<double>{0.25, 0.5, 0.75});
+  o.trapezoid.shape = "linear";  // 1 - sqrt(q) begins steeply
+  o.trapezoid.decay = std::max(o.trapezoid.decay, 0.1);
   for (int64_t step = 1; step < total; ++step) {
     const double before = learning_rate(o, 1.0, step - 1, total, per_epoch);
     const double now = learning_rate(o, 1.0, step, total, per_epoch);
@@ -107,8 +113,55 @@ TEST(Schedule, ARunOfOneStepTrainsAtThePeakWithoutWarmUp) {
   }
 }
 
+// The authors count steps from 1: their step g has the rate of our step g.
+RC_GTEST_PROP(Schedule, KneeIsTheAuthorsFormula, ()) {
+  const int64_t per_epoch = 10;
+  const int64_t warmup = 10 * *rc::gen::inRange<int64_t>(0, 4);
+  const int64_t explore = 10 * *rc::gen::inRange<int64_t>(1, 7);
+  const int64_t total = warmup + explore + *rc::gen::inRange<int64_t>(0, 60);
+  spec::ScheduleOptions o{.name = "knee"};
+  o.warmup_epochs = static_cast<double>(warmup) / 10;
+  o.knee.explore_epochs = static_cast<double>(explore) / 10;
+  const auto W = static_cast<double>(warmup), E = static_cast<double>(explore);
+  const double D = static_cast<double>(total) - W - E;
+  for (int64_t step = 1; step < total; ++step) {
+    const auto g = static_cast<double>(step);
+    double rate = 0.4;
+    if (g <= W) {
+      rate = 0.4 * g / W;
+    } else if (g > W + E) {
+      rate = std::max(0.0, 0.4 * (1 - (g - W - E) / D));
+    }
+    RC_ASSERT(std::fabs(learning_rate(o, 0.4, step, total, per_epoch) - rate) < 1e-12);
+  }
+}
+
+TEST(Schedule, KneeSplitsTheBudgetByItselfAndMayHaveNothingLeftToFall) {
+  spec::ScheduleOptions o{.name = "knee"};
+  EXPECT_EQ(learning_rate(o, 0.5, 50, 100, 10), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 75, 100, 10), 0.25);
+  o.knee.explore_share = 0.8;
+  EXPECT_DOUBLE_EQ(learning_rate(o, 0.5, 90, 100, 10), 0.25);
+  o.knee.explore_epochs = 1000;  // D = 0
+  o.warmup_epochs = 1;
+  EXPECT_EQ(learning_rate(o, 0.5, 99, 100, 10), 0.5);
+  EXPECT_EQ(learning_rate(o, 0.5, 100, 100, 10), 0);
+}
+
+TEST(Schedule, TrapezoidFallsInTheLastPartOfTheRun) {
+  spec::ScheduleOptions o{.name = "trapezoid", .warmup_epochs = 1, .final_fraction = 0.1};
+  EXPECT_DOUBLE_EQ(learning_rate(o, 1, 5, 100, 10), 0.5);
+  EXPECT_EQ(learning_rate(o, 1, 80, 100, 10), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(o, 1, 85, 100, 10), 1 - 0.9 * 0.25);
+  o.trapezoid.shape = "sqrt";
+  EXPECT_DOUBLE_EQ(learning_rate(o, 1, 85, 100, 10), 1 - 0.9 * 0.5);
+  o.trapezoid.decay = 1;  // the warm-up comes first
+  EXPECT_DOUBLE_EQ(learning_rate(o, 1, 5, 100, 10), 0.5);
+  EXPECT_EQ(learning_rate(o, 1, 10, 100, 10), 1);
+}
+
 TEST(Schedule, StaysAtTheFinalValueAfterTheEnd) {
-  for (const char* name : {"cosine", "linear", "polynomial", "one_cycle"}) {
+  for (const char* name : {"cosine", "linear", "polynomial", "one_cycle", "knee", "trapezoid"}) {
     const spec::ScheduleOptions o{.name = name, .final_fraction = 0.25};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.8, 100, 100, 10), 0.2) << name;
     EXPECT_DOUBLE_EQ(learning_rate(o, 0.8, 1'000'000, 100, 10), 0.2) << name;

@@ -16,8 +16,6 @@ class Sgd final : public FlatOptimizer {
     }
   }
 
-  void prepare(const StepInput&, BlockRange) override {}
-
   void apply(const StepInput& in, BlockRange blocks) override {
     const bool stateful = !state_names().empty();
     const auto momentum = static_cast<float>(in.hyper.momentum);

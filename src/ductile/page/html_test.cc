@@ -1,10 +1,10 @@
 #include "ductile/page/html.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/assets.h"
 #include "ductile/page/testing/page_fault.h"
 

@@ -86,6 +86,10 @@ std::string as_energy(double joules) {
   return joules < 1e4 ? fmt::format("{:.0f} J", joules) : fmt::format("{:.1f} kJ", joules / 1e3);
 }
 
+std::string as_metric(std::string_view metric, double value) {
+  return metric == "accuracy" ? as_percent(value) : as_number(value);
+}
+
 std::string as_percent(double share) {
   return std::isfinite(share) ? fmt::format("{:.2f} %", 100 * share) : fmt::format("{}", share);
 }

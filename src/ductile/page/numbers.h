@@ -7,8 +7,10 @@
 // the same for pages, and numbers_cases.json holds both to the same answers.
 namespace ductile::page {
 
-std::string with_thousands(double value);     // 4310 -> "4,310"; 2.5 -> "2.5"
-std::string as_number(double value);          // 2.5 -> "2.50"; 0.000123 -> "1.23e-04"
+std::string with_thousands(double value);  // 4310 -> "4,310"; 2.5 -> "2.5"
+std::string as_number(double value);       // 2.5 -> "2.50"; 0.000123 -> "1.23e-04"
+// A value of a metric by its name: "91.30 %" of accuracy, a plain number of others.
+std::string as_metric(std::string_view metric, double value);
 std::string as_percent(double share);         // 0.9153 -> "91.53 %"
 std::string as_duration(double seconds);      // 0.0084 -> "8.4 ms"; 192 -> "3 min 12 s"
 std::string as_short_duration(double value);  // seconds in three digits: "480 us", "28.7 min"

@@ -5,10 +5,10 @@
 #include <map>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::page {
 namespace {

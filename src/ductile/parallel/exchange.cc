@@ -218,7 +218,7 @@ class MessageExchange final : public Exchange {
   int rank() const override { return communicator_->rank(); }
   std::span<float> partial(size_t i) override { return partials_[i].span(); }
   bool sums_early() const override {
-    return layout_.piece_size > 0 && layout_.piece_size < layout_.vector_size;
+    return !layout_.in_parts && layout_.piece_size > 0 && layout_.piece_size < layout_.vector_size;
   }
 
   void ready(int64_t begin) override {

@@ -37,7 +37,8 @@ struct ExchangeLayout {
   // The sum is always asked for in parts (reduce_parts()), never as a whole.
   bool in_parts = false;
   // The number of elements that are summed together while partials are still being filled
-  // (ready()); this pays between hosts. 0: all elements are summed together, at the end.
+  // (ready()); this pays between hosts. 0, or in parts: all elements are summed together, at the
+  // end.
   int64_t piece_size = 0;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }

@@ -1,6 +1,7 @@
 #include "ductile/parallel/sharded_update.h"
 
 #include <algorithm>
+#include <array>
 
 #include "ductile/base/error.h"
 #include "ductile/optim/elementwise.h"
@@ -9,7 +10,11 @@ namespace ductile::parallel {
 
 ShardedUpdate::ShardedUpdate(optim::Optimizer& optimizer, std::span<float> weights,
                              std::span<float> average, int copies)
-    : optimizer_(optimizer), weights_(weights), average_(average), copies_(copies) {}
+    : optimizer_(optimizer),
+      weights_(weights),
+      average_(average),
+      copies_(copies),
+      layout_(spread(std::array<int64_t, 2>{0, 1})) {}
 
 FloatRange ShardedUpdate::floats(BlockRange blocks) const {
   const auto size = static_cast<int64_t>(weights_.size());
@@ -18,8 +23,9 @@ FloatRange ShardedUpdate::floats(BlockRange blocks) const {
 }
 
 void ShardedUpdate::enter(const ExchangeLayout& exchange, int rank) {
+  layout_ = spread(exchange.cut);
   rank_ = rank;
-  layout_ = spread_shards(num_blocks(), exchange.cut, copies_);
+  DUCTILE_CHECK(exchange.in_parts != layout_.whole, "the exchange does not fit the spread");
 }
 
 // All there is of the blocks, which are held and follow each other.
@@ -35,9 +41,27 @@ std::vector<std::span<float>> ShardedUpdate::contents(BlockRange blocks) {
   return parts;
 }
 
+// A worker that held no block could not follow the numbers that a rule computes from all of them.
+void ShardedUpdate::share_scalars(Exchange& exchange,
+                                  std::span<const std::vector<BlockRange>> have) {
+  const std::span<Optimizer::Scalar> scalars = optimizer_.scalars();
+  const auto source =
+      std::ranges::find_if(have, [](const auto& ranges) { return !ranges.empty(); });
+  if (scalars.empty() || source == have.end()) return;
+  std::vector<double> values;
+  for (const Optimizer::Scalar& s : scalars) values.push_back(s.value);
+  const auto from = static_cast<int>(source - have.begin());
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(values));
+  if (rank_ != from) exchange.receive(from, bytes);
+  for (int to = 0; rank_ == from && to < static_cast<int>(have.size()); ++to)
+    if (to != from) exchange.send(to, bytes);
+  for (size_t i = 0; i < scalars.size(); ++i) scalars[i].value = values[i];
+}
+
 void ShardedUpdate::transfer(Exchange& exchange, std::span<const std::vector<BlockRange>> have,
                              std::span<const std::vector<BlockRange>> want) {
   const std::vector<ShardTransfer> transfers = plan_transfers(have, want);
+  share_scalars(exchange, have);
   const std::vector<BlockRange> before = held();
   std::vector<BlockRange> more = before;
   for (const ShardTransfer& t : transfers) {
@@ -62,6 +86,7 @@ void ShardedUpdate::transfer(Exchange& exchange, std::span<const std::vector<Blo
 }
 
 std::span<const float> ShardedUpdate::reduce(Exchange& exchange, int64_t begin) {
+  if (layout_.whole) return exchange.reduce_from(begin);
   std::vector<std::vector<FloatRange>> wanted;
   const FloatRange rest{static_cast<int64_t>(weights_.size()), exchange.layout().vector_size};
   for (const std::vector<BlockRange>& ranges : layout_.held) {
@@ -76,49 +101,56 @@ std::span<const float> ShardedUpdate::reduce(Exchange& exchange, int64_t begin) 
   return exchange.reduce_parts(wanted);
 }
 
-double ShardedUpdate::gradient_norm(Exchange& exchange, std::span<const float> sum) {
-  const BlockRange own = layout_.own[static_cast<size_t>(rank_)];
-  const FloatRange range = floats(own);
+// The blocks whose sums of squares this worker computes: with the whole sum at hand, all.
+BlockRange ShardedUpdate::to_compute() const {
+  return layout_.whole ? BlockRange{0, num_blocks()} : layout_.own[static_cast<size_t>(rank_)];
+}
+
+// Each worker has the values of the blocks that it owns; those of a block range begin at
+// begin_of(range). Afterwards it has all.
+template <class T, class Begin>
+void ShardedUpdate::complete(Exchange* exchange, std::span<T> values, const Begin& begin_of) const {
+  if (layout_.whole) return;
+  DUCTILE_CHECK(exchange != nullptr, "the others have parts of the state, and cannot be asked");
+  std::vector<size_t> bounds;
+  for (const BlockRange& r : layout_.own) {
+    bounds.push_back(static_cast<size_t>(begin_of(r)) * sizeof(T));
+  }
+  bounds.push_back(values.size_bytes());
+  exchange->all_gather(std::as_writable_bytes(values), bounds);
+}
+
+double ShardedUpdate::gradient_norm(Exchange* exchange, std::span<const float> sum) {
+  const BlockRange blocks = to_compute();
+  const FloatRange range = floats(blocks);
   const std::vector<double> here = optim::block_square_sums(
       sum.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin)));
   std::vector<double> all(static_cast<size_t>(num_blocks()));
-  std::ranges::copy(here, all.begin() + own.begin);
-  std::vector<size_t> bounds;
-  for (const BlockRange& r : layout_.own) {
-    bounds.push_back(static_cast<size_t>(r.begin) * sizeof(double));
-  }
-  bounds.push_back(all.size() * sizeof(double));
-  exchange.all_gather(std::as_writable_bytes(std::span(all)), bounds);
+  std::ranges::copy(here, all.begin() + blocks.begin);
+  complete(exchange, std::span(all), [](const BlockRange& r) { return r.begin; });
   return optim::norm_of_block_sums(all);
 }
 
-void ShardedUpdate::prepare(Exchange& exchange, const optim::StepInput& in) {
-  const BlockRange own = layout_.own[static_cast<size_t>(rank_)];
+void ShardedUpdate::prepare(Exchange* exchange, const optim::StepInput& in) {
   const std::span<double> sums = optimizer_.norm_sums();
   if (sums.empty()) return;
-  optimizer_.prepare(in, own);
-  std::vector<size_t> bounds;
-  for (const BlockRange& r : layout_.own) {
-    bounds.push_back(static_cast<size_t>(optimizer_.norm_sums_of(r).data() - sums.data()) *
-                     sizeof(double));
+  for (int round = 0; round < optimizer_.num_rounds(); ++round) {
+    // A worker that only hands parts over has none to update.
+    if (!to_hold().empty()) optimizer_.prepare(in, to_compute(), round);
+    complete(exchange, sums,
+             [&](const BlockRange& r) { return optimizer_.norm_sums_of(r).data() - sums.data(); });
   }
-  bounds.push_back(sums.size_bytes());
-  exchange.all_gather(std::as_writable_bytes(sums), bounds);
 }
 
 void ShardedUpdate::apply(const optim::StepInput& in) {
-  optimizer_.hold(layout_.held[static_cast<size_t>(rank_)]);
+  hold(to_hold());
   for (const BlockRange& range : held()) optimizer_.apply(in, range);
-  optimizer_.finish();
+  optimizer_.finish(in);
 }
 
-void ShardedUpdate::gather(Exchange& exchange, std::span<float> values) {
-  std::vector<size_t> bounds;
-  for (const BlockRange& r : layout_.own) {
-    bounds.push_back(static_cast<size_t>(floats(r).begin) * sizeof(float));
-  }
-  bounds.push_back(values.size_bytes());
-  exchange.all_gather(std::as_writable_bytes(values), bounds);
+bool ShardedUpdate::gather(Exchange& exchange, std::span<float> values) {
+  complete(&exchange, values, [this](const BlockRange& r) { return floats(r).begin; });
+  return !layout_.whole;
 }
 
 }  // namespace ductile::parallel

@@ -10,22 +10,23 @@
 
 namespace ductile::parallel {
 
-// One worker's side of an update that is spread over workers: it sums, updates and keeps the blocks
-// that its generation gives it. For any number of workers the result has the same bits as
+// One worker's side of an update: it sums, updates and keeps the blocks that its generation gives
+// it, which may be all of them. For any number of workers the result has the same bits as
 // Optimizer::step() on one worker.
 //
 // A step is reduce(), gradient_norm() if it is needed, and prepare(); then, once nothing can stop
 // the step any more, apply(), which does not communicate; then gather(), before weights are read.
 // Between two steps each worker holds `weights`, `average` and the optimiser's state for the blocks
 // of held(), and the workers together hold the whole state. The weights of other blocks are stale
-// until they are gathered.
+// until they are gathered. If every worker keeps all blocks (ShardLayout::whole), only reduce()
+// communicates.
 //
 // All workers of the exchange call the functions that take an exchange, in the same order. These
 // throw the errors of the exchange; the held state is then unchanged. One thread.
 class ShardedUpdate {
  public:
   // Flat buffers of the optimiser's layout; `average` may be empty. All outlive this object. Each
-  // block is kept by `copies` workers.
+  // block is kept by `copies` workers. Before the first generation there is this worker alone.
   ShardedUpdate(optim::Optimizer& optimizer, std::span<float> weights, std::span<float> average,
                 int copies);
 
@@ -35,6 +36,12 @@ class ShardedUpdate {
   int64_t num_blocks() const { return optimizer_.num_blocks(); }
 
   // ---- A generation.
+  // How blocks are spread over the workers of a generation; `cut` is as in ExchangeLayout. Unless
+  // each of them keeps all blocks, their exchange is one in parts.
+  ShardLayout spread(std::span<const int64_t> cut) const {
+    return spread_shards(num_blocks(), cut, copies_,
+                         [this](int64_t block) { return optimizer_.may_cut(block); });
+  }
   // From now on blocks are spread in this way. The blocks held stay the same until apply().
   void enter(const ExchangeLayout& exchange, int rank);
   const ShardLayout& layout() const { return layout_; }
@@ -45,25 +52,32 @@ class ShardedUpdate {
   void transfer(Exchange& exchange, std::span<const std::vector<BlockRange>> have,
                 std::span<const std::vector<BlockRange>> want);
 
-  // ---- A step.
+  // ---- A step. The exchange may be nullptr if every worker keeps all blocks.
   // The sum. It is valid for the gradient of the layout's blocks, and for the elements after the
   // gradient. Elements below `begin` are not needed.
   std::span<const float> reduce(Exchange& exchange, int64_t begin = 0);
-  double gradient_norm(Exchange& exchange, std::span<const float> sum);
+  double gradient_norm(Exchange* exchange, std::span<const float> sum);
   // `in` as for Optimizer::step().
-  void prepare(Exchange& exchange, const optim::StepInput& in);
+  void prepare(Exchange* exchange, const optim::StepInput& in);
   // Afterwards this worker holds the layout's blocks, in the state of the next step.
   void apply(const optim::StepInput& in);
   // The same for a step that leaves the state unchanged.
-  void skip() { hold(layout_.held[static_cast<size_t>(rank_)]); }
+  void skip() { hold(to_hold()); }
 
   // Completes a flat buffer of the layout, such as the weights, on all workers: each worker sends
-  // the values of the blocks that it holds.
-  void gather(Exchange& exchange, std::span<float> values);
+  // the values of the blocks that it holds. Returns false if nothing was missing.
+  bool gather(Exchange& exchange, std::span<float> values);
 
  private:
+  void share_scalars(Exchange& exchange, std::span<const std::vector<BlockRange>> have);
   FloatRange floats(BlockRange blocks) const;
   std::vector<std::span<float>> contents(BlockRange blocks);
+  const std::vector<BlockRange>& to_hold() const {
+    return layout_.held[static_cast<size_t>(rank_)];
+  }
+  BlockRange to_compute() const;
+  template <class T, class Begin>
+  void complete(Exchange* exchange, std::span<T> values, const Begin& begin_of) const;
 
   optim::Optimizer& optimizer_;
   std::span<float> weights_, average_;

@@ -1,6 +1,7 @@
 #include "ductile/parallel/shards.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ductile/base/error.h"
 
@@ -12,9 +13,20 @@ bool contains(const std::vector<BlockRange>& ranges, int64_t block) {
       ranges, [&](const BlockRange& r) { return r.begin <= block && block < r.end; });
 }
 
+// The place nearest to `block` where the blocks may be parted; both ends are such places.
+int64_t nearest_cut(int64_t block, int64_t num_blocks,
+                    const std::function<bool(int64_t)>& may_cut) {
+  const auto allowed = [&](int64_t b) { return b <= 0 || b >= num_blocks || may_cut(b); };
+  for (int64_t way = 0;; ++way) {
+    if (allowed(block - way)) return std::max<int64_t>(0, block - way);
+    if (allowed(block + way)) return std::min(num_blocks, block + way);
+  }
+}
+
 }  // namespace
 
-ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int copies) {
+ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int copies,
+                          const std::function<bool(int64_t)>& may_cut) {
   DUCTILE_CHECK(copies >= 1, "{} copies of a shard", copies);
   ShardLayout layout;
   const size_t num_workers = cut.size() - 1;
@@ -27,21 +39,23 @@ ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int 
   layout.held.resize(num_workers);
   const size_t n = hosts.size();
   const auto count = static_cast<int64_t>(n);
-  for (size_t i = 0; i < n; ++i) {
-    const auto at = static_cast<int64_t>(i);
-    layout.own[hosts[i]] = {num_blocks * at / count, num_blocks * (at + 1) / count};
-  }
+  const auto bound = [&](size_t i) {
+    return nearest_cut(num_blocks * static_cast<int64_t>(i) / count, num_blocks, may_cut);
+  };
+  for (size_t i = 0; i < n; ++i) layout.own[hosts[i]] = {bound(i), bound(i + 1)};
   // Workers without virtual ranks come last (their cut is empty), or their ranges would not tile.
   for (size_t r = 0; r + 1 < num_workers; ++r) {
     DUCTILE_CHECK(layout.own[r].end == layout.own[r + 1].begin,
                   "a worker without virtual ranks is not among the last");
   }
+  const size_t kept = std::min(static_cast<size_t>(copies), n);
+  layout.whole = kept == n;
   for (size_t i = 0; i < n; ++i) {
-    for (size_t c = 0; c < std::min<size_t>(static_cast<size_t>(copies), n); ++c) {
-      const BlockRange& range = layout.own[hosts[i]];
-      if (range.begin < range.end) layout.held[hosts[(i + c) % n]].push_back(range);
+    for (size_t c = 0; c < kept; ++c) {
+      layout.held[hosts[(i + c) % n]].push_back(layout.own[hosts[i]]);
     }
   }
+  for (std::vector<BlockRange>& ranges : layout.held) ranges = Optimizer::merged(std::move(ranges));
   return layout;
 }
 

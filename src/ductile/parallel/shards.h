@@ -1,31 +1,43 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "ductile/optim/optimizer.h"
 
-// Weight-update sharding (Xu et al. 2020, arXiv 2004.13336; Rajbhandari et al. 2020, arXiv
-// 1910.02054): each worker keeps and updates the optimiser's state for only some blocks of the flat
-// buffers. docs/design/008-sharded-updates.md has the reasons.
+// Which worker keeps which parts of the state. With weight-update sharding (Xu et al. 2020, arXiv
+// 2004.13336; Rajbhandari et al. 2020, arXiv 1910.02054) each worker keeps and updates the
+// optimiser's state for only some blocks of the flat buffers; without it every worker keeps all
+// blocks. docs/design/008-sharded-updates.md has the reasons.
 namespace ductile::parallel {
 
 using optim::Optimizer;
 using BlockRange = Optimizer::BlockRange;
 
+// As many copies of each block as there are workers.
+constexpr int kEverywhere = std::numeric_limits<int>::max();
+
 // Who keeps which blocks, by rank.
 struct ShardLayout {
   std::vector<BlockRange> own;                // tile all blocks, in order; may be empty ranges
-  std::vector<std::vector<BlockRange>> held;  // the own one, and those of the next ranks' copies
+  std::vector<std::vector<BlockRange>> held;  // own blocks and copies; ascending, not touching
+  // Every worker that hosts virtual ranks keeps all blocks, so none of them has to ask another one.
+  bool whole = false;
 
   int num_workers() const { return static_cast<int>(own.size()); }
 };
 
 // Spreads `num_blocks` evenly over the workers that host virtual ranks (`cut` is as in
 // ExchangeLayout); other workers hold nothing. Each block is kept by `copies` of these workers, or
-// by all of them if there are fewer: its owner, and the workers after it, cyclically.
-ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int copies);
+// by all of them if there are fewer: its owner, and the workers after it, cyclically. Blocks are
+// parted only before a block for which may_cut(block) is true, as near to an even spread as that
+// allows.
+ShardLayout spread_shards(
+    int64_t num_blocks, std::span<const int64_t> cut, int copies,
+    const std::function<bool(int64_t block)>& may_cut = [](int64_t) { return true; });
 
 // Blocks that one worker gives to another.
 struct ShardTransfer {

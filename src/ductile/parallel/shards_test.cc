@@ -42,6 +42,31 @@ RC_GTEST_PROP(Shards, EveryBlockIsKeptByAsManyAsAskedFor, ()) {
   RC_ASSERT(holders == std::vector<int>(static_cast<size_t>(num_blocks), kept));
 }
 
+RC_GTEST_PROP(Shards, BlocksArePartedOnlyWhereTheyMayBeAndNearTheEvenSpread, ()) {
+  const int64_t num_blocks = *rc::gen::inRange<int64_t>(0, 40);
+  const int hosts = *rc::gen::inRange(1, 9);
+  std::vector<int64_t> cut;
+  for (int r = 0; r <= hosts; ++r) cut.push_back(r);
+  std::vector<bool> allowed;
+  for (int64_t b = 0; b < num_blocks; ++b) allowed.push_back(*rc::gen::arbitrary<bool>());
+  const auto may_cut = [&](int64_t block) {
+    return block <= 0 || block >= num_blocks || allowed[static_cast<size_t>(block)];
+  };
+  const ShardLayout layout = spread_shards(num_blocks, cut, 2, may_cut);
+  const ShardLayout even = spread_shards(num_blocks, cut, 2);
+  int64_t at = 0;
+  for (size_t r = 0; r < layout.own.size(); ++r) {
+    RC_ASSERT(layout.own[r].begin == at);
+    at = layout.own[r].end;
+    RC_ASSERT(may_cut(at));
+    const int64_t way = std::abs(at - even.own[r].end);
+    for (int64_t b = even.own[r].end - way + 1; b < even.own[r].end + way; ++b) {
+      RC_ASSERT(!may_cut(b));
+    }
+  }
+  RC_ASSERT(at == num_blocks);
+}
+
 // The obvious twin: sets of blocks.
 RC_GTEST_PROP(Shards, TransfersBringWhatIsMissingFromWhoHasIt, ()) {
   const int64_t num_blocks = *rc::gen::inRange<int64_t>(1, 30);

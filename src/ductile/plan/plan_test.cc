@@ -1,8 +1,8 @@
 #include "ductile/plan/plan.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
 #include "ductile/plan/evaluate.h"

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/numbers.h"
 
 namespace ductile::plan {

@@ -1,9 +1,9 @@
 #include "ductile/plan/report.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/graph/builders.h"
 #include "ductile/page/assets.h"
 #include "ductile/page/numbers.h"

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/run/append_file.h"
 

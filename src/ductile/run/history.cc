@@ -13,17 +13,13 @@ namespace {
 
 using nlohmann::json;
 
-double number_at(const json& object, const char* key, double otherwise = 0) {
-  const auto at = object.find(key);
-  double value = otherwise;
-  if (at == object.end() || !number_from_json(*at, value) || !std::isfinite(value)) {
-    return otherwise;
-  }
-  return value;
+double finite_at(const json& object, const char* key, double otherwise = 0) {
+  const double value = number_at(object, key, otherwise);
+  return std::isfinite(value) ? value : otherwise;
 }
 
 int64_t count_at(const json& object, const char* key, int64_t otherwise = 0) {
-  const double value = number_at(object, key, static_cast<double>(otherwise));
+  const double value = finite_at(object, key, static_cast<double>(otherwise));
   return std::abs(value) < 9e18 ? static_cast<int64_t>(value) : otherwise;
 }
 
@@ -47,8 +43,8 @@ class CurveReader {
  public:
   void read(const json& line, History& history) {
     Point point{.step = count_at(line, "step"),
-                .epoch = number_at(line, "epoch"),
-                .seconds = number_at(line, "seconds")};
+                .epoch = finite_at(line, "epoch"),
+                .seconds = finite_at(line, "seconds")};
     history.steps = std::max(history.steps, point.step);
     history.epoch = std::max(history.epoch, point.epoch);
     for (const auto& [key, value] : line.items()) {
@@ -121,16 +117,16 @@ void read_event(const json& event, History& history) {
   if (kind == "end") {
     history.status = status_from(text_at(event, "status"));
     history.steps = std::max(history.steps, count_at(event, "step"));
-    history.epoch = std::max(history.epoch, number_at(event, "epoch"));
+    history.epoch = std::max(history.epoch, finite_at(event, "epoch"));
     history.digest = text_at(event, "digest");
     if (const std::string text = text_at(event, "message"); !text.empty()) history.error = text;
   }
   if (kind == "target") {
     TargetReached target{.metric = text_at(event, "metric"),
-                         .threshold = number_at(event, "threshold"),
-                         .value = number_at(event, "value"),
+                         .threshold = finite_at(event, "threshold"),
+                         .value = finite_at(event, "value"),
                          .step = count_at(event, "step"),
-                         .seconds = number_at(event, "seconds"),
+                         .seconds = finite_at(event, "seconds"),
                          .cost = cost_at(event)};
     if (event.contains("samples")) target.samples = count_at(event, "samples");
     history.target = target;
@@ -216,12 +212,12 @@ const Curve* History::find(std::string_view name) const {
 History read_history(const RunFolder& folder) {
   History history;
   const auto see_time = [&](const json& line) {
-    const double time = number_at(line, "time");
+    const double time = finite_at(line, "time");
     if (time > 0 && (history.begin_time == 0 || time < history.begin_time)) {
       history.begin_time = time;
     }
     history.end_time = std::max(history.end_time, time);
-    history.seconds = std::max(history.seconds, number_at(line, "seconds"));
+    history.seconds = std::max(history.seconds, finite_at(line, "seconds"));
   };
   CurveReader curves;
   history.bad_lines += for_each_diary_line(folder.metrics_file(), [&](json& line) {
@@ -256,6 +252,8 @@ json to_json(const History& history) {
                 {"epoch", history.epoch},
                 {"seconds", history.seconds},
                 {"samples", nullptr},
+                {"samples_forward", nullptr},
+                {"flops", nullptr},
                 {"cost", nullptr},
                 {"target", nullptr},
                 {"digest", nullptr},

@@ -6,8 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/meters.h"
 
@@ -85,8 +84,8 @@ struct History {
   double seconds = 0;
   double begin_time = 0;  // seconds since 1970; 0 = nothing written yet
   double end_time = 0;
-  std::optional<int64_t> samples;  // from the last event that has it
-  std::optional<Cost> cost;        // likewise
+  std::optional<int64_t> samples;  // trained, by the last summary or end
+  std::optional<Cost> cost;        // from the last event that has it
   std::optional<TargetReached> target;
   std::string digest;  // of the state at the end (ckpt::state_digest); empty: none was written
   nlohmann::json figures = nlohmann::json::object();  // of the last summary or end

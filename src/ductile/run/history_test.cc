@@ -89,14 +89,19 @@ TEST(History, SumsUpARun) {
                             {"step", 3},
                             {"samples", 384}});
     const Cost cost{.wall_seconds = 2, .core_seconds = 3, .peak_rss_bytes = 4};
-    writer.event(
-        "end",
-        {{"step", 4}, {"status", "target_reached"}, {"samples", 512}, {"cost", to_json(cost)}});
+    writer.event("end", {{"step", 4},
+                         {"status", "target_reached"},
+                         {"samples", 512},
+                         {"samples_forward", 700},
+                         {"flops", 2e9},
+                         {"cost", to_json(cost)}});
   }
   const History history = read_history(run);
   EXPECT_EQ(history.status, Status::target_reached);
   EXPECT_EQ(history.steps, 4);
   EXPECT_EQ(history.samples, 512);
+  EXPECT_EQ(to_json(history).at("samples_forward"), 700);
+  EXPECT_EQ(to_json(history).at("flops"), 2e9);
   EXPECT_EQ(history.cost->core_seconds, 3);
   EXPECT_EQ(history.host["cores"], 2);
   EXPECT_EQ(history.target->samples, 384);

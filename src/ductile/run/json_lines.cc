@@ -6,12 +6,12 @@
 #include <string_view>
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 
 namespace ductile::run {
@@ -91,6 +91,13 @@ void JsonLines::append_text(std::string_view line) {
 }
 
 void JsonLines::sync() { file_.sync(); }
+
+double number_at(const nlohmann::json& object, const char* key, double otherwise) {
+  const auto at = object.find(key);
+  double value = otherwise;
+  if (at != object.end()) number_from_json(*at, value);
+  return value;
+}
 
 JsonLinesRead for_each_json_line(const fs::path& path, const std::function<void(json&)>& visit) {
   JsonLinesRead read;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -44,6 +45,8 @@ class JsonLines {
 // returns false for anything else.
 nlohmann::json json_number(double value);
 bool number_from_json(const nlohmann::json& value, double& out);
+// The number under a key of an object; `otherwise` where there is none.
+double number_at(const nlohmann::json& object, const char* key, double otherwise = NAN);
 
 struct JsonLinesRead {
   int64_t lines = 0;

@@ -5,11 +5,11 @@
 #include <string_view>
 #include <system_error>
 
-#include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::run {
 namespace {

@@ -6,9 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::run {

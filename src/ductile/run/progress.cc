@@ -3,11 +3,11 @@
 #include <cerrno>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/json_lines.h"
 
 namespace ductile::run {

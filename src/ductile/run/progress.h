@@ -6,9 +6,8 @@
 #include <string_view>
 #include <variant>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 // What a worker tells the process that started it: one JSON object per line, over a pipe. The
 // schema is in docs/reference/run-folder.md.

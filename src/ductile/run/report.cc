@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
@@ -60,10 +60,6 @@ std::string where(const Point& p) {
                      as_duration(p.seconds));
 }
 
-std::string metric_value(std::string_view metric, double value) {
-  return metric == "accuracy" ? as_percent(value) : as_number(value);
-}
-
 // What the run is judged by: test accuracy, else perplexity, else loss, else the training loss.
 void add_quality(std::vector<Tile>& tiles, const History& history) {
   if (const Curve* c = history.find(kEvalAccuracy); c != nullptr && c->highest) {
@@ -91,7 +87,7 @@ void add_quality(std::vector<Tile>& tiles, const History& history) {
 void add_target(std::vector<Tile>& tiles, const History& history, const spec::TargetOptions& want) {
   if (history.target) {
     const TargetReached& t = *history.target;
-    std::string note = fmt::format("{} {} at step {}", t.metric, metric_value(t.metric, t.value),
+    std::string note = fmt::format("{} {} at step {}", t.metric, page::as_metric(t.metric, t.value),
                                    with_thousands(static_cast<double>(t.step)));
     if (t.samples) note += ", " + plural(static_cast<double>(*t.samples), "sample");
     if (t.cost) note += ", " + as_duration(t.cost->core_seconds) + " of core time";
@@ -104,7 +100,7 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
     tiles.push_back(
         {"Time to target", "not reached",
          fmt::format("{} at {} {}", want.metric, want.metric == "accuracy" ? "least" : "most",
-                     metric_value(want.metric, want.value)),
+                     page::as_metric(want.metric, want.value)),
          true});
   }
 }
@@ -368,6 +364,8 @@ std::string report_html(const RunFolder& folder, const History& history,
       "are in metrics.jsonl.</p></noscript></section>\n";
   if (const std::string classes = report::classes_html(history.figures); !classes.empty())
     page.body += page::section("Classes", classes);
+  if (const std::string rounds = report::probe_rounds_html(history); !rounds.empty())
+    page.body += page::section("Learning-rate probes", rounds);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +

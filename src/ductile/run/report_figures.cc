@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"
@@ -30,27 +30,20 @@ const json& part(const json& of, const char* key) {
   return at != of.end() && at->is_object() ? *at : kNothing;
 }
 
-// NaN where there is no number.
-double number(const json& of, const char* key) {
-  double value = NAN;
-  const auto at = of.find(key);
-  if (at == of.end() || !number_from_json(*at, value)) return NAN;
-  return value;
-}
-
 std::string right_of(const json& of) {
-  return fmt::format("{} of {} right", with_thousands(number(of, "correct")),
-                     plural(number(of, "samples"), "sample"));
+  return fmt::format("{} of {} right", with_thousands(number_at(of, "correct")),
+                     plural(number_at(of, "samples"), "sample"));
 }
 
 }  // namespace
 
 void add_work(std::vector<page::Tile>& tiles, const json& figures) {
-  const double forward = number(figures, "samples_forward"), backward = number(figures, "samples");
+  const double forward = number_at(figures, "samples_forward"),
+               backward = number_at(figures, "samples");
   if (!std::isfinite(forward) || !std::isfinite(backward)) return;
   const std::string samples = fmt::format("{} forward, {} back-propagated",
                                           plural(forward, "sample"), with_thousands(backward));
-  const double flops = number(figures, "flops");
+  const double flops = number_at(figures, "flops");
   if (flops > 0) {
     tiles.push_back({"Floating-point operations", fmt::format("{:.3g}", flops), samples});
   } else {
@@ -60,14 +53,15 @@ void add_work(std::vector<page::Tile>& tiles, const json& figures) {
 
 void add_classes(std::vector<page::Tile>& tiles, const json& figures) {
   const json& result = part(figures, "final");
-  if (const json& worst = part(result, "worst_class"); std::isfinite(number(worst, "accuracy"))) {
-    tiles.push_back({"Worst class", as_percent(number(worst, "accuracy")),
+  if (const json& worst = part(result, "worst_class");
+      std::isfinite(number_at(worst, "accuracy"))) {
+    tiles.push_back({"Worst class", as_percent(number_at(worst, "accuracy")),
                      fmt::format("{}; {}", class_name(worst), right_of(worst))});
   }
-  if (const double error = number(result, "calibration_error"); std::isfinite(error)) {
+  if (const double error = number_at(result, "calibration_error"); std::isfinite(error)) {
     tiles.push_back({"Calibration error", as_percent(error),
                      fmt::format("how far probabilities are from shares; Brier score {}",
-                                 as_number(number(result, "brier")))});
+                                 as_number(number_at(result, "brier")))});
   }
 }
 
@@ -79,7 +73,7 @@ void add_noise(std::vector<page::Tile>& tiles, const json& figures, const spec::
     return;
   }
   const json& noise = part(figures, "noise");
-  const double scale = number(noise, "scale");
+  const double scale = number_at(noise, "scale");
   if (std::isnan(scale)) return;
   tiles.push_back({"Gradient noise scale",
                    std::isfinite(scale) ? plural(std::round(scale), "sample") : "not known",
@@ -92,16 +86,16 @@ std::string classes_html(const json& figures) {
   if (found == result.end() || !found->is_array()) return "";
   std::vector<json> classes;
   for (const json& c : *found) {
-    if (c.is_object() && std::isfinite(number(c, "accuracy"))) classes.push_back(c);
+    if (c.is_object() && std::isfinite(number_at(c, "accuracy"))) classes.push_back(c);
   }
   if (classes.empty()) return "";
-  std::ranges::stable_sort(classes, {}, [](const json& c) { return number(c, "accuracy"); });
+  std::ranges::stable_sort(classes, {}, [](const json& c) { return number_at(c, "accuracy"); });
   page::HtmlTable table({{"Class"}, {"Samples", true}, {"Right", true}, {"Accuracy"}}, "classes");
   for (size_t i = 0; i < std::min(classes.size(), kClassRows); ++i) {
     const json& c = classes[i];
-    const double accuracy = number(c, "accuracy");
-    table.row({class_name(c), with_thousands(number(c, "samples")),
-               with_thousands(number(c, "correct")),
+    const double accuracy = number_at(c, "accuracy");
+    table.row({class_name(c), with_thousands(number_at(c, "samples")),
+               with_thousands(number_at(c, "correct")),
                page::Cell::of_markup(page::meter(accuracy, as_percent(accuracy)))});
   }
   std::string out = table.html();

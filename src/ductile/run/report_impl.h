@@ -38,6 +38,10 @@ std::string classes_html(const nlohmann::json& figures);
 // What a class of an evaluation is called: its name, or its number.
 std::string class_name(const nlohmann::json& of);
 
+// The rounds of probes that chose learning rates (train.rate_control = "lrtuner"): for each its
+// losses, fit and choice. Empty where there were none.
+std::string probe_rounds_html(const History& history);
+
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);
 

@@ -4,9 +4,9 @@
 #include <map>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
@@ -21,13 +21,6 @@ using page::as_duration;
 using page::as_number;
 using page::as_percent;
 using page::with_thousands;
-
-double number_at(const json& object, const char* key, double otherwise = NAN) {
-  const auto at = object.find(key);
-  double value = otherwise;
-  if (at != object.end()) number_from_json(*at, value);
-  return value;
-}
 
 std::string text_at(const json& object, const char* key) {
   const auto at = object.find(key);
@@ -209,6 +202,12 @@ Row describe_event(const json& event) {
   }
   if (kind == "bad_samples") {
     return {kind, "bad", "Samples skipped because they could not be read: " + other_fields(event)};
+  }
+  if (kind == "rate_control" && event.contains("lr")) {
+    return {
+        kind, "plain",
+        fmt::format("Learning rate {} after {} probes: {}", as_number(number_at(event, "lr")),
+                    event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
   }
   if (kind == "error") return {kind, "bad", text_at(event, "message")};
   if (kind == "end") {

@@ -61,6 +61,8 @@ TEST(Report, ShowsWhatARunDid) {
                          {"epoch", 2},
                          {"status", "target_reached"},
                          {"samples", 12800},
+                         {"samples_forward", 25600},
+                         {"flops", 3.5e12},
                          {"digest", "0123456789abcdef0123456789abcdef"},
                          {"cost", to_json(cost)}});
   }
@@ -70,7 +72,8 @@ TEST(Report, ShowsWhatARunDid) {
                            "Target reached",
                            "91.53 %",
                            "4,310 /s",
-                           "12,800 samples",
+                           "3.5e+12",
+                           "25,600 samples forward, 12,800 back-propagated",
                            "3 min 12 s",
                            "6 min 20 s",
                            "12.3 kJ",

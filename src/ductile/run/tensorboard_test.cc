@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::run {
 namespace {

@@ -1,9 +1,9 @@
 #include "ductile/sched/cluster.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::sched {
 namespace {

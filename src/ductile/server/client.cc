@@ -6,12 +6,12 @@
 #include <string>
 #include <thread>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/unix_socket_impl.h"
 

@@ -1,10 +1,9 @@
 #include <span>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/link/addresses.h"
 #include "ductile/server/connections_impl.h"
 

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"

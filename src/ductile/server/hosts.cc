@@ -4,11 +4,11 @@
 #include <charconv>
 #include <sstream>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/base/text.h"
 #include "ductile/net/socket.h"

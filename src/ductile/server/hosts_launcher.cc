@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 #include <sys/epoll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"

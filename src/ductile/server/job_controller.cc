@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/job_driver.h"
 #include "ductile/net/store_server.h"

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/publish.h"

@@ -5,12 +5,12 @@
 #include <system_error>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/server/request_server_impl.h"
 #include "ductile/server/unix_socket_impl.h"
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/client.h"

@@ -49,8 +49,9 @@ TEST(RunSecret, AnEmptyOneStaysWhileAWorkerLives) {
   ASSERT_EQ(::pipe2(started, O_CLOEXEC), 0);
   const pid_t worker = ::fork();
   if (worker == 0) {
-    ::execl("/bin/sh", "sh", "-c", "while :; do sleep 1; done", "x", "--run", run.path().c_str(),
-            "--worker", "7", nullptr);
+    // It makes no process of its own, which would look like it until it is another program.
+    ::execl("/bin/sh", "sh", "-c", "kill -STOP $$", "x", "--run", run.path().c_str(), "--worker",
+            "7", nullptr);
     ::_exit(1);
   }
   ::close(started[1]);

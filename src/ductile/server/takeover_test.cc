@@ -4,10 +4,10 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/json_value.h"
 #include "ductile/link/local_control.h"
 #include "ductile/link/testing/test_loop.h"
 #include "ductile/server/testing/live_job.h"

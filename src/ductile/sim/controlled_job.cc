@@ -151,19 +151,9 @@ void ControlledJob::carry_out(WorkerId id, Process& process, const WorkerCommand
   } else if (const auto* restore = std::get_if<Restore>(&command)) {
     ++process.token;
     process.generation = process.restoring = restore->plan->number;
-    if (restore->self.source != StateSource::peer || fed_.contains({process.restoring, id}))
-      answer(id, process, kTransfer, Restored{restore->plan->number, restore->plan->start});
-    else
-      schedule(now_ + 2 * kStalled, Stalled{id, process.token});
-  } else if (const auto* give = std::get_if<Feed>(&command)) {
-    for (const WorkerId to : give->to) {
-      fed_.insert({give->plan->number, to});
-      const auto found = processes_.find(to);
-      if (found == processes_.end() || !found->second->alive ||
-          found->second->restoring != give->plan->number)
-        continue;
-      answer(to, *found->second, kTransfer, Restored{give->plan->number, give->plan->start});
-    }
+    schedule(now_ + 2 * kStalled, Stalled{id, process.token});
+    met_[process.restoring].insert(id);
+    restore_all(*restore->plan);
   } else if (const auto* run = std::get_if<RunStep>(&command)) {
     ++process.token;
     process.restoring = 0;
@@ -210,6 +200,21 @@ void ControlledJob::carry_out(WorkerId id, Process& process, const WorkerCommand
     schedule(now_ + milliseconds(20), ToWorker{id, 0, Saved{write->attempt, write->step}});
   } else if (std::get_if<Exit>(&command) != nullptr) {
     die(id, process, 0, 0);
+  }
+}
+
+// Once all members have come to the meeting of a generation, each gets what it lacks.
+void ControlledJob::restore_all(const GenerationPlan& plan) {
+  if (met_[plan.number].size() < plan.members.size()) return;
+  for (const Member& member : plan.members) {
+    const auto found = processes_.find(member.worker);
+    if (found == processes_.end() || !found->second->alive ||
+        found->second->restoring != plan.number)
+      continue;
+    const bool has_it =
+        member.source == StateSource::keep || member.source == StateSource::apply_voted;
+    answer(member.worker, *found->second, has_it ? kPeer : kTransfer,
+           Restored{plan.number, plan.start});
   }
 }
 

@@ -97,6 +97,7 @@ class ControlledJob {
   void carry_out(control::WorkerId id, Process& process, const control::WorkerCommand& command);
   void answer(control::WorkerId id, const Process& process, Time delay, control::WorkerEvent event);
   void see_plan(const control::GenerationPlan& plan);
+  void restore_all(const control::GenerationPlan& plan);
   void step_of_all(control::Generation generation, int64_t step, const Step& state,
                    const control::GenerationPlan& plan);
   void die(control::WorkerId id, Process& process, int64_t code, int64_t signal);
@@ -114,7 +115,7 @@ class ControlledJob {
   std::map<control::WorkerId, std::unique_ptr<Process>> processes_;
   std::map<std::pair<control::Generation, int64_t>, Step> steps_;
   std::map<control::Generation, control::GenerationPlan> plans_;
-  std::set<std::pair<control::Generation, control::WorkerId>> fed_;
+  std::map<control::Generation, std::set<control::WorkerId>> met_;
   int64_t committed_ = 0;  // the newest state that any worker had
   std::map<int64_t, control::Generation> applied_in_;
   int32_t workers_ = 0;

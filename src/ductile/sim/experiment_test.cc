@@ -1,8 +1,8 @@
 #include "ductile/sim/experiment.h"
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/sim/lower_bound.h"
 
 namespace ductile::sim {

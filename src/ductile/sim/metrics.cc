@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include <nlohmann/json.hpp>
+#include "ductile/base/json_value.h"
 
 namespace ductile::sim {
 namespace {

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/sim/delaunay.h"
 #include "ductile/sim/simulator.h"
 

@@ -7,9 +7,9 @@
 #include <set>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 

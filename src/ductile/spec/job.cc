@@ -1,5 +1,7 @@
 #include "ductile/spec/job.h"
 
+#include <functional>
+
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
@@ -112,22 +114,100 @@ void describe(Describer& d, LarsOptions& o) {
       .range(1e-9, 1e6);
   d.field("trust_outside", o.trust_outside,
           "apply the layer-wise rate and lr after the momentum sum instead of inside it");
+  d.field("trust_clip", o.trust_clip,
+          "a layer moves by the smaller of lr and the layer-wise rate instead of by their product");
   d.field("eps", o.eps, "added to the norm in the denominator").range(0, 1e6);
+}
+
+void describe(Describer& d, NadamwOptions& o) {
+  d.field("momentum_decay", o.momentum_decay,
+          "how fast the momentum rises to beta1 (PyTorch's default is 0.004); 0 = beta1 throughout")
+      .range(0, 1);
+}
+
+void describe(Describer& d, AdemamixOptions& o) {
+  d.field("alpha", o.alpha, "weight of the slow mean of gradients beside the fast one")
+      .range(0, 1e6);
+  d.field("beta3", o.beta3, "decay of the slow mean, per step").range(0, 1);
+  d.field("warmup", o.warmup,
+          "share of the run in which alpha rises from 0 and beta3 from adam.beta1; 0 = none")
+      .range(0, 1);
+}
+
+void describe(Describer& d, MuonOptions& o) {
+  d.field("nesterov", o.nesterov, "orthogonalise the Nesterov momentum instead of the momentum");
+  d.field("steps", o.steps, "Newton-Schulz steps; more are closer to an orthogonal matrix")
+      .range(1, 50);
+  d.field("coefficients", o.coefficients,
+          "a, b and c of a Newton-Schulz step, aX + b(XX')X + c(XX')^2 X")
+      .range(-100, 100);
+  d.field("eps", o.eps, "added to the norm by which a matrix is divided at first").range(0, 1e6);
+  d.field("adjust_lr", o.adjust_lr,
+          "factor on lr per matrix: none; spectral (sqrt(rows / columns), at least 1); rms (0.2 * "
+          "sqrt(the longer side), about the size of AdamW's updates)")
+      .one_of({"none", "spectral", "rms"});
+  d.field("adamw_lr", o.adamw_lr, "factor on lr for the parameters that AdamW updates")
+      .range(0, 1e6);
+  d.field("exclude", o.exclude,
+          "matrices that AdamW updates: parts of their names; vectors are always among these");
+  d.field("renormalize_every", o.renormalize_every,
+          "steps after which each matrix is scaled to the norm sqrt(rows) before its update; 0 = "
+          "never")
+      .range(0, kMostCount);
+}
+
+void describe(Describer& d, NeumannOptions& o) {
+  d.field("alpha", o.alpha, "weight of the cubic regulariser").range(0, 1e30);
+  d.field("beta", o.beta, "weight of the repulsive regulariser, per variable").range(0, 1e30);
+  d.field("variables", o.variables, "what neumann.beta counts as a variable")
+      .one_of({"tensors", "scalars"});
+  d.field("gamma", o.gamma, "decay of the mean of weights that both regularisers refer to")
+      .range(0, 1);
+  d.field("mu_start", o.mu_start, "mu at first; it rises to optimizer.momentum").range(0, 1);
+  d.field("mu_unit", o.mu_unit, "unit of t in mu = 1 - 1 / (1 + t)").one_of({"steps", "epochs"});
+  d.field("warmup_epochs", o.warmup_epochs, "epochs of plain SGD at the start")
+      .range(0, kMostEpochs);
+  d.field("reset_epochs", o.reset_epochs,
+          "epochs to the first reset of the iterate; each later period is twice as long as the one "
+          "before; 0 = no resets")
+      .range(0, kMostEpochs);
+}
+
+void describe(Describer& d, NlcgOptions& o) {
+  d.field("update", o.update, "formula of beta").one_of({"fletcher_reeves", "polak_ribiere"});
+  d.field("preconditioner", o.preconditioner, "preconditioner: the diagonal of BFGS, or none")
+      .one_of({"bfgs", "none"});
+  d.field("line_search", o.line_search,
+          "when the loss is compared with its mean to adapt the step size: every "
+          "line_search_every steps (step), each step (online), or never (none)")
+      .one_of({"step", "online", "none"});
+  d.field("line_search_every", o.line_search_every, "steps between two comparisons (step)")
+      .range(1, kMostCount);
+  d.field("threshold", o.threshold, "rise of the loss, in percent, from which steps become shorter")
+      .range(0, 1e6);
 }
 
 void describe(Describer& d, OptimizerOptions& o) {
   d.field("name", o.name, "update rule").one_of(optimizers());
   d.field("lr", o.lr, "peak learning rate").range(0, 1e6);
-  d.field("momentum", o.momentum, "momentum factor (sgd, lars)").range(0, 1);
+  d.field("momentum", o.momentum, "momentum factor (sgd, lars, muon); largest mu (neumann)")
+      .range(0, 1);
   d.field("weight_decay", o.weight_decay,
-          "L2 in the gradient (sgd, adam, lars), decoupled (adamw, lamb)")
+          "L2 in the gradient (sgd, adam, lars, neumann, nlcg), decoupled (the other rules)")
       .range(0, 1e6);
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
   d.section("sgd", o.sgd, "These options are read by sgd only.");
-  d.section("adam", o.adam, "These options are read by adam, adamw and lamb.");
+  d.section(
+      "adam", o.adam,
+      "These options are read by adam, adamw, nadamw, ademamix, schedule_free, lamb and muon.");
   d.section("lars", o.lars, "These options are read by lars only.");
+  d.section("nadamw", o.nadamw, "These options are read by nadamw only.");
+  d.section("ademamix", o.ademamix, "These options are read by ademamix only.");
+  d.section("muon", o.muon, "These options are read by muon only.");
+  d.section("neumann", o.neumann, "These options are read by neumann only.");
+  d.section("nlcg", o.nlcg, "These options are read by nlcg only.");
   d.moved("nesterov", {"sgd.nesterov"});
   d.moved("beta1", {"adam.beta1"});
   d.moved("beta2", {"adam.beta2"});
@@ -151,6 +231,21 @@ void describe(Describer& d, OneCycleOptions& o) {
       .range(0, 1);
 }
 
+void describe(Describer& d, KneeOptions& o) {
+  d.field("explore_epochs", o.explore_epochs,
+          "epochs at the peak after the warm-up; 0 = explore_share of the run")
+      .range(0, kMostEpochs);
+  d.field("explore_share", o.explore_share,
+          "share of the run at the peak, where explore_epochs is 0")
+      .range(0, 1);
+}
+
+void describe(Describer& d, TrapezoidOptions& o) {
+  d.field("decay", o.decay, "share of the run in which the rate falls, at its end").range(0, 1);
+  d.field("shape", o.shape, "how it falls: linear, or as 1 - sqrt(share of the way)")
+      .one_of({"linear", "sqrt"});
+}
+
 void describe(Describer& d, ScheduleOptions& o) {
   d.field("name", o.name, "shape of the learning rate over the run").one_of(schedules());
   d.field("warmup_epochs", o.warmup_epochs, "epochs of linear rise at the start; may be a fraction")
@@ -160,10 +255,74 @@ void describe(Describer& d, ScheduleOptions& o) {
   d.section("step", o.step, "These options are read by the schedule step only.");
   d.section("polynomial", o.polynomial, "These options are read by the schedule polynomial only.");
   d.section("one_cycle", o.one_cycle, "These options are read by the schedule one_cycle only.");
+  d.section("knee", o.knee, "These options are read by the schedule knee only.");
+  d.section("trapezoid", o.trapezoid, "These options are read by the schedule trapezoid only.");
   d.moved("milestones", {"step.milestones"});
   d.moved("gamma", {"step.gamma"});
   d.moved("power", {"polynomial.power"});
   d.moved("peak_at", {"one_cycle.peak_at"});
+}
+
+void describe(Describer& d, SelectiveOptions& o) {
+  d.field("beta", o.beta,
+          "a sample is kept with the probability (share of the last losses below its own) ^ beta; "
+          "1 / (beta + 1) of all are kept")
+      .range(0, 1000);
+  d.field("history", o.history, "number of last losses that a loss is ranked among")
+      .range(1, 1 << 24);
+  d.field("first_epochs", o.first_epochs, "epochs at the start that train on every sample")
+      .range(0, kMostEpochs);
+  d.field("start", o.start, "share of the run before which every sample is trained").range(0, 1);
+  d.field("end", o.end, "share of the run after which every sample is trained").range(0, 1);
+  d.field("interrupt", o.interrupt,
+          "every n-th update is by a whole batch, without a choice; 0 = none")
+      .range(0, kMostCount);
+  d.field("half_resolution", o.half_resolution,
+          "find losses with images of half the width and height (models that pool over the whole "
+          "image)");
+  d.field(
+       "length", o.length,
+       "what train.epochs and the schedule count: epochs (samples looked at) or updates (samples "
+       "trained, as many as without a choice)")
+      .one_of({"epochs", "updates"});
+  d.field("stale_epochs", o.stale_epochs,
+          "a sample's loss is found by a forward pass once in this many epochs (stale_selective)")
+      .range(1, 1 << 24);
+}
+
+void describe(Describer& d, InfoBatchOptions& o) {
+  d.field("ratio", o.ratio,
+          "share of the samples with a loss below the mean that is skipped in each epoch")
+      .range(0, 0.9);
+  d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
+}
+
+void describe(Describer& d, GradedOptions& o) {
+  d.field("beta", o.beta,
+          "a sample is kept with the probability floor + (1 - floor) * (share of all losses below "
+          "its own) ^ beta")
+      .range(0, 1000);
+  d.field("floor", o.floor, "least probability with which a sample is kept").range(0.01, 1);
+  d.field("unbias", o.unbias,
+          "a kept sample's loss is multiplied by its probability ^ -unbias: 1 = the expectation of "
+          "the gradient stays, 0 = samples with large losses count for more")
+      .range(0, 1);
+  d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
+}
+
+void describe(Describer& d, LrtunerOptions& o) {
+  d.field(
+       "explore", o.explore,
+       "share of the run in which the learning rate is the largest that does not raise the loss; "
+       "after it, the one that lowers it most")
+      .range(0, 1);
+  d.field("every_epochs", o.every_epochs, "epochs between two rounds of probes; may be a fraction")
+      .range(1e-6, kMostEpochs);
+  d.field("batches", o.batches, "mini-batches per virtual rank that each probe evaluates")
+      .range(1, 1024);
+  d.field("smoothing", o.smoothing,
+          "share of the last learning rate, on a logarithmic scale, in each new one")
+      .range(0, 0.99);
 }
 
 void describe(Describer& d, TrainOptions& o) {
@@ -207,6 +366,15 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("ema_decay", o.ema_decay,
           "evaluate an exponential moving average of the weights; 0 = off")
       .range(0, 1);
+  d.field("tail_average", o.tail_average,
+          "evaluate the mean of the weights over this last share of the run; 0 = off")
+      .range(0, 1);
+  d.field(
+       "statistics_batches", o.statistics_batches,
+       "training batches from which batch norm's running statistics are computed for the weights "
+       "that are evaluated, where the optimiser trains others (neumann, schedule_free); 0 = "
+       "those of the trained weights are used")
+      .range(0, 1 << 20);
   d.field("loss_scale", o.loss_scale, "initial loss scale (fp16); it is adapted during the run")
       .range(1.0 / 65536, 16777216);
   d.field("eval_every_epochs", o.eval_every_epochs,
@@ -221,6 +389,11 @@ void describe(Describer& d, TrainOptions& o) {
           "model.library "
           "whose results may depend on the number of threads")
       .range(0, 4096);
+  d.section("selective", o.selective,
+            "These options are read by the methods selective and stale_selective.");
+  d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
+  d.section("graded", o.graded, "These options are read by the method graded only.");
+  d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
 }
 
 void describe(Describer& d, ElasticOptions& o) {
@@ -267,6 +440,48 @@ void describe(Describer& d, JobOptions& o) {
             "What ends the run early; the report then gives the cost of reaching it.");
 }
 
+namespace {
+
+using Bad = std::function<void(const std::string&)>;
+
+void check_selection(const JobOptions& job, const Bad& bad) {
+  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
+  if (selects && job.train.bn_group > 1) {
+    bad(
+        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
+                    "of an epoch does not fill all members of a group",
+                    job.train.method, job.train.bn_group));
+  }
+  if (selects && job.train.selective.start > job.train.selective.end) {
+    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
+                    job.train.selective.start, job.train.selective.end));
+  }
+}
+
+void check_model(const JobOptions& job, const Bad& bad) {
+  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+                    "the other models read images",
+                    job.model.name, job.data.format));
+  }
+  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
+                    job.model.heads));
+  }
+  if (job.model.name == "custom" && job.model.library.empty()) {
+    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+  if (job.model.name != "custom" && !job.model.library.empty()) {
+    bad(
+        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
+                    "model.name is \"{}\"; say which one is meant",
+                    job.model.library, job.model.name));
+  }
+}
+
+}  // namespace
+
 void check(const JobOptions& job) {
   const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   if (job.train.batch_size % job.train.virtual_ranks != 0) {
@@ -277,6 +492,7 @@ void check(const JobOptions& job) {
     bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
                     job.train.virtual_ranks, job.train.bn_group));
   }
+  check_selection(job, bad);
   if (job.train.wire != "fp32" && job.train.reduction != "fast") {
     bad(fmt::format(
         "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
@@ -295,37 +511,30 @@ void check(const JobOptions& job) {
         "augment.mean has {} values and augment.std has {}; give one per channel in both",
         job.augment.mean.size(), job.augment.std.size()));
   }
+  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
+    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
+        "train.shard_optimizer = false");
+  }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
+  }
+  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
+    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
+  }
+  if (job.optimizer.muon.coefficients.size() != 3) {
+    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
+                    job.optimizer.muon.coefficients.size()));
   }
   if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
     bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
                     job.schedule.warmup_epochs, job.train.epochs));
   }
-  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
-    bad(
-        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
-                    "the other models read images",
-                    job.model.name, job.data.format));
-  }
+  check_model(job, bad);
   if (job.target.metric == "perplexity" && job.data.format != "tokens") {
     bad(
         fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
                     "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
                     job.data.format));
-  }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
-    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
-                    job.model.heads));
-  }
-  if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
-  }
-  if (job.model.name != "custom" && !job.model.library.empty()) {
-    bad(
-        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
-                    "model.name is \"{}\"; say which one is meant",
-                    job.model.library, job.model.name));
   }
 }
 

@@ -77,7 +77,48 @@ struct AdamOptions {
 struct LarsOptions {
   double trust_coefficient = 0.001;
   bool trust_outside = false;
+  bool trust_clip = false;
   double eps = 1e-8;
+};
+
+struct NadamwOptions {
+  double momentum_decay = 0;
+};
+
+struct AdemamixOptions {
+  double alpha = 8;
+  double beta3 = 0.9995;
+  double warmup = 1;
+};
+
+struct MuonOptions {
+  bool nesterov = true;
+  int64_t steps = 5;
+  std::vector<double> coefficients = {3.4445, -4.7750, 2.0315};
+  double eps = 1e-7;
+  std::string adjust_lr = "spectral";
+  double adamw_lr = 1;
+  std::vector<std::string> exclude = {"embed", "wte", "wpe"};
+  int64_t renormalize_every = 0;
+};
+
+struct NeumannOptions {
+  double alpha = 1e-7;
+  double beta = 1e-5;
+  std::string variables = "tensors";
+  double gamma = 0.99;
+  double mu_start = 0.5;
+  std::string mu_unit = "steps";
+  double warmup_epochs = 5;
+  double reset_epochs = 10;
+};
+
+struct NlcgOptions {
+  std::string update = "fletcher_reeves";
+  std::string preconditioner = "bfgs";
+  std::string line_search = "step";
+  int64_t line_search_every = 5;
+  double threshold = 1;
 };
 
 struct OptimizerOptions {
@@ -88,8 +129,13 @@ struct OptimizerOptions {
   std::vector<std::string> no_decay = {"bias", "norm"};
   double clip_norm = 0;
   SgdOptions sgd;
-  AdamOptions adam;  // also of adamw and lamb, the rules with Adam's moments
+  AdamOptions adam;  // also of the other rules with Adam's moments
   LarsOptions lars;
+  NadamwOptions nadamw;
+  AdemamixOptions ademamix;
+  MuonOptions muon;
+  NeumannOptions neumann;
+  NlcgOptions nlcg;
 };
 
 struct StepOptions {
@@ -105,6 +151,16 @@ struct OneCycleOptions {
   double peak_at = 0.3;
 };
 
+struct KneeOptions {
+  double explore_epochs = 0;
+  double explore_share = 0.5;
+};
+
+struct TrapezoidOptions {
+  double decay = 0.2;
+  std::string shape = "linear";
+};
+
 struct ScheduleOptions {
   std::string name = "cosine";  // schedules.h
   double warmup_epochs = 0;
@@ -113,6 +169,39 @@ struct ScheduleOptions {
   StepOptions step;
   PolynomialOptions polynomial;
   OneCycleOptions one_cycle;
+  KneeOptions knee;
+  TrapezoidOptions trapezoid;
+};
+
+struct SelectiveOptions {
+  double beta = 1;
+  int64_t history = 1024;
+  int64_t first_epochs = 1;
+  double start = 0;
+  double end = 1;
+  int64_t interrupt = 0;
+  bool half_resolution = false;
+  std::string length = "epochs";
+  int64_t stale_epochs = 3;
+};
+
+struct InfoBatchOptions {
+  double ratio = 0.5;
+  double end = 0.875;
+};
+
+struct GradedOptions {
+  double beta = 2;
+  double floor = 0.2;
+  double unbias = 1;
+  double end = 0.875;
+};
+
+struct LrtunerOptions {
+  double explore = 0.5;
+  double every_epochs = 0.1;
+  int64_t batches = 4;
+  double smoothing = 0.5;
 };
 
 struct TrainOptions {
@@ -122,6 +211,7 @@ struct TrainOptions {
   int64_t virtual_ranks = 1;
   std::string method = "plain";
   std::string rate_control = "schedule";
+  LrtunerOptions lrtuner;
   int64_t bn_group = 1;
   std::string reduction = "canonical";
   std::string wire = "fp32";
@@ -131,11 +221,16 @@ struct TrainOptions {
   std::string memory_format = "auto";
   double label_smoothing = 0;
   double ema_decay = 0;
+  double tail_average = 0;
+  int64_t statistics_batches = 32;
   double loss_scale = 65536;
   double eval_every_epochs = 1;
   int64_t eval_batch_size = 0;
   int64_t log_every = 10;
   int64_t threads = 0;
+  SelectiveOptions selective;  // also of stale_selective
+  InfoBatchOptions infobatch;
+  GradedOptions graded;
 };
 
 struct ElasticOptions {
@@ -178,11 +273,21 @@ void describe(Describer& d, ModelOptions& o);
 void describe(Describer& d, SgdOptions& o);
 void describe(Describer& d, AdamOptions& o);
 void describe(Describer& d, LarsOptions& o);
+void describe(Describer& d, NadamwOptions& o);
+void describe(Describer& d, AdemamixOptions& o);
+void describe(Describer& d, MuonOptions& o);
+void describe(Describer& d, NeumannOptions& o);
+void describe(Describer& d, NlcgOptions& o);
 void describe(Describer& d, OptimizerOptions& o);
 void describe(Describer& d, StepOptions& o);
 void describe(Describer& d, PolynomialOptions& o);
 void describe(Describer& d, OneCycleOptions& o);
+void describe(Describer& d, KneeOptions& o);
+void describe(Describer& d, TrapezoidOptions& o);
 void describe(Describer& d, ScheduleOptions& o);
+void describe(Describer& d, SelectiveOptions& o);
+void describe(Describer& d, InfoBatchOptions& o);
+void describe(Describer& d, GradedOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);

@@ -3,13 +3,23 @@
 #include "ductile/base/table.h"
 
 // What a step does: name, maker, help, as in optimizers.h; train/step_method.cc has the makers.
-#define DUCTILE_STEP_METHODS(ROW) \
-  ROW("plain", make_plain_method, "forward and backward pass for every sample, then an update")
+#define DUCTILE_STEP_METHODS(ROW)                                                                 \
+  ROW("plain", make_plain_method, "forward and backward pass for every sample, then an update")   \
+  ROW("selective", make_selective_method,                                                         \
+      "Selective-Backprop: a forward pass shows losses, and samples with large ones are trained") \
+  ROW("stale_selective", make_stale_selective_method,                                             \
+      "Stale-SB: as selective, with losses of earlier epochs between forward passes")             \
+  ROW("infobatch", make_infobatch_method,                                                         \
+      "InfoBatch: half of the samples with small losses are skipped, and the rest counts double") \
+  ROW("graded", make_graded_method,                                                               \
+      "the smaller a sample's last loss, the likelier it is skipped, and the more it counts")
 
 // What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
-#define DUCTILE_RATE_CONTROLS(ROW)       \
-  ROW("schedule", make_schedule_control, \
-      "the learning rate follows [schedule]; the other values stay constant")
+#define DUCTILE_RATE_CONTROLS(ROW)                                            \
+  ROW("schedule", make_schedule_control,                                      \
+      "the learning rate follows [schedule]; the other values stay constant") \
+  ROW("lrtuner", make_lrtuner_control,                                        \
+      "the learning rate is found while training, from probes of the loss along the updates")
 
 namespace ductile::spec {
 

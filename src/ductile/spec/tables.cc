@@ -22,6 +22,8 @@ constexpr Named kSchedules[] = {
     {"cosine", "half a cosine from the peak to the end"},
     {"linear", "a straight line from the peak to the end"},
     {"one_cycle", "half a cosine up to the peak, another down to the end"},
+    {"knee", "stays at the peak to explore, then a straight line down"},
+    {"trapezoid", "stays at the peak, and falls in the last schedule.trapezoid.decay of the run"},
     {"polynomial", "falls as (1 - share of the run) to the power of schedule.polynomial.power"},
 };
 

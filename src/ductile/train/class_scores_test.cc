@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 
 namespace ductile::train {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
@@ -21,6 +21,7 @@
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/testing/sample_methods.h"
+#include "ductile/train/testing/sample_optimizer.h"
 
 namespace ductile::train {
 namespace {
@@ -58,20 +59,47 @@ spec::JobOptions small_job() {
   return job;
 }
 
-std::vector<Row> rows() {
-  std::vector<Row> out;
-  const auto add = [&](std::string name, const spec::JobOptions& job,
-                       std::function<void(Ingredients&)> hand_in = {}) {
-    out.push_back({std::move(name), job, [job, hand_in] {
-                     Ingredients given;
-                     if (hand_in) hand_in(given);
-                     return complete(std::move(given), job);
-                   }});
-  };
+class Rows {
+ public:
+  Rows() {
+    add_tables();
+    add_evaluated_weights();
+    add_chosen_samples();
+    add_samples_of_what_is_to_come();
+  }
+  std::vector<Row> take() { return std::move(rows_); }
+
+ private:
+  void add(std::string name, const spec::JobOptions& job,
+           std::function<void(Ingredients&)> hand_in = {}) {
+    rows_.push_back({std::move(name), job, [job, hand_in] {
+                       Ingredients given;
+                       if (hand_in) hand_in(given);
+                       return complete(std::move(given), job);
+                     }});
+  }
+  void add_tables();
+  void add_evaluated_weights();
+  void add_chosen_samples();
+  void add_samples_of_what_is_to_come();
+
+  std::vector<Row> rows_;
+};
+
+void Rows::add_tables() {
   for (const optim::OptimizerEntry& entry : optim::optimizers()) {
     spec::JobOptions job = small_job();
     job.optimizer.name = entry.name;
     job.optimizer.clip_norm = 1;
+    // So that 3 epochs have all that these rules do.
+    job.optimizer.neumann.warmup_epochs = 0.5;
+    job.optimizer.neumann.reset_epochs = 0.8;
+    job.optimizer.nlcg.line_search_every = 2;
+    job.optimizer.nlcg.update = "polak_ribiere";
+    job.optimizer.nadamw.momentum_decay = 0.004;
+    job.optimizer.muon.renormalize_every = 5;
+    // What these evaluate is what is to be seen here; the average would stand in its place.
+    if (entry.name == "schedule_free" || entry.name == "neumann") job.train.ema_decay = 0;
     add(std::string(entry.name), job);
     job.train.shard_optimizer = true;
     add(std::string(entry.name) + "_spread", job);
@@ -88,6 +116,53 @@ std::vector<Row> rows() {
     job.train.rate_control = entry.name;
     add("control_" + std::string(entry.name), job);
   }
+}
+
+void Rows::add_evaluated_weights() {
+  // Weights that are evaluated and not trained, with their statistics.
+  spec::JobOptions evaluated = small_job();
+  evaluated.optimizer.name = "schedule_free";
+  evaluated.model.name = "cnn";
+  evaluated.model.width = 4;
+  evaluated.train.ema_decay = 0;
+  evaluated.train.statistics_batches = 3;
+  add("schedule_free_statistics", evaluated);
+  evaluated.train.shard_optimizer = true;
+  add("schedule_free_statistics_spread", evaluated);
+  spec::JobOptions tail = small_job();
+  tail.train.ema_decay = 0;
+  tail.train.tail_average = 0.4;
+  add("tail_average", tail);
+}
+
+void Rows::add_chosen_samples() {
+  const auto choosing = [](const char* method) {
+    spec::JobOptions job = small_job();
+    job.train.method = method;
+    job.train.epochs = 5;
+    return job;
+  };
+  spec::JobOptions updates = choosing("selective");
+  updates.train.selective.length = "updates";
+  updates.train.selective.interrupt = 3;
+  updates.train.selective.first_epochs = 0;
+  updates.train.shard_optimizer = true;
+  add("selective_updates_spread", updates);
+  spec::JobOptions stale = choosing("stale_selective");
+  stale.train.selective.stale_epochs = 2;
+  stale.train.selective.history = 30;
+  stale.train.shard_optimizer = true;
+  add("stale_selective_spread", stale);
+  spec::JobOptions groups = choosing("infobatch");
+  groups.model.name = "cnn";
+  groups.model.width = 4;
+  groups.train.bn_group = 2;
+  groups.train.infobatch.end = 1;
+  groups.train.shard_optimizer = true;
+  add("infobatch_groups_spread", groups);
+}
+
+void Rows::add_samples_of_what_is_to_come() {
   // What no row of the tables does yet.
   add("selecting", small_job(),
       [](Ingredients& given) { given.method = testing::make_selecting_method(); });
@@ -98,12 +173,22 @@ std::vector<Row> rows() {
   });
   spec::JobOptions spread = small_job();
   spread.train.shard_optimizer = true;
+  for (spec::JobOptions job : {small_job(), spread}) {
+    const std::string name = job.train.shard_optimizer ? "halving_spread" : "halving";
+    job.train.ema_decay = 0;
+    add(name, job, [job](Ingredients& given) {
+      given.make_optimizer = [job](const optim::ParamLayout& layout) {
+        return testing::make_halving_optimizer(job, layout);
+      };
+    });
+  }
   add("restless_selecting_spread", spread, [spread](Ingredients& given) {
     given.method = testing::make_selecting_method();
     given.rate_control = testing::make_restless_control(spread);
   });
-  return out;
 }
+
+std::vector<Row> rows() { return Rows().take(); }
 
 class Conformance : public ::testing::TestWithParam<Row> {
  protected:
@@ -233,7 +318,6 @@ TEST_P(Conformance, AForkedTrialAndTheWayBackChangeNoBit) {
       if (replica.evaluation_due()) replica.record(replica.evaluate([](int64_t) {}));
     }
   };
-  if (row.job.train.shard_optimizer) GTEST_SKIP() << "one worker without an exchange";
   straight.host_all();
   tried.host_all();
   for (int round = 0; round < 4; ++round) {

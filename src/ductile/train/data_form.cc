@@ -1,8 +1,7 @@
 #include "ductile/train/data_form.h"
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/data/augment.h"
 
 namespace ductile::train {

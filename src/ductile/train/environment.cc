@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <dlfcn.h>
-#include <nlohmann/json.hpp>
 #include <omp.h>
 
 #include <ATen/Context.h>
@@ -17,6 +16,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/isa.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/meters.h"

@@ -2,13 +2,12 @@
 
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/json_lines.h"
 

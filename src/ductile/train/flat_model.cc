@@ -62,7 +62,7 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
   for (const nn::NamedTensor& p : parameters_) {
     DUCTILE_CHECK(p.tensor.scalar_type() == at::kFloat || is_half(p.tensor),
                   "parameter {} is neither fp32 nor half", p.name);
-    layout_.add(p.name, p.tensor.numel(), static_cast<int>(p.tensor.dim()), p.is_norm);
+    layout_.add(p.name, shape_of(p.tensor), p.is_norm);
     any_half |= is_half(p.tensor);
     if (p.tensor.scalar_type() == at::kHalf) half_type_ = DType::f16;
   }

@@ -7,6 +7,7 @@
 #include "ductile/data/formats.h"
 #include "ductile/nn/flops.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/probing.h"
 
 namespace ductile::train {
 namespace {
@@ -44,6 +45,8 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   }
   if (!given.rate_control) given.rate_control = optim::make_rate_control(job);
   if (!given.method) given.method = make_step_method(job);
+  given.method = with_probes(std::move(given.method), *given.rate_control, job);
+  given.method->prepare(job, given);
   return given;
 }
 

@@ -21,8 +21,8 @@ struct Ingredients {
   std::unique_ptr<nn::Model> model;
   std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)> make_optimizer;
   std::unique_ptr<optim::RateControl> rate_control;
-  std::unique_ptr<StepMethod> method;
-  double flops_per_sample = 0;  // of the model's forward pass; 0: not known
+  std::unique_ptr<StepMethod> method;  // complete() adds the probes that rate_control asks for
+  double flops_per_sample = 0;         // of the model's forward pass; 0: not known
 };
 
 // Makes all parts that `given` leaves empty. Throws if a part cannot be made, or (invalid_argument)

@@ -52,14 +52,11 @@ std::unique_ptr<net::Store> find_store(const MeetingOptions& options, const net:
 
 Meeting::Meeting(const control::GenerationPlan& plan, const net::Secret* secret,
                  MeetingOptions options)
-    : options_(std::move(options)) {
-  layout_ = options_.layout;
-  layout_.cut = {0};
+    : options_(std::move(options)), layout_(options_.layout) {
   std::map<std::string, int> places;
   for (const control::Member& m : plan.members) {
     if (m.worker == options_.worker) rank_ = static_cast<int>(members_.size());
     members_.push_back(m.worker);
-    layout_.cut.push_back(m.ranks.end);
     const std::string place = link::PeerAddress::parse(m.address).place;
     hosts_.push_back(places.try_emplace(place, static_cast<int>(places.size())).first->second);
   }

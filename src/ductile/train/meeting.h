@@ -21,7 +21,7 @@ struct MeetingOptions {
   std::string job;                  // link::job_name
   control::WorkerId worker = 0;     // this one
   std::string address;              // where workers of other hosts reach it
-  parallel::ExchangeLayout layout;  // but for the cut, which the plan gives
+  parallel::ExchangeLayout layout;  // of the plan's members
   std::function<net::Address()> store;
   // A member on another host that is silent for longer than this is lost.
   std::chrono::milliseconds deadline{1500};

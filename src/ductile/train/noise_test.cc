@@ -4,12 +4,12 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/sched/noise_scale.h"
 #include "ductile/train/replica.h"

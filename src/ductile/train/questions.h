@@ -5,8 +5,7 @@
 #include <optional>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
+#include "ductile/base/json_value.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/job.h"
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/dataset.h"

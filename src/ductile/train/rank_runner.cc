@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/avg_pool2d.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
@@ -22,8 +23,16 @@ class RankRunner::Context final : public RankContext {
   const JobState& state() const override { return runner_.state_; }
   const StepKind& kind() const override { return runner_.kind_; }
   int64_t rank() const override { return rank_; }
+  int64_t train_size() const override { return runner_.ingredients_.train_set->info().size; }
   nn::Model& model() override { return *runner_.ingredients_.model; }
   const data::Batch& batch() override { return runner_.batch_of(rank_); }
+  int64_t first() const override {
+    const int64_t per_rank = runner_.samples_ != nullptr
+                                 ? runner_.samples_->per_rank
+                                 : state().hyper.batch_size / job().train.virtual_ranks;
+    return rank_ * per_rank;
+  }
+  const Samples* samples() const override { return runner_.samples_; }
 
   std::shared_ptr<const data::Batch> fetch(std::span<const int64_t> indices,
                                            int64_t epoch) override {
@@ -46,6 +55,23 @@ class RankRunner::Context final : public RankContext {
     return model().loss(logits, labels, job().train.label_smoothing);
   }
 
+  nn::LossOutput look(const data::Batch& batch, bool half) override {
+    figures_[runner_.figures_.place(kSamplesForward)] += static_cast<float>(batch.num_samples);
+    const at::NoGradGuard no_grad;
+    model().train(false);
+    try {
+      at::Tensor input = input_of(batch);
+      if (half) input = at::avg_pool2d(input, 2);
+      nn::LossOutput out =
+          model().loss(model().forward(input), labels_of(batch), job().train.label_smoothing);
+      model().train(true);
+      return out;
+    } catch (...) {
+      model().train(true);
+      throw;
+    }
+  }
+
   at::Tensor mean(const at::Tensor& losses) override {
     const nn::OneThread alone;  // libtorch cuts the sum of a large batch by the number of threads
     return losses.mean();
@@ -53,6 +79,10 @@ class RankRunner::Context final : public RankContext {
 
   void figure(std::string_view name, double value) override {
     figures_[runner_.figures_.place(name)] = static_cast<float>(value);
+  }
+
+  std::span<float> shared() override {
+    return std::span(figures_).last(static_cast<size_t>(runner_.figures_.num_shared()));
   }
 
   std::vector<float> take_figures() { return std::move(figures_); }
@@ -115,8 +145,13 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
   next_rank_ = hosted_.begin;
 }
 
-// A step that is none of training leaves its batches to the next one.
+// A step that is none of training leaves the stream's batches to the next one.
 void RankRunner::begin_step() {
+  if (fetches()) {
+    batches_.clear();
+    loaded_cursor_ = -1;
+    return;
+  }
   const Counters& counters = state_.counters;
   const int64_t batch_size = state_.hyper.batch_size;
   if (loaded_cursor_ == counters.cursor && loaded_batch_size_ == batch_size) return;
@@ -126,9 +161,10 @@ void RankRunner::begin_step() {
   loader_->restart(counters.cursor, batch_size);
 }
 
-void RankRunner::compute(const StepKind& kind, int64_t count, std::span<float> out,
-                         const Ready& ready) {
+void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t count,
+                         std::span<float> out, const Ready& ready) {
   kind_ = kind;
+  samples_ = samples;
   begin_step();
   std::span<float> other;
   if (kind_.displaced) {
@@ -183,15 +219,7 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
       });
       ++next_part_;
     } else {
-      while (!contributions_.contains(next_rank_)) {
-        run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
-          std::vector<at::Tensor> gradients(state_.flat.parameters().size());
-          if (loss.defined()) gradients = state_.flat.gradients(loss);
-          contributions_[rank] = {std::move(gradients), nullptr, std::move(figures)};
-        });
-        ++next_part_;
-      }
-      const Contribution own = contributions_.extract(next_rank_).mapped();
+      const Contribution own = next_contribution();
       const std::span<float> leaf = tree_.leaf();
       state_.flat.write_gradients(own.gradients, leaf.first(gradient_size));
       write_tail(*own.buffers, own.figures, leaf);
@@ -209,17 +237,25 @@ void RankRunner::compute_figures(int64_t count, std::span<float> out) {
   parallel::GradientTree tree(figures_.size());
   tree.sum_into(tail);
   for (int64_t i = 0; i < count; ++i) {
-    while (!contributions_.contains(next_rank_)) {
-      run_part(next_part_, [&](int64_t rank, const at::Tensor&, std::vector<float> figures) {
-        contributions_[rank] = {{}, nullptr, std::move(figures)};
-      });
-      ++next_part_;
-    }
-    std::ranges::copy(contributions_.extract(next_rank_).mapped().figures, tree.leaf().begin());
+    std::ranges::copy(next_contribution().figures, tree.leaf().begin());
     tree.push();
     advance();
   }
   tree.finish();
+}
+
+// Runs parts until that of the next rank is there. A step without gradient has no loss to go back
+// from.
+RankRunner::Contribution RankRunner::next_contribution() {
+  while (!contributions_.contains(next_rank_)) {
+    run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
+      std::vector<at::Tensor> gradients(state_.flat.parameters().size());
+      if (loss.defined()) gradients = state_.flat.gradients(loss);
+      contributions_[rank] = {std::move(gradients), nullptr, std::move(figures)};
+    });
+    ++next_part_;
+  }
+  return contributions_.extract(next_rank_).mapped();
 }
 
 void RankRunner::advance() {
@@ -229,6 +265,18 @@ void RankRunner::advance() {
 }
 
 const data::Batch& RankRunner::batch_of(int64_t rank) {
+  if (fetches()) {
+    std::shared_ptr<const data::Batch>& batch = batches_[rank];
+    if (!batch) {
+      const auto size = static_cast<int64_t>(samples_->indices.size());
+      const int64_t first = std::min(rank * samples_->per_rank, size);
+      const int64_t count = std::min(samples_->per_rank, size - first);
+      batch = loader_->fetch(std::span(samples_->indices)
+                                 .subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                             samples_->epoch);
+    }
+    return *batch;
+  }
   while (!batches_.contains(rank)) {
     auto batch = loader_->next();
     const int64_t part = batch->part;
@@ -246,7 +294,9 @@ void RankRunner::run_part(size_t part, const Backward& backward) {
   const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
   try {
     // Members of a group run in threads of their own, one at a time; the loader has one consumer.
-    if (ranks.size() > 1 && kind_.update) batch_of(ranks.end - 1);
+    if (ranks.size() > 1 && kind_.update) {
+      for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) batch_of(rank);
+    }
     groups_->run(part, [&](int64_t rank) { run_rank(rank, backward); });
   } catch (...) {
     put_back();
@@ -271,7 +321,7 @@ void RankRunner::run_rank(int64_t rank, const Backward& backward) {
   const double scale = state_.scaler.scale();
   if (loss.defined() && scale != 1) loss = loss.mul(scale);
   backward(rank, loss, context.take_figures());
-  if (kind_.update) batches_.erase(rank);
+  if (kind_.update || fetches()) batches_.erase(rank);
 }
 
 }  // namespace ductile::train

@@ -51,7 +51,9 @@ class RankRunner {
   // figures are final, too. After compute() has thrown
   // (peer_lost if a member of a batch norm group is gone), host() must be called next.
   using Ready = std::function<void(int64_t begin)>;
-  void compute(const StepKind& kind, int64_t count, std::span<float> out, const Ready& ready);
+  // `samples` are those of the step if the method chose them, else nullptr.
+  void compute(const StepKind& kind, const Samples* samples, int64_t count, std::span<float> out,
+               const Ready& ready);
 
   bool channels_last() const { return channels_last_; }
   data::LoaderStats loader_stats() const {
@@ -72,8 +74,11 @@ class RankRunner {
   void begin_step();
   void compute_gradients(int64_t count, std::span<float> out, const Ready& ready);
   void compute_figures(int64_t count, std::span<float> out);
+  Contribution next_contribution();
   void run_part(size_t part, const Backward& backward);
   void run_rank(int64_t rank, const Backward& backward);
+  // The samples have to be fetched; the stream is left alone.
+  bool fetches() const { return samples_ != nullptr && !samples_->of_stream; }
   const data::Batch& batch_of(int64_t rank);
   void advance();
 
@@ -94,6 +99,7 @@ class RankRunner {
 
   // The present step:
   StepKind kind_;
+  const Samples* samples_ = nullptr;
   // Where in the stream, and of which size, the step is whose batches are loaded; -1: none.
   int64_t loaded_cursor_ = -1, loaded_batch_size_ = 0;
   size_t next_part_ = 0;                                           // to run

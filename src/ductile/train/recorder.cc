@@ -6,13 +6,14 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/sched/noise_scale.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/probing.h"
 
 namespace ductile::train {
 namespace {
@@ -131,6 +132,14 @@ void Recorder::committed() {
   now.lr = before.lr;  // in every metric line
   if (replica_.updates() > 0 && now != before && !replica_.done())
     event("hyper", {{"step", replica_.step()}, {"hyper", to_json(replica_.state().hyper)}});
+  // What a rate control did with the last step, where it has something to tell.
+  const auto control = replica_.state().extras().find(std::string(kControlPart));
+  if (control == replica_.state().extras().end()) return;
+  const auto told = control->second.values.find("event");
+  if (told == control->second.values.end() || told->is_null()) return;
+  Json fields = *told;
+  fields["step"] = replica_.step();
+  event("rate_control", fields);
 }
 
 Evaluation Recorder::evaluate(Replica& replica) {
@@ -168,6 +177,7 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
   event("target", {{"step", replica_.step()},
                    {"epoch", replica_.epoch()},
                    {"samples", replica_.state().counters.samples_backward},
+                   {"samples_forward", replica_.state().counters.samples_forward},
                    {"metric", target.metric},
                    {"threshold", target.value},
                    {"value", replica_.target_value()},
@@ -187,7 +197,7 @@ void Recorder::make_up(const std::optional<Window>& window) {
     run::write_line(progress_fd_, run::Message{"warning", e.what()});
   }
   if (window && !has_window) log(*window);
-  if (replica_.evaluated() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
+  if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
 }
 
 void Recorder::checkpoint(const ckpt::SaveResult& report) {

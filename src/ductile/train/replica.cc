@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/sched/noise_scale.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
+#include "ductile/train/statistics.h"
 
 namespace ductile::train {
 namespace {
@@ -29,19 +30,25 @@ sched::NoiseEstimator estimator_of(const ExtraPart& part) {
   return sched::NoiseEstimator({v.at("sqr"), v.at("var"), v.at("weight"), true});
 }
 
+// The number of workers that hold each part of the state.
+int copies_of(const spec::JobOptions& job) {
+  return job.train.shard_optimizer ? static_cast<int>(job.train.shard_copies)
+                                   : parallel::kEverywhere;
+}
+
 }  // namespace
 
 Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
     : job_(job),
       ingredients_(recipe()),
-      figures_(ingredients_.method->figures()),
+      figures_(ingredients_.method->figures(), ingredients_.method->num_shared()),
       state_(*ingredients_.model, job_, ingredients_.make_optimizer),
-      runner_(job_, ingredients_, state_, figures_) {
-  ingredients_.model->train(true);
-  if (job_.train.shard_optimizer) {
-    shards_.emplace(*state_.optimizer, state_.flat.weights(), state_.average.span(),
-                    static_cast<int>(job_.train.shard_copies));
+      runner_(job_, ingredients_, state_, figures_),
+      shards_(*state_.optimizer, state_.flat.weights(), state_.average.span(), copies_of(job_)) {
+  if (num_parameters() == 0) {
+    fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
   }
+  ingredients_.model->train(true);
   state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
   choose_hyper();
   begin_step();
@@ -51,21 +58,18 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
 
 int64_t Replica::steps_per_epoch() const { return train_info().size / state_.hyper.batch_size; }
 
-// In steps of the present batch size.
-int64_t Replica::position() const {
+Progress Replica::progress() const {
   const int64_t size = train_info().size, cursor = state_.counters.cursor;
-  return cursor / size * steps_per_epoch() + cursor % size / state_.hyper.batch_size;
+  const int64_t position =
+      cursor / size * steps_per_epoch() + cursor % size / state_.hyper.batch_size;
+  const int64_t left = std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position);
+  return ingredients_.method->progress(state_, {position, left});
 }
 
 int64_t Replica::total_updates() const {
-  const int64_t left = std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position());
-  const int64_t total = updates() + left;
+  const int64_t total = updates() + progress().left;
   return job_.train.max_steps > 0 ? std::min(total, std::max(job_.train.max_steps, updates()))
                                   : total;
-}
-
-double Replica::epoch() const {
-  return static_cast<double>(position()) / static_cast<double>(steps_per_epoch());
 }
 
 optim::Observed Replica::observed() const {
@@ -82,13 +86,14 @@ optim::Observed Replica::observed() const {
     seen.eval_accuracy = state_.last->accuracy;
   }
   seen.evaluated_at = state_.evaluated_at;
+  seen.probe_loss = probe_loss(state_);
   return seen;
 }
 
 // Once for each committed step, and once for the first state.
 void Replica::choose_hyper() {
   const optim::Hyper chosen =
-      ingredients_.rate_control->next(observed(), state_.extra(kControlPart).values);
+      ingredients_.rate_control->next(observed(), state_.extra(std::string(kControlPart)).values);
   if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
@@ -103,6 +108,7 @@ void Replica::begin_step() {
   judgement_.reset();
   gathered_.reset();
   kind_ = ingredients_.method->next(state_);
+  samples_ = ingredients_.method->samples(state_, kind_);
   DUCTILE_CHECK(kind_.gradient || !kind_.update, "an update needs a gradient");
 }
 
@@ -113,16 +119,19 @@ void Replica::state_changed() {
 
 // ---- The update.
 
-Replica::Judgement Replica::judge(std::span<const float> sum) const {
+// With what the update needs of other workers; `exchange` as in ShardedUpdate.
+void Replica::judge(std::span<const float> sum, parallel::Exchange* exchange) {
   Judgement out;
   out.sums = figures_.by_name(sum.last(static_cast<size_t>(figures_.size())));
   out.verdict = ingredients_.method->judge(state_, kind_, out.sums, num_ranks());
-  return out;
-}
-
-void Replica::set_norm(Judgement& judgement, double norm) const {
-  judgement.norm = norm * inverse_scale(judgement.verdict);
-  judgement.overflow = job_.train.precision == "fp16" && !std::isfinite(judgement.norm);
+  if (out.verdict.update) {
+    if (needs_norm()) {
+      out.norm = shards_.gradient_norm(exchange, sum) * inverse_scale(out.verdict);
+      out.overflow = job_.train.precision == "fp16" && !std::isfinite(out.norm);
+    }
+    if (!out.overflow) shards_.prepare(exchange, step_input(sum, out));
+  }
+  judgement_ = std::move(out);
 }
 
 optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement& judgement) {
@@ -131,36 +140,37 @@ optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement
   in.gradient = sum.first(in.weights.size());
   in.hyper = state_.hyper;
   in.loss = judgement.verdict.loss;
+  in.epoch = epoch();
+  in.progress = static_cast<double>(position()) /
+                static_cast<double>(position() + std::max<int64_t>(1, total_updates() - updates()));
   in.gradient_scale = inverse_scale(judgement.verdict) *
                       static_cast<float>(optim::clip_factor(judgement.norm, in.hyper.clip_norm));
   in.half_weights = state_.flat.half_weights();
   in.half = state_.flat.half_type();
   in.ema = state_.average.span();
-  in.ema_decay = static_cast<float>(job_.train.ema_decay);
+  in.ema_decay = static_cast<float>(average_decay());
   return in;
 }
 
+// Of the next update. In the tail of the run the average becomes the mean over the updates of the
+// tail; before it, it is the weights.
+double Replica::average_decay() const {
+  if (job_.train.tail_average == 0) return job_.train.ema_decay;
+  const auto total = static_cast<double>(position() + total_updates() - updates());
+  const double begin = total - std::max(1.0, std::round(job_.train.tail_average * total));
+  const double done = static_cast<double>(position()) - begin;
+  return done <= 0 ? 0 : 1 - 1 / (done + 1);
+}
+
 std::span<const float> Replica::reduce(parallel::Exchange& exchange) {
-  const std::span<const float> sum = shards_->reduce(exchange, sum_begin());
-  Judgement judgement = judge(sum);
-  if (judgement.verdict.update) {
-    if (needs_norm()) set_norm(judgement, shards_->gradient_norm(exchange, sum));
-    if (!judgement.overflow) shards_->prepare(exchange, step_input(sum, judgement));
-  }
-  judgement_ = std::move(judgement);
+  const std::span<const float> sum = shards_.reduce(exchange, sum_begin());
+  judge(sum, &exchange);
   return sum;
 }
 
 void Replica::apply(std::span<const float> sum) {
-  Judgement judgement;
-  if (judgement_) {
-    judgement = *judgement_;
-  } else {
-    judgement = judge(sum);
-    if (judgement.verdict.update && needs_norm()) {
-      set_norm(judgement, optim::gradient_norm(sum.first(state_.flat.weights().size())));
-    }
-  }
+  if (!judgement_) judge(sum, nullptr);  // the sum was made without an exchange
+  const Judgement& judgement = *judgement_;
   const Verdict& verdict = judgement.verdict;
   if (verdict.update && !judgement.overflow && !std::isfinite(verdict.loss)) {
     fail(ErrorCode::conflict,
@@ -171,8 +181,8 @@ void Replica::apply(std::span<const float> sum) {
   if (verdict.update) {
     update(sum, judgement);
     note_noise(judgement);
-  } else if (shards_) {
-    shards_->skip();
+  } else {
+    shards_.skip();
   }
   Counters& counters = state_.counters;
   ++counters.step;
@@ -180,16 +190,24 @@ void Replica::apply(std::span<const float> sum) {
   const auto backward = judgement.sums.at(std::string(kSamplesBackward));
   counters.samples_forward += std::llround(forward);
   counters.samples_backward += std::llround(backward);
-  counters.flops += ingredients_.flops_per_sample * (forward + 2 * backward);
-  if (kind_.update) {
-    ++counters.updates;
+  counters.flops += ingredients_.flops_per_sample * (kind_.forward_cost * forward + 2 * backward);
+  const int64_t cursor = counters.cursor;
+  if (samples_) {
+    counters.cursor = samples_->next_cursor;
+  } else if (kind_.update) {
     counters.cursor =
         data::samples_of_step(counters.cursor, state_.hyper.batch_size, train_info().size).next;
+  }
+  if (kind_.update) {
+    ++counters.updates;
     state_.last_hyper = state_.hyper;
   }
+  const auto tail = sum.last(static_cast<size_t>(figures_.size()));
+  std::span<const float> gradient;
+  if (kind_.gradient) gradient = sum.first(state_.flat.weights().size());
   ingredients_.method->commit(
-      state_, kind_, judgement.sums,
-      kind_.gradient ? sum.first(state_.flat.weights().size()) : std::span<const float>());
+      state_, kind_,
+      {judgement.sums, figures_.shared(tail), gradient, samples_ ? &*samples_ : nullptr, cursor});
   choose_hyper();
   begin_step();
 }
@@ -208,20 +226,17 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
   const optim::StepInput in = step_input(sum, judgement);
   if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);
   if (judgement.overflow) {
-    if (shards_) shards_->skip();
+    shards_.skip();
     return;
   }
-  if (shards_) {
-    shards_->apply(in);
-  } else {
-    state_.optimizer->step(in);
-  }
+  shards_.apply(in);
   const auto ranks = static_cast<float>(num_ranks());
   const std::span<float> buffers = state_.flat.buffer_values();
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[in.gradient.size() + i] / ranks;
   const std::span<float> average = state_.buffer_average.span();
   for (size_t i = 0; i < average.size(); ++i) {
-    average[i] += (1 - in.ema_decay) * (buffers[i] - average[i]);
+    average[i] = in.ema_decay == 0 ? buffers[i]
+                                   : average[i] + (1 - in.ema_decay) * (buffers[i] - average[i]);
   }
 }
 
@@ -254,20 +269,30 @@ std::optional<sched::GradientNoise> Replica::noise() const {
   return estimator_of(part->second).noise();
 }
 
-// ---- Spread over workers.
+// ---- Parts.
+
+void Replica::transfer(parallel::Exchange& exchange, std::span<const Blocks> have,
+                       std::span<const Blocks> want) {
+  shards_.transfer(exchange, have, want);
+  state_.flat.refresh_half_weights();
+}
 
 void Replica::gather_weights(parallel::Exchange& exchange) {
-  shards_->gather(exchange, state_.flat.weights());
-  state_.flat.refresh_half_weights();
+  if (shards_.gather(exchange, state_.flat.weights())) state_.flat.refresh_half_weights();
 }
 
 void Replica::gather(parallel::Exchange& exchange) {
   gather_weights(exchange);
   gathered_ = state_.evaluation_weights();
-  if (!gathered_->weights.span().empty()) shards_->gather(exchange, gathered_->weights.span());
+  if (!gathered_->weights.empty()) shards_.gather(exchange, gathered_->weights);
 }
 
 // ---- Evaluation.
+
+void Replica::add_statistics(JobState::EvaluationWeights& evaluated) {
+  train::add_statistics(state_, evaluated, *ingredients_.model, job_, ingredients_.augment,
+                        [&] { return ingredients_.train_set; });
+}
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
   data::LoaderTask plan;
@@ -278,7 +303,8 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
   data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
   JobState::EvaluationWeights other =
       gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
-  const WeightsSwap swap(state_.flat, other.weights.span(), other.buffers);
+  add_statistics(other);
+  const WeightsSwap swap(state_.flat, other.weights, other.buffers);
   ClassScores scores;
   return train::evaluate(*ingredients_.model, loader, scores, each);
 }
@@ -287,6 +313,8 @@ void Replica::record(const Evaluation& result) {
   state_.last = result;
   if (!state_.best || result.accuracy > state_.best->accuracy) state_.best = result;
   state_.evaluated_at = updates();
+  state_.evaluated_step = step();
+  state_.evaluated_epoch = epoch();
 }
 
 bool Replica::evaluation_due() const {
@@ -295,7 +323,8 @@ bool Replica::evaluation_due() const {
   if (job_.train.eval_every_epochs <= 0) return false;
   const auto every = std::max<int64_t>(
       1, std::llround(job_.train.eval_every_epochs * static_cast<double>(steps_per_epoch())));
-  return updates() - std::max<int64_t>(0, state_.evaluated_at) >= every;
+  const double since = std::max(0.0, state_.evaluated_epoch);
+  return std::llround((epoch() - since) * static_cast<double>(steps_per_epoch())) >= every;
 }
 
 double Replica::target_value() const {
@@ -322,9 +351,15 @@ Json Replica::values() const {
   return out;
 }
 
-void Replica::write_model(const fs::path& file) {
+JobState::Deployed Replica::deployed() {
+  JobState::EvaluationWeights evaluated = state_.evaluation_weights();
+  add_statistics(evaluated);
+  return state_.deployed(std::move(evaluated));
+}
+
+void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
   const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
-  ckpt::write_safetensors(file, state_.deployed().views,
+  ckpt::write_safetensors(file, model.views,
                           {{"format", "pt"},
                            {"job", job_.name},
                            {"step", std::to_string(step())},
@@ -339,13 +374,20 @@ void Replica::check_same_job(const Json& saved) const {
                         nn::thread_invariant(job.model));
 }
 
-// The values of a version whose state held no counters: every step was an update with the job's
-// hyperparameters.
+// The values of earlier versions: their evaluations were counted in updates, and before that their
+// state held no counters, since every step was an update with the job's hyperparameters.
 Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
   Json values = checkpoint.state();
-  if (values.contains("counters")) return values;
   const int64_t steps = checkpoint.step(), batch_size = job_.train.batch_size;
   const int64_t samples = steps * batch_size, size = train_info().size;
+  if (!values.contains("evaluation")) {
+    const auto evaluated_at =
+        values.at(values.contains("counters") ? "evaluated_at" : "evaluated_step").get<int64_t>();
+    const double epoch = static_cast<double>(std::max<int64_t>(0, evaluated_at)) /
+                         static_cast<double>(size / batch_size);
+    values["evaluation"] = {{"step", evaluated_at}, {"epoch", epoch}};
+  }
+  if (values.contains("counters")) return values;
   values["counters"] = {
       {"updates", steps},
       {"cursor", data::cursor_after(steps, batch_size, size)},
@@ -376,11 +418,11 @@ void Replica::restore(const ckpt::Checkpoint& checkpoint) {
 
 void Replica::send_state(parallel::Exchange& exchange, int to) {
   spec::JobOptions job = job_;
-  state_.send(exchange, to, OptionSet(job).to_json(), spread());
+  state_.send(exchange, to, OptionSet(job).to_json());
 }
 
 void Replica::receive_state(parallel::Exchange& exchange, int from, int64_t step) {
-  state_.receive(exchange, from, step, spread(), [this](const Json& job) { check_same_job(job); });
+  state_.receive(exchange, from, step, [this](const Json& job) { check_same_job(job); });
   state_changed();
 }
 

@@ -52,7 +52,7 @@ class Replica {
   int64_t step() const { return state_.counters.step; }
   int64_t updates() const { return state_.counters.updates; }
   int64_t total_updates() const;
-  double epoch() const;
+  double epoch() const { return epoch_at(position()); }
   // The hyperparameters of the last step; before the first step, those of the first.
   const optim::Hyper& hyper() const { return updates() > 0 ? state_.last_hyper : state_.hyper; }
 
@@ -74,20 +74,23 @@ class Replica {
   // Sums the next `count` hosted virtual ranks of the present step into `out` (rank_runner.h).
   using Ready = RankRunner::Ready;
   void compute(int64_t count, std::span<float> out, const Ready& ready = {}) {
-    runner_.compute(kind_, count, out, ready);
+    runner_.compute(kind_, samples_ ? &*samples_ : nullptr, count, out, ready);
   }
+  // Sums what all workers have computed, and gets everything that apply() needs from them.
+  std::span<const float> reduce(parallel::Exchange& exchange);
   // Ends the present step with the sum over all virtual ranks, and lets the rate control choose the
   // hyperparameters of the next one. Throws conflict if the run diverged; the state is then the one
   // before the step.
   void apply(std::span<const float> sum);
 
-  // ---- For an update that is spread over workers (job.train.shard_optimizer): who holds which
-  // parts, and their transfers. The workers of a generation hold the state together; after gather()
-  // each of them has all weights and averages.
-  bool spread() const { return shards_.has_value(); }
-  parallel::ShardedUpdate& shards() { return *shards_; }
-  // Sums what all workers have computed, and gets everything that apply() needs from them.
-  std::span<const float> reduce(parallel::Exchange& exchange);
+  // ---- The parts of the state: the workers of a generation hold them together. Without
+  // job.train.shard_optimizer each of them holds all parts.
+  parallel::ShardedUpdate& shards() { return shards_; }
+  using Blocks = std::vector<parallel::BlockRange>;
+  // Moves missing parts (ShardedUpdate::transfer).
+  void transfer(parallel::Exchange& exchange, std::span<const Blocks> have,
+                std::span<const Blocks> want);
+  // Completes the weights on all workers.
   void gather_weights(parallel::Exchange& exchange);
   // Gets what evaluate() needs, too.
   void gather(parallel::Exchange& exchange);
@@ -113,6 +116,8 @@ class Replica {
   // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;
   bool evaluated() const { return state_.evaluated_at == updates(); }
+  // After this very step; later steps may leave the weights as they were.
+  bool evaluated_here() const { return state_.evaluated_step == step(); }
   const std::optional<Evaluation>& last() const { return state_.last; }
   const std::optional<Evaluation>& best() const { return state_.best; }
   double target_value() const;  // the last evaluation in the metric of the target
@@ -123,16 +128,17 @@ class Replica {
   // The state without the tensors, and the job. Together with the tensors this is all that a
   // checkpoint needs.
   nlohmann::json values() const;
-  // Writes the model as safetensors, with the weights that are evaluated: this is the file to
-  // deploy.
-  void write_model(const fs::path& file);
+  // The model with the weights that are evaluated, of the present state; and the same as
+  // safetensors: this is the file to deploy.
+  JobState::Deployed deployed();
+  void write_model(const fs::path& file, const JobState::Deployed& model) const;
   // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
   // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
   void restore(const ckpt::Checkpoint& checkpoint);
-  // Sends the state to a worker that has none yet and calls receive_state(), with the step. If the
-  // update is spread, the shards are not sent. receive_state() throws conflict if the state comes
-  // from another job (job.toml was edited while the job ran).
+  // Sends the state without its parts to a worker that has none yet and calls receive_state(), with
+  // the step. receive_state() throws conflict if the state comes from another job (job.toml was
+  // edited while the job ran).
   void send_state(parallel::Exchange& exchange, int to);
   void receive_state(parallel::Exchange& exchange, int from, int64_t step);
   // Takes the state of an image of this job (JobState::fork).
@@ -143,8 +149,12 @@ class Replica {
   void state_changed();
   nlohmann::json upgraded(const ckpt::Checkpoint& checkpoint) const;
   optim::Observed observed() const;
-  int64_t position() const;
+  Progress progress() const;
+  int64_t position() const { return progress().position; }
   int64_t steps_per_epoch() const;
+  double epoch_at(int64_t position) const {
+    return static_cast<double>(position) / static_cast<double>(steps_per_epoch());
+  }
   void choose_hyper();
   // What the sum of the present step comes to.
   struct Judgement {
@@ -153,14 +163,15 @@ class Replica {
     double norm = 0;  // of the gradient as the optimiser sees it, before clipping; where needed
     bool overflow = false;
   };
-  Judgement judge(std::span<const float> sum) const;
+  void judge(std::span<const float> sum, parallel::Exchange* exchange);
   bool needs_norm() const {
     return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 || num_ranks() > 1;
   }
-  void set_norm(Judgement& judgement, double norm) const;
   float inverse_scale(const Verdict& verdict) const {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
+  double average_decay() const;
+  void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
   void note_noise(const Judgement& judgement);
@@ -170,9 +181,10 @@ class Replica {
   FigureList figures_;
   JobState state_;
   RankRunner runner_;
-  std::optional<parallel::ShardedUpdate> shards_;
+  parallel::ShardedUpdate shards_;
   StepKind kind_;                                        // of the present step
-  std::optional<Judgement> judgement_;                   // of the present step, from reduce()
+  std::optional<Samples> samples_;                       // of the present step, if chosen
+  std::optional<Judgement> judgement_;                   // of the present step
   std::optional<JobState::EvaluationWeights> gathered_;  // for the next evaluate()
 };
 

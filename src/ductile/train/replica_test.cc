@@ -7,10 +7,12 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
+
+#include <ATen/ops/zeros.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 
 namespace ductile::train {
@@ -175,6 +177,27 @@ class Sociable : public nn::Model {
  private:
   std::unique_ptr<nn::Model> inner_;
 };
+
+// There would be no part of the state to hold.
+TEST(Replica, AModelWithoutParametersIsRefused) {
+  class Constant : public nn::Model {
+   public:
+    at::Tensor forward(const at::Tensor& x) override { return at::zeros({x.size(0), 10}); }
+  };
+  const TempFolder folder;
+  const spec::JobOptions job = job_of("mlp", folder.path());
+  try {
+    Replica replica(job, [&] {
+      Ingredients given = complete({}, job);
+      given.model = std::make_unique<Constant>();
+      return given;
+    });
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("no parameters"), std::string::npos) << e.what();
+  }
+}
 
 TEST(Replica, AModelThatCannotRunOnOneSampleIsTrainedWithoutItsOperations) {
   const TempFolder folder;

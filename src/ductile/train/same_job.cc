@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 
 namespace ductile::train {
 namespace {

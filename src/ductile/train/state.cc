@@ -74,7 +74,7 @@ JobState::JobState(nn::Model& model, const spec::JobOptions& job,
     : flat(model, job.optimizer),
       optimizer(make_optimizer(flat.layout())),
       scaler(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
-  if (job.train.ema_decay > 0) {
+  if (job.train.ema_decay > 0 || job.train.tail_average > 0) {
     average = AlignedArray<float>(flat.layout().total_size());
     buffer_average = AlignedArray<float>(static_cast<int64_t>(flat.buffer_values().size()));
     std::ranges::copy(flat.weights(), average.span().begin());
@@ -112,11 +112,23 @@ Json JobState::values() const {
               {"last_hyper", to_json(last_hyper)},
               {"window", window.to_json()},
               {"evaluated_at", evaluated_at},
+              {"evaluation", {{"step", evaluated_step}, {"epoch", evaluated_epoch}}},
               {"best", json_of(best)},
               {"last", json_of(last)},
               {"loss", loss ? run::json_number(*loss) : Json()}};
   Json& last_figures = out["figures"] = Json::object();
   for (const auto& [name, value] : figures) last_figures[name] = run::json_number(value);
+  if (average.span().empty() && optimizer->evaluates_other_weights({})) {
+    // For programs that export a checkpoint and know no optimiser.
+    Json& terms = out["evaluated"] = Json::object();
+    for (const optim::Optimizer::Term& t : optimizer->evaluated()) {
+      terms[t.state.empty() ? "model" : "optimizer/" + t.state] = t.factor;
+    }
+  }
+  if (const auto scalars = optimizer->scalars(); !scalars.empty()) {
+    Json& kept = out["optimizer_scalars"] = Json::object();
+    for (const optim::Optimizer::Scalar& s : scalars) kept[s.name] = run::json_number(s.value);
+  }
   Json& extra = out["extra"] = Json::object();
   for (const auto& [name, part] : extras_) {
     Json arrays = Json::object();
@@ -128,6 +140,9 @@ Json JobState::values() const {
 
 void JobState::set_values(const Json& values, int64_t step) {
   optimizer->set_num_steps(values.at("optimizer_steps"));
+  for (optim::Optimizer::Scalar& s : optimizer->scalars()) {
+    s.value = number_from(values.at("optimizer_scalars").at(s.name));
+  }
   const Json& scaling = values.at("loss_scaler");
   scaler = optim::LossScaler(optim::LossScaler::State{scaling.at("scale"), scaling.at("good_steps"),
                                                       scaling.at("skipped")});
@@ -142,6 +157,8 @@ void JobState::set_values(const Json& values, int64_t step) {
   last_hyper = optim::hyper_from_json(values.at("last_hyper"));
   window = Window::from_json(values.at("window"));
   evaluated_at = values.at("evaluated_at");
+  evaluated_step = values.at("evaluation").at("step");
+  evaluated_epoch = values.at("evaluation").at("epoch");
   best = evaluation_from(values.at("best"));
   last = evaluation_from(values.at("last"));
   loss = std::nullopt;
@@ -241,34 +258,29 @@ void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
 
 // ---- To another worker.
 
-// What travels beside the values; the arrays of extra parts among it.
-std::vector<std::span<std::byte>> JobState::fed(bool spread) {
+// What is sent besides the values: all arrays that are in no block.
+std::vector<std::span<std::byte>> JobState::fed() {
   std::vector<std::span<std::byte>> out;
-  for (const NamedTensor& t : named()) {
-    const bool replicated = t.name.starts_with("extra/");
-    if ((!spread || replicated) && !t.values.empty()) out.push_back(bytes_of(t.values));
-  }
-  if (spread) {
-    out.push_back(bytes_of(flat.buffer_values()));
-    out.push_back(bytes_of(buffer_average.span()));
-    std::erase_if(out, [](const auto& bytes) { return bytes.empty(); });
-  }
+  for (auto& [name, extra] : extras_)
+    for (auto& [array, values] : extra.arrays) out.push_back(bytes_of(values.span()));
+  out.push_back(bytes_of(flat.buffer_values()));
+  out.push_back(bytes_of(buffer_average.span()));
+  std::erase_if(out, [](const auto& bytes) { return bytes.empty(); });
   return out;
 }
 
-void JobState::send(parallel::Exchange& exchange, int to, const Json& job, bool spread) {
+void JobState::send(parallel::Exchange& exchange, int to, const Json& job) {
   parallel::send_text(exchange, to, dump_json(Json{{"job", job}, {"state", values()}}));
-  for (const std::span<const std::byte> bytes : fed(spread)) exchange.send(to, bytes);
+  for (const std::span<const std::byte> bytes : fed()) exchange.send(to, bytes);
 }
 
-void JobState::receive(parallel::Exchange& exchange, int from, int64_t step, bool spread,
+void JobState::receive(parallel::Exchange& exchange, int from, int64_t step,
                        const std::function<void(const Json& job)>& check) {
   const Json sent = parse_json(parallel::receive_text(exchange, from),
                                "the state that a worker sent", ErrorCode::data_loss);
   check(sent.at("job"));
   set_values(sent.at("state"), step);
-  for (const std::span<std::byte> bytes : fed(spread)) exchange.receive(from, bytes);
-  flat.refresh_half_weights();
+  for (const std::span<std::byte> bytes : fed()) exchange.receive(from, bytes);
 }
 
 // ---- Images.
@@ -341,18 +353,22 @@ std::optional<std::string> JobState::digest() {
 // ---- What is evaluated.
 
 JobState::EvaluationWeights JobState::evaluation_weights() {
-  const optim::EvaluationInput in{flat.weights(), average.span()};
+  if (!average.span().empty()) return {{}, average.span(), buffer_average.span()};
+  const optim::EvaluationInput in{flat.weights()};
   if (!optimizer->evaluates_other_weights(in)) return {};
-  EvaluationWeights out{AlignedArray<float>(flat.layout().total_size()), buffer_average.span()};
+  EvaluationWeights out;
+  out.computed = AlignedArray<float>(flat.layout().total_size());
+  out.weights = out.computed.span();
+  out.of_the_rule = true;
   for (const optim::Optimizer::BlockRange& blocks : optimizer->held()) {
-    optimizer->evaluation_weights(in, blocks, out.weights.span());
+    optimizer->evaluation_weights(in, blocks, out.weights);
   }
   return out;
 }
 
-JobState::Deployed JobState::deployed() {
-  Deployed out{evaluation_weights(), {}};
-  const std::span<float> other = out.weights.weights.span();
+JobState::Deployed JobState::deployed(EvaluationWeights evaluated) {
+  Deployed out{std::move(evaluated), {}};
+  const std::span<float> other = out.weights.weights;
   const std::span<float> weights = other.empty() ? flat.weights() : other;
   const std::span<float> buffers =
       out.weights.buffers.empty() ? flat.buffer_values() : out.weights.buffers;

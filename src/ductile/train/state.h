@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/aligned_array.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/hyper.h"
@@ -103,6 +102,8 @@ class JobState {
   std::optional<double> loss;             // of the last update
   std::map<std::string, double> figures;  // of the last update, by name
   int64_t evaluated_at = -1;              // updates done when the last evaluation was made
+  int64_t evaluated_step = -1;            // steps done by then
+  double evaluated_epoch = 0;             // passes over the training data done by then
   std::optional<Evaluation> last, best;
 
   // The part of this name; the first call makes an empty one.
@@ -130,12 +131,12 @@ class JobState {
   // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).
   void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values);
 
-  // Sends the state to a worker that has none yet, which calls receive(). If the update is spread
-  // over workers (`spread`), its blocks are not sent: ShardedUpdate::transfer() moves them.
-  void send(parallel::Exchange& exchange, int to, const nlohmann::json& job, bool spread);
+  // Sends the state to a worker that has none yet, which calls receive(). The blocks of weights,
+  // averages and the optimiser's state are not sent: ShardedUpdate::transfer() moves them.
+  void send(parallel::Exchange& exchange, int to, const nlohmann::json& job);
   // `check` gets the sender's job before anything is changed; receive() lets through what it
   // throws.
-  void receive(parallel::Exchange& exchange, int from, int64_t step, bool spread,
+  void receive(parallel::Exchange& exchange, int from, int64_t step,
                const std::function<void(const nlohmann::json& job)>& check);
 
   // A copy of the state that this worker holds. Pieces that equal those of `like` are shared with
@@ -148,12 +149,15 @@ class JobState {
   // There is none if this worker holds only a part of the state.
   std::optional<std::string> digest();
 
-  // The weights to evaluate and deploy (Optimizer::evaluation_weights), and the running statistics
-  // that belong to them. Empty ones mean the trained ones. Weights are filled for the blocks that
-  // this worker holds.
+  // The weights to evaluate and deploy: the moving average, if one is kept, or else those that the
+  // rule computes (Optimizer::evaluation_weights). Empty ones mean the trained weights. They are
+  // valid for the blocks that this worker holds.
   struct EvaluationWeights {
-    AlignedArray<float> weights;
-    std::span<float> buffers;  // of the state
+    AlignedArray<float> computed;    // by the rule
+    std::span<float> weights;        // the average in the state, or `computed`
+    std::span<float> buffers;        // that belong to them: in the state, or `statistics`
+    AlignedArray<float> statistics;  // computed for these weights
+    bool of_the_rule = false;        // the optimiser's own, so no part of the state belongs to them
   };
   EvaluationWeights evaluation_weights();
   // The same as tensors under their plain names, for deployment.
@@ -161,7 +165,7 @@ class JobState {
     EvaluationWeights weights;
     std::vector<ckpt::TensorView> views;  // into `weights`, or the state
   };
-  Deployed deployed();
+  Deployed deployed(EvaluationWeights weights);
 
  private:
   struct Array {
@@ -175,7 +179,7 @@ class JobState {
     std::span<float> values;
   };
   std::vector<NamedTensor> named();
-  std::vector<std::span<std::byte>> fed(bool spread);
+  std::vector<std::span<std::byte>> fed();
 
   std::map<std::string, ExtraPart> extras_;
 };

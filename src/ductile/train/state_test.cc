@@ -123,8 +123,8 @@ TEST(JobState, TakesUpACheckpointFromBeforeTheCounters) {
     ckpt::CheckpointWriter writer(folder.path(), ckpt::WriterOptions{});
     nlohmann::json values = a.values();
     values["evaluated_step"] = values["evaluated_at"];
-    for (const char* newer :
-         {"counters", "hyper", "last_hyper", "evaluated_at", "loss", "figures", "extra"})
+    for (const char* newer : {"counters", "hyper", "last_hyper", "evaluated_at", "evaluation",
+                              "loss", "figures", "extra"})
       values.erase(newer);
     for (const char* newer : {"method", "rate_control"}) values["job"]["train"].erase(newer);
     writer.save(a.step(), values, a.state().tensors());
@@ -146,10 +146,19 @@ TEST(JobState, TravelsToAnotherWorkerWhole) {
   a.state().extra("method").values = {{"seen", 3}};
   a.state().extra_array("method", "history", 10)[2] = 2;
   const parallel::ExchangeLayout layout{{0, 1, 2}, 16};
+  const Replica::Blocks all = {{0, a.shards().num_blocks()}};
+  const std::vector<Replica::Blocks> have = {all, {}}, want = {all, all};
   std::jthread sender([&] {
-    a.send_state(*parallel::make_exchange(std::shared_ptr(std::move(arenas[0])), layout), 1);
+    const auto exchange = parallel::make_exchange(std::shared_ptr(std::move(arenas[0])), layout);
+    a.shards().enter(exchange->layout(), exchange->rank());
+    a.send_state(*exchange, 1);
+    a.transfer(*exchange, have, want);
   });
-  b.receive_state(*parallel::make_exchange(std::shared_ptr(std::move(arenas[1])), layout), 0, 3);
+  const auto exchange = parallel::make_exchange(std::shared_ptr(std::move(arenas[1])), layout);
+  b.shards().enter(exchange->layout(), exchange->rank());
+  b.shards().hold({});
+  b.receive_state(*exchange, 0, 3);
+  b.transfer(*exchange, have, want);
   sender.join();
   EXPECT_EQ(digest(b), digest(a));
 }

@@ -11,7 +11,8 @@ constexpr StepMethodEntry kMethods[] = {DUCTILE_STEP_METHODS(DUCTILE_TABLE_ROW)}
 
 }  // namespace
 
-FigureList::FigureList(std::vector<std::string> more) {
+FigureList::FigureList(std::vector<std::string> more, int64_t num_shared)
+    : num_shared_(num_shared) {
   for (const std::string_view name :
        {kLoss, kCorrect, kPredictions, kSamplesForward, kSamplesBackward, kGradientSquare})
     names_.emplace_back(name);

@@ -33,6 +33,11 @@ TEST(FigureList, PlacesWhatAMethodAddsBehindTheStandardOnes) {
   EXPECT_EQ(figures.by_name(tail).at("selected"), 6);
   EXPECT_EQ(figures.by_name(tail).size(), 7U);
   EXPECT_THROW(FigureList({"loss"}), Error);
+  const FigureList sharing({"selected"}, 2);
+  EXPECT_EQ(sharing.size(), 8);
+  const std::vector<float> longer = {1, 2, 3, 4, 5, 6, 7, 8};
+  EXPECT_EQ(sharing.by_name(longer).at("selected"), 6);
+  EXPECT_EQ(sharing.shared(longer)[1], 8);
 }
 
 }  // namespace

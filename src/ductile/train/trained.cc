@@ -6,16 +6,17 @@
 #include <vector>
 
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/train/statistics.h"
 
 namespace ductile::train {
 namespace {
@@ -109,24 +110,14 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
          "one of this version",
          step, folder.path().string());
   state_->restore(checkpoint, checkpoint.state());
-  const JobState::EvaluationWeights other = state_->evaluation_weights();
-  if (!other.weights.span().empty()) {
-    std::ranges::copy(other.weights.span(), state_->flat.weights().begin());
-    std::ranges::copy(other.buffers, state_->flat.buffer_values().begin());
-  }
+  JobState::EvaluationWeights other = state_->evaluation_weights();
+  add_statistics(*state_, other, *model_, job_, form_.augment,
+                 [&] { return data::open_dataset(job_.data, data::Split::train); });
+  if (!other.weights.empty()) std::ranges::copy(other.weights, state_->flat.weights().begin());
+  std::ranges::copy(other.buffers, state_->flat.buffer_values().begin());
   step_ = step;
 }
 
-std::string Trained::weights_digest() {
-  std::vector<ckpt::TensorView> views;
-  const auto add = [&](const FlatModel::Entry& entry, std::span<float> flat) {
-    views.push_back({entry.name, DType::f32, entry.shape,
-                     std::as_bytes(flat.subspan(static_cast<size_t>(entry.offset),
-                                                static_cast<size_t>(entry.size)))});
-  };
-  for (const FlatModel::Entry& p : state_->flat.parameters()) add(p, state_->flat.weights());
-  for (const FlatModel::Entry& b : state_->flat.buffers()) add(b, state_->flat.buffer_values());
-  return ckpt::tensors_digest(views);
-}
+std::string Trained::weights_digest() { return ckpt::tensors_digest(state_->deployed({}).views); }
 
 }  // namespace ductile::train

@@ -10,17 +10,18 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
+#include "ductile/link/membership_options.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/meters.h"
 #include "ductile/train/environment.h"
@@ -44,14 +45,15 @@ int64_t piece_size(int64_t vector_size) {
 }
 
 // How the members of a generation sum the vectors of this job.
-parallel::ExchangeLayout layout_of(const spec::JobOptions& job, const Replica& replica) {
+parallel::ExchangeLayout layout_of(const spec::JobOptions& job, Replica& replica,
+                                   const GenerationPlan& plan) {
   parallel::ExchangeLayout layout;
+  layout.cut = {0};
+  for (const Member& m : plan.members) layout.cut.push_back(m.ranks.end);
   layout.vector_size = replica.vector_size();
   layout.exact_tail = replica.vector_size() - replica.figures_begin();
-  layout.in_parts = replica.spread();
-  if (!replica.spread() && job.train.bn_group == 1) {
-    layout.piece_size = piece_size(layout.vector_size);
-  }
+  layout.in_parts = !replica.shards().spread(layout.cut).whole;
+  if (job.train.bn_group == 1) layout.piece_size = piece_size(layout.vector_size);
   if (job.train.reduction == "fast") layout.reduction = parallel::Reduction::fast;
   if (job.train.wire != "fp32") layout.wire = job.train.wire == "bf16" ? DType::bf16 : DType::f16;
   return layout;
@@ -89,7 +91,6 @@ class WorkerLoop::Impl {
   void on(const SendStatus&) {}
   void on(const Exit&) {}
   void on(const Restore& command);
-  void on(const Feed& command);
   void on(const RunStep& command);
   void on(const CastVote& command);
   void on(const Apply& command);
@@ -100,15 +101,12 @@ class WorkerLoop::Impl {
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
   void take_up();
-  void restore_shards(const Restore& command);
+  void bring_parts(const Restore& command);
   void gather_all_at(int rank);
   void finish_step(const Apply& command);
-  void finish_spread_step(const Apply& command);
   Restored restored(Generation generation, int64_t step, bool done);
   void lead();
-  void evaluate(Generation generation);
-  void evaluate_alone();
-  void evaluate_together();
+  void evaluate();
   void note_finished_saves();
   void settled(Generation generation, int64_t step);
   void sum_up();
@@ -133,9 +131,10 @@ class WorkerLoop::Impl {
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
   std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
   std::vector<float> kept_sum_;       // of a generation that is over
-  int saver_ = -1;                    // spread: the rank where all is to be after this step
+  int saver_ = -1;                    // the rank where all parts are to be after this step
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
-  Generation taken_up_ = 0;
+  // Of the last state of the job, and of the weights to deploy, by its leader.
+  std::optional<std::string> digest_, weights_digest_;
 
   std::mutex mutex_;  // of what give_up() looks at
   std::shared_ptr<parallel::Exchange> exchange_;
@@ -210,10 +209,10 @@ void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) 
   options.job = job_name_;
   options.worker = source_.worker();
   options.address = input_.address;
-  options.layout = layout_of(input_.job, *replica_);
+  options.layout = layout_of(input_.job, *replica_, *plan);
   options.store = [this] { return *source_.store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
-      std::chrono::duration<double>(input_.job.elastic.peer_deadline));
+      link::membership_options(input_.job).heartbeat_deadline);
   options.given_up = [this, number = plan->number] { return source_.abandoned(number); };
   options.log = [](const std::string& text) { std::cerr << text << std::endl; };
   auto meeting = std::make_unique<Meeting>(*plan, input_.secret, std::move(options));
@@ -239,48 +238,17 @@ void WorkerLoop::Impl::leave() {
   meeting_ = nullptr;
 }
 
-void WorkerLoop::Impl::on(const Restore& command) {
-  enter(command.plan);
-  const StateSource source = command.self.source;
-  if (source == StateSource::checkpoint || source == StateSource::initial) {
-    recorder_.reset();  // its lines go back, too
-  }
-  switch (source) {
-    case StateSource::keep:
-      break;
-    case StateSource::apply_voted:
-      if (!replica_->spread()) replica_->apply(sum_);  // or it was told to Apply before
-      break;
-    case StateSource::peer:
-      if (!replica_->spread()) {
-        replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
-      }
-      break;
-    case StateSource::checkpoint:
-      try {
-        replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
-      } catch (const std::exception&) {
-        source_.tell(restore_event_of_current(plan_->number));
-        return;
-      }
-      break;
-    case StateSource::initial:
-      if (replica_->step() > 0 || replica_->spread())
-        replica_ = std::make_unique<Replica>(input_.job, recipe_);
-      break;
-  }
-  if (replica_->spread()) restore_shards(command);
-  take_up();
-  if (replica_->spread() && replica_->done()) gather_all_at(0);
-  settled(plan_->number, plan_->start);
-}
-
 namespace {
 
 Parts parts_of(const std::vector<parallel::BlockRange>& blocks) {
   Parts parts;
   for (const parallel::BlockRange& b : blocks) parts.push_back({b.begin, b.end});
   return parts;
+}
+
+// All of the state, and not from another worker.
+bool from_outside(const Member& m) {
+  return m.source == StateSource::checkpoint || m.source == StateSource::initial;
 }
 
 std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
@@ -291,31 +259,54 @@ std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
 
 }  // namespace
 
-// All members together: what each holds goes to where this generation wants it, and the weights are
-// made whole. What was held stays until the first step is applied.
-void WorkerLoop::Impl::restore_shards(const Restore& command) {
+void WorkerLoop::Impl::on(const Restore& command) {
+  enter(command.plan);
+  if (from_outside(command.self)) recorder_.reset();  // its lines go back, too
+  switch (command.self.source) {
+    case StateSource::keep:
+    case StateSource::apply_voted:  // it was told to Apply before
+      break;
+    case StateSource::peer:
+      replica_->shards().hold({});
+      break;
+    case StateSource::checkpoint:
+      try {
+        replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
+      } catch (const std::exception&) {
+        source_.tell(restore_event_of_current(plan_->number));
+        return;
+      }
+      break;
+    case StateSource::initial:
+      if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
+        replica_ = std::make_unique<Replica>(input_.job, recipe_);
+      }
+      break;
+  }
+  bring_parts(command);
+  take_up();
+  settled(plan_->number, plan_->start);
+}
+
+// All members together: what each holds goes to where this generation wants it. What was held stays
+// until the first step is applied, unless it is on disk.
+void WorkerLoop::Impl::bring_parts(const Restore& command) {
   parallel::ShardedUpdate& shards = replica_->shards();
   shards.enter(exchange_->layout(), exchange_->rank());
-  const auto own = static_cast<size_t>(exchange_->rank());
-  const auto& wanted = shards.layout().held;
-  const StateSource source = command.self.source;
-  if (source == StateSource::checkpoint || source == StateSource::initial) {
-    shards.hold(wanted[own]);  // it had all
-  } else {
-    if (source == StateSource::peer) {
-      shards.hold({});
-      replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
-    }
-    std::vector<std::vector<parallel::BlockRange>> held;
-    for (const Member& m : plan_->members) {
-      if (m.source == StateSource::peer && m.feeder == source_.worker()) {
-        replica_->send_state(*exchange_, rank_of(m.worker));
-      }
-      held.push_back(blocks_of(m.held));
-    }
-    shards.transfer(*exchange_, held, wanted);
+  if (command.self.source == StateSource::peer) {
+    replica_->receive_state(*exchange_, rank_of(command.self.feeder), plan_->start);
   }
-  replica_->gather(*exchange_);
+  std::vector<Replica::Blocks> held;
+  for (const Member& m : plan_->members) {
+    if (m.source == StateSource::peer && m.feeder == source_.worker()) {
+      replica_->send_state(*exchange_, rank_of(m.worker));
+    }
+    held.push_back(from_outside(m) ? Replica::Blocks{{0, shards.num_blocks()}} : blocks_of(m.held));
+  }
+  replica_->transfer(*exchange_, held, shards.layout().held);
+  if (from_outside(command.self)) {
+    shards.hold(shards.layout().held[static_cast<size_t>(exchange_->rank())]);
+  }
 }
 
 // All members together, whose state is that of the layout.
@@ -324,73 +315,66 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
   const auto& held = shards.layout().held;
   auto wanted = held;
   wanted[static_cast<size_t>(rank)] = {{0, shards.num_blocks()}};
-  shards.transfer(*exchange_, held, wanted);
+  replica_->transfer(*exchange_, held, wanted);
 }
 
 Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done) {
-  Restored event{generation, step, done};
-  if (replica_->spread()) {
-    event.num_parts = replica_->shards().num_blocks();
-    event.held = parts_of(replica_->shards().held());
-  }
-  return event;
+  return {generation, step, done, replica_->shards().num_blocks(),
+          parts_of(replica_->shards().held())};
 }
 
-// Once a generation, with the state before its first step.
+// Once per generation, all members together, with the state before its first step.
 void WorkerLoop::Impl::take_up() {
-  if (taken_up_ == plan_->number) return;
-  evaluate_alone();
+  if (!leads()) recorder_.reset();
+  if (recorder_) recorder_->set_generation(plan_->number);
+  // A lost leader may have left an evaluation undone, or told only some of the members.
+  if (exchange_->largest(replica_->evaluation_due() ? 1 : 0) > 0) evaluate();
   replica_->host(exchange_->layout(), exchange_->rank(), exchange_.get());
-  lead();
-  taken_up_ = plan_->number;
+  if (leads()) lead();
 }
 
-// The state before `step` is complete. The weights are on disk before anybody is told that it is
-// the last one, or else the save of the result comes to that.
+// The state before `step` is complete. If it is the last one, all members are here, and nobody says
+// that it is done before the weights and the figures are on disk, since the leader may be lost
+// meanwhile. If there is no room for the weights, the save of the result comes to that.
 void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
   const bool done = replica_->done();
-  if (done && leads()) {
-    try {
-      replica_->write_model(input_.folder.model_file());
-    } catch (const Error& e) {
-      // The save of the result, which is tried for a minute, writes it, too, where there will be
-      // one: where the last step was done just now.
-      const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
-      if (e.code() != ErrorCode::unavailable || !saved_next) throw;
-      std::cerr << e.what() << std::endl;
+  if (done) {
+    gather_all_at(0);
+    if (leads()) {
+      const JobState::Deployed model = replica_->deployed();
+      weights_digest_ = ckpt::tensors_digest(model.views);
+      try {
+        replica_->write_model(input_.folder.model_file(), model);
+      } catch (const Error& e) {
+        // The save of the result, which is tried for a minute, writes it, too, where there will be
+        // one: where the last step was done just now.
+        const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
+        if (e.code() != ErrorCode::unavailable || !saved_next) throw;
+        std::cerr << e.what() << std::endl;
+      }
+      digest_ = replica_->state().digest();
+      sum_up();
     }
-    if (recorder_) sum_up();
+    exchange_->largest(0);
   }
   source_.tell(restored(generation, step, done));
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
 void WorkerLoop::Impl::lead() {
-  if (!leads()) {
-    recorder_.reset();
-    return;
-  }
-  const bool resumed = plan_->start > 0 || plan_->number > 1;
   if (!recorder_) {
+    const bool resumed = plan_->start > 0 || plan_->number > 1;
     recorder_.emplace(input_.folder, *replica_, resumed, input_.progress_fd, plan_->number,
                       [this] { return source_.job_cost(); });
     const bool ended = last_window_.first == replica_->step();
     if (resumed) recorder_->make_up(ended ? std::optional(last_window_.second) : std::nullopt);
   }
-  recorder_->set_generation(plan_->number);
   recorder_->started(static_cast<int64_t>(plan_->members.size()));
-}
-
-void WorkerLoop::Impl::on(const Feed& command) {
-  enter(command.plan);
-  for (const WorkerId worker : command.to) replica_->send_state(*exchange_, rank_of(worker));
 }
 
 void WorkerLoop::Impl::on(const RunStep& command) {
   enter(command.plan);
-  take_up();  // who has the state already is not told to restore it
-  if (replica_->done()) return settled(plan_->number, command.step);
-  if (replica_->spread()) replica_->gather_weights(*exchange_);
+  replica_->gather_weights(*exchange_);
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;
@@ -399,15 +383,10 @@ void WorkerLoop::Impl::on(const RunStep& command) {
     }
     replica_->compute(nodes[i].size(), exchange_->partial(i), ready);
   }
-  Reduced reduced{plan_->number, command.step};
-  if (replica_->spread()) {
-    sum_ = replica_->reduce(*exchange_);
-    const auto own = static_cast<size_t>(exchange_->rank());
-    reduced.next = parts_of(replica_->shards().layout().held[own]);
-  } else {
-    sum_ = exchange_->reduce_from(replica_->sum_begin());
-  }
-  source_.tell(reduced);
+  sum_ = replica_->reduce(*exchange_);
+  const auto own = static_cast<size_t>(exchange_->rank());
+  source_.tell(
+      Reduced{plan_->number, command.step, parts_of(replica_->shards().layout().held[own])});
 }
 
 void WorkerLoop::Impl::on(const CastVote& command) {
@@ -442,54 +421,35 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
     recorder_->committed();
     recorder_->show_now_and_then();
   }
-  if (replica_->spread()) return finish_spread_step(command);
-  if (replica_->evaluation_due()) evaluate(command.generation);
-  settled(command.generation, command.step + 1);
-}
-
-// What needs whole weights or the whole state, while all members are there.
-void WorkerLoop::Impl::finish_spread_step(const Apply& command) {
   // A member that catches up in a new generation does not talk to the old one any more.
   if (!exchange_ || exchanging_ != command.generation) {
     source_.tell(restored(command.generation, command.step + 1, false));
     return;
   }
-  if (replica_->evaluation_due()) {
-    replica_->gather(*exchange_);
-    evaluate_together();
-  }
-  const int saver = replica_->done() ? 0 : std::exchange(saver_, -1);
-  if (saver >= 0) gather_all_at(saver);
+  // What needs whole weights or the whole state, while all members are there.
+  if (replica_->evaluation_due()) evaluate();
+  if (const int saver = std::exchange(saver_, -1); saver >= 0) gather_all_at(saver);
   settled(command.generation, command.step + 1);
 }
 
-// By the leader, or, where it is lost or the step's generation is over, by each for itself: the
-// result is the same, and whether it ends the job must not depend on who was there.
-void WorkerLoop::Impl::evaluate(Generation generation) {
-  try {
-    if (exchange_ && exchanging_ == generation) evaluate_together();
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::deadline) throw;
+// All members together: the leader evaluates and tells the others. Some may know the result
+// already.
+void WorkerLoop::Impl::evaluate() {
+  replica_->gather(*exchange_);
+  if (!leads()) {
+    const Json result =
+        parse_json(parallel::receive_text(*exchange_, 0), "the evaluation", ErrorCode::data_loss);
+    if (replica_->evaluation_due()) replica_->record(Evaluation::from_json(result));
+    return;
   }
-  evaluate_alone();
-}
-
-// An evaluation that a lost leader left undone: the same on every member, without words.
-void WorkerLoop::Impl::evaluate_alone() {
-  if (replica_->evaluation_due()) replica_->record(replica_->evaluate([](int64_t) {}));
-}
-
-// The leader evaluates and tells the others.
-void WorkerLoop::Impl::evaluate_together() {
-  if (leads()) {
-    const std::string result = dump_json(recorder_->evaluate(*replica_).to_json());
-    for (int r = 1; r < exchange_->layout().num_workers(); ++r)
-      parallel::send_text(*exchange_, r, result);
-  } else {
-    const std::string result = parallel::receive_text(*exchange_, 0);
-    replica_->record(
-        Evaluation::from_json(parse_json(result, "the evaluation", ErrorCode::data_loss)));
+  if (replica_->evaluation_due() && recorder_) {
+    recorder_->evaluate(*replica_);
+  } else if (replica_->evaluation_due()) {  // a new leader, whose recorder makes up for it
+    replica_->record(replica_->evaluate([](int64_t) {}));
   }
+  const std::string result = dump_json(replica_->last()->to_json());
+  for (int r = 1; r < exchange_->layout().num_workers(); ++r)
+    parallel::send_text(*exchange_, r, result);
 }
 
 void WorkerLoop::Impl::on(const Abandon& command) {
@@ -500,8 +460,8 @@ void WorkerLoop::Impl::on(const Abandon& command) {
 void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
-    // The leader may have been lost between its last vote and this.
-    if (replica_->done()) replica_->write_model(input_.folder.model_file());
+    // The leader may have found no room for it.
+    if (replica_->done()) replica_->write_model(input_.folder.model_file(), replica_->deployed());
     Json state = replica_->values();
     state["cost"] = run::to_json(source_.job_cost().value_or(cost_.read()));
     writer_->save(replica_->step(), state, replica_->state().tensors());
@@ -531,9 +491,9 @@ void WorkerLoop::Impl::sum_up() {
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
   Json figures = recorder_->summary(status);
-  if (const auto digest = replica_->state().digest()) {
-    figures["digest"] = *digest;
-    figures["weights_digest"] = ckpt::tensors_digest(replica_->state().deployed().views);
+  if (replica_->done() && digest_) {
+    figures["digest"] = *digest_;
+    figures["weights_digest"] = *weights_digest_;
   }
   recorder_->event("summary", figures);
   recorder_->flush();

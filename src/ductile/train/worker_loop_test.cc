@@ -3,10 +3,10 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/run/diary.h"

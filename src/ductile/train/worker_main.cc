@@ -5,12 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/nn/memory.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/folder.h"
@@ -31,7 +30,6 @@ constexpr int kDone = 0, kConfiguration = 2, kFailed = 3, kInterrupted = 130;
 
 struct Arguments {
   std::string run;
-  bool resume = false;
   int progress_fd = -1;
   bool describe = false;
   std::string model;    // a library whose model is asked about
@@ -51,8 +49,6 @@ Arguments parse(int argc, char** argv) {
     const std::string_view arg = argv[i];
     if (arg == "--run") {
       out.run = value(i);
-    } else if (arg == "--resume") {
-      out.resume = true;
     } else if (arg == "--progress-fd") {
       out.progress_fd = std::atoi(value(i).c_str());
     } else if (arg == "--worker") {
@@ -73,7 +69,7 @@ Arguments parse(int argc, char** argv) {
       out.ask = value(i);
     } else {
       ductile::fail(ErrorCode::invalid_argument,
-                    "unknown argument {}; usage: ductile-worker --run DIR [--resume] "
+                    "unknown argument {}; usage: ductile-worker --run DIR "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
                     "[--host NAME] [--address ADDRESS]] | "
                     "--run DIR --ask JSON [--progress-fd N] | --model LIBRARY [--progress-fd N] | "

@@ -1,7 +1,6 @@
 #include "ductile/train/workers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <mutex>
 
@@ -18,13 +17,10 @@ namespace {
 
 // While a controller's link calls back into the loop that takes its commands.
 link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::string& address) {
-  using control::Time;
   link::WorkerLinkOptions options;
   options.worker = {.worker = launch.worker,
                     .address = link::PeerAddress::here(address).to_string()};
-  options.worker.sharded = launch.job.train.shard_optimizer;
-  const auto deadline = std::chrono::duration_cast<Time>(
-      std::chrono::duration<double>(launch.job.elastic.peer_deadline));
+  const control::Time deadline = link::membership_options(launch.job).heartbeat_deadline;
   options.worker.heartbeat = std::min(options.worker.heartbeat, deadline / 6);
   options.job = link::job_name(launch.folder.path());
   options.controller = launch.controller;

@@ -3,15 +3,16 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/membership.h"
 
 namespace ductile::control {
@@ -46,6 +47,11 @@ class MembershipTest : public testing::Test {
     report.promised = promised;
     report.step = step;
     report.voted = voted;
+    if (!in_parts_.contains(worker)) {
+      report.num_parts = step >= 0 ? 1 : 0;
+      report.held = step >= 0 ? Parts{{0, 1}} : Parts{};
+      report.next = voted ? report.held : Parts{};
+    }
     repeat(worker);
   }
   void repeat(WorkerId worker) {
@@ -55,6 +61,13 @@ class MembershipTest : public testing::Test {
   void pass(Time time) {
     now_ += time;
     happen(Tick{});
+  }
+  // From now on it says that it has these of eight parts; otherwise it has all there are.
+  void hold(WorkerId worker, Parts held, Parts next = {}) {
+    in_parts_.insert(worker);
+    reports_[worker].num_parts = 8;
+    reports_[worker].held = std::move(held);
+    reports_[worker].next = std::move(next);
   }
   // `count` workers run generation 1 before `step`.
   void run_with(int64_t count, int64_t step = 5) {
@@ -88,6 +101,7 @@ class MembershipTest : public testing::Test {
   WorkerId launched_ = 0;
   std::map<WorkerId, WorkerStatus> reports_;
   std::map<WorkerId, std::string> hosts_;
+  std::set<WorkerId> in_parts_;
 };
 
 }  // namespace ductile::control

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/testing/model_job_impl.h"
 
 namespace ductile::control {
@@ -36,9 +36,9 @@ void ModelJob::draw_scenario() {
   options_.resend = milliseconds(15);
   if (chance(0.4)) options_.checkpoint_steps = between(1, 4);
   if (chance(0.3)) options_.checkpoint_every = span(10'000, 60'000);
-  sharded_ = chance(0.4) || mutation_ == Mutation::parts_are_claimed;
-  copies_ = chance(0.5) ? 2 : 1;
-  options_.sharded = sharded_;
+  const bool spread = chance(0.4) || mutation_ == Mutation::parts_are_claimed;
+  const size_t few = chance(0.5) ? 2 : 1;
+  copies_ = spread ? few : static_cast<size_t>(options_.max_workers);
   worker_lease_ = mutation_ == Mutation::no_lease ? std::chrono::hours(1) : options_.lease;
   step_time_ = span(2'000, 12'000);
   data_deadline_ = span(40'000, 90'000);
@@ -164,11 +164,8 @@ void ModelJob::handle(Item& item) {
         PeerLost lost{process->plan->number, {}, "a peer kept silent"};
         const auto& have = process->machine.voted() ? process->voted : process->contributed;
         for (size_t i = 0; i < process->plan->members.size(); ++i)
-          if (process->restoring && sharded_
-                  ? process->waits_for.count(process->plan->members[i].worker) != 0
-              : process->restoring
-                  ? process->plan->members[i].worker == process->plan->find(item.worker)->feeder
-                  : !have[i])
+          if (process->restoring ? process->waits_for.count(process->plan->members[i].worker) != 0
+                                 : !have[i])
             lost.suspects.push_back(process->plan->members[i].worker);
         close_connections(item.worker, *process);
         feed_worker(item.worker, *process, lost);
@@ -369,13 +366,13 @@ void ModelJob::on_plan(const GenerationPlan& plan) {
     from_state |= holder;
     if (holder) parts |= bits_of(member.held);
   }
-  require(!sharded_ || !from_state || parts == kAllParts,
-          "generation {} starts without all parts of the state", plan.number);
+  require(!from_state || parts == kAllParts, "generation {} starts without all parts of the state",
+          plan.number);
   require(at == virtual_ranks_, "generation {}: virtual rank {} has no host", plan.number, at);
   if (from_state) {
     // A member that was lost may have taken along the only copy of a part of the newest state.
     // Where nobody alive has applied that step, all go back to the one before.
-    const int64_t lost = sharded_ ? 1 : 0;
+    const int64_t lost = copies_ < static_cast<size_t>(options_.max_workers) ? 1 : 0;
     require(plan.start >= max_committed_ - lost, "generation {} starts at {}, but {} was committed",
             plan.number, plan.start, max_committed_);
     max_committed_ = std::min(max_committed_, plan.start);
@@ -484,6 +481,8 @@ std::string_view to_string(Mutation mutation) {
       return "refusals_are_damage";
     case Mutation::parts_are_claimed:
       return "parts_are_claimed";
+    case Mutation::nobody_is_met:
+      return "nobody_is_met";
   }
   return "?";
 }

@@ -21,6 +21,7 @@ enum class Mutation {
   votes_are_forgotten,  // a worker hides that it holds the reduction of its step
   refusals_are_damage,  // a worker takes a checkpoint that it cannot read now for a damaged one
   parts_are_claimed,    // a worker says that it has parts of the state before they are there
+  nobody_is_met,        // who keeps its state goes on without having met the others
 };
 std::string_view to_string(Mutation mutation);
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/control/membership.h"
 #include "ductile/control/testing/model_job.h"
@@ -34,7 +34,7 @@ inline uint64_t leaf(uint64_t state, int64_t step, int64_t rank) {
   return scramble(state ^ scramble(static_cast<uint64_t>(step * 1000 + rank + 1)));
 }
 
-// The parts of a sharded job's state.
+// The parts of the state.
 constexpr int64_t kNumParts = 6;
 constexpr uint32_t kAllParts = (1u << kNumParts) - 1;
 inline uint32_t bits_of(const Parts& parts) {
@@ -77,7 +77,7 @@ enum class Kind : uint8_t {
 };
 
 struct DataMessage {
-  enum class What : uint8_t { contribution, vote, state, parts, gathered };
+  enum class What : uint8_t { contribution, vote, parts, gathered };
   What what = What::contribution;
   Generation generation = 0;
   int64_t step = 0;
@@ -124,7 +124,7 @@ struct Process {
   bool restoring = false;
   std::vector<DataMessage> early;
 
-  // Of a sharded job: parts as bits.
+  // Parts, as bits.
   uint32_t held = 0;  // of the state of state_step
   uint32_t next = 0;  // of the reduction, hence of the state after it
   uint32_t missing = 0, arrived = 0;
@@ -197,7 +197,7 @@ class ModelJob {
   }
   void run_step(WorkerId id, Process& process, const RunStep& command);
   void restore_state(WorkerId id, Process& process, const Restore& command);
-  void exchange_parts(WorkerId id, Process& process, const Restore& command);
+  void exchange_parts(WorkerId id, Process& process);
   void parts_arrived(WorkerId id, Process& process, const DataMessage& message);
   void after_apply(WorkerId id, Process& process, const Apply& command);
   void end_gathering(WorkerId id, Process& process);
@@ -213,6 +213,7 @@ class ModelJob {
   void be_born(WorkerId id);
   void check_state(WorkerId id, const Process& process);
   void check_commit(WorkerId id, const Apply& command);
+  void check_meeting(WorkerId id, const Process& process);
 
   // ---- network, faults
   bool cut(WorkerId from, WorkerId to);
@@ -234,8 +235,7 @@ class ModelJob {
   double loss_ = 0, doubling_ = 0, slow_ = 0, slow_join_ = 0, launch_failure_ = 0, unconfirmed_ = 0,
          torn_outcome_ = 0;
   bool restarts_ = false;
-  bool sharded_ = false;
-  size_t copies_ = 1;  // of each part
+  size_t copies_ = 1;  // of each part; as many as there may be workers: all hold all
   std::vector<std::string> hosts_;
   std::string sick_host_;  // no worker can begin there; empty: none
   std::vector<uint64_t> truth_;
@@ -262,6 +262,7 @@ class ModelJob {
   std::map<int64_t, uint64_t> published_;
   std::set<int64_t> bad_;  // published, but no longer readable
   std::map<Generation, GenerationPlan> plans_;
+  std::map<Generation, std::set<WorkerId>> met_;  // who was told to Restore
   int64_t max_committed_ = 0;  // the newest state that all members of a generation voted for
   int64_t max_begun_ = -1;     // the newest step begun
   int64_t faults_since_commit_ = 0;

@@ -3,9 +3,9 @@
 #include <tuple>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/control/testing/model_job_impl.h"
 
 namespace ductile::control {
@@ -45,7 +45,6 @@ void ModelJob::be_born(WorkerId id) {
   options.address = "w";
   options.heartbeat = milliseconds(30);
   options.lease = worker_lease_;
-  options.sharded = sharded_;
   auto& born = processes_[id];
   born = std::make_unique<Process>(options);
   feed_worker(id, *born, Beat{});
@@ -88,6 +87,7 @@ void ModelJob::feed_worker(WorkerId id, Process& process, const WorkerEvent& eve
     if (!process.alive) return;
     carry_out(id, process, command);
   }
+  check_meeting(id, process);
   const Time next = process.machine.next_deadline();
   if (process.alive && process.beat_at < now_) {
     process.beat_at = next;
@@ -104,14 +104,6 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
     to_controller_in(delay(), WorkerReported{std::move(send->report), host_of_[id]});
   } else if (auto* restore = std::get_if<Restore>(&command)) {
     restore_state(id, process, *restore);
-  } else if (auto* feed = std::get_if<Feed>(&command)) {
-    DataMessage message;
-    message.what = DataMessage::What::state;
-    message.generation = feed->plan->number;
-    message.step = feed->plan->start;
-    message.from = id;
-    message.state = process.state;
-    for (WorkerId to : feed->to) send_data(id, to, message);
   } else if (auto* step = std::get_if<RunStep>(&command)) {
     run_step(id, process, *step);
   } else if (auto* vote = std::get_if<CastVote>(&command)) {
@@ -143,12 +135,12 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
     close_connections(id, process);
     ++process.token;
     process.writer = 0;
-    if (sharded_) process.restoring = false;
+    process.restoring = false;
     loop_event(id, process, span(10, 3'000), Abandoned{abandon->generation});
   } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
     require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
             process.state_step);
-    require(!sharded_ || process.held == kAllParts, "worker {} saves without all parts", id);
+    require(process.held == kAllParts, "worker {} saves without all parts", id);
     WorkerEvent answer = Saved{write->attempt, write->step};
     if (disk_full_until_ > now_)
       answer = SaveFailed{write->attempt, "disk full"};
@@ -175,7 +167,7 @@ void ModelJob::run_step(WorkerId id, Process& process, const RunStep& command) {
   process.sums.assign(static_cast<size_t>(virtual_ranks_), 0);
   process.stop = 0;
   process.writer = 0;
-  require(!sharded_ || (parts_of(*command.plan, id) & ~process.held) == 0,
+  require((parts_of(*command.plan, id) & ~process.held) == 0,
           "worker {} runs step {} without its parts", id, command.step);
   require(process.state_step == command.step, "worker {} runs step {} with state {}", id,
           command.step, process.state_step);
@@ -196,24 +188,28 @@ void ModelJob::restore_state(WorkerId id, Process& process, const Restore& comma
   process.plan = command.plan;
   process.restoring = true;
   process.writer = 0;
+  met_[command.plan->number].insert(id);
   const int64_t start = command.plan->start;
-  const bool anew =
-      command.self.source == StateSource::checkpoint || command.self.source == StateSource::initial;
-  if (sharded_ && !anew) return exchange_parts(id, process, command);
+  const StateSource source = command.self.source;
+  if (source == StateSource::keep || source == StateSource::apply_voted) {
+    require(process.state_step == start, "worker {} keeps state {}, not {}", id, process.state_step,
+            start);
+    if (mutation_ == Mutation::nobody_is_met)
+      return loop_event(id, process, Time{1},
+                        Restored{command.plan->number, start, start == steps_, kNumParts,
+                                 control::parts_of(process.held)});
+    return exchange_parts(id, process);
+  }
   process.state_step = -1;
   process.held = 0;
-  if (command.self.source == StateSource::peer) {
-    schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
-    look_at_early(id, process);
-    return;
-  }
+  if (source == StateSource::peer) return exchange_parts(id, process);
   if (process.refused_until > now_) {
     WorkerEvent answer = Faulted{command.plan->number, "no descriptors"};
     if (mutation_ == Mutation::refusals_are_damage)
       answer = RestoreFailed{command.plan->number, "no descriptors"};
     return loop_event(id, process, span(100, 2'000), std::move(answer));
   }
-  if (command.self.source == StateSource::checkpoint) {
+  if (source == StateSource::checkpoint) {
     const auto found = published_.find(start);
     if (found == published_.end() || bad_.count(start) != 0) {
       loop_event(id, process, span(100, 2'000), RestoreFailed{command.plan->number, "torn"});
@@ -224,17 +220,15 @@ void ModelJob::restore_state(WorkerId id, Process& process, const Restore& comma
     process.state = truth_[0];
   }
   process.state_step = start;
+  process.held = kAllParts;
   check_state(id, process);
-  if (sharded_) process.held = start == steps_ ? kAllParts : parts_of(*command.plan, id);
-  loop_event(id, process, span(100, 5'000),
-             Restored{command.plan->number, start, start == steps_, kNumParts,
-                      control::parts_of(process.held)});
+  exchange_parts(id, process);
 }
 
-// ---- A sharded job.
+// ---- Parts.
 
-// The members that host virtual ranks share the parts evenly; each part is at its owner and, with
-// two copies, at the one after it. At the end of the job the leader has all.
+// The members that host virtual ranks share the parts evenly; each part is at its owner and at so
+// many after it as there are copies. At the end of the job the leader has all.
 uint32_t ModelJob::parts_of(const GenerationPlan& plan, WorkerId id) const {
   if (plan.start == steps_ && plan.members[0].worker == id) return kAllParts;
   std::vector<WorkerId> hosts;
@@ -251,42 +245,45 @@ uint32_t ModelJob::parts_of(const GenerationPlan& plan, WorkerId id) const {
   return bits;
 }
 
+namespace {
+
+// What each member of a plan brings along is known to all.
+uint32_t brought(const Member& member) {
+  const bool anew =
+      member.source == StateSource::checkpoint || member.source == StateSource::initial;
+  return anew ? kAllParts : bits_of(member.held);
+}
+
+}  // namespace
+
 // All members bring the parts to where the plan wants them: what each is told is enough to know who
-// sends what to whom.
-void ModelJob::exchange_parts(WorkerId id, Process& process, const Restore& command) {
-  const GenerationPlan& plan = *command.plan;
-  process.fed = command.self.source != StateSource::peer;
-  if (!process.fed) {
-    process.state_step = -1;
-    process.held = 0;
-  } else {
-    require(process.state_step == plan.start, "worker {} keeps state {}, not {}", id,
-            process.state_step, plan.start);
-  }
+// sends what to whom. They meet for it: each hears from each, were it that it gets nothing.
+void ModelJob::exchange_parts(WorkerId id, Process& process) {
+  const GenerationPlan& plan = *process.plan;
+  process.fed = plan.find(id)->source != StateSource::peer;
   process.missing = parts_of(plan, id) & ~process.held;
   process.arrived = 0;
   process.waits_for.clear();
-  if (!process.fed) process.waits_for.insert(command.self.feeder);
   for (const Member& to : plan.members) {
+    if (to.worker == id) continue;
+    process.waits_for.insert(to.worker);
     DataMessage message;
     message.what = DataMessage::What::parts;
     message.generation = plan.number;
     message.step = plan.start;
     message.from = id;
-    message.state = process.state;
-    const uint32_t wanted = parts_of(plan, to.worker) & ~bits_of(to.held);
+    if (process.fed) message.state = process.state;
+    const uint32_t wanted = parts_of(plan, to.worker) & ~brought(to);
     for (int64_t p = 0; p < kNumParts; ++p) {
       const uint32_t bit = 1u << p;
       if ((wanted & bit) == 0) continue;
       const auto source = std::ranges::find_if(
-          plan.members, [&](const Member& m) { return (bits_of(m.held) & bit) != 0; });
+          plan.members, [&](const Member& m) { return (brought(m) & bit) != 0; });
       if (source->worker == id) message.parts |= bit;
-      if (to.worker == id) process.waits_for.insert(source->worker);
     }
     require((message.parts & ~process.held) == 0, "worker {} is to give parts it does not have",
             id);
-    if (message.parts != 0 || (to.source == StateSource::peer && to.feeder == id))
-      send_data(id, to.worker, message);
+    send_data(id, to.worker, message);
   }
   schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
   look_at_early(id, process);
@@ -296,12 +293,15 @@ void ModelJob::exchange_parts(WorkerId id, Process& process, const Restore& comm
 void ModelJob::parts_arrived(WorkerId id, Process& process, const DataMessage& message) {
   process.waits_for.erase(message.from);
   process.arrived |= message.parts;
-  if (!process.fed && message.from != 0) process.state = message.state;
+  if (!process.fed && message.from == process.plan->find(id)->feeder) process.state = message.state;
   if (mutation_ == Mutation::parts_are_claimed && process.fed && chance(0.2))
     process.waits_for.clear();
   if (!process.waits_for.empty()) return;
   process.missing &= ~process.arrived;
   process.held |= process.arrived;  // those of an exchange that fails are dropped
+  const StateSource source = process.plan->find(id)->source;
+  if (source == StateSource::checkpoint || source == StateSource::initial)
+    process.held = parts_of(*process.plan, id);
   require(process.missing == 0 || mutation_ == Mutation::parts_are_claimed,
           "worker {} did not get all parts", id);
   const int64_t start = process.plan->start;
@@ -321,7 +321,6 @@ void ModelJob::parts_arrived(WorkerId id, Process& process, const DataMessage& m
 void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) {
   const bool done = command.step + 1 == steps_;
   process.applied = Restored{command.generation, command.step + 1, done};
-  if (!sharded_) return loop_event(id, process, span(50, 800), process.applied);
   process.held = process.next;
   const bool together = process.plan && process.plan->number == command.generation &&
                         process.step == command.step && !process.restoring;
@@ -381,17 +380,6 @@ void ModelJob::take_data(WorkerId id, Process& process, const DataMessage& messa
         (message.generation == current && process.restoring))
       process.early.push_back(message);
   };
-  if (message.what == DataMessage::What::state) {
-    if (!here || !process.restoring || message.generation != current) return later();
-    if (process.state_step >= 0) return;
-    process.state_step = message.step;
-    process.state = message.state;
-    ++process.token;
-    check_state(id, process);
-    loop_event(id, process, span(100, 5'000),
-               Restored{message.generation, message.step, message.step == steps_});
-    return;
-  }
   if (message.what == DataMessage::What::parts) {
     if (!here || !process.restoring || message.generation != current) return later();
     if (process.waits_for.count(message.from) != 0) parts_arrived(id, process, message);
@@ -419,7 +407,7 @@ void ModelJob::take_data(WorkerId id, Process& process, const DataMessage& messa
     process.reduction = process.state;
     for (uint64_t sum : process.sums) process.reduction = scramble(process.reduction ^ sum);
     process.reduction_step = process.step;
-    if (sharded_) process.next = parts_of(*process.plan, id);
+    process.next = parts_of(*process.plan, id);
     loop_event(id, process, Time{0},
                Reduced{current, process.step, control::parts_of(process.next)});
   } else {
@@ -458,6 +446,18 @@ void ModelJob::check_state(WorkerId id, const Process& process) {
   require(process.state_step >= 0 && process.state_step <= steps_ &&
               process.state == truth_[static_cast<size_t>(process.state_step)],
           "worker {} has a wrong state of step {}", id, process.state_step);
+}
+
+// Who goes on in a generation, or is done there, comes to no meeting of it any more: one that has
+// not come by then would wait for it for ever.
+void ModelJob::check_meeting(WorkerId id, const Process& process) {
+  const WorkerPhase phase = process.machine.phase();
+  if (phase != WorkerPhase::running && phase != WorkerPhase::done) return;
+  const Generation generation = process.machine.generation();
+  for (const Member& member : plans_.at(generation).members)
+    require(met_[generation].contains(member.worker),
+            "worker {} goes on in generation {}, which worker {} has not come to", id, generation,
+            member.worker);
 }
 
 // A step is committed when all members of a generation voted for it. A generation that was followed

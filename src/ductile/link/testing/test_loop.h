@@ -48,7 +48,7 @@ struct Loop {
               source.tell(restore_event_of(e, plan->number));
               continue;
             }
-          } else {
+          } else if (restore->self.source == StateSource::initial) {
             state = State{};
           }
           source.tell(Restored{plan->number, plan->start, plan->start == steps});

@@ -27,6 +27,10 @@ CASES = [
     {"name": "adam", "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 1e-2, "lr": 0.01},
     {"name": "adamw", "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "lr": 0.01},
     {"name": "adamw", "beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.1, "lr": 0.01},
+    {"name": "nadamw", "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "lr": 0.01,
+     "momentum_decay": 0.004},
+    {"name": "nadamw", "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.0, "lr": 0.01,
+     "momentum_decay": 0.1},
 ]
 
 
@@ -64,6 +68,13 @@ def make(case, groups):
     if case["name"] == "sgd":
         return torch.optim.SGD(
             groups, lr=case["lr"], momentum=case["momentum"], nesterov=case["nesterov"]
+        )
+    # torch 1.13 has NAdam with L2 only, so the cases are without decay. Its form for single tensors
+    # multiplies one mu into the product twice; the other one, and later versions, do not.
+    if case["name"] == "nadamw":
+        return torch.optim.NAdam(
+            groups, lr=case["lr"], betas=(case["beta1"], case["beta2"]), eps=case["eps"],
+            momentum_decay=case["momentum_decay"], foreach=True,
         )
     kind = torch.optim.Adam if case["name"] == "adam" else torch.optim.AdamW
     return kind(groups, lr=case["lr"], betas=(case["beta1"], case["beta2"]), eps=case["eps"])

@@ -2,9 +2,8 @@
 
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 
 // For tests of pages.
 namespace ductile::page {

@@ -1,9 +1,8 @@
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
 #include "ductile/graph/reduce.h"

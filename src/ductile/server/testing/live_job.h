@@ -12,7 +12,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -21,6 +20,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/base/options.h"
 #include "ductile/base/paths.h"
@@ -123,16 +123,15 @@ class Worker {
         link_.tell(restore_event_of(e, plan_->number));
         return;
       }
-    } else {
+    } else if (command.self.source == StateSource::initial) {
       state_ = State{};
     }
-    link_.tell(Restored{plan_->number, plan_->start, plan_->start == steps()});
-  }
-  void on(const Feed& command) {
-    enter(command.plan);
     std::vector<int> to;
-    for (const WorkerId worker : command.to) to.push_back(rank_of(worker));
+    for (const Member& member : plan_->members)
+      if (member.source == StateSource::peer && member.feeder == arguments_.worker)
+        to.push_back(rank_of(member.worker));
     send_all(to, tag(plan_->start, 3), state_);
+    link_.tell(Restored{plan_->number, plan_->start, plan_->start == steps()});
   }
   void on(const RunStep& command) {
     enter(command.plan);

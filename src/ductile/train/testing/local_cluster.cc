@@ -34,8 +34,8 @@ MembershipOptions options_of(const spec::JobOptions& job) {
 // What one worker's loop takes its commands from.
 class LocalCluster::Source final : public link::CommandSource {
  public:
-  Source(LocalCluster& cluster, WorkerId id, bool sharded)
-      : cluster_(cluster), protocol_(worker_options(id, sharded)), id_(id) {}
+  Source(LocalCluster& cluster, WorkerId id)
+      : cluster_(cluster), protocol_(worker_options(id)), id_(id) {}
 
   WorkerId worker() const override { return id_; }
 
@@ -96,11 +96,10 @@ class LocalCluster::Source final : public link::CommandSource {
   bool killed() const { return killed_; }
 
  private:
-  static WorkerOptions worker_options(WorkerId id, bool sharded) {
+  static WorkerOptions worker_options(WorkerId id) {
     WorkerOptions options;
     options.worker = id;
     options.address = link::PeerAddress::here("127.0.0.1").to_string();
-    options.sharded = sharded;
     options.lease = 1h;
     return options;
   }
@@ -117,8 +116,7 @@ class LocalCluster::Source final : public link::CommandSource {
 };
 
 struct LocalCluster::Worker {
-  Worker(LocalCluster& cluster, WorkerId id)
-      : source(cluster, id, cluster.job_.train.shard_optimizer) {}
+  Worker(LocalCluster& cluster, WorkerId id) : source(cluster, id) {}
 
   Source source;
   std::atomic<bool> gone = false;
@@ -163,6 +161,7 @@ void LocalCluster::launch(const LaunchWorker& command) {
       try {
         loop.run();
       } catch (const Killed&) {
+        worker.source.kill();
         signal = SIGKILL;
       }
       worker.source.set_loop(nullptr);
@@ -221,6 +220,8 @@ void LocalCluster::kill_some(uint64_t which) {
   if (living.empty()) return;
   living[which % living.size()]->source.kill();
 }
+
+void LocalCluster::die() { throw Killed(); }
 
 void LocalCluster::resize(int64_t workers) { driver_.request(ResizeJob{workers}); }
 

@@ -37,6 +37,8 @@ class LocalCluster final : public link::JobWorld {
   void run_to(int64_t step);
   // Ends one of the workers that run, as a signal would: at its next word.
   void kill_some(uint64_t which);
+  // Ends the worker whose loop's thread calls this, as a signal would: now. For ingredients.
+  [[noreturn]] static void die();
   void resize(int64_t workers);
   // Saves and ends the job, which another cluster may go on with.
   void preempt();

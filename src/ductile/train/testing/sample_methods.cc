@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/train/evaluate.h"
 
 namespace ductile::train::testing {
@@ -55,10 +54,10 @@ class Selecting final : public StepMethod {
     return {kind.update, selected, sums.at(std::string(kLoss)) / selected};
   }
 
-  void commit(JobState& state, const StepKind&, const std::map<std::string, double>& sums,
-              std::span<const float>) const override {
+  void commit(JobState& state, const StepKind&, const Outcome& outcome) const override {
     nlohmann::json& memory = state.extra("selecting").values;
-    const double mean = sums.at("loss_seen") / static_cast<double>(state.last_hyper.batch_size);
+    const double mean =
+        outcome.sums.at("loss_seen") / static_cast<double>(state.last_hyper.batch_size);
     memory["threshold"] = 0.5 * memory.value("threshold", 0.0) + 0.4 * mean;
   }
 };
@@ -87,8 +86,7 @@ class Probing final : public StepMethod {
     return mean;
   }
 
-  void commit(JobState& state, const StepKind& kind, const std::map<std::string, double>& sums,
-              std::span<const float>) const override {
+  void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
     const auto size = static_cast<int64_t>(state.flat.weights().size());
     const std::span<float> before = state.extra_array("probing", "before", size);
     nlohmann::json& memory = state.extra("probing").values;
@@ -98,7 +96,7 @@ class Probing final : public StepMethod {
       if (state.counters.updates % 3 == 2) std::ranges::copy(state.flat.weights(), before.begin());
       return;
     }
-    memory["places"].push_back(sums.at(std::string(kLoss)));
+    memory["places"].push_back(outcome.sums.at(std::string(kLoss)));
     if (memory["places"].size() < std::size(kPlaces)) return;
     const auto losses = memory["places"].get<std::vector<double>>();
     const auto best = std::ranges::min_element(losses) - losses.begin();

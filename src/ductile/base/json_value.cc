@@ -1,0 +1,3 @@
+#include "ductile/base/json_value.h"
+
+template class nlohmann::basic_json<>;

@@ -1,0 +1,113 @@
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/held_signals.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
+#include "ductile/process/worker.h"
+#include "ductile/run/folder.h"
+#include "ductile/trials/session.h"
+#include "ductile/trials/setup.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The program that trains a trial: this one.
+fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
+
+trials::Session begin(const TuneCommand& command, Context& context) {
+  if (command.resume) return trials::Session::open(*command.resume);
+  JobConfig config;
+  config.read(command.job, context.environment);
+  config.make_paths_absolute();
+  trials::Plan plan =
+      command.plan ? trials::read_plan(read_file(*command.plan), command.plan->string(), config.job)
+                   : trials::default_plan(config.job);
+  OptionSet options(plan.setup);
+  for (const std::string& assignment : command.assignments) options.set(assignment, "--tune");
+  const fs::path folder =
+      command.out ? *command.out
+                  : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");
+  return trials::Session::create(fs::absolute(folder), config.options.to_toml(), plan);
+}
+
+Json result_of(const trials::Session& session, bool is_over) {
+  const int64_t best = session.best();
+  Json out = {{"status", is_over ? "done" : "interrupted"},
+              {"session", session.folder().string()},
+              {"report", (session.folder() / "report.html").string()},
+              {"trials", session.trials().size()},
+              {"epochs", session.epochs_spent()},
+              {"wall_seconds", session.wall_seconds()},
+              {"core_seconds", session.core_seconds()}};
+  if (best < 0) return out;
+  const auto& winner = session.trials()[static_cast<size_t>(best)];
+  out["best"] = {{"trial", best},
+                 {"run", session.trial_folder(best).string()},
+                 {session.plan().setup.metric, *session.best_value(best)},
+                 {"values", session.plan().space.values(winner.setting)}};
+  return out;
+}
+
+void print_summary(Console& console, const trials::Session& session) {
+  std::vector<std::vector<std::string>> rows;
+  if (const int64_t best = session.best(); best >= 0) {
+    const std::string& metric = session.plan().setup.metric;
+    rows.push_back({"best " + metric, page::as_metric(metric, *session.best_value(best))});
+    for (const std::string& a : trials::assignments(
+             session.plan().space, session.trials()[static_cast<size_t>(best)].setting)) {
+      const size_t at = a.find('=');
+      rows.push_back({a.substr(0, at), a.substr(at + 1)});
+    }
+    rows.push_back({"run", session.trial_folder(best).string()});
+    rows.push_back({"job", (session.folder() / "best.toml").string()});
+  }
+  rows.push_back({"trials", page::with_thousands(static_cast<double>(session.trials().size()))});
+  rows.push_back({"epochs", page::as_number(session.epochs_spent())});
+  rows.push_back({"time", page::as_duration(session.wall_seconds())});
+  rows.push_back({"core time", page::as_duration(session.core_seconds())});
+  rows.push_back({"report", (session.folder() / "report.html").string()});
+  console.print("{}", page::table(rows));
+}
+
+}  // namespace
+
+ExitCode tune(const TuneCommand& command, Context& context) {
+  Console& console = context.console;
+  process::find_worker();  // what a trial would miss is said now
+  trials::Session session = begin(command, context);
+  console.say("session {}", session.folder().string());
+  const HeldSignals signals;
+  trials::Session::Environment environment;
+  environment.program = own_program();
+  environment.mask = &signals.before();
+  environment.on_news = [&](const std::string& text) { console.say("{}", text); };
+  environment.interrupted = [&] {
+    signalfd_siginfo info{};
+    while (::read(signals.fd(), &info, sizeof info) == sizeof info) {
+      const auto signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) return true;
+    }
+    return false;
+  };
+  const bool is_over = session.run(environment);
+  if (command.json) {
+    console.print("{}\n", dump_json(result_of(session, is_over), 2));
+  } else if (is_over) {
+    print_summary(console, session);
+  }
+  if (is_over) return kDone;
+  console.err() << "Interrupted. To go on: ductile tune --resume " << session.folder().string()
+                << std::endl;
+  return kInterrupted;
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,220 @@
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/optim/quadratic_fit.h"
+#include "ductile/optim/rate_control.h"
+
+namespace ductile::optim {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(QuadraticFit, IsExactThroughThreePoints) {
+  Rng rng(1);
+  for (int i = 0; i < 2000; ++i) {
+    const double scale = std::exp(rng.uniform(-20, 20));
+    const Quadratic want = {rng.uniform(-3, 3), rng.uniform(-2, 2) / scale,
+                            rng.uniform(-2, 2) / (scale * scale)};
+    const std::vector<double> x = {0, scale * rng.uniform(0.3, 0.7), scale * rng.uniform(0.8, 2)};
+    std::vector<double> y;
+    for (const double v : x) y.push_back(want.k0 + want.k1 * v + want.k2 * v * v);
+    const auto fit = fit_quadratic(x, y);
+    ASSERT_TRUE(fit);
+    EXPECT_NEAR(fit->k0, want.k0, 1e-11);
+    EXPECT_NEAR(fit->k1 * scale, want.k1 * scale, 1e-10);
+    EXPECT_NEAR(fit->k2 * scale * scale, want.k2 * scale * scale, 1e-10);
+  }
+}
+
+// The slow twin: no small change of the coefficients lowers the sum of squares.
+TEST(QuadraticFit, HasTheLeastSumOfSquares) {
+  Rng rng(2);
+  for (int i = 0; i < 500; ++i) {
+    std::vector<double> x, y;
+    for (int k = 0; k < 7; ++k) {
+      x.push_back(rng.uniform(0, 3));
+      y.push_back(rng.uniform(-1, 1));
+    }
+    const auto fit = fit_quadratic(x, y);
+    ASSERT_TRUE(fit);
+    const auto squares = [&](double k0, double k1, double k2) {
+      double out = 0;
+      for (size_t j = 0; j < x.size(); ++j)
+        out += std::pow(y[j] - (k0 + k1 * x[j] + k2 * x[j] * x[j]), 2);
+      return out;
+    };
+    const double least = squares(fit->k0, fit->k1, fit->k2);
+    for (const double step : {-1e-4, 1e-4}) {
+      EXPECT_GT(squares(fit->k0 + step, fit->k1, fit->k2), least);
+      EXPECT_GT(squares(fit->k0, fit->k1 + step, fit->k2), least);
+      EXPECT_GT(squares(fit->k0, fit->k1, fit->k2 + step), least);
+    }
+  }
+}
+
+TEST(QuadraticFit, RefusesPointsThatDetermineNoParabola) {
+  const auto fit = [](std::vector<double> x, std::vector<double> y) { return fit_quadratic(x, y); };
+  EXPECT_FALSE(fit({}, {}));
+  EXPECT_FALSE(fit({0, 1}, {1, 2}));
+  EXPECT_FALSE(fit({0, 1, 1, 0}, {1, 2, 3, 4}));
+  EXPECT_FALSE(fit({0, 1, 2}, {1, 2, NAN}));
+  EXPECT_FALSE(fit({0, 1, INFINITY}, {1, 2, 3}));
+}
+
+// Gradient descent with a control, as train/probing.h has it.
+struct Descent {
+  std::function<double(const std::vector<double>&)> loss;
+  std::function<std::vector<double>(const std::vector<double>&)> gradient;
+  std::vector<double> w, before, kept;
+  std::vector<Json> events;
+  std::vector<double> rates;
+  int probes = 0;
+
+  void run(const spec::JobOptions& job, int64_t updates, bool through_text = false) {
+    const auto control = make_rate_control(job);
+    Json memory = Json::object();
+    Observed seen{.total = updates, .steps_per_epoch = updates / 10, .last = Hyper::of(job)};
+    Hyper hyper = control->next(seen, memory);
+    while (seen.updates < updates) {
+      if (through_text) memory = Json::parse(memory.dump());
+      seen.probe_loss.reset();
+      if (const std::optional<double> at = control->probe(memory)) {
+        ++probes;
+        std::vector<double> there = before;
+        for (size_t i = 0; i < w.size(); ++i) there[i] += *at * (w[i] - before[i]);
+        const double value = loss(there);
+        seen.probe_loss = std::isfinite(value) ? value : INFINITY;
+      } else {
+        const bool keep = control->keeps_weights(memory);
+        const std::vector<double> g = gradient(w);
+        for (size_t i = 0; i < w.size(); ++i) w[i] -= hyper.lr * g[i];
+        if (keep) kept = w;
+        before = kept.empty() ? w : kept;
+        rates.push_back(hyper.lr);
+        seen.last = hyper;
+        seen.position = ++seen.updates;
+        seen.loss = loss(w);
+      }
+      hyper = control->next(seen, memory);
+      if (memory.contains("event")) events.push_back(memory["event"]);
+    }
+  }
+};
+
+spec::JobOptions tuned(double lr, double explore) {
+  spec::JobOptions job;
+  job.train.rate_control = "lrtuner";
+  job.train.lrtuner.explore = explore;
+  job.optimizer.lr = lr;
+  return job;
+}
+
+Descent parabola(double curvature) {
+  Descent d;
+  d.loss = [=](const std::vector<double>& w) { return 3 + 0.5 * curvature * w[0] * w[0]; };
+  d.gradient = [=](const std::vector<double>& w) { return std::vector<double>{curvature * w[0]}; };
+  d.w = {2};
+  return d;
+}
+
+// On a parabola a* = 1 / curvature, and the loss is back at L(w) at twice that.
+TEST(Lrtuner, FindsTheMinimumOfAParabolaFromAnyLearningRate) {
+  for (const double curvature : {1e-3, 1.0, 400.0}) {
+    for (const double off : {1e-3, 0.1, 1.0, 30.0, 700.0, 3e4}) {
+      for (const double explore : {0.0, 1.0}) {
+        Descent d = parabola(curvature);
+        d.run(tuned(off / curvature, explore), 6);
+        ASSERT_FALSE(d.events.empty());
+        const double want = (explore > 0 ? 2 : 1) / curvature;
+        EXPECT_NEAR(d.events[0]["lr"].get<double>(), want, 1e-3 * want)
+            << curvature << " " << off << " " << d.events[0];
+      }
+    }
+  }
+}
+
+TEST(Lrtuner, KeepsTheLearningRateWhereTheFitIsInvalid) {
+  const auto first_event = [](const std::function<double(double)>& loss, double slope) {
+    Descent d;
+    d.loss = [=](const std::vector<double>& w) { return loss(w[0]); };
+    d.gradient = [=](const std::vector<double>&) { return std::vector<double>{slope}; };
+    d.w = {0};
+    d.run(tuned(0.1, 1), 6);
+    return d.events.at(0);
+  };
+  // The update climbs: every step along it raises the loss.
+  const Json uphill = first_event([](double w) { return -w; }, 1);
+  EXPECT_EQ(uphill["lr"], uphill["lr_before"]);
+  EXPECT_EQ(uphill["why"], "no step along the update lowers the loss");
+  const Json lost = first_event([](double) { return NAN; }, 1);
+  EXPECT_EQ(lost["lr"], lost["lr_before"]);
+  EXPECT_EQ(lost["why"], "the loss at the weights is not finite");
+  // A straight line has no minimum: the longest step that was probed is taken.
+  const Json straight = first_event([](double w) { return w; }, 1);
+  EXPECT_EQ(straight["why"], "the loss still falls at the longest step probed");
+  EXPECT_GT(straight["lr"].get<double>(), 1e2);
+}
+
+TEST(Lrtuner, HalvesTheLearningRateWhereRoundAfterRoundFindsNoStep) {
+  Descent d;
+  d.loss = [](const std::vector<double>& w) { return -w[0]; };
+  d.gradient = [](const std::vector<double>&) { return std::vector<double>{1}; };
+  d.w = {0};
+  d.run(tuned(0.1, 1), 100);
+  ASSERT_GE(d.events.size(), 4U);
+  EXPECT_EQ(d.events[0]["lr"], d.events[0]["lr_before"]);
+  for (size_t i = 3; i < d.events.size(); ++i)
+    EXPECT_LE(d.events[i]["lr"].get<double>(), 0.75 * d.events[i - 2]["lr"].get<double>());
+}
+
+TEST(Lrtuner, ExploitsAlongALineToZero) {
+  Descent d = parabola(2);
+  d.run(tuned(0.01, 0.5), 200);
+  EXPECT_NEAR(d.rates[90], 1.0, 0.05);  // 2 / curvature
+  for (size_t i = 100; i < 200; ++i) {
+    EXPECT_LE(d.rates[i], 1.05 * static_cast<double>(200 - i) / 100);
+  }
+  EXPECT_LT(d.rates[199], 0.011);
+}
+
+// Probes see a loss with noise that is the same in all probes of a round.
+TEST(Lrtuner, ConvergesOnARandomQuadraticProblem) {
+  Rng rng(5);
+  Descent d;
+  std::vector<double> curvature;
+  for (int i = 0; i < 20; ++i) {
+    curvature.push_back(std::exp(rng.uniform(-2, 2)));
+    d.w.push_back(rng.normal());
+  }
+  d.loss = [=](const std::vector<double>& w) {
+    double out = 0;
+    for (size_t i = 0; i < w.size(); ++i) out += 0.5 * curvature[i] * w[i] * w[i];
+    return out;
+  };
+  d.gradient = [=](const std::vector<double>& w) {
+    std::vector<double> g;
+    for (size_t i = 0; i < w.size(); ++i) g.push_back(curvature[i] * w[i]);
+    return g;
+  };
+  const double begin = d.loss(d.w);
+  d.run(tuned(1e-8, 0.5), 400);
+  EXPECT_LT(d.loss(d.w), 1e-4 * begin);
+}
+
+TEST(Lrtuner, GoesOnToTheBitFromASavedMemory) {
+  Descent a = parabola(3), b = parabola(3);
+  a.run(tuned(1e-5, 0.5), 100, false);
+  b.run(tuned(1e-5, 0.5), 100, true);
+  EXPECT_EQ(a.rates, b.rates);
+  EXPECT_EQ(a.events, b.events);
+}
+
+}  // namespace
+}  // namespace ductile::optim

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <cmath>
+
+#include "ductile/base/error.h"
+#include "ductile/optim/adam_impl.h"
+#include "ductile/optim/flat_optimizer_impl.h"
+#include "ductile/optim/newton_schulz_impl.h"
+
+namespace ductile::optim {
+namespace {
+
+// Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024) for the
+// segments that are whole matrices, with a filter as a matrix of one row per output:
+//   B = beta * B + (1 - beta) * G;  O = NewtonSchulz(nesterov ? beta * B + (1 - beta) * G : B)
+//   w *= 1 - lr * wd;               w -= lr * adjusted * O
+// and AdamW for all others. `adjusted` is 1, or max(1, sqrt(rows / columns)), which keeps the size
+// of a layer's outputs (Yang et al., arXiv 2310.17813), or 0.2 * sqrt(max(rows, columns)), for
+// updates of the size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2).
+//
+// A matrix is updated by whoever holds it, so it must not be cut; see may_cut().
+class Muon final : public FlatOptimizer {
+ public:
+  Muon(const spec::OptimizerOptions& options, const ParamLayout& layout)
+      : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
+        adam_eps_(options.adam.eps),
+        options_(options.muon) {
+    newton_schulz_.steps = options_.steps;
+    newton_schulz_.eps = static_cast<float>(options_.eps);
+    if (options_.coefficients.size() != 3) {
+      fail(ErrorCode::invalid_argument,
+           "optimizer.muon.coefficients has {} values; give three: a, b and c",
+           options_.coefficients.size());
+    }
+    for (size_t i = 0; i < 3; ++i) {
+      newton_schulz_.coefficients[i] = static_cast<float>(options_.coefficients[i]);
+    }
+    inside_.resize(static_cast<size_t>(num_blocks()) + 1);
+    for (size_t s = 0; s < layout_.segments().size(); ++s) {
+      const Segment& segment = layout_.segments()[s];
+      if (!segment.whole) continue;
+      const int64_t first = segment.offset / kBlock;
+      const int64_t last = (segment.offset + segment.size - 1) / kBlock;
+      matrices_.push_back({s, {first, last + 1}});
+      for (int64_t block = first + 1; block <= last; ++block) {
+        inside_[static_cast<size_t>(block)] = true;
+      }
+    }
+  }
+
+  bool may_cut(int64_t block) const override { return !inside_[static_cast<size_t>(block)]; }
+
+  void apply(const StepInput& in, BlockRange blocks) override {
+    DUCTILE_CHECK(may_cut(blocks.begin) && may_cut(blocks.end), "blocks {} to {} cut a matrix",
+                  blocks.begin, blocks.end);
+    apply_adamw(in, blocks);
+    for (const Matrix& matrix : matrices_) {
+      if (matrix.blocks.begin >= blocks.begin && matrix.blocks.end <= blocks.end) {
+        apply_muon(in, matrix);
+      }
+    }
+  }
+
+ private:
+  struct Matrix {
+    size_t segment;
+    BlockRange blocks;  // in which it lies
+  };
+
+  void apply_adamw(const StepInput& in, BlockRange blocks) {
+    const double lr = in.hyper.lr * options_.adamw_lr;
+    const kernels::AdamScalars plain = adam_scalars(in, lr, adam_eps_, num_steps() + 1);
+    kernels::AdamScalars decayed = plain;
+    decayed.keep = static_cast<float>(1 - lr * in.hyper.weight_decay);
+    for_pieces(blocks, [&](const Piece& piece, size_t) {
+      if (layout_.segments()[piece.segment].whole) return;
+      const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
+      float* const first = state_at(0, piece.begin);
+      float* const second = state_at(1, piece.begin);
+      update_strips(in, piece, [&](int64_t i, int64_t n) {
+        const int64_t k = i - piece.begin;
+        kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first + k, second + k, n,
+                      scalars);
+      });
+    });
+  }
+
+  void apply_muon(const StepInput& in, const Matrix& matrix) {
+    const Segment& segment = layout_.segments()[matrix.segment];
+    const Hyper& h = in.hyper;
+    const auto beta = static_cast<float>(h.momentum);
+    const auto rest = static_cast<float>((1 - h.momentum) * in.gradient_scale);
+    float* const w = in.weights.data() + segment.offset;
+    const float* const g = in.gradient.data() + segment.offset;
+    float* const b = state_at(0, segment.offset);
+    AlignedArray<float> o(segment.size);
+    kernels_.blend(b, beta, b, rest, g, segment.size);
+    if (options_.nesterov) {
+      kernels_.blend(o.data(), beta, b, rest, g, segment.size);
+    } else {
+      std::copy_n(b, segment.size, o.data());
+    }
+    orthogonalize(o.span(), segment.rows, newton_schulz_);
+    const double decay = segment.decay ? 1 - h.lr * h.weight_decay : 1.0;
+    const auto keep = static_cast<float>(decay * renormalization(segment, w));
+    const auto rate = static_cast<float>(h.lr * adjusted(segment));
+    const Piece piece{segment.offset, segment.size, matrix.segment};
+    update_strips(in, piece, [&](int64_t i, int64_t n) {
+      float* const at = in.weights.data() + i;
+      kernels_.blend(at, keep, at, -rate, o.data() + (i - segment.offset), n);
+    });
+  }
+
+  double adjusted(const Segment& segment) const {
+    const auto rows = static_cast<double>(segment.rows);
+    const double columns = static_cast<double>(segment.size) / rows;
+    if (options_.adjust_lr == "spectral") return std::max(1.0, std::sqrt(rows / columns));
+    if (options_.adjust_lr == "rms") return 0.2 * std::sqrt(std::max(rows, columns));
+    return 1;
+  }
+
+  // The factor that brings the matrix to the norm sqrt(rows), as airbench94_muon does before each
+  // update (KellerJordan/cifar10-airbench); 1 where it is not asked for in this step.
+  double renormalization(const Segment& segment, const float* w) const {
+    if (options_.renormalize_every == 0 || num_steps() % options_.renormalize_every != 0) return 1;
+    double squares = 0;
+    for (int64_t i = 0; i < segment.size; i += kBlock) {
+      squares += kernels_.sum_squares(w + i, std::min(kBlock, segment.size - i));
+    }
+    return squares > 0 ? std::sqrt(static_cast<double>(segment.rows) / squares) : 1;
+  }
+
+  double adam_eps_;
+  spec::MuonOptions options_;
+  NewtonSchulz newton_schulz_;
+  std::vector<Matrix> matrices_;
+  std::vector<bool> inside_;  // of each block: its first float is inside of a matrix
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_muon(const spec::OptimizerOptions& options,
+                                     const ParamLayout& layout) {
+  return std::make_unique<Muon>(options, layout);
+}
+
+}  // namespace ductile::optim

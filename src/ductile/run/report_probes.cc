@@ -1,0 +1,72 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ductile/base/json_value.h"
+#include "ductile/page/html.h"
+#include "ductile/page/numbers.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/run/report_impl.h"
+
+namespace ductile::run::report {
+namespace {
+
+using nlohmann::json;
+using page::as_number;
+
+double number_of(const json& value) {
+  double out = NAN;
+  number_from_json(value, out);
+  return out;
+}
+
+// "0: 2.31, 0.1: 2.25, 0.2: not finite": learning rate and loss of each probe.
+std::string probes_text(const json& event) {
+  const auto probes = event.find("probes");
+  if (probes == event.end() || !probes->is_array()) return {};
+  std::string out;
+  for (const json& probe : *probes) {
+    if (!probe.is_array() || probe.size() != 2) continue;
+    const double loss = number_of(probe[1]);
+    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ",
+                       as_number(number_of(probe[0]) * number_at(event, "probed_lr")),
+                       std::isfinite(loss) ? as_number(loss) : "not finite");
+  }
+  return out;
+}
+
+std::string fit_text(const json& event) {
+  const auto fit = event.find("fit");
+  if (fit == event.end() || !fit->is_array() || fit->size() != 3) return "none";
+  return fmt::format("{} {:+.4g} a {:+.4g} a\u00b2", as_number(number_of((*fit)[0])),
+                     number_of((*fit)[1]), number_of((*fit)[2]));
+}
+
+}  // namespace
+
+std::string probe_rounds_html(const History& history) {
+  page::HtmlTable table({{"Step", true},
+                         {"Phase"},
+                         {"Learning rate: loss"},
+                         {"Fit"},
+                         {"Learning rate", true},
+                         {"Why"}},
+                        "probes");
+  bool any = false;
+  for (const json& event : history.events) {
+    if (event.value("kind", json()) != "rate_control") continue;
+    if (event.value("what", json()) != "probe_round") continue;
+    any = true;
+    const auto text = [&](const char* key) {
+      const auto at = event.find(key);
+      return at != event.end() && at->is_string() ? at->get<std::string>() : std::string();
+    };
+    table.row({page::with_thousands(number_at(event, "step")), text("phase"), probes_text(event),
+               fit_text(event), as_number(number_at(event, "lr")), text("why")});
+  }
+  return any ? table.html() : std::string();
+}
+
+}  // namespace ductile::run::report

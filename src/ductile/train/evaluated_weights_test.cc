@@ -1,0 +1,139 @@
+// Which weights are evaluated and deployed, and that they have the statistics that belong to them.
+#include <cmath>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/files.h"
+#include "ductile/ckpt/safetensors.h"
+#include "ductile/train/replica.h"
+
+namespace ductile::train {
+namespace {
+
+spec::JobOptions job_of(const char* model, const char* optimizer) {
+  spec::JobOptions job;
+  job.data.train_limit = 96;
+  job.data.test_limit = 32;
+  job.model.name = model;
+  job.model.width = 8;
+  job.model.hidden = {16};
+  job.loader.threads = 1;
+  job.optimizer.name = optimizer;
+  job.optimizer.lr = 0.02;
+  job.optimizer.neumann.warmup_epochs = 0;
+  job.train.epochs = 2;
+  job.train.batch_size = 24;
+  job.train.virtual_ranks = 2;
+  job.train.eval_every_epochs = 100;
+  return job;
+}
+
+void train_step(Replica& replica) {
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  replica.compute(replica.num_ranks(), sum);
+  replica.apply(sum);
+}
+
+std::vector<float> values_of(const ckpt::SafetensorsFile& file, const std::string& name) {
+  const ckpt::TensorInfo* info = file.find(name);
+  if (info == nullptr) return {};
+  const std::span<const std::byte> bytes = file.bytes(*info);
+  std::vector<float> out(bytes.size() / sizeof(float));
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
+TEST(EvaluatedWeights, HaveStatisticsOfTheirOwnAndLeaveTheStateAlone) {
+  for (const char* rule : {"schedule_free", "neumann"}) {
+    const TempFolder folder;
+    spec::JobOptions job = job_of("cnn", rule);
+    Replica replica(job), twin(job);
+    replica.host_all();
+    twin.host_all();
+    for (int i = 0; i < 5; ++i) {
+      train_step(replica);
+      train_step(twin);
+    }
+    const std::string digest = replica.state().digest().value();
+    const Evaluation first = replica.evaluate([](int64_t) {});
+    EXPECT_EQ(replica.state().digest(), digest);
+    EXPECT_EQ(replica.evaluate([](int64_t) {}).loss, first.loss);
+    EXPECT_EQ(twin.evaluate([](int64_t) {}).loss, first.loss);
+    replica.write_model(folder.path() / "model.safetensors", replica.deployed());
+    EXPECT_EQ(replica.state().digest(), digest);
+    train_step(replica);
+    train_step(twin);
+    EXPECT_EQ(replica.state().digest(), twin.state().digest()) << "evaluations leave no trace";
+
+    // The file has neither the weights nor the statistics that were trained.
+    const ckpt::SafetensorsFile file(folder.path() / "model.safetensors");
+    job.train.statistics_batches = 0;
+    Replica plain(job);
+    plain.host_all();
+    for (int i = 0; i < 5; ++i) train_step(plain);
+    EXPECT_NE(plain.evaluate([](int64_t) {}).loss, first.loss);
+    bool any = false;
+    for (const FlatModel::Entry& b : plain.state().flat.buffers()) {
+      if (!b.name.ends_with("running_mean")) continue;
+      any = true;
+      const std::vector<float> saved = values_of(file, b.name);
+      ASSERT_EQ(static_cast<int64_t>(saved.size()), b.size);
+      double difference = 0;
+      for (int64_t i = 0; i < b.size; ++i) {
+        const float trained = plain.state().flat.buffer_values()[static_cast<size_t>(b.offset + i)];
+        difference += std::fabs(saved[static_cast<size_t>(i)] - trained);
+      }
+      EXPECT_GT(difference, 0) << b.name;
+    }
+    EXPECT_TRUE(any);
+  }
+}
+
+// With nothing displaced there is nothing to compute: the statistics are the trained ones.
+TEST(EvaluatedWeights, OfARuleThatTrainsThemAreThoseOfTheState) {
+  const TempFolder folder;
+  Replica replica(job_of("cnn", "sgd"));
+  replica.host_all();
+  for (int i = 0; i < 3; ++i) train_step(replica);
+  replica.write_model(folder.path() / "model.safetensors", replica.deployed());
+  const ckpt::SafetensorsFile file(folder.path() / "model.safetensors");
+  FlatModel& flat = replica.state().flat;
+  for (const FlatModel::Entry& b : flat.buffers()) {
+    const std::vector<float> saved = values_of(file, b.name);
+    for (int64_t i = 0; i < b.size; ++i) {
+      EXPECT_EQ(saved[static_cast<size_t>(i)],
+                flat.buffer_values()[static_cast<size_t>(b.offset + i)]);
+    }
+  }
+}
+
+TEST(EvaluatedWeights, TheTailAverageIsTheMeanOverTheEndOfTheRun) {
+  spec::JobOptions job = job_of("cnn", "sgd");
+  job.train.tail_average = 0.5;  // 4 of 8 updates
+  Replica replica(job);
+  replica.host_all();
+  FlatModel& flat = replica.state().flat;
+  const size_t size = flat.weights().size(), buffers = flat.buffer_values().size();
+  std::vector<double> sum(size + buffers);
+  for (int step = 0; step < 8; ++step) {
+    train_step(replica);
+    for (size_t i = 0; i < sum.size() && step >= 4; ++i) {
+      sum[i] += i < size ? flat.weights()[i] : flat.buffer_values()[i - size];
+    }
+    const auto average = [&](size_t i) {
+      return i < size ? replica.state().average.span()[i]
+                      : replica.state().buffer_average.span()[i - size];
+    };
+    if (step < 4) {
+      EXPECT_TRUE(std::ranges::equal(replica.state().average.span(), flat.weights()));
+      continue;
+    }
+    for (size_t i = 0; i < sum.size(); ++i) {
+      ASSERT_NEAR(average(i), sum[i] / (step - 3), 1e-6 * (1 + std::fabs(sum[i]))) << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::train

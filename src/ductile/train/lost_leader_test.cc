@@ -1,0 +1,136 @@
+// A leader that is lost while the others wait for it: what it left undone, somebody makes up for.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/run/diary.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/testing/local_cluster.h"
+#include "ductile/train/testing/sample_optimizer.h"
+
+namespace ductile::train {
+namespace {
+
+using testing::LocalCluster;
+using Json = nlohmann::json;
+
+spec::JobOptions small_job(bool sharded) {
+  spec::JobOptions job;
+  job.name = "leader";
+  job.data.train_limit = 96;
+  job.data.test_limit = 16;
+  job.model.name = "mlp";
+  job.model.hidden = {12};
+  job.loader.threads = 1;
+  job.train.epochs = 3;
+  job.train.batch_size = 24;
+  job.train.virtual_ranks = 8;
+  job.train.threads = 1;
+  job.train.shard_optimizer = sharded;
+  job.checkpoint.every_seconds = 0;
+  return job;
+}
+
+// The hooks are called by the worker's own thread: when it begins to evaluate a batch, and when its
+// optimiser computes the weights to evaluate for the n-th time.
+struct Hooks {
+  std::function<void()> evaluating;
+  std::function<void(int)> asked;
+};
+
+class Watched final : public nn::Model {
+ public:
+  Watched(std::unique_ptr<nn::Model> inner, std::function<void()> evaluating)
+      : inner_(std::move(inner)), evaluating_(std::move(evaluating)) {}
+  at::Tensor forward(const at::Tensor& x) override {
+    if (!training() && evaluating_) evaluating_();
+    return inner_->forward(x);
+  }
+  std::vector<nn::NamedTensor> parameters() override { return inner_->parameters(); }
+
+ private:
+  std::unique_ptr<nn::Model> inner_;
+  std::function<void()> evaluating_;
+};
+
+struct Result {
+  Json end;
+  std::string weights;
+  std::vector<Json> metrics;
+  int64_t evaluations = 0;  // written down as events
+};
+
+Result train_with(const spec::JobOptions& job, const Hooks& hooks) {
+  const TempFolder place;
+  spec::JobOptions options = job;
+  const auto folder = run::RunFolder::create(place.path(), job.name, OptionSet(options).to_toml());
+  LocalCluster cluster(folder, job, [job, hooks] {
+    Ingredients given = complete({}, job);
+    given.model = std::make_unique<Watched>(std::move(given.model), hooks.evaluating);
+    given.make_optimizer = [job, hooks](const optim::ParamLayout& layout) {
+      return testing::make_halving_optimizer(job, layout, hooks.asked);
+    };
+    return given;
+  });
+  cluster.start(3);
+  EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+  Result out;
+  run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
+    if (line.at("kind") == "end") out.end = line;
+    out.evaluations += line.at("kind") == "evaluation";
+  });
+  run::for_each_diary_line(folder.metrics_file(), [&](const Json& line) {
+    out.metrics.push_back(line);
+    for (const char* timing : {"time", "seconds", "samples_per_second", "generation"})
+      out.metrics.back().erase(timing);
+  });
+  out.weights = read_file(folder.path() / "model.safetensors");
+  return out;
+}
+
+class LostLeader : public ::testing::TestWithParam<bool> {
+ protected:
+  void expect_as_undisturbed(const spec::JobOptions& job, const Hooks& hooks) {
+    const Result want = train_with(job, {}), got = train_with(job, hooks);
+    EXPECT_TRUE(died_) << "nobody was lost";
+    EXPECT_EQ(got.weights, want.weights);
+    EXPECT_EQ(got.metrics, want.metrics);
+    EXPECT_EQ(got.evaluations, want.evaluations);
+    for (const char* figure : {"status", "step", "updates", "samples", "final", "best", "digest"}) {
+      ASSERT_TRUE(want.end.contains(figure)) << figure;
+      EXPECT_EQ(got.end.value(figure, Json()), want.end.at(figure)) << figure;
+    }
+  }
+  void die_once() {
+    if (!died_.exchange(true)) LocalCluster::die();
+  }
+
+  std::atomic<bool> died_ = false;
+};
+
+TEST_P(LostLeader, AnEvaluationThatItLeftUndoneIsMadeUpFor) {
+  expect_as_undisturbed(small_job(GetParam()), {.evaluating = [this] { die_once(); }, .asked = {}});
+}
+
+// All evaluate nothing any more and know that the job is done: its figures are still missing.
+TEST_P(LostLeader, LossBetweenTheLastEvaluationAndTheSummaryLosesNoFigure) {
+  spec::JobOptions job = small_job(GetParam());
+  job.train.eval_every_epochs = 0;  // the last one alone, then the leader writes the model
+  expect_as_undisturbed(job, {.evaluating = {}, .asked = [this](int times) {
+                                if (times == 2) die_once();
+                              }});
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, LostLeader, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "spread" : "whole");
+});
+
+}  // namespace
+}  // namespace ductile::train

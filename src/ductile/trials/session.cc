@@ -1,0 +1,455 @@
+#include "ductile/trials/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/machine.h"
+#include "ductile/base/paths.h"
+#include "ductile/process/worker.h"
+#include "ductile/trials/report.h"
+#include "ductile/trials/trial_process_impl.h"
+
+namespace ductile::trials {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kFormat = 1;
+constexpr int kTries = 3;        // of a trial that fails for another reason than that it diverges
+constexpr int kBusyTries = 120;  // of one whose run another process still has
+constexpr auto kBusy = std::chrono::seconds(1);
+constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr std::string_view kDiverged = "the run diverged";  // of Replica::apply's message
+
+int64_t places(const Setup& setup) {
+  return setup.at_once > 0 ? setup.at_once
+                           : std::max<int64_t>(1, static_cast<int64_t>(usable_cores().size()));
+}
+
+spec::JobOptions read_job(const std::string& toml, const std::string& name) {
+  spec::JobOptions job;
+  OptionSet(job).read_toml_text(toml, name, Moved::follow);
+  return job;
+}
+
+Json to_json(const tune::Observation& o) {
+  return {o.budget, std::isfinite(o.value) ? Json(o.value) : Json()};
+}
+
+tune::Observation observation_from(const Json& value) {
+  return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
+}
+
+}  // namespace
+
+struct Session::Running {
+  std::unique_ptr<TrialProcess> process;
+  size_t place = 0;           // of the cores
+  uintmax_t events_size = 0;  // when they were read last
+};
+
+Session::Session(fs::path folder, Plan plan, const std::string& job_toml)
+    : folder_(std::move(folder)),
+      plan_(std::move(plan)),
+      job_(read_job(job_toml, (folder_ / "job.toml").string())) {
+  lock_ = std::make_unique<run::RunLock>(folder_, run::RunLock::kController);
+}
+Session::Session(Session&&) noexcept = default;
+Session::~Session() = default;
+
+Session Session::create(const fs::path& folder, const std::string& job_toml, const Plan& plan) {
+  if (kind_of(folder) != FileKind::none)
+    fail(ErrorCode::conflict,
+         "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
+         folder.string());
+  std::error_code error;
+  fs::create_directories(folder / "trials", error);
+  if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
+  Session out(folder, plan, job_toml);
+  write_file_atomic(folder / "job.toml", job_toml);
+  out.make_policy();
+  out.save();
+  return out;
+}
+
+Session Session::open(const fs::path& folder) {
+  const fs::path file = folder / "tune.json";
+  if (kind_of(file) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
+  try {
+    const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
+    const JsonFields fields(state, file.string());
+    if (fields.integer("format", 0, 1 << 20) != kFormat)
+      fail(ErrorCode::conflict, "{}: written by another version of Ductile", file.string());
+    Setup setup;
+    OptionSet(setup).read_json(fields.at("setup"), file.string());
+    Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
+                read_file(folder / "job.toml"));
+    out.make_policy();
+    out.restore(state);
+    return out;
+  } catch (const nlohmann::json::exception& e) {
+    fail(ErrorCode::data_loss, "{}: {}", file.string(), e.what());
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::invalid_argument) throw;
+    throw Error(ErrorCode::data_loss, e.what());
+  }
+}
+
+void Session::make_policy() {
+  tune::SearcherOptions searcher;
+  searcher.seed = plan_.setup.seed;
+  searcher.full_budget = full();
+  tune::PolicyOptions policy;
+  policy.full_budget = full();
+  policy.unit = unit();
+  policy.least_budget = std::min(std::max(1.0, unit()), full());
+  policy.total_budget = budget();
+  policy.mltuner.forks = false;  // a trial's state is its own
+  policy_ = tune::make_trial_policy(
+      plan_.setup.policy, tune::make_searcher(plan_.setup.searcher, plan_.space, searcher), policy);
+}
+
+double Session::full() const { return static_cast<double>(job_.train.epochs); }
+double Session::unit() const { return std::min(job_.train.eval_every_epochs, full()); }
+double Session::budget() const { return plan_.setup.budget > 0 ? plan_.setup.budget : 10 * full(); }
+double Session::badness(double value) const {
+  return plan_.setup.metric == "accuracy" ? 1 - value : value;
+}
+
+fs::path Session::trial_folder(int64_t trial) const {
+  return folder_ / "trials" / fmt::format("{:04}", trial);
+}
+
+int64_t Session::best() const {
+  int64_t out = -1;
+  for (size_t i = 0; i < trials_.size(); ++i) {
+    const auto value = best_value(static_cast<int64_t>(i));
+    if (value && (out < 0 || badness(*value) < badness(*best_value(out))))
+      out = static_cast<int64_t>(i);
+  }
+  return out;
+}
+
+std::optional<double> Session::best_value(int64_t trial) const {
+  std::optional<double> out;
+  for (const tune::Observation& o : trials_.at(static_cast<size_t>(trial)).seen)
+    if (std::isfinite(o.value) && (!out || badness(o.value) < badness(*out))) out = o.value;
+  return out;
+}
+
+double Session::epochs_spent() const {
+  double out = 0;
+  for (const TrialRecord& t : trials_) out += t.seen.empty() ? 0 : t.seen.back().budget;
+  return out;
+}
+
+double Session::core_seconds() const {
+  double out = 0;
+  for (const TrialRecord& t : trials_) out += t.core_seconds;
+  return out;
+}
+
+std::string Session::job_with(int64_t trial) const {
+  spec::JobOptions options = job_;
+  OptionSet set(options);
+  for (const std::string& a :
+       assignments(plan_.space, trials_.at(static_cast<size_t>(trial)).setting))
+    set.set(a);
+  return set.to_toml();
+}
+
+// ---- The state of the session.
+
+void Session::save() const {
+  Json trials = Json::array();
+  for (const TrialRecord& t : trials_) {
+    Json seen = Json::array();
+    for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
+    trials.push_back({{"setting", t.setting},
+                      {"values", plan_.space.values(t.setting)},
+                      {"status", t.status},
+                      {"reason", t.reason},
+                      {"seen", seen},
+                      {"core_seconds", t.core_seconds},
+                      {"wall_seconds", t.wall_seconds}});
+  }
+  Json planned = Json::array();
+  for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
+  Setup setup = plan_.setup;
+  const Json state = {{"format", kFormat},
+                      {"setup", OptionSet(setup).to_json()},
+                      {"space", plan_.space.to_json()},
+                      {"policy", policy_->save()},
+                      {"trials", trials},
+                      {"planned", planned},
+                      {"over", over_},
+                      {"finishing", finishing_},
+                      {"wall_seconds", wall_seconds_}};
+  write_file_atomic(folder_ / "tune.json", dump_json(state));
+}
+
+void Session::restore(const Json& state) {
+  policy_->restore(state.at("policy"));
+  for (const Json& t : state.at("trials")) {
+    TrialRecord record;
+    record.setting = t.at("setting").get<tune::Setting>();
+    record.status = t.at("status").get<std::string>();
+    record.reason = t.at("reason").get<std::string>();
+    for (const Json& o : t.at("seen")) record.seen.push_back(observation_from(o));
+    record.core_seconds = t.at("core_seconds").get<double>();
+    record.wall_seconds = t.at("wall_seconds").get<double>();
+    trials_.push_back(std::move(record));
+  }
+  for (const Json& p : state.at("planned"))
+    planned_[p.at(0).get<int64_t>()] = p.at(1).get<double>();
+  for (const auto& [trial, epochs] : planned_)
+    if (trial < 0 || trial >= static_cast<int64_t>(trials_.size()))
+      fail(ErrorCode::data_loss, "{}: trial {} is planned, and there is none",
+           (folder_ / "tune.json").string(), trial);
+  over_ = state.at("over").get<std::string>();
+  finishing_ = state.at("finishing").get<bool>();
+  wall_seconds_ = state.at("wall_seconds").get<double>();
+}
+
+// ---- Running.
+
+bool Session::run(const Environment& environment) {
+  const Clock::time_point begin = Clock::now();
+  const double before = wall_seconds_;
+  const auto note_time = [&] {
+    wall_seconds_ = before + std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  try {
+    const std::map<int64_t, double> under_way = planned_;
+    for (const auto& [trial, epochs] : under_way) launch(trial, environment);
+    while (true) {
+      if (environment.interrupted && environment.interrupted()) {
+        stop_all();
+        note_time();
+        save();
+        leave_report(*this);
+        return false;
+      }
+      fill(environment);
+      if (running_.empty()) break;
+      if (poll(environment)) {
+        note_time();
+        save();
+        leave_report(*this);
+      }
+      std::this_thread::sleep_for(kLook);
+    }
+  } catch (...) {
+    stop_all();
+    note_time();
+    save();
+    throw;
+  }
+  note_time();
+  save();
+  if (const int64_t winner = best(); winner >= 0)
+    write_file_atomic(folder_ / "best.toml", job_with(winner));
+  leave_report(*this);
+  return true;
+}
+
+// Each trial saves and ends.
+void Session::stop_all() {
+  for (const auto& [trial, running] : running_) running->process->pause();
+  running_.clear();
+}
+
+void Session::say(const Environment& environment, int64_t trial, const std::string& text) const {
+  if (environment.on_news) environment.on_news(fmt::format("trial {}: {}", trial, text));
+}
+
+// Starts and resumes trials as long as there is a place for one.
+void Session::fill(const Environment& environment) {
+  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(plan_.setup)) {
+    const tune::Move move = policy_->next();
+    if (move.kind == tune::MoveKind::wait) return;
+    if (move.kind == tune::MoveKind::stop) {
+      over_ = move.reason.empty() ? "the search is over" : move.reason;
+      break;
+    }
+    const auto trial = static_cast<size_t>(move.trial);
+    if (move.kind == tune::MoveKind::drop) {
+      trials_[trial].status = "dropped";
+      trials_[trial].reason = move.reason;
+      save();
+      continue;
+    }
+    const bool is_new = trial >= trials_.size();
+    if (is_new) trials_.resize(trial + 1);
+    trials_[trial].setting = policy_->searcher().trials()[trial].setting;
+    trials_[trial].status = "running";
+    trials_[trial].reason = move.reason;
+    planned_[move.trial] = move.budget;
+    save();
+    if (is_new) {
+      // What an earlier session began and did not note; there is nothing to keep of it.
+      std::error_code ignored;
+      fs::remove_all(trial_folder(move.trial), ignored);
+      say(environment, move.trial,
+          fmt::format("{}; {:g} epochs",
+                      fmt::join(assignments(plan_.space, trials_[trial].setting), " "),
+                      move.budget));
+    }
+    launch(move.trial, environment);
+  }
+  if (over_.empty() || !running_.empty() || !plan_.setup.finish || finishing_) return;
+  const int64_t winner = best();
+  finishing_ = true;
+  if (winner < 0) return;
+  TrialRecord& record = trials_[static_cast<size_t>(winner)];
+  if (record.status == "finished" || record.seen.back().budget >= full()) return;
+  record.status = "running";
+  record.reason = "the best one is run to its end";
+  planned_[winner] = full();
+  save();
+  say(environment, winner, record.reason);
+  launch(winner, environment);
+}
+
+void Session::launch(int64_t trial, const Environment& environment) {
+  // A short run may have done more than it was asked for before it paused.
+  if (reached(trial)) return tell(trial, false, false, environment);
+  const std::vector<int> cores = usable_cores();
+  const auto at_once = static_cast<size_t>(places(plan_.setup));
+  size_t place = 0;  // the first that is free
+  while (std::ranges::any_of(running_, [&](const auto& r) { return r.second->place == place; }))
+    ++place;
+  TrialProcess::Launch launch;
+  launch.program = environment.program;
+  launch.job = folder_ / "job.toml";
+  launch.options = assignments(plan_.space, trials_[static_cast<size_t>(trial)].setting);
+  launch.folder = trial_folder(trial);
+  launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
+  launch.mask = environment.mask;
+  const size_t shares = std::max<size_t>(1, std::min(at_once, cores.size()));
+  launch.cpus =
+      core_share(static_cast<int64_t>(place % shares), static_cast<int64_t>(shares), cores);
+  auto running = std::make_unique<Running>();
+  running->place = place;
+  running->process = std::make_unique<TrialProcess>(launch);
+  running_[trial] = std::move(running);
+}
+
+// Whether something happened.
+bool Session::poll(const Environment& environment) {
+  std::vector<int64_t> done;
+  for (const auto& [trial, running] : running_) {
+    if (running->process->ended()) {
+      done.push_back(trial);
+      continue;
+    }
+    std::error_code none;
+    const uintmax_t size = fs::file_size(trial_folder(trial) / "events.jsonl", none);
+    if (none || size == running->events_size) continue;
+    running->events_size = size;
+    if (planned_[trial] < full() && reached(trial)) running->process->pause();
+  }
+  for (const int64_t trial : done) {
+    const int status = running_[trial]->process->exit_status();
+    running_.erase(trial);
+    ended(trial, status, environment);
+  }
+  return !done.empty();
+}
+
+bool Session::reached(int64_t trial) const {
+  const std::map<double, double> seen = values(trial);
+  return !seen.empty() && seen.rbegin()->first >= planned_.at(trial);
+}
+
+// The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step.
+std::map<double, double> Session::values(int64_t trial) const {
+  std::map<double, double> out;
+  for (const auto& [epoch, value] : evaluations(trial_folder(trial), plan_.setup.metric))
+    out[std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
+  return out;
+}
+
+void Session::ended(int64_t trial, int exit_status, const Environment& environment) {
+  const RunEnd end = end_of(trial_folder(trial));
+  TrialRecord& record = trials_[static_cast<size_t>(trial)];
+  record.core_seconds = std::max(record.core_seconds, end.core_seconds);
+  record.wall_seconds = std::max(record.wall_seconds, end.wall_seconds);
+  if (reached(trial)) return tell(trial, false, false, environment);
+  if (end.status == "failed" && end.message.find(kDiverged) != std::string::npos)
+    return tell(trial, true, true, environment);
+  if (end.status == "done" || end.status == "target_reached")
+    return tell(trial, true, false, environment);
+  const std::string log =
+      process::log_tail(folder_ / "trials" / fmt::format("{:04}.log", trial), 5);
+  if (exit_status == 2) {
+    fail(ErrorCode::invalid_argument, "trial {} ({}) is refused: {}", trial,
+         fmt::join(assignments(plan_.space, record.setting), " "), log);
+  }
+  if (exit_status == 4) {  // what a killed session left behind still saves
+    std::this_thread::sleep_for(kBusy);
+    return retry(trial, log, kBusyTries, environment);
+  }
+  retry(trial,
+        end.status == "failed" ? end.message
+        : log.empty()          ? "it ended"
+                               : log,
+        kTries, environment);
+}
+
+void Session::retry(int64_t trial, const std::string& why, int most,
+                    const Environment& environment) {
+  if (++failures_[trial] >= most) {
+    fail(ErrorCode::unavailable,
+         "trial {} failed {} times: {}\nWhen that is mended, go on with `ductile tune --resume {}`",
+         trial, most, why, folder_.string());
+  }
+  say(environment, trial, "failed and is tried again: " + why);
+  launch(trial, environment);
+}
+
+void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environment& environment) {
+  TrialRecord& record = trials_[static_cast<size_t>(trial)];
+  const double planned = std::exchange(planned_[trial], 0.0);
+  planned_.erase(trial);
+  const double told = record.seen.empty() ? 0 : record.seen.back().budget;
+  tune::Result result{trial, {}, is_over};
+  for (const auto& [epochs, value] : values(trial)) {
+    if (epochs <= told) continue;
+    // The value at the budget, or the first one after it: not every multiple has an evaluation.
+    record.seen.push_back({std::min(epochs, planned), value});
+    result.seen.push_back({std::min(epochs, planned), badness(value)});
+    if (epochs >= planned) break;
+  }
+  if (has_diverged) {
+    const double at =
+        std::min(planned, (record.seen.empty() ? 0 : record.seen.back().budget) + unit());
+    if (result.seen.empty() || result.seen.back().budget < at) {
+      result.seen.push_back({at, NAN});
+      record.seen.push_back({at, NAN});
+    } else {
+      result.seen.back().value = NAN;
+    }
+    result.ended = false;
+  }
+  record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
+  if (!finishing_) policy_->tell(result);
+  say(environment, trial,
+      has_diverged ? fmt::format("diverged in epoch {:g}", record.seen.back().budget)
+                   : fmt::format("{} {:.4g} after {:g} epochs", plan_.setup.metric,
+                                 record.seen.empty() ? NAN : record.seen.back().value,
+                                 record.seen.empty() ? 0 : record.seen.back().budget));
+}
+
+}  // namespace ductile::trials

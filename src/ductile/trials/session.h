@@ -1,0 +1,114 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+#include <signal.h>
+
+#include "ductile/base/files.h"
+#include "ductile/run/lock.h"
+#include "ductile/spec/job.h"
+#include "ductile/trials/setup.h"
+#include "ductile/tune/trial_policy.h"
+
+namespace ductile::trials {
+
+// One setting and what came of it.
+struct TrialRecord {
+  tune::Setting setting;
+  std::string status = "waiting";  // waiting, running, paused, finished, diverged, dropped
+  std::string reason;              // of the last decision about it
+  std::vector<tune::Observation>
+      seen;  // epochs, and the metric as it is (accuracy: higher is better)
+  double core_seconds = 0;
+  double wall_seconds = 0;
+};
+
+// A tuning session: a folder with the job, the plan, a run directory for each trial, and the state
+// of the search, from which it goes on however it was ended:
+//
+//   job.toml     the job, resolved          trials/0007/  the run of trial 7
+//   tune.json    plan and search            best.toml     the job with the best setting
+//   report.html  all of it, for people
+//
+// Trials are ordinary runs: they are paused by a checkpoint and resumed from it, bit for bit. One
+// session drives a folder at a time. One thread.
+class Session {
+ public:
+  // Makes the folder. Throws conflict where there is something already.
+  static Session create(const fs::path& folder, const std::string& job_toml, const Plan& plan);
+  // Throws not_found where there is no session, data_loss for one that cannot be read, conflict
+  // where another process drives it.
+  static Session open(const fs::path& folder);
+  Session(Session&&) noexcept;
+  ~Session();
+
+  struct Environment {
+    fs::path program;                                      // ductile
+    const sigset_t* mask = nullptr;                        // of the trials' processes
+    std::function<void(const std::string& text)> on_news;  // a line for people
+    std::function<bool()> interrupted;                     // looked at several times per second
+  };
+  // Runs trials until the search is over and, if the plan says so, the best one is finished. False
+  // if it was interrupted; run() may be called again, in another process too. Throws unavailable if
+  // trials fail for another reason than that they diverge, invalid_argument for a setting that
+  // the job refuses.
+  bool run(const Environment& environment);
+
+  const fs::path& folder() const { return folder_; }
+  const Plan& plan() const { return plan_; }
+  const std::vector<TrialRecord>& trials() const { return trials_; }
+  fs::path trial_folder(int64_t trial) const;
+  double badness(double value) const;  // of a value of the metric: lower is better
+  int64_t best() const;                // -1: no trial has a value yet
+  // Of a trial; nothing before its first.
+  std::optional<double> best_value(int64_t trial) const;
+  double epochs_spent() const;
+  double budget() const;
+  double core_seconds() const;
+  double wall_seconds() const { return wall_seconds_; }  // of this and all earlier run() calls
+  std::string state_of_search() const { return over_; }  // why it is over; empty: it is not
+  const spec::JobOptions& job() const { return job_; }
+  // The job with the setting of a trial.
+  std::string job_with(int64_t trial) const;
+
+ private:
+  Session(fs::path folder, Plan plan, const std::string& job_toml);
+  void make_policy();
+  void save() const;
+
+  struct Running;
+  void restore(const nlohmann::json& state);
+  double full() const;  // epochs of a whole run
+  double unit() const;  // epochs between two evaluations
+  void say(const Environment& environment, int64_t trial, const std::string& text) const;
+  void fill(const Environment& environment);
+  void launch(int64_t trial, const Environment& environment);
+  bool poll(const Environment& environment);
+  bool reached(int64_t trial) const;  // whether its evaluations go as far as it is to run
+  void ended(int64_t trial, int exit_status, const Environment& environment);
+  void retry(int64_t trial, const std::string& why, int most, const Environment& environment);
+  void stop_all();
+  void tell(int64_t trial, bool is_over, bool has_diverged, const Environment& environment);
+  std::map<double, double> values(int64_t trial) const;  // by budget
+
+  fs::path folder_;
+  Plan plan_;
+  spec::JobOptions job_;
+  std::unique_ptr<run::RunLock> lock_;
+  std::unique_ptr<tune::TrialPolicy> policy_;
+  std::vector<TrialRecord> trials_;
+  std::map<int64_t, double> planned_;  // trials under way and their budgets
+  std::map<int64_t, int> failures_;
+  std::string over_;
+  bool finishing_ = false;  // the best trial runs to its end
+  double wall_seconds_ = 0;
+  std::map<int64_t, std::unique_ptr<Running>> running_;
+};
+
+}  // namespace ductile::trials

@@ -1,0 +1,75 @@
+#include "ductile/trials/session.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/base/testing.h"
+#include "ductile/trials/report.h"
+
+// What needs no trial; tests/tune_command_test.cc runs the real program.
+namespace ductile::trials {
+namespace {
+
+std::string job_toml() {
+  spec::JobOptions job;
+  return OptionSet(job).to_toml();
+}
+
+ErrorCode open_error(const fs::path& folder) {
+  try {
+    Session::open(folder);
+  } catch (const Error& e) {
+    return e.code();
+  }
+  ADD_FAILURE() << "opened";
+  return ErrorCode::internal;
+}
+
+TEST(Session, IsMadeOnceAndOpenedAgain) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+  const Session session = Session::open(folder);
+  EXPECT_EQ(session.plan().setup, default_plan({}).setup);
+  EXPECT_EQ(session.best(), -1);
+  EXPECT_EQ(session.budget(), 100);
+  EXPECT_NE(report_html(session).find("Not finished"), std::string::npos);
+  EXPECT_EQ(open_error(folder), ErrorCode::conflict);  // this process drives it
+}
+
+TEST(Session, TellsAbsenceFromDamage) {
+  const TempFolder place;
+  EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);
+  const fs::path folder = place.path() / "session";
+  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  const std::string whole = read_file(folder / "tune.json");
+  Rng rng(4);
+  for (int i = 0; i < 60; ++i) {
+    std::string text = whole;
+    const auto at = rng.below(static_cast<uint32_t>(text.size()));
+    if (i % 2 == 0) {
+      text.resize(at);
+    } else {
+      text.erase(at, 1 + rng.below(20));
+    }
+    write_file_atomic(folder / "tune.json", text);
+    try {
+      Session::open(folder);  // some changes leave a state that is whole
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == ErrorCode::data_loss || e.code() == ErrorCode::conflict) << e.what();
+    }
+  }
+  nlohmann::json state = nlohmann::json::parse(whole);
+  state["format"] = 99;
+  write_file_atomic(folder / "tune.json", state.dump());
+  EXPECT_EQ(open_error(folder), ErrorCode::conflict);
+}
+
+}  // namespace
+}  // namespace ductile::trials

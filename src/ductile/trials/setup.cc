@@ -1,0 +1,148 @@
+#include "ductile/trials/setup.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/text.h"
+#include "ductile/base/toml.h"
+#include "ductile/tune/trial_policy.h"
+
+namespace ductile::trials {
+namespace {
+
+using Json = nlohmann::json;
+
+// What a trial is measured by has to be the same for all of them.
+constexpr std::string_view kFixed[] = {"name",         "seed",         "runs",
+                                       "data.",        "train.epochs", "train.max_steps",
+                                       "target.",      "checkpoint.",  "train.eval_every_epochs",
+                                       "train.threads"};
+
+bool is_fixed(std::string_view option) {
+  return std::ranges::any_of(kFixed, [&](std::string_view f) {
+    return f.ends_with('.') ? option.starts_with(f) : option == f;
+  });
+}
+
+// As --set and TOML take it.
+std::string assignment(const std::string& name, const Json& value) {
+  return fmt::format("{}={}", name, dump_json(value));
+}
+
+// Tries the ends of a dimension, and each of its choices, on a copy of the job.
+void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_view source) {
+  const std::string where = fmt::format("{}: space.\"{}\"", source, to_utf8(d.name));
+  spec::JobOptions copy = job;
+  OptionSet options(copy);
+  const OptionField* field = options.find(d.name);
+  if (field == nullptr) {
+    std::vector<std::string> names;
+    for (const OptionField& f : options.fields()) names.push_back(f.path);
+    const auto near = nearest_name(d.name, names);
+    fail(ErrorCode::invalid_argument, "{}: the job has no such option{}", where,
+         near ? fmt::format("; did you mean \"{}\"?", *near) : "");
+  }
+  if (is_fixed(d.name)) {
+    fail(ErrorCode::invalid_argument,
+         "{}: this option is the same in all trials, which could not be compared otherwise", where);
+  }
+  const bool whole = std::holds_alternative<int64_t*>(field->ref);
+  if (d.kind == tune::Kind::real && whole)
+    fail(ErrorCode::invalid_argument, "{}: the option is a whole number; add kind = \"integer\"",
+         where);
+  std::vector<Json> values;
+  if (d.kind == tune::Kind::choice) {
+    for (const std::string& choice : d.choices)
+      values.push_back(parse_json(choice, where, ErrorCode::invalid_argument));
+  } else if (d.kind == tune::Kind::integer) {
+    values = {static_cast<int64_t>(d.low), static_cast<int64_t>(d.high)};
+  } else {
+    values = {d.low, d.high};
+  }
+  for (const Json& value : values) {
+    try {
+      options.set(assignment(d.name, value), where);
+    } catch (Error& e) {
+      throw e.with_context(where);
+    }
+  }
+}
+
+void check(const Plan& plan, const spec::JobOptions& job, std::string_view source) {
+  if (plan.space.size() == 0)
+    fail(ErrorCode::invalid_argument,
+         "{}: there is nothing to tune; add a table such as [space.\"optimizer.lr\"] with low and "
+         "high",
+         source);
+  for (const tune::Dimension& d : plan.space.dimensions()) check(d, job, source);
+  if (job.train.max_steps > 0)
+    fail(ErrorCode::invalid_argument,
+         "train.max_steps = {}: trials are compared by epochs; set train.max_steps = 0 and "
+         "train.epochs",
+         job.train.max_steps);
+  if (job.train.eval_every_epochs <= 0)
+    fail(ErrorCode::invalid_argument,
+         "train.eval_every_epochs = 0: a trial is judged by its evaluations; set it to 1, or to a "
+         "fraction");
+}
+
+}  // namespace
+
+void describe(Describer& d, Setup& o) {
+  d.field("metric", o.metric, "what trials are judged by")
+      .one_of({"accuracy", "loss", "perplexity"});
+  d.field("policy", o.policy, "which trial gets more epochs next").one_of(tune::trial_policies());
+  d.field("searcher", o.searcher, "which setting is tried next").one_of(tune::searchers());
+  d.field("budget", o.budget, "epochs of all trials together; 0 = ten full runs").range(0, 1e9);
+  d.field("at_once", o.at_once, "trials that run side by side; 0 = one per core").range(0, 4096);
+  d.field("seed", o.seed, "seed of the search").at_least(0);
+  d.field("finish", o.finish, "run the best trial to its last epoch");
+}
+
+Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOptions& job) {
+  std::ostringstream text;
+  text << toml::json_formatter(parse_toml(toml, source));
+  Json value = parse_json(text.str(), source, ErrorCode::invalid_argument);
+  Json space = Json::object();
+  if (const auto at = value.find("space"); at != value.end()) {
+    space = std::move(*at);
+    value.erase(at);
+  }
+  if (!space.is_object())
+    fail(ErrorCode::invalid_argument, "{}: space is a table with one table per option", source);
+  Setup setup;
+  OptionSet(setup).read_json(value, source);
+  Plan plan{setup, tune::Space::from_json(space, fmt::format("{}: space", source))};
+  check(plan, job, source);
+  return plan;
+}
+
+Plan default_plan(const spec::JobOptions& job) {
+  using tune::Dimension;
+  using tune::Kind;
+  using tune::Scale;
+  const bool sgd = job.optimizer.name == "sgd" || job.optimizer.name == "lars";
+  std::vector<Dimension> dimensions = {
+      {"optimizer.lr", Kind::real, Scale::log, 1e-5, sgd ? 10.0 : 1.0}};
+  if (sgd) dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, 0, 0.99});
+  dimensions.push_back({"optimizer.weight_decay", Kind::real, Scale::log, 1e-6, 0.3});
+  Plan plan{{}, tune::Space(std::move(dimensions))};
+  check(plan, job, "the default space");
+  return plan;
+}
+
+std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting) {
+  std::vector<std::string> out;
+  const Json values = space.values(setting);
+  for (const auto& [name, value] : values.items()) out.push_back(assignment(name, value));
+  return out;
+}
+
+}  // namespace ductile::trials

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/options.h"
+#include "ductile/spec/job.h"
+#include "ductile/tune/space.h"
+
+// What a tuner is told: which options of a job it may choose, and how it is to search.
+namespace ductile::trials {
+
+struct Setup {
+  std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
+  std::string policy = "freeze_thaw";
+  std::string searcher = "curves";
+  double budget = 0;    // epochs of all trials together; 0: ten full runs
+  int64_t at_once = 0;  // trials that run side by side; 0: one per core
+  int64_t seed = 1;
+  bool finish = true;  // the best trial is run to its last epoch
+
+  bool operator==(const Setup&) const = default;
+};
+void describe(Describer& d, Setup& o);
+
+struct Plan {
+  Setup setup;
+  tune::Space space;
+};
+
+// Reads a tuning file:
+//
+//   budget = 60
+//   [space."optimizer.lr"]
+//   low = 1e-4
+//   high = 1.0
+//   scale = "log"
+//
+// The dimensions of the space are options of `job`. Throws invalid_argument, which names `source`
+// and the key, for anything that cannot be tuned: an option that does not exist or is of another
+// type, a bound that the option does not allow, and options that would change what is measured (the
+// data, the length of the run, the seed).
+Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOptions& job);
+
+// Without a file: the learning rate, and what else the optimiser of the job is most sensitive to.
+Plan default_plan(const spec::JobOptions& job);
+
+// "optimizer.lr=0.1", one for each dimension, as --set takes it.
+std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);
+
+}  // namespace ductile::trials

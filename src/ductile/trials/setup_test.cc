@@ -1,0 +1,84 @@
+#include "ductile/trials/setup.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/testing.h"
+#include "ductile/spec/optimizers.h"
+
+namespace ductile::trials {
+namespace {
+
+std::string refusal(const std::string& toml, const spec::JobOptions& job = {}) {
+  try {
+    read_plan(toml, "tune.toml", job);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "accepted: " << toml;
+  return "";
+}
+
+TEST(Setup, ReadsATuningFile) {
+  const Plan plan = read_plan(R"(
+budget = 60
+policy = "full"
+[space."optimizer.lr"]
+low = 1e-4
+high = 1.0
+scale = "log"
+[space."train.batch_size"]
+choices = [32, 64]
+)",
+                              "tune.toml", {});
+  EXPECT_EQ(plan.setup.budget, 60);
+  EXPECT_EQ(plan.setup.policy, "full");
+  ASSERT_EQ(plan.space.size(), 2U);
+  EXPECT_EQ(plan.space.dimensions()[0].name, "optimizer.lr");
+  const std::vector<std::string> options = assignments(plan.space, plan.space.at({0.5, 0.9}));
+  EXPECT_EQ(options[0].rfind("optimizer.lr=0.0", 0), 0U) << options[0];
+  EXPECT_NEAR(std::stod(options[0].substr(13)), 0.01, 1e-12);
+  EXPECT_EQ(options[1], "train.batch_size=64");
+}
+
+TEST(Setup, NamesWhatCannotBeTuned) {
+  const std::string range = "\nlow = 0.1\nhigh = 0.2\n";
+  EXPECT_NE(refusal("[space.\"optimizer.lrr\"]" + range).find("did you mean \"optimizer.lr\"?"),
+            std::string::npos);
+  EXPECT_NE(refusal("[space.\"train.epochs\"]" + range).find("same in all trials"),
+            std::string::npos);
+  EXPECT_NE(refusal("[space.seed]" + range).find("same in all trials"), std::string::npos);
+  EXPECT_NE(refusal("[space.\"train.batch_size\"]" + range).find("kind = \"integer\""),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("[space.\"optimizer.momentum\"]\nlow = 0.1\nhigh = 7\n").find("optimizer.momentum"),
+      std::string::npos);
+  EXPECT_NE(refusal("[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"sdg\"]\n").find("sdg"),
+            std::string::npos);
+  EXPECT_NE(refusal("").find("nothing to tune"), std::string::npos);
+  EXPECT_NE(refusal("budget = \"all\"").find("budget"), std::string::npos);
+  EXPECT_NE(refusal("bugdet = 3").find("budget"), std::string::npos);
+  EXPECT_NE(refusal("space = 3").find("space"), std::string::npos);
+  EXPECT_NE(refusal("[space").find("tune.toml"), std::string::npos);
+  spec::JobOptions job;
+  job.train.eval_every_epochs = 0;
+  EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("eval_every_epochs"),
+            std::string::npos);
+  job = {};
+  job.train.max_steps = 5;
+  EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
+}
+
+TEST(Setup, HasASpaceForEveryOptimiser) {
+  for (const auto& row : spec::optimizers()) {
+    spec::JobOptions job;
+    job.optimizer.name = row.name;
+    EXPECT_GE(default_plan(job).space.size(), 2U) << row.name;
+  }
+}
+
+}  // namespace
+}  // namespace ductile::trials

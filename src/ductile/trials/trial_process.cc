@@ -1,0 +1,101 @@
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include <sys/wait.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
+#include "ductile/process/spawn.h"
+#include "ductile/run/diary.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/run/meters.h"
+#include "ductile/trials/trial_process_impl.h"
+
+namespace ductile::trials {
+namespace {
+
+using Json = nlohmann::json;
+
+// To save what a trial has done; a controller gives its workers a minute for a step.
+constexpr auto kPatience = std::chrono::seconds(120);
+
+bool holds_a_run(const fs::path& folder) { return kind_of(folder / "job.toml") != FileKind::none; }
+
+}  // namespace
+
+TrialProcess::TrialProcess(const Launch& launch) {
+  process::SpawnOptions spawn;
+  spawn.program = launch.program;
+  if (holds_a_run(launch.folder)) {
+    spawn.arguments = {"-q", "train", "--resume", launch.folder.string()};
+  } else {
+    spawn.arguments = {"-q", "train", launch.job.string(), "--out", launch.folder.string()};
+    for (const std::string& option : launch.options) {
+      spawn.arguments.push_back("--set");
+      spawn.arguments.push_back(option);
+    }
+  }
+  spawn.log = launch.log;
+  spawn.mask = launch.mask;
+  spawn.cpus = launch.cpus;
+  pid_ = process::spawn(spawn);
+}
+
+TrialProcess::~TrialProcess() {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  pause();
+  while (!ended()) {
+    if (std::chrono::steady_clock::now() > end) ::kill(pid_, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+bool TrialProcess::ended() {
+  if (status_) return true;
+  int status = 0;
+  const pid_t got = ::waitpid(pid_, &status, WNOHANG);
+  if (got == 0 || (got < 0 && errno == EINTR)) return false;
+  if (got < 0) {
+    status_ = 255;  // somebody else reaped it
+  } else {
+    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  return true;
+}
+
+void TrialProcess::pause() {
+  if (asked_ || ended()) return;
+  asked_ = true;
+  ::kill(pid_, SIGTERM);
+}
+
+std::map<double, double> evaluations(const fs::path& run, const std::string& metric) {
+  std::map<double, double> out;
+  run::for_each_diary_line(run / "events.jsonl", [&](const Json& line) {
+    if (line.value("kind", Json()) != "evaluation") return;
+    const double epoch = run::number_at(line, "epoch", 0);
+    if (epoch > 0) out[epoch] = run::number_at(line, metric.c_str(), NAN);
+  });
+  return out;
+}
+
+RunEnd end_of(const fs::path& run) {
+  RunEnd out;
+  run::for_each_diary_line(run / "events.jsonl", [&](const Json& line) {
+    const Json kind = line.value("kind", Json());
+    if (kind == "start" || kind == "resume") out.status.clear();
+    if (kind != "end") return;
+    out.status = line.value("status", "");
+    out.message = line.value("message", "");
+    if (const auto cost = line.find("cost"); cost != line.end()) {
+      out.core_seconds = run::number_at(*cost, "core_seconds", out.core_seconds);
+      out.wall_seconds = run::number_at(*cost, "wall_seconds", out.wall_seconds);
+    }
+  });
+  return out;
+}
+
+}  // namespace ductile::trials

@@ -1,0 +1,285 @@
+#include <algorithm>
+#include <cmath>
+
+#include "ductile/base/json_fields.h"
+#include "ductile/tune/progress.h"
+#include "ductile/tune/trial_policies_impl.h"
+
+namespace ductile::tune {
+namespace {
+
+using Json = nlohmann::json;
+
+enum class Phase { first, rest, training, over };
+constexpr std::pair<Phase, std::string_view> kPhases[] = {{Phase::first, "first"},
+                                                          {Phase::rest, "rest"},
+                                                          {Phase::training, "training"},
+                                                          {Phase::over, "over"}};
+
+// All that the rule remembers.
+struct Memory {
+  Phase phase = Phase::first;
+  double time = 0;             // of the trials of this search
+  std::vector<int64_t> live;   // trials that run side by side
+  std::vector<double> slopes;  // of the trials of this search
+  std::vector<double> line;    // values of what is trained
+  int64_t best = -1;
+  double best_slope = 0;
+  int64_t judged = -1;   // the trial that is compared with the best one next
+  int64_t count = 0;     // trials of this search
+  int64_t previous = 0;  // trials of the search before; 0: there was none
+  int64_t to_start = 0;
+  int64_t retunings = 0;
+  bool retuned = false;  // on this plateau
+};
+
+// MLtuner's rule (progress.h): trials run side by side for a time that doubles until one of them
+// converges; then each new setting gets that time, and the better of it and the best lives; the
+// best is trained until its values reach a plateau, which begins another search.
+class MlTunerPolicy final : public TrialPolicy {
+ public:
+  MlTunerPolicy(std::string_view name, std::unique_ptr<Searcher> searcher,
+                const PolicyOptions& options)
+      : TrialPolicy(name, std::move(searcher), options) {
+    const double asked = options.mltuner.trial_bound;
+    bound_ = rounded(std::max(asked > 0 ? asked : options.full_budget / 4, options.least_budget));
+    begin_search();
+  }
+
+ private:
+  void begin_search() {
+    m_.phase = Phase::first;
+    m_.time = rounded(options().least_budget);
+    m_.live.clear();
+    m_.slopes.clear();
+    m_.count = 0;
+    m_.to_start = 1;
+    m_.judged = -1;
+  }
+
+  Move decide() override {
+    while (true) {
+      if (m_.phase == Phase::over) return wait_or_stop("training has converged");
+      if (std::optional<Move> move = m_.phase == Phase::first  ? first()
+                                     : m_.phase == Phase::rest ? rest()
+                                                               : train())
+        return *move;
+    }
+  }
+
+  std::optional<Move> begin_trial() {
+    Move move = start(m_.time, fmt::format("a new trial of {:g}", m_.time));
+    if (move.kind != MoveKind::start) return std::nullopt;
+    move.parent = options().mltuner.forks ? m_.best : -1;
+    m_.live.push_back(move.trial);
+    ++m_.count;
+    return move;
+  }
+
+  // Until one converges: all for the same time, which doubles.
+  std::optional<Move> first() {
+    for (const int64_t t : m_.live)
+      if (status(t) == Status::paused && budget_of(t) < m_.time)
+        return resume(t, m_.time, fmt::format("no trial converges yet; all run for {:g}", m_.time));
+    bool is_exhausted = false;
+    if (m_.to_start > 0) {
+      if (auto move = begin_trial()) {
+        --m_.to_start;
+        return move;
+      }
+      is_exhausted = true;
+    }
+    for (const int64_t t : m_.live)
+      if (status(t) == Status::running) return wait_or_stop("trials of this length still run");
+    double slope = 0;
+    const int64_t valid = best_of_live(true, slope);
+    if (valid >= 0) {
+      adopt(valid, slope);
+      return std::nullopt;
+    }
+    const int64_t unstable = best_of_live(false, slope);
+    if ((is_exhausted && m_.time >= bound_) || (m_.previous > 0 && m_.count >= m_.previous)) {
+      if (unstable < 0) {
+        m_.phase = Phase::over;
+      } else {
+        adopt(unstable, slope);
+        begin_training();
+      }
+      return std::nullopt;
+    }
+    std::vector<int64_t> kept;
+    for (const int64_t t : m_.live) {
+      const bool is_done = judge(t).verdict == Verdict::diverged || budget_of(t) >= bound_ ||
+                           status(t) != Status::paused;
+      if (is_done && t != unstable) {
+        drop(t);
+      } else {
+        kept.push_back(t);
+      }
+    }
+    m_.live = std::move(kept);
+    m_.time = std::min(rounded(2 * m_.time), bound_);
+    m_.to_start = 1;
+    return std::nullopt;
+  }
+
+  // One at a time for the time that the first one needed.
+  std::optional<Move> rest() {
+    if (m_.judged >= 0) {
+      if (status(m_.judged) == Status::running) return wait_or_stop("the trial still runs");
+      const Progress progress = judge(m_.judged);
+      if (progress.slope) m_.slopes.push_back(*progress.slope);
+      if (progress.slope && *progress.slope < m_.best_slope) {
+        drop(m_.best);
+        m_.best = m_.judged;
+        m_.best_slope = *progress.slope;
+      } else {
+        drop(m_.judged);
+      }
+      m_.judged = -1;
+    }
+    if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+      if (auto move = begin_trial()) {
+        m_.judged = move->trial;
+        return move;
+      }
+    }
+    begin_training();
+    return std::nullopt;
+  }
+
+  // A trial that took over the state of the best one goes on with its line of values.
+  void begin_training() {
+    m_.phase = Phase::training;
+    if (!options().mltuner.forks) m_.line.clear();
+  }
+
+  // A piece at a time, until there is no new best.
+  std::optional<Move> train() {
+    if (status(m_.best) == Status::running) return wait_or_stop("the best trial is being trained");
+    const int64_t flat = values_without_best(m_.line);
+    const bool is_over = status(m_.best) != Status::paused;
+    if (options().mltuner.forks && flat > options().mltuner.patience) {
+      m_.phase = Phase::over;
+    } else if (is_over || flat >= options().mltuner.patience) {
+      if (m_.retunings >= options().mltuner.retunings || (is_over && options().mltuner.forks)) {
+        m_.phase = Phase::over;
+      } else if (!options().mltuner.forks || !m_.retuned) {
+        ++m_.retunings;
+        m_.retuned = true;
+        m_.previous = m_.count;
+        begin_search();
+      } else {
+        return piece();
+      }
+    } else {
+      m_.retuned = false;
+      return piece();
+    }
+    return std::nullopt;
+  }
+
+  Move piece() {
+    return resume(m_.best, budget_of(m_.best) + options().unit, "the best trial is trained on");
+  }
+
+  void learn(const Result& result) override {
+    if (m_.phase == Phase::training && result.trial == m_.best)
+      for (const Observation& o : result.seen) m_.line.push_back(o.value);
+  }
+
+  void adopt(int64_t trial, double slope) {
+    if (m_.best >= 0) drop(m_.best);
+    m_.best = trial;
+    m_.best_slope = slope;
+    m_.slopes.assign(1, slope);
+    m_.time = budget_of(trial);
+    for (const int64_t t : m_.live)
+      if (t != trial) drop(t);
+    m_.live.clear();
+    m_.phase = Phase::rest;
+  }
+
+  // Of those that live, the one with the best slope; -1 for none.
+  int64_t best_of_live(bool converging, double& slope) const {
+    int64_t best = -1;
+    for (const int64_t t : m_.live) {
+      const Progress p = judge(t);
+      if (p.verdict == Verdict::diverged || !p.slope) continue;
+      if (converging && p.verdict != Verdict::converging) continue;
+      if (best >= 0 && *p.slope >= slope) continue;
+      best = t;
+      slope = *p.slope;
+    }
+    return best;
+  }
+
+  // The loss before any training is not measured by whoever runs the trials: the first value stands
+  // for it.
+  Progress judge(int64_t t) const {
+    const std::vector<Observation>& seen = trials()[static_cast<size_t>(t)].seen;
+    if (seen.empty()) return {};
+    return progress_of(seen[0], std::span(seen).subspan(1));
+  }
+
+  double budget_of(int64_t t) const { return trials()[static_cast<size_t>(t)].budget(); }
+
+  Json save_state() const override {
+    Json line = Json::array();
+    for (const double v : m_.line) line.push_back(std::isfinite(v) ? Json(v) : Json(nullptr));
+    return {{"phase", kPhases[static_cast<size_t>(m_.phase)].second},
+            {"time", m_.time},
+            {"live", m_.live},
+            {"slopes", m_.slopes},
+            {"line", std::move(line)},
+            {"best", m_.best},
+            {"best_slope", m_.best_slope},
+            {"judged", m_.judged},
+            {"count", m_.count},
+            {"previous", m_.previous},
+            {"to_start", m_.to_start},
+            {"retunings", m_.retunings},
+            {"retuned", m_.retuned}};
+  }
+  void restore_state(const Json& state) override {
+    const JsonFields fields(state, "saved state");
+    const int64_t most = static_cast<int64_t>(trials().size()) - 1;
+    constexpr double kMost = std::numeric_limits<double>::max();
+    const auto doubles = [&](const char* key) {
+      std::vector<double> out;
+      for (const Json& v : fields.array(key))
+        out.push_back(v.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                                  : fields.as_number(v, key, -kMost, kMost));
+      return out;
+    };
+    Memory f;
+    fields.read("phase", f.phase, kPhases);
+    for (const Json& v : fields.array("live"))
+      f.live.push_back(fields.as_integer(v, "live", 0, most));
+    f.slopes = doubles("slopes");
+    f.line = doubles("line");
+    f.best = fields.integer("best", -1, most);
+    f.judged = fields.integer("judged", -1, most);
+    if (f.best < 0 && f.phase == Phase::training)
+      fail(ErrorCode::data_loss, "saved state: a trial is trained, and there is none");
+    f.time = fields.number("time", 0, options().full_budget);
+    f.best_slope = fields.number("best_slope", -kMost, kMost);
+    f.count = fields.integer("count", 0, INT64_MAX);
+    f.previous = fields.integer("previous", 0, INT64_MAX);
+    f.to_start = fields.integer("to_start", 0, INT64_MAX);
+    f.retunings = fields.integer("retunings", 0, INT64_MAX);
+    f.retuned = fields.boolean("retuned");
+    m_ = std::move(f);
+  }
+
+  Memory m_;
+  double bound_;
+};
+
+}  // namespace
+
+MadePolicy make_mltuner(std::unique_ptr<Searcher> searcher, const PolicyOptions& options) {
+  return std::make_unique<MlTunerPolicy>("mltuner", std::move(searcher), options);
+}
+
+}  // namespace ductile::tune

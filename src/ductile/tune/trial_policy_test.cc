@@ -1,0 +1,417 @@
+#include "ductile/tune/trial_policy.h"
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/json.h"
+#include "ductile/base/testing.h"
+#include "ductile/tune/halving.h"
+#include "ductile/tune/testing/problems.h"
+
+namespace ductile::tune {
+namespace {
+
+using ductile::testing::code_of;
+using testing::cube;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::string searcher_for(const std::string& policy) {
+  return policy == "freeze_thaw" ? "curves" : "random";
+}
+
+std::unique_ptr<TrialPolicy> make(const std::string& name, const PolicyOptions& options,
+                                  const Space& space = cube(2), std::string searcher = "") {
+  SearcherOptions s;
+  s.full_budget = options.full_budget;
+  return make_trial_policy(
+      name, make_searcher(searcher.empty() ? searcher_for(name) : searcher, space, s), options);
+}
+
+// Curves that keep their order: a + 1 / budget. Every ninth trial diverges, every eleventh ends
+// early.
+Result answer(const TrialPolicy& policy, const Move& move) {
+  const Trial& trial = policy.searcher().trials()[static_cast<size_t>(move.trial)];
+  Result out;
+  out.trial = move.trial;
+  for (double b = trial.budget() + 1; b <= move.budget; ++b) {
+    if (move.trial % 11 == 5 && b > 4) {
+      out.ended = true;
+      break;
+    }
+    const bool lost = move.trial % 9 == 4 && b >= 3;
+    out.seen.push_back({b, lost ? kNan : testing::far_from_optimum(trial.setting) + 1 / b});
+    if (lost) break;
+  }
+  return out;
+}
+
+struct Log {
+  std::vector<Move> moves;
+  double asked = 0, used = 0;
+};
+
+// Runs up to `moves` moves, `at_once` trials side by side, results in the order of the starts.
+Log drive(TrialPolicy& policy, int moves, size_t at_once = 1) {
+  Log log;
+  std::vector<Move> running;
+  std::map<int64_t, double> reached;
+  const auto finish = [&] {
+    const Result r = answer(policy, running.front());
+    policy.tell(r);
+    if (!r.seen.empty()) {
+      log.used += r.seen.back().budget - reached[r.trial];
+      reached[r.trial] = r.seen.back().budget;
+    }
+    running.erase(running.begin());
+  };
+  for (int i = 0; i < moves; ++i) {
+    const Move move = policy.next();
+    log.moves.push_back(move);
+    if (move.kind == MoveKind::stop) break;
+    if (move.kind == MoveKind::start || move.kind == MoveKind::resume) {
+      log.asked +=
+          move.budget - policy.searcher().trials()[static_cast<size_t>(move.trial)].budget();
+      running.push_back(move);
+    }
+    if (move.kind == MoveKind::wait) {
+      EXPECT_FALSE(running.empty());
+    }
+    if (!running.empty() && (running.size() == at_once || move.kind == MoveKind::wait)) finish();
+  }
+  while (!running.empty()) finish();
+  return log;
+}
+
+std::string text_of(const std::vector<Move>& moves) {
+  std::string out;
+  for (const Move& m : moves)
+    out += fmt::format("{} {} {:g} {}\n", to_string(m.kind), m.trial, m.budget, m.reason);
+  return out;
+}
+
+class TrialPolicyTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, TrialPolicyTest, ::testing::ValuesIn(trial_policies().names()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(TrialPolicyTest, NeverSpendsMoreThanTheTotalBudget) {
+  for (const double total : {1.0, 2.0, 26.0, 27.0, 100.0, 333.0}) {
+    for (const size_t at_once : {1, 4}) {
+      PolicyOptions options;
+      options.full_budget = 27;
+      options.total_budget = total;
+      const auto policy = make(GetParam(), options);
+      const Log log = drive(*policy, 2000, at_once);
+      EXPECT_LE(log.used, total);
+      EXPECT_DOUBLE_EQ(policy->spent(), log.used);
+      ASSERT_EQ(log.moves.back().kind, MoveKind::stop) << text_of(log.moves);
+      if (GetParam() != "mltuner") {
+        EXPECT_GT(log.used, total - 27) << total;
+      }
+    }
+  }
+}
+
+TEST_P(TrialPolicyTest, MovesAreOfTrialsThatCanMakeThem) {
+  PolicyOptions options;
+  options.full_budget = 27;
+  options.total_budget = 500;
+  for (const size_t at_once : {1, 3}) {
+    const auto policy = make(GetParam(), options);
+    std::set<int64_t> dropped;
+    const Log log = drive(*policy, 3000, at_once);
+    int64_t next = 0;
+    for (const Move& m : log.moves) {
+      EXPECT_FALSE(m.reason.empty());
+      if (m.kind == MoveKind::start) {
+        EXPECT_EQ(m.trial, next++);
+      }
+      if (m.kind == MoveKind::resume) {
+        EXPECT_FALSE(dropped.contains(m.trial));
+      }
+      if (m.kind == MoveKind::drop) {
+        EXPECT_TRUE(dropped.insert(m.trial).second);
+      }
+      if (m.kind == MoveKind::start || m.kind == MoveKind::resume) {
+        EXPECT_EQ(m.budget, std::round(m.budget));
+        EXPECT_LE(m.budget, 27);
+      }
+    }
+    ASSERT_GE(policy->best(), 0);
+  }
+}
+
+TEST_P(TrialPolicyTest, ARestoredOneGoesOnAsTheSavedOneWouldToTheBit) {
+  PolicyOptions options;
+  options.full_budget = 27;
+  options.total_budget = 400;
+  for (const int before : {0, 1, 7, 30, 61}) {
+    const auto straight = make(GetParam(), options), resumed = make(GetParam(), options);
+    drive(*straight, before);
+    const std::string saved = dump_json(straight->save());
+    resumed->restore(parse_json(saved));
+    EXPECT_EQ(dump_json(resumed->save()), saved);
+    EXPECT_EQ(text_of(drive(*straight, 40).moves), text_of(drive(*resumed, 40).moves));
+    EXPECT_EQ(dump_json(straight->save()), dump_json(resumed->save()));
+  }
+}
+
+TEST_P(TrialPolicyTest, DamagedStatesAreRefusedAndChangeNothing) {
+  PolicyOptions options;
+  options.full_budget = 9;
+  options.total_budget = 300;
+  const auto policy = make(GetParam(), options), other = make(GetParam(), options);
+  drive(*policy, 12);
+  drive(*other, 9);
+  nlohmann::json good = policy->save();
+  const std::string before = dump_json(other->save());
+  good.erase("searcher");  // searcher_test damages those
+  good["searcher"] = nullptr;
+  for (nlohmann::json bad : testing::damaged(good)) {
+    if (bad.is_object() && bad.contains("searcher")) bad["searcher"] = policy->save()["searcher"];
+    try {
+      other->restore(bad);
+      other->restore(parse_json(before));  // a change that is as good as what was there
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::data_loss) << e.what();
+    }
+    ASSERT_EQ(dump_json(other->save()), before) << dump_json(bad).substr(0, 300);
+  }
+}
+
+TEST_P(TrialPolicyTest, StopsWhereTheSpaceIsUsedUp) {
+  const Space space = Space::from_json(parse_json(R"({"a": {"choices": [1, 2, 3, 4, 5]}})"), "s");
+  PolicyOptions options;
+  options.full_budget = 9;
+  options.one_epoch.settings = 5;
+  const auto policy = make(GetParam(), options, space);
+  const Log log = drive(*policy, 500);
+  EXPECT_EQ(log.moves.back().kind, MoveKind::stop) << text_of(log.moves);
+  EXPECT_LE(policy->searcher().trials().size(), 5u);
+}
+
+TEST_P(TrialPolicyTest, RefusesResultsThatCannotBe) {
+  PolicyOptions options;
+  options.full_budget = 9;
+  options.total_budget = 100;
+  const auto policy = make(GetParam(), options);
+  EXPECT_EQ(code_of([&] { policy->tell({0, {}, true}); }), ErrorCode::conflict);
+  const Move move = policy->next();
+  ASSERT_EQ(move.kind, MoveKind::start);
+  const auto code = [&](std::vector<Observation> seen, bool ended) {
+    return code_of([&] { policy->tell({0, std::move(seen), ended}); });
+  };
+  EXPECT_EQ(code({}, false), ErrorCode::invalid_argument);
+  EXPECT_EQ(code({{move.budget + 1, 1}}, false), ErrorCode::invalid_argument);
+  EXPECT_EQ(code({{0, 1}}, true), ErrorCode::invalid_argument);
+  EXPECT_EQ(code({{0.5, kNan}, {move.budget, 1}}, false), ErrorCode::invalid_argument);
+  policy->tell({0, {}, true});  // it could not even begin
+  EXPECT_EQ(policy->spent(), 0);
+  EXPECT_EQ(code({}, true), ErrorCode::conflict);
+}
+
+TEST(HalvingTest, RungsAreThoseOfHyperbandsTable) {
+  // Table 1 of the paper (JMLR): R = 81, eta = 3.
+  PolicyOptions options;
+  options.full_budget = 81;
+  ASSERT_EQ(most_rungs(options), 5);
+  const std::vector<std::vector<std::pair<int, int>>> table = {
+      {{81, 1}, {27, 3}, {9, 9}, {3, 27}, {1, 81}},
+      {{34, 3}, {11, 9}, {3, 27}, {1, 81}},
+      {{15, 9}, {5, 27}, {1, 81}},
+      {{8, 27}, {2, 81}},
+      {{5, 81}}};
+  for (int64_t s = 4; s >= 0; --s) {
+    const auto& expected = table[static_cast<size_t>(4 - s)];
+    const auto rungs = bracket_rungs(options, s + 1, hyperband_settings(options, s));
+    ASSERT_EQ(rungs.size(), expected.size());
+    for (size_t i = 0; i < rungs.size(); ++i) {
+      EXPECT_EQ(rungs[i].trials, expected[i].first) << s;
+      EXPECT_NEAR(rungs[i].budget, expected[i].second, 1e-9) << s;
+    }
+  }
+}
+
+// How many trials were run to each budget.
+std::map<double, int> reached(const Log& log) {
+  std::map<double, int> out;
+  for (const Move& m : log.moves)
+    if (m.kind == MoveKind::start || m.kind == MoveKind::resume) ++out[m.budget];
+  return out;
+}
+
+TEST(HalvingTest, ABracketRunsAsManyTrialsInEachRungAsThePaperSays) {
+  PolicyOptions options;
+  options.full_budget = 81;
+  options.halving.settings = 81;
+  options.total_budget = 405;
+  const auto policy = make("halving", options);
+  std::map<double, int> counts;
+  for (const Move& m : drive(*policy, 81 + 27 + 9 + 3 + 1 + 120).moves)
+    if (m.kind == MoveKind::start || m.kind == MoveKind::resume) ++counts[m.budget];
+  EXPECT_EQ(counts[3], 27);
+  EXPECT_EQ(counts[9], 9);
+  EXPECT_EQ(counts[27], 3);
+  EXPECT_EQ(counts[81], 1);
+}
+
+TEST(HalvingTest, OfARungTheBestGoOn) {
+  PolicyOptions options;
+  options.full_budget = 4;
+  options.halving.eta = 2;
+  options.halving.settings = 8;
+  options.total_budget = 8 + 4 + 4;
+  const auto policy = make("halving", options);
+  drive(*policy, 100);
+  std::vector<std::pair<double, double>> by_value;
+  for (const Trial& t : policy->searcher().trials())
+    if (!t.diverged) by_value.push_back({testing::far_from_optimum(t.setting), -t.budget()});
+  std::sort(by_value.begin(), by_value.end());
+  EXPECT_TRUE(std::is_sorted(by_value.begin(), by_value.begin() + 2,
+                             [](const auto& a, const auto& b) { return a.second < b.second; }));
+  EXPECT_EQ(by_value[0].second, -4);
+}
+
+TEST(OneEpochTest, ScreensAShareAndRunsTheBestToTheirEnd) {
+  PolicyOptions options;
+  options.full_budget = 10;
+  options.total_budget = 40;
+  options.one_epoch.screened = 0.5;
+  const auto policy = make("one_epoch", options);
+  const auto counts = reached(drive(*policy, 200));
+  EXPECT_EQ(counts.at(1), 20);
+  EXPECT_GE(counts.at(10), 2);  // one that diverges leaves room for another
+  EXPECT_EQ(policy->searcher().trials().size(), 20u);
+  PolicyOptions fixed;
+  fixed.full_budget = 10;
+  EXPECT_EQ(code_of([&] { make("one_epoch", fixed); }), ErrorCode::invalid_argument);
+  fixed.one_epoch.settings = 6;
+  fixed.one_epoch.keep = 2;
+  const auto other = reached(drive(*make("one_epoch", fixed), 200));
+  EXPECT_EQ(other.at(1), 6);
+  EXPECT_EQ(other.at(10), 2);
+}
+
+TEST(AshaTest, PromotesOneOfThree) {
+  PolicyOptions options;
+  options.full_budget = 9;
+  options.total_budget = 200;
+  const auto counts = reached(drive(*make("asha", options), 400, 4));
+  // A trial that was among the best when it went on may not be later, so a few more go on.
+  EXPECT_GE(counts.at(3), counts.at(1) / 3 - 1);
+  EXPECT_LE(counts.at(3), counts.at(1) / 2);
+  EXPECT_GE(counts.at(9), counts.at(3) / 3 - 1);
+  EXPECT_LE(counts.at(9), counts.at(3) / 2);
+}
+
+TEST(FreezeThawTest, WantsASearcherThatForecasts) {
+  std::string text;
+  EXPECT_EQ(code_of([] { make("freeze_thaw", {}, cube(1), "tpe"); }, &text),
+            ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("curves"), std::string::npos) << text;
+}
+
+TEST(PolicyOptionsTest, ContradictionsAreRefused) {
+  PolicyOptions options;
+  options.full_budget = 2;
+  options.least_budget = 3;
+  EXPECT_EQ(code_of([&] { make("full", options); }), ErrorCode::invalid_argument);
+  options.least_budget = 0.5;
+  EXPECT_EQ(code_of([&] { make("full", options); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { make("ful", {}); }), ErrorCode::invalid_argument);
+}
+
+// ---- MLtuner's rule, step by step, with losses written down
+
+class MlTunerTest : public ::testing::Test {
+ protected:
+  void begin(double full, double bound) {
+    PolicyOptions options;
+    options.full_budget = full;
+    options.least_budget = 2;
+    options.mltuner.trial_bound = bound;
+    policy_ = make("mltuner", options);
+  }
+  // The next move is this one; its values come from `value`.
+  void expect(MoveKind kind, int64_t trial, double budget, double (*value)(double) = nullptr) {
+    Move move = policy_->next();
+    while (move.kind == MoveKind::drop) {
+      dropped_.insert(move.trial);
+      move = policy_->next();
+    }
+    ASSERT_EQ(to_string(move.kind), to_string(kind)) << move.reason;
+    ASSERT_EQ(move.trial, trial) << move.reason;
+    ASSERT_EQ(move.budget, budget) << move.reason;
+    if (value == nullptr) return;
+    Result result;
+    result.trial = trial;
+    for (double b = policy_->searcher().trials()[static_cast<size_t>(trial)].budget() + 1;
+         b <= budget; ++b)
+      result.seen.push_back({b, value(b)});
+    policy_->tell(result);
+    parents_[trial] = move.parent;
+  }
+
+  std::unique_ptr<TrialPolicy> policy_;
+  std::set<int64_t> dropped_;
+  std::map<int64_t, int64_t> parents_;
+};
+
+double rises(double b) { return 1 + b; }
+double falls(double b) { return 10 - b; }
+double falls_fast(double b) { return 10 - 2 * b; }
+double falls_a_little(double b) { return 10 - 1.95 * b; }
+double stays(double) { return 4; }
+
+TEST_F(MlTunerTest, DoublesTheTimeUntilATrialConvergesThenComparesOneAtATime) {
+  begin(64, 8);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::resume, 0, 4, rises);  // nothing converges: twice the time, and one more trial
+  expect(MoveKind::start, 1, 4, falls);
+  expect(MoveKind::start, 2, 4, falls_fast);  // trial 1 converges: its time holds
+  EXPECT_TRUE(dropped_.contains(0));
+  expect(MoveKind::start, 3, 4, falls);  // not better
+  EXPECT_TRUE(dropped_.contains(1));
+  expect(MoveKind::start, 4, 4, falls_a_little);
+  EXPECT_TRUE(dropped_.contains(3));
+  expect(MoveKind::start, 5, 4, falls_a_little);
+  expect(MoveKind::start, 6, 4, falls_a_little);
+  expect(MoveKind::start, 7, 4, falls_a_little);
+  // The best five slopes are within a tenth: the best trial is trained.
+  expect(MoveKind::resume, 2, 5, falls_fast);
+  EXPECT_EQ(parents_[0], -1);
+  // A plateau of four values begins another search, whose trials take over its state.
+  for (double b = 6; b <= 9; ++b) expect(MoveKind::resume, 2, b, [](double) { return 0.5; });
+  expect(MoveKind::start, 8, 2, falls_fast);
+  EXPECT_EQ(parents_[8], 2);
+}
+
+TEST_F(MlTunerTest, StopsWhenAnotherSearchBroughtNoNewBest) {
+  begin(64, 2);
+  expect(MoveKind::start, 0, 2, falls_fast);
+  for (int64_t t = 1; t <= 4; ++t) expect(MoveKind::start, t, 2, falls_fast);
+  for (double b = 3; b <= 7; ++b) expect(MoveKind::resume, 0, b, stays);
+  for (int64_t t = 5; t <= 9; ++t) expect(MoveKind::start, t, 2, falls_fast);
+  expect(MoveKind::resume, 5, 3, stays);  // the fifth value without a new best
+  expect(MoveKind::stop, -1, 0);
+}
+
+TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
+  begin(64, 4);
+  const auto unstable = [](double b) { return b == 2 ? 12.0 : 10 - b; };
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::resume, 0, 4, rises);
+  expect(MoveKind::start, 1, 4, unstable);
+  expect(MoveKind::start, 2, 4, rises);
+  EXPECT_TRUE(dropped_.contains(0));
+  EXPECT_FALSE(dropped_.contains(1));
+  expect(MoveKind::start, 3, 4, rises);
+  EXPECT_TRUE(dropped_.contains(2));
+}
+
+}  // namespace
+}  // namespace ductile::tune

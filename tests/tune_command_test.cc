@@ -1,0 +1,141 @@
+// `ductile tune` as a user runs it: to its end, interrupted, killed, refused.
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "elastic_programs.h"
+
+namespace ductile::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+class Tune : public ::testing::Test {
+ protected:
+  std::vector<std::string> tune(const std::string& session, const std::string& space,
+                                std::vector<std::string> more = {}) {
+    write_file_atomic(root_.path() / "space.toml", space);
+    std::vector<std::string> words =
+        ductile({"-q", "tune", "--json", "--space", (root_.path() / "space.toml").string(), "--out",
+                 (root_.path() / session).string()});
+    for (const char* set : {"data.train_limit=256", "data.test_limit=64", "model.name=mlp",
+                            "train.epochs=4", "train.batch_size=32", "train.threads=1"})
+      words.insert(words.end(), {"--set", set});
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  std::vector<std::string> resume(const std::string& session) {
+    return ductile({"-q", "tune", "--json", "--resume", (root_.path() / session).string()});
+  }
+  fs::path output() const { return root_.path() / "output"; }
+  int run(const std::vector<std::string>& words) {
+    fs::remove(output());
+    return Program(words, output()).wait();
+  }
+  Json result() const { return Json::parse(read_file(output())); }
+  // What the search did and found, without times.
+  Json story(const std::string& session) const {
+    Json state = Json::parse(read_file(root_.path() / session / "tune.json"));
+    Json out = Json::array();
+    for (const Json& t : state.at("trials"))
+      out.push_back({t.at("values"), t.at("status"), t.at("reason"), t.at("seen")});
+    return out;
+  }
+
+  TempFolder root_;
+};
+
+constexpr const char* kSpace = R"(
+budget = 14
+at_once = 1
+[space."optimizer.lr"]
+low = 1e-4
+high = 1.0
+scale = "log"
+)";
+
+TEST_F(Tune, FindsFinishesAndTells) {
+  ASSERT_EQ(run(tune("a", kSpace)), 0) << read_file(output());
+  const Json told = result();
+  EXPECT_EQ(told.at("status"), "done");
+  EXPECT_GE(told.at("trials"), 3);
+  const fs::path best = told.at("best").at("run").get<std::string>();
+  EXPECT_TRUE(fs::exists(best / "model.safetensors"));  // it ran to its end
+  EXPECT_TRUE(fs::exists(root_.path() / "a/report.html"));
+  // The job file that it leaves trains to the same bits.
+  ASSERT_EQ(run(ductile({"-q", "train", (root_.path() / "a/best.toml").string(), "--out",
+                         (root_.path() / "again").string()})),
+            0)
+      << read_file(output());
+  EXPECT_EQ(model_of(root_.path() / "again"), model_of(best));
+  // A session that is over stays as it is.
+  const Json before = story("a");
+  ASSERT_EQ(run(resume("a")), 0) << read_file(output());
+  EXPECT_EQ(story("a"), before);
+}
+
+// Killed with kill -9, its trials too, at any time: the search takes the same way.
+TEST_F(Tune, GoesOnWhereItWasKilled) {
+  ASSERT_EQ(run(tune("a", kSpace)), 0) << read_file(output());
+  int kills = 0;
+  fs::remove(output());
+  Program program(tune("b", kSpace), output());
+  Rng rng(7);
+  while (true) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500 + rng.below(2500)));
+    if (!program.running()) break;
+    if (kills % 2 == 0) {
+      program.kill();
+    } else {
+      ::kill(program.pid(), SIGTERM);
+      EXPECT_EQ(program.wait(), 130) << read_file(output());
+    }
+    ++kills;
+    ASSERT_LT(kills, 100) << read_file(output());
+    if (!fs::exists(root_.path() / "b/tune.json")) {
+      fs::remove_all(root_.path() / "b");
+      program = Program(tune("b", kSpace), output());
+    } else {
+      program = Program(resume("b"), output());
+    }
+  }
+  EXPECT_EQ(program.wait(), 0) << read_file(output());
+  EXPECT_GE(kills, 1);
+  EXPECT_EQ(story("b"), story("a"));
+}
+
+TEST_F(Tune, TakesDivergenceForAResult) {
+  ASSERT_EQ(run(tune("a", R"(
+budget = 8
+at_once = 2
+policy = "full"
+searcher = "grid"
+[space."optimizer.lr"]
+choices = [0.05, 1e6]
+)")),
+            0)
+      << read_file(output());
+  const Json trials = story("a");
+  ASSERT_EQ(trials.size(), 2U);
+  for (const Json& t : trials)
+    EXPECT_EQ(t[1], t[0].at("optimizer.lr") == 0.05 ? "finished" : "diverged") << t;
+  EXPECT_EQ(result().at("best").at("values").at("optimizer.lr"), 0.05);
+}
+
+TEST_F(Tune, SaysWhatIsWrong) {
+  EXPECT_EQ(run(tune("a", "[space.\"optimizer.lrr\"]\nlow = 1\nhigh = 2\n")), 2);
+  EXPECT_NE(read_file(output()).find("optimizer.lr"), std::string::npos);
+  EXPECT_EQ(run(resume("nowhere")), 4);
+  EXPECT_EQ(run(tune("a", kSpace, {"--set", "train.eval_every_epochs=0"})), 2);
+  // A setting that the job as a whole refuses: 32 and 12 virtual ranks.
+  EXPECT_EQ(run(tune("b", "[space.\"train.virtual_ranks\"]\nchoices = [12]\n")), 2);
+  EXPECT_NE(read_file(output()).find("virtual_ranks"), std::string::npos) << read_file(output());
+}
+
+}  // namespace
+}  // namespace ductile::testing
