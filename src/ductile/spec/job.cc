@@ -325,6 +325,19 @@ void describe(Describer& d, LrtunerOptions& o) {
       .range(0, 0.99);
 }
 
+void describe(Describer& d, NoiseOptions& o) {
+  d.field("max_batch", o.max_batch,
+          "largest batch_size that is chosen; 0 = eight times train.batch_size, with which the job "
+          "begins")
+      .range(0, 1 << 24);
+  d.field("factor", o.factor,
+          "the batch grows up to this share of the noise scale; more than 1 takes fewer steps and "
+          "more samples")
+      .range(1e-6, 1e6);
+  d.field("patience", o.patience, "least number of updates between two changes of the batch")
+      .range(1, kMostCount);
+}
+
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
   d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
@@ -394,6 +407,7 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
+  d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
 
 void describe(Describer& d, ElasticOptions& o) {
@@ -498,6 +512,17 @@ void check(const JobOptions& job) {
         "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
         "same on every placement of the workers, so it cannot round what leaves a host",
         job.train.wire));
+  }
+  if (job.train.rate_control == "noise") {
+    if (job.train.virtual_ranks < 2)
+      bad("train.rate_control = \"noise\" needs train.virtual_ranks of at least 2: the noise is "
+          "measured by how the gradients of the virtual ranks differ");
+    const int64_t most = job.train.noise.max_batch;
+    if (most > 0 && most < job.train.batch_size)
+      bad(
+          fmt::format("train.noise.max_batch = {} is below train.batch_size = {}, with which the "
+                      "job begins",
+                      most, job.train.batch_size));
   }
   const DatasetHelp* format = datasets().find(job.data.format);
   if (format != nullptr && format->needs_path && job.data.path.empty()) {

@@ -51,6 +51,7 @@ spec::JobOptions small_job() {
   job.train.epochs = 3;
   job.train.batch_size = 24;
   job.train.virtual_ranks = 8;
+  job.train.noise = {.max_batch = 96, .factor = 1e6, .patience = 2};  // for the control: it grows
   job.train.ema_decay = 0.8;
   job.train.log_every = 2;
   job.train.threads = 1;

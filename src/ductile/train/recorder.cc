@@ -95,6 +95,8 @@ void Recorder::log(const Window& window) {
                                       {run::kLearningRate, replica_.hyper().lr}};
   if (shown_accuracy_) scalars.push_back({run::kTrainAccuracy, *shown_accuracy_});
   const spec::TrainOptions& options = replica_.job().train;
+  if (options.rate_control != "schedule")
+    scalars.push_back({run::kBatchSize, static_cast<double>(replica_.hyper().batch_size)});
   if (const auto noise = replica_.noise()) {
     const double scale = sched::noise_scale(*noise, static_cast<double>(options.batch_size));
     if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});

@@ -87,6 +87,7 @@ optim::Observed Replica::observed() const {
   }
   seen.evaluated_at = state_.evaluated_at;
   seen.probe_loss = probe_loss(state_);
+  seen.noise = noise();
   return seen;
 }
 
