@@ -133,23 +133,30 @@ TEST(Eval, OfAModelOfOnesOwn) {
   EXPECT_EQ(got.at("weights_digest"), end.at("weights_digest"));
 }
 
+// Of weights that are averages, and of weights that the rule computes, whose running statistics are
+// in no checkpoint.
 TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
-  spec::JobOptions job = small_job();
-  job.train.ema_decay = 0.7;
-  job.checkpoint.every_steps = 10;  // an epoch
-  job.checkpoint.keep = 5;
-  const Trainee run(job);
-  ASSERT_EQ(run.events("evaluation").size(), 3u);
-  for (const Json& then : run.events("evaluation")) {
-    const Json got = run.ask({.what = "eval", .checkpoint = then.at("step").get<int64_t>()});
-    for (const char* key : {"loss", "accuracy", "calibration_error", "brier", "worst_class"})
-      EXPECT_EQ(got.at(key), then.at(key)) << key << then.at("step");
+  for (const char* rule : {"sgd", "schedule_free"}) {
+    spec::JobOptions job = small_job();
+    job.model.name = "cnn";
+    job.model.width = 4;
+    job.optimizer.name = rule;
+    if (job.optimizer.name == "sgd") job.train.ema_decay = 0.7;
+    job.checkpoint.every_steps = 10;  // an epoch
+    job.checkpoint.keep = 5;
+    const Trainee run(job);
+    ASSERT_EQ(run.events("evaluation").size(), 3u);
+    for (const Json& then : run.events("evaluation")) {
+      const Json got = run.ask({.what = "eval", .checkpoint = then.at("step").get<int64_t>()});
+      for (const char* key : {"loss", "accuracy", "calibration_error", "brier", "worst_class"})
+        EXPECT_EQ(got.at(key), then.at(key)) << rule << key << then.at("step");
+    }
+    EXPECT_EQ(run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"),
+              run.ask({.what = "eval"}).at("weights_digest"));
+    EXPECT_NE(run.ask({.what = "eval", .checkpoint = 20}).at("weights_digest"),
+              run.ask({.what = "eval"}).at("weights_digest"));
+    run.refusal({.what = "eval", .checkpoint = 7}, ErrorCode::not_found);
   }
-  EXPECT_EQ(run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"),
-            run.ask({.what = "eval"}).at("weights_digest"));
-  EXPECT_NE(run.ask({.what = "eval", .checkpoint = 20}).at("weights_digest"),
-            run.ask({.what = "eval"}).at("weights_digest"));
-  run.refusal({.what = "eval", .checkpoint = 7}, ErrorCode::not_found);
 }
 
 TEST(Eval, CountsAddUp) {
