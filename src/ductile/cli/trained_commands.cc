@@ -59,7 +59,7 @@ std::string number_text(const json& value, std::string (*text)(double)) {
   return value.is_number() ? text(value.get<double>()) : value.get<std::string>();
 }
 
-std::string name_of(const json& one) {
+std::string class_of(const json& one) {
   return one.contains("name") ? one.at("name").get<std::string>() : dump_json(one.at("class"));
 }
 
@@ -93,9 +93,9 @@ void print_classes(Console& console, const json& figures) {
     if (other != others.end() && other->second.second > 0) {
       const auto& [label, count] = other->second;
       const json& of = found->at(static_cast<size_t>(label));
-      taken = fmt::format("{} ({})", name_of(of), count);
+      taken = fmt::format("{} ({})", class_of(of), count);
     }
-    rows.push_back({dump_json(c.at("class")), c.contains("name") ? name_of(c) : "",
+    rows.push_back({dump_json(c.at("class")), c.contains("name") ? class_of(c) : "",
                     page::with_thousands(c.at("samples").get<double>()),
                     page::with_thousands(c.at("correct").get<double>()),
                     page::as_percent(c.at("accuracy").get<double>()), taken});
@@ -159,7 +159,7 @@ ExitCode eval(const TrainedCommand& command, Context& context) {
   add("perplexity", "perplexity", page::as_number);
   if (const auto worst = figures.find("worst_class"); worst != figures.end())
     rows.push_back(
-        {"worst class", fmt::format("{} with {}", name_of(*worst),
+        {"worst class", fmt::format("{} with {}", class_of(*worst),
                                     page::as_percent(worst->at("accuracy").get<double>()))});
   add("calibration error", "calibration_error", page::as_percent);
   add("Brier score", "brier", page::as_number);

@@ -14,7 +14,7 @@
 namespace ductile::train {
 namespace {
 
-constexpr const char* kPart = "probe";  // of the state's extra parts
+constexpr const char* kProbePart = "probe";  // of the state's extra parts
 
 class Probed final : public StepMethod {
  public:
@@ -78,7 +78,7 @@ class Probed final : public StepMethod {
   }
 
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
-    nlohmann::json& part = state.extra(kPart).values;
+    nlohmann::json& part = state.extra(kProbePart).values;
     if (!place(state)) {
       inner_->commit(state, kind, outcome);
       part.erase("loss");
@@ -98,7 +98,8 @@ class Probed final : public StepMethod {
   }
   std::optional<double> place(const JobState& state) const { return control_.probe(memory(state)); }
   static std::span<float> kept(JobState& state) {
-    return state.extra_array(kPart, "before", static_cast<int64_t>(state.flat.weights().size()));
+    return state.extra_array(kProbePart, "before",
+                             static_cast<int64_t>(state.flat.weights().size()));
   }
 
   std::unique_ptr<StepMethod> inner_;
@@ -117,7 +118,7 @@ std::unique_ptr<StepMethod> with_probes(std::unique_ptr<StepMethod> inner,
 }
 
 std::optional<double> probe_loss(const JobState& state) {
-  const auto part = state.extras().find(kPart);
+  const auto part = state.extras().find(kProbePart);
   if (part == state.extras().end()) return std::nullopt;
   const auto loss = part->second.values.find("loss");
   if (loss == part->second.values.end()) return std::nullopt;

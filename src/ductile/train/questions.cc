@@ -27,11 +27,11 @@ namespace ductile::train {
 namespace {
 
 using Json = nlohmann::json;
-using Samples = std::shared_ptr<const data::Dataset>;
+using DataSet = std::shared_ptr<const data::Dataset>;
 
 // A set of the job's format at another path. The training data may be elsewhere or gone; formats
 // that read them for the classes get them where they are.
-Samples open_at(const spec::DataOptions& trained, const std::string& path) {
+DataSet open_at(const spec::DataOptions& trained, const std::string& path) {
   if (kind_of(path) == FileKind::none)
     fail(ErrorCode::not_found, "--data {}: no such file or folder", path);
   spec::DataOptions options = trained;
@@ -54,7 +54,7 @@ Samples open_at(const spec::DataOptions& trained, const std::string& path) {
   return data::open_dataset(options, data::Split::test);
 }
 
-Samples open_own(const spec::DataOptions& options) try {
+DataSet open_own(const spec::DataOptions& options) try {
   return data::open_dataset(options, data::Split::test);
 } catch (const Error& e) {
   if (e.code() != ErrorCode::not_found) throw;
@@ -62,13 +62,13 @@ Samples open_own(const spec::DataOptions& options) try {
 }
 
 // The data of the question, with the classes of the model.
-Samples open_data(const Question& question, const Trained& trained) {
+DataSet open_data(const Question& question, const Trained& trained) {
   const DataForm& form = trained.form();
   const spec::DataOptions& options = trained.job().data;
   if (question.what == "predict" && !form.tokens && !question.data.empty() &&
       data::holds_images(question.data))
     return data::open_images(question.data, options.on_bad_sample == "skip");
-  Samples samples = question.data.empty() ? open_own(options) : open_at(options, question.data);
+  DataSet samples = question.data.empty() ? open_own(options) : open_at(options, question.data);
   const std::vector<std::string>& names = samples->info().class_names;
   const auto known = [&](const std::string& name) {
     return std::ranges::find(form.class_names, name) != form.class_names.end();
@@ -83,7 +83,7 @@ Samples open_data(const Question& question, const Trained& trained) {
   return samples;
 }
 
-std::unique_ptr<data::Loader> load(const Samples& samples, Trained& trained) {
+std::unique_ptr<data::Loader> load(const DataSet& samples, Trained& trained) {
   const spec::JobOptions& job = trained.job();
   data::LoaderTask plan;
   plan.batch_size =
@@ -111,7 +111,7 @@ void check(const Interrupted& interrupted) {
   if (interrupted && interrupted()) fail(ErrorCode::unavailable, "interrupted");
 }
 
-Json evaluate_run(Trained& trained, const Samples& samples, const Interrupted& interrupted) {
+Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& interrupted) {
   const auto loader = load(samples, trained);
   ClassScores scores;
   const Evaluation result =
@@ -180,7 +180,7 @@ void predict_batch(const data::Batch& batch, const data::Dataset& samples, Train
   }
 }
 
-Json predict_run(Trained& trained, const Samples& samples, int64_t top,
+Json predict_run(Trained& trained, const DataSet& samples, int64_t top,
                  const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
   const at::NoGradGuard no_grad;
   const auto loader = load(samples, trained);
@@ -213,7 +213,7 @@ Question Question::from_json(const Json& value) try {
 Json answer(const Question& question, const run::RunFolder& folder, const spec::JobOptions& job,
             const std::function<void(const Json&)>& row, const std::function<bool()>& interrupted) {
   Trained trained(folder, job, question.checkpoint);
-  const Samples samples = open_data(question, trained);
+  const DataSet samples = open_data(question, trained);
   Json out = question.what == "predict"
                  ? predict_run(trained, samples, question.top, row, interrupted)
                  : evaluate_run(trained, samples, interrupted);

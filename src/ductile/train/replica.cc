@@ -21,8 +21,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kControlPart = "rate_control";  // of the state's extra parts
-constexpr const char* kNoisePart = "noise";           // likewise
+constexpr const char* kNoisePart = "noise";  // of the state's extra parts
 
 sched::NoiseEstimator estimator_of(const ExtraPart& part) {
   const Json& v = part.values;
