@@ -355,6 +355,11 @@ void describe(Describer& d, TrainOptions& o) {
           "virtual_ranks")
       .range(1, 65536);
   d.field(
+       "staleness", o.staleness,
+       "updates by which the weights that a virtual rank differentiates may be behind; drawn for "
+       "each rank and update; 0 = they never are")
+      .range(0, 64);
+  d.field(
        "reduction", o.reduction,
        "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
        "(the quickest all-reduce; results depend on the number of workers)")
@@ -539,6 +544,12 @@ void check(const JobOptions& job) {
   if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
     bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
         "train.shard_optimizer = false");
+  }
+  if (job.train.staleness > 0 && job.train.shard_optimizer) {
+    bad(
+        fmt::format("train.staleness = {} needs whole weights on every worker; set "
+                    "train.shard_optimizer = false",
+                    job.train.staleness));
   }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");

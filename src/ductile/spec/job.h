@@ -220,6 +220,7 @@ struct TrainOptions {
   LrtunerOptions lrtuner;
   NoiseOptions noise;  // of the rate control of that name
   int64_t bn_group = 1;
+  int64_t staleness = 0;
   std::string reduction = "canonical";
   std::string wire = "fp32";
   bool shard_optimizer = false;

@@ -134,6 +134,15 @@ void Rows::add_evaluated_weights() {
   tail.train.ema_decay = 0;
   tail.train.tail_average = 0.4;
   add("tail_average", tail);
+  spec::JobOptions stale = small_job();
+  stale.model.name = "cnn";
+  stale.model.width = 4;
+  stale.train.bn_group = 2;
+  stale.train.staleness = 3;
+  add("staleness", stale);
+  stale.train.bn_group = 1;
+  stale.train.rate_control = "lrtuner";
+  add("staleness_lrtuner", stale);
 }
 
 void Rows::add_chosen_samples() {

@@ -8,6 +8,7 @@
 #include "ductile/nn/flops.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/staleness.h"
 
 namespace ductile::train {
 namespace {
@@ -45,6 +46,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   }
   if (!given.rate_control) given.rate_control = optim::make_rate_control(job);
   if (!given.method) given.method = make_step_method(job);
+  given.method = with_staleness(std::move(given.method), job);
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
   given.method->prepare(job, given);
   return given;
