@@ -340,7 +340,7 @@ void describe(Describer& d, NoiseOptions& o) {
 
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+  d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
       .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples per step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
@@ -533,6 +533,12 @@ void check(const JobOptions& job) {
   if (format != nullptr && format->needs_path && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
   }
+  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
+    bad(
+        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
+                    "the format of what lies there, or leave data.path empty",
+                    job.data.path, job.data.format));
+  }
   if (job.augment.random_resized_crop && job.augment.crop == 0) {
     bad("augment.random_resized_crop needs augment.crop, the side of the result");
   }
@@ -550,6 +556,10 @@ void check(const JobOptions& job) {
         fmt::format("train.staleness = {} needs whole weights on every worker; set "
                     "train.shard_optimizer = false",
                     job.train.staleness));
+  }
+  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
+    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
+        "are none; any other value will do");
   }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
