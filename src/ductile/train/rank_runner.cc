@@ -11,6 +11,7 @@
 #include "ductile/optim/elementwise.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/noise.h"
 
 namespace ductile::train {
 
@@ -180,9 +181,10 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
     std::ranges::copy(figures, leaf.last(figures.size()).begin());
   };
+  const bool measured = measures_noise(state_, kind_, job_.train.virtual_ranks);
   // Of a leaf that has its gradient. The scale of the loss is no part of it.
   const auto measure = [&](std::span<float> leaf) {
-    if (!kind_.update || job_.train.virtual_ranks == 1) return;
+    if (!measured) return;
     const double norm = optim::gradient_norm(leaf.first(gradient_size)) / state_.scaler.scale();
     leaf[static_cast<size_t>(figures_begin()) + figures_.place(kGradientSquare)] =
         static_cast<float>(norm * norm);

@@ -10,8 +10,8 @@
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
-#include "ductile/sched/noise_scale.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/statistics.h"
@@ -20,14 +20,6 @@ namespace ductile::train {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr const char* kNoisePart = "noise";  // of the state's extra parts
-
-sched::NoiseEstimator estimator_of(const ExtraPart& part) {
-  const Json& v = part.values;
-  if (v.empty()) return {};
-  return sched::NoiseEstimator({v.at("sqr"), v.at("var"), v.at("weight"), true});
-}
 
 // The number of workers that hold each part of the state.
 int copies_of(const spec::JobOptions& job) {
@@ -243,7 +235,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
 void Replica::note_noise(const Judgement& judgement) {
-  if (num_ranks() < 2 || judgement.overflow) return;
+  if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   sched::NoiseSample sample;
@@ -253,20 +245,14 @@ void Replica::note_noise(const Judgement& judgement) {
   sample.mean_square_norm =
       factor * factor * judgement.sums.at(std::string(kGradientSquare)) / ranks;
   sample.square_norm_mean = judgement.norm * judgement.norm;
-  if (!(sample.scale > 0) || !std::isfinite(sample.mean_square_norm) ||
-      !std::isfinite(sample.square_norm_mean))
-    return;
-  ExtraPart& part = state_.extra(kNoisePart);
-  sched::NoiseEstimator estimator = estimator_of(part);
-  estimator.add(sample);
-  const sched::NoiseEstimator::State& now = estimator.state();
-  part.values = {{"sqr", now.sqr}, {"var", now.var}, {"weight", now.weight}};
+  add_noise(state_, sample);
 }
 
-std::optional<sched::GradientNoise> Replica::noise() const {
-  const auto part = state_.extras().find(kNoisePart);
-  if (part == state_.extras().end()) return std::nullopt;
-  return estimator_of(part->second).noise();
+std::optional<sched::GradientNoise> Replica::noise() const { return noise_of(state_); }
+
+bool Replica::needs_norm() const {
+  return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
+         measures_noise(state_, kind_, num_ranks());
 }
 
 // ---- Parts.

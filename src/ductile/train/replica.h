@@ -165,9 +165,7 @@ class Replica {
     bool overflow = false;
   };
   void judge(std::span<const float> sum, parallel::Exchange* exchange);
-  bool needs_norm() const {
-    return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 || num_ranks() > 1;
-  }
+  bool needs_norm() const;
   float inverse_scale(const Verdict& verdict) const {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }

@@ -56,7 +56,7 @@ inline constexpr std::string_view kCorrect = "correct", kPredictions = "predicti
 inline constexpr std::string_view kSamplesForward = "samples_forward";
 inline constexpr std::string_view kSamplesBackward = "samples_backward";
 // The squared norm of a rank's gradient, from which the noise of the gradients is estimated. The
-// runner sets it, in steps of training of a job with several virtual ranks.
+// runner sets it, in the steps that are measured (noise.h).
 inline constexpr std::string_view kGradientSquare = "gradient_square";
 
 // The names of a step's figures and their places in the tail of the vector that the ranks sum. Each
