@@ -386,7 +386,7 @@ TEST_F(Driven, ARunTakesNoSecondDriver) {
 TEST_F(Train, OfSomebodyElsesTuningSessionNeedsTrust) {
   if (geteuid() != 0) GTEST_SKIP() << "takes root, to give files away";
   setenv("DUCTILE_WORKER", program("worker", "exit 3").c_str(), 1);
-  const fs::path session = out();
+  const fs::path session = folder() / "session";
   fs::create_directories(session);
   for (const char* file : {"job.toml", "tune.json"}) std::ofstream(session / file) << "{}";
   const std::vector<const char*> words = {"tune", "--resume", session.c_str()};

@@ -1,7 +1,5 @@
 #include "ductile/spec/job.h"
 
-#include <functional>
-
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
@@ -431,6 +429,33 @@ void describe(Describer& d, CheckpointOptions& o) {
   d.field("at_end", o.at_end, "write a checkpoint when the run ends");
 }
 
+void describe(Describer& d, TuneOptions& o) {
+  d.field(
+      "online", o.online,
+      "find the options below while training: short trials on branches of the state, of which the "
+      "best one is kept with its work");
+  d.field("searcher", o.searcher, "what chooses the settings that are tried")
+      .one_of({"random", "grid", "tpe", "gp", "curves"});
+  d.field("lr", o.lr, "least and largest learning rate, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("momentum", o.momentum, "least and largest momentum; empty = as it is").range(0, 1);
+  d.field("weight_decay", o.weight_decay,
+          "least and largest weight decay, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("batch_size", o.batch_size, "batch sizes to choose from; empty = as it is")
+      .range(1, kMostCount);
+  d.field(
+       "clock_epochs", o.clock_epochs,
+       "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "
+       "the shortest one has ten")
+      .range(1e-6, 1000);
+  d.field("budget", o.budget, "most epochs of trials per search, as a share of train.epochs")
+      .range(0, 1000);
+  d.field("patience", o.patience, "evaluations without a new best before another search begins")
+      .range(1, kMostCount);
+  d.field("retunings", o.retunings, "most searches after the first one").range(0, kMostCount);
+}
+
 void describe(Describer& d, TargetOptions& o) {
   d.field("metric", o.metric,
           "evaluation metric (perplexity: of tokens alone) that ends the run when it reaches "
@@ -455,133 +480,9 @@ void describe(Describer& d, JobOptions& o) {
             "The length of the run, its batches, and how its steps are computed.");
   d.section("elastic", o.elastic, "How the loss of a worker is detected.");
   d.section("checkpoint", o.checkpoint, "When checkpoints are written.");
+  d.section("tune", o.tune, "Options that are found while training.");
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
-}
-
-namespace {
-
-using Bad = std::function<void(const std::string&)>;
-
-void check_selection(const JobOptions& job, const Bad& bad) {
-  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
-  if (selects && job.train.bn_group > 1) {
-    bad(
-        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
-                    "of an epoch does not fill all members of a group",
-                    job.train.method, job.train.bn_group));
-  }
-  if (selects && job.train.selective.start > job.train.selective.end) {
-    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
-                    job.train.selective.start, job.train.selective.end));
-  }
-}
-
-void check_model(const JobOptions& job, const Bad& bad) {
-  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
-    bad(
-        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
-                    "the other models read images",
-                    job.model.name, job.data.format));
-  }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
-    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
-                    job.model.heads));
-  }
-  if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
-  }
-  if (job.model.name != "custom" && !job.model.library.empty()) {
-    bad(
-        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
-                    "model.name is \"{}\"; say which one is meant",
-                    job.model.library, job.model.name));
-  }
-}
-
-}  // namespace
-
-void check(const JobOptions& job) {
-  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (job.train.batch_size % job.train.virtual_ranks != 0) {
-    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
-                    job.train.batch_size, job.train.virtual_ranks));
-  }
-  if (job.train.virtual_ranks % job.train.bn_group != 0) {
-    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
-                    job.train.virtual_ranks, job.train.bn_group));
-  }
-  check_selection(job, bad);
-  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
-    bad(fmt::format(
-        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
-        "same on every placement of the workers, so it cannot round what leaves a host",
-        job.train.wire));
-  }
-  if (job.train.rate_control == "noise") {
-    if (job.train.virtual_ranks < 2)
-      bad("train.rate_control = \"noise\" needs train.virtual_ranks of at least 2: the noise is "
-          "measured by how the gradients of the virtual ranks differ");
-    const int64_t most = job.train.noise.max_batch;
-    if (most > 0 && most < job.train.batch_size)
-      bad(
-          fmt::format("train.noise.max_batch = {} is below train.batch_size = {}, with which the "
-                      "job begins",
-                      most, job.train.batch_size));
-  }
-  const DatasetHelp* format = datasets().find(job.data.format);
-  if (format != nullptr && format->needs_path && job.data.path.empty()) {
-    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
-  }
-  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
-    bad(
-        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
-                    "the format of what lies there, or leave data.path empty",
-                    job.data.path, job.data.format));
-  }
-  if (job.augment.random_resized_crop && job.augment.crop == 0) {
-    bad("augment.random_resized_crop needs augment.crop, the side of the result");
-  }
-  if (job.augment.mean.size() != job.augment.std.size()) {
-    bad(fmt::format(
-        "augment.mean has {} values and augment.std has {}; give one per channel in both",
-        job.augment.mean.size(), job.augment.std.size()));
-  }
-  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
-    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
-        "train.shard_optimizer = false");
-  }
-  if (job.train.staleness > 0 && job.train.shard_optimizer) {
-    bad(
-        fmt::format("train.staleness = {} needs whole weights on every worker; set "
-                    "train.shard_optimizer = false",
-                    job.train.staleness));
-  }
-  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
-    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
-        "are none; any other value will do");
-  }
-  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
-    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
-  }
-  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
-    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
-  }
-  if (job.optimizer.muon.coefficients.size() != 3) {
-    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
-                    job.optimizer.muon.coefficients.size()));
-  }
-  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
-    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
-                    job.schedule.warmup_epochs, job.train.epochs));
-  }
-  check_model(job, bad);
-  if (job.target.metric == "perplexity" && job.data.format != "tokens") {
-    bad(
-        fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
-                    "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
-                    job.data.format));
-  }
 }
 
 }  // namespace ductile::spec
