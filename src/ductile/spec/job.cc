@@ -239,14 +239,16 @@ void describe(Describer& d, KneeOptions& o) {
 }
 
 void describe(Describer& d, TrapezoidOptions& o) {
-  d.field("decay", o.decay, "share of the run in which the rate falls, at its end").range(0, 1);
+  d.field("decay", o.decay, "share of the run, in whole steps, in which the rate falls, at its end")
+      .range(0, 1);
   d.field("shape", o.shape, "how it falls: linear, or as 1 - sqrt(share of the way)")
       .one_of({"linear", "sqrt"});
 }
 
 void describe(Describer& d, ScheduleOptions& o) {
   d.field("name", o.name, "shape of the learning rate over the run").one_of(schedules());
-  d.field("warmup_epochs", o.warmup_epochs, "epochs of linear rise at the start; may be a fraction")
+  d.field("warmup_epochs", o.warmup_epochs,
+          "epochs of linear rise at the start (one_cycle: of half a cosine); may be a fraction")
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
@@ -450,7 +452,7 @@ void describe(Describer& d, TuneOptions& o) {
        "the shortest one has ten")
       .range(1e-6, 1000);
   d.field("budget", o.budget, "most epochs of trials per search, as a share of train.epochs")
-      .range(0, 1000);
+      .range(0.01, 1000);
   d.field("patience", o.patience, "evaluations without a new best before another search begins")
       .range(1, kMostCount);
   d.field("retunings", o.retunings, "most searches after the first one").range(0, kMostCount);
