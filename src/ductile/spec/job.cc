@@ -325,6 +325,19 @@ void describe(Describer& d, LrtunerOptions& o) {
       .range(0, 0.99);
 }
 
+void describe(Describer& d, NoiseOptions& o) {
+  d.field("max_batch", o.max_batch,
+          "largest batch_size that is chosen; 0 = eight times train.batch_size, with which the job "
+          "begins")
+      .range(0, 1 << 24);
+  d.field("factor", o.factor,
+          "the batch grows up to this share of the noise scale; more than 1 takes fewer steps and "
+          "more samples")
+      .range(1e-6, 1e6);
+  d.field("patience", o.patience, "least number of updates between two changes of the batch")
+      .range(1, kMostCount);
+}
+
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
   d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
@@ -399,6 +412,7 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
+  d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
 
 void describe(Describer& d, ElasticOptions& o) {

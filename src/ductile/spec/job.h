@@ -204,6 +204,12 @@ struct LrtunerOptions {
   double smoothing = 0.5;
 };
 
+struct NoiseOptions {
+  int64_t max_batch = 0;
+  double factor = 1;
+  int64_t patience = 20;
+};
+
 struct TrainOptions {
   int64_t epochs = 10;
   int64_t max_steps = 0;
@@ -212,6 +218,7 @@ struct TrainOptions {
   std::string method = "plain";
   std::string rate_control = "schedule";
   LrtunerOptions lrtuner;
+  NoiseOptions noise;  // of the rate control of that name
   int64_t bn_group = 1;
   int64_t staleness = 0;
   std::string reduction = "canonical";
@@ -303,6 +310,7 @@ void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, SelectiveOptions& o);
 void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
+void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);

@@ -16,12 +16,35 @@ namespace ductile::train {
 double Evaluation::perplexity() const { return std::exp(loss); }
 
 nlohmann::json Evaluation::to_json() const {
-  return {{"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+  nlohmann::json out = {
+      {"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+  if (classes) {
+    out["calibration_error"] = run::json_number(classes->calibration_error);
+    out["brier"] = run::json_number(classes->brier);
+    out["class_samples"] = classes->samples;
+    out["class_correct"] = classes->correct;
+  }
+  return out;
 }
 
+// States of earlier versions have no classes.
 Evaluation Evaluation::from_json(const nlohmann::json& value) {
-  Evaluation out{0, value.at("accuracy"), value.at("samples")};
+  Evaluation out{0, value.at("accuracy"), value.at("samples"), std::nullopt};
   run::number_from_json(value.at("loss"), out.loss);
+  if (!value.contains("class_samples")) return out;
+  ClassCounts& classes = out.classes.emplace();
+  run::number_from_json(value.at("calibration_error"), classes.calibration_error);
+  run::number_from_json(value.at("brier"), classes.brier);
+  value.at("class_samples").get_to(classes.samples);
+  value.at("class_correct").get_to(classes.correct);
+  return out;
+}
+
+nlohmann::json Evaluation::describe(std::span<const std::string> class_names) const {
+  nlohmann::json out = to_json();
+  for (const char* key : {"class_samples", "class_correct"}) out.erase(key);
+  if (const auto worst = classes ? classes->worst() : std::nullopt)
+    out["worst_class"] = describe_class(*classes, *worst, class_names);
   return out;
 }
 
@@ -41,21 +64,33 @@ at::Tensor labels_of(const data::Batch& batch) {
   return at::from_blob(data, {batch.num_samples}, at::kLong);
 }
 
-void update_statistics(nn::Model& model, data::Loader& loader, int64_t batches) {
-  const at::NoGradGuard no_grad;
-  model.train(true);
-  for (int64_t i = 0; i < batches; ++i) model.forward(input_of(*loader.next()));
+at::Tensor class_logits(const at::Tensor& logits, int64_t num_samples) {
+  if (logits.dim() != 2 || logits.size(0) != num_samples || logits.size(1) < 1) return {};
+  return logits.to(at::kCPU, at::kFloat).contiguous();
 }
 
-Evaluation evaluate(nn::Model& model, data::Loader& loader,
+namespace {
+
+void count_classes(const data::Batch& batch, const at::Tensor& logits, ClassScores& scores) {
+  const auto num_logits = static_cast<size_t>(logits.size(1));
+  const float* row = logits.data_ptr<float>();
+  for (int64_t i = 0; i < batch.num_samples; ++i, row += num_logits)
+    scores.add({row, num_logits}, batch.labels[i]);
+}
+
+}  // namespace
+
+Evaluation evaluate(nn::Model& model, data::Loader& loader, ClassScores& scores,
                     const std::function<void(int64_t)>& each) {
   const at::NoGradGuard no_grad;
   model.train(false);
   Evaluation result;
   int64_t predictions = 0, correct = 0;
+  bool classifies = true;
   while (const auto batch = loader.next()) {
     const at::Tensor labels = labels_of(*batch);
-    const nn::LossOutput loss = model.loss(model.forward(input_of(*batch)), labels, 0);
+    const at::Tensor logits = model.forward(input_of(*batch));
+    const nn::LossOutput loss = model.loss(logits, labels, 0);
     {
       const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
       result.loss += loss.losses.sum(at::kDouble).item<double>();
@@ -63,6 +98,9 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader,
     correct += loss.correct;
     predictions += loss.predictions;
     result.num_samples += batch->num_samples;
+    const at::Tensor rows = class_logits(logits, batch->num_samples);
+    classifies = classifies && rows.defined() && labels.dim() == 1;
+    if (classifies) count_classes(*batch, rows, scores);
     each(result.num_samples);
   }
   model.train(true);
@@ -71,6 +109,7 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader,
   }
   result.loss /= static_cast<double>(result.num_samples);
   result.accuracy = static_cast<double>(correct) / static_cast<double>(predictions);
+  if (classifies) result.classes = scores.counts();
   return result;
 }
 
