@@ -42,6 +42,11 @@ std::string class_name(const nlohmann::json& of);
 // losses, fit and choice. Empty where there were none.
 std::string probe_rounds_html(const History& history);
 
+// What `ductile minima` measured: a row for each measurement. Empty where there was none.
+std::string minima_html(const std::vector<nlohmann::json>& minima);
+// The slices of the last measurement that has some, for the script; null where none has.
+nlohmann::json slices_data(const std::vector<nlohmann::json>& minima);
+
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);
 
