@@ -88,7 +88,7 @@ void add_tune(CLI::App& app, Parsed& parsed) {
       "It leaves best.toml, the job with the best options, and report.html.\n";
   add_job(*sub, c.job);
   sub->add_option(
-         "--space", c.plan,
+         "--space", c.space,
          "tuning file: which options are tuned, and how (default: learning rate, momentum, "
          "weight decay)")
       ->option_text("FILE");
@@ -106,6 +106,7 @@ void add_tune(CLI::App& app, Parsed& parsed) {
       ->excludes("--set")
       ->excludes("--space")
       ->excludes("--tune");
+  add_trust(*sub, c.trust);
   add_json(*sub, c.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return tune(parsed.tune, context); };

@@ -19,6 +19,9 @@ extern const std::string_view kReportCss, kReportJs;  // report.css, report.js
 // The parts that report.cc puts together.
 namespace ductile::run::report {
 
+// The text of this name, other values as JSON; empty where there is none.
+std::string text_at(const nlohmann::json& object, const char* key);
+
 // One event as a row of the timeline: a kind known to the style sheet, and a sentence.
 struct Row {
   std::string kind;  // the event's own
@@ -41,6 +44,13 @@ std::string class_name(const nlohmann::json& of);
 // The rounds of probes that chose learning rates (train.rate_control = "lrtuner"): for each its
 // losses, fit and choice. Empty where there were none.
 std::string probe_rounds_html(const History& history);
+
+// What a tuner inside the run tried and kept (tune.online): a table of all trials, empty where
+// there were none, and a sentence for what a search ended with or that the run went back. Other
+// events of trials are in the table alone.
+bool is_trial(const nlohmann::json& event);
+std::string tuning_html(const History& history);
+std::string tuning_text(const nlohmann::json& event);
 
 // What `ductile minima` measured: a row for each measurement. Empty where there was none.
 std::string minima_html(const std::vector<nlohmann::json>& minima);

@@ -22,7 +22,8 @@ void NoiseEstimator::add(const NoiseSample& sample) {
          sample.parts, sample.scale);
   if (!state_.unbiased) state_ = {.unbiased = true};
   const double c = sample.parts, local = sample.mean_square_norm, whole = sample.square_norm_mean;
-  update(sample.scale, (c * whole - local) / (c - 1), (local - whole) * sample.scale / (c - 1));
+  update(sample.scale * sample.steps, (c * whole - local) / (c - 1),
+         (local - whole) * sample.scale / (c - 1));
 }
 
 void NoiseEstimator::add_pair(double scale, double square_1, double square_2,
@@ -33,8 +34,8 @@ void NoiseEstimator::add_pair(double scale, double square_1, double square_2,
   update(2 * scale, 2 * square_of_mean - local, (local - square_of_mean) * 2 * scale);
 }
 
-void NoiseEstimator::update(double scale, double sqr, double var) {
-  const double keep = std::pow(kDecay, scale);
+void NoiseEstimator::update(double batches, double sqr, double var) {
+  const double keep = std::pow(kDecay, batches);
   state_.sqr = keep * state_.sqr + (1 - keep) * sqr;
   state_.var = keep * state_.var + (1 - keep) * var;
   state_.weight = keep * state_.weight + (1 - keep);

@@ -17,12 +17,13 @@ struct NoiseSample {
   double scale = 1;             // the step's whole batch / M0
   double mean_square_norm = 0;  // mean over parts of |P g_k|^2
   double square_norm_mean = 0;  // |P mean_k g_k|^2
+  double steps = 1;             // that it stands for, where not all of them are measured
 };
 
 // One step of several micro-batches gives |g|^2 and tr(Sigma) without bias. If steps have one part,
 // two successive gradients replace two parts: add_pair() takes these, and its results are dropped
-// once add() has unbiased data. Averages are exponential with factor 0.999^scale, and corrected for
-// their start. It is a plain value.
+// once add() has unbiased data. Averages are exponential with factor 0.999^(scale steps), and
+// corrected for their start. It is a plain value.
 class NoiseEstimator {
  public:
   // All that the estimator knows, to be saved and restored.
@@ -49,7 +50,7 @@ class NoiseEstimator {
   bool unbiased() const { return state_.unbiased; }
 
  private:
-  void update(double scale, double sqr, double var);
+  void update(double batches, double sqr, double var);  // of size M0
 
   State state_;
 };

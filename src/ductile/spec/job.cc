@@ -1,7 +1,5 @@
 #include "ductile/spec/job.h"
 
-#include <functional>
-
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
@@ -241,14 +239,16 @@ void describe(Describer& d, KneeOptions& o) {
 }
 
 void describe(Describer& d, TrapezoidOptions& o) {
-  d.field("decay", o.decay, "share of the run in which the rate falls, at its end").range(0, 1);
+  d.field("decay", o.decay, "share of the run, in whole steps, in which the rate falls, at its end")
+      .range(0, 1);
   d.field("shape", o.shape, "how it falls: linear, or as 1 - sqrt(share of the way)")
       .one_of({"linear", "sqrt"});
 }
 
 void describe(Describer& d, ScheduleOptions& o) {
   d.field("name", o.name, "shape of the learning rate over the run").one_of(schedules());
-  d.field("warmup_epochs", o.warmup_epochs, "epochs of linear rise at the start; may be a fraction")
+  d.field("warmup_epochs", o.warmup_epochs,
+          "epochs of linear rise at the start (one_cycle: of half a cosine); may be a fraction")
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
@@ -325,9 +325,22 @@ void describe(Describer& d, LrtunerOptions& o) {
       .range(0, 0.99);
 }
 
+void describe(Describer& d, NoiseOptions& o) {
+  d.field("max_batch", o.max_batch,
+          "largest batch_size that is chosen; 0 = eight times train.batch_size, with which the job "
+          "begins")
+      .range(0, 1 << 24);
+  d.field("factor", o.factor,
+          "the batch grows up to this share of the noise scale; more than 1 takes fewer steps and "
+          "more samples")
+      .range(1e-6, 1e6);
+  d.field("patience", o.patience, "least number of updates between two changes of the batch")
+      .range(1, kMostCount);
+}
+
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+  d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
       .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples per step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
@@ -341,6 +354,11 @@ void describe(Describer& d, TrainOptions& o) {
           "virtual ranks per batch norm group, whose batches are normalised together; divides "
           "virtual_ranks")
       .range(1, 65536);
+  d.field(
+       "staleness", o.staleness,
+       "updates by which the weights that a virtual rank differentiates may be behind; drawn for "
+       "each rank and update; 0 = they never are")
+      .range(0, 64);
   d.field(
        "reduction", o.reduction,
        "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
@@ -394,6 +412,7 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
+  d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
 
 void describe(Describer& d, ElasticOptions& o) {
@@ -410,6 +429,33 @@ void describe(Describer& d, CheckpointOptions& o) {
       .range(0, kMostCount);
   d.field("keep", o.keep, "number of checkpoints kept; older ones are deleted").range(1, 1e6);
   d.field("at_end", o.at_end, "write a checkpoint when the run ends");
+}
+
+void describe(Describer& d, TuneOptions& o) {
+  d.field(
+      "online", o.online,
+      "find the options below while training: short trials on branches of the state, of which the "
+      "best one is kept with its work");
+  d.field("searcher", o.searcher, "what chooses the settings that are tried")
+      .one_of({"random", "grid", "tpe", "gp", "curves"});
+  d.field("lr", o.lr, "least and largest learning rate, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("momentum", o.momentum, "least and largest momentum; empty = as it is").range(0, 1);
+  d.field("weight_decay", o.weight_decay,
+          "least and largest weight decay, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("batch_size", o.batch_size, "batch sizes to choose from; empty = as it is")
+      .range(1, kMostCount);
+  d.field(
+       "clock_epochs", o.clock_epochs,
+       "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "
+       "the shortest one has ten")
+      .range(1e-6, 1000);
+  d.field("budget", o.budget, "most epochs of trials per search, as a share of train.epochs")
+      .range(0.01, 1000);
+  d.field("patience", o.patience, "evaluations without a new best before another search begins")
+      .range(1, kMostCount);
+  d.field("retunings", o.retunings, "most searches after the first one").range(0, kMostCount);
 }
 
 void describe(Describer& d, TargetOptions& o) {
@@ -436,106 +482,9 @@ void describe(Describer& d, JobOptions& o) {
             "The length of the run, its batches, and how its steps are computed.");
   d.section("elastic", o.elastic, "How the loss of a worker is detected.");
   d.section("checkpoint", o.checkpoint, "When checkpoints are written.");
+  d.section("tune", o.tune, "Options that are found while training.");
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
-}
-
-namespace {
-
-using Bad = std::function<void(const std::string&)>;
-
-void check_selection(const JobOptions& job, const Bad& bad) {
-  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
-  if (selects && job.train.bn_group > 1) {
-    bad(
-        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
-                    "of an epoch does not fill all members of a group",
-                    job.train.method, job.train.bn_group));
-  }
-  if (selects && job.train.selective.start > job.train.selective.end) {
-    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
-                    job.train.selective.start, job.train.selective.end));
-  }
-}
-
-void check_model(const JobOptions& job, const Bad& bad) {
-  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
-    bad(
-        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
-                    "the other models read images",
-                    job.model.name, job.data.format));
-  }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
-    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
-                    job.model.heads));
-  }
-  if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
-  }
-  if (job.model.name != "custom" && !job.model.library.empty()) {
-    bad(
-        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
-                    "model.name is \"{}\"; say which one is meant",
-                    job.model.library, job.model.name));
-  }
-}
-
-}  // namespace
-
-void check(const JobOptions& job) {
-  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (job.train.batch_size % job.train.virtual_ranks != 0) {
-    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
-                    job.train.batch_size, job.train.virtual_ranks));
-  }
-  if (job.train.virtual_ranks % job.train.bn_group != 0) {
-    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
-                    job.train.virtual_ranks, job.train.bn_group));
-  }
-  check_selection(job, bad);
-  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
-    bad(fmt::format(
-        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
-        "same on every placement of the workers, so it cannot round what leaves a host",
-        job.train.wire));
-  }
-  const DatasetHelp* format = datasets().find(job.data.format);
-  if (format != nullptr && format->needs_path && job.data.path.empty()) {
-    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
-  }
-  if (job.augment.random_resized_crop && job.augment.crop == 0) {
-    bad("augment.random_resized_crop needs augment.crop, the side of the result");
-  }
-  if (job.augment.mean.size() != job.augment.std.size()) {
-    bad(fmt::format(
-        "augment.mean has {} values and augment.std has {}; give one per channel in both",
-        job.augment.mean.size(), job.augment.std.size()));
-  }
-  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
-    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
-        "train.shard_optimizer = false");
-  }
-  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
-    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
-  }
-  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
-    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
-  }
-  if (job.optimizer.muon.coefficients.size() != 3) {
-    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
-                    job.optimizer.muon.coefficients.size()));
-  }
-  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
-    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
-                    job.schedule.warmup_epochs, job.train.epochs));
-  }
-  check_model(job, bad);
-  if (job.target.metric == "perplexity" && job.data.format != "tokens") {
-    bad(
-        fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
-                    "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
-                    job.data.format));
-  }
 }
 
 }  // namespace ductile::spec

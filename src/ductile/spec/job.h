@@ -204,6 +204,12 @@ struct LrtunerOptions {
   double smoothing = 0.5;
 };
 
+struct NoiseOptions {
+  int64_t max_batch = 0;
+  double factor = 1;
+  int64_t patience = 20;
+};
+
 struct TrainOptions {
   int64_t epochs = 10;
   int64_t max_steps = 0;
@@ -212,7 +218,9 @@ struct TrainOptions {
   std::string method = "plain";
   std::string rate_control = "schedule";
   LrtunerOptions lrtuner;
+  NoiseOptions noise;  // of the rate control of that name
   int64_t bn_group = 1;
+  int64_t staleness = 0;
   std::string reduction = "canonical";
   std::string wire = "fp32";
   bool shard_optimizer = false;
@@ -244,6 +252,19 @@ struct CheckpointOptions {
   bool at_end = true;
 };
 
+struct TuneOptions {
+  bool online = false;
+  std::string searcher = "gp";
+  std::vector<double> lr = {1e-5, 1};
+  std::vector<double> momentum;
+  std::vector<double> weight_decay;
+  std::vector<int64_t> batch_size;
+  double clock_epochs = 0.01;
+  double budget = 0.25;
+  int64_t patience = 4;
+  int64_t retunings = 1;
+};
+
 struct TargetOptions {
   std::string metric;
   double value = 0;
@@ -262,6 +283,7 @@ struct JobOptions {
   TrainOptions train;
   ElasticOptions elastic;
   CheckpointOptions checkpoint;
+  TuneOptions tune;
   TargetOptions target;
 };
 
@@ -288,9 +310,11 @@ void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, SelectiveOptions& o);
 void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
+void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
+void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
 

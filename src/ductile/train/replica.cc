@@ -10,8 +10,8 @@
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
-#include "ductile/sched/noise_scale.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/statistics.h"
@@ -20,14 +20,6 @@ namespace ductile::train {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr const char* kNoisePart = "noise";  // of the state's extra parts
-
-sched::NoiseEstimator estimator_of(const ExtraPart& part) {
-  const Json& v = part.values;
-  if (v.empty()) return {};
-  return sched::NoiseEstimator({v.at("sqr"), v.at("var"), v.at("weight"), true});
-}
 
 // The number of workers that hold each part of the state.
 int copies_of(const spec::JobOptions& job) {
@@ -49,6 +41,10 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
   }
   ingredients_.model->train(true);
   state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
+  if (job_.tune.online) {
+    tuner_.emplace(job_, train_info().size);
+    tuner_->begin(state_);
+  }
   choose_hyper();
   begin_step();
 }
@@ -86,13 +82,15 @@ optim::Observed Replica::observed() const {
   }
   seen.evaluated_at = state_.evaluated_at;
   seen.probe_loss = probe_loss(state_);
+  seen.noise = noise();
   return seen;
 }
 
 // Once for each committed step, and once for the first state.
 void Replica::choose_hyper() {
-  const optim::Hyper chosen =
+  optim::Hyper chosen =
       ingredients_.rate_control->next(observed(), state_.extra(std::string(kControlPart)).values);
+  if (tuner_) chosen = tuner_->adjusted(state_, chosen, epoch());
   if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
@@ -171,13 +169,17 @@ void Replica::apply(std::span<const float> sum) {
   if (!judgement_) judge(sum, nullptr);  // the sum was made without an exchange
   const Judgement& judgement = *judgement_;
   const Verdict& verdict = judgement.verdict;
-  if (verdict.update && !judgement.overflow && !std::isfinite(verdict.loss)) {
+  // To a tuner that is a result. Without one, fp16 may yet find a scale that suits.
+  const bool is_result = tuner_ && tuner_->takes_divergence(state_);
+  const bool has_diverged =
+      verdict.update && !std::isfinite(verdict.loss) && (is_result || !judgement.overflow);
+  if (has_diverged && !is_result) {
     fail(ErrorCode::conflict,
          "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
          "longer schedule.warmup_epochs or optimizer.clip_norm",
          step());
   }
-  if (verdict.update) {
+  if (verdict.update && !has_diverged) {
     update(sum, judgement);
     note_noise(judgement);
   } else {
@@ -207,11 +209,22 @@ void Replica::apply(std::span<const float> sum) {
   ingredients_.method->commit(
       state_, kind_,
       {judgement.sums, figures_.shared(tail), gradient, samples_ ? &*samples_ : nullptr, cursor});
+  if (tuner_) tell_tuner(has_diverged ? verdict.loss : state_.loss.value_or(0));
   choose_hyper();
   begin_step();
 }
 
+void Replica::tell_tuner(double loss) {
+  if (!kind_.update) {
+    tuner_->passed(state_);
+  } else if (tuner_->updated(state_, {loss, updates() >= total_updates()})) {
+    runner_.state_changed();  // another branch
+  }
+}
+
 void Replica::update(std::span<const float> sum, const Judgement& judgement) {
+  const optim::StepInput in = step_input(sum, judgement);
+  if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);  // may throw
   const double loss = judgement.verdict.loss;
   for (const auto& [name, value] : judgement.sums) {
     if (name != kSamplesForward && name != kSamplesBackward && name != kLoss &&
@@ -222,8 +235,6 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
   ++state_.window.updates;
   state_.loss = loss;
   state_.figures = judgement.sums;
-  const optim::StepInput in = step_input(sum, judgement);
-  if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);
   if (judgement.overflow) {
     shards_.skip();
     return;
@@ -242,7 +253,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
 void Replica::note_noise(const Judgement& judgement) {
-  if (num_ranks() < 2 || judgement.overflow) return;
+  if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   sched::NoiseSample sample;
@@ -252,20 +263,14 @@ void Replica::note_noise(const Judgement& judgement) {
   sample.mean_square_norm =
       factor * factor * judgement.sums.at(std::string(kGradientSquare)) / ranks;
   sample.square_norm_mean = judgement.norm * judgement.norm;
-  if (!(sample.scale > 0) || !std::isfinite(sample.mean_square_norm) ||
-      !std::isfinite(sample.square_norm_mean))
-    return;
-  ExtraPart& part = state_.extra(kNoisePart);
-  sched::NoiseEstimator estimator = estimator_of(part);
-  estimator.add(sample);
-  const sched::NoiseEstimator::State& now = estimator.state();
-  part.values = {{"sqr", now.sqr}, {"var", now.var}, {"weight", now.weight}};
+  add_noise(state_, sample);
 }
 
-std::optional<sched::GradientNoise> Replica::noise() const {
-  const auto part = state_.extras().find(kNoisePart);
-  if (part == state_.extras().end()) return std::nullopt;
-  return estimator_of(part->second).noise();
+std::optional<sched::GradientNoise> Replica::noise() const { return noise_of(state_); }
+
+bool Replica::needs_norm() const {
+  return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
+         measures_noise(state_, kind_, num_ranks());
 }
 
 // ---- Parts.
@@ -309,6 +314,14 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
 }
 
 void Replica::record(const Evaluation& result) {
+  // fp16 skips the updates of a run that has diverged. A tuner sees it at the next update.
+  const bool is_result = tuner_ && tuner_->takes_divergence(state_);
+  if (!std::isfinite(result.loss) && !is_result) {
+    fail(ErrorCode::conflict,
+         "the loss of the evaluation after update {} is not finite: the run diverged; try a "
+         "smaller optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip_norm",
+         updates());
+  }
   state_.last = result;
   if (!state_.best || result.accuracy > state_.best->accuracy) state_.best = result;
   state_.evaluated_at = updates();

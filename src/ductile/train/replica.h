@@ -19,6 +19,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/online_tuner.h"
 #include "ductile/train/rank_runner.h"
 #include "ductile/train/state.h"
 #include "ductile/train/step_method.h"
@@ -108,10 +109,17 @@ class Replica {
   std::optional<sched::GradientNoise> noise() const;
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 
+  // How much of the budget of a search for hyperparameters is given out; nothing where none goes
+  // on.
+  std::optional<double> search_share() const {
+    return tuner_ ? tuner_->search_share(state_) : std::nullopt;
+  }
+
   // Evaluates the weights that the optimiser names for it (JobState::evaluation_weights) on the
   // test set. `each(samples_done)` is called after each batch.
   Evaluation evaluate(const std::function<void(int64_t)>& each);
-  // Records `result` as the evaluation of the present state.
+  // Records `result` as the evaluation of the present state. Throws conflict if its loss is not
+  // finite: the run diverged.
   void record(const Evaluation& result);
   // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;
@@ -164,9 +172,7 @@ class Replica {
     bool overflow = false;
   };
   void judge(std::span<const float> sum, parallel::Exchange* exchange);
-  bool needs_norm() const {
-    return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 || num_ranks() > 1;
-  }
+  bool needs_norm() const;
   float inverse_scale(const Verdict& verdict) const {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
@@ -175,6 +181,7 @@ class Replica {
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
   void note_noise(const Judgement& judgement);
+  void tell_tuner(double loss);
 
   const spec::JobOptions job_;
   Ingredients ingredients_;
@@ -182,6 +189,7 @@ class Replica {
   JobState state_;
   RankRunner runner_;
   parallel::ShardedUpdate shards_;
+  std::optional<OnlineTuner> tuner_;
   StepKind kind_;                                        // of the present step
   std::optional<Samples> samples_;                       // of the present step, if chosen
   std::optional<Judgement> judgement_;                   // of the present step

@@ -50,6 +50,20 @@ tune::Observation observation_from(const Json& value) {
   return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
 }
 
+// Whether a session of this folder was cut off before it was there: it has nothing but what
+// create() makes first.
+bool half_made(const fs::path& folder) {
+  if (kind_of(folder) != FileKind::folder) return false;
+  const fs::path lock = run::lock_file(folder).filename();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const fs::path name = entry.path().filename();
+    if (name == "trials" && kind_of(entry.path()) == FileKind::folder && fs::is_empty(entry.path()))
+      continue;
+    if (name != "job.toml" && name != lock) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 struct Session::Running {
@@ -58,24 +72,24 @@ struct Session::Running {
   uintmax_t events_size = 0;  // when they were read last
 };
 
-Session::Session(fs::path folder, Plan plan, const std::string& job_toml)
+Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml)
     : folder_(std::move(folder)),
-      plan_(std::move(plan)),
+      tuning_(std::move(tuning)),
       job_(read_job(job_toml, (folder_ / "job.toml").string())) {
   lock_ = std::make_unique<run::RunLock>(folder_, run::RunLock::kController);
 }
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
-Session Session::create(const fs::path& folder, const std::string& job_toml, const Plan& plan) {
-  if (kind_of(folder) != FileKind::none)
+Session Session::create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning) {
+  if (kind_of(folder) != FileKind::none && !half_made(folder))
     fail(ErrorCode::conflict,
          "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
          folder.string());
   std::error_code error;
   fs::create_directories(folder / "trials", error);
   if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
-  Session out(folder, plan, job_toml);
+  Session out(folder, tuning, job_toml);
   write_file_atomic(folder / "job.toml", job_toml);
   out.make_policy();
   out.save();
@@ -86,6 +100,11 @@ Session Session::open(const fs::path& folder) {
   const fs::path file = folder / "tune.json";
   if (kind_of(file) == FileKind::none)
     fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
+  for (const char* name : {"tune.json", "job.toml"}) {  // opening a FIFO would wait for ever
+    if (kind_of(folder / name) != FileKind::file)
+      fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
+           (folder / name).string(), kind_text(folder / name));
+  }
   try {
     const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
     const JsonFields fields(state, file.string());
@@ -108,7 +127,7 @@ Session Session::open(const fs::path& folder) {
 
 void Session::make_policy() {
   tune::SearcherOptions searcher;
-  searcher.seed = plan_.setup.seed;
+  searcher.seed = tuning_.setup.seed;
   searcher.full_budget = full();
   tune::PolicyOptions policy;
   policy.full_budget = full();
@@ -117,14 +136,17 @@ void Session::make_policy() {
   policy.total_budget = budget();
   policy.mltuner.forks = false;  // a trial's state is its own
   policy_ = tune::make_trial_policy(
-      plan_.setup.policy, tune::make_searcher(plan_.setup.searcher, plan_.space, searcher), policy);
+      tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
+      policy);
 }
 
 double Session::full() const { return static_cast<double>(job_.train.epochs); }
 double Session::unit() const { return std::min(job_.train.eval_every_epochs, full()); }
-double Session::budget() const { return plan_.setup.budget > 0 ? plan_.setup.budget : 10 * full(); }
+double Session::budget() const {
+  return tuning_.setup.budget > 0 ? tuning_.setup.budget : 10 * full();
+}
 double Session::badness(double value) const {
-  return plan_.setup.metric == "accuracy" ? 1 - value : value;
+  return tuning_.setup.metric == "accuracy" ? 1 - value : value;
 }
 
 fs::path Session::trial_folder(int64_t trial) const {
@@ -164,7 +186,7 @@ std::string Session::job_with(int64_t trial) const {
   spec::JobOptions options = job_;
   OptionSet set(options);
   for (const std::string& a :
-       assignments(plan_.space, trials_.at(static_cast<size_t>(trial)).setting))
+       assignments(tuning_.space, trials_.at(static_cast<size_t>(trial)).setting))
     set.set(a);
   return set.to_toml();
 }
@@ -177,7 +199,7 @@ void Session::save() const {
     Json seen = Json::array();
     for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
     trials.push_back({{"setting", t.setting},
-                      {"values", plan_.space.values(t.setting)},
+                      {"values", tuning_.space.values(t.setting)},
                       {"status", t.status},
                       {"reason", t.reason},
                       {"seen", seen},
@@ -186,10 +208,10 @@ void Session::save() const {
   }
   Json planned = Json::array();
   for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
-  Setup setup = plan_.setup;
+  Setup setup = tuning_.setup;
   const Json state = {{"format", kFormat},
                       {"setup", OptionSet(setup).to_json()},
-                      {"space", plan_.space.to_json()},
+                      {"space", tuning_.space.to_json()},
                       {"policy", policy_->save()},
                       {"trials", trials},
                       {"planned", planned},
@@ -276,7 +298,7 @@ void Session::say(const Environment& environment, int64_t trial, const std::stri
 
 // Starts and resumes trials as long as there is a place for one.
 void Session::fill(const Environment& environment) {
-  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(plan_.setup)) {
+  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(tuning_.setup)) {
     const tune::Move move = policy_->next();
     if (move.kind == tune::MoveKind::wait) return;
     if (move.kind == tune::MoveKind::stop) {
@@ -303,12 +325,12 @@ void Session::fill(const Environment& environment) {
       fs::remove_all(trial_folder(move.trial), ignored);
       say(environment, move.trial,
           fmt::format("{}; {:g} epochs",
-                      fmt::join(assignments(plan_.space, trials_[trial].setting), " "),
+                      fmt::join(assignments(tuning_.space, trials_[trial].setting), " "),
                       move.budget));
     }
     launch(move.trial, environment);
   }
-  if (over_.empty() || !running_.empty() || !plan_.setup.finish || finishing_) return;
+  if (over_.empty() || !running_.empty() || !tuning_.setup.finish || finishing_) return;
   const int64_t winner = best();
   finishing_ = true;
   if (winner < 0) return;
@@ -324,16 +346,17 @@ void Session::fill(const Environment& environment) {
 
 void Session::launch(int64_t trial, const Environment& environment) {
   // A short run may have done more than it was asked for before it paused.
-  if (reached(trial)) return tell(trial, false, false, environment);
+  if (complete(trial)) return tell(trial, false, false, environment);
   const std::vector<int> cores = usable_cores();
-  const auto at_once = static_cast<size_t>(places(plan_.setup));
+  const auto at_once = static_cast<size_t>(places(tuning_.setup));
   size_t place = 0;  // the first that is free
   while (std::ranges::any_of(running_, [&](const auto& r) { return r.second->place == place; }))
     ++place;
   TrialProcess::Launch launch;
   launch.program = environment.program;
+  launch.trust = environment.trust;
   launch.job = folder_ / "job.toml";
-  launch.options = assignments(plan_.space, trials_[static_cast<size_t>(trial)].setting);
+  launch.options = assignments(tuning_.space, trials_[static_cast<size_t>(trial)].setting);
   launch.folder = trial_folder(trial);
   launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
   launch.mask = environment.mask;
@@ -373,10 +396,18 @@ bool Session::reached(int64_t trial) const {
   return !seen.empty() && seen.rbegin()->first >= planned_.at(trial);
 }
 
+// A whole run has its result saved, too.
+bool Session::complete(int64_t trial) const {
+  if (!reached(trial)) return false;
+  if (planned_.at(trial) < full()) return true;
+  const std::string status = end_of(trial_folder(trial)).status;
+  return status == "done" || status == "target_reached";
+}
+
 // The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step.
 std::map<double, double> Session::values(int64_t trial) const {
   std::map<double, double> out;
-  for (const auto& [epoch, value] : evaluations(trial_folder(trial), plan_.setup.metric))
+  for (const auto& [epoch, value] : evaluations(trial_folder(trial), tuning_.setup.metric))
     out[std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
   return out;
 }
@@ -386,17 +417,14 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   record.core_seconds = std::max(record.core_seconds, end.core_seconds);
   record.wall_seconds = std::max(record.wall_seconds, end.wall_seconds);
-  if (reached(trial)) return tell(trial, false, false, environment);
+  if (complete(trial)) return tell(trial, false, false, environment);
   if (end.status == "failed" && end.message.find(kDiverged) != std::string::npos)
     return tell(trial, true, true, environment);
   if (end.status == "done" || end.status == "target_reached")
     return tell(trial, true, false, environment);
   const std::string log =
       process::log_tail(folder_ / "trials" / fmt::format("{:04}.log", trial), 5);
-  if (exit_status == 2) {
-    fail(ErrorCode::invalid_argument, "trial {} ({}) is refused: {}", trial,
-         fmt::join(assignments(plan_.space, record.setting), " "), log);
-  }
+  if (exit_status == 2) return refused(trial, log, environment);
   if (exit_status == 4) {  // what a killed session left behind still saves
     std::this_thread::sleep_for(kBusy);
     return retry(trial, log, kBusyTries, environment);
@@ -406,6 +434,23 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
         : log.empty()          ? "it ended"
                                : log,
         kTries, environment);
+}
+
+// Values that contradict one another are a result, as a divergence is: each of them was allowed by
+// itself. Where no trial has got anywhere yet, it may be the job that is wrong.
+void Session::refused(int64_t trial, const std::string& why, const Environment& environment) {
+  TrialRecord& record = trials_[static_cast<size_t>(trial)];
+  const std::string setting =
+      fmt::format("{}", fmt::join(assignments(tuning_.space, record.setting), " "));
+  if (best() < 0 || !record.seen.empty()) {
+    fail(ErrorCode::invalid_argument,
+         "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
+         "session",
+         trial, setting, why);
+  }
+  say(environment, trial, "is refused, and left out: " + why);
+  record.reason = "refused: " + why;
+  tell(trial, true, true, environment);
 }
 
 void Session::retry(int64_t trial, const std::string& why, int most,
@@ -447,7 +492,7 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   if (!finishing_) policy_->tell(result);
   say(environment, trial,
       has_diverged ? fmt::format("diverged in epoch {:g}", record.seen.back().budget)
-                   : fmt::format("{} {:.4g} after {:g} epochs", plan_.setup.metric,
+                   : fmt::format("{} {:.4g} after {:g} epochs", tuning_.setup.metric,
                                  record.seen.empty() ? NAN : record.seen.back().value,
                                  record.seen.empty() ? 0 : record.seen.back().budget));
 }

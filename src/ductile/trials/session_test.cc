@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -33,21 +34,35 @@ ErrorCode open_error(const fs::path& folder) {
 TEST(Session, IsMadeOnceAndOpenedAgain) {
   const TempFolder place;
   const fs::path folder = place.path() / "session";
-  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
-  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
+  EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
   const Session session = Session::open(folder);
-  EXPECT_EQ(session.plan().setup, default_plan({}).setup);
+  EXPECT_EQ(session.tuning().setup, default_tuning({}).setup);
   EXPECT_EQ(session.best(), -1);
   EXPECT_EQ(session.budget(), 100);
   EXPECT_NE(report_html(session).find("Not finished"), std::string::npos);
   EXPECT_EQ(open_error(folder), ErrorCode::conflict);  // this process drives it
 }
 
+TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  fs::create_directories(folder / "trials");
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
+  Session::open(folder);
+  // Anything else there is somebody's.
+  const fs::path other = place.path() / "other";
+  fs::create_directories(other);
+  write_file_atomic(other / "notes.txt", "mine");
+  EXPECT_THROW(Session::create(other, job_toml(), default_tuning({})), Error);
+  EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
+}
+
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);
   const fs::path folder = place.path() / "session";
-  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
   const std::string whole = read_file(folder / "tune.json");
   Rng rng(4);
   for (int i = 0; i < 60; ++i) {
@@ -64,6 +79,13 @@ TEST(Session, TellsAbsenceFromDamage) {
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == ErrorCode::data_loss || e.code() == ErrorCode::conflict) << e.what();
     }
+  }
+  for (const char* name : {"tune.json", "job.toml"}) {
+    const fs::path file = folder / name, aside = place.path() / "aside";
+    fs::rename(file, aside);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    EXPECT_EQ(open_error(folder), ErrorCode::data_loss);  // it does not wait for a writer
+    fs::rename(aside, file);
   }
   nlohmann::json state = nlohmann::json::parse(whole);
   state["format"] = 99;

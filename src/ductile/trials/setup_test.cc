@@ -1,5 +1,6 @@
 #include "ductile/trials/setup.h"
 
+#include <algorithm>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@ namespace {
 
 std::string refusal(const std::string& toml, const spec::JobOptions& job = {}) {
   try {
-    read_plan(toml, "tune.toml", job);
+    read_tuning(toml, "tune.toml", job);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument) << e.what();
     return e.what();
@@ -23,7 +24,7 @@ std::string refusal(const std::string& toml, const spec::JobOptions& job = {}) {
 }
 
 TEST(Setup, ReadsATuningFile) {
-  const Plan plan = read_plan(R"(
+  const Tuning tuning = read_tuning(R"(
 budget = 60
 policy = "full"
 [space."optimizer.lr"]
@@ -33,12 +34,12 @@ scale = "log"
 [space."train.batch_size"]
 choices = [32, 64]
 )",
-                              "tune.toml", {});
-  EXPECT_EQ(plan.setup.budget, 60);
-  EXPECT_EQ(plan.setup.policy, "full");
-  ASSERT_EQ(plan.space.size(), 2U);
-  EXPECT_EQ(plan.space.dimensions()[0].name, "optimizer.lr");
-  const std::vector<std::string> options = assignments(plan.space, plan.space.at({0.5, 0.9}));
+                                    "tune.toml", {});
+  EXPECT_EQ(tuning.setup.budget, 60);
+  EXPECT_EQ(tuning.setup.policy, "full");
+  ASSERT_EQ(tuning.space.size(), 2U);
+  EXPECT_EQ(tuning.space.dimensions()[0].name, "optimizer.lr");
+  const std::vector<std::string> options = assignments(tuning.space, tuning.space.at({0.5, 0.9}));
   EXPECT_EQ(options[0].rfind("optimizer.lr=0.0", 0), 0U) << options[0];
   EXPECT_NEAR(std::stod(options[0].substr(13)), 0.01, 1e-12);
   EXPECT_EQ(options[1], "train.batch_size=64");
@@ -72,11 +73,38 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
 }
 
+TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
+  const auto tuned = [](const spec::JobOptions& job, const char* option) {
+    const Tuning tuning = default_tuning(job);
+    return std::ranges::any_of(tuning.space.dimensions(),
+                               [&](const tune::Dimension& d) { return d.name == option; });
+  };
+  spec::JobOptions job;
+  for (const char* rule : {"sgd", "lars", "muon", "neumann"}) {
+    job.optimizer.name = rule;
+    EXPECT_TRUE(tuned(job, "optimizer.momentum")) << rule;
+  }
+  job.optimizer.name = "adamw";
+  EXPECT_FALSE(tuned(job, "optimizer.momentum"));
+  EXPECT_TRUE(tuned(job, "optimizer.lr"));
+  job.train.rate_control = "lrtuner";
+  EXPECT_FALSE(tuned(job, "optimizer.lr"));
+}
+
+TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
+  trials::Setup setup;
+  spec::JobOptions job;
+  setup.metric = "perplexity";
+  EXPECT_THROW(check_metric(setup, job), Error);
+  job.data.format = "tokens";
+  check_metric(setup, job);
+}
+
 TEST(Setup, HasASpaceForEveryOptimiser) {
   for (const auto& row : spec::optimizers()) {
     spec::JobOptions job;
     job.optimizer.name = row.name;
-    EXPECT_GE(default_plan(job).space.size(), 2U) << row.name;
+    EXPECT_GE(default_tuning(job).space.size(), 2U) << row.name;
   }
 }
 

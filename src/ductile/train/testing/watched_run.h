@@ -46,11 +46,15 @@ struct WatchedRun {
   int evaluations = 0;
 };
 
+// Trains a job in this thread, alone, to its end.
+void run_to_end(Replica& replica);
+
 // One process with the model of a job.
 struct Bench {
   explicit Bench(const spec::JobOptions& job);
 
   at::Tensor losses(const Indices& samples, int64_t epoch, bool training);
+  at::Tensor losses(const data::Batch& batch, bool training);
   // In evaluation mode.
   std::vector<float> look(const Indices& samples, int64_t epoch);
   std::vector<float> gradient(const at::Tensor& loss);

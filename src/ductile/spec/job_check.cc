@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/spec/datasets.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::spec {
+namespace {
+
+using Bad = std::function<void(const std::string&)>;
+
+// Bias corrections divide by 1 - beta^t.
+void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
+  constexpr std::array<std::string_view, 7> kRules = {
+      "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
+  if (std::ranges::find(kRules, optimizer.name) == kRules.end()) return;
+  const auto refuse = [&](const char* name) {
+    bad(
+        fmt::format("optimizer.adam.{0} = 1 forgets nothing and learns nothing, and {1} divides by "
+                    "1 - {0}; choose a value below 1",
+                    name, optimizer.name));
+  };
+  if (optimizer.adam.beta1 == 1 && optimizer.name != "schedule_free") refuse("beta1");
+  if (optimizer.adam.beta2 == 1) refuse("beta2");
+}
+
+void check_selection(const JobOptions& job, const Bad& bad) {
+  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
+  if (selects && job.train.bn_group > 1) {
+    bad(
+        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
+                    "of an epoch does not fill all members of a group",
+                    job.train.method, job.train.bn_group));
+  }
+  if (selects && job.train.selective.start > job.train.selective.end) {
+    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
+                    job.train.selective.start, job.train.selective.end));
+  }
+}
+
+void check_model(const JobOptions& job, const Bad& bad) {
+  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+                    "the other models read images",
+                    job.model.name, job.data.format));
+  }
+  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
+                    job.model.heads));
+  }
+  if (job.model.name == "custom" && job.model.library.empty()) {
+    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+  if (job.model.name != "custom" && !job.model.library.empty()) {
+    bad(
+        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
+                    "model.name is \"{}\"; say which one is meant",
+                    job.model.library, job.model.name));
+  }
+}
+
+void check_noise_control(const JobOptions& job, const Bad& bad) {
+  if (job.train.rate_control != "noise") return;
+  if (job.train.virtual_ranks < 2) {
+    bad("train.rate_control = \"noise\" needs train.virtual_ranks of at least 2: the noise is "
+        "measured by how the gradients of the virtual ranks differ");
+  }
+  const int64_t most = job.train.noise.max_batch;
+  if (most > 0 && most < job.train.batch_size) {
+    bad(
+        fmt::format("train.noise.max_batch = {} is below train.batch_size = {}, with which the "
+                    "job begins",
+                    most, job.train.batch_size));
+  }
+}
+
+// Of the options that are found while training.
+void check_tune(const JobOptions& job, const Bad& bad) {
+  const TuneOptions& o = job.tune;
+  if (!o.online) return;
+  if (job.train.shard_optimizer) {
+    bad("tune.online = true needs the whole state on every worker; set train.shard_optimizer = "
+        "false");
+  }
+  if (job.train.max_steps > 0) {
+    bad("tune.online = true: trials take steps, too, so train.max_steps has no clear meaning; set "
+        "it to 0, and train.epochs to the length of the run");
+  }
+  if (job.train.rate_control != "schedule") {
+    bad(
+        fmt::format("tune.online = true and train.rate_control = \"{}\" both choose the "
+                    "hyperparameters; switch one of them off",
+                    job.train.rate_control));
+  }
+  if (job.optimizer.lr <= 0) bad("tune.online = true needs an optimizer.lr above 0");
+  struct Range {
+    const char* name;
+    const std::vector<double>& values;
+    double below;  // what the largest value has to stay below
+    bool log;
+  };
+  for (const Range& r : {Range{"lr", o.lr, INFINITY, true}, Range{"momentum", o.momentum, 1, false},
+                         Range{"weight_decay", o.weight_decay, INFINITY, true}}) {
+    const std::vector<double>& v = r.values;
+    if (v.empty()) continue;
+    const bool is_range = v.size() == 2 && v[0] <= v[1] && v[1] < r.below;
+    if (!is_range || v[0] < 0 || (r.log && v[0] == 0)) {
+      bad(fmt::format("tune.{} is the least and the largest value{}, for example [{}]", r.name,
+                      r.log ? ", above 0" : ", below 1", r.log ? "1e-4, 1.0" : "0, 0.99"));
+    }
+  }
+  for (const int64_t size : o.batch_size) {
+    if (size < 1 || size % job.train.virtual_ranks != 0) {
+      bad(fmt::format("tune.batch_size: {} is not a multiple of train.virtual_ranks = {}", size,
+                      job.train.virtual_ranks));
+    }
+  }
+  if (o.lr.empty() && o.momentum.empty() && o.weight_decay.empty() && o.batch_size.empty()) {
+    bad("tune.online = true, but there is nothing to tune; set tune.lr = [1e-5, 1]");
+  }
+}
+
+}  // namespace
+
+void check(const JobOptions& job) {
+  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  if (job.train.batch_size % job.train.virtual_ranks != 0) {
+    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
+                    job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.train.virtual_ranks % job.train.bn_group != 0) {
+    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
+                    job.train.virtual_ranks, job.train.bn_group));
+  }
+  check_selection(job, bad);
+  check_betas(job.optimizer, bad);
+  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
+    bad(fmt::format(
+        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
+        "same on every placement of the workers, so it cannot round what leaves a host",
+        job.train.wire));
+  }
+  const DatasetHelp* format = datasets().find(job.data.format);
+  if (format != nullptr && format->needs_path && job.data.path.empty()) {
+    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
+  }
+  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
+    bad(
+        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
+                    "the format of what lies there, or leave data.path empty",
+                    job.data.path, job.data.format));
+  }
+  if (job.augment.random_resized_crop && job.augment.crop == 0) {
+    bad("augment.random_resized_crop needs augment.crop, the side of the result");
+  }
+  if (job.augment.mean.size() != job.augment.std.size()) {
+    bad(fmt::format(
+        "augment.mean has {} values and augment.std has {}; give one per channel in both",
+        job.augment.mean.size(), job.augment.std.size()));
+  }
+  const auto needs_whole_weights = [&](const std::string& option) {
+    if (job.train.shard_optimizer) {
+      bad(option + " needs whole weights on every worker; set train.shard_optimizer = false");
+    }
+  };
+  if (job.train.rate_control == "lrtuner") needs_whole_weights("train.rate_control = \"lrtuner\"");
+  if (job.train.staleness > 0) {
+    needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
+  }
+  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
+    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
+        "are none; any other value will do");
+  }
+  check_noise_control(job, bad);
+  check_tune(job, bad);
+  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
+    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
+  }
+  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
+    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
+  }
+  if (job.optimizer.muon.coefficients.size() != 3) {
+    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
+                    job.optimizer.muon.coefficients.size()));
+  }
+  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
+    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
+                    job.schedule.warmup_epochs, job.train.epochs));
+  }
+  check_model(job, bad);
+  if (job.target.metric == "perplexity" && job.data.format != "tokens") {
+    bad(
+        fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
+                    "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
+                    job.data.format));
+  }
+}
+
+}  // namespace ductile::spec
