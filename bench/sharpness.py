@@ -2,9 +2,10 @@
 """How sharp the minima are that small batches, large batches and the knee schedule find.
 
 Usage: bench/sharpness.py --data FASHION_MNIST_FOLDER [--seeds 3] [--epochs 15] [--train-limit 20000]
-                          [--recipes small,small-knee,large,large-knee] [--samples 2000] [--build build/release]
+                          [--recipes small,small-knee,large,large-knee] [--model cnn] [--set KEY=VALUE ...]
+                          [--samples 2000] [--build build/release]
 
-Each recipe trains the model cnn without augmentation with SGD of momentum 0.9 for the same number of epochs. Then
+Each recipe trains the model without augmentation with SGD of momentum 0.9 for the same number of epochs. Then
 `ductile minima` measures the end of each run. Prints a JSON line per run and a Markdown table of means with the least
 and the most.
 """
@@ -31,10 +32,10 @@ def ductile(args, *words):
 
 
 def measure(args, recipe, seed):
-    sets = ["data.format=idx", f"data.path={args.data}", f"data.train_limit={args.train_limit}", "model.name=cnn",
-            "optimizer.momentum=0.9", "optimizer.weight_decay=0", f"train.epochs={args.epochs}", "train.threads=1",
-            "train.virtual_ranks=1", "loader.threads=1", "checkpoint.every_seconds=0", "checkpoint.at_end=false",
-            f"seed={seed}", *RECIPES[recipe]]
+    sets = ["data.format=idx", f"data.path={args.data}", f"data.train_limit={args.train_limit}",
+            f"model.name={args.model}", "optimizer.momentum=0.9", "optimizer.weight_decay=0",
+            f"train.epochs={args.epochs}", "train.threads=1", "train.virtual_ranks=1", "loader.threads=1",
+            "checkpoint.every_seconds=0", "checkpoint.at_end=false", f"seed={seed}", *RECIPES[recipe], *args.set]
     with tempfile.TemporaryDirectory() as folder:
         run = str(pathlib.Path(folder) / "run")
         words = [word for s in sets for word in ("--set", s)]
@@ -65,6 +66,9 @@ def main():
     parser.add_argument("--train-limit", type=int, default=20000)
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="a further setting of every recipe")
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
     args = parser.parse_args()
     args.data = str(pathlib.Path(args.data).resolve())

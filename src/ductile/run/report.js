@@ -90,11 +90,11 @@
 
   function plane({ places, losses }) {
     const n = places.length, [lo, hi] = extent(losses.map(row => row.filter(v => v > 0)));
-    const strength = v => hi > lo ? Math.log(v / lo) / Math.log(hi / lo) : 0;
+    const strength = v => v > lo && hi > lo ? Math.log(v / lo) / Math.log(hi / lo) : 0;
     const svg = element("svg", { class: "chart", viewBox: `0 0 ${n} ${n}`, role: "img",
       "aria-label": "loss in a random plane", style: "cursor: default; max-width: 420px" });
     losses.forEach((row, j) => row.forEach((v, i) => {
-      const known = v !== null && v > 0;
+      const known = v !== null;
       const text = known ? valueText(v, "number") : "not finite";
       svg.append(element("rect", { x: i, y: n - 1 - j, width: 1.02, height: 1.02,
         fill: known ? "var(--c0)" : "var(--bad)", opacity: known ? 0.06 + 0.94 * strength(v) : 1 },
