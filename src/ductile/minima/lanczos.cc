@@ -14,7 +14,11 @@ namespace {
 using Vector = std::vector<float>;
 
 constexpr uint64_t kLanczosStream = 3;
-constexpr double kRelativeStep = 1e-4;
+// The error of the central difference grows with the square of the step, that of the rounding of
+// fp32 gradients falls with it. Where a sample's activation crosses the kink of a ReLU, the
+// gradient jumps, and the jump is divided by the step: over a short one a single jump outweighs the
+// curvature, and Lanczos' method seeks just those directions. Over a longer one many are averaged.
+constexpr double kRelativeStep = 1e-3;
 
 // The matrix that Lanczos' recurrence has found so far: its diagonal, and what stands beside it.
 // The last value beside it leads out of the matrix: to the remainder of the recurrence.

@@ -89,6 +89,41 @@ TEST(Lanczos, HasTheSameBitsAgainAndOthersFromAnotherStart) {
   EXPECT_NE(run(1), run(2));
 }
 
+// A mean of many |w - kink|, as ReLUs make them: the second derivative is 0 almost everywhere, and
+// on the scale of many kinks the loss is a parabola.
+class Kinks : public Surface {
+ public:
+  static constexpr double kBetween = 3e-4;
+  static constexpr int kCount = 201;
+  std::span<const float> weights() const override { return place_; }
+  std::span<const Filter> filters() const override { return {}; }
+  double loss(std::span<const float> at) override {
+    std::vector<float> slope(1);
+    return gradient(at, slope);
+  }
+  double gradient(std::span<const float> at, std::span<float> out) override {
+    double sum = 0, slope = 0;
+    for (int i = 0; i < kCount; ++i) {
+      const double off = static_cast<double>(at[0]) - 1 - kBetween * (i - kCount / 2 + 0.3);
+      sum += std::abs(off);
+      slope += off > 0 ? 1 : -1;
+    }
+    out[0] = static_cast<float>(slope / kCount);
+    return sum / kCount;
+  }
+
+ private:
+  std::vector<float> place_ = {1};
+};
+
+TEST(Lanczos, SeesTheCurvatureThatManySmallKinksMake) {
+  Kinks surface;
+  const Spectrum got = hessian_spectrum(surface, {});
+  const double want = 2 / (Kinks::kCount * Kinks::kBetween);
+  EXPECT_NEAR(got.largest, want, 0.1 * want);
+  EXPECT_NEAR(got.check, want, 0.2 * want);
+}
+
 class Broken : public Quadratic {
  public:
   using Quadratic::Quadratic;

@@ -1,4 +1,5 @@
 // What a report shows of the minima that `ductile minima` measured.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -42,10 +43,13 @@ std::string sharpness_text(const json& line) {
   return out;
 }
 
+// With what Lanczos' recurrence leaves open, or what half the step changes, if that is more.
 std::string eigenvalue_text(const json& hessian) {
   if (!hessian.is_object()) return "";
-  return fmt::format("{} \u00b1 {}{}", number_text(number_at(hessian, "largest")),
-                     number_text(number_at(hessian, "residual")),
+  const double largest = number_at(hessian, "largest"), check = number_at(hessian, "check");
+  double error = number_at(hessian, "residual");
+  if (std::isfinite(check)) error = std::max(error, std::abs(check - largest));
+  return fmt::format("{} \u00b1 {}{}", number_text(largest), number_text(error),
                      hessian.value("converged", json(true)) == false ? ", not converged" : "");
 }
 

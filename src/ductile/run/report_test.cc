@@ -232,6 +232,14 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
   EXPECT_EQ(slices.at("plane"), false);
   EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, 1.25}));
 
+  // The error is what half the step changes where that is more than the residual.
+  json unsteady = measured_minimum("1d");
+  unsteady["hessian"]["check"] = 29.25;
+  append_minimum(run, unsteady);
+  write_report(run);
+  html = read_file(run.report_file());
+  EXPECT_NE(html.find("31.50 \u00b1 2.25, not converged"), std::string::npos);
+
   // The newest one that has slices is drawn.
   append_minimum(run, measured_minimum("2d"));
   json without = measured_minimum("1d");
@@ -243,7 +251,7 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
   EXPECT_EQ(slices.at("plane"), true);
   EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, nullptr}));
   EXPECT_EQ(page::page_fault(html), "");
-  EXPECT_EQ(read_minima(run).size(), 3u);
+  EXPECT_EQ(read_minima(run).size(), 4u);
 }
 
 TEST(Report, MinimaOfOtherTypesAreLeftOut) {
