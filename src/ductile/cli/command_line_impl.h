@@ -46,7 +46,6 @@ void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);
 void add_trained(CLI::App& app, Parsed& parsed);
-void add_minima(CLI::App& app, Parsed& parsed);
 void add_models(CLI::App& app, Parsed& parsed);
 void add_report(CLI::App& app, Parsed& parsed);
 void add_plan(CLI::App& app, Parsed& parsed);

@@ -172,8 +172,6 @@ CLI::App* add_model_command(CLI::App& app, Parsed& parsed, const char* name, con
   return sub;
 }
 
-}  // namespace
-
 void add_minima(CLI::App& app, Parsed& parsed) {
   TrainedCommand& c = parsed.trained;
   minima::Options& m = c.measure;
@@ -184,9 +182,8 @@ void add_minima(CLI::App& app, Parsed& parsed) {
       "  ductile minima runs/latest --samples 5000 --slices 2d\n"
       "\n"
       "The command prints Keskar's sharpness, the largest eigenvalue of the Hessian and what they "
-      "cost,\nand adds them with slices of the loss to the run's report. The run itself stays as "
-      "it "
-      "is.\n",
+      "cost,\nand adds them with slices of the loss to the run's report. It changes nothing else "
+      "of the run.\n",
       minima);
   sub->add_option("--samples", m.samples,
                   "measure the loss on this many training samples (default 1,000)")
@@ -219,6 +216,8 @@ void add_minima(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
   add_json(*sub, c.json);
 }
+
+}  // namespace
 
 void add_trained(CLI::App& app, Parsed& parsed) {
   TrainedCommand& c = parsed.trained;
@@ -253,6 +252,7 @@ void add_trained(CLI::App& app, Parsed& parsed) {
       ->option_text("K")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
+  add_minima(app, parsed);
 }
 
 void add_models(CLI::App& app, Parsed& parsed) {
