@@ -151,25 +151,82 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
   });
 }
 
+namespace {
+
+// A command that uses the trained model of a run.
+CLI::App* add_model_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
+                            const char* example, ExitCode (*run)(const TrainedCommand&, Context&)) {
+  TrainedCommand& c = parsed.trained;
+  CLI::App* sub = app.add_subcommand(name, help);
+  parsed.example[sub] = example;
+  sub->add_option("run", c.run, "a run directory")->option_text(" ")->required();
+  sub->add_option("--checkpoint", c.checkpoint,
+                  "use the weights of this checkpoint (default: the final weights)")
+      ->option_text("STEP")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+  sub->add_flag("--trust", c.trust,
+                "use a run of another user, whose files name a program to load (library)");
+  sub->callback([&parsed, run] {
+    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.trained, context); };
+  });
+  return sub;
+}
+
+void add_minima(CLI::App& app, Parsed& parsed) {
+  TrainedCommand& c = parsed.trained;
+  minima::Options& m = c.measure;
+  CLI::App* sub = add_model_command(
+      app, parsed, "minima", "measure how sharp the minimum is that a run found",
+      "Example:\n"
+      "  ductile minima runs/latest\n"
+      "  ductile minima runs/latest --samples 5000 --slices 2d\n"
+      "\n"
+      "The command prints Keskar's sharpness, the largest eigenvalue of the Hessian and what they "
+      "cost,\nand adds them with slices of the loss to the run's report. It changes nothing else "
+      "of the run.\n",
+      minima);
+  sub->add_option("--samples", m.samples,
+                  "measure the loss on this many training samples (default 1,000)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub->add_option(
+         "--epsilon", m.epsilon,
+         "half the side of the box around each weight w, relative to |w| + 1 (default 1e-3 "
+         "and 5e-4; repeatable)")
+      ->option_text("E")
+      ->allow_extra_args(false)
+      ->check(CLI::PositiveNumber);
+  sub->add_option("--subspace", m.subspace,
+                  "seek the maximum in a random subspace of this many dimensions (default: among "
+                  "all weights)")
+      ->option_text("P")
+      ->check(CLI::Range(int64_t{0}, int64_t{10'000}));
+  sub->add_option("--steps", m.steps, "gradients of each ascent (default 20)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+  sub->add_option("--lanczos", m.lanczos,
+                  "products with the Hessian at most; 0: no eigenvalues (default 40)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{300}));
+  sub->add_option("--slices", m.slices, "slices of the loss: 1d, 2d or none (default 1d)")
+      ->option_text("KIND")
+      ->check(CLI::IsMember({"1d", "2d", "none"}));
+  sub->add_option("--seed", m.seed, "of samples, starts and directions (default 1)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+  add_json(*sub, c.json);
+}
+
+}  // namespace
+
 void add_trained(CLI::App& app, Parsed& parsed) {
   TrainedCommand& c = parsed.trained;
   const auto add = [&](const char* name, const char* help, const char* example,
                        ExitCode (*run)(const TrainedCommand&, Context&)) {
-    CLI::App* sub = app.add_subcommand(name, help);
-    parsed.example[sub] = example;
-    sub->add_option("run", c.run, "a run directory")->option_text(" ")->required();
+    CLI::App* sub = add_model_command(app, parsed, name, help, example, run);
     sub->add_option("--data", c.data,
                     "data of the form that the run was trained on (default: its evaluation set)")
         ->option_text("PATH");
-    sub->add_option("--checkpoint", c.checkpoint,
-                    "use the weights of this checkpoint (default: the final weights)")
-        ->option_text("STEP")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
-    sub->add_flag("--trust", c.trust,
-                  "use a run of another user, whose files name a program to load (library)");
-    sub->callback([&parsed, run] {
-      parsed.chosen = [&parsed, run](Context& context) { return run(parsed.trained, context); };
-    });
     return sub;
   };
   CLI::App* sub = add("eval", "measure the trained model of a run",
@@ -195,6 +252,7 @@ void add_trained(CLI::App& app, Parsed& parsed) {
       ->option_text("K")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
+  add_minima(app, parsed);
 }
 
 void add_models(CLI::App& app, Parsed& parsed) {

@@ -8,6 +8,7 @@
 #include "ductile/cli/console.h"
 #include "ductile/cli/exit_code.h"
 #include "ductile/cli/job_config.h"
+#include "ductile/minima/measure.h"
 
 // One struct and one function per command. The structs hold what the command line said; each
 // function writes to the console and returns the exit code, or throws ductile::Error, which the
@@ -123,10 +124,12 @@ struct TrainedCommand {
   int64_t top = 1;                    // predict
   bool csv = false;                   // predict
   bool trust = false;
-  bool json = false;  // eval
+  bool json = false;        // eval, minima
+  minima::Options measure;  // minima
 };
 ExitCode eval(const TrainedCommand& command, Context& context);
 ExitCode predict(const TrainedCommand& command, Context& context);
+ExitCode minima(const TrainedCommand& command, Context& context);
 
 struct ModelsCommand {
   bool json = false;

@@ -3,6 +3,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/run/history.h"
+#include "ductile/run/minima.h"
 #include "ductile/run/report.h"
 
 namespace ductile::cli {
@@ -12,6 +13,7 @@ ExitCode report(const ReportCommand& command, Context& context) {
   run::write_report(folder);
   if (command.json) {
     nlohmann::json all = run::to_json(run::read_history(folder));
+    if (auto minima = run::read_minima(folder); !minima.empty()) all["minima"] = std::move(minima);
     all["run"] = folder.path().string();
     all["report"] = folder.report_file().string();
     context.console.print("{}\n", dump_json(all, 2));

@@ -11,6 +11,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/trained_impl.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
@@ -23,41 +24,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kClassRows = 20;  // the worst ones; --json has all of them
-
-struct Answer {
-  run::RunFolder folder;
-  std::optional<json> figures;  // none: interrupted
-};
-
-Answer ask(const TrainedCommand& command, const char* what,
-           std::function<void(const json&)> on_row = {}) {
-  const run::RunFolder folder = run::RunFolder::open(command.run);
-  if (!command.trust) require_trusted(folder.path());
-  JobConfig config;
-  config.read_saved(folder.job_file());
-  json question = {{"what", what}, {"data", ""}, {"top", command.top}};
-  if (command.data) question["data"] = fs::absolute(*command.data).string();
-  if (command.checkpoint) question["checkpoint"] = *command.checkpoint;
-  return {folder, ask_worker({.arguments = {"--run", folder.path().string(), "--ask",
-                                            dump_json_exactly(question, "--data")},
-                              .threads = config.job.train.threads,
-                              .on_row = std::move(on_row)})};
-}
-
-void tell_bad_samples(Console& console, const json& figures) {
-  const auto bad = figures.find("bad_samples");
-  if (bad == figures.end()) return;
-  console.say("left out what could not be read: {}",
-              page::plural(bad->at("count").get<double>(), "sample"));
-  for (const json& item : bad->at("items"))
-    console.say("  {}: {}", item.at("where").get<std::string>(),
-                item.at("what").get<std::string>());
-}
-
-// Numbers that JSON has no word for are texts.
-std::string number_text(const json& value, std::string (*text)(double)) {
-  return value.is_number() ? text(value.get<double>()) : value.get<std::string>();
-}
 
 std::string class_of(const json& one) {
   return one.contains("name") ? one.at("name").get<std::string>() : dump_json(one.at("class"));
@@ -139,9 +105,39 @@ std::string csv_of(const json& row, bool first) {
 
 }  // namespace
 
+TrainedAnswer ask_trained(const TrainedCommand& command, const char* what, const json& more,
+                          std::function<void(const json&)> on_row) {
+  const run::RunFolder folder = run::RunFolder::open(command.run);
+  if (!command.trust) require_trusted(folder.path());
+  JobConfig config;
+  config.read_saved(folder.job_file());
+  json question = {{"what", what}, {"data", ""}, {"top", command.top}};
+  if (command.data) question["data"] = fs::absolute(*command.data).string();
+  if (command.checkpoint) question["checkpoint"] = *command.checkpoint;
+  question.update(more);
+  return {folder, ask_worker({.arguments = {"--run", folder.path().string(), "--ask",
+                                            dump_json_exactly(question, "--data")},
+                              .threads = config.job.train.threads,
+                              .on_row = std::move(on_row)})};
+}
+
+void tell_bad_samples(Console& console, const json& figures) {
+  const auto bad = figures.find("bad_samples");
+  if (bad == figures.end()) return;
+  console.say("left out what could not be read: {}",
+              page::plural(bad->at("count").get<double>(), "sample"));
+  for (const json& item : bad->at("items"))
+    console.say("  {}: {}", item.at("where").get<std::string>(),
+                item.at("what").get<std::string>());
+}
+
+std::string number_text(const json& value, std::string (*text)(double)) {
+  return value.is_number() ? text(value.get<double>()) : value.get<std::string>();
+}
+
 ExitCode eval(const TrainedCommand& command, Context& context) {
   Console& console = context.console;
-  const Answer answer = ask(command, "eval");
+  const TrainedAnswer answer = ask_trained(command, "eval", json::object());
   if (!answer.figures) return kInterrupted;
   json figures = *answer.figures;
   if (command.json) {
@@ -174,13 +170,14 @@ ExitCode eval(const TrainedCommand& command, Context& context) {
 ExitCode predict(const TrainedCommand& command, Context& context) {
   Console& console = context.console;
   bool first = true;
-  const Answer answer = ask(command, "predict", [&](const json& row) {
-    if (command.csv) {
-      console.print("{}", csv_of(row, std::exchange(first, false)));
-    } else {
-      console.print("{}\n", dump_json(row));
-    }
-  });
+  const TrainedAnswer answer =
+      ask_trained(command, "predict", json::object(), [&](const json& row) {
+        if (command.csv) {
+          console.print("{}", csv_of(row, std::exchange(first, false)));
+        } else {
+          console.print("{}\n", dump_json(row));
+        }
+      });
   if (!answer.figures) return kInterrupted;
   tell_bad_samples(console, *answer.figures);
   return kDone;

@@ -237,6 +237,7 @@ struct ConvBnAct : Function<ConvBnAct> {
       ctx->saved_data["residual"] = residual.defined();
       ctx->saved_data["count"] = n;
       ctx->saved_data["group"] = address_of(group);
+      ctx->saved_data["training"] = training;
     }
     return out;
   }
@@ -246,6 +247,7 @@ struct ConvBnAct : Function<ConvBnAct> {
     const at::Tensor &x = saved[0], &w = saved[1], &y = saved[3], &out = saved[5];
     const bool relu = ctx->saved_data["relu"].toBool();
     const bool residual = ctx->saved_data["residual"].toBool();
+    const bool training = ctx->saved_data["training"].toBool();
     const at::Tensor dz = nhwc(grads[0].to(y.scalar_type()));
     const int64_t channels = y.size(1), pixels = y.numel() / channels;
     const float* rows = saved[4].data_ptr<float>();
@@ -265,7 +267,8 @@ struct ConvBnAct : Function<ConvBnAct> {
                           rows + kShift * channels, relu, rows + kMean * channels, sum_g, sum_gy});
 
     // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std; the means
-    // are over all members, the gradients of gamma and beta this member's share.
+    // are over all members, the gradients of gamma and beta this member's share. In evaluation mode
+    // mean and inv_std do not depend on y, and dy = scale * g.
     const double count = ctx->saved_data["count"].toDouble();
     std::vector<double> sums(sum_g, sum_g + channels);
     sums.insert(sums.end(), sum_gy, sum_gy + channels);
@@ -275,7 +278,7 @@ struct ConvBnAct : Function<ConvBnAct> {
     float* slope = map.data_ptr<float>();
     float* offset = slope + channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const double per_pixel = static_cast<double>(scale[c]) / count;
+      const double per_pixel = training ? static_cast<double>(scale[c]) / count : 0;
       slope[c] = static_cast<float>(-per_pixel * inv_std[c] * inv_std[c] * sums[channels + c]);
       offset[c] = static_cast<float>(-per_pixel * sums[c]);
       sum_gy[c] *= inv_std[c];
@@ -524,8 +527,7 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
       w.size(1) == x.size(1) && w.size(2) == w.size(3) && kernels::isa_for(w.size(0)) != nullptr &&
       bn.weight.scalar_type() == at::kFloat && bn.bias.scalar_type() == at::kFloat &&
       bn.running_mean.scalar_type() == at::kFloat &&
-      (!residual.defined() || residual.scalar_type() == x.scalar_type()) &&
-      (training || !differentiate);
+      (!residual.defined() || residual.scalar_type() == x.scalar_type());
   if (covered)
     return ConvBnAct::apply(x, w, bn.weight, bn.bias, present(residual), bn.running_mean,
                             bn.running_var, stride, padding, bn.momentum, bn.eps, relu, training,

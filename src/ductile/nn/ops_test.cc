@@ -76,7 +76,11 @@ Tensor aten_block(const Operands& o, int64_t stride, int64_t padding, bool resid
   return relu ? at::relu(y) : y;
 }
 
-TEST(ConvBnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
+class ConvBnActInBothModes : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Training, ConvBnActInBothModes, testing::Bool());
+
+TEST_P(ConvBnActInBothModes, EqualsAtenInValuesGradientsAndRunningStatistics) {
+  const bool training = GetParam();
   struct Shape {
     int64_t batch, in, out, height, width, kernel, stride, padding;
   };
@@ -94,8 +98,8 @@ TEST(ConvBnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
             operands(s.batch, s.in, s.out, s.height, s.width, s.kernel, s.stride, s.padding);
         Operands d = in_double(o);
         const Tensor z = conv_bn_act(o.x, o.w, s.stride, s.padding, o.bn,
-                                     residual ? o.residual : Tensor(), relu, true);
-        const Tensor want = aten_block(d, s.stride, s.padding, residual, relu, true);
+                                     residual ? o.residual : Tensor(), relu, training);
+        const Tensor want = aten_block(d, s.stride, s.padding, residual, relu, training);
         const Tensor dz = at::randn(z.sizes());
         z.backward(dz);
         want.backward(dz.to(at::kDouble));
@@ -149,13 +153,13 @@ TEST(ConvBnAct, StoresHalfPrecisionAndComputesInFp32) {
   }
 }
 
-TEST(ConvBnAct, GivesTheSameBitsForEveryNumberOfThreads) {
+TEST_P(ConvBnActInBothModes, GivesTheSameBitsForEveryNumberOfThreads) {
   const int before = at::get_num_threads();
   std::vector<Tensor> first;
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     Operands o = operands(37, 16, 32, 8, 8, 3, 1, 1);
-    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, true);
+    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, GetParam());
     z.backward(at::ones_like(z));
     const std::vector<Tensor> all{z,
                                   o.x.grad(),

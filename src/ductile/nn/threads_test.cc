@@ -97,7 +97,12 @@ Result train(const Case& c, const char* precision, int threads) {
   for (const NamedTensor& p : model->parameters()) result.add(p.name, p.tensor.grad());
   for (const NamedTensor& b : model->buffers()) result.add(b.name, b.tensor);
   model->train(false);
-  result.add("logits in evaluation", model->forward(x));
+  for (const NamedTensor& p : model->parameters()) p.tensor.mutable_grad() = at::Tensor();
+  const LossOutput evaluated = model->loss(model->forward(x), labels, 0);
+  result.add("losses in evaluation", evaluated.losses);
+  mean_of(evaluated).backward();
+  for (const NamedTensor& p : model->parameters())
+    result.add(p.name + " in evaluation", p.tensor.grad());
   return result;
 }
 

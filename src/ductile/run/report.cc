@@ -19,6 +19,7 @@
 #include "ductile/page/terminal.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
+#include "ductile/run/minima.h"
 #include "ductile/run/report_impl.h"
 #include "ductile/spec/job.h"
 
@@ -371,14 +372,20 @@ std::string report_html(const RunFolder& folder, const History& history,
     page.body += page::section("Learning-rate probes", rounds);
   if (const std::string trials = report::tuning_html(history); !trials.empty())
     page.body += page::section("Tuning", trials);
+  const std::vector<json> minima = read_minima(folder);
+  if (const std::string table = report::minima_html(minima); !table.empty())
+    page.body += page::section("Sharpness of the minimum", table);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
                page::section("Do it again", commands_html(folder, history)) +
                page::section("Machine", host_html(history.host)) + "</div></div>\n";
-  page.footer = fmt::format("Written {} from job.toml, events.jsonl and metrics.jsonl.",
-                            local_time(static_cast<double>(std::time(nullptr))));
-  page.data = dump_json(report::chart_data(history, o));
+  page.footer =
+      fmt::format("Written {} from job.toml, events.jsonl, metrics.jsonl and minima.jsonl.",
+                  local_time(static_cast<double>(std::time(nullptr))));
+  json data = report::chart_data(history, o);
+  data["slices"] = report::slices_data(minima);
+  page.data = dump_json(data);
   page.scripts = {kReportJs};
   return page::to_html(page);
 }

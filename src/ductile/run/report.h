@@ -8,11 +8,11 @@
 
 namespace ductile::run {
 
-// Writes report.html atomically from job.toml, events.jsonl and metrics.jsonl. Style, script and
-// data are in the page, so it may be mailed or archived. It may be written at any time of a run,
-// with any of the files missing, and again later. Curves are reduced to 2,000 points each, with
-// their extremes. Every text from the run is escaped. Throws unavailable that names the file (disk
-// full, no permission).
+// Writes report.html atomically from job.toml, events.jsonl, metrics.jsonl and minima.jsonl.
+// Style, script and data are in the page, so it may be mailed or archived. It may be written at any
+// time of a run, with any of the files missing, and again later. Curves are reduced to 2,000 points
+// each, with their extremes. Every text from the run is escaped. Throws unavailable that names the
+// file (disk full, no permission).
 void write_report(const RunFolder& folder);
 
 // The same at the end of a run, which does not fail if the page cannot be written. Returns "" if it

@@ -3,7 +3,7 @@
 
 (() => {
   const { asDuration, chartGroup, choice, element, extent, lineChart, pageData, tickText, ticks,
-    timeSteps, whenResized } = globalThis.ductile;
+    timeSteps, valueText, whenResized } = globalThis.ductile;
   const data = pageData();
   const state = { x: "step", smoothing: 0.6, log: false };
   const byId = id => /** @type {any} */ (document.getElementById(id));
@@ -76,6 +76,38 @@
     show();
   } else {
     byId("panels").append(element("p", { class: "empty" }, "No metrics yet."));
+  }
+
+  // ---- slices of the loss through the minimum: lines, or the map of a plane
+  function lines({ places, losses }) {
+    const alone = chartGroup();
+    const chart = lineChart(alone, { title: "Loss along random directions",
+      unit: "number" });
+    chart.show({ series: losses.map((y, i) => ({ name: `direction ${i + 1}`, x: places, y,
+      smooth: false })), x: { unit: "number", lo: places[0], hi: places[places.length - 1] } });
+    return chart.box;
+  }
+
+  function plane({ places, losses }) {
+    const n = places.length, [lo, hi] = extent(losses.map(row => row.filter(v => v > 0)));
+    const strength = v => v > lo && hi > lo ? Math.log(v / lo) / Math.log(hi / lo) : 0;
+    const svg = element("svg", { class: "chart", viewBox: `0 0 ${n} ${n}`, role: "img",
+      "aria-label": "loss in a random plane", style: "cursor: default; max-width: 420px" });
+    losses.forEach((row, j) => row.forEach((v, i) => {
+      const known = v !== null;
+      const text = known ? valueText(v, "number") : "not finite";
+      svg.append(element("rect", { x: i, y: n - 1 - j, width: 1.02, height: 1.02,
+        fill: known ? "var(--c0)" : "var(--bad)", opacity: known ? 0.06 + 0.94 * strength(v) : 1 },
+      element("title", {}, `${places[i].toFixed(2)}, ${places[j].toFixed(2)}: ${text}`)));
+    }));
+    const range = lo > hi ? "" : `${valueText(lo, "number")} to ${valueText(hi, "number")}, logarithmic`;
+    return element("div", { class: "panel" }, element("div", { class: "panel-head" },
+      element("h3", {}, "Loss in a plane of two random directions"),
+      element("div", { class: "legend" }, range)), svg);
+  }
+
+  if (data.slices && byId("slices")) {
+    byId("slices").append(data.slices.plane ? plane(data.slices) : lines(data.slices));
   }
 
   // ---- the strip of events over time: each start or resume begins a new band

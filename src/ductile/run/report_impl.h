@@ -52,6 +52,11 @@ bool is_trial(const nlohmann::json& event);
 std::string tuning_html(const History& history);
 std::string tuning_text(const nlohmann::json& event);
 
+// What `ductile minima` measured: a row for each measurement. Empty where there was none.
+std::string minima_html(const std::vector<nlohmann::json>& minima);
+// The slices of the last measurement that has some, for the script; null where none has.
+nlohmann::json slices_data(const std::vector<nlohmann::json>& minima);
+
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);
 

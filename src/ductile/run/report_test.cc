@@ -9,6 +9,7 @@
 #include "ductile/base/options.h"
 #include "ductile/page/testing/page_fault.h"
 #include "ductile/run/metrics.h"
+#include "ductile/run/minima.h"
 #include "ductile/run/report_impl.h"
 
 namespace ductile::run {
@@ -192,6 +193,91 @@ TEST(Report, FiguresOfOtherTypesAreLeftOut) {
       writer.event("end", altered);
       writer.event("end", inner);
       EXPECT_NO_THROW(write_report(run)) << key << " " << other;
+      EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
+    }
+  }
+}
+
+json measured_minimum(const char* slices) {
+  const bool plane = std::string(slices) == "2d";
+  const json row = {1.5, 0.25, plane ? json("Infinity") : json(1.25)};
+  return {
+      {"step", 1200},
+      {"loss", 0.25},
+      {"gradient_norm", 0.125},
+      {"samples", 1000},
+      {"train_size", 60000},
+      {"subspace", 0},
+      {"sharpness",
+       {{{"epsilon", 0.5}, {"value", 12.5}}, {{"epsilon", 0.25}, {"value", "Infinity"}}}},
+      {"hessian", {{"largest", 31.5}, {"residual", 0.5}, {"smallest", -2.5}, {"converged", false}}},
+      {"slices", {{"kind", slices}, {"places", {-1, 0, 1}}, {"losses", {row, row, row}}}}};
+}
+
+TEST(Report, ShowsTheMinimaThatWereMeasured) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_report(run);
+  EXPECT_EQ(read_file(run.report_file()).find("Sharpness of the minimum"), std::string::npos);
+  EXPECT_TRUE(data_of(read_file(run.report_file())).at("slices").is_null());
+
+  append_minimum(run, measured_minimum("1d"));
+  write_report(run);
+  std::string html = read_file(run.report_file());
+  for (const char* text :
+       {"Sharpness of the minimum", "1,200", "0.500: 12.50, 0.250: not finite",
+        "31.50 \u00b1 0.500, not converged", "-2.50", "1,000 of 60,000", "id=\"slices\""})
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  json slices = data_of(html).at("slices");
+  EXPECT_EQ(slices.at("plane"), false);
+  EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, 1.25}));
+
+  // The error is what half the step changes where that is more than the residual.
+  json unsteady = measured_minimum("1d");
+  unsteady["hessian"]["check"] = 29.25;
+  append_minimum(run, unsteady);
+  write_report(run);
+  html = read_file(run.report_file());
+  EXPECT_NE(html.find("31.50 \u00b1 2.25, not converged"), std::string::npos);
+
+  // The newest one that has slices is drawn.
+  append_minimum(run, measured_minimum("2d"));
+  json without = measured_minimum("1d");
+  without.erase("slices");
+  append_minimum(run, without);
+  write_report(run);
+  html = read_file(run.report_file());
+  slices = data_of(html).at("slices");
+  EXPECT_EQ(slices.at("plane"), true);
+  EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, nullptr}));
+  EXPECT_EQ(page::page_fault(html), "");
+  EXPECT_EQ(read_minima(run).size(), 4u);
+}
+
+TEST(Report, MinimaOfOtherTypesAreLeftOut) {
+  const std::string& evil = page::kEvil;
+  for (const char* kind : {"1d", "2d"}) {
+    const json good = measured_minimum(kind);
+    for (const json& other : {json(nullptr), json(evil), json(-1), json::array({1, evil}),
+                              json::array({json::array({evil, evil, evil})}),
+                              json{{evil, evil}, {"largest", evil}, {"losses", 3}}}) {
+      const TempFolder temp;
+      const RunFolder run = RunFolder::create(temp.path(), "job");
+      JsonLines file(minima_file(run));
+      for (const auto& [key, value] : good.items()) {
+        json altered = good;
+        altered[key] = other;
+        file.append(altered);
+        for (const auto& [inner, of_it] : value.items()) {
+          if (!value.is_object()) break;
+          json deeper = good;
+          deeper[key][inner] = other;
+          file.append(deeper);
+          EXPECT_NO_THROW(write_report(run)) << key << inner << other;
+        }
+      }
+      file.append_text("[torn");
+      EXPECT_NO_THROW(write_report(run));
       EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
     }
   }

@@ -20,7 +20,7 @@
 #include "ductile/run/json_lines.h"
 #include "ductile/train/class_scores.h"
 #include "ductile/train/evaluate.h"
-#include "ductile/train/ingredients.h"
+#include "ductile/train/minimum.h"
 #include "ductile/train/trained.h"
 
 namespace ductile::train {
@@ -83,28 +83,6 @@ DataSet open_data(const Question& question, const Trained& trained) {
   return samples;
 }
 
-std::unique_ptr<data::Loader> load(const DataSet& samples, Trained& trained) {
-  const spec::JobOptions& job = trained.job();
-  data::LoaderTask plan;
-  plan.batch_size =
-      job.train.eval_batch_size > 0 ? job.train.eval_batch_size : job.train.batch_size;
-  plan.training = false;
-  plan.channels_last = lies_channels_last(job, trained.model());
-  auto loader = std::make_unique<data::Loader>(samples, trained.form().augment, job.loader, plan);
-  const Shape want = trained.form().sample_shape(), got = loader->sample_shape();
-  if (got != want)
-    fail(ErrorCode::invalid_argument, "the samples are of shape [{}], and the model reads [{}]",
-         fmt::join(got, ", "), fmt::join(want, ", "));
-  return loader;
-}
-
-Json describe_bad(const data::LoaderStats& stats) {
-  Json items = Json::array();
-  for (const data::BadItem& item : stats.bad_items)
-    items.push_back({{"where", item.where}, {"what", item.what}});
-  return {{"count", stats.bad_samples}, {"items", std::move(items)}};
-}
-
 using Interrupted = std::function<bool()>;
 
 void check(const Interrupted& interrupted) {
@@ -112,7 +90,7 @@ void check(const Interrupted& interrupted) {
 }
 
 Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& interrupted) {
-  const auto loader = load(samples, trained);
+  const auto loader = load_samples(samples, trained);
   ClassScores scores;
   const Evaluation result =
       evaluate(trained.model(), *loader, scores, [&](int64_t) { check(interrupted); });
@@ -183,7 +161,7 @@ void predict_batch(const data::Batch& batch, const data::Dataset& samples, Train
 Json predict_run(Trained& trained, const DataSet& samples, int64_t top,
                  const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
   const at::NoGradGuard no_grad;
-  const auto loader = load(samples, trained);
+  const auto loader = load_samples(samples, trained);
   trained.model().train(false);
   int64_t done = 0;
   while (const auto batch = loader->next()) {
@@ -197,13 +175,33 @@ Json predict_run(Trained& trained, const DataSet& samples, int64_t top,
   return out;
 }
 
+// Weights move by less than a half-precision number can show.
+spec::JobOptions in_fp32(spec::JobOptions job) {
+  job.train.precision = "fp32";
+  return job;
+}
+
+// Rows say how much is done, a hundred in all.
+Json minimum_of(Trained& trained, const minima::Options& options,
+                const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
+  double told = 0;
+  return measure_minimum(trained, options, [&](double share) {
+    check(interrupted);
+    if (share < told + 0.01) return;
+    told = share;
+    row({{"share", share}});
+  });
+}
+
 }  // namespace
 
 Question Question::from_json(const Json& value) try {
-  Question out{value.at("what"), value.at("data"), std::nullopt, value.at("top")};
+  Question out{value.at("what"), value.at("data"), std::nullopt, value.at("top"), {}};
   if (value.contains("checkpoint")) out.checkpoint = value.at("checkpoint").get<int64_t>();
-  if (out.what != "eval" && out.what != "predict")
-    fail(ErrorCode::invalid_argument, "the question is eval or predict, not {}", out.what);
+  if (value.contains("minima"))
+    OptionSet(out.measure).read_json(value.at("minima"), "the question's minima");
+  if (out.what != "eval" && out.what != "predict" && out.what != "minima")
+    fail(ErrorCode::invalid_argument, "the question is eval, predict or minima, not {}", out.what);
   if (out.top < 1) fail(ErrorCode::invalid_argument, "--top {}: at least 1", out.top);
   return out;
 } catch (const Json::exception& e) {
@@ -212,13 +210,19 @@ Question Question::from_json(const Json& value) try {
 
 Json answer(const Question& question, const run::RunFolder& folder, const spec::JobOptions& job,
             const std::function<void(const Json&)>& row, const std::function<bool()>& interrupted) {
-  Trained trained(folder, job, question.checkpoint);
-  const DataSet samples = open_data(question, trained);
-  Json out = question.what == "predict"
-                 ? predict_run(trained, samples, question.top, row, interrupted)
-                 : evaluate_run(trained, samples, interrupted);
+  const bool minimum = question.what == "minima";
+  Trained trained(folder, minimum ? in_fp32(job) : job, question.checkpoint);
+  const std::string digest = trained.weights_digest();
+  Json out;
+  if (minimum) {
+    out = minimum_of(trained, question.measure, row, interrupted);
+  } else {
+    const DataSet samples = open_data(question, trained);
+    out = question.what == "predict" ? predict_run(trained, samples, question.top, row, interrupted)
+                                     : evaluate_run(trained, samples, interrupted);
+  }
   out["step"] = trained.step();
-  out["weights_digest"] = trained.weights_digest();
+  out["weights_digest"] = digest;
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -16,6 +17,7 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/train/ingredients.h"
 #include "ductile/train/statistics.h"
 
 namespace ductile::train {
@@ -119,5 +121,29 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
 }
 
 std::string Trained::weights_digest() { return ckpt::tensors_digest(state_->deployed({}).views); }
+
+std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> samples,
+                                           Trained& trained) {
+  const spec::JobOptions& job = trained.job();
+  data::LoaderTask plan;
+  plan.batch_size =
+      job.train.eval_batch_size > 0 ? job.train.eval_batch_size : job.train.batch_size;
+  plan.training = false;
+  plan.channels_last = lies_channels_last(job, trained.model());
+  auto loader =
+      std::make_unique<data::Loader>(std::move(samples), trained.form().augment, job.loader, plan);
+  const Shape want = trained.form().sample_shape(), got = loader->sample_shape();
+  if (got != want)
+    fail(ErrorCode::invalid_argument, "the samples are of shape [{}], and the model reads [{}]",
+         fmt::join(got, ", "), fmt::join(want, ", "));
+  return loader;
+}
+
+nlohmann::json describe_bad(const data::LoaderStats& stats) {
+  nlohmann::json items = nlohmann::json::array();
+  for (const data::BadItem& item : stats.bad_items)
+    items.push_back({{"where", item.where}, {"what", item.what}});
+  return {{"count", stats.bad_samples}, {"items", std::move(items)}};
+}
 
 }  // namespace ductile::train

@@ -5,6 +5,9 @@
 #include <optional>
 #include <string>
 
+#include "ductile/base/json_value.h"
+#include "ductile/data/dataset.h"
+#include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/job.h"
@@ -25,6 +28,7 @@ class Trained {
   const spec::JobOptions& job() const { return job_; }
   const DataForm& form() const { return form_; }
   nn::Model& model() { return *model_; }
+  FlatModel& flat() { return state_->flat; }
   int64_t step() const { return step_; }  // protocol steps done
   // Of the weights: equal to the run's "weights_digest" if they are its final ones.
   std::string weights_digest();
@@ -39,5 +43,13 @@ class Trained {
   std::optional<JobState> state_;  // its weights are those to be used
   int64_t step_ = 0;
 };
+
+// A loader of samples as the model evaluates them, of data that have the form of its own. Throws
+// invalid_argument if their shape is another one.
+std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> samples,
+                                           Trained& trained);
+
+// The samples that a loader left out: how many, and the first few.
+nlohmann::json describe_bad(const data::LoaderStats& stats);
 
 }  // namespace ductile::train
