@@ -1,8 +1,5 @@
 #include "ductile/spec/job.h"
 
-#include <functional>
-
-#include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
 #include "ductile/spec/models.h"
@@ -50,7 +47,11 @@ void describe(Describer& d, AugmentOptions& o) {
   d.field("pad_mode", o.pad_mode,
           "content of the padding: zero (black), or reflect (the image mirrored)")
       .one_of({"zero", "reflect"});
-  d.field("flip", o.flip, "mirror left-right with probability 1/2 (training)");
+  d.field("flip", o.flip, "mirror left-right in half of the cases (training)");
+  d.field("flip_mode", o.flip_mode,
+          "which cases: random (drawn for each sample and epoch), or alternating (drawn for each "
+          "sample in the first epoch, then the other way round in every other epoch)")
+      .one_of({"random", "alternating"});
   d.field("random_resized_crop", o.random_resized_crop,
           "crop a random area with a random aspect ratio, and resize it to `crop` (training)");
   d.field("min_scale", o.min_scale,
@@ -97,6 +98,7 @@ void describe(Describer& d, ModelOptions& o) {
   d.field("dim", o.dim, "embedding width (gpt)").range(1, 1 << 17);
   d.field("vocab_size", o.vocab_size, "size of the vocabulary (gpt); 0 = taken from the data")
       .range(0, 1 << 24);
+  d.field("activation", o.activation, "activation (airbench)").one_of({"gelu", "silu", "relu"});
   d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
 }
 
@@ -146,14 +148,19 @@ void describe(Describer& d, MuonOptions& o) {
           "factor on lr per matrix: none; spectral (sqrt(rows / columns), at least 1); rms (0.2 * "
           "sqrt(the longer side), about the size of AdamW's updates)")
       .one_of({"none", "spectral", "rms"});
-  d.field("adamw_lr", o.adamw_lr, "factor on lr for the parameters that AdamW updates")
+  d.field("rest", o.rest, "rule for vectors and the matrices in `exclude`")
+      .one_of({"adamw", "sgd"});
+  d.field("rest_lr", o.rest_lr, "factor on lr for the parameters that `rest` updates")
       .range(0, 1e6);
+  d.field("rest_momentum", o.rest_momentum, "momentum factor of the rest, if rest = \"sgd\"")
+      .range(0, 1);
   d.field("exclude", o.exclude,
-          "matrices that AdamW updates: parts of their names; vectors are always among these");
+          "matrices that `rest` updates: parts of their names; vectors are always among these");
   d.field("renormalize_every", o.renormalize_every,
           "steps after which each matrix is scaled to the norm sqrt(rows) before its update; 0 = "
           "never")
       .range(0, kMostCount);
+  d.moved("adamw_lr", {"rest_lr"});
 }
 
 void describe(Describer& d, NeumannOptions& o) {
@@ -197,8 +204,16 @@ void describe(Describer& d, OptimizerOptions& o) {
       .range(0, 1e6);
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
+  d.field(
+      "lr_factors", o.lr_factors,
+      "factors on lr by parameter, for example [\"head:2\", \"bias:64\"]; the name is bias, norm, "
+      "or a part of the parameter's, and the first that fits counts; weight decay stays as it "
+      "is (sgd, adam, adamw, nadamw, ademamix, muon)");
+  d.field("freeze", o.freeze,
+          "parameters that are not trained, for example [\"stem\", \"head.bias:3\"]; with a number "
+          "they are trained in that many first epochs; names as in lr_factors");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
-  d.section("sgd", o.sgd, "These options are read by sgd only.");
+  d.section("sgd", o.sgd, "These options are read by sgd, and by muon for rest = \"sgd\".");
   d.section(
       "adam", o.adam,
       "These options are read by adam, adamw, nadamw, ademamix, schedule_free, lamb and muon.");
@@ -396,6 +411,18 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
 }
 
+void describe(Describer& d, EvalOptions& o) {
+  d.field("views", o.views,
+          "views of an image whose logits are averaged: one; flip (the image and its mirror "
+          "image); or flip_translate (both, also shifted by a pixel to either corner: 6 views, the "
+          "shifted ones with half the weight together)")
+      .one_of({"one", "flip", "flip_translate"});
+  d.field("views_share", o.views_share,
+          "share of the images for which all views are computed: those whose first view decides "
+          "least clearly")
+      .range(0, 1);
+}
+
 void describe(Describer& d, ElasticOptions& o) {
   d.field("peer_deadline", o.peer_deadline,
           "seconds after which a silent worker (stopped, or cut off) is replaced")
@@ -434,108 +461,11 @@ void describe(Describer& d, JobOptions& o) {
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train,
             "The length of the run, its batches, and how its steps are computed.");
+  d.section("eval", o.eval, "How the model is evaluated.");
   d.section("elastic", o.elastic, "How the loss of a worker is detected.");
   d.section("checkpoint", o.checkpoint, "When checkpoints are written.");
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
-}
-
-namespace {
-
-using Bad = std::function<void(const std::string&)>;
-
-void check_selection(const JobOptions& job, const Bad& bad) {
-  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
-  if (selects && job.train.bn_group > 1) {
-    bad(
-        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
-                    "of an epoch does not fill all members of a group",
-                    job.train.method, job.train.bn_group));
-  }
-  if (selects && job.train.selective.start > job.train.selective.end) {
-    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
-                    job.train.selective.start, job.train.selective.end));
-  }
-}
-
-void check_model(const JobOptions& job, const Bad& bad) {
-  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
-    bad(
-        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
-                    "the other models read images",
-                    job.model.name, job.data.format));
-  }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
-    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
-                    job.model.heads));
-  }
-  if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
-  }
-  if (job.model.name != "custom" && !job.model.library.empty()) {
-    bad(
-        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
-                    "model.name is \"{}\"; say which one is meant",
-                    job.model.library, job.model.name));
-  }
-}
-
-}  // namespace
-
-void check(const JobOptions& job) {
-  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (job.train.batch_size % job.train.virtual_ranks != 0) {
-    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
-                    job.train.batch_size, job.train.virtual_ranks));
-  }
-  if (job.train.virtual_ranks % job.train.bn_group != 0) {
-    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
-                    job.train.virtual_ranks, job.train.bn_group));
-  }
-  check_selection(job, bad);
-  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
-    bad(fmt::format(
-        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
-        "same on every placement of the workers, so it cannot round what leaves a host",
-        job.train.wire));
-  }
-  const DatasetHelp* format = datasets().find(job.data.format);
-  if (format != nullptr && format->needs_path && job.data.path.empty()) {
-    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
-  }
-  if (job.augment.random_resized_crop && job.augment.crop == 0) {
-    bad("augment.random_resized_crop needs augment.crop, the side of the result");
-  }
-  if (job.augment.mean.size() != job.augment.std.size()) {
-    bad(fmt::format(
-        "augment.mean has {} values and augment.std has {}; give one per channel in both",
-        job.augment.mean.size(), job.augment.std.size()));
-  }
-  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
-    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
-        "train.shard_optimizer = false");
-  }
-  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
-    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
-  }
-  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
-    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
-  }
-  if (job.optimizer.muon.coefficients.size() != 3) {
-    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
-                    job.optimizer.muon.coefficients.size()));
-  }
-  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
-    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
-                    job.schedule.warmup_epochs, job.train.epochs));
-  }
-  check_model(job, bad);
-  if (job.target.metric == "perplexity" && job.data.format != "tokens") {
-    bad(
-        fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
-                    "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
-                    job.data.format));
-  }
 }
 
 }  // namespace ductile::spec

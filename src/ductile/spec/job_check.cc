@@ -1,0 +1,139 @@
+// The rules that span several options of a job.
+#include <algorithm>
+#include <functional>
+
+#include "ductile/base/error.h"
+#include "ductile/spec/datasets.h"
+#include "ductile/spec/job.h"
+#include "ductile/spec/name_rules.h"
+
+namespace ductile::spec {
+namespace {
+
+using Bad = std::function<void(const std::string&)>;
+
+void check_selection(const JobOptions& job, const Bad& bad) {
+  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
+  if (selects && job.train.bn_group > 1) {
+    bad(
+        fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
+                    "of an epoch does not fill all members of a group",
+                    job.train.method, job.train.bn_group));
+  }
+  if (selects && job.train.selective.start > job.train.selective.end) {
+    bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
+                    job.train.selective.start, job.train.selective.end));
+  }
+}
+
+void check_parameters(const OptimizerOptions& o, const Bad& bad) {
+  for (const NameRule& rule : name_rules(o.lr_factors, "optimizer.lr_factors")) {
+    if (rule.value == 0) {
+      bad(
+          fmt::format("optimizer.lr_factors has \"{0}:0\"; to leave these parameters as they are, "
+                      "set optimizer.freeze = [\"{0}\"]",
+                      rule.name));
+    }
+  }
+  const std::vector<NameRule> frozen = name_rules(o.freeze, "optimizer.freeze", 0);
+  constexpr std::string_view kScaled[] = {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"};
+  if (!o.lr_factors.empty() && std::ranges::find(kScaled, o.name) == std::end(kScaled)) {
+    bad(
+        fmt::format("optimizer.lr_factors does not fit optimizer.name = \"{}\", which has one rate "
+                    "for all parameters or finds its own for each",
+                    o.name));
+  }
+  if (!frozen.empty() && (o.name == "schedule_free" || o.name == "neumann")) {
+    bad(fmt::format(
+        "optimizer.freeze does not fit optimizer.name = \"{}\", which evaluates weights "
+        "that it computes for all parameters",
+        o.name));
+  }
+}
+
+void check_model(const JobOptions& job, const Bad& bad) {
+  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+                    "the other models read images",
+                    job.model.name, job.data.format));
+  }
+  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
+                    job.model.heads));
+  }
+  if (job.model.name == "custom" && job.model.library.empty()) {
+    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+  if (job.model.name != "custom" && !job.model.library.empty()) {
+    bad(
+        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
+                    "model.name is \"{}\"; say which one is meant",
+                    job.model.library, job.model.name));
+  }
+}
+
+}  // namespace
+
+void check(const JobOptions& job) {
+  const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  if (job.train.batch_size % job.train.virtual_ranks != 0) {
+    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
+                    job.train.batch_size, job.train.virtual_ranks));
+  }
+  if (job.train.virtual_ranks % job.train.bn_group != 0) {
+    bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
+                    job.train.virtual_ranks, job.train.bn_group));
+  }
+  check_selection(job, bad);
+  if (job.train.wire != "fp32" && job.train.reduction != "fast") {
+    bad(fmt::format(
+        "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
+        "same on every placement of the workers, so it cannot round what leaves a host",
+        job.train.wire));
+  }
+  const DatasetHelp* format = datasets().find(job.data.format);
+  if (format != nullptr && format->needs_path && job.data.path.empty()) {
+    bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
+  }
+  if (job.augment.random_resized_crop && job.augment.crop == 0) {
+    bad("augment.random_resized_crop needs augment.crop, the side of the result");
+  }
+  if (job.augment.mean.size() != job.augment.std.size()) {
+    bad(fmt::format(
+        "augment.mean has {} values and augment.std has {}; give one per channel in both",
+        job.augment.mean.size(), job.augment.std.size()));
+  }
+  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
+    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
+        "train.shard_optimizer = false");
+  }
+  if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
+    bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
+  }
+  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
+    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
+  }
+  if (job.optimizer.muon.coefficients.size() != 3) {
+    bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",
+                    job.optimizer.muon.coefficients.size()));
+  }
+  if (job.schedule.warmup_epochs > static_cast<double>(job.train.epochs)) {
+    bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
+                    job.schedule.warmup_epochs, job.train.epochs));
+  }
+  check_parameters(job.optimizer, bad);
+  check_model(job, bad);
+  if (job.eval.views != "one" && job.data.format == "tokens") {
+    bad(fmt::format("eval.views = \"{}\" are views of images, and data.format is \"tokens\"",
+                    job.eval.views));
+  }
+  if (job.target.metric == "perplexity" && job.data.format != "tokens") {
+    bad(
+        fmt::format("target.metric = \"perplexity\" is a measure of language models, and "
+                    "data.format is \"{}\"; images have \"accuracy\" and \"loss\"",
+                    job.data.format));
+  }
+}
+
+}  // namespace ductile::spec
