@@ -10,6 +10,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/train/views_impl.h"
 
 namespace ductile::train {
 
@@ -47,30 +48,53 @@ void update_statistics(nn::Model& model, data::Loader& loader, int64_t batches) 
   for (int64_t i = 0; i < batches; ++i) model.forward(input_of(*loader.next()));
 }
 
-Evaluation evaluate(nn::Model& model, data::Loader& loader,
+namespace {
+
+// Adds the losses and hits of logits that are final.
+struct Tally {
+  Evaluation result;
+  int64_t predictions = 0, correct = 0;
+
+  void add(nn::Model& model, const at::Tensor& logits, const at::Tensor& labels) {
+    const nn::LossOutput loss = model.loss(logits, labels, 0);
+    const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
+    result.loss += loss.losses.sum(at::kDouble).item<double>();
+    correct += loss.correct;
+    predictions += loss.predictions;
+  }
+};
+
+}  // namespace
+
+Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
                     const std::function<void(int64_t)>& each) {
   const at::NoGradGuard no_grad;
   model.train(false);
-  Evaluation result;
-  int64_t predictions = 0, correct = 0;
+  Tally tally;
+  Views views(model, options);
   while (const auto batch = loader.next()) {
-    const at::Tensor labels = labels_of(*batch);
-    const nn::LossOutput loss = model.loss(model.forward(input_of(*batch)), labels, 0);
-    {
-      const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
-      result.loss += loss.losses.sum(at::kDouble).item<double>();
+    const at::Tensor images = input_of(*batch), labels = labels_of(*batch);
+    const at::Tensor logits = model.forward(images);
+    if (options.views == "one") {
+      tally.add(model, logits, labels);
+    } else {
+      views.take(*batch, images, logits, labels);
     }
-    correct += loss.correct;
-    predictions += loss.predictions;
-    result.num_samples += batch->num_samples;
-    each(result.num_samples);
+    tally.result.num_samples += batch->num_samples;
+    each(tally.result.num_samples);
   }
-  model.train(true);
-  if (result.num_samples == 0) {
+  if (tally.result.num_samples == 0) {
+    model.train(true);
     fail(ErrorCode::invalid_argument, "there is no held-out sample to evaluate on");
   }
+  if (options.views != "one") {
+    views.finish(loader);
+    tally.add(model, views.logits(), views.labels());
+  }
+  model.train(true);
+  Evaluation result = tally.result;
   result.loss /= static_cast<double>(result.num_samples);
-  result.accuracy = static_cast<double>(correct) / static_cast<double>(predictions);
+  result.accuracy = static_cast<double>(tally.correct) / static_cast<double>(tally.predictions);
   return result;
 }
 

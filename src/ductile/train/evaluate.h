@@ -7,6 +7,7 @@
 
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::train {
 
@@ -23,8 +24,9 @@ struct Evaluation {
 
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
 // training mode. `each(samples_done)` is called after each batch. Throws invalid_argument if the
-// loader has no sample.
-Evaluation evaluate(nn::Model& model, data::Loader& loader,
+// loader has no sample, or if there are views to be averaged of what is no classification of
+// images.
+Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
                     const std::function<void(int64_t)>& each);
 
 // Runs `batches` batches of the loader, which does not end, forward in training mode, so that the
