@@ -110,21 +110,73 @@ TEST_F(Tune, GoesOnWhereItWasKilled) {
 }
 
 TEST_F(Tune, TakesDivergenceForAResult) {
-  ASSERT_EQ(run(tune("a", R"(
-budget = 8
+  for (const char* precision : {"fp32", "fp16"}) {
+    ASSERT_EQ(run(tune(precision, R"(
+budget = 16
 at_once = 2
 policy = "full"
 searcher = "grid"
 [space."optimizer.lr"]
 choices = [0.05, 1e6]
+)",
+                       {"--set", std::string("train.precision=") + precision, "--set",
+                        "train.epochs=8"})),
+              0)
+        << read_file(output());
+    const Json trials = story(precision);
+    ASSERT_EQ(trials.size(), 2U);
+    for (const Json& t : trials)
+      EXPECT_EQ(t[1], t[0].at("optimizer.lr") == 0.05 ? "finished" : "diverged") << t;
+    EXPECT_EQ(result().at("best").at("values").at("optimizer.lr"), 0.05);
+  }
+}
+
+// 32 samples are no multiple of 12 virtual ranks.
+TEST_F(Tune, TakesValuesThatContradictOneAnotherForAResult) {
+  ASSERT_EQ(run(tune("a", R"(
+budget = 8
+at_once = 1
+policy = "full"
+searcher = "grid"
+[space."train.virtual_ranks"]
+choices = [4, 12]
 )")),
             0)
       << read_file(output());
   const Json trials = story("a");
   ASSERT_EQ(trials.size(), 2U);
-  for (const Json& t : trials)
-    EXPECT_EQ(t[1], t[0].at("optimizer.lr") == 0.05 ? "finished" : "diverged") << t;
-  EXPECT_EQ(result().at("best").at("values").at("optimizer.lr"), 0.05);
+  EXPECT_EQ(trials[0][1], "finished");
+  EXPECT_EQ(trials[1][1], "diverged");
+  EXPECT_NE(trials[1][2].get<std::string>().find("virtual_ranks"), std::string::npos);
+}
+
+// The last evaluation comes before the result: a session that ends between the two is not over.
+TEST_F(Tune, SavesTheResultOfTheBestRunThatCouldNotBeSavedAtFirst) {
+  fs::remove(output());
+  Program program(tune("a", R"(
+budget = 4
+at_once = 1
+policy = "full"
+searcher = "grid"
+[space."optimizer.lr"]
+choices = [0.05]
+)"),
+                  output());
+  const fs::path trial = root_.path() / "a/trials/0000", model = trial / "model.safetensors";
+  while (program.running() && !fs::exists(trial / "job.toml"))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  fs::create_directory(model);
+  const auto has_failed = [&] {
+    return fs::exists(trial / "events.jsonl") &&
+           read_file(trial / "events.jsonl").find("checkpoint_failed") != std::string::npos;
+  };
+  while (program.running() && !has_failed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(program.pid(), SIGTERM);
+  EXPECT_EQ(program.wait(), 130) << read_file(output());
+  fs::remove(model);
+  ASSERT_EQ(run(resume("a")), 0) << read_file(output());
+  EXPECT_TRUE(fs::is_regular_file(model));
 }
 
 TEST_F(Tune, SaysWhatIsWrong) {

@@ -164,6 +164,12 @@ std::vector<std::string> job_words(const fs::path& data) {
 }  // namespace
 
 const std::vector<JobKind>& job_kinds() {
+  static const std::vector<const char*> kProbes = {"train.rate_control=lrtuner",
+                                                   "train.lrtuner.every_epochs=0.1"};
+  static const std::vector<const char*> kChoice = {"train.method=selective",
+                                                   "train.selective.first_epochs=0"};
+  static const std::vector<const char*> kSharded = {"optimizer.name=schedule_free",
+                                                    "train.shard_optimizer=true"};
   static const std::vector<JobKind> kinds = {
       {"plain", false, false, true, Begin::anew, 2},
       {"plain-resumed", false, false, true, Begin::half_done, 2},
@@ -175,8 +181,19 @@ const std::vector<JobKind>& job_kinds() {
       {"hosts-adopted", true, true, false, Begin::leaderless, 2},
       {"real-workers", true, false, true, Begin::anew, 1},
       {"real-workers-resumed", true, false, true, Begin::half_done, 1},
+      {"lrtuner", true, false, true, Begin::anew, 1, kProbes},
+      {"lrtuner-resumed", true, false, true, Begin::half_done, 1, kProbes},
+      {"selective", true, false, true, Begin::anew, 1, kChoice},
+      {"selective-adopted", true, false, true, Begin::leaderless, 1, kChoice},
+      {"sharded", true, false, true, Begin::anew, 1, kSharded},
+      {"sharded-resumed", true, false, true, Begin::half_done, 1, kSharded},
   };
   return kinds;
+}
+
+// Kinds of the same name here come to the same result.
+static std::string job_of(const JobKind& kind) {
+  return fmt::format("{} {}", kind.real ? "real" : "test", fmt::join(kind.sets, " "));
 }
 
 const JobKind& job_kind(const std::string& name) {
@@ -296,6 +313,7 @@ class Laboratory::Trial {
     words.insert(words.end(), {"--out", run_.string()});
     const std::vector<std::string> job = job_words(laboratory_.root_.path() / "data");
     words.insert(words.end(), job.begin(), job.end());
+    for (const char* set : kind_.sets) words.insert(words.end(), {"--set", set});
     if (kind_.several) words.insert(words.end(), {"--workers", "3"});
     if (kind_.hosts) {
       const EmulatedHosts& hosts = laboratory_.hosts_;
@@ -324,7 +342,8 @@ Laboratory::~Laboratory() = default;
 void Laboratory::prepare(const JobKind& kind) {
   if (kind.begin == Begin::half_done) {
     // Stopped by its user as soon as it has something to go on from.
-    const JobKind whole{kind.name, kind.several, kind.hosts, kind.real, Begin::anew, 0};
+    JobKind whole = kind;
+    whole.begin = Begin::anew;
     while (true) {
       Trial trial(*this, whole, trials_++);
       trial.start(false, nullptr);
@@ -345,7 +364,7 @@ void Laboratory::prepare(const JobKind& kind) {
     fail(ErrorCode::internal, "{}: an undisturbed job: {}", kind.name, trial.log());
   counts_[kind.name] = trial.counts();
   const std::string result = trial.result();
-  const auto [known, is_new] = results_.try_emplace(kind.real ? "real" : "test", result);
+  const auto [known, is_new] = results_.try_emplace(job_of(kind), result);
   if (known->second != result)
     fail(ErrorCode::internal, "{}: an undisturbed job has other bits", kind.name);
 }
@@ -439,7 +458,7 @@ Verdict Laboratory::try_point(const Point& point) {
     judge_course(since(then), published, "resumed,", complaints);
   }
   try {
-    if (trial.code() == 0 && trial.result() != results_.at(kind.real ? "real" : "test"))
+    if (trial.code() == 0 && trial.result() != results_.at(job_of(kind)))
       complaints.emplace_back("other bits");
   } catch (const std::exception& e) {
     complaints.push_back(fmt::format("no result: {}", e.what()));

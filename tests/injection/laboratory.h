@@ -28,7 +28,8 @@ struct JobKind {
   bool
       real;  // ductile-worker; else the torch-free test worker, which starts a hundred times faster
   Begin begin;
-  int weight;  // how often it is drawn
+  int weight;                     // how often it is drawn
+  std::vector<const char*> sets;  // options beside those that all jobs have
 };
 const std::vector<JobKind>& job_kinds();
 const JobKind& job_kind(const std::string& name);
@@ -62,7 +63,7 @@ class Laboratory {
   const TempFolder root_, aside_;  // jobs; what they must not be struck in
   const server::testing::EmulatedHosts hosts_{3};
   std::map<std::string, Counts> counts_;
-  std::map<std::string, std::string> results_;  // by whether the worker is real
+  std::map<std::string, std::string> results_;  // of equal jobs
   std::mutex mutex_;
   int trials_ = 0;
 };

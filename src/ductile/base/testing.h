@@ -41,7 +41,7 @@ inline std::string text_of(const std::function<void()>& body,
 // Runs `body` in a child process that may take at most `bytes` of memory beyond what this one has,
 // whoever takes it. Gives "" where it returns, the text of the Error that it throws, "out of
 // memory", or how it died.
-inline std::string run_within(size_t bytes, const std::function<void()>& body) {
+inline std::string run_within([[maybe_unused]] size_t bytes, const std::function<void()>& body) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
   const pid_t pid = ::fork();

@@ -28,7 +28,7 @@ ckpt::Checkpoint open_checkpoint(const CkptCommand& command, Console& console) {
   const fs::path folder = checkpoint_folder(command.run);
   if (command.step) return ckpt::Checkpoint::open(folder, *command.step);
   const ckpt::LatestResult latest = ckpt::open_latest(folder);
-  for (const std::string& refused : latest.refused) console.say("passed over {}", refused);
+  for (const std::string& refused : latest.refused) console.say("skipped {}", refused);
   if (!latest.checkpoint) {
     fail(latest.refused.empty() ? ErrorCode::not_found : ErrorCode::data_loss,
          "{}: holds no usable checkpoint", folder.string());

@@ -383,6 +383,27 @@ TEST_F(Driven, ARunTakesNoSecondDriver) {
   EXPECT_EQ(say({"status", run_.c_str()}).code, kDone) << "every run can be asked";
 }
 
+TEST_F(Train, OfSomebodyElsesTuningSessionNeedsTrust) {
+  if (geteuid() != 0) GTEST_SKIP() << "takes root, to give files away";
+  setenv("DUCTILE_WORKER", program("worker", "exit 3").c_str(), 1);
+  const fs::path session = folder() / "session";
+  fs::create_directories(session);
+  for (const char* file : {"job.toml", "tune.json"}) std::ofstream(session / file) << "{}";
+  const std::vector<const char*> words = {"tune", "--resume", session.c_str()};
+  EXPECT_EQ(say(words).code, kFailed);  // the file is damaged
+  for (const char* file : {"", "job.toml", "tune.json"}) {
+    const fs::path path = *file == '\0' ? session : session / file;
+    ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+    const Said refused = say(words);
+    EXPECT_EQ(refused.code, kUsage) << file;
+    EXPECT_NE(refused.err.find(path.string() + ": belongs to"), std::string::npos) << refused.err;
+    EXPECT_NE(refused.err.find("--trust"), std::string::npos) << refused.err;
+    EXPECT_EQ(say({"tune", "--resume", session.c_str(), "--trust"}).code, kFailed);
+    ASSERT_EQ(chown(path.c_str(), 0, 0), 0);
+  }
+  unsetenv("DUCTILE_WORKER");
+}
+
 TEST_F(Train, OfSomebodyElsesRunNeedsTrust) {
   if (geteuid() != 0) GTEST_SKIP() << "takes root, to give files away";
   EXPECT_EQ(train("exit 3").code, kJobFailed);

@@ -106,6 +106,7 @@ void add_tune(CLI::App& app, Parsed& parsed) {
       ->excludes("--set")
       ->excludes("--space")
       ->excludes("--tune");
+  add_trust(*sub, c.trust);
   add_json(*sub, c.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return tune(parsed.tune, context); };

@@ -47,6 +47,7 @@ struct TuneCommand {
   std::vector<std::string> assignments;  // --tune budget=40
   std::optional<fs::path> out;           // the session's folder
   std::optional<fs::path> resume;        // an existing one
+  bool trust = false;                    // resume: also what belongs to another user
   bool json = false;
 };
 ExitCode tune(const TuneCommand& command, Context& context);

@@ -20,17 +20,18 @@ std::string name_of(uid_t user) {
 }  // namespace
 
 void require_trusted(const fs::path& run) {
-  for (const fs::path& path : {run, run / "job.toml", run / "hosts.json"}) {
+  for (const fs::path& path : {run, run / "job.toml", run / "hosts.json", run / "tune.json"}) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) {
       if (errno == ENOENT) continue;
       fail_errno(path.string(), errno);
     }
     if (info.st_uid == 0 || info.st_uid == ::geteuid()) continue;
-    fail(ErrorCode::invalid_argument,
-         "{}: belongs to user {}, and going on with a run runs what its files say (the launcher in "
-         "hosts.json, model.library in job.toml) as user {}; look at them, then add --trust",
-         path.string(), name_of(info.st_uid), name_of(::geteuid()));
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: belongs to user {}, and going on runs what the files say (the launcher in hosts.json, "
+        "model.library in job.toml) as user {}; look at them, then add --trust",
+        path.string(), name_of(info.st_uid), name_of(::geteuid()));
   }
 }
 

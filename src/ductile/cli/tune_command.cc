@@ -8,6 +8,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/cli/trust.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
@@ -24,7 +25,10 @@ using Json = nlohmann::ordered_json;
 fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
 
 trials::Session begin(const TuneCommand& command, Context& context) {
-  if (command.resume) return trials::Session::open(*command.resume);
+  if (command.resume) {
+    if (!command.trust) require_trusted(*command.resume);
+    return trials::Session::open(*command.resume);
+  }
   JobConfig config;
   config.read(command.job, context.environment);
   config.make_paths_absolute();
@@ -33,6 +37,7 @@ trials::Session begin(const TuneCommand& command, Context& context) {
                    : trials::default_plan(config.job);
   OptionSet options(plan.setup);
   for (const std::string& assignment : command.assignments) options.set(assignment, "--tune");
+  trials::check_metric(plan.setup, config.job);
   const fs::path folder =
       command.out ? *command.out
                   : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");
@@ -88,6 +93,7 @@ ExitCode tune(const TuneCommand& command, Context& context) {
   const HeldSignals signals;
   trials::Session::Environment environment;
   environment.program = own_program();
+  environment.trust = command.trust;
   environment.mask = &signals.before();
   environment.on_news = [&](const std::string& text) { console.say("{}", text); };
   environment.interrupted = [&] {

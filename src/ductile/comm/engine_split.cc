@@ -19,7 +19,7 @@ constexpr size_t kListed = 64;  // ranks of a list that are told, for messages t
 constexpr std::chrono::milliseconds kSlow{20};
 constexpr std::chrono::seconds kFarewell{1};
 
-enum Kind : uint32_t { kHello, kVerdict };
+enum MessageKind : uint32_t { kHello, kVerdict };
 
 struct Hello {
   uint64_t hash = 0;
@@ -133,7 +133,7 @@ struct Engine::Meeting {
   Meeting& operator=(const Meeting&) = delete;
 
   // Under the lock.
-  Work post(Op op, const Peer& p, Kind kind, std::span<std::byte> bytes, bool quiet) {
+  Work post(Op op, const Peer& p, MessageKind kind, std::span<std::byte> bytes, bool quiet) {
     Schedule list;
     const Chunks all{op == Op::send ? BufferName::in : BufferName::out, 0, 1};
     Step step{.op = op, .peer = p.rank};

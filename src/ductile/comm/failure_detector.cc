@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 
 constexpr size_t kMaxFrame = 1 << 16;
 
-enum class Kind : uint8_t { heartbeat = 1, goodbye = 2, loss = 3 };
+enum class FrameKind : uint8_t { heartbeat = 1, goodbye = 2, loss = 3 };
 
 // Frames hold the fields as they lie in memory: all our hosts are little-endian.
 struct Heartbeat {
@@ -73,7 +73,7 @@ class FailureDetector::Loop {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
     thread_.join();
-    const std::array<std::byte, 1> goodbye{static_cast<std::byte>(Kind::goodbye)};
+    const std::array<std::byte, 1> goodbye{static_cast<std::byte>(FrameKind::goodbye)};
     for (auto& [rank, peer] : peers_) {
       if (peer.state == Peer::State::alive) transmit(peer, goodbye);
     }
@@ -182,15 +182,15 @@ class FailureDetector::Loop {
 
   void handle(Peer& peer, std::span<const std::byte> frame) {
     if (frame.empty()) return;
-    const auto kind = static_cast<Kind>(frame[0]);
+    const auto kind = static_cast<FrameKind>(frame[0]);
     const auto body = frame.subspan(1);
-    if (kind == Kind::goodbye) {
+    if (kind == FrameKind::goodbye) {
       retire(peer, Peer::State::left);
-    } else if (kind == Kind::heartbeat && body.size() == sizeof(Heartbeat)) {
+    } else if (kind == FrameKind::heartbeat && body.size() == sizeof(Heartbeat)) {
       Heartbeat h;
       std::memcpy(&h, body.data(), sizeof h);
       peer.position = {h.operation, h.progress, h.inside != 0};
-    } else if (kind == Kind::loss && body.size() >= sizeof(int32_t)) {
+    } else if (kind == FrameKind::loss && body.size() >= sizeof(int32_t)) {
       int32_t rank;
       std::memcpy(&rank, body.data(), sizeof rank);
       const auto text = body.subspan(sizeof rank);
@@ -216,7 +216,7 @@ class FailureDetector::Loop {
     const int32_t rank = peer.link.peer;
     const std::string reason =
         fmt::format("rank {} ({}) is lost: {}", rank, peer.link.socket.peer(), how);
-    std::vector<std::byte> news{static_cast<std::byte>(Kind::loss)};
+    std::vector<std::byte> news{static_cast<std::byte>(FrameKind::loss)};
     append(news, rank);
     for (const char c : reason) news.push_back(static_cast<std::byte>(c));
     for (auto& [other, to] : peers_) {
@@ -240,7 +240,7 @@ class FailureDetector::Loop {
 
   void beat() {
     const Position p = own();
-    std::vector<std::byte> frame{static_cast<std::byte>(Kind::heartbeat)};
+    std::vector<std::byte> frame{static_cast<std::byte>(FrameKind::heartbeat)};
     append(frame, Heartbeat{p.operation, p.progress, p.inside ? 1u : 0u});
     for (auto& [rank, peer] : peers_) {
       // A peer that takes nothing needs no further heartbeats, and no further memory.

@@ -8,8 +8,8 @@
 namespace ductile::comm {
 namespace {
 
-Group everyone(const Schedule& list) {
-  Group group;
+RankGroup everyone(const Schedule& list) {
+  RankGroup group;
   group.index = list.rank;
   group.ranks.resize(list.num_ranks);
   for (int r = 0; r < list.num_ranks; ++r) group.ranks[r] = r;
@@ -49,7 +49,7 @@ void ring_all_reduce(Schedule& list, const ScheduleOptions& options) {
   const int k = options.pipeline;
   list.chunks_per_block = list.num_ranks * k;
   if (alone(b)) return;
-  const Group group = everyone(list);
+  const RankGroup group = everyone(list);
   const Segments segment = shares(k);
   ring_reduce_scatter(b, group, segment, BufferName::in, BufferName::out, k, 0);
   settle(b, BufferName::out, segment(list.rank));
@@ -61,7 +61,7 @@ void direct_all_reduce(Schedule& list, const ScheduleOptions& options) {
   const int k = options.pipeline;
   list.chunks_per_block = list.num_ranks * k;
   if (alone(b)) return;
-  const Group group = everyone(list);
+  const RankGroup group = everyone(list);
   const Segments segment = shares(k);
   direct_reduce_scatter(b, group, segment, BufferName::in, BufferName::out, k, 0);
   settle(b, BufferName::out, segment(list.rank));
@@ -73,7 +73,7 @@ void halving_doubling_all_reduce(Schedule& list, const ScheduleOptions& options)
   const int k = options.pipeline;
   list.chunks_per_block = list.num_ranks * k;
   if (alone(b)) return;
-  const Group group = everyone(list);
+  const RankGroup group = everyone(list);
   halving_reduce_scatter(b, group, share_runs(k), BufferName::in, BufferName::out, k, 0);
   settle(b, BufferName::out, shares(k)(list.rank));
   doubling_all_gather(b, group, share_runs(k), k, 0);
@@ -128,7 +128,7 @@ void make_reduce_scatter(Schedule& list, const ScheduleOptions& options) {
   list.in_blocks = list.num_ranks;
   list.chunks_per_block = k;
   if (alone(b)) return;
-  const Group group = everyone(list);
+  const RankGroup group = everyone(list);
   const Chunks own{BufferName::scratch, list.rank * k, k};
   list.mirror_count = k;
   if (list.algorithm == Algorithm::halving_doubling) {
@@ -160,7 +160,7 @@ void make_all_gather(Schedule& list, const ScheduleOptions& options) {
   const int k = options.pipeline;
   list.out_blocks = list.num_ranks;
   list.chunks_per_block = k;
-  const Group group = everyone(list);
+  const RankGroup group = everyone(list);
   const Chunks own = shares(k)(list.rank);
   b.copy(own, {BufferName::in, 0, k});
   b.round(own);

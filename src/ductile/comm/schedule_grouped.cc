@@ -19,8 +19,8 @@ void fall_back_to_ring(Schedule& list, const ScheduleOptions& options, std::stri
 // Reduce-scatter over the inner group, all-reduce over the outer, all-gather over the inner. The
 // chunks base .. base + inner.size() * outer.size() - 1 of `out`.
 struct TwoLevels {
-  Group inner;
-  Group outer;
+  RankGroup inner;
+  RankGroup outer;
   int inner_rail = 0;
   int outer_rail = 0;
   int base = 0;
@@ -91,11 +91,11 @@ void torus_all_reduce(Schedule& list, const Topology& topology, const ScheduleOp
   list.chunks_per_block = num_flows * n;
   const int row = list.rank / grid.num_columns;
   const int column = list.rank % grid.num_columns;
-  Group along_row{{}, column};
+  RankGroup along_row{{}, column};
   for (int x = 0; x < grid.num_columns; ++x) {
     along_row.ranks.push_back(row * grid.num_columns + x);
   }
-  Group along_column{{}, row};
+  RankGroup along_column{{}, row};
   for (int y = 0; y < grid.num_rows; ++y) {
     along_column.ranks.push_back(y * grid.num_columns + column);
   }
@@ -126,8 +126,8 @@ void hierarchical_all_reduce(Schedule& list, const Topology& topology,
     return;
   }
   Builder b{list, options.wire};
-  Group inside;
-  Group between;
+  RankGroup inside;
+  RankGroup between;
   for (int h = 0; h < num_hosts; ++h) {
     const auto it = std::find(hosts[h].begin(), hosts[h].end(), list.rank);
     if (it == hosts[h].end()) continue;

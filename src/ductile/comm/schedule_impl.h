@@ -10,7 +10,7 @@
 namespace ductile::comm {
 
 // Some ranks in an order, and the place of the rank whose list is made among them.
-struct Group {
+struct RankGroup {
   std::vector<int> ranks;
   int index = 0;
 
@@ -39,25 +39,25 @@ inline Chunks in_buffer(BufferName buffer, Chunks c) { return {buffer, c.begin, 
 // read from `from`. `pieces`: each segment moves in at most so many messages. Returns where the
 // sums are
 // (`from` for a group of one). reversed: the other way round the ring.
-BufferName ring_reduce_scatter(Builder& b, const Group& group, const Segments& segment,
+BufferName ring_reduce_scatter(Builder& b, const RankGroup& group, const Segments& segment,
                                BufferName from, BufferName to, int pieces, int rail,
                                bool reversed = false);
 // Ring all-gather of segment i of member i, from `from` (own segment) to `out`.
-void ring_all_gather(Builder& b, const Group& group, const Segments& segment, BufferName from,
+void ring_all_gather(Builder& b, const RankGroup& group, const Segments& segment, BufferName from,
                      int pieces, int rail, bool reversed = false);
 
 // Recursive halving (factors of the group's size other than 2 by direct exchange), and its reverse.
 // segments(begin, count) is one run of chunks.
 using SegmentRuns = std::function<Chunks(int begin, int count)>;
-BufferName halving_reduce_scatter(Builder& b, const Group& group, const SegmentRuns& segments,
+BufferName halving_reduce_scatter(Builder& b, const RankGroup& group, const SegmentRuns& segments,
                                   BufferName from, BufferName to, int pieces, int rail);
-void doubling_all_gather(Builder& b, const Group& group, const SegmentRuns& segments, int pieces,
-                         int rail);
+void doubling_all_gather(Builder& b, const RankGroup& group, const SegmentRuns& segments,
+                         int pieces, int rail);
 
 // Every member sends segment j to member j, who adds them: its own first, then cyclically.
-BufferName direct_reduce_scatter(Builder& b, const Group& group, const Segments& segment,
+BufferName direct_reduce_scatter(Builder& b, const RankGroup& group, const Segments& segment,
                                  BufferName from, BufferName to, int pieces, int rail);
-void direct_all_gather(Builder& b, const Group& group, const Segments& segment, BufferName from,
+void direct_all_gather(Builder& b, const RankGroup& group, const Segments& segment, BufferName from,
                        int pieces, int rail);
 
 // Splits a run of chunks into at most `pieces` runs.

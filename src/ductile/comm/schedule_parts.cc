@@ -54,7 +54,7 @@ std::vector<Chunks> split(Chunks run, int pieces) {
   return out;
 }
 
-BufferName ring_reduce_scatter(Builder& b, const Group& group, const Segments& segment,
+BufferName ring_reduce_scatter(Builder& b, const RankGroup& group, const Segments& segment,
                                BufferName from, BufferName to, int pieces, int rail,
                                bool reversed) {
   const int n = group.size();
@@ -76,7 +76,7 @@ BufferName ring_reduce_scatter(Builder& b, const Group& group, const Segments& s
   return to;
 }
 
-void ring_all_gather(Builder& b, const Group& group, const Segments& segment, BufferName from,
+void ring_all_gather(Builder& b, const RankGroup& group, const Segments& segment, BufferName from,
                      int pieces, int rail, bool reversed) {
   const int n = group.size();
   const int step = reversed ? -1 : 1;
@@ -105,7 +105,7 @@ std::vector<int> factors(int n) {
 
 }  // namespace
 
-BufferName halving_reduce_scatter(Builder& b, const Group& group, const SegmentRuns& segments,
+BufferName halving_reduce_scatter(Builder& b, const RankGroup& group, const SegmentRuns& segments,
                                   BufferName from, BufferName to, int pieces, int rail) {
   int begin = 0;
   int count = group.size();
@@ -137,8 +137,8 @@ BufferName halving_reduce_scatter(Builder& b, const Group& group, const SegmentR
   return source;
 }
 
-void doubling_all_gather(Builder& b, const Group& group, const SegmentRuns& segments, int pieces,
-                         int rail) {
+void doubling_all_gather(Builder& b, const RankGroup& group, const SegmentRuns& segments,
+                         int pieces, int rail) {
   const std::vector<int> all = factors(group.size());
   int part = 1;
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
@@ -160,7 +160,7 @@ void doubling_all_gather(Builder& b, const Group& group, const SegmentRuns& segm
   }
 }
 
-BufferName direct_reduce_scatter(Builder& b, const Group& group, const Segments& segment,
+BufferName direct_reduce_scatter(Builder& b, const RankGroup& group, const Segments& segment,
                                  BufferName from, BufferName to, int pieces, int rail) {
   const int n = group.size();
   for (int k = 1; k < n; ++k) {
@@ -178,7 +178,7 @@ BufferName direct_reduce_scatter(Builder& b, const Group& group, const Segments&
   return n == 1 ? from : to;
 }
 
-void direct_all_gather(Builder& b, const Group& group, const Segments& segment, BufferName from,
+void direct_all_gather(Builder& b, const RankGroup& group, const Segments& segment, BufferName from,
                        int pieces, int rail) {
   const int n = group.size();
   for (int k = 1; k < n; ++k) {

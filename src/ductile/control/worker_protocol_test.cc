@@ -113,6 +113,18 @@ TEST_F(WorkerProtocolTest, AppliesTheReductionItVotedForInsteadOfDoingTheStepAga
   EXPECT_EQ(said<RunStep>()->step, 1);
 }
 
+TEST_F(WorkerProtocolTest, HasNotVotedForAStepThatIsDoneAgain) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(PeerLost{1, {2}, "connection closed"});
+  EXPECT_TRUE(report().voted);
+  hear(Halt{2, false, ""});
+  enter(2, 0, StateSource::keep);
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_FALSE(report().voted);
+  EXPECT_EQ(report().step, 0);
+}
+
 TEST_F(WorkerProtocolTest, AnApplyUnderWayEndsBeforeTheNextGenerationIsEntered) {
   begin();
   tell(Reduced{1, 0});
@@ -236,6 +248,12 @@ TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
   EXPECT_EQ(report().save.state, SaveStatus::State::saving);
   tell(Saved{2, 1});
   EXPECT_EQ(report().save.state, SaveStatus::State::written);
+  hear(Save{1, 2, 1, "said twice"});
+  tell(Reduced{1, 1});
+  tell(AllVoted{1, 1, 0});
+  tell(Restored{1, 2, false});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(report().save.state, SaveStatus::State::written);
 }
 
 // Whoever needs something from it would wait for ever, were it not to come: also where it has all
@@ -280,6 +298,7 @@ TEST_F(WorkerProtocolTest, RepeatsAJobErrorUntilItIsTold) {
   EXPECT_EQ(report().error, "bad label");
   hear(Stop{"the job failed"});
   EXPECT_NE(said<Exit>(), nullptr);
+  now_ += milliseconds(200);
   tell(Beat{});
   EXPECT_TRUE(last_.empty());
 }

@@ -18,7 +18,7 @@
 namespace ductile::data {
 namespace {
 
-constexpr size_t kBlock = 512;
+constexpr size_t kTarBlock = 512;
 
 // Decodes whole images and reduces their short side.
 class RawMaker {
@@ -121,7 +121,7 @@ void write_shards(const Dataset& dataset, const fs::path& folder, const std::str
   std::string shard;
   const auto flush = [&] {
     if (shard.empty()) return;
-    shard.append(2 * kBlock, '\0');
+    shard.append(2 * kTarBlock, '\0');
     const fs::path file = folder / fmt::format("{}-{:06}.tar", name, result.files.size());
     refuse_existing(file);
     write_file_atomic(file, shard);
@@ -132,7 +132,7 @@ void write_shards(const Dataset& dataset, const fs::path& folder, const std::str
   const auto member = [&](const std::string& member_name, std::string_view bytes) {
     shard += tar_header(member_name, bytes.size());
     shard += bytes;
-    shard.append((kBlock - bytes.size() % kBlock) % kBlock, '\0');
+    shard.append((kTarBlock - bytes.size() % kTarBlock) % kTarBlock, '\0');
   };
   for_each_sample(dataset, result, [&](const Sample& sample, int64_t i) {
     if (sample.encoding != Encoding::jpeg && sample.encoding != Encoding::png) {

@@ -13,14 +13,13 @@
 //
 // DataOptions::format chooses the reader:
 //   digits    embedded; drawn in memory, needs no path (digits.h)
-//   idx       MNIST's files, also gzipped: a folder with the usual names, or an images file (idx.h)
-//   cifar10   the binary version: a folder with data_batch_1..5.bin, test_batch.bin (cifar.h)
+//   idx       MNIST's files, also gzipped: a folder with the usual names, or an images file
+//   cifar10   the binary version: a folder with data_batch_1..5.bin, test_batch.bin
 //   cifar100  the binary version: train.bin, test.bin
-//   folder    CLASS/name.jpg|png; train/ and val|test/ below the path, or two paths (folder.h)
-//   tar the layout of folder inside tar files, or WebDataset shards with .cls members
-//   (tar_dataset.h)
+//   folder    CLASS/name.jpg|png; train/ and val|test/ below the path, or two paths
+//   tar       the layout of folder inside tar files, or WebDataset shards with .cls members
 //   records   our packed file of encoded or raw samples (records.h)
-//   tokens    a flat file of u16 or u32 token numbers (tokens.h)
+//   tokens    a flat file of u16 or u32 token numbers
 namespace ductile::data {
 
 enum class Split { train, test };

@@ -10,7 +10,7 @@
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kProbe = 64;
+constexpr int64_t kProbed = 64;
 constexpr int64_t kMissingNamed = 16;
 
 }  // namespace
@@ -38,12 +38,12 @@ void EncodedDataset::finish(const spec::DataOptions& options, Split split,
     reject(source, fmt::format("no images of {} more classes", missing - kMissingNamed));
   }
   info_.size = limited(options, split, static_cast<int64_t>(labels_.size()));
-  const SizeProbe sizes = probe_sizes(*this, kProbe);
+  const SizeProbe sizes = probe_sizes(*this, kProbed);
   if (sizes.one_size) {
     info_.height = sizes.height;
     info_.width = sizes.width;
   }
-  ColourProbe colours = probe_colours(*this, kProbe);
+  ColourProbe colours = probe_colours(*this, kProbed);
   info_.mean = std::move(colours.mean);
   info_.std = std::move(colours.std);
 }

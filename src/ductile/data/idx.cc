@@ -19,7 +19,7 @@
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kMaxSide = 4096;
+constexpr int64_t kMaxIdxSide = 4096;
 
 struct Idx {
   std::vector<int64_t> dims;
@@ -173,7 +173,8 @@ class IdxDataset final : public MemoryDataset {
     info_.channels = 1;
     info_.height = pixels.dims[1];
     info_.width = pixels.dims[2];
-    if (info_.height < 1 || info_.width < 1 || info_.height > kMaxSide || info_.width > kMaxSide) {
+    if (info_.height < 1 || info_.width < 1 || info_.height > kMaxIdxSide ||
+        info_.width > kMaxIdxSide) {
       fail(ErrorCode::data_loss, "{}, offset 8: images of {} x {}", images.string(), info_.height,
            info_.width);
     }

@@ -74,7 +74,7 @@ std::shared_ptr<const Batch> hand_out(std::unique_ptr<Slot> slot, std::shared_pt
           }};
 }
 
-void check_batch_size(int64_t batch_size, int64_t parts) {
+void check_divides(int64_t batch_size, int64_t parts) {
   if (batch_size < 1 || parts < 1 || batch_size % parts != 0) {
     fail(ErrorCode::invalid_argument,
          "train.batch_size = {} must be a positive multiple of train.virtual_ranks = {}",
@@ -228,7 +228,7 @@ class Loader::Impl {
 
   // What a step at `cursor` takes; throws invalid_argument where there is none.
   StepSamples step_at(int64_t cursor, int64_t batch_size) const {
-    check_batch_size(batch_size, task_.parts);
+    check_divides(batch_size, task_.parts);
     if (task_.training) return samples_of_step(cursor, batch_size, info_.size);
     if (cursor < 0) fail(ErrorCode::invalid_argument, "evaluation from sample {} on", cursor);
     const int64_t first = std::min(cursor, info_.size);

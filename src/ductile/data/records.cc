@@ -15,7 +15,7 @@
 namespace ductile::data {
 namespace {
 
-constexpr uint64_t kMaxSide = 1 << 20;
+constexpr uint64_t kMaxRecordSide = 1 << 20;
 
 template <class T>
 T get(std::span<const std::byte> bytes, size_t at) {
@@ -94,8 +94,8 @@ class RecordsDataset final : public EncodedDataset {
         bad(fmt::format("label {} is not below {}", label, info_.num_classes));
       } else if (encoding > 2) {
         bad(fmt::format("encoding {} is not known", encoding));
-      } else if (encoding == 0 && (height == 0 || width == 0 || height > kMaxSide ||
-                                   width > kMaxSide || size != height * width * 3)) {
+      } else if (encoding == 0 && (height == 0 || width == 0 || height > kMaxRecordSide ||
+                                   width > kMaxRecordSide || size != height * width * 3)) {
         bad(fmt::format("{} bytes for {} x {} raw pixels", size, height, width));
       } else {
         labels_.push_back(static_cast<int32_t>(label));

@@ -16,6 +16,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/net/bytes_impl.h"
 
 namespace ductile::net {
 namespace {
@@ -31,10 +32,6 @@ Mac hmac(std::span<const std::byte> key, std::span<const std::byte> message) {
            reinterpret_cast<unsigned char*>(result.data()), &size);
   DUCTILE_CHECK(done != nullptr && size == result.size(), "HMAC-SHA256 failed");
   return result;
-}
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
 }
 
 }  // namespace

@@ -24,9 +24,9 @@ bool LossScaler::update(bool overflow) {
   ++state_.skipped;
   state_.good_steps = 0;
   if (state_.scale == kMin) {
-    fail(ErrorCode::invalid_argument,
-         "the gradient is not finite even at the smallest loss scale, {}; lower optimizer.lr, set "
-         "optimizer.clip_norm or train with train.precision = \"bf16\"",
+    fail(ErrorCode::conflict,
+         "the gradient is not finite even at the smallest loss scale, {}: the run diverged; try a "
+         "smaller optimizer.lr, optimizer.clip_norm or train.precision = \"bf16\"",
          kMin);
   }
   state_.scale = std::max(state_.scale / 2, kMin);

@@ -27,7 +27,7 @@ class LossScaler {
   double scale() const { return state_.scale; }
 
   // Takes note of the step's gradient (`overflow`: its norm is not finite) and returns whether the
-  // update may be applied. Throws invalid_argument if the gradient overflows even at the smallest
+  // update may be applied. Throws conflict if the gradient overflows even at the smallest
   // scale: then it is itself not finite, and no scale can help.
   bool update(bool overflow);
 

@@ -50,7 +50,9 @@ class Lrtuner final : public RateControl {
   Hyper next(const Observed& observed, Json& memory) const override {
     if (memory.empty()) memory = {{"lr", kFirst * hyper_.lr}, {"rounds", 0}, {"round_at", 2}};
     memory.erase("event");
-    if (!observed.probe_loss && observed.loss && observed.updates > 0) {
+    // A step of fp16 that overflowed has a loss that may not be finite, and changed nothing.
+    if (!observed.probe_loss && observed.updates > 0 &&
+        std::isfinite(observed.loss.value_or(INFINITY))) {
       memory["loss_sum"] = memory.value("loss_sum", 0.0) + *observed.loss;
       memory["loss_count"] = memory.value("loss_count", 0) + 1;
     }
@@ -75,6 +77,8 @@ class Lrtuner final : public RateControl {
   // Of the job file's learning rate, for the two updates before the first round: one that is far
   // too large may destroy a network with its first step, and one that is too small does no harm.
   static constexpr double kFirst = 0.01;
+  // As of optimizer.lr. Where updates change nothing any more, no step raises the loss.
+  static constexpr double kLargest = 1e6;
 
   bool exploring(const Observed& observed) const {
     return static_cast<double>(observed.position) <
@@ -152,6 +156,7 @@ class Lrtuner final : public RateControl {
       memory["failures"] = memory.value("failures", 0) + 1;
       if (memory["failures"].get<int>() % 2 == 0) chosen = lr / 2;
     }
+    chosen = std::min(chosen, kLargest);
     memory["lr"] = chosen;
     memory["rounds"] = round + 1;
     const auto every = std::max<int64_t>(

@@ -216,5 +216,35 @@ TEST(Lrtuner, GoesOnToTheBitFromASavedMemory) {
   EXPECT_EQ(a.events, b.events);
 }
 
+// Overflow in fp16 skips an update, whose loss may not be finite. JSON has no such number, so the
+// memory of a checkpoint would not be that of the run.
+TEST(Lrtuner, GoesOnFromAMemoryThatWasSavedAfterAnOverflow) {
+  const auto control = make_rate_control(tuned(0.1, 1));
+  for (const double loss : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    Json memory = Json::object();
+    Observed seen;
+    seen.total = seen.steps_per_epoch = 100;
+    seen.last = control->next(seen, memory);
+    seen.position = seen.updates = 1;
+    seen.loss = loss;
+    seen.last = control->next(seen, memory);
+    Json saved = Json::parse(memory.dump());
+    EXPECT_EQ(saved, memory);
+    seen.position = ++seen.updates;
+    seen.loss = 2;
+    EXPECT_EQ(control->next(seen, saved).lr, control->next(seen, memory).lr);
+    EXPECT_EQ(saved, memory);
+  }
+}
+
+TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {
+  Descent d;
+  d.loss = [](const std::vector<double>&) { return 3; };
+  d.gradient = [](const std::vector<double>&) { return std::vector<double>{0}; };
+  d.w = {1};
+  d.run(tuned(0.1, 1), 5000);
+  for (const double rate : d.rates) ASSERT_LE(rate, 1e6);
+}
+
 }  // namespace
 }  // namespace ductile::optim

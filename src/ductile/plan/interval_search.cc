@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/interval_search_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNarrow = 0.02;       // of the best: an interval that is looked at as a whole
 constexpr double kWorthJudging = 1.1;  // of the best: what the evaluator may find to be better
 constexpr double kBoundStep = 0.005;

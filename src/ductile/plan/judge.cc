@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <limits>
 
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/schedule.h"
 
@@ -8,7 +8,6 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kJudged = 16;  // plans that are compared, and their tasks in all
 constexpr int64_t kJudgedTasks = 15'000;
 constexpr int64_t kAllTasks = 300'000;   // the same where all are

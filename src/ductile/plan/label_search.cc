@@ -2,13 +2,13 @@
 #include <bit>
 #include <cmath>
 
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/label_search_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1e-12;  // relative: sums of times differ in their last bits
 
 }  // namespace

@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <limits>
 
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/machine_search_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kCoarseTolerance = 0.02;
 constexpr int kCoarseLabels = 8;
 // Stages priced.

@@ -1,14 +1,13 @@
 #include <cmath>
-#include <limits>
 #include <numeric>
 
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/path_bound_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1e-12;     // relative: sums of times differ in their last bits
 constexpr size_t kManyStates = 300;  // from here on the second flow is left out where it is worse
 

@@ -1,7 +1,6 @@
 #include "ductile/plan/planner.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "ductile/base/error.h"
@@ -11,6 +10,7 @@
 #include "ductile/plan/baselines/sequential_search_impl.h"
 #include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
 
@@ -18,7 +18,6 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kPoorGap = 1.1;            // from here on the formula was a poor guide
 constexpr double kNearlyAsGood = 1.1;       // of the best: plans worth judging
 constexpr double kLessGood = 1.5;           // where the formula was a poor guide

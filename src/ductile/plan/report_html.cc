@@ -10,7 +10,6 @@ namespace ductile::plan {
 
 using page::as_percent;
 using page::as_short_duration;
-using page::Cell;
 using page::escape_html;
 
 namespace {
@@ -36,14 +35,15 @@ std::string stage_table(const Report& r) {
     if (!s.recompute.empty()) extra += fmt::format(", {} recomputed", s.recompute.size());
     if (s.shard_optimizer) extra += ", optimiser sharded";
     const std::string memory = fmt::format("{} of {}", page::as_bytes(peak), page::as_bytes(limit));
-    table.row(
-        {fmt::format("{}", i),
-         s.devices.empty() ? fmt::format("{}", s.num_devices()) : device_runs(s.devices),
-         fmt::format("{}", s.replicas), fmt::format("{}", s.tensor),
-         fmt::format("{}", s.micro_batch), fmt::format("{}", r.timeline.peak_in_flight[i]),
-         as_short_duration(t.forward), as_short_duration(t.backward_input + t.backward_weight),
-         Cell::of_markup(page::meter(peak / limit, memory)).with_tone(peak > limit ? "worse" : ""),
-         Cell(names.ends(s) + extra).with_tone("wide").with_title(names.some(s))});
+    table.row({fmt::format("{}", i),
+               s.devices.empty() ? fmt::format("{}", s.num_devices()) : device_runs(s.devices),
+               fmt::format("{}", s.replicas), fmt::format("{}", s.tensor),
+               fmt::format("{}", s.micro_batch), fmt::format("{}", r.timeline.peak_in_flight[i]),
+               as_short_duration(t.forward),
+               as_short_duration(t.backward_input + t.backward_weight),
+               page::Cell::of_markup(page::meter(peak / limit, memory))
+                   .with_tone(peak > limit ? "worse" : ""),
+               page::Cell(names.ends(s) + extra).with_tone("wide").with_title(names.some(s))});
   }
   return table.html();
 }
@@ -60,20 +60,20 @@ std::string comparison(const Report& r) {
   const auto row = [&](std::string_view name, const Timeline& t, const Plan& plan, double cpu,
                        bool ours) {
     const double ratio = r.timeline.seconds > 0 ? t.seconds / r.timeline.seconds : 1;
-    table.row(
-        {name, as_short_duration(t.seconds), page::with_thousands(t.throughput(plan)),
-         ours ? Cell()
-              : Cell(fmt::format("{:.2f} x", ratio)).with_tone(ratio >= 1 ? "better" : "worse"),
-         as_percent(t.bubble), fmt::format("{}", plan.stages.size()),
-         cpu > 0 ? as_short_duration(cpu) : ""},
-        ours ? "first" : "");
+    table.row({name, as_short_duration(t.seconds), page::with_thousands(t.throughput(plan)),
+               ours ? page::Cell()
+                    : page::Cell(fmt::format("{:.2f} x", ratio))
+                          .with_tone(ratio >= 1 ? "better" : "worse"),
+               as_percent(t.bubble), fmt::format("{}", plan.stages.size()),
+               cpu > 0 ? as_short_duration(cpu) : ""},
+              ours ? "first" : "");
   };
   row("ductile", r.timeline, r.planned.plan, r.planned.cpu_seconds, true);
   for (const Compared& c : r.compared) {
     if (c.result.ok()) {
       row(c.name, c.timeline, c.result.plan, c.result.cpu_seconds, false);
     } else {
-      table.row({c.name, Cell(c.result.failure).with_tone("wide").across(6)});
+      table.row({c.name, page::Cell(c.result.failure).with_tone("wide").across(6)});
     }
   }
   return table.html();

@@ -14,6 +14,9 @@
 #include "ductile/base/error.h"
 
 namespace ductile::run {
+
+fs::path lock_file(const fs::path& run) { return run / "run.lock"; }
+
 namespace {
 
 std::string machine_name() {
@@ -21,8 +24,6 @@ std::string machine_name() {
   ::gethostname(name, sizeof name - 1);
   return name;
 }
-
-fs::path lock_file(const fs::path& run) { return run / "run.lock"; }
 
 // "PID HOST DRIVER", as its holder wrote it; a pid of 0 where it has not yet.
 struct Written {

@@ -36,6 +36,8 @@ struct LockHolder {
   std::string driver;  // RunLock::kLocal or kController
 };
 
+fs::path lock_file(const fs::path& run);
+
 // Who holds the lock of a run here, without touching the lock: nobody who takes it meanwhile is
 // refused. Nothing where nobody does, or where that cannot be seen (another host, another user).
 std::optional<LockHolder> lock_holder(const fs::path& run);

@@ -12,7 +12,7 @@ namespace {
 // What a device of the guaranteed part, of what the guarantee asks beyond it and of spare devices
 // is worth, by tier. Far apart, so that no number of lower claims outbids a higher one of the size.
 constexpr double kOwed[] = {8e3, 1e3, 1};
-constexpr double kUrgent = 3;  // times kOwed
+constexpr double kUrgentWeight = 3;  // times kOwed
 constexpr double kPlain[] = {30, 10, 3};
 constexpr double kSpare = 1;
 // A restart counts for so many: a promise kept narrowly is not to be risked for little.
@@ -143,7 +143,7 @@ class FleetScheduler::Impl {
     s.owed = owed(s);
     const double need = s.owed.devices;
     const double worth = (need > s.job.demand ? 2 : 1) * kOwed[tier] *
-                         (s.owed.urgent && s.job.tier == Tier::standard ? kUrgent : 1);
+                         (s.owed.urgent && s.job.tier == Tier::standard ? kUrgentWeight : 1);
     const double team = team_factor(s.job.team);
     const double d = s.job.demand;
     offers_.clear();

@@ -10,7 +10,7 @@
 namespace ductile::sim {
 namespace {
 
-constexpr int kBatches = 24;
+constexpr int kBatchesPerCurve = 24;
 
 // Seconds of one whole job of the application, batch chosen anew each epoch, restart not counted.
 double fastest(const Application& app, const ReplayRules& rules, const std::string& type,
@@ -37,9 +37,9 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
     double step;
   };
   std::vector<Candidate> candidates;
-  for (int i = 0; i < kBatches; ++i) {
+  for (int i = 0; i < kBatchesPerCurve; ++i) {
     const auto batch = static_cast<int32_t>(
-        std::ceil(low * std::pow(limits.max_batch / low, i / (kBatches - 1.0)) - 1e-8));
+        std::ceil(low * std::pow(limits.max_batch / low, i / (kBatchesPerCurve - 1.0)) - 1e-8));
     const sched::BatchChoice split = sched::split_batch(limits, devices, batch);
     if (split.local_batch < 1) continue;
     const int32_t whole = devices * split.local_batch * (split.accumulation + 1);

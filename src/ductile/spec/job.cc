@@ -342,7 +342,7 @@ void describe(Describer& d, LrtunerOptions& o) {
 
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
-  d.field("max_steps", o.max_steps, "stop after this many steps; 0 = no limit")
+  d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
       .range(0, kMostCount);
   d.field("batch_size", o.batch_size, "samples per step, over all virtual ranks").range(1, 1 << 24);
   d.field("virtual_ranks", o.virtual_ranks,
@@ -356,6 +356,11 @@ void describe(Describer& d, TrainOptions& o) {
           "virtual ranks per batch norm group, whose batches are normalised together; divides "
           "virtual_ranks")
       .range(1, 65536);
+  d.field(
+       "staleness", o.staleness,
+       "updates by which the weights that a virtual rank differentiates may be behind; drawn for "
+       "each rank and update; 0 = they never are")
+      .range(0, 64);
   d.field(
        "reduction", o.reduction,
        "how workers sum gradients: canonical (the same bits for every number of workers) or fast "

@@ -219,6 +219,7 @@ struct TrainOptions {
   std::string rate_control = "schedule";
   LrtunerOptions lrtuner;
   int64_t bn_group = 1;
+  int64_t staleness = 0;
   std::string reduction = "canonical";
   std::string wire = "fp32";
   bool shard_optimizer = false;

@@ -96,6 +96,12 @@ void check(const JobOptions& job) {
   if (format != nullptr && format->needs_path && job.data.path.empty()) {
     bad(fmt::format("data.format = \"{}\" needs data.path", job.data.format));
   }
+  if (format != nullptr && !format->needs_path && !job.data.path.empty()) {
+    bad(
+        fmt::format("data.path = \"{}\" is not read with data.format = \"{}\"; set data.format to "
+                    "the format of what lies there, or leave data.path empty",
+                    job.data.path, job.data.format));
+  }
   if (job.augment.random_resized_crop && job.augment.crop == 0) {
     bad("augment.random_resized_crop needs augment.crop, the side of the result");
   }
@@ -107,6 +113,16 @@ void check(const JobOptions& job) {
   if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
     bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
         "train.shard_optimizer = false");
+  }
+  if (job.train.staleness > 0 && job.train.shard_optimizer) {
+    bad(
+        fmt::format("train.staleness = {} needs whole weights on every worker; set "
+                    "train.shard_optimizer = false",
+                    job.train.staleness));
+  }
+  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
+    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
+        "are none; any other value will do");
   }
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");

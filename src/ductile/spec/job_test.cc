@@ -153,6 +153,7 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
                  "train.selective.start = 0.6 is after train.selective.end = 0.5");
   expect_refused("[train]\nbatch_size = 10\nvirtual_ranks = 4\n", "virtual_ranks = 4");
   expect_refused("[data]\nformat = \"cifar10\"\n", "needs data.path");
+  expect_refused("[data]\npath = \"images\"\n", "set data.format to the format");
   expect_refused("[augment]\nrandom_resized_crop = true\n", "augment.crop");
   expect_refused("[augment]\nmean = [0.5]\n", "augment.mean");
   expect_refused("[schedule]\nname = \"step\"\n", "milestones");
@@ -171,6 +172,8 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
+  expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
+                 "optimizer.lr = 0");
 }
 
 // What stands in job files of earlier versions: the error names the option as it is now, and what a

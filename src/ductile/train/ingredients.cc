@@ -11,6 +11,7 @@
 #include "ductile/nn/flops.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/staleness.h"
 
 namespace ductile::train {
 namespace {
@@ -40,6 +41,27 @@ nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& d
          info.num_classes, data.num_classes);
   }
   return info;
+}
+
+// The model is made for the training set, and evaluated on the test set.
+void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
+                    const data::DatasetInfo& test) {
+  const int64_t classes =
+      std::max({train.num_classes, job.model.num_classes, train.tokens ? job.model.vocab_size : 0});
+  if (test.tokens == train.tokens && test.channels == train.channels &&
+      test.num_classes <= classes) {
+    return;
+  }
+  const auto text = [](const data::DatasetInfo& set) {
+    return set.tokens ? fmt::format("{}, token numbers below {}", set.format, set.num_classes)
+                      : fmt::format("{}, {} channels and {} classes", set.format, set.channels,
+                                    set.num_classes);
+  };
+  fail(ErrorCode::invalid_argument,
+       "the test set ({}) does not fit the training set ({}): both have to hold samples of one "
+       "kind, "
+       "and the model an output for each class (model.num_classes, model.vocab_size)",
+       text(test), text(train));
 }
 
 // Of the model's forward pass; 0 where it cannot be told. Sizes matter, so the sample may be blank.
@@ -72,6 +94,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   if (!given.train_set) given.train_set = data::open_dataset(job.data, data::Split::train);
   if (!given.test_set) given.test_set = data::open_dataset(job.data, data::Split::test);
   const data::DatasetInfo& info = given.train_set->info();
+  check_test_set(job, info, given.test_set->info());
   if (!info.tokens) given.augment = data::resolve_augment(job.augment, info);
   if (info.size < job.train.batch_size) {
     fail(ErrorCode::invalid_argument,
@@ -94,6 +117,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   }
   if (!given.rate_control) given.rate_control = optim::make_rate_control(job);
   if (!given.method) given.method = make_step_method(job);
+  given.method = with_staleness(std::move(given.method), job);
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
   given.method->prepare(job, given);
   return given;

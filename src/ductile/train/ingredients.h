@@ -15,9 +15,22 @@ namespace ductile::train {
 // The parts that a job is made of. Each part is made from the job file, or handed in by a program
 // that has its own, such as a test. A part that is handed in has to be a function of the job alone
 // and the same on every worker; otherwise results depend on the workers.
+//
+// A program that trains with parts of its own gives a Recipe to train_here() (workers.h):
+//
+//   const Recipe recipe = [job] {
+//     Ingredients given;
+//     given.train_set = std::make_shared<MyData>(...);
+//     given.test_set = std::make_shared<MyData>(...);
+//     return complete(std::move(given), job);
+//   };
+//   const auto folder = run::RunFolder::create("runs", "mine", OptionSet(job).to_toml());
+//   const run::RunLock lock(folder.path(), run::RunLock::kLocal);
+//   train_here(lock, {.folder = folder, .job = job, .recipe = recipe});
 struct Ingredients {
   std::shared_ptr<const data::Dataset> train_set, test_set;
-  spec::AugmentOptions augment;  // resolved against the training set; unused for tokens
+  spec::AugmentOptions augment;  // complete() resolves the job's against the training set; unused
+                                 // for tokens
   std::unique_ptr<nn::Model> model;
   std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)> make_optimizer;
   std::unique_ptr<optim::RateControl> rate_control;

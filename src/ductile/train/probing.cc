@@ -10,42 +10,36 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/model.h"
+#include "ductile/train/wrapped_method.h"
 
 namespace ductile::train {
 namespace {
 
-constexpr const char* kPart = "probe";  // of the state's extra parts
+constexpr const char* kProbePart = "probe";  // of the state's extra parts
 
-class Probed final : public StepMethod {
+class Probed final : public WrappedMethod {
  public:
   Probed(std::unique_ptr<StepMethod> inner, const optim::RateControl& control,
          const spec::JobOptions& job)
-      : inner_(std::move(inner)),
+      : WrappedMethod(std::move(inner)),
         control_(control),
         batches_(control.probing()->batches),
         num_ranks_(job.train.virtual_ranks),
         seed_(static_cast<uint64_t>(job.seed)) {}
 
-  void prepare(const spec::JobOptions& job, Ingredients& given) override {
-    inner_->prepare(job, given);
-  }
-  std::vector<std::string> figures() const override { return inner_->figures(); }
-  int64_t num_shared() const override { return inner_->num_shared(); }
-  Progress progress(const JobState& state, const Progress& by_stream) const override {
-    return inner_->progress(state, by_stream);
-  }
   std::optional<Samples> samples(const JobState& state, const StepKind& kind) const override {
-    return place(state) ? std::nullopt : inner_->samples(state, kind);
+    return place(state) ? std::nullopt : inner().samples(state, kind);
   }
 
   StepKind next(const JobState& state) const override {
     if (place(state)) return {.gradient = false, .update = false, .displaced = true};
-    return inner_->next(state);
+    return inner().next(state);
   }
 
-  void weights(JobState& state, const StepKind& kind, std::span<float> out) const override {
+  void weights(JobState& state, const StepKind& kind, int64_t rank,
+               std::span<float> out) const override {
     const std::optional<double> at = place(state);
-    if (!at) return inner_->weights(state, kind, out);
+    if (!at) return inner().weights(state, kind, rank, out);
     const std::span<const float> after = state.flat.weights();
     const std::span<const float> before = kept(state);
     const auto way = static_cast<float>(*at);
@@ -53,7 +47,7 @@ class Probed final : public StepMethod {
   }
 
   at::Tensor contribute(RankContext& rank) override {
-    if (!place(rank.state())) return inner_->contribute(rank);
+    if (!place(rank.state())) return inner().contribute(rank);
     const data::Batch& batch = rank.batch();
     const int64_t epoch = batch.epoch, count = batch.num_samples;
     const uint64_t round = mix(mix(seed_, static_cast<uint64_t>(rank.state().counters.updates)),
@@ -73,14 +67,14 @@ class Probed final : public StepMethod {
 
   Verdict judge(const JobState& state, const StepKind& kind,
                 const std::map<std::string, double>& sums, int64_t num_ranks) const override {
-    if (!place(state)) return inner_->judge(state, kind, sums, num_ranks);
+    if (!place(state)) return inner().judge(state, kind, sums, num_ranks);
     return {.update = false, .loss = sums.at(std::string(kLoss)) / static_cast<double>(num_ranks)};
   }
 
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
-    nlohmann::json& part = state.extra(kPart).values;
+    nlohmann::json& part = state.extra(kProbePart).values;
     if (!place(state)) {
-      inner_->commit(state, kind, outcome);
+      inner().commit(state, kind, outcome);
       part.erase("loss");
       if (kind.update && control_.keeps_weights(memory(state)))
         std::ranges::copy(state.flat.weights(), kept(state).begin());
@@ -98,10 +92,10 @@ class Probed final : public StepMethod {
   }
   std::optional<double> place(const JobState& state) const { return control_.probe(memory(state)); }
   static std::span<float> kept(JobState& state) {
-    return state.extra_array(kPart, "before", static_cast<int64_t>(state.flat.weights().size()));
+    return state.extra_array(kProbePart, "before",
+                             static_cast<int64_t>(state.flat.weights().size()));
   }
 
-  std::unique_ptr<StepMethod> inner_;
   const optim::RateControl& control_;
   const int64_t batches_, num_ranks_;
   const uint64_t seed_;
@@ -117,7 +111,7 @@ std::unique_ptr<StepMethod> with_probes(std::unique_ptr<StepMethod> inner,
 }
 
 std::optional<double> probe_loss(const JobState& state) {
-  const auto part = state.extras().find(kPart);
+  const auto part = state.extras().find(kProbePart);
   if (part == state.extras().end()) return std::nullopt;
   const auto loss = part->second.values.find("loss");
   if (loss == part->second.values.end()) return std::nullopt;

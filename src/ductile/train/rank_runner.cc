@@ -173,13 +173,6 @@ void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t c
   kind_ = kind;
   samples_ = samples;
   begin_step();
-  std::span<float> other;
-  if (kind_.displaced) {
-    other_weights_.need(state_.flat.layout().total_size());
-    other = other_weights_.span();
-    ingredients_.method->weights(state_, kind_, other);
-  }
-  const WeightsSwap swap(state_.flat, other, {});
   if (kind_.gradient) {
     compute_gradients(count, out, ready);
   } else {
@@ -284,6 +277,13 @@ const data::Batch& RankRunner::batch_of(int64_t rank) {
 // stays as it was.
 void RankRunner::run_part(size_t part, const Backward& backward) {
   const comm::LeafRange& ranks = parts_[part];
+  std::span<float> other;
+  if (kind_.displaced) {
+    other_weights_.need(state_.flat.layout().total_size());
+    other = other_weights_.span();
+    ingredients_.method->weights(state_, kind_, ranks.begin, other);
+  }
+  const WeightsSwap swap(state_.flat, other, {});
   const std::span<float> buffers = state_.flat.buffer_values();
   buffers_before_.assign(buffers.begin(), buffers.end());
   const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };

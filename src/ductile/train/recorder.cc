@@ -36,6 +36,7 @@ Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool re
                  return told ? std::optional(told->wall_seconds) : std::nullopt;
                }),
       resumed_(resumed),
+      noted_hyper_(optim::Hyper::of(replica.job())),
       begin_updates_(replica.updates()),
       begin_samples_(replica.state().counters.samples_backward),
       window_begin_samples_(begin_samples_) {}
@@ -50,6 +51,7 @@ void Recorder::started(int64_t num_workers) {
                        {"train_samples", replica_.train_info().size},
                        {"test_samples", replica_.test_info().size}};
   event(resumed_ ? "resume" : "start", fields);
+  note_hyper();
   begin_ = window_begin_ = Clock::now();
 }
 
@@ -106,12 +108,18 @@ void Recorder::note_bad_samples() {
   event("bad_samples", {{"step", replica_.step()}, {"count", bad_samples_}, {"items", items}});
 }
 
+// Against what the diary has, and not against the last step: a step that is no update leaves the
+// hyperparameters as they were, and a killed leader may not have noted those of its last step.
+void Recorder::note_hyper() {
+  const optim::Hyper now = replica_.state().hyper;
+  noted_hyper_.lr = now.lr;  // in every metric line
+  if (now == noted_hyper_ || replica_.done()) return;
+  noted_hyper_ = now;
+  event("hyper", {{"step", replica_.step()}, {"hyper", to_json(now)}});
+}
+
 void Recorder::committed() {
-  optim::Hyper now = replica_.state().hyper;
-  const optim::Hyper before = replica_.state().last_hyper;
-  now.lr = before.lr;  // in every metric line
-  if (replica_.updates() > 0 && now != before && !replica_.done())
-    event("hyper", {{"step", replica_.step()}, {"hyper", to_json(replica_.state().hyper)}});
+  note_hyper();
   // What a rate control did with the last step, where it has something to tell.
   const auto control = replica_.state().extras().find(std::string(kControlPart));
   if (control == replica_.state().extras().end()) return;
@@ -170,6 +178,10 @@ void Recorder::make_up(const std::optional<Window>& window) {
       if (step == line.end() || *step != replica_.step()) return;
       has_window |= line.contains(run::kTrainLoss);
       has_evaluation |= line.contains(run::kEvalLoss);
+    });
+    run::for_each_diary_line(folder_.events_file(), [&](const Json& line) {
+      if (line.value("kind", Json()) == "hyper")
+        noted_hyper_ = optim::hyper_from_json(line.value("hyper", Json()));
     });
   } catch (const Error& e) {  // a line too many is better than one too few
     run::write_line(progress_fd_, run::Message{"warning", e.what()});

@@ -37,13 +37,14 @@ class Recorder {
 
   // The first event: "start" or "resume".
   void started(int64_t num_workers);
-  // To be called after the replica has committed a step. Notes which hyperparameters changed for
-  // the next step, except the learning rate, which is in the metric lines.
+  // To be called after the replica has committed a step. Notes once which hyperparameters changed
+  // for the next step, except the learning rate, which is in the metric lines.
   void committed();
   // A metric line for the steps of `window`, which end at the replica's present step.
   void log(const Window& window);
   // Logs what the recorder of a killed process did not log of the replica's present step: the
-  // metric line of `window`, if the window ended there, and the evaluation.
+  // metric line of `window`, if the window ended there, and the evaluation. started() then notes
+  // hyperparameters that the events do not have.
   void make_up(const std::optional<Window>& window);
   // Times `evaluate()`, and logs its result and, if it is reached, the target. When this returns,
   // the replica has recorded the result.
@@ -67,6 +68,7 @@ class Recorder {
   void log_evaluation(const Evaluation& result, std::optional<double> seconds);
   void warn_of_trouble();
   void note_bad_samples();
+  void note_hyper();
 
   const run::RunFolder& folder_;
   const Replica& replica_;
@@ -75,6 +77,7 @@ class Recorder {
   run::MetricsWriter metrics_;
   run::CostMeter cost_;
   const bool resumed_;
+  optim::Hyper noted_hyper_;  // of the last event that notes a change; the job's before any
   const int64_t begin_updates_, begin_samples_;
   int64_t num_workers_ = 1;
   int64_t bad_samples_ = 0;  // of this worker's loader, that were noted

@@ -200,6 +200,8 @@ void Replica::apply(std::span<const float> sum) {
 }
 
 void Replica::update(std::span<const float> sum, const Judgement& judgement) {
+  const optim::StepInput in = step_input(sum, judgement);
+  if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);  // may throw
   const double loss = judgement.verdict.loss;
   for (const auto& [name, value] : judgement.sums) {
     if (name != kSamplesForward && name != kSamplesBackward && name != kLoss)
@@ -209,8 +211,6 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
   ++state_.window.updates;
   state_.loss = loss;
   state_.figures = judgement.sums;
-  const optim::StepInput in = step_input(sum, judgement);
-  if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);
   if (judgement.overflow) {
     shards_.skip();
     return;
@@ -280,6 +280,12 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
 }
 
 void Replica::record(const Evaluation& result) {
+  if (!std::isfinite(result.loss)) {  // fp16 skips the updates of a run that has diverged
+    fail(ErrorCode::conflict,
+         "the loss of the evaluation after update {} is not finite: the run diverged; try a "
+         "smaller optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip_norm",
+         updates());
+  }
   state_.last = result;
   if (!state_.best || result.accuracy > state_.best->accuracy) state_.best = result;
   state_.evaluated_at = updates();

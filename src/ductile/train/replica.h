@@ -103,7 +103,8 @@ class Replica {
   // Evaluates the weights that the optimiser names for it (JobState::evaluation_weights) on the
   // test set. `each(samples_done)` is called after each batch.
   Evaluation evaluate(const std::function<void(int64_t)>& each);
-  // Records `result` as the evaluation of the present state.
+  // Records `result` as the evaluation of the present state. Throws conflict if its loss is not
+  // finite: the run diverged.
   void record(const Evaluation& result);
   // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;

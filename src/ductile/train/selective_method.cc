@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kPart = "selective";  // of the state's extra parts
+constexpr const char* kSelectivePart = "selective";  // of the state's extra parts
 
 // The samples that were kept and wait for their batch; all are of one epoch.
 struct Queue {
@@ -18,7 +18,7 @@ struct Queue {
 };
 
 const Json* values_of(const JobState& state) {
-  const auto part = state.extras().find(kPart);
+  const auto part = state.extras().find(kSelectivePart);
   return part == state.extras().end() || !part->second.values.contains("queue")
              ? nullptr
              : &part->second.values;
@@ -38,7 +38,7 @@ Queue queue_of(const JobState& state) {
 }
 
 void keep(JobState& state, const Queue& queue) {
-  Json& values = state.extra(kPart).values;
+  Json& values = state.extra(kSelectivePart).values;
   values["queue"] = queue.indices;
   values["epoch"] = queue.epoch;
 }
@@ -167,7 +167,7 @@ void SelectiveMethod::commit(JobState& state, const StepKind& kind, const Outcom
   }
   trained(state, samples.indices, losses, samples.of_stream);
   if (samples.of_stream) {
-    LossHistory(state, kPart, options_.history).add(losses);
+    LossHistory(state, kSelectivePart, options_.history).add(losses);
     return;
   }
   Queue queue = queue_of(state);
@@ -178,7 +178,7 @@ void SelectiveMethod::commit(JobState& state, const StepKind& kind, const Outcom
 
 void SelectiveMethod::select(JobState& state, int64_t epoch, std::span<const int64_t> indices,
                              std::span<const float> losses) const {
-  LossHistory history(state, kPart, options_.history);
+  LossHistory history(state, kSelectivePart, options_.history);
   history.add(losses);
   const std::vector<float> sorted = history.sorted();
   Queue queue = queue_of(state);
@@ -190,7 +190,7 @@ void SelectiveMethod::select(JobState& state, int64_t epoch, std::span<const int
   }
   const size_t kept = queue.indices.size() - before;
   keep(state, queue);
-  Json& passed = state.extra(kPart).values["passed"];  // since the last one that was kept
+  Json& passed = state.extra(kSelectivePart).values["passed"];  // since the last one that was kept
   passed = kept > 0 ? 0
                     : (passed.is_null() ? 0 : passed.get<int64_t>()) +
                           static_cast<int64_t>(indices.size());

@@ -6,7 +6,7 @@
 namespace ductile::train {
 namespace {
 
-constexpr const char* kPart = "stale_losses";  // of the state's extra parts
+constexpr const char* kStalePart = "stale_losses";  // of the state's extra parts
 
 // Selective back-propagation with losses of earlier epochs (Stale-SB): a sample's loss is found by
 // a forward pass once in `stale_epochs` epochs, and is used again in the others. A step of training
@@ -19,7 +19,7 @@ class StaleSelective final : public SelectiveMethod {
  protected:
   std::vector<int64_t> to_look_at(const JobState& state,
                                   std::vector<int64_t> indices) const override {
-    const auto part = state.extras().find(kPart);
+    const auto part = state.extras().find(kStalePart);
     if (part == state.extras().end()) return indices;
     const auto left = part->second.arrays.at("uses_left").span();
     std::erase_if(indices, [&](int64_t i) { return left[static_cast<size_t>(i)] > 0; });
@@ -59,8 +59,8 @@ class StaleSelective final : public SelectiveMethod {
   };
 
   Table table(JobState& state) const {
-    return {state.extra_array(kPart, "loss", num_samples()),
-            state.extra_array(kPart, "uses_left", num_samples())};
+    return {state.extra_array(kStalePart, "loss", num_samples()),
+            state.extra_array(kStalePart, "uses_left", num_samples())};
   }
 
   const float uses_;

@@ -183,6 +183,16 @@ TEST(JobState, RefusesACheckpointOfAnotherModelNamingTheTensor) {
         << e.what();
   }
   EXPECT_THROW(b.restore(saved), Error);  // the job says so before the tensors do
+  other = small_job();
+  other.train.ema_decay = 0;
+  Replica c(other);
+  try {
+    c.state().restore(saved, saved.state());
+    FAIL() << "a tensor too many";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("average/"), std::string::npos) << e.what();
+  }
 }
 
 // Branches of a tuner: each goes its own way from the fork and back.
@@ -210,6 +220,23 @@ TEST(StateImage, BranchesGoTheirOwnWaysAndJoinToTheBit) {
   train(live, 3);
   train(straight, 3);
   EXPECT_EQ(digest(live), digest(straight)) << "trials leave no trace";
+}
+
+// One of a worker that holds a part of the optimiser's state.
+TEST(StateImage, BringsBackWhatWasHeld) {
+  Replica replica(small_job());
+  train(replica, 2);
+  optim::Optimizer& optimizer = *replica.state().optimizer;
+  const std::string whole = digest(replica);
+  const StateImage all = replica.state().fork();
+  optimizer.hold({{0, optimizer.num_blocks() / 2}});
+  const StateImage half = replica.state().fork();
+  replica.state().take(all);
+  EXPECT_EQ(digest(replica), whole);
+  replica.state().take(half);
+  ASSERT_EQ(optimizer.held().size(), 1U);
+  EXPECT_EQ(optimizer.held()[0].end, optimizer.num_blocks() / 2);
+  EXPECT_FALSE(replica.state().digest());
 }
 
 TEST(StateImage, SharesWhatDidNotChange) {

@@ -141,7 +141,7 @@ struct Outcome {
 // job. It keeps what it needs from step to step in the state (JobState::extra) only, so kills,
 // resizes, resumes and forks need no code in a method.
 //
-// The methods are called in this order for each step: next(), samples(), weights(), contribute()
+// The methods are called in this order for each step: next(), samples(), weights() and contribute()
 // for each hosted virtual rank, judge() (once or twice), and once the step is committed commit(). A
 // step may be given up before commit(); it is then done again, with another spread of ranks over
 // workers.
@@ -164,9 +164,11 @@ class StepMethod {
   // How far the run is; `by_stream` says it for a method that updates once for each batch of the
   // stream.
   virtual Progress progress(const JobState&, const Progress& by_stream) const { return by_stream; }
-  // For a displaced step: writes the weights with which its ranks compute into `out`, a buffer of
-  // the layout. The weights of the state are restored afterwards, to the bit.
-  virtual void weights(JobState&, const StepKind&, std::span<float> /*out*/) const {}
+  // For a displaced step: writes the weights with which a virtual rank computes into `out`, a
+  // buffer of the layout. The members of a batch norm group compute with those of its first hosted
+  // one. The weights of the state are restored afterwards, to the bit.
+  virtual void weights(JobState&, const StepKind&, int64_t /*rank*/,
+                       std::span<float> /*out*/) const {}
   // Computes the part of one virtual rank: sets figures, and returns the loss to be differentiated,
   // which is undefined if the rank has no gradient. The result depends on the state, the data and
   // the rank alone.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/train/ingredients.h"
 
 namespace ductile::train {
 namespace {
@@ -38,6 +39,44 @@ TEST(FigureList, PlacesWhatAMethodAddsBehindTheStandardOnes) {
   const std::vector<float> longer = {1, 2, 3, 4, 5, 6, 7, 8};
   EXPECT_EQ(sharing.by_name(longer).at("selected"), 6);
   EXPECT_EQ(sharing.shared(longer)[1], 8);
+}
+
+// A training set that is handed in meets the test set of the job file.
+TEST(Ingredients, ATestSetThatDoesNotFitTheTrainingSetIsRefusedBeforeAnyStep) {
+  class Few final : public data::Dataset {
+   public:
+    Few() {
+      info_ = {.format = "few",
+               .size = 128,
+               .num_classes = 3,
+               .channels = 1,
+               .height = 28,
+               .width = 28,
+               .mean = {0.5},
+               .std = {0.5}};
+    }
+    int64_t label(int64_t index) const override { return index % 3; }
+    data::Sample read(int64_t, std::vector<std::byte>& scratch) const override {
+      scratch.assign(28 * 28, std::byte{1});
+      return {data::Encoding::pixels, scratch, 28, 28, 1};
+    }
+    std::string where(int64_t index) const override { return std::to_string(index); }
+  };
+  spec::JobOptions job;
+  job.model.name = "mlp";
+  Ingredients given;
+  given.train_set = std::make_shared<Few>();
+  try {
+    complete(std::move(given), job);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("digits, 1 channels and 10 classes"), std::string::npos)
+        << e.what();
+  }
+  Ingredients both;
+  both.train_set = both.test_set = std::make_shared<Few>();
+  EXPECT_NE(complete(std::move(both), job).model, nullptr);
 }
 
 }  // namespace

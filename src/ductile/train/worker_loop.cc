@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iostream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/log.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/control/worker_protocol.h"
@@ -166,7 +166,7 @@ void WorkerLoop::Impl::run() {
     const auto command = source_.next(saving_ != 0 ? 5ms : 100ms);
     if (!command) continue;
     if (const auto* exit = std::get_if<Exit>(&*command)) {
-      std::cerr << "told to exit: " << exit->reason << std::endl;
+      log_line("told to exit: " + exit->reason);
       break;
     }
     try {
@@ -211,7 +211,7 @@ void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) 
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       link::membership_options(input_.job).heartbeat_deadline);
   options.given_up = [this, number = plan->number] { return source_.abandoned(number); };
-  options.log = [](const std::string& text) { std::cerr << text << std::endl; };
+  options.log = log_line;
   auto meeting = std::make_unique<Meeting>(*plan, input_.secret, std::move(options));
   {
     const std::lock_guard lock(mutex_);
@@ -345,7 +345,7 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
         // one: where the last step was done just now.
         const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
         if (e.code() != ErrorCode::unavailable || !saved_next) throw;
-        std::cerr << e.what() << std::endl;
+        log_line(e.what());
       }
       digest_ = replica_->state().digest();
       sum_up();

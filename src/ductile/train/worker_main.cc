@@ -5,11 +5,14 @@
 #include <string>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/log.h"
 #include "ductile/nn/memory.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/folder.h"
@@ -125,17 +128,17 @@ int main(int argc, char** argv) {
     }
     return arguments.model.empty() ? run(arguments) : tell_of_model(arguments);
   } catch (const Error& e) {
-    std::cerr << "ductile-worker: " << e.what() << "\n";
+    ductile::log_line(fmt::format("ductile-worker: {}", e.what()));
     ductile::run::write_line(arguments.progress_fd, ductile::run::Failed{e.code(), e.what()});
     return e.code() == ErrorCode::invalid_argument ? kConfiguration : kFailed;
   } catch (const c10::Error& e) {
     const Error error = ductile::train::error_of(e);
-    std::cerr << "ductile-worker: " << e.what() << "\n";  // with its frames, for the log
+    ductile::log_line(fmt::format("ductile-worker: {}", e.what()));  // with its frames, for the log
     ductile::run::write_line(arguments.progress_fd,
                              ductile::run::Failed{error.code(), error.what()});
     return kFailed;
   } catch (const std::exception& e) {
-    std::cerr << "ductile-worker: " << e.what() << "\n";
+    ductile::log_line(fmt::format("ductile-worker: {}", e.what()));
     ductile::run::write_line(arguments.progress_fd,
                              ductile::run::Failed{ErrorCode::internal, e.what()});
     return kFailed;

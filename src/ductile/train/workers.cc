@@ -1,9 +1,9 @@
 #include "ductile/train/workers.h"
 
 #include <algorithm>
-#include <iostream>
 #include <mutex>
 
+#include "ductile/base/log.h"
 #include "ductile/link/local_control.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/link/worker_link.h"
@@ -26,7 +26,7 @@ link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::stri
   options.controller = launch.controller;
   options.store = launch.store;
   options.run = launch.folder.path();
-  options.log = [](const std::string& text) { std::cerr << text << std::endl; };
+  options.log = log_line;
   return options;
 }
 

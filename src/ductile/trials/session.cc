@@ -50,6 +50,20 @@ tune::Observation observation_from(const Json& value) {
   return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
 }
 
+// Whether a session of this folder was cut off before it was there: it has nothing but what
+// create() makes first.
+bool half_made(const fs::path& folder) {
+  if (kind_of(folder) != FileKind::folder) return false;
+  const fs::path lock = run::lock_file(folder).filename();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const fs::path name = entry.path().filename();
+    if (name == "trials" && kind_of(entry.path()) == FileKind::folder && fs::is_empty(entry.path()))
+      continue;
+    if (name != "job.toml" && name != lock) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 struct Session::Running {
@@ -68,7 +82,7 @@ Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Session Session::create(const fs::path& folder, const std::string& job_toml, const Plan& plan) {
-  if (kind_of(folder) != FileKind::none)
+  if (kind_of(folder) != FileKind::none && !half_made(folder))
     fail(ErrorCode::conflict,
          "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
          folder.string());
@@ -86,6 +100,11 @@ Session Session::open(const fs::path& folder) {
   const fs::path file = folder / "tune.json";
   if (kind_of(file) == FileKind::none)
     fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
+  for (const char* name : {"tune.json", "job.toml"}) {  // opening a FIFO would wait for ever
+    if (kind_of(folder / name) != FileKind::file)
+      fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
+           (folder / name).string(), kind_text(folder / name));
+  }
   try {
     const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
     const JsonFields fields(state, file.string());
@@ -324,7 +343,7 @@ void Session::fill(const Environment& environment) {
 
 void Session::launch(int64_t trial, const Environment& environment) {
   // A short run may have done more than it was asked for before it paused.
-  if (reached(trial)) return tell(trial, false, false, environment);
+  if (complete(trial)) return tell(trial, false, false, environment);
   const std::vector<int> cores = usable_cores();
   const auto at_once = static_cast<size_t>(places(plan_.setup));
   size_t place = 0;  // the first that is free
@@ -332,6 +351,7 @@ void Session::launch(int64_t trial, const Environment& environment) {
     ++place;
   TrialProcess::Launch launch;
   launch.program = environment.program;
+  launch.trust = environment.trust;
   launch.job = folder_ / "job.toml";
   launch.options = assignments(plan_.space, trials_[static_cast<size_t>(trial)].setting);
   launch.folder = trial_folder(trial);
@@ -373,6 +393,14 @@ bool Session::reached(int64_t trial) const {
   return !seen.empty() && seen.rbegin()->first >= planned_.at(trial);
 }
 
+// A whole run has its result saved, too.
+bool Session::complete(int64_t trial) const {
+  if (!reached(trial)) return false;
+  if (planned_.at(trial) < full()) return true;
+  const std::string status = end_of(trial_folder(trial)).status;
+  return status == "done" || status == "target_reached";
+}
+
 // The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step.
 std::map<double, double> Session::values(int64_t trial) const {
   std::map<double, double> out;
@@ -386,17 +414,14 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   record.core_seconds = std::max(record.core_seconds, end.core_seconds);
   record.wall_seconds = std::max(record.wall_seconds, end.wall_seconds);
-  if (reached(trial)) return tell(trial, false, false, environment);
+  if (complete(trial)) return tell(trial, false, false, environment);
   if (end.status == "failed" && end.message.find(kDiverged) != std::string::npos)
     return tell(trial, true, true, environment);
   if (end.status == "done" || end.status == "target_reached")
     return tell(trial, true, false, environment);
   const std::string log =
       process::log_tail(folder_ / "trials" / fmt::format("{:04}.log", trial), 5);
-  if (exit_status == 2) {
-    fail(ErrorCode::invalid_argument, "trial {} ({}) is refused: {}", trial,
-         fmt::join(assignments(plan_.space, record.setting), " "), log);
-  }
+  if (exit_status == 2) return refused(trial, log, environment);
   if (exit_status == 4) {  // what a killed session left behind still saves
     std::this_thread::sleep_for(kBusy);
     return retry(trial, log, kBusyTries, environment);
@@ -406,6 +431,23 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
         : log.empty()          ? "it ended"
                                : log,
         kTries, environment);
+}
+
+// Values that contradict one another are a result, as a divergence is: each of them was allowed by
+// itself. Where no trial has got anywhere yet, it may be the job that is wrong.
+void Session::refused(int64_t trial, const std::string& why, const Environment& environment) {
+  TrialRecord& record = trials_[static_cast<size_t>(trial)];
+  const std::string setting =
+      fmt::format("{}", fmt::join(assignments(plan_.space, record.setting), " "));
+  if (best() < 0 || !record.seen.empty()) {
+    fail(ErrorCode::invalid_argument,
+         "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
+         "session",
+         trial, setting, why);
+  }
+  say(environment, trial, "is refused, and left out: " + why);
+  record.reason = "refused: " + why;
+  tell(trial, true, true, environment);
 }
 
 void Session::retry(int64_t trial, const std::string& why, int most,

@@ -50,6 +50,7 @@ class Session {
 
   struct Environment {
     fs::path program;                                      // ductile
+    bool trust = false;                                    // go on with runs of another user, too
     const sigset_t* mask = nullptr;                        // of the trials' processes
     std::function<void(const std::string& text)> on_news;  // a line for people
     std::function<bool()> interrupted;                     // looked at several times per second
@@ -90,8 +91,10 @@ class Session {
   void fill(const Environment& environment);
   void launch(int64_t trial, const Environment& environment);
   bool poll(const Environment& environment);
-  bool reached(int64_t trial) const;  // whether its evaluations go as far as it is to run
+  bool reached(int64_t trial) const;   // whether its evaluations go as far as it is to run
+  bool complete(int64_t trial) const;  // whether there is nothing left to do until then
   void ended(int64_t trial, int exit_status, const Environment& environment);
+  void refused(int64_t trial, const std::string& why, const Environment& environment);
   void retry(int64_t trial, const std::string& why, int most, const Environment& environment);
   void stop_all();
   void tell(int64_t trial, bool is_over, bool has_diverged, const Environment& environment);

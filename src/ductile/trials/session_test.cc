@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -43,6 +44,20 @@ TEST(Session, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(open_error(folder), ErrorCode::conflict);  // this process drives it
 }
 
+TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  fs::create_directories(folder / "trials");
+  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  Session::open(folder);
+  // Anything else there is somebody's.
+  const fs::path other = place.path() / "other";
+  fs::create_directories(other);
+  write_file_atomic(other / "notes.txt", "mine");
+  EXPECT_THROW(Session::create(other, job_toml(), default_plan({})), Error);
+  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+}
+
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);
@@ -64,6 +79,13 @@ TEST(Session, TellsAbsenceFromDamage) {
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == ErrorCode::data_loss || e.code() == ErrorCode::conflict) << e.what();
     }
+  }
+  for (const char* name : {"tune.json", "job.toml"}) {
+    const fs::path file = folder / name, aside = place.path() / "aside";
+    fs::rename(file, aside);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    EXPECT_EQ(open_error(folder), ErrorCode::data_loss);  // it does not wait for a writer
+    fs::rename(aside, file);
   }
   nlohmann::json state = nlohmann::json::parse(whole);
   state["format"] = 99;

@@ -95,12 +95,22 @@ void check(const Plan& plan, const spec::JobOptions& job, std::string_view sourc
 
 }  // namespace
 
+void check_metric(const Setup& setup, const spec::JobOptions& job) {
+  if (setup.metric == "perplexity" && job.data.format != "tokens")
+    fail(ErrorCode::invalid_argument,
+         "metric = \"perplexity\" is a measure of language models, and data.format is \"{}\"; "
+         "images have \"accuracy\" and \"loss\"",
+         job.data.format);
+}
+
 void describe(Describer& d, Setup& o) {
   d.field("metric", o.metric, "what trials are judged by")
       .one_of({"accuracy", "loss", "perplexity"});
   d.field("policy", o.policy, "which trial gets more epochs next").one_of(tune::trial_policies());
   d.field("searcher", o.searcher, "which setting is tried next").one_of(tune::searchers());
-  d.field("budget", o.budget, "epochs of all trials together; 0 = ten full runs").range(0, 1e9);
+  d.field("budget", o.budget,
+          "epochs of all trials together, before the best one is run to its end; 0 = ten full runs")
+      .range(0, 1e9);
   d.field("at_once", o.at_once, "trials that run side by side; 0 = one per core").range(0, 4096);
   d.field("seed", o.seed, "seed of the search").at_least(0);
   d.field("finish", o.finish, "run the best trial to its last epoch");
@@ -128,10 +138,15 @@ Plan default_plan(const spec::JobOptions& job) {
   using tune::Dimension;
   using tune::Kind;
   using tune::Scale;
-  const bool sgd = job.optimizer.name == "sgd" || job.optimizer.name == "lars";
-  std::vector<Dimension> dimensions = {
-      {"optimizer.lr", Kind::real, Scale::log, 1e-5, sgd ? 10.0 : 1.0}};
-  if (sgd) dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, 0, 0.99});
+  const std::string& rule = job.optimizer.name;
+  const bool sgd = rule == "sgd" || rule == "lars" || rule == "neumann";
+  std::vector<Dimension> dimensions;
+  if (job.train.rate_control != "lrtuner") {  // which finds it by itself
+    dimensions.push_back({"optimizer.lr", Kind::real, Scale::log, 1e-5, sgd ? 10.0 : 1.0});
+  }
+  if (sgd || rule == "muon") {
+    dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, 0, 0.99});
+  }
   dimensions.push_back({"optimizer.weight_decay", Kind::real, Scale::log, 1e-6, 0.3});
   Plan plan{{}, tune::Space(std::move(dimensions))};
   check(plan, job, "the default space");

@@ -18,7 +18,7 @@ struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
   std::string policy = "freeze_thaw";
   std::string searcher = "curves";
-  double budget = 0;    // epochs of all trials together; 0: ten full runs
+  double budget = 0;    // epochs of all trials together before `finish`; 0: ten full runs
   int64_t at_once = 0;  // trials that run side by side; 0: one per core
   int64_t seed = 1;
   bool finish = true;  // the best trial is run to its last epoch
@@ -48,6 +48,9 @@ Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOp
 
 // Without a file: the learning rate, and what else the optimiser of the job is most sensitive to.
 Plan default_plan(const spec::JobOptions& job);
+
+// Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
+void check_metric(const Setup& setup, const spec::JobOptions& job);
 
 // "optimizer.lr=0.1", one for each dimension, as --set takes it.
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);

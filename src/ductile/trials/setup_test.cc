@@ -1,5 +1,6 @@
 #include "ductile/trials/setup.h"
 
+#include <algorithm>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -70,6 +71,33 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   job = {};
   job.train.max_steps = 5;
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
+}
+
+TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
+  const auto tuned = [](const spec::JobOptions& job, const char* option) {
+    const Plan plan = default_plan(job);
+    return std::ranges::any_of(plan.space.dimensions(),
+                               [&](const tune::Dimension& d) { return d.name == option; });
+  };
+  spec::JobOptions job;
+  for (const char* rule : {"sgd", "lars", "muon", "neumann"}) {
+    job.optimizer.name = rule;
+    EXPECT_TRUE(tuned(job, "optimizer.momentum")) << rule;
+  }
+  job.optimizer.name = "adamw";
+  EXPECT_FALSE(tuned(job, "optimizer.momentum"));
+  EXPECT_TRUE(tuned(job, "optimizer.lr"));
+  job.train.rate_control = "lrtuner";
+  EXPECT_FALSE(tuned(job, "optimizer.lr"));
+}
+
+TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
+  trials::Setup setup;
+  spec::JobOptions job;
+  setup.metric = "perplexity";
+  EXPECT_THROW(check_metric(setup, job), Error);
+  job.data.format = "tokens";
+  check_metric(setup, job);
 }
 
 TEST(Setup, HasASpaceForEveryOptimiser) {

@@ -22,6 +22,13 @@ using Json = nlohmann::json;
 // To save what a trial has done; a controller gives its workers a minute for a step.
 constexpr auto kPatience = std::chrono::seconds(120);
 
+// A FIFO, which would be waited for, has no lines; `train --resume` says that it is there.
+template <typename Each>
+void for_each_event(const fs::path& run, const Each& each) {
+  if (kind_of(run / "events.jsonl") == FileKind::file)
+    run::for_each_diary_line(run / "events.jsonl", each);
+}
+
 bool holds_a_run(const fs::path& folder) { return kind_of(folder / "job.toml") != FileKind::none; }
 
 }  // namespace
@@ -31,6 +38,7 @@ TrialProcess::TrialProcess(const Launch& launch) {
   spawn.program = launch.program;
   if (holds_a_run(launch.folder)) {
     spawn.arguments = {"-q", "train", "--resume", launch.folder.string()};
+    if (launch.trust) spawn.arguments.emplace_back("--trust");
   } else {
     spawn.arguments = {"-q", "train", launch.job.string(), "--out", launch.folder.string()};
     for (const std::string& option : launch.options) {
@@ -74,7 +82,7 @@ void TrialProcess::pause() {
 
 std::map<double, double> evaluations(const fs::path& run, const std::string& metric) {
   std::map<double, double> out;
-  run::for_each_diary_line(run / "events.jsonl", [&](const Json& line) {
+  for_each_event(run, [&](const Json& line) {
     if (line.value("kind", Json()) != "evaluation") return;
     const double epoch = run::number_at(line, "epoch", 0);
     if (epoch > 0) out[epoch] = run::number_at(line, metric.c_str(), NAN);
@@ -84,7 +92,7 @@ std::map<double, double> evaluations(const fs::path& run, const std::string& met
 
 RunEnd end_of(const fs::path& run) {
   RunEnd out;
-  run::for_each_diary_line(run / "events.jsonl", [&](const Json& line) {
+  for_each_event(run, [&](const Json& line) {
     const Json kind = line.value("kind", Json());
     if (kind == "start" || kind == "resume") out.status.clear();
     if (kind != "end") return;

@@ -23,6 +23,7 @@ class TrialProcess {
     fs::path log;
     std::vector<int> cpus;
     const sigset_t* mask = nullptr;
+    bool trust = false;  // a run of another user is resumed, too
   };
   explicit TrialProcess(const Launch& launch);
   TrialProcess(const TrialProcess&) = delete;

@@ -13,14 +13,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kStartup = 16;
-constexpr size_t kCandidates = 300;    // without a list
-constexpr size_t kMostListed = 2000;   // of a list, for one decision
-constexpr size_t kMostFitValues = 80;  // that the scales are fitted to
-constexpr double kFitGrowth = 1.5;     // of the values between two fits
-constexpr double kNewShare = 0.6;      // of the budget, for first looks at new settings
-constexpr double kRandomShare = 0.2;   // of the new settings: what the model cannot know yet
-constexpr double kNewDeviation = 0.7;  // how much of its doubt speaks for a new setting
+constexpr size_t kCurvesStartup = 16;
+constexpr size_t kCurvesCandidates = 300;  // without a list
+constexpr size_t kMostListed = 2000;       // of a list, for one decision
+constexpr size_t kMostFitValues = 80;      // that the scales are fitted to
+constexpr double kFitGrowth = 1.5;         // of the values between two fits
+constexpr double kNewShare = 0.6;          // of the budget, for first looks at new settings
+constexpr double kRandomShare = 0.2;       // of the new settings: what the model cannot know yet
+constexpr double kNewDeviation = 0.7;      // how much of its doubt speaks for a new setting
 
 // Two decisions. How much of the budget goes to new settings is fixed: the rest would be spent on
 // trials that are soon known to be mediocre, or on ever more new ones, if the two competed by
@@ -44,7 +44,7 @@ class CurvesSearcher final : public Searcher {
   Pick pick(Rng& rng, std::span<const int64_t> paused) override {
     catch_up();
     const size_t startup =
-        options().startup > 0 ? static_cast<size_t>(options().startup) : kStartup;
+        options().startup > 0 ? static_cast<size_t>(options().startup) : kCurvesStartup;
     const bool is_new = paused.empty() || trials().size() < startup || looked_ < kNewShare * spent_;
     if (is_new) {
       if (auto fresh = pick_new(rng, startup)) return {.fresh = std::move(fresh)};
@@ -87,7 +87,7 @@ class CurvesSearcher final : public Searcher {
       }
     } else {
       const size_t most_candidates =
-          options().candidates > 0 ? static_cast<size_t>(options().candidates) : kCandidates;
+          options().candidates > 0 ? static_cast<size_t>(options().candidates) : kCurvesCandidates;
       for (const Candidate& c : candidates(rng, most_candidates, best_settings())) {
         CurveModel::Target target;
         compare(target, c.setting, -1);

@@ -8,7 +8,7 @@
 namespace ductile::tune {
 namespace {
 
-constexpr size_t kCandidates = 500;
+constexpr size_t kGpCandidates = 500;
 constexpr size_t kMostPoints = 400;     // of the process: the best half and the latest
 constexpr size_t kMostFitPoints = 150;  // that the scales are fitted to
 
@@ -41,7 +41,7 @@ class GpSearcher final : public Searcher {
     for (size_t i = 0; i < std::min<size_t>(5, order.size()); ++i)
       around.push_back(trials()[scores[order[i]].trial].setting);
     const size_t most =
-        options().candidates > 0 ? static_cast<size_t>(options().candidates) : kCandidates;
+        options().candidates > 0 ? static_cast<size_t>(options().candidates) : kGpCandidates;
     const std::vector<Candidate> from = candidates(rng, most, around);
     const Candidate* best = nullptr;
     double best_gain = 0;

@@ -8,8 +8,8 @@
 namespace ductile::tune {
 namespace {
 
-constexpr size_t kStartup = 10;
-constexpr size_t kCandidates = 64;
+constexpr size_t kTpeStartup = 10;
+constexpr size_t kTpeCandidates = 64;
 
 class TpeSearcher final : public Searcher {
  public:
@@ -18,12 +18,12 @@ class TpeSearcher final : public Searcher {
  private:
   Pick pick(Rng& rng, std::span<const int64_t>) override {
     const size_t startup =
-        options().startup > 0 ? static_cast<size_t>(options().startup) : kStartup;
+        options().startup > 0 ? static_cast<size_t>(options().startup) : kTpeStartup;
     const std::vector<Scored> scores = scores_of(trials(), startup);
     if (scores.size() < startup) return {.fresh = random_candidate(rng)};
     const auto [good, rest] = split(scores);
     const size_t most =
-        options().candidates > 0 ? static_cast<size_t>(options().candidates) : kCandidates;
+        options().candidates > 0 ? static_cast<size_t>(options().candidates) : kTpeCandidates;
     std::vector<Candidate> from;
     if (space().listed().empty()) {
       for (size_t i = 0; i < most; ++i) {

@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <limits>
 
 #include "ductile/plan/baselines/equal_cuts_impl.h"
+#include "ductile/plan/infinity_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kKept = 128;
 constexpr size_t kKeptAlike = 12;  // of one order and number of stages
 constexpr int kEveryCount = 16;    // up to so many stages, every number is tried

@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <unordered_map>
 
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
 #include "ductile/plan/baselines/max_load_groups_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/infinity_impl.h"
 
 namespace ductile::plan {
 
@@ -15,7 +15,6 @@ using graph::OpSet;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxOfAKind = 100;  // devices: rows hold 8 bits
 
 class MaxLoadSearch {

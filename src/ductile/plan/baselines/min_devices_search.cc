@@ -7,6 +7,7 @@
 #include "ductile/base/error.h"
 #include "ductile/plan/baselines/piper_problem_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/search_space_impl.h"
 
 // Piper's problem the other way round: for a time that no stage may exceed, the fewest devices of
@@ -20,7 +21,6 @@ using graph::OpSet;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxSearchDevices = 16'000;     // fewest_ holds 16 bits
 constexpr size_t kMaxRemembered = 1'000'000;  // stages
 

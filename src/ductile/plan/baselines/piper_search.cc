@@ -5,6 +5,7 @@
 #include "ductile/base/error.h"
 #include "ductile/plan/baselines/piper_problem_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/infinity_impl.h"
 
 namespace ductile::plan {
 
@@ -13,7 +14,6 @@ using graph::OpSet;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kMemoryLimit = 300'000'000;  // entries of its table
 
 // best[upset][n][s]: the least bottleneck of the upset's operators on at most n devices, degrees

@@ -7,7 +7,7 @@
 namespace ductile::plan {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kUnreached = std::numeric_limits<float>::infinity();
 
 class SequentialSearch {
  public:
@@ -33,14 +33,14 @@ class SequentialSearch {
     }
     // The best, with fewest devices; then backwards from there.
     Cell end{last_, 0, 0};
-    float least = kInfinity;
+    float least = kUnreached;
     for (int n = 0; n < num_n_; ++n) {
       for (int s = 0; s < num_s_; ++s) {
         const float v = best({last_, n, s});
         if (v < least) least = v, end = {last_, n, s};
       }
     }
-    if (least == kInfinity) return result;
+    if (least == kUnreached) return result;
     result.found = true;
     result.seconds_per_sample = least;
     result.plan = plan_of(end);
@@ -87,7 +87,7 @@ class SequentialSearch {
   // The table from its first state to its last; false: out of time.
   bool fill() {
     const auto states = space_.states();
-    best_.assign(static_cast<size_t>(num_n_) * num_s_ * states.size(), kInfinity);
+    best_.assign(static_cast<size_t>(num_n_) * num_s_ * states.size(), kUnreached);
     best_[0] = 0;
     for (int state = 0; state < last_; ++state) {
       if (Clock::now() > deadline_) return false;
@@ -114,7 +114,7 @@ class SequentialSearch {
       const int end = tensor ? std::min(n + 1, num_s - shape.replicas) : 1;
       for (int s = 0; s < end; ++s) {
         const float before = from[static_cast<size_t>(n) * num_s + s];
-        if (before == kInfinity) continue;
+        if (before == kUnreached) continue;
         if (in_flight(n, s, shape) > c.most) continue;
         float& out = to[static_cast<size_t>(n + own) * num_s + (tensor ? s + shape.replicas : 0)];
         out = std::min(out, std::max(before, tau));

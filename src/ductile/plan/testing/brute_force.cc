@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <map>
 #include <tuple>
 
 #include "ductile/base/rng.h"
+#include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/label_search_impl.h"
 
 namespace ductile::plan {
@@ -14,7 +14,6 @@ namespace ductile::plan {
 namespace {
 
 using Mask = uint32_t;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Twin {
   const graph::Graph& graph;

@@ -70,7 +70,7 @@ class Probing final : public StepMethod {
     return {.gradient = false, .update = false, .displaced = true};
   }
 
-  void weights(JobState& state, const StepKind&, std::span<float> out) const override {
+  void weights(JobState& state, const StepKind&, int64_t, std::span<float> out) const override {
     move(state, out, kPlaces[place_of(state)]);
   }
 

@@ -10,39 +10,22 @@
 #include <ATen/ops/tensor.h>
 
 #include "ductile/base/error.h"
+#include "ductile/train/wrapped_method.h"
 
 namespace ductile::train::testing {
 namespace {
 
-class Watched final : public StepMethod {
+class Watched final : public WrappedMethod {
  public:
   Watched(const spec::JobOptions& job, std::shared_ptr<Story> story)
-      : method_(make_step_method(job)), story_(std::move(story)) {}
+      : WrappedMethod(make_step_method(job)), story_(std::move(story)) {}
 
-  void prepare(const spec::JobOptions& job, Ingredients& given) override {
-    method_->prepare(job, given);
-  }
-  std::vector<std::string> figures() const override { return method_->figures(); }
-  int64_t num_shared() const override { return method_->num_shared(); }
-  StepKind next(const JobState& state) const override { return method_->next(state); }
-  std::optional<Samples> samples(const JobState& state, const StepKind& kind) const override {
-    return method_->samples(state, kind);
-  }
-  Progress progress(const JobState& state, const Progress& by_stream) const override {
-    return method_->progress(state, by_stream);
-  }
-  at::Tensor contribute(RankContext& rank) override { return method_->contribute(rank); }
-  Verdict judge(const JobState& state, const StepKind& kind,
-                const std::map<std::string, double>& sums, int64_t num_ranks) const override {
-    return method_->judge(state, kind, sums, num_ranks);
-  }
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
     story_->steps.push_back({kind.update, outcome.samples->indices, state.last_hyper.lr});
-    method_->commit(state, kind, outcome);
+    WrappedMethod::commit(state, kind, outcome);
   }
 
  private:
-  std::unique_ptr<StepMethod> method_;
   std::shared_ptr<Story> story_;
 };
 
@@ -120,10 +103,13 @@ Bench::Bench(const spec::JobOptions& of)
 }
 
 at::Tensor Bench::losses(const Indices& samples, int64_t epoch, bool training) {
-  const auto batch = loader->fetch(samples, epoch);
+  return losses(*loader->fetch(samples, epoch), training);
+}
+
+at::Tensor Bench::losses(const data::Batch& batch, bool training) {
   parts.model->train(training);
-  const at::Tensor logits = parts.model->forward(input_of(*batch).clone());
-  at::Tensor out = parts.model->loss(logits, labels_of(*batch).clone(), 0).losses;
+  const at::Tensor logits = parts.model->forward(input_of(batch).clone());
+  at::Tensor out = parts.model->loss(logits, labels_of(batch).clone(), 0).losses;
   parts.model->train(true);
   return out;
 }

@@ -51,6 +51,7 @@ struct Bench {
   explicit Bench(const spec::JobOptions& job);
 
   at::Tensor losses(const Indices& samples, int64_t epoch, bool training);
+  at::Tensor losses(const data::Batch& batch, bool training);
   // In evaluation mode.
   std::vector<float> look(const Indices& samples, int64_t epoch);
   std::vector<float> gradient(const at::Tensor& loss);
