@@ -11,8 +11,8 @@
 #         tests share lies in a folder testing/, which nothing but tests may include.
 # ASSETS  .css and .js files, embedded as constants of the module's namespace: charts.js of module
 #         page is ductile::page::kChartsJs, declared by a header of the module.
-# GLUE    the module calls others and computes little itself: it is optimised less (-O1), which takes a
-#         quarter off the time to compile it.
+# GLUE    the module's own loops are a small part of the time that it takes: it is optimised less (-O1),
+#         which takes a quarter off the time to compile it.
 # TORCH   the module is above the torch line; only such a module may include torch headers.
 
 # The layer of every module of the design; a module may use strictly lower ones.

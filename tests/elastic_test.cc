@@ -144,7 +144,8 @@ TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {
   fs::rename(run, moved);
   // A job that was edited since is another one, and says so; its checkpoints stay.
   const std::string toml = read_file(moved / "job.toml");
-  const std::string edited = std::regex_replace(toml, std::regex(R"((^|\n)lr = )"), "$1lr = 1");
+  const std::string edited =
+      std::regex_replace(toml, std::regex(R"((^|\n)lr = (?=\d))"), "$1lr = 1");
   ASSERT_NE(edited, toml);
   write_file_atomic(moved / "job.toml", edited);
   EXPECT_EQ(command({"-q", "train", "--resume", moved.string()}), 3) << read_file(log_);

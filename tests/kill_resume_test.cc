@@ -83,8 +83,7 @@ spec::JobOptions short_job() {
   return job;
 }
 
-fs::path make_run(const fs::path& root) {
-  spec::JobOptions job = short_job();
+fs::path make_run(const fs::path& root, spec::JobOptions job = short_job()) {
   const run::RunFolder folder = run::RunFolder::create(root, "short");
   write_file_atomic(folder.job_file(), OptionSet(job).to_toml());
   return folder.path();
@@ -123,6 +122,46 @@ TEST(KillAndResume, RandomKillsLeaveTheFinalWeightsBitEqual) {
   });
   ASSERT_EQ(steps.size(), 50u + 5u * kKills);
   for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], static_cast<int64_t>(10 * (i + 1)));
+}
+
+// The branches of an online tuner are in the checkpoints.
+TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) {
+  const TempFolder root;
+  spec::JobOptions job = short_job();
+  job.data.train_limit = 1024;
+  job.train.max_steps = 0;
+  job.train.epochs = 4;
+  job.optimizer.lr = 2e-4;
+  job.tune.online = true;
+  job.tune.budget = 2;
+  job.tune.momentum = {0, 0.99};
+  job.tune.batch_size = {16, 32};
+  const fs::path whole = make_run(root.path(), job), killed = make_run(root.path(), job);
+  ASSERT_EQ(wait_for(start_worker(whole)), 0);
+  int in_trials = 0;
+  for (int kill = 0; kill < 6; ++kill) {
+    const fs::path before = newest_manifest(killed);
+    const pid_t worker = start_worker(killed);
+    while (newest_manifest(killed) == before && ::waitpid(worker, nullptr, WNOHANG) == 0)
+      sleep_for(0.002);
+    sleep_for(0.01 * kill);
+    ASSERT_EQ(::kill(worker, SIGKILL), 0);
+    ASSERT_TRUE(WIFSIGNALED(wait_for(worker))) << "the run was over after " << kill << " kills";
+    in_trials +=
+        read_file(newest_manifest(killed)).find("branch/root/weights") != std::string::npos;
+  }
+  EXPECT_GT(in_trials, 3);
+  ASSERT_EQ(wait_for(start_worker(killed)), 0);
+  EXPECT_EQ(read_file(whole / "model.safetensors"), read_file(killed / "model.safetensors"));
+  const auto chosen = [](const fs::path& run) {
+    nlohmann::json out;
+    run::for_each_diary_line(run / "events.jsonl", [&](const nlohmann::json& line) {
+      if (line.at("kind") == "tune" && line.at("what") == "search_over") out = line.at("moves");
+    });
+    return out;
+  };
+  EXPECT_FALSE(chosen(whole).empty());
+  EXPECT_EQ(chosen(killed), chosen(whole));
 }
 
 TEST(KillAndResume, ATermSignalSavesTheStateAndEndsInOrder) {

@@ -88,7 +88,7 @@ void add_tune(CLI::App& app, Parsed& parsed) {
       "It leaves best.toml, the job with the best options, and report.html.\n";
   add_job(*sub, c.job);
   sub->add_option(
-         "--space", c.plan,
+         "--space", c.space,
          "tuning file: which options are tuned, and how (default: learning rate, momentum, "
          "weight decay)")
       ->option_text("FILE");

@@ -43,7 +43,7 @@ ExitCode train(const TrainCommand& command, Context& context);
 
 struct TuneCommand {
   JobRequest job;
-  std::optional<fs::path> plan;          // a tuning file; default: the usual space
+  std::optional<fs::path> space;         // a tuning file; default: the usual space
   std::vector<std::string> assignments;  // --tune budget=40
   std::optional<fs::path> out;           // the session's folder
   std::optional<fs::path> resume;        // an existing one

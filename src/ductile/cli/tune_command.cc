@@ -32,16 +32,16 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   JobConfig config;
   config.read(command.job, context.environment);
   config.make_paths_absolute();
-  trials::Plan plan =
-      command.plan ? trials::read_plan(read_file(*command.plan), command.plan->string(), config.job)
-                   : trials::default_plan(config.job);
-  OptionSet options(plan.setup);
+  trials::Tuning tuning = command.space ? trials::read_tuning(read_file(*command.space),
+                                                              command.space->string(), config.job)
+                                        : trials::default_tuning(config.job);
+  OptionSet options(tuning.setup);
   for (const std::string& assignment : command.assignments) options.set(assignment, "--tune");
-  trials::check_metric(plan.setup, config.job);
+  trials::check_metric(tuning.setup, config.job);
   const fs::path folder =
       command.out ? *command.out
                   : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");
-  return trials::Session::create(fs::absolute(folder), config.options.to_toml(), plan);
+  return trials::Session::create(fs::absolute(folder), config.options.to_toml(), tuning);
 }
 
 Json result_of(const trials::Session& session, bool is_over) {
@@ -57,18 +57,18 @@ Json result_of(const trials::Session& session, bool is_over) {
   const auto& winner = session.trials()[static_cast<size_t>(best)];
   out["best"] = {{"trial", best},
                  {"run", session.trial_folder(best).string()},
-                 {session.plan().setup.metric, *session.best_value(best)},
-                 {"values", session.plan().space.values(winner.setting)}};
+                 {session.tuning().setup.metric, *session.best_value(best)},
+                 {"values", session.tuning().space.values(winner.setting)}};
   return out;
 }
 
 void print_summary(Console& console, const trials::Session& session) {
   std::vector<std::vector<std::string>> rows;
   if (const int64_t best = session.best(); best >= 0) {
-    const std::string& metric = session.plan().setup.metric;
+    const std::string& metric = session.tuning().setup.metric;
     rows.push_back({"best " + metric, page::as_metric(metric, *session.best_value(best))});
     for (const std::string& a : trials::assignments(
-             session.plan().space, session.trials()[static_cast<size_t>(best)].setting)) {
+             session.tuning().space, session.trials()[static_cast<size_t>(best)].setting)) {
       const size_t at = a.find('=');
       rows.push_back({a.substr(0, at), a.substr(at + 1)});
     }

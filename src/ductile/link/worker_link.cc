@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include <poll.h>
@@ -188,7 +189,12 @@ void WorkerLink::run() {
           {UINT64_MAX, options_.worker.worker, control::Stop{reason}}});
       return;
     }
-    wait_for(-1, wake_.get(), kRedial);
+    try {
+      wait_for(-1, wake_.get(), kRedial);
+    } catch (const Error& e) {  // the system has no memory for it now; dialling goes on
+      say(e.what());
+      std::this_thread::sleep_for(kRedial);
+    }
   }
 }
 

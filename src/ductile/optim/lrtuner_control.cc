@@ -27,7 +27,10 @@ struct Point {
 //
 // A single update does not show where the updates after it lead, so the choice is bounded by what
 // training did since the last round: the learning rate rises only while the mean loss is near or
-// below its lowest, and is halved where it has risen by a tenth.
+// below its lowest, and is halved where it has risen by a tenth. Both means are of noisy losses: a
+// rise that their standard errors explain is none. Near a minimum the gain of one update is smaller
+// than the noise of the probes, so in the exploit phase a round that finds no step says nothing,
+// and the rate stays on its line.
 //
 // A round probes w itself, then the last learning rate, then its doubles until the loss exceeds
 // L(w), or else its halves until the loss is below L(w). The first rounds follow soon after one
@@ -54,6 +57,7 @@ class Lrtuner final : public RateControl {
     if (!observed.probe_loss && observed.updates > 0 &&
         std::isfinite(observed.loss.value_or(INFINITY))) {
       memory["loss_sum"] = memory.value("loss_sum", 0.0) + *observed.loss;
+      memory["loss_squares"] = memory.value("loss_squares", 0.0) + *observed.loss * *observed.loss;
       memory["loss_count"] = memory.value("loss_count", 0) + 1;
     }
     if (observed.probe_loss) {
@@ -85,16 +89,24 @@ class Lrtuner final : public RateControl {
            options_.explore * static_cast<double>(observed.total);
   }
 
-  // The exploit phase's line.
-  double bounded(double lr, const Observed& observed, Json& memory) const {
-    if (exploring(observed)) {
-      memory["peak"] = lr;
-      return lr;
-    }
+  // The share of the exploit phase that is left.
+  double share_left(const Observed& observed) const {
     const double begin = options_.explore * static_cast<double>(observed.total);
-    const double left = (static_cast<double>(observed.total - observed.position)) /
-                        std::max(static_cast<double>(observed.total) - begin, 1.0);
-    return memory.contains("peak") ? std::min(lr, memory["peak"].get<double>() * left) : lr * left;
+    return (static_cast<double>(observed.total - observed.position)) /
+           std::max(static_cast<double>(observed.total) - begin, 1.0);
+  }
+
+  // At most the line of the exploit phase: rounds compare with, halve and report what is trained
+  // with. Without an explore phase there is no line.
+  double on_line(double lr, const Observed& observed, const Json& memory) const {
+    if (exploring(observed) || !memory.contains("peak")) return lr;
+    return std::min(lr, memory["peak"].get<double>() * share_left(observed));
+  }
+
+  double bounded(double lr, const Observed& observed, Json& memory) const {
+    if (exploring(observed)) memory["peak"] = lr;
+    if (!memory.contains("peak")) return lr * share_left(observed);
+    return on_line(lr, observed, memory);
   }
 
   // The next probe of the round, or its end.
@@ -143,20 +155,20 @@ class Lrtuner final : public RateControl {
 
   void end_round(const Observed& observed, std::vector<Point> points, Json& memory) const {
     memory.erase("at");
-    const double lr = memory["lr"].get<double>();
+    const double lr = on_line(memory["lr"].get<double>(), observed, memory);
     const int round = memory["rounds"].get<int>();
     Choice choice = choose(std::move(points), exploring(observed));
-    bound(choice, lr, memory);
+    bound(choice, lr, exploring(observed), memory);
     double chosen = lr;
     if (choice.lr > 0) {
       const double keep = round < kEarlyRounds ? 0 : options_.smoothing;
       chosen = std::exp(keep * std::log(std::max(lr, 1e-300)) + (1 - keep) * std::log(choice.lr));
       memory["failures"] = 0;
     } else {
-      memory["failures"] = memory.value("failures", 0) + 1;
+      memory["failures"] = exploring(observed) ? memory.value("failures", 0) + 1 : 1;
       if (memory["failures"].get<int>() % 2 == 0) chosen = lr / 2;
     }
-    chosen = std::min(chosen, kLargest);
+    chosen = on_line(std::min(chosen, kLargest), observed, memory);
     memory["lr"] = chosen;
     memory["rounds"] = round + 1;
     const auto every = std::max<int64_t>(
@@ -181,19 +193,26 @@ class Lrtuner final : public RateControl {
   };
 
   // By the mean loss of the updates since the last round, against the lowest such mean.
-  static void bound(Choice& choice, double lr, Json& memory) {
+  static void bound(Choice& choice, double lr, bool explore, Json& memory) {
     const int count = memory.value("loss_count", 0);
     if (count == 0) return;
     const double mean = memory["loss_sum"].get<double>() / count;
-    memory["loss_sum"] = 0.0;
+    const double spread = memory["loss_squares"].get<double>() / count - mean * mean;
+    const double variance = std::max(0.0, spread) / count;  // of the mean
+    memory["loss_sum"] = memory["loss_squares"] = 0.0;
     memory["loss_count"] = 0;
-    const double lowest = memory.value("lowest", mean);
-    memory["lowest"] = std::min(lowest, mean);
-    const double risen = mean - lowest, level = std::abs(lowest);
-    if (risen > 0.1 * level) {
+    if (mean <= memory.value("lowest", mean)) {
+      memory["lowest"] = mean;
+      memory["lowest_variance"] = variance;
+    }
+    const double lowest = memory["lowest"].get<double>(), level = std::abs(lowest);
+    const double noise =
+        explore ? 0 : 2 * std::sqrt(variance + memory["lowest_variance"].get<double>());
+    const double risen = mean - lowest;
+    if (risen > std::max(0.1 * level, noise)) {
       choice.lr = choice.lr > 0 ? std::min(choice.lr, lr / 2) : lr / 2;
       choice.why = "training has raised the loss";
-    } else if (risen > 0.02 * level && choice.lr > lr) {
+    } else if (risen > std::max(0.02 * level, noise) && choice.lr > lr) {
       choice.lr = lr;
       choice.why = "training does not lower the loss";
     }

@@ -103,7 +103,10 @@ struct Descent {
         seen.loss = loss(w);
       }
       hyper = control->next(seen, memory);
-      if (memory.contains("event")) events.push_back(memory["event"]);
+      if (memory.contains("event")) {
+        events.push_back(memory["event"]);
+        events.back()["update"] = seen.updates;
+      }
     }
   }
 };
@@ -182,6 +185,51 @@ TEST(Lrtuner, ExploitsAlongALineToZero) {
     EXPECT_LE(d.rates[i], 1.05 * static_cast<double>(200 - i) / 100);
   }
   EXPECT_LT(d.rates[199], 0.011);
+}
+
+// Near the minimum, gradients are noise, and that of an update is none of the samples that are
+// probed after it: most steps raise the loss of the probes, and the losses of training are level
+// but for noise. Neither may keep the rate far below its line.
+TEST(Lrtuner, NoiseDoesNotHoldTheRateBelowTheLine) {
+  int below = 0, seen = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Rng rng(seed);
+    double slope = 0;
+    Descent d;
+    d.w = {2};
+    d.loss = [&](const std::vector<double>& w) { return 3 + w[0] * w[0] + slope * w[0]; };
+    d.gradient = [&](const std::vector<double>& w) {
+      slope = rng.normal();
+      return std::vector<double>{2 * w[0] + rng.normal()};
+    };
+    d.run(tuned(0.01, 0.5), 2000);
+    const double peak = d.rates[999];
+    for (size_t i = 1000; i < 2000; ++i, ++seen)
+      below += d.rates[i] < 0.2 * peak * static_cast<double>(2000 - i) / 1000;
+  }
+  EXPECT_LT(below, seen / 10);
+}
+
+// What a round says and what it changes is the rate that is trained with, not one above the line.
+TEST(Lrtuner, RoundsOnTheLineSayAndChangeTheRateThatIsUsed) {
+  Descent falling = parabola(2);  // its minimum stays where it is, and the line goes below it
+  falling.run(tuned(0.01, 0.5), 200);
+  Descent lost = parabola(2);
+  lost.loss = [&lost](const std::vector<double>& w) {
+    return (lost.rates.size() < 110 ? 1 : -1) * w[0] * w[0];  // no step lowers it any more
+  };
+  lost.run(tuned(0.01, 0.5), 200);
+  for (const Descent* d : {&falling, &lost}) {
+    size_t exploiting = 0;
+    for (const Json& e : d->events) {
+      const size_t update = e["update"].get<size_t>();  // those done
+      if (e["phase"] != "exploit" || update >= d->rates.size()) continue;
+      ++exploiting;
+      EXPECT_DOUBLE_EQ(e["lr"].get<double>(), d->rates[update]) << e;
+      EXPECT_LE(e["lr_before"].get<double>(), d->rates[update - 1]) << e;
+    }
+    EXPECT_GE(exploiting, 4U);
+  }
 }
 
 // Probes see a loss with noise that is the same in all probes of a round.

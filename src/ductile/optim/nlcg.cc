@@ -46,7 +46,7 @@ class Nlcg final : public FlatOptimizer {
   int num_rounds() const override { return 2; }
 
   void prepare(const StepInput& in, BlockRange blocks, int round) override {
-    const Plan plan = round == 0 ? Plan{} : curvature(in);
+    const StepValues values = round == 0 ? StepValues{} : curvature(in);
     for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       std::span<double> sums = sums_of(index);
       if (round == 0) sums[kYp] = sums[kPhp] = 0;
@@ -55,7 +55,7 @@ class Nlcg final : public FlatOptimizer {
       Strip strip;
       for (int64_t k = 0; k < piece.size; k += kStrip) {
         const int64_t n = std::min(kStrip, piece.size - k);
-        compute(in, piece, k, n, plan, strip);
+        compute(in, piece, k, n, values, strip);
         if (round == 0) {
           sums[kYp] += kernels_.dot(strip.y.data(), strip.p.data(), n);
           kernels_.multiply(strip.h.data(), strip.h.data(), strip.p.data(), n);
@@ -71,10 +71,10 @@ class Nlcg final : public FlatOptimizer {
   }
 
   void apply(const StepInput& in, BlockRange blocks) override {
-    const Plan plan = whole_plan(in);
-    const auto beta = static_cast<float>(plan.beta);
-    const auto ahead = static_cast<float>(in.hyper.lr * plan.step_size * (1 - plan.undo));
-    const auto back = static_cast<float>(-in.hyper.lr * step_size() * plan.undo);
+    const StepValues values = whole_values(in);
+    const auto beta = static_cast<float>(values.beta);
+    const auto ahead = static_cast<float>(in.hyper.lr * values.step_size * (1 - values.undo));
+    const auto back = static_cast<float>(-in.hyper.lr * step_size() * values.undo);
     update_pieces(in, blocks, [&](const Piece& piece) {
       Strip strip;
       float* const direction = state_at(kDirection, piece.begin);
@@ -83,11 +83,11 @@ class Nlcg final : public FlatOptimizer {
       };
       update_strips(in, piece, [&](int64_t i, int64_t n) {
         const int64_t k = i - piece.begin;
-        compute(in, piece, k, n, plan, strip);
+        compute(in, piece, k, n, values, strip);
         float* const w = in.weights.data() + i;
         float* const d = direction + k;
         // The part of the last step that is taken back, before its direction is gone.
-        if (plan.undo > 0) kernels_.add_scaled(w, d, n, back);
+        if (values.undo > 0) kernels_.add_scaled(w, d, n, back);
         kernels_.blend(d, 1, strip.s.data(), beta, d, n);
         kernels_.add_scaled(w, d, n, ahead);
         if (preconditioned()) {
@@ -101,11 +101,11 @@ class Nlcg final : public FlatOptimizer {
 
  protected:
   void end_step(const StepInput& in) override {
-    const Plan plan = whole_plan(in);
+    const StepValues values = whole_values(in);
     scalars_[0].value = total_sum(kRs);
-    scalars_[1].value = plan.step_size;
-    scalars_[2].value = plan.loss;
-    scalars_[3].value = plan.checked_loss;
+    scalars_[1].value = values.step_size;
+    scalars_[2].value = values.loss;
+    scalars_[3].value = values.checked_loss;
   }
 
  private:
@@ -120,7 +120,7 @@ class Nlcg final : public FlatOptimizer {
   }
 
   // What the whole model has to say about a step.
-  struct Plan {
+  struct StepValues {
     bool bends = false;  // H changes
     double yp = 0, php = 0;
     double beta = 0, step_size = 1, undo = 0, loss = 0, checked_loss = 0;
@@ -135,8 +135,8 @@ class Nlcg final : public FlatOptimizer {
   bool preconditioned() const { return options_.preconditioner == "bfgs"; }
   double step_size() const { return scalars_[1].value; }
 
-  void compute(const StepInput& in, const Piece& piece, int64_t k, int64_t n, const Plan& plan,
-               Strip& out) {
+  void compute(const StepInput& in, const Piece& piece, int64_t k, int64_t n,
+               const StepValues& values, Strip& out) {
     const auto l2 = decays(piece) ? static_cast<float>(in.hyper.weight_decay) : 0.0F;
     const int64_t i = piece.begin + k;
     kernels_.blend(out.g.data(), in.gradient_scale, in.gradient.data() + i, l2,
@@ -151,10 +151,10 @@ class Nlcg final : public FlatOptimizer {
     kernels_.blend(out.y.data(), 1, out.g.data(), -1, state_at(kGradient, piece.begin) + k, n);
     kernels_.blend(out.p.data(), moved, d_old, 0, d_old, n);
     std::copy_n(state_at(kHessian, piece.begin) + k, n, out.h.data());
-    if (plan.bends) {
+    if (values.bends) {
       kernels_.bfgs(out.h.data(), out.p.data(), out.y.data(), n,
-                    {.php = static_cast<float>(plan.php + kEps),
-                     .yp = static_cast<float>(plan.yp + kEps),
+                    {.php = static_cast<float>(values.php + kEps),
+                     .yp = static_cast<float>(values.yp + kEps),
                      .eps = static_cast<float>(kEps)});
     }
     kernels_.blend(out.s.data(), -1, out.g.data(), 0, out.g.data(), n);
@@ -162,45 +162,45 @@ class Nlcg final : public FlatOptimizer {
   }
 
   // By the sums of the first round.
-  Plan curvature(const StepInput&) const {
-    Plan plan;
-    plan.yp = total_sum(kYp);
-    plan.php = total_sum(kPhp);
-    plan.bends = plan.yp >= kEps && plan.php >= kEps;
-    return plan;
+  StepValues curvature(const StepInput&) const {
+    StepValues values;
+    values.yp = total_sum(kYp);
+    values.php = total_sum(kPhp);
+    values.bends = values.yp >= kEps && values.php >= kEps;
+    return values;
   }
 
   // By the sums of both.
-  Plan whole_plan(const StepInput& in) const {
-    Plan plan = curvature(in);
+  StepValues whole_values(const StepInput& in) const {
+    StepValues values = curvature(in);
     if (num_steps() > 0) {
       const double n = total_sum(kRs);
       const double above = polak_ribiere() ? n - total_sum(kRsOld) : n;
-      plan.beta = std::clamp(above / (scalars_[0].value + kEps), 0.0, 1.0);
+      values.beta = std::clamp(above / (scalars_[0].value + kEps), 0.0, 1.0);
     }
-    search(in.loss, plan);
-    return plan;
+    search(in.loss, values);
+    return values;
   }
 
   // e is the mean of the loss, 0.7 e + 0.3 loss. "step" compares it with what it was at the last
   // comparison, "online" compares each step's loss with it.
-  void search(double loss, Plan& plan) const {
-    plan.step_size = step_size();
-    plan.loss = num_steps() == 0 ? loss : 0.7 * scalars_[2].value + 0.3 * loss;
-    plan.checked_loss = num_steps() == 0 ? loss : scalars_[3].value;
+  void search(double loss, StepValues& values) const {
+    values.step_size = step_size();
+    values.loss = num_steps() == 0 ? loss : 0.7 * scalars_[2].value + 0.3 * loss;
+    values.checked_loss = num_steps() == 0 ? loss : scalars_[3].value;
     if (options_.line_search == "none" || num_steps() == 0) return;
     const bool online = options_.line_search == "online";
     if (!online && num_steps() % options_.line_search_every != 0) return;
-    const double ratio = online ? loss / plan.loss : plan.loss / scalars_[3].value;
-    plan.checked_loss = plan.loss;
+    const double ratio = online ? loss / values.loss : values.loss / scalars_[3].value;
+    values.checked_loss = values.loss;
     if (ratio < 1 + kLadder.back().rise * options_.threshold) {
-      plan.step_size = std::min(1.0, step_size() * (online ? 1.02 : 1.05));
+      values.step_size = std::min(1.0, step_size() * (online ? 1.02 : 1.05));
       return;
     }
     for (const Rung& rung : kLadder) {
       if (ratio > 1 + rung.rise * options_.threshold) {
-        plan.step_size = std::max(1e-4, step_size() * rung.keep);
-        plan.undo = rung.undo;
+        values.step_size = std::max(1e-4, step_size() * rung.keep);
+        values.undo = rung.undo;
         return;
       }
     }

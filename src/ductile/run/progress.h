@@ -13,7 +13,7 @@
 // schema is in docs/reference/run-folder.md.
 namespace ductile::run {
 
-enum class Phase : uint8_t { train, eval, checkpoint };
+enum class Phase : uint8_t { train, eval, checkpoint, tune };
 std::string_view to_string(Phase phase);
 
 // The progress of the run. Absent numbers are not known yet.
@@ -23,7 +23,7 @@ struct Progress {
   int64_t total_steps = 0;            // 0 = unknown
   double epoch = 0;                   // passes over the data done: 2.26
   int64_t epochs = 0;                 // 0 = unknown
-  std::optional<double> phase_share;  // how much of an evaluation is done, [0, 1]
+  std::optional<double> phase_share;  // of an evaluation, of a search's budget
   std::optional<double> loss;
   std::optional<double> accuracy;       // of training, [0, 1]
   std::optional<double> eval_accuracy;  // of the last evaluation, [0, 1]

@@ -11,7 +11,7 @@ namespace ductile::run {
 namespace {
 
 double share_of(const Progress& p) {
-  if (p.phase == Phase::eval && p.phase_share) return *p.phase_share;
+  if ((p.phase == Phase::eval || p.phase == Phase::tune) && p.phase_share) return *p.phase_share;
   if (p.total_steps > 0) return static_cast<double>(p.step) / static_cast<double>(p.total_steps);
   if (p.epochs > 0) return p.epoch / static_cast<double>(p.epochs);
   return 0;
@@ -37,6 +37,7 @@ page::ProgressLine progress_line(const Progress& p) {
   };
   add(9, epoch_text(p));
   if (p.phase == Phase::eval) add(7, "evaluating");
+  if (p.phase == Phase::tune) add(7, "tuning");
   if (p.phase == Phase::checkpoint) add(7, "saving");
   add(10, fmt::format("{:.0f}%", 100 * line.share));
   add(4, p.total_steps > 0 ? fmt::format("step {}/{}", p.step, p.total_steps)

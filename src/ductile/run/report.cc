@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <vector>
@@ -219,7 +220,9 @@ std::vector<Cell> event_cells(const json& event) {
 }
 
 std::string events_html(const History& history) {
-  const auto& events = history.events;
+  std::vector<json> events;
+  std::ranges::copy_if(history.events, std::back_inserter(events),
+                       [](const json& event) { return !report::is_trial(event); });
   if (events.empty()) return "<p class=\"empty\">No events yet.</p>\n";
   page::HtmlTable table({{"Time", true}, {"Step", true}, {"Event"}, {""}}, "events");
   for (size_t i = 0; i < events.size(); ++i) {
@@ -367,6 +370,8 @@ std::string report_html(const RunFolder& folder, const History& history,
       "are in metrics.jsonl.</p></noscript></section>\n";
   if (const std::string rounds = report::probe_rounds_html(history); !rounds.empty())
     page.body += page::section("Learning-rate probes", rounds);
+  if (const std::string trials = report::tuning_html(history); !trials.empty())
+    page.body += page::section("Tuning", trials);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +

@@ -18,6 +18,9 @@ extern const std::string_view kReportCss, kReportJs;  // report.css, report.js
 // The parts that report.cc puts together.
 namespace ductile::run::report {
 
+// The text of this name, other values as JSON; empty where there is none.
+std::string text_at(const nlohmann::json& object, const char* key);
+
 // One event as a row of the timeline: a kind known to the style sheet, and a sentence.
 struct Row {
   std::string kind;  // the event's own
@@ -29,6 +32,13 @@ Row describe_event(const nlohmann::json& event);
 // The rounds of probes that chose learning rates (train.rate_control = "lrtuner"): for each its
 // losses, fit and choice. Empty where there were none.
 std::string probe_rounds_html(const History& history);
+
+// What a tuner inside the run tried and kept (tune.online): a table of all trials, empty where
+// there were none, and a sentence for what a search ended with or that the run went back. Other
+// events of trials are in the table alone.
+bool is_trial(const nlohmann::json& event);
+std::string tuning_html(const History& history);
+std::string tuning_text(const nlohmann::json& event);
 
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);

@@ -22,12 +22,6 @@ using page::as_number;
 using page::as_percent;
 using page::with_thousands;
 
-std::string text_at(const json& object, const char* key) {
-  const auto at = object.find(key);
-  if (at == object.end()) return {};
-  return at->is_string() ? at->get<std::string>() : dump_json(*at);
-}
-
 std::string count_text(double value) { return std::isfinite(value) ? with_thousands(value) : "?"; }
 
 // "key value, key value" of the fields that have no sentence of their own.
@@ -151,6 +145,12 @@ json workers_curve(const History& history) {
 
 }  // namespace
 
+std::string text_at(const json& object, const char* key) {
+  const auto at = object.find(key);
+  if (at == object.end()) return {};
+  return at->is_string() ? at->get<std::string>() : dump_json(*at);
+}
+
 Row describe_event(const json& event) {
   const std::string kind = text_at(event, "kind");
   const std::string step = count_text(number_at(event, "step"));
@@ -193,6 +193,7 @@ Row describe_event(const json& event) {
         fmt::format("Learning rate {} after {} probes: {}", as_number(number_at(event, "lr")),
                     event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
   }
+  if (kind == "tune") return {kind, "plain", tuning_text(event)};
   if (kind == "error") return {kind, "bad", text_at(event, "message")};
   if (kind == "end") {
     const std::string status = text_at(event, "status");
@@ -245,6 +246,7 @@ json chart_data(const History& history, const spec::JobOptions& job) {
 
   json marks = json::array();
   for (const json& event : history.events) {
+    if (is_trial(event)) continue;
     const Row row = describe_event(event);
     json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
     for (const char* key : {"step", "epoch", "seconds"}) {

@@ -135,6 +135,56 @@ TEST(Report, OfAnyPartOfARunCanBeWritten) {
   EXPECT_NE(broken.find("1 line of the run&#39;s records"), std::string::npos);
 }
 
+TEST(Report, ShowsWhatATunerTriedAndKept) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_job(run, "tuned");
+  const json slow = {{"lr", 0.001}}, fast = {{"lr", 0.1}};
+  {
+    MetricsWriter writer(run);
+    writer.event("tune", {{"step", 0},
+                          {"what", "trial"},
+                          {"moves", {{{"what", "started"}, {"trial", 0}, {"setting", slow}}}}});
+    writer.event("tune", {{"step", 10},
+                          {"what", "trial"},
+                          {"moves",
+                           {{{"what", "ran"}, {"trial", 0}, {"epochs", 0.25}, {"loss", 2.125}},
+                            {{"what", "started"}, {"trial", 1}, {"setting", fast}}}}});
+    writer.event("tune", {{"step", 20},
+                          {"what", "search_over"},
+                          {"moves",
+                           {{{"what", "ran"}, {"trial", 1}, {"epochs", 0.25}, {"loss", 0.75}},
+                            {{"what", "dropped"}, {"trial", 0}},
+                            {{"what", "chosen"},
+                             {"trial", 1},
+                             {"setting", fast},
+                             {"why", "its loss falls fastest"}}}}});
+    writer.event("tune", {{"step", 30},
+                          {"what", "trial"},
+                          {"moves",
+                           {{{"what", "went_back"}, {"setting", fast}, {"why", "not finite"}},
+                            {{"what", "started"}, {"trial", 0}, {"setting", slow}}}}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  const auto has = [&](const std::string& text) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  };
+  has("lr 0.001");
+  has("its loss falls fastest");
+  has("the search kept lr 0.1");
+  has("the run went back from lr 0.1");
+  EXPECT_EQ(data_of(html)["marks"].size(), 2U) << "trials are in the table alone";
+  EXPECT_EQ(page::page_fault(html), "");
+  const History history = read_history(run);
+  const std::string table = report::tuning_html(history);
+  size_t rows = 0;
+  for (size_t at = table.find("<tr"); at != std::string::npos; at = table.find("<tr", at + 1))
+    ++rows;
+  EXPECT_EQ(rows, 1U + 3U) << "two searches";
+  EXPECT_EQ(report::tuning_html(History{}), "");
+}
+
 TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
   const std::string& evil = page::kEvil;
   const TempFolder temp;
@@ -146,6 +196,11 @@ TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
     writer.event(evil, {{evil, evil}});
     writer.event("error", {{"message", evil}});
     writer.event("resize", {{"reason", evil}, {"from", evil}});
+    writer.event("tune",
+                 {{"moves",
+                   {{{"what", evil}, {"trial", 1}, {"setting", {{evil, evil}}}, {"why", evil}},
+                    {{"what", "started"}, {"trial", evil}},
+                    evil}}});
     writer.event("signal", {{"signal", evil}});
     writer.log(1, 0, {{evil, 1.0}, {"bad" + evil, std::nan("")}});
     writer.event("end", {{"status", "failed"}, {"message", evil}, {"digest", evil}});

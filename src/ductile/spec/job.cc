@@ -1,5 +1,6 @@
 #include "ductile/spec/job.h"
 
+#include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
 #include "ductile/spec/models.h"
@@ -444,6 +445,33 @@ void describe(Describer& d, CheckpointOptions& o) {
   d.field("at_end", o.at_end, "write a checkpoint when the run ends");
 }
 
+void describe(Describer& d, TuneOptions& o) {
+  d.field(
+      "online", o.online,
+      "find the options below while training: short trials on branches of the state, of which the "
+      "best one is kept with its work");
+  d.field("searcher", o.searcher, "what chooses the settings that are tried")
+      .one_of({"random", "grid", "tpe", "gp", "curves"});
+  d.field("lr", o.lr, "least and largest learning rate, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("momentum", o.momentum, "least and largest momentum; empty = as it is").range(0, 1);
+  d.field("weight_decay", o.weight_decay,
+          "least and largest weight decay, on a logarithmic scale; empty = as it is")
+      .range(0, 1e6);
+  d.field("batch_size", o.batch_size, "batch sizes to choose from; empty = as it is")
+      .range(1, kMostCount);
+  d.field(
+       "clock_epochs", o.clock_epochs,
+       "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "
+       "the shortest one has ten")
+      .range(1e-6, 1000);
+  d.field("budget", o.budget, "most epochs of trials per search, as a share of train.epochs")
+      .range(0, 1000);
+  d.field("patience", o.patience, "evaluations without a new best before another search begins")
+      .range(1, kMostCount);
+  d.field("retunings", o.retunings, "most searches after the first one").range(0, kMostCount);
+}
+
 void describe(Describer& d, TargetOptions& o) {
   d.field("metric", o.metric,
           "evaluation metric (perplexity: of tokens alone) that ends the run when it reaches "
@@ -469,6 +497,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("eval", o.eval, "How the model is evaluated.");
   d.section("elastic", o.elastic, "How the loss of a worker is detected.");
   d.section("checkpoint", o.checkpoint, "When checkpoints are written.");
+  d.section("tune", o.tune, "Options that are found while training.");
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
 }

@@ -256,6 +256,19 @@ struct CheckpointOptions {
   bool at_end = true;
 };
 
+struct TuneOptions {
+  bool online = false;
+  std::string searcher = "gp";
+  std::vector<double> lr = {1e-5, 1};
+  std::vector<double> momentum;
+  std::vector<double> weight_decay;
+  std::vector<int64_t> batch_size;
+  double clock_epochs = 0.01;
+  double budget = 0.25;
+  int64_t patience = 4;
+  int64_t retunings = 1;
+};
+
 struct TargetOptions {
   std::string metric;
   double value = 0;
@@ -275,6 +288,7 @@ struct JobOptions {
   EvalOptions eval;
   ElasticOptions elastic;
   CheckpointOptions checkpoint;
+  TuneOptions tune;
   TargetOptions target;
 };
 
@@ -305,6 +319,7 @@ void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, EvalOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
+void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
 

@@ -1,6 +1,10 @@
-// The rules that span several options of a job.
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <functional>
+#include <string_view>
+
+#include <fmt/format.h>
 
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
@@ -11,6 +15,22 @@ namespace ductile::spec {
 namespace {
 
 using Bad = std::function<void(const std::string&)>;
+
+// Bias corrections divide by 1 - beta^t.
+void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
+  constexpr std::array<std::string_view, 7> kRules = {
+      "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
+  if (std::ranges::find(kRules, optimizer.name) == kRules.end()) return;
+  if (optimizer.name == "muon" && optimizer.muon.rest == "sgd") return;
+  const auto refuse = [&](const char* name) {
+    bad(
+        fmt::format("optimizer.adam.{0} = 1 forgets nothing and learns nothing, and {1} divides by "
+                    "1 - {0}; choose a value below 1",
+                    name, optimizer.name));
+  };
+  if (optimizer.adam.beta1 == 1 && optimizer.name != "schedule_free") refuse("beta1");
+  if (optimizer.adam.beta2 == 1) refuse("beta2");
+}
 
 void check_selection(const JobOptions& job, const Bad& bad) {
   const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
@@ -23,6 +43,28 @@ void check_selection(const JobOptions& job, const Bad& bad) {
   if (selects && job.train.selective.start > job.train.selective.end) {
     bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
                     job.train.selective.start, job.train.selective.end));
+  }
+}
+
+void check_model(const JobOptions& job, const Bad& bad) {
+  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
+                    "the other models read images",
+                    job.model.name, job.data.format));
+  }
+  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
+                    job.model.heads));
+  }
+  if (job.model.name == "custom" && job.model.library.empty()) {
+    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  }
+  if (job.model.name != "custom" && !job.model.library.empty()) {
+    bad(
+        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
+                    "model.name is \"{}\"; say which one is meant",
+                    job.model.library, job.model.name));
   }
 }
 
@@ -51,25 +93,49 @@ void check_parameters(const OptimizerOptions& o, const Bad& bad) {
   }
 }
 
-void check_model(const JobOptions& job, const Bad& bad) {
-  if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
+// Of the options that are found while training.
+void check_tune(const JobOptions& job, const Bad& bad) {
+  const TuneOptions& o = job.tune;
+  if (!o.online) return;
+  if (job.train.shard_optimizer) {
+    bad("tune.online = true needs the whole state on every worker; set train.shard_optimizer = "
+        "false");
+  }
+  if (job.train.max_steps > 0) {
+    bad("tune.online = true: trials take steps, too, so train.max_steps has no clear meaning; set "
+        "it to 0, and train.epochs to the length of the run");
+  }
+  if (job.train.rate_control != "schedule") {
     bad(
-        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: gpt reads tokens, "
-                    "the other models read images",
-                    job.model.name, job.data.format));
+        fmt::format("tune.online = true and train.rate_control = \"{}\" both choose the "
+                    "hyperparameters; switch one of them off",
+                    job.train.rate_control));
   }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
-    bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
-                    job.model.heads));
+  if (job.optimizer.lr <= 0) bad("tune.online = true needs an optimizer.lr above 0");
+  struct Range {
+    const char* name;
+    const std::vector<double>& values;
+    double below;  // what the largest value has to stay below
+    bool log;
+  };
+  for (const Range& r : {Range{"lr", o.lr, INFINITY, true}, Range{"momentum", o.momentum, 1, false},
+                         Range{"weight_decay", o.weight_decay, INFINITY, true}}) {
+    const std::vector<double>& v = r.values;
+    if (v.empty()) continue;
+    const bool is_range = v.size() == 2 && v[0] <= v[1] && v[1] < r.below;
+    if (!is_range || v[0] < 0 || (r.log && v[0] == 0)) {
+      bad(fmt::format("tune.{} is the least and the largest value{}, for example [{}]", r.name,
+                      r.log ? ", above 0" : ", below 1", r.log ? "1e-4, 1.0" : "0, 0.99"));
+    }
   }
-  if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+  for (const int64_t size : o.batch_size) {
+    if (size < 1 || size % job.train.virtual_ranks != 0) {
+      bad(fmt::format("tune.batch_size: {} is not a multiple of train.virtual_ranks = {}", size,
+                      job.train.virtual_ranks));
+    }
   }
-  if (job.model.name != "custom" && !job.model.library.empty()) {
-    bad(
-        fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
-                    "model.name is \"{}\"; say which one is meant",
-                    job.model.library, job.model.name));
+  if (o.lr.empty() && o.momentum.empty() && o.weight_decay.empty() && o.batch_size.empty()) {
+    bad("tune.online = true, but there is nothing to tune; set tune.lr = [1e-5, 1]");
   }
 }
 
@@ -86,6 +152,7 @@ void check(const JobOptions& job) {
                     job.train.virtual_ranks, job.train.bn_group));
   }
   check_selection(job, bad);
+  check_betas(job.optimizer, bad);
   if (job.train.wire != "fp32" && job.train.reduction != "fast") {
     bad(fmt::format(
         "train.wire = \"{0}\" needs train.reduction = \"fast\": the canonical sum is the "
@@ -110,20 +177,20 @@ void check(const JobOptions& job) {
         "augment.mean has {} values and augment.std has {}; give one per channel in both",
         job.augment.mean.size(), job.augment.std.size()));
   }
-  if (job.train.rate_control == "lrtuner" && job.train.shard_optimizer) {
-    bad("train.rate_control = \"lrtuner\" needs whole weights on every worker; set "
-        "train.shard_optimizer = false");
-  }
-  if (job.train.staleness > 0 && job.train.shard_optimizer) {
-    bad(
-        fmt::format("train.staleness = {} needs whole weights on every worker; set "
-                    "train.shard_optimizer = false",
-                    job.train.staleness));
+  const auto needs_whole_weights = [&](const std::string& option) {
+    if (job.train.shard_optimizer) {
+      bad(option + " needs whole weights on every worker; set train.shard_optimizer = false");
+    }
+  };
+  if (job.train.rate_control == "lrtuner") needs_whole_weights("train.rate_control = \"lrtuner\"");
+  if (job.train.staleness > 0) {
+    needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
   }
   if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
     bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
         "are none; any other value will do");
   }
+  check_tune(job, bad);
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
   }

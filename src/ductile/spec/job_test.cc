@@ -146,6 +146,22 @@ void expect_refused(const std::string& toml, const std::string& part) {
   }
 }
 
+// Bias corrections divide by 1 - beta^t.
+TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
+  for (const std::string rule :
+       {"adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"}) {
+    const std::string job = "optimizer = {name = \"" + rule + "\", adam = {";
+    expect_refused(job + "beta2 = 1}}\n", "optimizer.adam.beta2 = 1");
+    if (rule != "schedule_free") expect_refused(job + "beta1 = 1}}\n", "optimizer.adam.beta1 = 1");
+  }
+  for (const std::string toml : {"optimizer = {adam = {beta1 = 1, beta2 = 1}}\n",  // sgd
+                                 "optimizer = {name = \"schedule_free\", adam = {beta1 = 1}}\n"}) {
+    JobOptions job;
+    OptionSet(job).read_toml_text(toml, "t");
+    EXPECT_NO_THROW(check(job)) << toml;
+  }
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
@@ -174,6 +190,20 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
   expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
                  "optimizer.lr = 0");
+  const auto expect_untunable = [](const std::string& lines, const std::string& part) {
+    expect_refused("tune.online = true\n" + lines, part);
+  };
+  expect_untunable("train.shard_optimizer = true\n", "train.shard_optimizer = false");
+  expect_untunable("train.max_steps = 10\n", "train.max_steps");
+  expect_untunable("train.rate_control = \"lrtuner\"\n", "\"lrtuner\" both choose");
+  expect_untunable("optimizer.lr = 0\n", "optimizer.lr above 0");
+  expect_untunable("tune.lr = [0, 1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1, 0.1]\n", "tune.lr is the least");
+  expect_untunable("tune.lr = [1]\n", "tune.lr is the least");
+  expect_untunable("tune.momentum = [0.5, 1]\n", "tune.momentum is the least");
+  expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
+  expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
+  expect_untunable("tune.lr = []\n", "nothing to tune");
 }
 
 // What stands in job files of earlier versions: the error names the option as it is now, and what a

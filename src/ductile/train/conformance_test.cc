@@ -66,6 +66,7 @@ class Rows {
     add_evaluated_weights();
     add_recipe();
     add_chosen_samples();
+    add_online_tuner();
     add_samples_of_what_is_to_come();
   }
   std::vector<Row> take() { return std::move(rows_); }
@@ -83,6 +84,7 @@ class Rows {
   void add_evaluated_weights();
   void add_recipe();
   void add_chosen_samples();
+  void add_online_tuner();
   void add_samples_of_what_is_to_come();
 
   std::vector<Row> rows_;
@@ -193,6 +195,22 @@ void Rows::add_chosen_samples() {
   groups.train.infobatch.end = 1;
   groups.train.shard_optimizer = true;
   add("infobatch_groups_spread", groups);
+}
+
+void Rows::add_online_tuner() {
+  spec::JobOptions job = small_job();
+  job.data.train_limit = 400;
+  job.data.test_limit = 16;
+  job.train.ema_decay = 0;
+  job.train.eval_every_epochs = 0.5;
+  job.tune.online = true;
+  job.tune.clock_epochs = 0.01;
+  job.tune.budget = 1;
+  job.tune.momentum = {0, 0.99};
+  job.tune.batch_size = {16, 24};
+  job.tune.lr = {1e-3, 1e3};  // some diverge
+  job.tune.patience = 1;
+  add("online_tuner", job);
 }
 
 void Rows::add_samples_of_what_is_to_come() {

@@ -10,6 +10,7 @@
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
 
 namespace ductile::train {
@@ -37,7 +38,6 @@ Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool re
                }),
       resumed_(resumed),
       noted_hyper_(optim::Hyper::of(replica.job())),
-      begin_updates_(replica.updates()),
       begin_samples_(replica.state().counters.samples_backward),
       window_begin_samples_(begin_samples_) {}
 
@@ -51,8 +51,10 @@ void Recorder::started(int64_t num_workers) {
                        {"train_samples", replica_.train_info().size},
                        {"test_samples", replica_.test_info().size}};
   event(resumed_ ? "resume" : "start", fields);
+  if (!resumed_ && replica_.step() == 0) tell_of_controls();
   note_hyper();
-  begin_ = window_begin_ = Clock::now();
+  begin_ = window_begin_ = left_begin_ = Clock::now();
+  left_begin_updates_ = replica_.updates();
 }
 
 void Recorder::event(std::string_view kind, const Json& fields) {
@@ -120,14 +122,20 @@ void Recorder::note_hyper() {
 
 void Recorder::committed() {
   note_hyper();
-  // What a rate control did with the last step, where it has something to tell.
-  const auto control = replica_.state().extras().find(std::string(kControlPart));
-  if (control == replica_.state().extras().end()) return;
-  const auto told = control->second.values.find("event");
-  if (told == control->second.values.end() || told->is_null()) return;
-  Json fields = *told;
-  fields["step"] = replica_.step();
-  event("rate_control", fields);
+  tell_of_controls();
+}
+
+// What a rate control or a tuner did with the last step, where it has something to tell.
+void Recorder::tell_of_controls() {
+  for (const auto& [part, kind] : {std::pair{kControlPart, "rate_control"}, {kTunerPart, "tune"}}) {
+    const auto found = replica_.state().extras().find(std::string(part));
+    if (found == replica_.state().extras().end()) continue;
+    const auto told = found->second.values.find("event");
+    if (told == found->second.values.end() || told->is_null()) continue;
+    Json fields = *told;
+    fields["step"] = replica_.step();
+    event(kind, fields);
+  }
 }
 
 Evaluation Recorder::evaluate(Replica& replica) {
@@ -211,7 +219,15 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
 }
 
 void Recorder::show_now_and_then() {
-  if (seconds_since(last_show_) > 0.1) show(run::Phase::train);
+  const std::optional<double> searching = replica_.search_share();
+  if (searching) {  // its updates say nothing of the time that is left
+    left_begin_ = Clock::now();
+    left_begin_updates_.reset();
+  } else if (!left_begin_updates_) {
+    left_begin_updates_ = replica_.updates();
+  }
+  if (seconds_since(last_show_) > 0.1)
+    show(searching ? run::Phase::tune : run::Phase::train, searching);
 }
 
 void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
@@ -229,9 +245,9 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
     p.samples_per_second = throughput_;
-    const int64_t done = replica_.updates() - begin_updates_;
+    const int64_t done = left_begin_updates_ ? replica_.updates() - *left_begin_updates_ : 0;
     if (done > 0) {
-      p.eta_seconds = seconds_since(begin_) / static_cast<double>(done) *
+      p.eta_seconds = seconds_since(left_begin_) / static_cast<double>(done) *
                       static_cast<double>(replica_.total_updates() - replica_.updates());
     }
   }

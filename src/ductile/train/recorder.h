@@ -67,6 +67,7 @@ class Recorder {
   using Clock = std::chrono::steady_clock;
   void log_evaluation(const Evaluation& result, std::optional<double> seconds);
   void warn_of_trouble();
+  void tell_of_controls();
   void note_bad_samples();
   void note_hyper();
 
@@ -78,11 +79,13 @@ class Recorder {
   run::CostMeter cost_;
   const bool resumed_;
   optim::Hyper noted_hyper_;  // of the last event that notes a change; the job's before any
-  const int64_t begin_updates_, begin_samples_;
+  const int64_t begin_samples_;
   int64_t num_workers_ = 1;
   int64_t bad_samples_ = 0;  // of this worker's loader, that were noted
   int64_t window_begin_samples_;
   Clock::time_point begin_ = Clock::now(), window_begin_ = begin_, last_show_ = begin_;
+  Clock::time_point left_begin_ = begin_;      // from where the time that is left is estimated,
+  std::optional<int64_t> left_begin_updates_;  // and its updates; none while trials are under way
   double throughput_ = 0, eval_seconds_ = 0, save_seconds_ = 0;
   std::optional<double> shown_loss_, shown_accuracy_;
 };

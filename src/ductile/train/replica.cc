@@ -37,6 +37,10 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
   }
   ingredients_.model->train(true);
   state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
+  if (job_.tune.online) {
+    tuner_.emplace(job_, train_info().size);
+    tuner_->begin(state_);
+  }
   choose_hyper();
   begin_step();
 }
@@ -79,8 +83,9 @@ optim::Observed Replica::observed() const {
 
 // Once for each committed step, and once for the first state.
 void Replica::choose_hyper() {
-  const optim::Hyper chosen =
+  optim::Hyper chosen =
       ingredients_.rate_control->next(observed(), state_.extra(std::string(kControlPart)).values);
+  if (tuner_) chosen = tuner_->adjusted(state_, chosen, epoch());
   if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
@@ -160,13 +165,17 @@ void Replica::apply(std::span<const float> sum) {
   if (!judgement_) judge(sum, nullptr);  // the sum was made without an exchange
   const Judgement& judgement = *judgement_;
   const Verdict& verdict = judgement.verdict;
-  if (verdict.update && !judgement.overflow && !std::isfinite(verdict.loss)) {
+  // To a tuner that is a result. Without one, fp16 may yet find a scale that suits.
+  const bool is_result = tuner_ && tuner_->takes_divergence(state_);
+  const bool has_diverged =
+      verdict.update && !std::isfinite(verdict.loss) && (is_result || !judgement.overflow);
+  if (has_diverged && !is_result) {
     fail(ErrorCode::conflict,
          "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
          "longer schedule.warmup_epochs or optimizer.clip_norm",
          step());
   }
-  if (verdict.update) {
+  if (verdict.update && !has_diverged) {
     update(sum, judgement);
   } else {
     shards_.skip();
@@ -195,8 +204,17 @@ void Replica::apply(std::span<const float> sum) {
   ingredients_.method->commit(
       state_, kind_,
       {judgement.sums, figures_.shared(tail), gradient, samples_ ? &*samples_ : nullptr, cursor});
+  if (tuner_) tell_tuner(has_diverged ? verdict.loss : state_.loss.value_or(0));
   choose_hyper();
   begin_step();
+}
+
+void Replica::tell_tuner(double loss) {
+  if (!kind_.update) {
+    tuner_->passed(state_);
+  } else if (tuner_->updated(state_, {loss, updates() >= total_updates()})) {
+    runner_.state_changed();  // another branch
+  }
 }
 
 void Replica::update(std::span<const float> sum, const Judgement& judgement) {
@@ -280,7 +298,9 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
 }
 
 void Replica::record(const Evaluation& result) {
-  if (!std::isfinite(result.loss)) {  // fp16 skips the updates of a run that has diverged
+  // fp16 skips the updates of a run that has diverged. A tuner sees it at the next update.
+  const bool is_result = tuner_ && tuner_->takes_divergence(state_);
+  if (!std::isfinite(result.loss) && !is_result) {
     fail(ErrorCode::conflict,
          "the loss of the evaluation after update {} is not finite: the run diverged; try a "
          "smaller optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip_norm",

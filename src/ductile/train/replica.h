@@ -17,6 +17,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/online_tuner.h"
 #include "ductile/train/rank_runner.h"
 #include "ductile/train/state.h"
 #include "ductile/train/step_method.h"
@@ -100,6 +101,12 @@ class Replica {
   Window take_window() { return std::exchange(state_.window, {}); }
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 
+  // How much of the budget of a search for hyperparameters is given out; nothing where none goes
+  // on.
+  std::optional<double> search_share() const {
+    return tuner_ ? tuner_->search_share(state_) : std::nullopt;
+  }
+
   // Evaluates the weights that the optimiser names for it (JobState::evaluation_weights) on the
   // test set. `each(samples_done)` is called after each batch.
   Evaluation evaluate(const std::function<void(int64_t)>& each);
@@ -164,6 +171,7 @@ class Replica {
   void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
+  void tell_tuner(double loss);
 
   const spec::JobOptions job_;
   Ingredients ingredients_;
@@ -171,6 +179,7 @@ class Replica {
   JobState state_;
   RankRunner runner_;
   parallel::ShardedUpdate shards_;
+  std::optional<OnlineTuner> tuner_;
   StepKind kind_;                                        // of the present step
   std::optional<Samples> samples_;                       // of the present step, if chosen
   std::optional<Judgement> judgement_;                   // of the present step

@@ -104,13 +104,7 @@ TEST(Staleness, EachRankDifferentiatesTheWeightsThatItDraws) {
   testing::expect_same_weights(run, twin);
   // The test can fail: fresh weights lead elsewhere.
   Replica fresh(stale_job(0));
-  fresh.host_all();
-  for (; !fresh.done();) {
-    if (fresh.evaluation_due()) fresh.record(fresh.evaluate([](int64_t) {}));
-    if (fresh.done()) break;
-    fresh.compute(fresh.num_ranks(), sum);
-    fresh.apply(sum);
-  }
+  testing::run_to_end(fresh);
   EXPECT_FALSE(std::ranges::equal(fresh.state().flat.weights(), run.state().flat.weights()));
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kPieceBytes = 1 << 18;  // of an image
+constexpr size_t kPieceSize = 1 << 16;  // floats of an image
 
 std::string describe_shape(const Shape& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -78,7 +78,8 @@ Window Window::from_json(const Json& value) {
 size_t StateImage::own_bytes() const {
   size_t bytes = 0;
   for (const auto& [name, pieces] : arrays_) {
-    for (const Piece& piece : pieces) bytes += piece.use_count() == 1 ? piece->size() : 0;
+    for (const Piece& piece : pieces)
+      bytes += piece.use_count() == 1 ? piece->size() * sizeof(float) : 0;
   }
   return bytes;
 }
@@ -149,6 +150,7 @@ Json JobState::values() const {
     for (const auto& [array, values] : part.arrays) arrays[array] = values.span().size();
     extra[name] = {{"values", part.values}, {"arrays", std::move(arrays)}};
   }
+  if (!branches_.empty()) out["branches"] = branch_values();
   return out;
 }
 
@@ -225,6 +227,15 @@ std::vector<JobState::NamedTensor> JobState::named() {
                      values.span()});
     }
   }
+  for (const auto& [name, image] : branches_) {
+    for (const auto& [array, pieces] : image.arrays_) {
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        out.push_back({fmt::format("branch/{}/{}/{}", name, array, i),
+                       {static_cast<int64_t>(pieces[i]->size())},
+                       *pieces[i]});
+      }
+    }
+  }
   return out;
 }
 
@@ -244,6 +255,7 @@ void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
   for (const auto& [name, saved] : values.at("extra").items()) {
     for (const auto& [array, size] : saved.at("arrays").items()) extra_array(name, array, size);
   }
+  make_branches(values);
   const std::vector<NamedTensor> wanted = named();
   std::map<std::string_view, const ckpt::TensorInfo*> known;
   for (const ckpt::TensorInfo& info : checkpoint.tensors()) known[info.name] = &info;
@@ -277,6 +289,9 @@ std::vector<std::span<std::byte>> JobState::fed() {
   std::vector<std::span<std::byte>> out;
   for (auto& [name, extra] : extras_)
     for (auto& [array, values] : extra.arrays) out.push_back(bytes_of(values.span()));
+  for (const auto& [name, image] : branches_)
+    for (const auto& [array, pieces] : image.arrays_)
+      for (const StateImage::Piece& piece : pieces) out.push_back(bytes_of(*piece));
   out.push_back(bytes_of(flat.buffer_values()));
   out.push_back(bytes_of(buffer_average.span()));
   std::erase_if(out, [](const auto& bytes) { return bytes.empty(); });
@@ -294,6 +309,7 @@ void JobState::receive(parallel::Exchange& exchange, int from, int64_t step,
                                ErrorCode::data_loss);
   check(sent.at("job"));
   set_values(sent.at("state"), step);
+  make_branches(sent.at("state"));
   for (const std::span<std::byte> bytes : fed()) exchange.receive(from, bytes);
 }
 
@@ -320,25 +336,26 @@ std::vector<JobState::Array> JobState::arrays() {
 StateImage JobState::fork(const StateImage* like) {
   StateImage image;
   image.values_ = values();
+  image.values_.erase("branches");
   image.values_["step"] = counters.step;
   image.held_ = optimizer->held();
+  image.branches_ = branches_;
   for (const Array& array : arrays()) {
-    const std::span<const std::byte> bytes = std::as_bytes(array.values);
     std::vector<StateImage::Piece>& pieces = image.arrays_[array.name];
     const std::vector<StateImage::Piece>* other = nullptr;
     if (like != nullptr) {
       const auto found = like->arrays_.find(array.name);
       if (found != like->arrays_.end()) other = &found->second;
     }
-    for (size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
-      const auto piece = bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin));
-      const size_t index = begin / kPieceBytes;
+    for (size_t begin = 0; begin < array.values.size(); begin += kPieceSize) {
+      const auto piece =
+          array.values.subspan(begin, std::min(kPieceSize, array.values.size() - begin));
+      const size_t index = begin / kPieceSize;
       if (other != nullptr && index < other->size() && (*other)[index]->size() == piece.size() &&
-          std::memcmp((*other)[index]->data(), piece.data(), piece.size()) == 0) {
+          std::memcmp((*other)[index]->data(), piece.data(), piece.size_bytes()) == 0) {
         pieces.push_back((*other)[index]);
       } else {
-        pieces.push_back(
-            std::make_shared<const std::vector<std::byte>>(piece.begin(), piece.end()));
+        pieces.push_back(std::make_shared<std::vector<float>>(piece.begin(), piece.end()));
       }
     }
   }
@@ -348,8 +365,9 @@ StateImage JobState::fork(const StateImage* like) {
 void JobState::take(const StateImage& image) {
   optimizer->hold(image.held_);
   set_values(image.values_, image.values_.at("step"));
+  branches_ = image.branches_;
   for (const Array& array : arrays()) {
-    std::span<std::byte> to = bytes_of(array.values);
+    std::span<float> to = array.values;
     for (const StateImage::Piece& piece : image.arrays_.at(array.name)) {
       std::ranges::copy(*piece, to.begin());
       to = to.subspan(piece->size());

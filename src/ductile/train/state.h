@@ -71,11 +71,12 @@ class StateImage {
 
  private:
   friend class JobState;
-  using Piece = std::shared_ptr<const std::vector<std::byte>>;
+  using Piece = std::shared_ptr<std::vector<float>>;  // not changed once the image is made
 
   nlohmann::json values_;
   std::vector<optim::Optimizer::BlockRange> held_;
   std::map<std::string, std::vector<Piece>> arrays_;
+  std::map<std::string, StateImage> branches_;
 };
 
 // All of a job between two steps: the model's weights and running statistics, the optimiser, the
@@ -123,6 +124,7 @@ class JobState {
   //   optimizer/<state>/<parameter>      e.g. optimizer/momentum_buffer/conv1.weight
   //   average/<parameter or buffer>      their moving averages, where averaging is on
   //   extra/<part>/<array>               of step methods and controls
+  //   branch/<name>/<array>/<number>     the pieces of a branch
   // So a checkpoint does not depend on how arrays are padded, sharded or spread over workers. If
   // the optimiser's state is spread over workers, this worker must hold all of it.
   std::vector<ckpt::TensorView> tensors();
@@ -144,6 +146,17 @@ class JobState {
   StateImage fork(const StateImage* like = nullptr);
   // Takes the state of the image, to the bit.
   void take(const StateImage& image);
+
+  // Branches are images that the state carries along by name: the trials of a tuner. They are
+  // saved, sent, forked and hashed with it. A branch holds everything but the branches, the extra
+  // part `apart`, and what counts for the whole job: the protocol step, and the samples and
+  // operations that were run. All parts of the state must be held.
+  void save_branch(const std::string& name, const std::string& apart);
+  // Takes over the state of a branch, which stays.
+  void take_branch(const std::string& name, const std::string& apart);
+  void drop_branch(const std::string& name) { branches_.erase(name); }
+  const std::map<std::string, StateImage>& branches() const { return branches_; }
+  void drop_branches() { branches_.clear(); }
 
   // A hash of the whole state, to the bit (ckpt/digest.h), which equals that of a checkpoint of it.
   // There is none if this worker holds only a part of the state.
@@ -173,6 +186,8 @@ class JobState {
     std::span<float> values;
   };
   std::vector<Array> arrays();  // flat, all that is held
+  nlohmann::json branch_values() const;
+  void make_branches(const nlohmann::json& values);
   struct NamedTensor {
     std::string name;
     Shape shape;
@@ -182,6 +197,7 @@ class JobState {
   std::vector<std::span<std::byte>> fed();
 
   std::map<std::string, ExtraPart> extras_;
+  std::map<std::string, StateImage> branches_;
 };
 
 }  // namespace ductile::train

@@ -25,7 +25,7 @@ using page::Cell;
 constexpr size_t kCurves = 8;  // of the best trials; more cannot be told apart
 
 std::string metric_text(const Session& session, double value) {
-  return page::as_metric(session.plan().setup.metric, value);
+  return page::as_metric(session.tuning().setup.metric, value);
 }
 
 // Trials with a value, the best first, and then the others.
@@ -45,9 +45,9 @@ std::string tiles(const Session& session) {
   const int64_t best = session.best();
   if (best >= 0) {
     tiles.push_back(
-        {"Best " + session.plan().setup.metric, metric_text(session, *session.best_value(best)),
+        {"Best " + session.tuning().setup.metric, metric_text(session, *session.best_value(best)),
          fmt::format("trial {}: {}", best,
-                     fmt::join(assignments(session.plan().space,
+                     fmt::join(assignments(session.tuning().space,
                                            session.trials()[static_cast<size_t>(best)].setting),
                                ", ")),
          true});
@@ -65,7 +65,7 @@ std::string tiles(const Session& session) {
 
 std::string table(const Session& session, const std::vector<int64_t>& order) {
   std::vector<page::HtmlTable::Column> columns = {{"Trial", true}};
-  for (const tune::Dimension& d : session.plan().space.dimensions())
+  for (const tune::Dimension& d : session.tuning().space.dimensions())
     columns.push_back({d.name, true});
   columns.insert(
       columns.end(),
@@ -74,8 +74,8 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
   for (const int64_t trial : order) {
     const TrialRecord& t = session.trials()[static_cast<size_t>(trial)];
     std::vector<Cell> row = {std::to_string(trial)};
-    const Json values = session.plan().space.values(t.setting);
-    for (const tune::Dimension& d : session.plan().space.dimensions()) {
+    const Json values = session.tuning().space.values(t.setting);
+    for (const tune::Dimension& d : session.tuning().space.dimensions()) {
       const Json& v = values.at(d.name);
       row.emplace_back(v.is_number_float() ? as_number(v.get<double>())
                        : v.is_string()     ? v.get<std::string>()
@@ -107,7 +107,7 @@ Json data(const Session& session, const std::vector<int64_t>& order) {
       curves.push_back({{"name", fmt::format("trial {}", trial)}, {"x", x}, {"y", y}});
   }
   return {{"curves", curves},
-          {"metric", session.plan().setup.metric},
+          {"metric", session.tuning().setup.metric},
           {"epochs", session.job().train.epochs}};
 }
 
@@ -120,7 +120,7 @@ std::string report_html(const Session& session) {
   page.title = session.job().name;
   page.status = session.state_of_search().empty() ? "Not finished" : "Done";
   page.tone = session.state_of_search().empty() ? "notice" : "good";
-  const Setup& setup = session.plan().setup;
+  const Setup& setup = session.tuning().setup;
   page.about = {fmt::format("policy {} with searcher {}, seed {}", page::escape_html(setup.policy),
                             page::escape_html(setup.searcher), setup.seed)};
   page.body = tiles(session);

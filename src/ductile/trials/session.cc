@@ -72,16 +72,16 @@ struct Session::Running {
   uintmax_t events_size = 0;  // when they were read last
 };
 
-Session::Session(fs::path folder, Plan plan, const std::string& job_toml)
+Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml)
     : folder_(std::move(folder)),
-      plan_(std::move(plan)),
+      tuning_(std::move(tuning)),
       job_(read_job(job_toml, (folder_ / "job.toml").string())) {
   lock_ = std::make_unique<run::RunLock>(folder_, run::RunLock::kController);
 }
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
-Session Session::create(const fs::path& folder, const std::string& job_toml, const Plan& plan) {
+Session Session::create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning) {
   if (kind_of(folder) != FileKind::none && !half_made(folder))
     fail(ErrorCode::conflict,
          "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
@@ -89,7 +89,7 @@ Session Session::create(const fs::path& folder, const std::string& job_toml, con
   std::error_code error;
   fs::create_directories(folder / "trials", error);
   if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
-  Session out(folder, plan, job_toml);
+  Session out(folder, tuning, job_toml);
   write_file_atomic(folder / "job.toml", job_toml);
   out.make_policy();
   out.save();
@@ -127,7 +127,7 @@ Session Session::open(const fs::path& folder) {
 
 void Session::make_policy() {
   tune::SearcherOptions searcher;
-  searcher.seed = plan_.setup.seed;
+  searcher.seed = tuning_.setup.seed;
   searcher.full_budget = full();
   tune::PolicyOptions policy;
   policy.full_budget = full();
@@ -136,14 +136,17 @@ void Session::make_policy() {
   policy.total_budget = budget();
   policy.mltuner.forks = false;  // a trial's state is its own
   policy_ = tune::make_trial_policy(
-      plan_.setup.policy, tune::make_searcher(plan_.setup.searcher, plan_.space, searcher), policy);
+      tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
+      policy);
 }
 
 double Session::full() const { return static_cast<double>(job_.train.epochs); }
 double Session::unit() const { return std::min(job_.train.eval_every_epochs, full()); }
-double Session::budget() const { return plan_.setup.budget > 0 ? plan_.setup.budget : 10 * full(); }
+double Session::budget() const {
+  return tuning_.setup.budget > 0 ? tuning_.setup.budget : 10 * full();
+}
 double Session::badness(double value) const {
-  return plan_.setup.metric == "accuracy" ? 1 - value : value;
+  return tuning_.setup.metric == "accuracy" ? 1 - value : value;
 }
 
 fs::path Session::trial_folder(int64_t trial) const {
@@ -183,7 +186,7 @@ std::string Session::job_with(int64_t trial) const {
   spec::JobOptions options = job_;
   OptionSet set(options);
   for (const std::string& a :
-       assignments(plan_.space, trials_.at(static_cast<size_t>(trial)).setting))
+       assignments(tuning_.space, trials_.at(static_cast<size_t>(trial)).setting))
     set.set(a);
   return set.to_toml();
 }
@@ -196,7 +199,7 @@ void Session::save() const {
     Json seen = Json::array();
     for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
     trials.push_back({{"setting", t.setting},
-                      {"values", plan_.space.values(t.setting)},
+                      {"values", tuning_.space.values(t.setting)},
                       {"status", t.status},
                       {"reason", t.reason},
                       {"seen", seen},
@@ -205,10 +208,10 @@ void Session::save() const {
   }
   Json planned = Json::array();
   for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
-  Setup setup = plan_.setup;
+  Setup setup = tuning_.setup;
   const Json state = {{"format", kFormat},
                       {"setup", OptionSet(setup).to_json()},
-                      {"space", plan_.space.to_json()},
+                      {"space", tuning_.space.to_json()},
                       {"policy", policy_->save()},
                       {"trials", trials},
                       {"planned", planned},
@@ -295,7 +298,7 @@ void Session::say(const Environment& environment, int64_t trial, const std::stri
 
 // Starts and resumes trials as long as there is a place for one.
 void Session::fill(const Environment& environment) {
-  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(plan_.setup)) {
+  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(tuning_.setup)) {
     const tune::Move move = policy_->next();
     if (move.kind == tune::MoveKind::wait) return;
     if (move.kind == tune::MoveKind::stop) {
@@ -322,12 +325,12 @@ void Session::fill(const Environment& environment) {
       fs::remove_all(trial_folder(move.trial), ignored);
       say(environment, move.trial,
           fmt::format("{}; {:g} epochs",
-                      fmt::join(assignments(plan_.space, trials_[trial].setting), " "),
+                      fmt::join(assignments(tuning_.space, trials_[trial].setting), " "),
                       move.budget));
     }
     launch(move.trial, environment);
   }
-  if (over_.empty() || !running_.empty() || !plan_.setup.finish || finishing_) return;
+  if (over_.empty() || !running_.empty() || !tuning_.setup.finish || finishing_) return;
   const int64_t winner = best();
   finishing_ = true;
   if (winner < 0) return;
@@ -345,7 +348,7 @@ void Session::launch(int64_t trial, const Environment& environment) {
   // A short run may have done more than it was asked for before it paused.
   if (complete(trial)) return tell(trial, false, false, environment);
   const std::vector<int> cores = usable_cores();
-  const auto at_once = static_cast<size_t>(places(plan_.setup));
+  const auto at_once = static_cast<size_t>(places(tuning_.setup));
   size_t place = 0;  // the first that is free
   while (std::ranges::any_of(running_, [&](const auto& r) { return r.second->place == place; }))
     ++place;
@@ -353,7 +356,7 @@ void Session::launch(int64_t trial, const Environment& environment) {
   launch.program = environment.program;
   launch.trust = environment.trust;
   launch.job = folder_ / "job.toml";
-  launch.options = assignments(plan_.space, trials_[static_cast<size_t>(trial)].setting);
+  launch.options = assignments(tuning_.space, trials_[static_cast<size_t>(trial)].setting);
   launch.folder = trial_folder(trial);
   launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
   launch.mask = environment.mask;
@@ -404,7 +407,7 @@ bool Session::complete(int64_t trial) const {
 // The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step.
 std::map<double, double> Session::values(int64_t trial) const {
   std::map<double, double> out;
-  for (const auto& [epoch, value] : evaluations(trial_folder(trial), plan_.setup.metric))
+  for (const auto& [epoch, value] : evaluations(trial_folder(trial), tuning_.setup.metric))
     out[std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
   return out;
 }
@@ -438,7 +441,7 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
 void Session::refused(int64_t trial, const std::string& why, const Environment& environment) {
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   const std::string setting =
-      fmt::format("{}", fmt::join(assignments(plan_.space, record.setting), " "));
+      fmt::format("{}", fmt::join(assignments(tuning_.space, record.setting), " "));
   if (best() < 0 || !record.seen.empty()) {
     fail(ErrorCode::invalid_argument,
          "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
@@ -489,7 +492,7 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   if (!finishing_) policy_->tell(result);
   say(environment, trial,
       has_diverged ? fmt::format("diverged in epoch {:g}", record.seen.back().budget)
-                   : fmt::format("{} {:.4g} after {:g} epochs", plan_.setup.metric,
+                   : fmt::format("{} {:.4g} after {:g} epochs", tuning_.setup.metric,
                                  record.seen.empty() ? NAN : record.seen.back().value,
                                  record.seen.empty() ? 0 : record.seen.back().budget));
 }

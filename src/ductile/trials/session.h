@@ -29,11 +29,11 @@ struct TrialRecord {
   double wall_seconds = 0;
 };
 
-// A tuning session: a folder with the job, the plan, a run directory for each trial, and the state
-// of the search, from which it goes on however it was ended:
+// A tuning session: a folder with the job, the tuning, a run directory for each trial, and the
+// state of the search, from which it goes on however it was ended:
 //
 //   job.toml     the job, resolved          trials/0007/  the run of trial 7
-//   tune.json    plan and search            best.toml     the job with the best setting
+//   tune.json    tuning and search            best.toml     the job with the best setting
 //   report.html  all of it, for people
 //
 // Trials are ordinary runs: they are paused by a checkpoint and resumed from it, bit for bit. One
@@ -41,7 +41,7 @@ struct TrialRecord {
 class Session {
  public:
   // Makes the folder. Throws conflict where there is something already.
-  static Session create(const fs::path& folder, const std::string& job_toml, const Plan& plan);
+  static Session create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning);
   // Throws not_found where there is no session, data_loss for one that cannot be read, conflict
   // where another process drives it.
   static Session open(const fs::path& folder);
@@ -55,14 +55,14 @@ class Session {
     std::function<void(const std::string& text)> on_news;  // a line for people
     std::function<bool()> interrupted;                     // looked at several times per second
   };
-  // Runs trials until the search is over and, if the plan says so, the best one is finished. False
-  // if it was interrupted; run() may be called again, in another process too. Throws unavailable if
-  // trials fail for another reason than that they diverge, invalid_argument for a setting that
-  // the job refuses.
+  // Runs trials until the search is over and, if the tuning says so, the best one is finished.
+  // False if it was interrupted; run() may be called again, in another process too. Throws
+  // unavailable if trials fail for another reason than that they diverge, invalid_argument for a
+  // setting that the job refuses.
   bool run(const Environment& environment);
 
   const fs::path& folder() const { return folder_; }
-  const Plan& plan() const { return plan_; }
+  const Tuning& tuning() const { return tuning_; }
   const std::vector<TrialRecord>& trials() const { return trials_; }
   fs::path trial_folder(int64_t trial) const;
   double badness(double value) const;  // of a value of the metric: lower is better
@@ -79,7 +79,7 @@ class Session {
   std::string job_with(int64_t trial) const;
 
  private:
-  Session(fs::path folder, Plan plan, const std::string& job_toml);
+  Session(fs::path folder, Tuning tuning, const std::string& job_toml);
   void make_policy();
   void save() const;
 
@@ -101,7 +101,7 @@ class Session {
   std::map<double, double> values(int64_t trial) const;  // by budget
 
   fs::path folder_;
-  Plan plan_;
+  Tuning tuning_;
   spec::JobOptions job_;
   std::unique_ptr<run::RunLock> lock_;
   std::unique_ptr<tune::TrialPolicy> policy_;

@@ -34,10 +34,10 @@ ErrorCode open_error(const fs::path& folder) {
 TEST(Session, IsMadeOnceAndOpenedAgain) {
   const TempFolder place;
   const fs::path folder = place.path() / "session";
-  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
-  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
+  EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
   const Session session = Session::open(folder);
-  EXPECT_EQ(session.plan().setup, default_plan({}).setup);
+  EXPECT_EQ(session.tuning().setup, default_tuning({}).setup);
   EXPECT_EQ(session.best(), -1);
   EXPECT_EQ(session.budget(), 100);
   EXPECT_NE(report_html(session).find("Not finished"), std::string::npos);
@@ -48,21 +48,21 @@ TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
   const TempFolder place;
   const fs::path folder = place.path() / "session";
   fs::create_directories(folder / "trials");
-  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
   Session::open(folder);
   // Anything else there is somebody's.
   const fs::path other = place.path() / "other";
   fs::create_directories(other);
   write_file_atomic(other / "notes.txt", "mine");
-  EXPECT_THROW(Session::create(other, job_toml(), default_plan({})), Error);
-  EXPECT_THROW(Session::create(folder, job_toml(), default_plan({})), Error);
+  EXPECT_THROW(Session::create(other, job_toml(), default_tuning({})), Error);
+  EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
 }
 
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);
   const fs::path folder = place.path() / "session";
-  { const Session session = Session::create(folder, job_toml(), default_plan({})); }
+  { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
   const std::string whole = read_file(folder / "tune.json");
   Rng rng(4);
   for (int i = 0; i < 60; ++i) {

@@ -75,13 +75,13 @@ void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_vi
   }
 }
 
-void check(const Plan& plan, const spec::JobOptions& job, std::string_view source) {
-  if (plan.space.size() == 0)
+void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view source) {
+  if (tuning.space.size() == 0)
     fail(ErrorCode::invalid_argument,
          "{}: there is nothing to tune; add a table such as [space.\"optimizer.lr\"] with low and "
          "high",
          source);
-  for (const tune::Dimension& d : plan.space.dimensions()) check(d, job, source);
+  for (const tune::Dimension& d : tuning.space.dimensions()) check(d, job, source);
   if (job.train.max_steps > 0)
     fail(ErrorCode::invalid_argument,
          "train.max_steps = {}: trials are compared by epochs; set train.max_steps = 0 and "
@@ -116,7 +116,7 @@ void describe(Describer& d, Setup& o) {
   d.field("finish", o.finish, "run the best trial to its last epoch");
 }
 
-Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOptions& job) {
+Tuning read_tuning(std::string_view toml, std::string_view source, const spec::JobOptions& job) {
   std::ostringstream text;
   text << toml::json_formatter(parse_toml(toml, source));
   Json value = parse_json(text.str(), source, ErrorCode::invalid_argument);
@@ -129,12 +129,12 @@ Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOp
     fail(ErrorCode::invalid_argument, "{}: space is a table with one table per option", source);
   Setup setup;
   OptionSet(setup).read_json(value, source);
-  Plan plan{setup, tune::Space::from_json(space, fmt::format("{}: space", source))};
-  check(plan, job, source);
-  return plan;
+  Tuning tuning{setup, tune::Space::from_json(space, fmt::format("{}: space", source))};
+  check(tuning, job, source);
+  return tuning;
 }
 
-Plan default_plan(const spec::JobOptions& job) {
+Tuning default_tuning(const spec::JobOptions& job) {
   using tune::Dimension;
   using tune::Kind;
   using tune::Scale;
@@ -148,9 +148,9 @@ Plan default_plan(const spec::JobOptions& job) {
     dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, 0, 0.99});
   }
   dimensions.push_back({"optimizer.weight_decay", Kind::real, Scale::log, 1e-6, 0.3});
-  Plan plan{{}, tune::Space(std::move(dimensions))};
-  check(plan, job, "the default space");
-  return plan;
+  Tuning tuning{{}, tune::Space(std::move(dimensions))};
+  check(tuning, job, "the default space");
+  return tuning;
 }
 
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting) {

@@ -27,7 +27,8 @@ struct Setup {
 };
 void describe(Describer& d, Setup& o);
 
-struct Plan {
+// What a session tunes, and how.
+struct Tuning {
   Setup setup;
   tune::Space space;
 };
@@ -44,10 +45,10 @@ struct Plan {
 // and the key, for anything that cannot be tuned: an option that does not exist or is of another
 // type, a bound that the option does not allow, and options that would change what is measured (the
 // data, the length of the run, the seed).
-Plan read_plan(std::string_view toml, std::string_view source, const spec::JobOptions& job);
+Tuning read_tuning(std::string_view toml, std::string_view source, const spec::JobOptions& job);
 
 // Without a file: the learning rate, and what else the optimiser of the job is most sensitive to.
-Plan default_plan(const spec::JobOptions& job);
+Tuning default_tuning(const spec::JobOptions& job);
 
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);

@@ -14,7 +14,7 @@ namespace {
 
 std::string refusal(const std::string& toml, const spec::JobOptions& job = {}) {
   try {
-    read_plan(toml, "tune.toml", job);
+    read_tuning(toml, "tune.toml", job);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument) << e.what();
     return e.what();
@@ -24,7 +24,7 @@ std::string refusal(const std::string& toml, const spec::JobOptions& job = {}) {
 }
 
 TEST(Setup, ReadsATuningFile) {
-  const Plan plan = read_plan(R"(
+  const Tuning tuning = read_tuning(R"(
 budget = 60
 policy = "full"
 [space."optimizer.lr"]
@@ -34,12 +34,12 @@ scale = "log"
 [space."train.batch_size"]
 choices = [32, 64]
 )",
-                              "tune.toml", {});
-  EXPECT_EQ(plan.setup.budget, 60);
-  EXPECT_EQ(plan.setup.policy, "full");
-  ASSERT_EQ(plan.space.size(), 2U);
-  EXPECT_EQ(plan.space.dimensions()[0].name, "optimizer.lr");
-  const std::vector<std::string> options = assignments(plan.space, plan.space.at({0.5, 0.9}));
+                                    "tune.toml", {});
+  EXPECT_EQ(tuning.setup.budget, 60);
+  EXPECT_EQ(tuning.setup.policy, "full");
+  ASSERT_EQ(tuning.space.size(), 2U);
+  EXPECT_EQ(tuning.space.dimensions()[0].name, "optimizer.lr");
+  const std::vector<std::string> options = assignments(tuning.space, tuning.space.at({0.5, 0.9}));
   EXPECT_EQ(options[0].rfind("optimizer.lr=0.0", 0), 0U) << options[0];
   EXPECT_NEAR(std::stod(options[0].substr(13)), 0.01, 1e-12);
   EXPECT_EQ(options[1], "train.batch_size=64");
@@ -75,8 +75,8 @@ TEST(Setup, NamesWhatCannotBeTuned) {
 
 TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
   const auto tuned = [](const spec::JobOptions& job, const char* option) {
-    const Plan plan = default_plan(job);
-    return std::ranges::any_of(plan.space.dimensions(),
+    const Tuning tuning = default_tuning(job);
+    return std::ranges::any_of(tuning.space.dimensions(),
                                [&](const tune::Dimension& d) { return d.name == option; });
   };
   spec::JobOptions job;
@@ -104,7 +104,7 @@ TEST(Setup, HasASpaceForEveryOptimiser) {
   for (const auto& row : spec::optimizers()) {
     spec::JobOptions job;
     job.optimizer.name = row.name;
-    EXPECT_GE(default_plan(job).space.size(), 2U) << row.name;
+    EXPECT_GE(default_tuning(job).space.size(), 2U) << row.name;
   }
 }
 

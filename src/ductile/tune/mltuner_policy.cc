@@ -46,6 +46,14 @@ class MlTunerPolicy final : public TrialPolicy {
     begin_search();
   }
 
+  bool is_searching() const override { return m_.phase == Phase::first || m_.phase == Phase::rest; }
+
+  int64_t kept() const override {
+    if (m_.phase == Phase::first) return furthest();
+    const bool is_judged = m_.judged >= 0 && budget_of(m_.judged) >= m_.time;
+    return is_judged && is_better(judge(m_.judged)) ? m_.judged : m_.best;
+  }
+
  private:
   void begin_search() {
     m_.phase = Phase::first;
@@ -53,7 +61,7 @@ class MlTunerPolicy final : public TrialPolicy {
     m_.live.clear();
     m_.slopes.clear();
     m_.count = 0;
-    m_.to_start = 1;
+    m_.to_start = options().mltuner.side_by_side;
     m_.judged = -1;
   }
 
@@ -108,9 +116,10 @@ class MlTunerPolicy final : public TrialPolicy {
       return std::nullopt;
     }
     std::vector<int64_t> kept;
+    const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
     for (const int64_t t : m_.live) {
-      const bool is_done = judge(t).verdict == Verdict::diverged || budget_of(t) >= bound_ ||
-                           status(t) != Status::paused;
+      const bool is_done = is_crowd || judge(t).verdict == Verdict::diverged ||
+                           budget_of(t) >= bound_ || status(t) != Status::paused;
       if (is_done && t != unstable) {
         drop(t);
       } else {
@@ -119,7 +128,7 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
-    m_.to_start = 1;
+    m_.to_start = options().mltuner.side_by_side;
     return std::nullopt;
   }
 
@@ -129,7 +138,7 @@ class MlTunerPolicy final : public TrialPolicy {
       if (status(m_.judged) == Status::running) return wait_or_stop("the trial still runs");
       const Progress progress = judge(m_.judged);
       if (progress.slope) m_.slopes.push_back(*progress.slope);
-      if (progress.slope && *progress.slope < m_.best_slope) {
+      if (is_better(progress)) {
         drop(m_.best);
         m_.best = m_.judged;
         m_.best_slope = *progress.slope;
@@ -200,6 +209,24 @@ class MlTunerPolicy final : public TrialPolicy {
     m_.phase = Phase::rest;
   }
 
+  // Of those that live, the one that gained most: their times differ where the search is cut short,
+  // and then their slopes say little.
+  int64_t furthest() const {
+    int64_t best = -1;
+    double gain = 0;
+    for (const int64_t t : m_.live) {
+      const Progress p = judge(t);
+      if (p.verdict == Verdict::diverged || !p.slope || p.gain >= gain) continue;
+      best = t;
+      gain = p.gain;
+    }
+    return best;
+  }
+
+  bool is_better(const Progress& progress) const {
+    return progress.slope && *progress.slope < m_.best_slope;
+  }
+
   // Of those that live, the one with the best slope; -1 for none.
   int64_t best_of_live(bool converging, double& slope) const {
     int64_t best = -1;
@@ -214,8 +241,8 @@ class MlTunerPolicy final : public TrialPolicy {
     return best;
   }
 
-  // The loss before any training is not measured by whoever runs the trials: the first value stands
-  // for it.
+  // The first value stands for the loss before any training. A tuner inside a run measures just
+  // that; recorded curves do not have it.
   Progress judge(int64_t t) const {
     const std::vector<Observation>& seen = trials()[static_cast<size_t>(t)].seen;
     if (seen.empty()) return {};

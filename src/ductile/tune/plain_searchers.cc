@@ -39,7 +39,7 @@ class GridSearcher final : public Searcher {
   // Without a list each point of the grid is another setting, so the number of trials says which
   // one is next.
   Pick pick(Rng&, std::span<const int64_t>) override {
-    const int64_t nth = static_cast<int64_t>(trials().size());
+    const auto nth = static_cast<int64_t>(trials().size() - options().first.size());
     const auto num_listed = static_cast<int64_t>(space().listed().size());
     if (num_listed > 0 && nth >= num_listed) return {};
     if (num_listed > 0)

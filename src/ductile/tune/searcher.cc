@@ -52,6 +52,9 @@ double Trial::best() const {
 Searcher::Searcher(std::string_view name, Space space, const SearcherOptions& options)
     : name_(name), space_(std::move(space)), options_(options) {
   taken_.assign(space_.listed().size(), false);
+  DUCTILE_CHECK(options_.first.empty() || taken_.empty(), "a list begins where it wants to");
+  for (const Setting& setting : options_.first)
+    DUCTILE_CHECK(space_.contains(setting), "a first setting is not in the space");
 }
 
 std::optional<int64_t> Searcher::ask() { return decide({}); }
@@ -65,7 +68,12 @@ std::optional<int64_t> Searcher::ask_or_resume(std::span<const int64_t> paused) 
 std::optional<int64_t> Searcher::decide(std::span<const int64_t> paused) {
   if (paused.empty() && is_exhausted()) return std::nullopt;
   Rng rng(static_cast<uint64_t>(options_.seed), kDecisions, static_cast<uint64_t>(decisions_));
-  Pick picked = pick(rng, paused);
+  Pick picked;
+  if (trials_.size() < options_.first.size()) {
+    picked.fresh = Candidate{options_.first[trials_.size()]};
+  } else {
+    picked = pick(rng, paused);
+  }
   if (picked.resumed < 0 && !picked.fresh) return std::nullopt;
   ++decisions_;
   if (picked.resumed >= 0) return picked.resumed;

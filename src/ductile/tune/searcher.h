@@ -42,6 +42,9 @@ struct SearcherOptions {
   int64_t candidates = 0;  // settings that a model compares for one ask; 0: its own number
   int64_t levels = 3;      // grid: values of each real dimension
   bool ard = true;         // gp, curves: a length scale for each dimension, or one for all
+  // Not an option of users: what is asked for before anything else, in this order. Each lies in the
+  // space, which has no list.
+  std::vector<Setting> first = {};
 };
 void describe(Describer& d, SearcherOptions& o);
 

@@ -149,6 +149,31 @@ TEST_P(SearcherTest, LivesWithTrialsThatAllDivergeOrAreAllAlike) {
   }
 }
 
+TEST_P(SearcherTest, FirstSettingsComeBeforeAnyOther) {
+  const Space space = mixed();
+  SearcherOptions options;
+  options.first = {space.at({0.2, 0.5, 0.9}), space.at({0.7, 0.1, 0.2})};
+  const auto whole = make_searcher(GetParam(), space, options);
+  auto again = make_searcher(GetParam(), space, options);
+  const auto other = make_searcher(GetParam(), space);
+  for (int64_t t = 0; t < 6; ++t) {
+    ASSERT_EQ(whole->ask(), t);
+    ASSERT_EQ(again->ask(), t);
+    other->ask();
+    if (t < 2) {
+      EXPECT_EQ(whole->trials()[static_cast<size_t>(t)].setting,
+                options.first[static_cast<size_t>(t)]);
+    }
+    EXPECT_EQ(whole->trials().back().setting, again->trials().back().setting);
+    for (const auto& s : {whole.get(), again.get(), other.get()})
+      s->tell(t, {1, loss(space, s->trials().back(), t, 1)});
+    const nlohmann::json saved = again->save();
+    again = make_searcher(GetParam(), space, options);
+    again->restore(saved);
+  }
+  EXPECT_NE(other->trials()[0].setting, options.first[0]);
+}
+
 TEST_P(SearcherTest, RefusesTellsThatCannotBe) {
   const auto s = make(mixed());
   EXPECT_EQ(code_of([&] { s->tell(0, {1, 1}); }), ErrorCode::not_found);
@@ -245,6 +270,16 @@ TEST(GridSearcherTest, CoversEveryCombinationOnce) {
     EXPECT_GT(low, 3);
     EXPECT_LT(low, 13);
   }
+}
+
+TEST(GridSearcherTest, FirstSettingsTakeNothingFromTheGrid) {
+  SearcherOptions options;
+  options.levels = 4;
+  options.first = {{0.3, 0.3}, {0.4, 0.4}};
+  const auto s = make_searcher("grid", cube(2), options);
+  std::set<Setting> seen;
+  while (const auto trial = s->ask()) seen.insert(s->trials()[static_cast<size_t>(*trial)].setting);
+  EXPECT_EQ(seen.size(), 2U + 16U);
 }
 
 TEST(SearcherTableTest, AnUnknownNameIsRefusedWithTheNearest) {

@@ -65,6 +65,11 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
           "values without a new best before the tuner searches again; one more: it stops")
       .range(1, 1e6);
   d.field("retunings", o.retunings, "how often it searches again at most").range(0, 1e6);
+  d.field(
+       "side_by_side", o.side_by_side,
+       "trials that begin together, and with each doubling; above 1, of those that do not converge "
+       "only the best goes on")
+      .range(1, 1e6);
   d.field("forks", o.forks, "trials of a later search take over the state of the best one");
 }
 
@@ -170,6 +175,17 @@ int64_t TrialPolicy::best() const {
     if (std::isfinite(trials()[i].best()) &&
         (best < 0 || trials()[i].best() < trials()[static_cast<size_t>(best)].best()))
       best = static_cast<int64_t>(i);
+  return best;
+}
+
+int64_t TrialPolicy::kept() const {
+  int64_t best = -1;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const bool is_there =
+        states_[i].status == Status::paused || states_[i].status == Status::finished;
+    if (is_there && (best < 0 || trials()[i].best() < trials()[static_cast<size_t>(best)].best()))
+      best = static_cast<int64_t>(i);
+  }
   return best;
 }
 

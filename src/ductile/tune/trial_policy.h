@@ -62,6 +62,7 @@ struct PolicyOptions {
     double trial_bound = 0;
     int64_t patience = 4;
     int64_t retunings = 1000;
+    int64_t side_by_side = 1;
     bool forks = true;
   } mltuner;
   struct FreezeThaw {
@@ -85,6 +86,11 @@ class TrialPolicy {
   // order or are beyond what was asked for, or that end before it although the trial neither
   // diverged nor ended.
   void tell(const Result& result);
+
+  // False once what is left is to train the best trial on.
+  virtual bool is_searching() const { return true; }
+  // The trial to go on with if the search ends here, of those that were not dropped; -1 for none.
+  virtual int64_t kept() const;
 
   const Searcher& searcher() const { return *searcher_; }
   std::string_view name() const { return name_; }

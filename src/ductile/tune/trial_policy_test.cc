@@ -329,9 +329,11 @@ TEST(PolicyOptionsTest, ContradictionsAreRefused) {
 
 class MlTunerTest : public ::testing::Test {
  protected:
-  void begin(double full, double bound) {
+  void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1) {
     PolicyOptions options;
     options.full_budget = full;
+    options.total_budget = total;
+    options.mltuner.side_by_side = side_by_side;
     options.least_budget = 2;
     options.mltuner.trial_bound = bound;
     policy_ = make("mltuner", options);
@@ -411,6 +413,70 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_FALSE(dropped_.contains(1));
   expect(MoveKind::start, 3, 4, rises);
   EXPECT_TRUE(dropped_.contains(2));
+}
+
+TEST_F(MlTunerTest, SeveralTrialsMayBeginTogether) {
+  begin(64, 8, 1e9, 3);
+  expect(MoveKind::start, 0, 2, falls);
+  expect(MoveKind::start, 1, 2, falls_fast);
+  expect(MoveKind::start, 2, 2, rises);
+  EXPECT_TRUE(policy_->is_searching());
+  expect(MoveKind::start, 3, 2, falls);
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 2}));
+}
+
+TEST_F(MlTunerTest, OfSeveralThatDoNotConvergeOnlyTheBestGoesOn) {
+  begin(64, 8, 1e9, 2);
+  const auto unsteady = [](double b) { return b == 3 ? 9.5 : 10 - b; };
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::start, 1, 2, rises);
+  expect(MoveKind::start, 2, 4, rises);
+  expect(MoveKind::start, 3, 4, unsteady);
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 1})) << "neither made any progress";
+  expect(MoveKind::resume, 3, 8, [](double) { return 9.0; });
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 1, 2}));
+  expect(MoveKind::start, 4, 8, falls);
+  expect(MoveKind::start, 5, 8, rises);
+  expect(MoveKind::start, 6, 8, falls);  // trial 4 converged: its time holds
+}
+
+// Where the budget ends the search.
+TEST_F(MlTunerTest, KeepsTheBestSlopeAmongTrialsOfTheSameLength) {
+  begin(64, 8, 4);
+  expect(MoveKind::start, 0, 2, falls);
+  expect(MoveKind::start, 1, 2, falls_fast);
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 1) << "it was the last one, and nothing compared it yet";
+  begin(64, 8, 4);
+  expect(MoveKind::start, 0, 2, falls_fast);
+  expect(MoveKind::start, 1, 2, falls);
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 0);
+  const auto late = [](double b) { return b < 3 ? 10.0 : 18 - 3 * b; };
+  begin(64, 8, 11);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::resume, 0, 4, rises);
+  expect(MoveKind::start, 1, 4, late);
+  expect(MoveKind::start, 2, 3, [](double b) { return 10 - 5 * b; });
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 1) << "the length of trial 2 was cut by the budget";
+}
+
+TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {
+  const auto unsteady = [](double b) { return b == 2 ? 12.0 : 10 - b; };
+  begin(64, 8, 7);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::resume, 0, 4, rises);
+  EXPECT_EQ(policy_->kept(), -1);
+  expect(MoveKind::start, 1, 3, unsteady);
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), -1) << "its noise is larger than what it gained";
+  begin(64, 8, 8);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::resume, 0, 4, rises);
+  expect(MoveKind::start, 1, 4, [](double b) { return b == 2 ? 10.0 : 10 - b; });
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 1);
 }
 
 }  // namespace

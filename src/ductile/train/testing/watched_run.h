@@ -46,6 +46,9 @@ struct WatchedRun {
   int evaluations = 0;
 };
 
+// Trains a job in this thread, alone, to its end.
+void run_to_end(Replica& replica);
+
 // One process with the model of a job.
 struct Bench {
   explicit Bench(const spec::JobOptions& job);

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Training algorithms against each other, in the manner of AlgoPerf.
+
+Usage: bench/algorithms/sweep.py run OUT --data FOLDER [options]
+       bench/algorithms/sweep.py report OUT -o bench/results/NAME [options]
+       bench/algorithms/sweep.py text FOLDER
+
+run: every submission on every workload, and its results in OUT. Stopped or killed, it goes on where it
+  was when it is called again: a trial with a whole result is not run again, one that was stopped
+  resumes its own run directory. Trials run two at a time with one compute thread each.
+report: a page, the results with all settings, and the pictures, from what OUT holds.
+text: makes the text of the workload gpt_docs in FOLDER/docs, from this repository's documentation and
+  that below /usr/share/doc.
+
+FOLDER of --data has fashion-mnist/ (the four .gz files), cifar10/ (the binary version) and docs/.
+The clock is the CPU time of training: wall times mean nothing on a machine that does other work.
+"""
+import argparse
+import fcntl
+import pathlib
+import signal
+import sys
+import time
+
+import experiment
+import page
+import results
+import text
+import trials
+
+
+def flags():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "report", "text"))
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--data", type=pathlib.Path)
+    parser.add_argument("--workloads", default="fashion_mnist_cnn")
+    parser.add_argument("--submissions", default="sgd_cosine,adamw_cosine,nadamw,muon,schedule_free,ademamix,"
+                        "knee,lrtuner")
+    parser.add_argument("--files", type=pathlib.Path, default=experiment.HERE,
+                        help="folder with workloads/ and submissions/")
+    parser.add_argument("--rulesets", default="fixed,tuned")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=5, help="points that the tuned ruleset tries")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="report: path without .md")
+    parser.add_argument("--title", default="Training algorithms")
+    parser.add_argument("--note", default="", help="report: a paragraph below the title, such as the machine's load")
+    return parser
+
+
+class Sweep:
+    """The trials of a command line and where their results lie."""
+
+    def __init__(self, args):
+        self.args = args
+        self.out = args.out.resolve()
+        self.workloads = [experiment.read_workload(n, args.files / "workloads") for n in args.workloads.split(",")]
+        self.submissions = [experiment.read_submission(n, args.files / "submissions")
+                            for n in args.submissions.split(",")]
+        self.rulesets = args.rulesets.split(",")
+        self.known = {}
+
+    def result(self, trial):
+        if trial.name not in self.known:
+            found, why = results.read_result(self.result_path(trial), trial)
+            if why:
+                print(f"{why}: the trial's run directory is asked, or it runs again", file=sys.stderr)
+            if not found:
+                return None
+            self.known[trial.name] = found
+        return self.known[trial.name]
+
+    def result_path(self, trial):
+        return self.out / "results" / f"{trial.name}.json"
+
+    def stages(self, workload):
+        """Lists of trials, each made when those before it are over."""
+        if "fixed" in self.rulesets:
+            yield experiment.fixed_trials(workload, self.submissions, self.args.seeds)
+        if "tuned" in self.rulesets:
+            yield experiment.tuning_trials(workload, self.submissions, self.args.trials)
+            yield experiment.tuned_trials(workload, self.submissions, self.args.seeds, self.args.trials, self.result)
+
+
+def take(out):
+    """One sweep at a time works in a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise experiment.Wrong(f"{out}: another sweep works there") from None
+    return lock
+
+
+def run(args):
+    if args.data is None:
+        raise experiment.Wrong("run: --data is missing; it names the folder with the data sets")
+    sweep = Sweep(args)
+    lock = take(sweep.out)
+    place = trials.Place(sweep.out / "runs", args.data.resolve(), args.build.resolve())
+    failures = []
+    for workload in sweep.workloads:
+        for stage in sweep.stages(workload):
+            waiting = [t for t in stage if not sweep.result(t)]
+            failures += run_all(waiting, place, sweep, args.at_once)
+    lock.close()
+    for name, why in failures:
+        print(f"{name}: {why}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def run_all(waiting, place, sweep, at_once):
+    running, failures, left = [], [], len(waiting)
+    waiting = list(reversed(waiting))
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(trials.Running(waiting.pop(), place))
+            time.sleep(trials.SAMPLE_EVERY)
+            for r in [r for r in running if r.over()]:
+                running.remove(r)
+                left -= 1
+                found, why = r.result()
+                if found:
+                    results.write_result(sweep.result_path(r.trial), found)
+                    last = found["curve"][-1]["accuracy"] if found["curve"] else float("nan")
+                    print(f"{r.trial.name}: {found['status']}, accuracy {last:.4f}, "
+                          f"{found['core_seconds']:.1f} CPU s; {left} left", flush=True)
+                else:
+                    failures.append((r.trial.name, why))
+    finally:  # stopped: each saves its state
+        for r in running:
+            r.ask_to_stop()
+        for r in running:
+            r.wait()
+    return failures
+
+
+def report(args):
+    if args.output is None:
+        raise experiment.Wrong("report: -o is missing; it names the page without .md")
+    sweep = Sweep(args)
+    found = {w.name: [[sweep.result(t) for t in stage] for stage in sweep.stages(w)] for w in sweep.workloads}
+    flat = [r for stages in found.values() for stage in stages for r in stage if r]
+    if not flat:
+        raise experiment.Wrong(f"{sweep.out}: has no result of these workloads and submissions")
+    page.write(args, sweep.workloads, sweep.submissions, flat)
+    return 0
+
+
+def main():
+    args = flags().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return {"run": run, "report": report, "text": text.make}[args.what](args)
+    except experiment.Wrong as e:
+        print(e, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

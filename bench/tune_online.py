@@ -1,0 +1,88 @@
+#!/usr/bin/python3
+"""What tune.online repairs: runs whose learning rate is 100 times too small or too large, with and without it.
+
+Usage: bench/tune_online.py --data FASHION_MNIST_FOLDER [--seeds 2] [--build build/release]
+
+The mlp on the digits (10 epochs) and on Fashion-MNIST (5 epochs), SGD with momentum, cosine. "Samples to it"
+counts every sample that was trained, those of dropped trials included, until the first evaluation within half a
+percentage point of what the default run of that seed has at its end. Prints a JSON line per run and a Markdown table.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+LR = 0.1
+BATCH = 128
+SHARED = ["model.name=mlp", f"train.batch_size={BATCH}", "train.threads=1", "loader.threads=1",
+          "train.eval_every_epochs=0.25", "train.log_every=1000000", "checkpoint.every_seconds=0",
+          "checkpoint.at_end=false"]
+
+
+def train(args, sets):
+    with tempfile.TemporaryDirectory() as folder:
+        run = pathlib.Path(folder) / "run"
+        words = [str(args.build / "bin" / "ductile"), "-q", "train", "--out", str(run)]
+        for s in SHARED + sets:
+            words += ["--set", s]
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        if done.returncode:
+            return None, events, done.stderr.strip()
+        return next(e for e in events if e["kind"] == "summary"), events, ""
+
+
+def measure(args, task, kind, factor, seed, sets, target):
+    end, events, error = train(args, sets)
+    chosen = [m["setting"]["lr"] for e in events if e["kind"] == "tune" for m in e["moves"] if m["what"] == "chosen"]
+    out = {"task": task, "run": kind, "lr": LR * factor, "seed": seed, "lr_found": chosen, "error": error}
+    if end:
+        out["accuracy"] = end["final"]["accuracy"]
+        out["samples"] = end["samples"]
+        goal = (out["accuracy"] if target is None else target) - 0.005
+        reached = [e["step"] for e in events if e["kind"] == "evaluation" and e["accuracy"] >= goal]
+        out["samples_to_default"] = reached[0] * BATCH if reached else None  # each step is an update
+    print(json.dumps(out), flush=True)
+    return out
+
+
+def values(runs, key, form):
+    return ", ".join(form(r[key]) if r.get(key) is not None else "never" for r in runs)
+
+
+def row(task, kind, lr, runs):
+    if any(r["error"] for r in runs):
+        return [task, kind, f"{lr:g}", "ends with an error", "", "", ""]
+    found = "; ".join(", ".join(f"{x:.3g}" for x in r["lr_found"]) for r in runs)
+    return [task, kind, f"{lr:g}", found, values(runs, "accuracy", lambda x: f"{100 * x:.2f} %"),
+            values(runs, "samples_to_default", lambda x: f"{x / 1e3:.1f} k"),
+            f"{statistics.mean(r['samples'] for r in runs) / 1e3:.0f} k"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
+    args = parser.parse_args()
+    print_rows = []
+    for task, sets in (("digits", ["data.format=digits", "train.epochs=10"]),
+                       ("Fashion-MNIST", ["data.format=idx", f"data.path={args.data}", "train.epochs=5"])):
+        targets = {}
+        for kind, factor in (("plain", 1), ("tuned", 1), ("plain", 0.01), ("tuned", 0.01), ("plain", 100), ("tuned", 100)):
+            runs = []
+            for seed in range(1, args.seeds + 1):
+                more = sets + [f"optimizer.lr={LR * factor}", f"seed={seed}", f"tune.online={str(kind == 'tuned').lower()}"]
+                runs.append(measure(args, task, kind, factor, seed, more, targets.get(seed)))
+                targets.setdefault(seed, runs[-1].get("accuracy"))
+            print_rows.append(row(task, kind, LR * factor, runs))
+    head = ["task", "run", "optimizer.lr", "found", "accuracy at the end", "samples to it", "samples in all"]
+    print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for r in print_rows:
+        print("| " + " | ".join(r) + " |")
+
+
+if __name__ == "__main__":
+    main()

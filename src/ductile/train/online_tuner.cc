@@ -1,0 +1,386 @@
+#include "ductile/train/online_tuner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/tune/progress.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kClocksOfAFirstRun = 10;
+constexpr double kBeforeAClock = 0.1;  // when the loss before any training is said to be seen
+constexpr double kAround[] = {1, 10, 0.1, 100, 0.01};  // learning rates that are tried first
+constexpr int64_t kSideBySide = 3;                     // trials of the shortest length
+const std::string kApart(kTunerPart);
+const std::string kRoot = "root";         // the state from which a search begins
+const std::string kGood = "good";         // after a search: the state to go back to
+constexpr double kAfterDivergence = 0.3;  // the largest rate then, of the one that diverged
+
+tune::Space space_of(const spec::JobOptions& job) {
+  using tune::Kind;
+  using tune::Scale;
+  std::vector<tune::Dimension> out;
+  const auto range = [&](const char* name, const std::vector<double>& v, Scale scale) {
+    if (!v.empty()) out.push_back({name, Kind::real, scale, v.front(), v.back()});
+  };
+  range("lr", job.tune.lr, Scale::log);
+  range("momentum", job.tune.momentum, Scale::log_to_one);
+  range("weight_decay", job.tune.weight_decay, Scale::log);
+  if (!job.tune.batch_size.empty()) {
+    std::vector<std::string> sizes;
+    for (const int64_t size : job.tune.batch_size) sizes.push_back(std::to_string(size));
+    out.push_back({"batch_size", Kind::choice, Scale::linear, 0, 1, sizes});
+  }
+  return tune::Space(std::move(out));
+}
+
+std::string branch_of(int64_t trial) { return std::to_string(trial); }
+
+Json json_of(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+Json& memory_of(JobState& state) { return state.extra(kApart).values; }
+
+const Json* memory_of(const JobState& state) {
+  const auto part = state.extras().find(kApart);
+  return part == state.extras().end() || part->second.values.empty() ? nullptr
+                                                                     : &part->second.values;
+}
+
+// Moves what was noted for the diary into an event.
+void tell(Json& memory, const char* what) {
+  memory["event"] = {{"what", what}, {"moves", std::exchange(memory["moves"], Json::array())}};
+}
+
+}  // namespace
+
+// A clock has at least one batch in it.
+OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size)
+    : job_(job),
+      train_size_(static_cast<double>(train_size)),
+      space_(space_of(job)),
+      clock_(job.tune.clock_epochs) {
+  tune::searchers().at(job.tune.searcher);  // or it says which there are
+  int64_t largest = job.train.batch_size;
+  for (const int64_t size : job.tune.batch_size) {
+    largest = std::max(largest, size);
+    if (size > train_size) {
+      fail(ErrorCode::invalid_argument,
+           "tune.batch_size: {} is larger than the training set, which has {} samples", size,
+           train_size);
+    }
+  }
+  clock_ = std::max(clock_, static_cast<double>(largest) / train_size_);
+  if (kClocksOfAFirstRun * clock_ > static_cast<double>(job.train.epochs)) {
+    fail(ErrorCode::invalid_argument,
+         "tune.online = true: the shortest trial has {} clocks of {:g} epochs, and the run has {} "
+         "epochs; set a larger train.epochs, or a smaller tune.clock_epochs and train.batch_size",
+         kClocksOfAFirstRun, clock_, job.train.epochs);
+  }
+}
+
+// Without the learning rates at which the run diverged.
+tune::Space OnlineTuner::space_now(const Json& memory) const {
+  std::vector<tune::Dimension> dimensions = space_.dimensions();
+  for (tune::Dimension& d : dimensions) {
+    if (d.name == "lr" && !memory.at("largest_lr").is_null())
+      d.high = std::clamp(memory.at("largest_lr").get<double>(), d.low, d.high);
+  }
+  return tune::Space(std::move(dimensions));
+}
+
+// As the memory has it; a new one where a search begins.
+std::unique_ptr<tune::TrialPolicy> OnlineTuner::make_policy(const Json& memory) const {
+  tune::SearcherOptions searcher;
+  searcher.seed = job_.seed + memory.at("searches").get<int64_t>();
+  for (const Json& setting : memory.at("first"))
+    searcher.first.push_back(setting.get<tune::Setting>());
+  searcher.startup = std::max<int64_t>(4, std::ssize(searcher.first));
+  tune::PolicyOptions policy;
+  policy.unit = clock_;
+  policy.least_budget = kClocksOfAFirstRun * clock_;
+  policy.full_budget = searcher.full_budget = static_cast<double>(job_.train.epochs);
+  policy.total_budget = std::max(memory.at("budget").get<double>(), clock_);
+  policy.mltuner.trial_bound = std::max(1.0, policy.least_budget);
+  policy.mltuner.side_by_side = kSideBySide;
+  auto out = tune::make_trial_policy(
+      "mltuner", tune::make_searcher(job_.tune.searcher, space_now(memory), searcher), policy);
+  if (!memory.at("policy").is_null()) out->restore(memory.at("policy"));
+  return out;
+}
+
+void OnlineTuner::begin(JobState& state) const {
+  Json memory = {{"searches", 0}, {"setting", nullptr}, {"largest_lr", nullptr}, {"good", nullptr}};
+  memory["moves"] = Json::array();
+  begin_search(state, memory);
+  memory_of(state) = std::move(memory);
+}
+
+// The present setting, moved into the space, and others that differ in the learning rate: a user's
+// is more often wrong by a factor of ten or a hundred than by one of ten thousand.
+Json OnlineTuner::first_settings(const Json& memory) const {
+  optim::Hyper hyper = optim::Hyper::of(job_);
+  const Json& present = memory.at("setting");
+  const tune::Space space = space_now(memory);
+  tune::Setting setting;
+  const tune::Dimension* lr = nullptr;
+  for (const tune::Dimension& d : space.dimensions()) {
+    Json value = d.name == "lr"             ? Json(hyper.lr)
+                 : d.name == "momentum"     ? Json(hyper.momentum)
+                 : d.name == "weight_decay" ? Json(hyper.weight_decay)
+                                            : Json(hyper.batch_size);
+    if (!present.is_null()) value = present.at(d.name);
+    if (d.name == "lr") lr = &d;
+    if (d.kind == tune::Kind::choice) {
+      const auto at = std::ranges::find(d.choices, dump_json(value));
+      setting.push_back(at == d.choices.end() ? 0 : static_cast<double>(at - d.choices.begin()));
+    } else {
+      setting.push_back(d.name == "lr" ? value.get<double>()
+                                       : std::clamp(value.get<double>(), d.low, d.high));
+    }
+  }
+  Json out = Json::array();
+  for (const double factor : kAround) {
+    tune::Setting other = setting;
+    if (lr != nullptr) other[static_cast<size_t>(lr - space.dimensions().data())] *= factor;
+    if (space.contains(other)) out.push_back(other);
+    if (lr == nullptr) break;
+  }
+  return out;
+}
+
+void OnlineTuner::begin_search(JobState& state, Json& memory) const {
+  memory["before"] = memory["setting"];
+  memory["first"] = first_settings(memory);
+  memory["budget"] =
+      std::min(job_.tune.budget * static_cast<double>(job_.train.epochs), epochs_left(state));
+  memory["policy"] = nullptr;
+  memory["trial"] = -1;
+  memory["losses"] = Json::array();
+  memory["searches"] = memory["searches"].get<int64_t>() + 1;
+  state.save_branch(kRoot, kApart);
+  const auto policy = make_policy(memory);
+  move_on(state, memory, *policy);
+}
+
+bool OnlineTuner::is_searching(const JobState& state) const {
+  const Json* memory = memory_of(state);
+  return memory != nullptr && !memory->at("policy").is_null();
+}
+
+bool OnlineTuner::takes_divergence(const JobState& state) const {
+  return is_searching(state) || state.branches().contains(kGood);
+}
+
+double OnlineTuner::epochs_left(const JobState& state) const {
+  return static_cast<double>(job_.train.epochs) -
+         static_cast<double>(state.counters.cursor) / train_size_;
+}
+
+std::optional<double> OnlineTuner::search_share(const JobState& state) const {
+  if (!is_searching(state)) return std::nullopt;
+  const Json& memory = *memory_of(state);
+  return memory.at("policy").at("spent").get<double>() / memory.at("budget").get<double>();
+}
+
+optim::Hyper OnlineTuner::adjusted(const JobState& state, optim::Hyper hyper, double epoch) const {
+  const Json* memory = memory_of(state);
+  if (is_searching(state) && epoch < job_.schedule.warmup_epochs) hyper.lr = job_.optimizer.lr;
+  if (memory == nullptr || memory->at("setting").is_null()) return hyper;
+  for (const auto& [name, value] : memory->at("setting").items()) {
+    if (name == "lr") hyper.lr *= value.get<double>() / job_.optimizer.lr;
+    if (name == "momentum") hyper.momentum = hyper.beta1 = value.get<double>();
+    if (name == "weight_decay") hyper.weight_decay = value.get<double>();
+    if (name == "batch_size") hyper.batch_size = value.get<int64_t>();
+  }
+  return hyper;
+}
+
+void OnlineTuner::passed(JobState& state) const { memory_of(state).erase("event"); }
+
+bool OnlineTuner::updated(JobState& state, const Update& update) const {
+  Json memory = std::move(memory_of(state));
+  memory.erase("event");
+  bool has_changed = false;
+  const bool is_between = memory.at("policy").is_null();
+  if (is_between && !std::isfinite(update.loss) && state.branches().contains(kGood)) {
+    go_back(state, memory);
+    has_changed = true;
+  } else if (is_between) {
+    has_changed = !update.is_last && watch(state, memory);
+    if (update.is_last) state.drop_branches();
+  } else {
+    note(memory, state, update.loss);
+    const Json& seen = memory.at("seen");
+    const bool is_through = !seen.empty() && seen.back()[0] == memory.at("until");
+    if (is_through || !std::isfinite(update.loss) || update.is_last)
+      has_changed = end_piece(state, memory, update);
+  }
+  memory_of(state) = std::move(memory);
+  return has_changed;
+}
+
+// What the trial under way has seen: the loss before any training, and the mean of each clock.
+void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
+  const double clock = clock_ * train_size_;
+  const double before = memory["samples"];
+  const double after = before + static_cast<double>(state.last_hyper.batch_size);
+  memory["samples"] = after;
+  if (!std::isfinite(loss)) return;
+  if (before == 0) memory["seen"].push_back({kBeforeAClock * clock_, loss});
+  memory["sum"] = memory["sum"].get<double>() + loss;
+  memory["count"] = memory["count"].get<int64_t>() + 1;
+  const double clocks = std::floor(after / clock + 1e-9);
+  if (clocks <= std::floor(before / clock + 1e-9)) return;
+  const double until = memory["until"];
+  const double budget = clocks * clock_ < until * (1 - 1e-9) ? clocks * clock_ : until;
+  memory["seen"].push_back({budget, memory["sum"].get<double>() / memory["count"].get<double>()});
+  memory["sum"] = 0.0;
+  memory["count"] = 0;
+}
+
+// The trial has run as far as it was to, or it cannot go on.
+bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update) const {
+  const int64_t trial = memory["trial"];
+  const bool has_diverged = !std::isfinite(update.loss);
+  const auto policy = make_policy(memory);
+  tune::Result result{trial, {}, update.is_last && !has_diverged};
+  for (const Json& s : memory["seen"])
+    result.seen.push_back({s[0].get<double>(), s[1].get<double>()});
+  Json told = {{"what", has_diverged ? "diverged" : "ran"}, {"trial", trial}};
+  told["setting"] = memory["setting"];
+  double reached = result.seen.empty() ? memory["from"].get<double>() : result.seen.back().budget;
+  if (!result.seen.empty()) told["loss"] = result.seen.back().value;
+  if (has_diverged) {
+    reached = std::min(reached + clock_, memory["until"].get<double>());
+    result.seen.push_back({reached, NAN});
+    state.drop_branch(branch_of(trial));
+  } else {
+    state.save_branch(branch_of(trial), kApart);
+  }
+  told["epochs"] = reached;
+  memory["moves"].push_back(std::move(told));
+  policy->tell(result);
+  return move_on(state, memory, *policy) || has_diverged;
+}
+
+// Follows the policy to its next piece of training. Whether the state changed.
+bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& policy) const {
+  const int64_t last = memory["trial"];
+  while (true) {
+    const tune::Move move = policy.next();
+    if (move.kind == tune::MoveKind::drop) {
+      state.drop_branch(branch_of(move.trial));
+      memory["moves"].push_back({{"what", "dropped"}, {"trial", move.trial}});
+      continue;
+    }
+    const bool is_trial = move.kind == tune::MoveKind::start || move.kind == tune::MoveKind::resume;
+    if (!is_trial || !policy.is_searching()) {
+      finish(state, memory, policy, is_trial ? move.trial : policy.kept(),
+             is_trial ? "its loss falls fastest" : move.reason);
+      return true;
+    }
+    const bool resumes = move.kind == tune::MoveKind::resume;
+    const bool is_here = resumes && move.trial == last;
+    if (!is_here) state.take_branch(resumes ? branch_of(move.trial) : kRoot, kApart);
+    const tune::Trial& trial = policy.searcher().trials()[static_cast<size_t>(move.trial)];
+    memory["trial"] = move.trial;
+    memory["from"] = trial.budget();
+    memory["until"] = move.budget;
+    memory["samples"] = std::round(trial.budget() * train_size_);
+    memory["sum"] = 0.0;
+    memory["count"] = 0;
+    memory["seen"] = Json::array();
+    memory["setting"] = space_.values(trial.setting);
+    memory["policy"] = policy.save();
+    memory["moves"].push_back({{"what", resumes ? "resumed" : "started"},
+                               {"trial", move.trial},
+                               {"setting", memory["setting"]},
+                               {"until", move.budget},
+                               {"why", move.reason}});
+    tell(memory, "trial");
+    return !is_here;
+  }
+}
+
+// The search is over: the winner's branch becomes the state, the others go.
+void OnlineTuner::finish(JobState& state, Json& memory, const tune::TrialPolicy& policy,
+                         int64_t winner, const std::string& why) const {
+  if (winner >= 0) {
+    state.take_branch(branch_of(winner), kApart);
+    memory["setting"] =
+        space_.values(policy.searcher().trials()[static_cast<size_t>(winner)].setting);
+  } else {  // nothing was better than what there was
+    state.take_branch(kRoot, kApart);
+    memory["setting"] = memory["before"];
+  }
+  keep(state, memory);
+  memory["policy"] = nullptr;
+  memory["evaluated_at"] = state.evaluated_at;
+  memory["moves"].push_back(
+      {{"what", "chosen"}, {"trial", winner}, {"setting", memory["setting"]}, {"why", why}});
+  tell(memory, "search_over");
+}
+
+// Of the branches only one to go back to, for as long as another search may begin there. The end of
+// a trial is good only if nothing is that an evaluation says so of.
+void OnlineTuner::keep(JobState& state, const Json& memory) const {
+  std::vector<std::string> others;
+  for (const auto& [name, image] : state.branches())
+    if (name != kGood) others.push_back(name);
+  for (const std::string& name : others) state.drop_branch(name);
+  if (memory["searches"].get<int64_t>() > job_.tune.retunings || epochs_left(state) < clock_) {
+    state.drop_branch(kGood);
+  } else if (!state.branches().contains(kGood)) {
+    state.save_branch(kGood, kApart);
+  }
+}
+
+// The run diverged after a search.
+void OnlineTuner::go_back(JobState& state, Json& memory) const {
+  const double lr = state.last_hyper.lr;
+  state.take_branch(kGood, kApart);
+  double largest = job_.optimizer.lr;
+  if (!memory["setting"].is_null() && memory["setting"].contains("lr"))
+    largest = memory["setting"]["lr"];
+  memory["largest_lr"] = kAfterDivergence * largest;
+  memory["moves"].push_back({{"what", "went_back"},
+                             {"setting", memory["setting"]},
+                             {"why", fmt::format("the loss was not finite at a learning rate of "
+                                                 "{:g}",
+                                                 lr)}});
+  const Json first = first_settings(memory);
+  if (!first.empty()) memory["setting"] = space_.values(first[0].get<tune::Setting>());
+  begin_search(state, memory);
+}
+
+// Between searches: another one begins where the evaluations stand still.
+bool OnlineTuner::watch(JobState& state, Json& memory) const {
+  if (!state.last || state.evaluated_at == memory["evaluated_at"]) return false;
+  memory["evaluated_at"] = state.evaluated_at;
+  const bool tokens = job_.data.format == "tokens";
+  memory["losses"].push_back(json_of(tokens ? state.last->loss : 1 - state.last->accuracy));
+  std::vector<double> losses;
+  for (const Json& l : memory["losses"]) losses.push_back(l.is_null() ? NAN : l.get<double>());
+  const int64_t without_best = tune::values_without_best(losses);
+  if (losses.back() < (memory["good"].is_null() ? INFINITY : memory["good"].get<double>())) {
+    memory["good"] = losses.back();
+    state.drop_branch(kGood);
+    keep(state, memory);
+  }
+  if (memory["searches"].get<int64_t>() > job_.tune.retunings ||
+      without_best < job_.tune.patience || epochs_left(state) < 2 * kClocksOfAFirstRun * clock_)
+    return false;
+  begin_search(state, memory);
+  return true;
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,237 @@
+#include "ductile/train/online_tuner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
+#include "ductile/train/replica.h"
+#include "ductile/train/testing/watched_run.h"
+
+namespace ductile::train {
+namespace {
+
+spec::JobOptions small_job() {
+  spec::JobOptions job;
+  job.data.train_limit = 512;
+  job.data.test_limit = 128;
+  job.model.name = "mlp";
+  job.model.hidden = {16};
+  job.loader.threads = 1;
+  job.schedule.name = "constant";
+  job.optimizer.momentum = 0;
+  job.train.epochs = 6;
+  job.train.batch_size = 16;
+  job.train.virtual_ranks = 4;
+  job.train.threads = 1;
+  return job;
+}
+
+TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 1e-5;
+  Replica untuned(job);
+  testing::run_to_end(untuned);
+  job.tune.online = true;
+  job.tune.lr = {1e-5, 10};
+  job.tune.budget = 1;
+  Replica tuned(job);
+  testing::run_to_end(tuned);
+  EXPECT_LT(untuned.last()->accuracy, 0.3);
+  EXPECT_GT(tuned.last()->accuracy, 0.5);
+  EXPECT_GT(tuned.hyper().lr, 1e-3);
+  EXPECT_TRUE(tuned.state().branches().empty());
+  // Trials are steps, but the job ends where it was to end; their samples are counted.
+  EXPECT_EQ(tuned.updates(), untuned.updates());
+  EXPECT_GT(tuned.step(), tuned.updates());
+  EXPECT_EQ(tuned.state().counters.samples_backward, tuned.step() * 16);
+}
+
+TEST(OnlineTuner, KeepsTheJobsOwnSettingWhereAllTrialsDiverge) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 0.05;
+  job.tune.online = true;
+  job.tune.lr = {1e5, 1e6};
+  Replica replica(job);
+  testing::run_to_end(replica);
+  EXPECT_EQ(replica.hyper().lr, 0.05);
+  EXPECT_GT(replica.last()->accuracy, 0.5);
+}
+
+const nlohmann::json& memory_of(const Replica& replica) {
+  return replica.state().extras().at(std::string(kTunerPart)).values;
+}
+
+TEST(OnlineTuner, BeginsWithTheJobsOwnSettingAndOthersAroundItsRate) {
+  spec::JobOptions job = small_job();
+  job.tune.online = true;
+  job.tune.momentum = {0.5, 0.9};
+  job.optimizer.lr = 0.05;
+  const auto first = [](const spec::JobOptions& tuned) {
+    return memory_of(Replica(tuned)).at("first");
+  };
+  const nlohmann::json five = first(job);
+  ASSERT_EQ(five.size(), 4U) << "a hundred times as much is not in the space";
+  EXPECT_EQ(five[0], nlohmann::json({0.05, 0.5})) << "a momentum of 0 is moved into the space";
+  EXPECT_EQ(five[1], nlohmann::json({0.5, 0.5}));
+  EXPECT_EQ(five[2], nlohmann::json({0.05 * 0.1, 0.5}));
+  EXPECT_EQ(Replica(job).state().hyper.lr, 0.05);
+  job.optimizer.lr = 10;
+  EXPECT_EQ(first(job)[0][0], 1) << "a tenth of it is the first that is in the space";
+  job.tune.lr = {};
+  EXPECT_EQ(first(job).size(), 1U);
+}
+
+TEST(OnlineTuner, SearchesAgainFromAPlateauAndKeepsTheWork) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 0.05;
+  job.train.epochs = 12;
+  job.train.eval_every_epochs = 0.25;
+  job.tune.online = true;
+  job.tune.patience = 2;
+  job.tune.budget = 0.1;
+  Replica replica(job);
+  testing::run_to_end(replica);
+  EXPECT_EQ(memory_of(replica).at("searches"), 2);
+  EXPECT_TRUE(replica.state().branches().empty());
+  EXPECT_GT(replica.best()->accuracy, 0.7);
+  job.tune.retunings = 0;
+  Replica once(job);
+  testing::run_to_end(once);
+  EXPECT_EQ(memory_of(once).at("searches"), 1);
+}
+
+// At the milestone the rate becomes a million times as large.
+TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 0.05;
+  job.schedule.name = "step";
+  job.schedule.step.milestones = {3};
+  job.schedule.step.gamma = 1e6;
+  job.tune.online = true;
+  job.tune.lr = {1e-6, 1};
+  job.tune.budget = 0.1;
+  job.tune.retunings = 20;
+  job.tune.patience = 1000;
+  Replica replica(job);
+  testing::run_to_end(replica);
+  const nlohmann::json& memory = memory_of(replica);
+  EXPECT_GT(memory.at("searches"), 1);
+  EXPECT_LT(memory.at("largest_lr"), 1);
+  EXPECT_LE(memory.at("setting").at("lr"), memory.at("largest_lr"));
+  EXPECT_TRUE(std::isfinite(replica.last()->loss));
+  EXPECT_TRUE(replica.state().branches().empty());
+  job.tune.retunings = 0;
+  Replica once(job);
+  EXPECT_THROW(testing::run_to_end(once), Error);
+}
+
+TEST(OnlineTuner, AWarmUpDoesNotScaleTheRatesOfTrials) {
+  spec::JobOptions job = small_job();
+  job.schedule.warmup_epochs = 3;
+  job.optimizer.lr = 0.05;
+  job.tune.online = true;
+  Replica replica(job);
+  EXPECT_EQ(replica.state().hyper.lr, 0.05);
+  bool is_after_search = false;
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  while (!is_after_search && replica.updates() < replica.total_updates()) {
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    const nlohmann::json& memory = memory_of(replica);
+    const double lr = replica.state().hyper.lr;
+    is_after_search = memory.at("policy").is_null();
+    if (is_after_search) {
+      EXPECT_LT(lr, memory.at("setting").at("lr")) << "the run itself is warmed up";
+    } else {
+      ASSERT_EQ(lr, memory.at("setting").at("lr")) << "step " << replica.step();
+    }
+  }
+  EXPECT_TRUE(is_after_search);
+}
+
+TEST(OnlineTuner, ATrialThatReachesTheEndOfTheRunIsOver) {
+  spec::JobOptions job = small_job();
+  job.train.epochs = 1;
+  job.tune.online = true;
+  job.tune.clock_epochs = 0.1;  // the first trial is as long as the run
+  Replica replica(job);
+  testing::run_to_end(replica);
+  EXPECT_EQ(replica.updates(), 512 / 16);
+  EXPECT_TRUE(memory_of(replica).at("policy").is_null());
+  EXPECT_TRUE(replica.state().branches().empty());
+}
+
+TEST(OnlineTuner, ARunThatIsShorterThanATrialIsRefused) {
+  spec::JobOptions job = small_job();
+  job.train.epochs = 1;
+  job.train.batch_size = 128;
+  job.tune.online = true;
+  try {
+    Replica replica(job);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("train.epochs"), std::string::npos) << e.what();
+  }
+}
+
+TEST(OnlineTuner, KnowsEverySearcher) {
+  spec::JobOptions job;
+  EXPECT_EQ(OptionSet(job).find("tune.searcher")->choices, tune::searchers().names());
+}
+
+TEST(OnlineTuner, BranchesHoldTheWholeState) {
+  spec::JobOptions job = small_job();
+  job.train.ema_decay = 0.9;
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.01;
+  Replica replica(job);
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  const auto step = [&] {
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+  };
+  for (int i = 0; i < 3; ++i) step();
+  const auto before = replica.state().digest();
+  JobState& state = replica.state();
+  state.save_branch("a", "tuner");
+  const int64_t at = state.counters.step;
+  for (int i = 0; i < 4; ++i) step();
+  EXPECT_NE(replica.state().digest(), before);
+  state.take_branch("a", "tuner");
+  EXPECT_EQ(state.counters.step, at + 4);  // protocol steps go on
+  EXPECT_EQ(state.counters.updates, 3);
+  // What is equal is shared: a second branch at the same place has nothing of its own.
+  state.save_branch("b", "tuner");
+  EXPECT_EQ(state.branches().at("b").own_bytes(), 0U);
+  state.drop_branches();
+  state.counters.step = at;
+  state.counters.samples_forward = state.counters.samples_backward = 3 * 16;
+  state.counters.flops = state.counters.flops * 3 / 7;
+  // Everything else is as it was. The metric window belongs to no branch.
+  Replica again(job);
+  again.host_all();
+  std::vector<float> other(sum.size());
+  for (int i = 0; i < 3; ++i) {
+    again.compute(again.num_ranks(), other);
+    again.apply(other);
+  }
+  again.take_window();
+  state.window = {};
+  EXPECT_EQ(nlohmann::json(state.values()).dump(), nlohmann::json(again.state().values()).dump());
+  const auto here = state.tensors(), there = again.state().tensors();
+  ASSERT_EQ(here.size(), there.size());
+  for (size_t i = 0; i < here.size(); ++i)
+    EXPECT_TRUE(std::ranges::equal(here[i].bytes, there[i].bytes)) << here[i].name;
+}
+
+}  // namespace
+}  // namespace ductile::train
