@@ -5,6 +5,9 @@
 #include <mutex>
 #include <system_error>
 #include <unordered_map>
+#include <vector>
+
+#include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
@@ -66,8 +69,17 @@ Checkpoint Checkpoint::open(const fs::path& folder, int64_t step) {
   try {
     return Checkpoint(std::make_shared<const Impl>(folder, load_manifest(file)));
   } catch (Error& e) {
-    if (e.code() != ErrorCode::not_found) e.with_context(file.path.string());
-    throw;
+    if (e.code() != ErrorCode::not_found) {
+      e.with_context(file.path.string());
+      throw;
+    }
+    // A manifest that names a chunk that is gone is another matter.
+    if (kind_of(file.path) != FileKind::none) throw;
+    std::vector<int64_t> steps;
+    for (const ManifestFile& other : list_manifests(folder)) steps.push_back(other.step);
+    fail(ErrorCode::not_found, "{}: there is no checkpoint of step {}{}", folder.string(), step,
+         steps.empty() ? ""
+                       : fmt::format("; there are those of the steps {}", fmt::join(steps, ", ")));
   }
 }
 

@@ -107,7 +107,10 @@ TEST(Checkpoint, WrongNamesSizesAndRangesAreRefused) {
             ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { c.read_range("model/bias", INT64_MAX, room); }),
             ErrorCode::invalid_argument);
-  EXPECT_EQ(code_of([&] { Checkpoint::open(folder.path(), 2); }), ErrorCode::not_found);
+  std::string text;
+  EXPECT_EQ(code_of([&] { Checkpoint::open(folder.path(), 2); }, &text), ErrorCode::not_found);
+  EXPECT_NE(text.find("no checkpoint of step 2; there are those of the steps 1"), std::string::npos)
+      << text;
 }
 
 TEST(Checkpoint, AFolderWithoutCheckpointsGivesNone) {

@@ -50,18 +50,25 @@ std::vector<const Tensor*> by_name(std::span<const Tensor> tensors) {
   return sorted;
 }
 
-}  // namespace
-
-std::string state_digest(int64_t step, const nlohmann::json& values,
-                         std::span<const TensorView> tensors) {
+Hash hash_of(std::span<const TensorView> tensors) {
   Hash hash;
   for (const TensorView* t : by_name(tensors)) {
     hash.add(t->name, t->dtype, t->shape);
     hash.add(t->bytes);
   }
+  return hash;
+}
+
+}  // namespace
+
+std::string state_digest(int64_t step, const nlohmann::json& values,
+                         std::span<const TensorView> tensors) {
+  Hash hash = hash_of(tensors);
   hash.add(step, values);
   return hash.hex();
 }
+
+std::string tensors_digest(std::span<const TensorView> tensors) { return hash_of(tensors).hex(); }
 
 std::string state_digest(const Checkpoint& checkpoint) {
   Hash hash;

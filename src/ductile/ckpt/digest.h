@@ -17,7 +17,9 @@ namespace ductile::ckpt {
 // workers, kills and resumes led there. 32 hexadecimal digits (xxh3-128).
 std::string state_digest(int64_t step, const nlohmann::json& values,
                          std::span<const TensorView> tensors);
-// The same for a checkpoint; it reads all of it. Throws as Checkpoint::read does.
+// A hash of tensors alone, in the same form: of weights.
+std::string tensors_digest(std::span<const TensorView> tensors);
+// The first one for a checkpoint; it reads all of it. Throws as Checkpoint::read does.
 std::string state_digest(const Checkpoint& checkpoint);
 
 }  // namespace ductile::ckpt

@@ -22,6 +22,7 @@ struct Parsed {
   DataInspectCommand data_inspect;
   DataConvertCommand data_convert;
   CkptCommand ckpt;
+  TrainedCommand trained;
   ModelsCommand models;
   LiveCommand live;
   ReportCommand report;
@@ -44,6 +45,7 @@ void add_live(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);
+void add_trained(CLI::App& app, Parsed& parsed);
 void add_models(CLI::App& app, Parsed& parsed);
 void add_report(CLI::App& app, Parsed& parsed);
 void add_plan(CLI::App& app, Parsed& parsed);

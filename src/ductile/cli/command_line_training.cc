@@ -151,6 +151,52 @@ void add_doctor(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_trained(CLI::App& app, Parsed& parsed) {
+  TrainedCommand& c = parsed.trained;
+  const auto add = [&](const char* name, const char* help, const char* example,
+                       ExitCode (*run)(const TrainedCommand&, Context&)) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    parsed.example[sub] = example;
+    sub->add_option("run", c.run, "a run directory")->option_text(" ")->required();
+    sub->add_option("--data", c.data,
+                    "data of the form that the run was trained on (default: its evaluation set)")
+        ->option_text("PATH");
+    sub->add_option("--checkpoint", c.checkpoint,
+                    "use the weights of this checkpoint (default: the final weights)")
+        ->option_text("STEP")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+    sub->add_flag("--trust", c.trust,
+                  "use a run of another user, whose files name a program to load (library)");
+    sub->callback([&parsed, run] {
+      parsed.chosen = [&parsed, run](Context& context) { return run(parsed.trained, context); };
+    });
+    return sub;
+  };
+  CLI::App* sub = add("eval", "measure the trained model of a run",
+                      "Example:\n"
+                      "  ductile eval runs/latest\n"
+                      "  ductile eval runs/latest --data other/photos --json\n"
+                      "\n"
+                      "The command prints loss and accuracy, the accuracy of each class, which "
+                      "classes are taken\nfor which, and how far the probabilities can be "
+                      "believed.\n",
+                      eval);
+  add_json(*sub, c.json);
+  sub =
+      add("predict", "let the trained model of a run name the classes of samples",
+          "Example:\n"
+          "  ductile predict runs/latest --data photos\n"
+          "  ductile predict runs/latest --data photos --top 3 --csv\n"
+          "\n"
+          "The data may also be an image, or a folder of images without classes. Each sample is a "
+          "line of\nJSON; of a language model it holds the loss of the sequence.\n",
+          predict);
+  sub->add_option("--top", c.top, "print this many of the most likely classes (default 1)")
+      ->option_text("K")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
+}
+
 void add_models(CLI::App& app, Parsed& parsed) {
   CLI::App* sub = app.add_subcommand("models", "list the built-in models");
   parsed.example[sub] =

@@ -115,6 +115,19 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context);
 ExitCode ckpt_verify(const CkptCommand& command, Context& context);
 ExitCode ckpt_export(const CkptCommand& command, Context& context);
 
+// What uses the trained model of a run.
+struct TrainedCommand {
+  fs::path run;
+  std::optional<fs::path> data;       // default: the evaluation set of the run
+  std::optional<int64_t> checkpoint;  // default: the final weights
+  int64_t top = 1;                    // predict
+  bool csv = false;                   // predict
+  bool trust = false;
+  bool json = false;  // eval
+};
+ExitCode eval(const TrainedCommand& command, Context& context);
+ExitCode predict(const TrainedCommand& command, Context& context);
+
 struct ModelsCommand {
   bool json = false;
 };

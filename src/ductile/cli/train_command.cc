@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -33,34 +34,16 @@ using Json = nlohmann::ordered_json;
 
 // The worker links torch and can load the library of a user's own model: whether its bits are the
 // same with any number of threads.
-bool thread_invariant(const fs::path& worker, const std::string& library) {
-  WorkerLaunch launch;
-  launch.program = worker;
-  launch.arguments = {"--model", library};
-  launch.environment = process::worker_environment(1);
-  launch.log = "/dev/null";
-  std::optional<bool> answer;
-  std::optional<run::Failed> failed;
-  run_worker(launch, [&](std::string_view line) {
-    const auto known = run::decode(line);
-    if (!known) return;
-    if (const auto* done = std::get_if<run::Done>(&*known))
-      answer = done->figures.value("thread_invariant", false);
-    if (const auto* f = std::get_if<run::Failed>(&*known)) failed = *f;
-  });
-  if (failed) throw Error(failed->code, failed->text);
-  if (!answer) {
-    fail(ErrorCode::unavailable, "{} --model {} ended without an answer; run it by hand to see why",
-         worker.string(), library);
-  }
-  return *answer;
+bool thread_invariant(const std::string& library) {
+  const auto answer = ask_worker({.arguments = {"--model", library}});
+  return answer && answer->value("thread_invariant", false);
 }
 
 // Where train.threads leaves the number open and the bits depend on it, it is 1 for the job's life.
-void settle_threads(const fs::path& worker, JobConfig& config, Console& console) {
+void settle_threads(JobConfig& config, Console& console) {
   spec::JobOptions& job = config.job;
   if (job.train.threads > 0 || job.model.library.empty()) return;
-  if (thread_invariant(worker, job.model.library)) return;
+  if (thread_invariant(job.model.library)) return;
   job.train.threads = 1;
   console.say(
       "train.threads = 1 for the life of the job: the results of model.library may depend on the "
@@ -77,10 +60,9 @@ void settle_threads(const fs::path& worker, JobConfig& config, Console& console)
 }
 
 // The run directory of a new run, with the resolved job in it.
-run::RunFolder new_run(const TrainCommand& command, JobConfig& config, const fs::path& worker,
-                       Console& console) {
+run::RunFolder new_run(const TrainCommand& command, JobConfig& config, Console& console) {
   config.make_paths_absolute();
-  settle_threads(worker, config, console);
+  settle_threads(config, console);
   const std::string job = config.options.to_toml();
   if (!command.out) return run::RunFolder::create(config.job.runs, config.job.name, job);
   try {
@@ -227,6 +209,18 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   row("core time", number(part("cost"), "core_seconds"), page::as_duration);
   row("energy", number(part("cost"), "energy_joules"),
       [](double joules) { return page::with_thousands(joules) + " J"; });
+  const Json& last = part("final");
+  if (last.contains("worst_class")) {
+    const Json& worst = last["worst_class"];
+    const std::string name =
+        worst.contains("name") ? worst["name"].get<std::string>() : dump_json(worst["class"]);
+    rows.push_back({"worst class", fmt::format("{} with {}", name,
+                                               page::as_percent(worst["accuracy"].get<double>()))});
+  }
+  row("calibration", number(last, "calibration_error"),
+      [](double error) { return page::as_percent(error) + " error"; });
+  row("noise scale", number(part("noise"), "scale"),
+      [](double scale) { return page::plural(std::round(scale), "sample"); });
   rows.push_back({"run", folder.path().string()});
   rows.push_back({"report", folder.report_file().string()});
   console.print("{}", page::table(rows));
@@ -261,12 +255,12 @@ ExitCode train(const TrainCommand& command, Context& context) {
   if (command.resume && !command.trust)
     require_trusted(run::RunFolder::open(*command.resume).path());
   const fs::path program = process::find_worker();
-  const run::RunFolder folder = command.resume ? run::RunFolder::open(*command.resume)
-                                               : new_run(command, config, program, console);
+  const run::RunFolder folder =
+      command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config, console);
   // Before anything in the folder is changed.
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
-  if (command.resume) settle_threads(program, config, console);  // of a version that left it open
+  if (command.resume) settle_threads(config, console);  // of a version that left it open
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);

@@ -14,6 +14,8 @@
 #include "ductile/cli/held_signals.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
+#include "ductile/process/worker.h"
+#include "ductile/run/progress.h"
 
 namespace ductile::cli {
 namespace {
@@ -100,6 +102,33 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
       return end;
     }
   }
+}
+
+std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
+  WorkerLaunch launch;
+  launch.program = process::find_worker();
+  launch.arguments = question.arguments;
+  launch.environment = process::worker_environment(question.threads);
+  launch.log = "/dev/null";
+  std::optional<nlohmann::json> answer;
+  std::optional<run::Failed> failed;
+  const WorkerEnd end = run_worker(launch, [&](std::string_view line) {
+    const auto known = run::decode(line);
+    if (!known) return;
+    if (const auto* row = std::get_if<run::Row>(&*known); row != nullptr && question.on_row)
+      question.on_row(row->values);
+    if (const auto* done = std::get_if<run::Done>(&*known)) answer = done->figures;
+    if (const auto* f = std::get_if<run::Failed>(&*known)) failed = *f;
+  });
+  if (end.interrupted) return std::nullopt;
+  if (failed) throw Error(failed->code, failed->text);
+  if (!answer) {
+    std::string words;
+    for (const std::string& argument : question.arguments) words += " " + argument;
+    fail(ErrorCode::unavailable, "{}{} ended without an answer; run it by hand to see why",
+         launch.program.string(), words);
+  }
+  return answer;
 }
 
 }  // namespace ductile::cli

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 
 // Starting `ductile-worker`, the process that links torch, and living beside it.
 namespace ductile::cli {
@@ -36,5 +37,16 @@ struct WorkerEnd {
 // is tied to the thread that starts it). Throws unavailable where the worker cannot be started.
 WorkerEnd run_worker(const WorkerLaunch& launch,
                      const std::function<void(std::string_view)>& on_line);
+
+// A worker that answers a question and ends.
+struct WorkerQuestion {
+  std::vector<std::string> arguments;
+  int64_t threads = 1;                                         // 0: the cores this process may use
+  std::function<void(const nlohmann::json& row)> on_row = {};  // of an answer with rows
+};
+
+// What a worker answers. Throws the error that it reports, and unavailable where it ends without an
+// answer; nothing comes back where a signal of this process ended it.
+std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question);
 
 }  // namespace ductile::cli

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 
@@ -24,7 +26,7 @@ class CompositeTransport final : public Transport {
  public:
   CompositeTransport(std::unique_ptr<Transport> inside, std::vector<int> local_ranks,
                      std::unique_ptr<Transport> between)
-      : inside_{std::move(inside), {}}, between_{std::move(between), {}} {
+      : inside_{{}, std::move(inside)}, between_{{}, std::move(between)} {
     const int size = between_.transport->size(), local = inside_.transport->size();
     if (static_cast<int>(local_ranks.size()) != local) {
       ductile::fail(ErrorCode::invalid_argument, "{} local ranks for a transport of {}",
@@ -50,11 +52,13 @@ class CompositeTransport final : public Transport {
   int size() const override { return between_.transport->size(); }
 
   void send(int peer, Tag tag, std::span<const std::byte> bytes, Transfer& transfer) override {
-    on(peer, transfer, [&](Transport& t, int to) { t.send(to, tag, bytes, transfer); });
+    on(peer, transfer,
+       [&](Transport& t, int to, Transfer& inner) { t.send(to, tag, bytes, inner); });
   }
 
   void receive(int peer, Tag tag, std::span<std::byte> bytes, Transfer& transfer) override {
-    on(peer, transfer, [&](Transport& t, int from) { t.receive(from, tag, bytes, transfer); });
+    on(peer, transfer,
+       [&](Transport& t, int from, Transfer& inner) { t.receive(from, tag, bytes, inner); });
   }
 
   void progress(Nanoseconds wait) override {
@@ -66,7 +70,7 @@ class CompositeTransport final : public Transport {
         between_.transport->progress(Nanoseconds(0));
       });
       const bool woken = wake_.exchange(false);
-      const bool inside = forget_settled(inside_), between = forget_settled(between_);
+      const bool inside = pass_settled(inside_), between = pass_settled(between_);
       if (std::exchange(settled_, false) || inside || between || woken) return;
       const Nanoseconds left = wait - (Clock::now() - start);
       if (left <= Nanoseconds(0)) return;
@@ -105,29 +109,67 @@ class CompositeTransport final : public Transport {
   }
 
  private:
+  // A transport may settle a transfer at any moment, from another thread, too, and its owner may
+  // then end its life. So each side has transfers of ours, and the owner's change in calls alone.
+  struct Pending {
+    Transfer inner;
+    Transfer* owner = nullptr;
+
+    void settle(Transfer::State state) const {
+      owner->state.store(state, std::memory_order_release);
+    }
+  };
   struct Side {
+    std::vector<std::unique_ptr<Pending>> pending;  // outlives the transport
     std::unique_ptr<Transport> transport;
-    std::vector<Transfer*> pending;
   };
 
   bool is_local(int peer) const { return peer >= 0 && peer < size() && local_of_[peer] >= 0; }
 
   template <class Start>
   void on(int peer, Transfer& transfer, const Start& start) {
+    if (loss_) throw *loss_;
     const bool local = is_local(peer);
     Side& side = local ? inside_ : between_;
-    guarded([&] { start(*side.transport, local ? local_of_[peer] : peer); });
-    side.pending.push_back(&transfer);
-    settled_ = forget_settled(side) || settled_;
+    side.pending.push_back(new_pending(transfer));
+    Pending& pending = *side.pending.back();
+    pending.settle(Transfer::State::pending);
+    try {
+      guarded([&] { start(*side.transport, local ? local_of_[peer] : peer, pending.inner); });
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::invalid_argument) {  // refused: it never began
+        pending.settle(Transfer::State::idle);
+        side.pending.pop_back();
+      }
+      throw;
+    }
+    settled_ = pass_settled(side) || settled_;
+  }
+
+  std::unique_ptr<Pending> new_pending(Transfer& owner) {
+    if (spare_.empty()) spare_.push_back(std::make_unique<Pending>());
+    std::unique_ptr<Pending> out = std::move(spare_.back());
+    spare_.pop_back();
+    out->inner.state.store(Transfer::State::idle, std::memory_order_relaxed);
+    out->owner = &owner;
+    return out;
   }
 
   static bool any_settled(const Side& side) {
-    return std::any_of(side.pending.begin(), side.pending.end(),
-                       [](const Transfer* t) { return t->settled(); });
+    return std::ranges::any_of(side.pending, [](const auto& p) { return p->inner.settled(); });
   }
-  // True if there were any. Before any call returns: then their owner may end their life.
-  static bool forget_settled(Side& side) {
-    return std::erase_if(side.pending, [](const Transfer* t) { return t->settled(); }) > 0;
+
+  // Tells the owners. True if there were any.
+  bool pass_settled(Side& side) {
+    const auto settled = std::ranges::stable_partition(
+        side.pending, [](const auto& p) { return !p->inner.settled(); });
+    const bool any = !settled.empty();
+    for (std::unique_ptr<Pending>& p : settled) {
+      p->settle(p->inner.state.load(std::memory_order_acquire));
+      spare_.push_back(std::move(p));
+    }
+    side.pending.erase(settled.begin(), settled.end());
+    return any;
   }
 
   // Passes a failure of one side on to the other, so that everything under way is settled.
@@ -145,12 +187,16 @@ class CompositeTransport final : public Transport {
           side->transport->progress(Nanoseconds(0));  // settles what is pending
         } catch (const Error&) {
         }
+        // None completes any more, and its memory is not touched again.
+        for (const auto& p : side->pending) p->settle(Transfer::State::failed);
+        for (auto& p : side->pending) spare_.push_back(std::move(p));
         side->pending.clear();
       }
       throw *loss_;
     }
   }
 
+  std::vector<std::unique_ptr<Pending>> spare_;
   Side inside_;
   Side between_;
   std::vector<int> local_of_;  // by rank; -1: on another host

@@ -10,7 +10,7 @@
 namespace ductile::data {
 namespace {
 
-constexpr int64_t kMaxSide = 1 << 20;
+constexpr int64_t kLargestSide = 1 << 20;
 constexpr size_t kMaxChunk = size_t{1} << 24;  // of a profile or a text, unpacked
 constexpr int64_t kMaxUnpackedAByte = 1032;    // deflate packs no better
 
@@ -32,7 +32,7 @@ void check(int rc) {
 Context open(std::span<const std::byte> file, spng_ihdr& header) {
   Context context(spng_ctx_new(0), &spng_ctx_free);
   if (!context) fail(ErrorCode::unavailable, "libspng: no memory");
-  check(spng_set_image_limits(context.get(), kMaxSide, kMaxSide));
+  check(spng_set_image_limits(context.get(), kLargestSide, kLargestSide));
   check(spng_set_chunk_limits(context.get(), kMaxChunk, 2 * kMaxChunk));
   check(spng_set_crc_action(context.get(), SPNG_CRC_ERROR, SPNG_CRC_ERROR));
   check(spng_set_png_buffer(context.get(), file.data(), file.size()));

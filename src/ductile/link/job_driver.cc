@@ -376,7 +376,9 @@ void JobDriver::write_end(const JobEnd& end) {
     fields["message"] = end.reason;
   }
   // A later leader may have died without a word: the hash of an earlier state is not this one's.
-  if (fields.value("step", int64_t{-1}) != end.step) fields.erase("digest");
+  if (fields.value("step", int64_t{-1}) != end.step) {
+    for (const char* digest : {"digest", "weights_digest"}) fields.erase(digest);
+  }
   fields["step"] = end.step;
   if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
   fields["cost"] = run::to_json(cost());

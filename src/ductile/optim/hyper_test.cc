@@ -1,6 +1,9 @@
 #include "ductile/optim/hyper.h"
 
+#include <cmath>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -70,6 +73,84 @@ TEST(RateControl, TheTableMakesEachOfItsRowsAndNamesThemWhereOneIsUnknown) {
   }
   job.train.rate_control = "sheddule";
   EXPECT_THROW(make_rate_control(job), Error);
+}
+
+using Noises = std::vector<std::optional<sched::GradientNoise>>;
+
+// A run of the control of that name: what it chooses after each of `noises`, as a replica asks it.
+std::vector<Hyper> chosen_by_noise(const spec::JobOptions& job, const Noises& noises,
+                                   int64_t samples) {
+  const auto control = make_rate_control(job);
+  nlohmann::json memory = nlohmann::json::object();
+  std::vector<Hyper> out;
+  Hyper last = Hyper::of(job);
+  for (size_t i = 0; i < noises.size(); ++i) {
+    Observed seen;
+    seen.updates = seen.position = static_cast<int64_t>(i);
+    seen.total = 1000;
+    seen.steps_per_epoch = samples / last.batch_size;
+    seen.last = last;
+    seen.noise = noises[i];
+    out.push_back(last = control->next(seen, memory));
+  }
+  return out;
+}
+
+spec::JobOptions noise_job() {
+  spec::JobOptions job;
+  job.schedule.name = "constant";
+  job.optimizer.lr = 0.1;
+  job.train.batch_size = 32;
+  job.train.virtual_ranks = 4;
+  job.train.rate_control = "noise";
+  job.train.noise.patience = 2;
+  return job;
+}
+
+// The noise scale is 32 var / sqr: 320 samples. AdaScale's gain is written out as in its paper.
+TEST(NoiseControl, DoublesTheBatchUpToTheNoiseAndTheRateByAdaScale) {
+  const sched::GradientNoise noise{.sqr = 0.1, .var = 1};
+  const auto hypers = chosen_by_noise(noise_job(), Noises(10, noise), 1 << 20);
+  const std::vector<int64_t> batches{32, 32, 64, 64, 128, 128, 256, 256, 256, 256};
+  for (size_t i = 0; i < hypers.size(); ++i) {
+    EXPECT_EQ(hypers[i].batch_size, batches[i]) << i;
+    const double s = static_cast<double>(batches[i]) / 32;
+    EXPECT_DOUBLE_EQ(hypers[i].lr, 0.1 * (1 + 0.1) / (1 / s + 0.1)) << i;
+  }
+}
+
+TEST(NoiseControl, KeepsItsBounds) {
+  const sched::GradientNoise loud{.sqr = 1e-6, .var = 1};
+  const auto largest = [&](const spec::JobOptions& job, int64_t samples) {
+    return chosen_by_noise(job, Noises(100, loud), samples).back().batch_size;
+  };
+  spec::JobOptions job = noise_job();
+  EXPECT_EQ(largest(job, 1 << 20), 256) << "eight times the first one";
+  job.train.noise.max_batch = 100;
+  EXPECT_EQ(largest(job, 1 << 20), 64);
+  job.train.noise.max_batch = 1 << 20;
+  EXPECT_EQ(largest(job, 300), 256) << "an epoch";
+  job.train.noise.factor = 1e-6;
+  EXPECT_EQ(largest(job, 1 << 20), 32);
+  job.train.noise = {.patience = 60};
+  EXPECT_EQ(largest(job, 1 << 20), 64);
+}
+
+TEST(NoiseControl, WithoutNoiseTheBatchStays) {
+  const auto hypers = chosen_by_noise(noise_job(), Noises(10), 1 << 20);
+  for (const Hyper& hyper : hypers) {
+    EXPECT_EQ(hyper.batch_size, 32);
+    EXPECT_EQ(hyper.lr, 0.1);
+  }
+}
+
+TEST(NoiseControl, OtherRulesThanSgdGoByTheSquareRoot) {
+  spec::JobOptions job = noise_job();
+  job.optimizer.name = "adamw";
+  const auto hypers =
+      chosen_by_noise(job, Noises(10, sched::GradientNoise{.sqr = 0.1, .var = 1}), 1 << 20);
+  EXPECT_EQ(hypers.back().batch_size, 256);
+  EXPECT_DOUBLE_EQ(hypers.back().lr, 0.1 * std::sqrt(8.0));
 }
 
 // A change of momentum, decay or betas between two steps is that of the rule with these options.

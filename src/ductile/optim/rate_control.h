@@ -10,6 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/optim/hyper.h"
+#include "ductile/sched/goodput.h"
 #include "ductile/spec/job.h"
 #include "ductile/spec/methods.h"
 
@@ -36,6 +37,8 @@ struct Observed {
   // The mean loss that the probe found, if the last step was a probe (RateControl::probe()); it may
   // be infinite or NaN.
   std::optional<double> probe_loss;
+  // The noise of the gradients, in units of the job's train.batch_size; none while it is not known.
+  std::optional<sched::GradientNoise> noise;
 };
 
 // Chooses the hyperparameters of the next step. It is asked exactly once per committed step, and

@@ -12,7 +12,8 @@ namespace ductile::optim {
 //
 // With W = warm-up steps (warmup_epochs rounded to steps, at most the run), N = total_steps and
 // p = (step - W) / (N - W):
-//   warm-up     from warmup_start * peak at step 0, linear, to peak at step W
+//   warm-up     from warmup_start * peak at step 0, linear (one_cycle: half a cosine), to peak at
+//               step W
 //   constant    peak
 //   step        peak * gamma ^ (milestones, in epochs from the start of the run, passed)
 //   cosine      final + (peak - final) * (1 + cos(pi * p)) / 2

@@ -199,7 +199,7 @@ class MessageExchange final : public Exchange {
  public:
   MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout)
       : Exchange(std::move(layout), communicator->rank()),
-        started_from_(layout_.vector_size),
+        started_from_(tail_begin()),
         communicator_(std::move(communicator)) {
     for (size_t i = 0; i < nodes_.size(); ++i) partials_.emplace_back(layout_.vector_size);
     std::vector<LeafRange> pieces;
@@ -238,8 +238,9 @@ class MessageExchange final : public Exchange {
     if (fast && nodes_.empty()) std::ranges::fill(sum, 0.0F);
     if (sums_early() && begin == 0) {
       ready(0);
+      if (layout_.exact_tail > 0) start_sums(tail_begin(), layout_.exact_tail);
       wait_for_sums();
-      started_from_ = layout_.vector_size;
+      started_from_ = tail_begin();
     } else {
       start_sums(begin, layout_.vector_size - begin);
       wait_for_sums();
@@ -378,10 +379,9 @@ class MessageExchange final : public Exchange {
     sums_.clear();
   }
 
+  int64_t tail_begin() const { return layout_.vector_size - layout_.exact_tail; }
   // Elements from here on are never rounded.
-  int64_t exact_from() const {
-    return layout_.wire ? layout_.vector_size - layout_.exact_tail : int64_t{0};
-  }
+  int64_t exact_from() const { return layout_.wire ? tail_begin() : int64_t{0}; }
 
   // Beside tag 0, that of send() and receive().
   static constexpr uint32_t kPartsTag = 1, kGatherTag = 2;
@@ -389,7 +389,7 @@ class MessageExchange final : public Exchange {
   std::vector<AlignedArray<float>> partials_;
   AlignedArray<float> sum_;       // with Reduction::fast and not in parts it is the partial
   std::vector<comm::Work> sums_;  // of the present step
-  int64_t started_from_;          // they cover the elements from here on
+  int64_t started_from_;          // they cover the elements from here to the tail
   std::unique_ptr<comm::Communicator> communicator_;  // first to end: it uses the memory above
   std::vector<comm::Combine> steps_;
 };
@@ -409,6 +409,20 @@ Exchange::Exchange(ExchangeLayout layout, int rank)
     : layout_(std::move(layout)), nodes_(layout_.nodes(rank)) {
   DUCTILE_CHECK(!layout_.wire || layout_.reduction == Reduction::fast,
                 "a wire format would change the canonical sum");
+}
+
+void send_text(Exchange& exchange, int to, std::string_view text) {
+  const uint64_t size = text.size();
+  exchange.send(to, std::as_bytes(std::span(&size, 1)));
+  exchange.send(to, std::as_bytes(std::span(text)));
+}
+
+std::string receive_text(Exchange& exchange, int from) {
+  uint64_t size = 0;
+  exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
+  std::string text(size, '\0');
+  exchange.receive(from, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 size_t arena_bytes(const ExchangeLayout& layout) {

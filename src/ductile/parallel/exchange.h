@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/dtype.h"
@@ -77,8 +78,9 @@ class Exchange {
   // The vector for the sum of nodes()[i]; the caller fills it again for each reduce().
   virtual std::span<float> partial(size_t i) = 0;
   // Tells the exchange, while the last partial is being filled, that all partials are final from
-  // element `begin` on, so that it may begin to sum there. `begin` falls from call to call until
-  // reduce(). The calls are optional and do not wait.
+  // element `begin` to the exact tail, so that it may begin to sum there; the tail is final when
+  // reduce() is called. `begin` falls from call to call until then. The calls are optional and do
+  // not wait.
   virtual void ready(int64_t begin) = 0;
   // Whether ready() is of any use.
   virtual bool sums_early() const = 0;
@@ -118,6 +120,10 @@ class Exchange {
   ExchangeLayout layout_;
   std::vector<comm::LeafRange> nodes_;
 };
+
+// A text of any length, to one worker that calls receive_text().
+void send_text(Exchange& exchange, int to, std::string_view text);
+std::string receive_text(Exchange& exchange, int from);
 
 // The memory that such an exchange takes of each worker's arena region.
 size_t arena_bytes(const ExchangeLayout& layout);

@@ -19,6 +19,7 @@ RC_GTEST_PROP(Exchange, SumsAsOneProcessDoesWhateverTheCut, ()) {
   const int64_t size = *rc::gen::element<int64_t>(1, 3, 64, 1000, 20'011);
   ExchangeLayout layout{random_cut(num_leaves, workers), size};
   layout.piece_size = *rc::gen::element<int64_t>(0, 1 + size / 3, size, 2 * size);
+  layout.exact_tail = *rc::gen::element<int64_t>(0, 1, size / 2, size);
   const int idle = *rc::gen::inRange(0, 2);  // members without virtual ranks
   layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
   const Vec expected = serial_sum(num_leaves, size);
@@ -45,6 +46,7 @@ RC_GTEST_PROP(Exchange, AFastSumIsTheSameOnAllAndNearTheCanonicalOne, ()) {
   ExchangeLayout layout{random_cut(num_leaves, workers), size, Reduction::fast};
   if (kind == Kind::messages && *rc::gen::arbitrary<bool>()) layout.wire = DType::bf16;
   layout.piece_size = *rc::gen::element<int64_t>(0, 1 + size / 3);
+  layout.exact_tail = *rc::gen::element<int64_t>(0, 1, size / 2);
   const int idle = *rc::gen::inRange(0, 2);
   layout.cut.insert(layout.cut.end(), static_cast<size_t>(idle), num_leaves);
   const Vec expected = serial_sum(num_leaves, size);

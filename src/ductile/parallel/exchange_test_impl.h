@@ -86,12 +86,16 @@ inline void fill_partials(Exchange& exchange, uint64_t step = 7) {
     if (early) {
       const Vec last = leaf(node.end - 1, size, step);
       const std::span<float> out = tree.leaf();
-      for (int64_t end = size; end > 0; end -= std::min<int64_t>(end, 1 + size / 7)) {
+      const int64_t tail = size - exchange.layout().exact_tail;
+      for (int64_t end = tail; end > 0; end -= std::min<int64_t>(end, 1 + size / 7)) {
         const int64_t begin = std::max<int64_t>(0, end - 1 - size / 7);
         std::copy(last.begin() + begin, last.begin() + end, out.begin() + begin);
         tree.finish_part(begin, end);
         if (begin > 0) exchange.ready(begin);
       }
+      // The tail comes last, after all else may be on its way.
+      std::copy(last.begin() + tail, last.end(), out.begin() + tail);
+      if (tail < size) tree.finish_part(tail, size);
     }
     tree.finish();
   }

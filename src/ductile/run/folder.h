@@ -42,6 +42,7 @@ class RunFolder {
   fs::path events_file() const { return path_ / "events.jsonl"; }
   fs::path metrics_file() const { return path_ / "metrics.jsonl"; }
   fs::path log_file() const { return path_ / "worker.log"; }
+  fs::path model_file() const { return path_ / "model.safetensors"; }
   fs::path report_file() const { return path_ / "report.html"; }
   fs::path checkpoints() const { return path_ / "checkpoints"; }
   fs::path tensorboard() const { return path_ / "tensorboard"; }

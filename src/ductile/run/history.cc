@@ -131,11 +131,10 @@ void read_event(const json& event, History& history) {
     if (event.contains("samples")) target.samples = count_at(event, "samples");
     history.target = target;
   }
-  if (event.contains("samples")) history.samples = count_at(event, "samples");
-  if (event.contains("samples_forward")) {
-    history.samples_forward = count_at(event, "samples_forward");
+  if (kind == "summary" || kind == "end") {
+    if (event.contains("samples")) history.samples = count_at(event, "samples");
+    history.figures = event;
   }
-  if (event.contains("flops")) history.flops = finite_at(event, "flops");
   if (const auto cost = cost_at(event)) history.cost = cost;
 }
 
@@ -261,10 +260,12 @@ json to_json(const History& history) {
                 {"metrics", json::object()}};
   if (history.status == Status::failed) value["error"] = history.error;
   if (history.samples) value["samples"] = *history.samples;
-  if (history.samples_forward) value["samples_forward"] = *history.samples_forward;
-  if (history.flops) value["flops"] = *history.flops;
   if (history.cost) value["cost"] = to_json(*history.cost);
   if (!history.digest.empty()) value["digest"] = history.digest;
+  for (const char* key :
+       {"updates", "samples_forward", "flops", "noise", "final", "best", "weights_digest"}) {
+    if (const auto at = history.figures.find(key); at != history.figures.end()) value[key] = *at;
+  }
   if (history.target) {
     const TargetReached& t = *history.target;
     value["target"] = {{"metric", t.metric},

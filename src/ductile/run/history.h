@@ -84,12 +84,11 @@ struct History {
   double seconds = 0;
   double begin_time = 0;  // seconds since 1970; 0 = nothing written yet
   double end_time = 0;
-  // From the last event that has them: samples trained, samples run forward for it, operations.
-  std::optional<int64_t> samples, samples_forward;
-  std::optional<double> flops;
-  std::optional<Cost> cost;  // likewise
+  std::optional<int64_t> samples;  // trained, by the last summary or end
+  std::optional<Cost> cost;        // from the last event that has it
   std::optional<TargetReached> target;
-  std::string digest;   // of the state at the end (ckpt::state_digest); empty: none was written
+  std::string digest;  // of the state at the end (ckpt::state_digest); empty: none was written
+  nlohmann::json figures = nlohmann::json::object();  // of the last summary or end
   nlohmann::json host;  // from the last start or resume; null if there is none
 
   const Curve* find(std::string_view name) const;  // nullptr if there is none

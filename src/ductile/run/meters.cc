@@ -82,6 +82,11 @@ std::optional<double> EnergyMeter::joules() {
   return microjoules_ * 1e-6;
 }
 
+std::string EnergyMeter::state() const {
+  if (failed_) return "not measured: some of this machine's counters cannot be read";
+  return zones_.empty() ? "not measured: this machine shows no counters" : "measured";
+}
+
 CostMeter::CostMeter(std::optional<Cost> carried, const fs::path& powercap)
     : carried_(std::move(carried)), energy_(powercap), begin_(std::chrono::steady_clock::now()) {}
 

@@ -36,6 +36,8 @@ class EnergyMeter {
 
   // The energy since construction; nullopt if no counter was readable at the start, or is now.
   std::optional<double> joules();
+  // "measured", or why not, in words.
+  std::string state() const;
 
  private:
   struct Zone {

@@ -65,6 +65,19 @@ TEST_F(Powercap, SaysUnknownRatherThanPartOfTheEnergy) {
   EXPECT_FALSE(EnergyMeter(temp_.path()).joules().has_value());
 }
 
+TEST_F(Powercap, SaysWhyTheEnergyIsNotKnown) {
+  EXPECT_EQ(EnergyMeter(temp_.path() / "none").state(),
+            "not measured: this machine shows no counters");
+  zone("intel-rapl:0", "package-0", 0);
+  EnergyMeter meter(temp_.path());
+  EXPECT_EQ(meter.state(), "measured");
+  fs::remove(temp_.path() / "intel-rapl:0" / "energy_uj");
+  meter.joules();
+  const std::string text = "not measured: some of this machine's counters cannot be read";
+  EXPECT_EQ(meter.state(), text);
+  EXPECT_EQ(EnergyMeter(temp_.path()).state(), text);
+}
+
 TEST_F(Powercap, CostIsCarriedOverAResume) {
   zone("intel-rapl:0", "package-0", 0);
   const Cost before{.wall_seconds = 100,

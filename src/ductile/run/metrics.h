@@ -27,7 +27,10 @@ inline constexpr std::string_view kTrainAccuracy = "train/accuracy";
 inline constexpr std::string_view kEvalLoss = "eval/loss";
 inline constexpr std::string_view kEvalAccuracy = "eval/accuracy";
 inline constexpr std::string_view kEvalPerplexity = "eval/perplexity";
+inline constexpr std::string_view kEvalCalibrationError = "eval/calibration_error";
 inline constexpr std::string_view kLearningRate = "lr";
+inline constexpr std::string_view kBatchSize = "batch_size";
+inline constexpr std::string_view kNoiseScale = "noise_scale";  // of the gradients, in samples
 inline constexpr std::string_view kSamplesPerSecond = "samples_per_second";
 
 struct Metric {

@@ -116,6 +116,9 @@ std::string encode(const WorkerLine& line) {
   if (const auto* progress = std::get_if<Progress>(&line)) {
     return dump_json(json{{"progress", to_json(*progress)}}) + "\n";
   }
+  if (const auto* row = std::get_if<Row>(&line)) {
+    return dump_json(json{{"row", row->values}}) + "\n";
+  }
   if (const auto* done = std::get_if<Done>(&line)) {
     return dump_json(json{{"done", done->figures}}) + "\n";
   }
@@ -152,6 +155,7 @@ std::optional<WorkerLine> decode(std::string_view line) {
       return std::nullopt;
     }
   }
+  if (const auto at = value.find("row"); at != value.end() && at->is_object()) return Row{*at};
   if (const auto at = value.find("done"); at != value.end() && at->is_object()) return Done{*at};
   const auto text_of = [&](const char* key) -> std::optional<std::string> {
     const auto at = value.find(key);

@@ -43,6 +43,13 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
+// One row of a long answer (`ductile predict`).
+struct Row {
+  nlohmann::json values;
+
+  bool operator==(const Row&) const = default;
+};
+
 // The last line of a worker: the figures of its run (docs/reference/run-folder.md, event "end").
 struct Done {
   nlohmann::json figures;
@@ -63,10 +70,10 @@ nlohmann::json to_json(const Progress& progress);
 // names a field of the wrong type.
 Progress progress_from_json(const nlohmann::json& value);
 
-using WorkerLine = std::variant<Progress, Message, Done, Failed>;
+using WorkerLine = std::variant<Progress, Message, Row, Done, Failed>;
 
 // One line with its newline. It has at most 4096 bytes, which a pipe transfers atomically, and
-// texts are cut to fit; only Done may be longer.
+// texts are cut to fit; only Row and Done may be longer.
 std::string encode(const WorkerLine& line);
 // Writes the encoded line to a pipe. If the reader is gone, only the line is lost, and the run goes
 // on: the run directory has everything. With fd -1 nothing is written.

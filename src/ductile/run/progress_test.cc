@@ -50,6 +50,13 @@ TEST(Progress, NamesTheFieldThatIsWrong) {
   }
 }
 
+TEST(Row, OfAnyLengthSurvivesThePipe) {
+  const Row row{{{"sample", std::string(10'000, 'x')}, {"top", json::array({1, 2})}}};
+  const auto back = decode(encode(row));
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(std::get<Row>(*back), row);
+}
+
 RC_GTEST_PROP(Message, FitsAPipeAndComesBack, (std::string text)) {
   const std::string line = encode(Message{"warning", text});
   RC_ASSERT(line.size() <= 4096u);

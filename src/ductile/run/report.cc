@@ -106,16 +106,6 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
   }
 }
 
-// What ran, where that is not every sample once forward and backward.
-void add_work(std::vector<Tile>& tiles, const History& history) {
-  if (!history.samples || !history.samples_forward || *history.samples == *history.samples_forward)
-    return;
-  std::string note = plural(static_cast<double>(*history.samples), "sample") + " back-propagated";
-  if (history.flops.value_or(0) > 0) note += fmt::format(", {:.3g} operations", *history.flops);
-  tiles.push_back(
-      {"Samples forward", with_thousands(static_cast<double>(*history.samples_forward)), note});
-}
-
 void add_cost(std::vector<Tile>& tiles, const History& history) {
   const double wall = history.cost ? history.cost->wall_seconds : history.seconds;
   if (wall > 0) {
@@ -130,7 +120,6 @@ void add_cost(std::vector<Tile>& tiles, const History& history) {
   if (history.samples) trained = plural(static_cast<double>(*history.samples), "sample") + ", ";
   trained += fmt::format("{:.4g} epoch{}", history.epoch, history.epoch == 1 ? "" : "s");
   tiles.push_back({"Steps", with_thousands(static_cast<double>(history.steps)), trained});
-  add_work(tiles, history);
   if (!history.cost) return;
   const Cost& cost = *history.cost;
   std::string note;
@@ -176,8 +165,11 @@ void add_checkpoints(std::vector<Tile>& tiles, const History& history) {
 std::string tiles_html(const History& history, const Job& job) {
   std::vector<Tile> tiles;
   add_quality(tiles, history);
+  report::add_classes(tiles, history.figures);
   add_target(tiles, history, job.options.target);
   add_cost(tiles, history);
+  report::add_work(tiles, history.figures);
+  report::add_noise(tiles, history.figures, job.options);
   add_checkpoints(tiles, history);
   return page::tiles(tiles);
 }
@@ -305,6 +297,11 @@ std::string commands_html(const RunFolder& folder, const History& history) {
                       "tensorboard --logdir " + shell_word(folder.tensorboard().string())});
   if (!history.digest.empty())
     commands.push_back({"State digest: equal where runs end in the same bits", history.digest});
+  if (const auto weights = history.figures.find("weights_digest");
+      !history.digest.empty() && weights != history.figures.end() && weights->is_string())
+    commands.push_back(
+        {"Digest of the weights: that of model.safetensors, as `ductile eval` shows it",
+         weights->get<std::string>()});
   std::string out;
   for (const Command& c : commands) {
     out += fmt::format(
@@ -368,6 +365,8 @@ std::string report_html(const RunFolder& folder, const History& history,
       "</div>\n<div id=\"panels\" class=\"panels\"></div><div id=\"marks\" class=\"keys\"></div>\n"
       "<noscript><p class=\"empty\">The curves are drawn by a script in this page; the numbers "
       "are in metrics.jsonl.</p></noscript></section>\n";
+  if (const std::string classes = report::classes_html(history.figures); !classes.empty())
+    page.body += page::section("Classes", classes);
   if (const std::string rounds = report::probe_rounds_html(history); !rounds.empty())
     page.body += page::section("Learning-rate probes", rounds);
   if (const std::string trials = report::tuning_html(history); !trials.empty())

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/page/html.h"
 #include "ductile/run/history.h"
 #include "ductile/spec/job.h"
 
@@ -28,6 +29,17 @@ struct Row {
   std::string text;  // not escaped
 };
 Row describe_event(const nlohmann::json& event);
+
+// Tiles and a section of what the last summary or end says: what was done, how good the classes
+// are, the noise of the gradients. Nothing is shown where nothing is known.
+void add_work(std::vector<page::Tile>& tiles, const nlohmann::json& figures);
+void add_classes(std::vector<page::Tile>& tiles, const nlohmann::json& figures);
+void add_noise(std::vector<page::Tile>& tiles, const nlohmann::json& figures,
+               const spec::JobOptions& job);
+std::string classes_html(const nlohmann::json& figures);
+
+// What a class of an evaluation is called: its name, or its number.
+std::string class_name(const nlohmann::json& of);
 
 // The rounds of probes that chose learning rates (train.rate_control = "lrtuner"): for each its
 // losses, fit and choice. Empty where there were none.

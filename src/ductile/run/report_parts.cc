@@ -43,6 +43,15 @@ void append(std::string& out, const std::string& more) {
   out += more;
 }
 
+}  // namespace
+
+std::string class_name(const json& of) {
+  const std::string name = text_at(of, "name");
+  return name.empty() ? text_at(of, "class") : name;
+}
+
+namespace {
+
 std::string evaluation_text(const json& event) {
   std::string out;
   for (const char* key : {"accuracy", "loss", "perplexity"}) {
@@ -51,6 +60,9 @@ std::string evaluation_text(const json& event) {
     append(out, std::string(key) + " " +
                     (std::string_view(key) == "accuracy" ? as_percent(value) : as_number(value)));
   }
+  if (const auto worst = event.find("worst_class"); worst != event.end() && worst->is_object())
+    append(out, fmt::format("worst class {} with {}", class_name(*worst),
+                            as_percent(number_at(*worst, "accuracy"))));
   if (event.contains("duration")) append(out, "took " + as_duration(number_at(event, "duration")));
   return "Evaluated: " + (out.empty() ? other_fields(event) : out);
 }
@@ -103,7 +115,10 @@ std::string title_of(const std::string& what) {
       {"loss", "Loss"},
       {"accuracy", "Accuracy"},
       {"perplexity", "Perplexity"},
+      {"calibration_error", "Calibration error"},
       {"lr", "Learning rate"},
+      {"batch_size", "Batch size"},
+      {"noise_scale", "Gradient noise scale (samples)"},
       {"samples_per_second", "Throughput (samples/s)"},
   };
   const auto at = kTitles.find(what);
@@ -111,8 +126,9 @@ std::string title_of(const std::string& what) {
 }
 
 int rank_of(const std::string& what) {
-  static constexpr std::string_view kOrder[] = {"loss", "accuracy", "perplexity", "lr",
-                                                "samples_per_second"};
+  static constexpr std::string_view kOrder[] = {
+      "loss", "accuracy",   "perplexity",  "calibration_error",
+      "lr",   "batch_size", "noise_scale", "samples_per_second"};
   return static_cast<int>(std::find(std::begin(kOrder), std::end(kOrder), what) -
                           std::begin(kOrder));
 }
@@ -212,9 +228,9 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     json& panel = panels[{rank_of(name.what), name.what}];
     if (panel.is_null()) {
       panel = {{"title", title_of(name.what)},
-               {"unit", name.what == "accuracy"             ? "percent"
-                        : name.what == "samples_per_second" ? "count"
-                                                            : "number"},
+               {"unit", name.what == "accuracy" || name.what == "calibration_error" ? "percent"
+                        : name.what == "samples_per_second"                         ? "count"
+                                                                                    : "number"},
                {"log", name.what == "loss" || name.what == "perplexity"},
                {"zero", name.what == "samples_per_second"},
                {"series", json::array()}};

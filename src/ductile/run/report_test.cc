@@ -72,8 +72,8 @@ TEST(Report, ShowsWhatARunDid) {
                            "Target reached",
                            "91.53 %",
                            "4,310 /s",
-                           "25,600",
-                           "12,800 samples back-propagated, 3.5e+12 operations",
+                           "3.5e+12",
+                           "25,600 samples forward, 12,800 back-propagated",
                            "3 min 12 s",
                            "6 min 20 s",
                            "12.3 kJ",
@@ -104,6 +104,97 @@ TEST(Report, ShowsWhatARunDid) {
   EXPECT_EQ(data["panels"][1]["target"], 0.9);
   EXPECT_EQ(data["panels"][1]["unit"], "percent");
   EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
+}
+
+// What the `end` of a run says beyond its cost.
+json figures_of_an_end() {
+  json classes = json::array();
+  for (int c = 0; c < 60; ++c)
+    classes.push_back({{"class", c},
+                       {"name", c == 7 ? std::string("owl") : fmt::format("class {}", c)},
+                       {"samples", 40},
+                       {"correct", c == 7 ? 10 : 36},
+                       {"accuracy", c == 7 ? 0.25 : 0.9}});
+  return {{"status", "done"},
+          {"step", 100},
+          {"updates", 100},
+          {"samples", 12800},
+          {"samples_forward", 25600},
+          {"flops", 3.456e12},
+          {"weights_digest", "00112233445566778899aabbccddeeff"},
+          {"digest", "0123456789abcdef0123456789abcdef"},
+          {"noise", {{"scale", 412.3}, {"square", 0.1}, {"variance", 0.3}, {"batch_size", 128}}},
+          {"final",
+           {{"accuracy", 0.88},
+            {"calibration_error", 0.0432},
+            {"brier", 0.21},
+            {"worst_class", classes[7]},
+            {"classes", classes}}}};
+}
+
+TEST(Report, ShowsWorkClassesAndNoise) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  spec::JobOptions job;
+  job.train.virtual_ranks = 4;
+  write_file_atomic(run.job_file(), OptionSet(job).to_toml());
+  {
+    MetricsWriter writer(run);
+    writer.event("evaluation", {{"step", 50},
+                                {"accuracy", 0.8},
+                                {"samples", 10000},
+                                {"worst_class", {{"class", 3}, {"accuracy", 0.5}}}});
+    EXPECT_EQ(read_history(run).samples, std::nullopt) << "those of an evaluation are not trained";
+    writer.log(50, 1, {{kEvalCalibrationError, 0.05}, {kNoiseScale, 300}, {kBatchSize, 128}});
+    writer.event("end", figures_of_an_end());
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  for (const char* text :
+       {"Floating-point operations", "3.46e+12", "25,600 samples forward, 12,800 back-propagated",
+        "Worst class", "owl; 10 of 40 samples right", "4.32 %", "Brier score 0.21", "412 samples",
+        "<h2>Classes</h2>", "The worst 50 of 60 classes", "00112233445566778899aabbccddeeff",
+        "worst class 3 with 50.00 %"}) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  }
+  EXPECT_EQ(page::page_fault(html), "");
+  std::vector<std::string> titles;
+  const json data = data_of(html);
+  for (const json& panel : data["panels"]) titles.push_back(panel["title"]);
+  EXPECT_EQ(titles, (std::vector<std::string>{"Calibration error", "Batch size",
+                                              "Gradient noise scale (samples)"}));
+  EXPECT_EQ(to_json(read_history(run)).at("noise").at("scale"), 412.3);
+
+  job.train.virtual_ranks = 1;
+  write_file_atomic(run.job_file(), OptionSet(job).to_toml());
+  write_report(run);
+  EXPECT_NE(read_file(run.report_file()).find("it takes two virtual ranks"), std::string::npos);
+}
+
+// What was altered by hand is left out, and harms nothing.
+TEST(Report, FiguresOfOtherTypesAreLeftOut) {
+  const json good = figures_of_an_end();
+  const std::vector<json> bad = {nullptr,
+                                 "x",
+                                 -1,
+                                 json::array({1}),
+                                 json{{"class", json::array()}},
+                                 json::array({json{{"accuracy", 1}, {"class", 3}}})};
+  for (const auto& [key, value] : good.items()) {
+    for (const json& other : bad) {
+      const TempFolder temp;
+      const RunFolder run = RunFolder::create(temp.path(), "job");
+      json altered = good;
+      altered[key] = other;
+      json inner = good;
+      for (const auto& [name, of_final] : good.at("final").items()) inner["final"][name] = other;
+      MetricsWriter writer(run);
+      writer.event("end", altered);
+      writer.event("end", inner);
+      EXPECT_NO_THROW(write_report(run)) << key << " " << other;
+      EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
+    }
+  }
 }
 
 TEST(Report, OfAnyPartOfARunCanBeWritten) {

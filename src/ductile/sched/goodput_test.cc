@@ -117,6 +117,19 @@ TEST(NoiseScale, UnbiasedDataReplaceDifferences) {
   EXPECT_THROW(e.add({1, 1, 1, 1}), Error);
 }
 
+// A sample that stands for several steps counts as much as so many samples.
+TEST(NoiseScale, ASampleMayStandForSeveralSteps) {
+  NoiseEstimator each, some;
+  for (const NoiseSample& s : {NoiseSample{4, 4, 10, 4}, NoiseSample{4, 4, 20, 5}}) {
+    for (int i = 0; i < 3; ++i) each.add(s);
+    NoiseSample of_three = s;
+    of_three.steps = 3;
+    some.add(of_three);
+  }
+  EXPECT_NEAR(some.noise()->sqr / each.noise()->sqr, 1, 1e-12);
+  EXPECT_NEAR(some.noise()->var / each.noise()->var, 1, 1e-12);
+}
+
 TEST(NoiseScale, NeverNegative) {
   NoiseEstimator e;
   e.add({2, 2, 10, 1});

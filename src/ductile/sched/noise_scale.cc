@@ -20,38 +20,42 @@ void NoiseEstimator::add(const NoiseSample& sample) {
          "the noise of {} micro-batches at scale {} cannot be told: two or more are needed, or two "
          "steps in a row",
          sample.parts, sample.scale);
-  if (!unbiased_) {
-    sqr_ = var_ = weight_ = 0;
-    unbiased_ = true;
-  }
+  if (!state_.unbiased) state_ = {.unbiased = true};
   const double c = sample.parts, local = sample.mean_square_norm, whole = sample.square_norm_mean;
-  update(sample.scale, (c * whole - local) / (c - 1), (local - whole) * sample.scale / (c - 1));
+  update(sample.scale * sample.steps, (c * whole - local) / (c - 1),
+         (local - whole) * sample.scale / (c - 1));
 }
 
 void NoiseEstimator::add_pair(double scale, double square_1, double square_2,
                               double square_of_mean) {
-  if (unbiased_) return;
+  if (state_.unbiased) return;
   const double local = (square_1 + square_2) / 2;
   // Two parts whose common batch is twice as large.
   update(2 * scale, 2 * square_of_mean - local, (local - square_of_mean) * 2 * scale);
 }
 
-void NoiseEstimator::update(double scale, double sqr, double var) {
-  const double keep = std::pow(kDecay, scale);
-  sqr_ = keep * sqr_ + (1 - keep) * sqr;
-  var_ = keep * var_ + (1 - keep) * var;
-  weight_ = keep * weight_ + (1 - keep);
+void NoiseEstimator::update(double batches, double sqr, double var) {
+  const double keep = std::pow(kDecay, batches);
+  state_.sqr = keep * state_.sqr + (1 - keep) * sqr;
+  state_.var = keep * state_.var + (1 - keep) * var;
+  state_.weight = keep * state_.weight + (1 - keep);
 }
 
 std::optional<GradientNoise> NoiseEstimator::noise() const {
-  if (weight_ <= 0) return std::nullopt;
-  return GradientNoise{std::max(sqr_ / weight_, 0.0), std::max(var_ / weight_, kLeastVar)};
+  if (state_.weight <= 0) return std::nullopt;
+  return GradientNoise{std::max(state_.sqr / state_.weight, 0.0),
+                       std::max(state_.var / state_.weight, kLeastVar)};
 }
 
 std::optional<double> NoiseEstimator::noise_scale(double init_batch) const {
   const auto now = noise();
   if (!now) return std::nullopt;
-  return now->sqr > 0 ? init_batch * now->var / now->sqr : std::numeric_limits<double>::infinity();
+  return sched::noise_scale(*now, init_batch);
+}
+
+double noise_scale(const GradientNoise& noise, double init_batch) {
+  return noise.sqr > 0 ? init_batch * noise.var / noise.sqr
+                       : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace ductile::sched

@@ -17,14 +17,27 @@ struct NoiseSample {
   double scale = 1;             // the step's whole batch / M0
   double mean_square_norm = 0;  // mean over parts of |P g_k|^2
   double square_norm_mean = 0;  // |P mean_k g_k|^2
+  double steps = 1;             // that it stands for, where not all of them are measured
 };
 
 // One step of several micro-batches gives |g|^2 and tr(Sigma) without bias. If steps have one part,
 // two successive gradients replace two parts: add_pair() takes these, and its results are dropped
-// once add() has unbiased data. Averages are exponential with factor 0.999^scale, and corrected for
-// their start. It is a plain value.
+// once add() has unbiased data. Averages are exponential with factor 0.999^(scale steps), and
+// corrected for their start. It is a plain value.
 class NoiseEstimator {
  public:
+  // All that the estimator knows, to be saved and restored.
+  struct State {
+    double sqr = 0, var = 0;  // weighted sums
+    double weight = 0;        // of them
+    bool unbiased = false;
+    bool operator==(const State&) const = default;
+  };
+
+  NoiseEstimator() = default;
+  explicit NoiseEstimator(const State& state) : state_(state) {}
+  const State& state() const { return state_; }
+
   // The sample must have at least two parts; with fewer, throws invalid_argument.
   void add(const NoiseSample& sample);
   // Two successive steps of one micro-batch each: |P g_1|^2, |P g_2|^2 and |P (g_1+g_2)/2|^2.
@@ -34,14 +47,15 @@ class NoiseEstimator {
   std::optional<GradientNoise> noise() const;
   // The noise scale in samples: M0 var / sqr; infinite if sqr is 0.
   std::optional<double> noise_scale(double init_batch) const;
-  bool unbiased() const { return unbiased_; }
+  bool unbiased() const { return state_.unbiased; }
 
  private:
-  void update(double scale, double sqr, double var);
+  void update(double batches, double sqr, double var);  // of size M0
 
-  double sqr_ = 0, var_ = 0;  // weighted sums
-  double weight_ = 0;         // of them
-  bool unbiased_ = false;
+  State state_;
 };
+
+// Noise scale in samples of such an estimate: M0 var / sqr; infinite where sqr is 0.
+double noise_scale(const GradientNoise& noise, double init_batch);
 
 }  // namespace ductile::sched

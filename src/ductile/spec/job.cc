@@ -257,14 +257,16 @@ void describe(Describer& d, KneeOptions& o) {
 }
 
 void describe(Describer& d, TrapezoidOptions& o) {
-  d.field("decay", o.decay, "share of the run in which the rate falls, at its end").range(0, 1);
+  d.field("decay", o.decay, "share of the run, in whole steps, in which the rate falls, at its end")
+      .range(0, 1);
   d.field("shape", o.shape, "how it falls: linear, or as 1 - sqrt(share of the way)")
       .one_of({"linear", "sqrt"});
 }
 
 void describe(Describer& d, ScheduleOptions& o) {
   d.field("name", o.name, "shape of the learning rate over the run").one_of(schedules());
-  d.field("warmup_epochs", o.warmup_epochs, "epochs of linear rise at the start; may be a fraction")
+  d.field("warmup_epochs", o.warmup_epochs,
+          "epochs of linear rise at the start (one_cycle: of half a cosine); may be a fraction")
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
   d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
@@ -341,6 +343,19 @@ void describe(Describer& d, LrtunerOptions& o) {
       .range(0, 0.99);
 }
 
+void describe(Describer& d, NoiseOptions& o) {
+  d.field("max_batch", o.max_batch,
+          "largest batch_size that is chosen; 0 = eight times train.batch_size, with which the job "
+          "begins")
+      .range(0, 1 << 24);
+  d.field("factor", o.factor,
+          "the batch grows up to this share of the noise scale; more than 1 takes fewer steps and "
+          "more samples")
+      .range(1e-6, 1e6);
+  d.field("patience", o.patience, "least number of updates between two changes of the batch")
+      .range(1, kMostCount);
+}
+
 void describe(Describer& d, TrainOptions& o) {
   d.field("epochs", o.epochs, "passes over the training data").range(1, kMostEpochs);
   d.field("max_steps", o.max_steps, "stop after this many updates; 0 = no limit")
@@ -415,6 +430,7 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
+  d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
 
 void describe(Describer& d, EvalOptions& o) {
@@ -466,7 +482,7 @@ void describe(Describer& d, TuneOptions& o) {
        "the shortest one has ten")
       .range(1e-6, 1000);
   d.field("budget", o.budget, "most epochs of trials per search, as a share of train.epochs")
-      .range(0, 1000);
+      .range(0.01, 1000);
   d.field("patience", o.patience, "evaluations without a new best before another search begins")
       .range(1, kMostCount);
   d.field("retunings", o.retunings, "most searches after the first one").range(0, kMostCount);

@@ -210,6 +210,12 @@ struct LrtunerOptions {
   double smoothing = 0.5;
 };
 
+struct NoiseOptions {
+  int64_t max_batch = 0;
+  double factor = 1;
+  int64_t patience = 20;
+};
+
 struct TrainOptions {
   int64_t epochs = 10;
   int64_t max_steps = 0;
@@ -218,6 +224,7 @@ struct TrainOptions {
   std::string method = "plain";
   std::string rate_control = "schedule";
   LrtunerOptions lrtuner;
+  NoiseOptions noise;  // of the rate control of that name
   int64_t bn_group = 1;
   int64_t staleness = 0;
   std::string reduction = "canonical";
@@ -315,6 +322,7 @@ void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, SelectiveOptions& o);
 void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
+void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, EvalOptions& o);
 void describe(Describer& d, ElasticOptions& o);

@@ -93,6 +93,21 @@ void check_parameters(const OptimizerOptions& o, const Bad& bad) {
   }
 }
 
+void check_noise_control(const JobOptions& job, const Bad& bad) {
+  if (job.train.rate_control != "noise") return;
+  if (job.train.virtual_ranks < 2) {
+    bad("train.rate_control = \"noise\" needs train.virtual_ranks of at least 2: the noise is "
+        "measured by how the gradients of the virtual ranks differ");
+  }
+  const int64_t most = job.train.noise.max_batch;
+  if (most > 0 && most < job.train.batch_size) {
+    bad(
+        fmt::format("train.noise.max_batch = {} is below train.batch_size = {}, with which the "
+                    "job begins",
+                    most, job.train.batch_size));
+  }
+}
+
 // Of the options that are found while training.
 void check_tune(const JobOptions& job, const Bad& bad) {
   const TuneOptions& o = job.tune;
@@ -190,6 +205,7 @@ void check(const JobOptions& job) {
     bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
         "are none; any other value will do");
   }
+  check_noise_control(job, bad);
   check_tune(job, bad);
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");

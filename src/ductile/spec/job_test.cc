@@ -173,6 +173,10 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[augment]\nrandom_resized_crop = true\n", "augment.crop");
   expect_refused("[augment]\nmean = [0.5]\n", "augment.mean");
   expect_refused("[schedule]\nname = \"step\"\n", "milestones");
+  expect_refused("[train]\nrate_control = \"noise\"\n", "virtual_ranks of at least 2");
+  expect_refused(
+      "[train]\nrate_control = \"noise\"\nvirtual_ranks = 2\n[train.noise]\nmax_batch = 64\n",
+      "max_batch = 64 is below train.batch_size = 128");
   expect_refused("[model]\nname = \"gpt\"\n", "gpt reads tokens");
   expect_refused("[optimizer.muon]\ncoefficients = [1, 2]\n", "muon.coefficients");
   expect_refused("[optimizer]\nlr_factors = [\"head:0\"]\n", "optimizer.freeze = [\"head\"]");

@@ -15,11 +15,14 @@
       "the smaller a sample's last loss, the likelier it is skipped, and the more it counts")
 
 // What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
-#define DUCTILE_RATE_CONTROLS(ROW)                                            \
-  ROW("schedule", make_schedule_control,                                      \
-      "the learning rate follows [schedule]; the other values stay constant") \
-  ROW("lrtuner", make_lrtuner_control,                                        \
-      "the learning rate is found while training, from probes of the loss along the updates")
+#define DUCTILE_RATE_CONTROLS(ROW)                                                              \
+  ROW("schedule", make_schedule_control,                                                        \
+      "the learning rate follows [schedule]; the other values stay constant")                   \
+  ROW("lrtuner", make_lrtuner_control,                                                          \
+      "the learning rate is found while training, from probes of the loss along the updates")   \
+  ROW("noise", make_noise_control,                                                              \
+      "as schedule, and the batch doubles as the measured noise of the gradients permits; the " \
+      "learning rate grows with it (sgd: by AdaScale's gain; others: by the square root)")
 
 namespace ductile::spec {
 

@@ -51,6 +51,7 @@ spec::JobOptions small_job() {
   job.train.epochs = 3;
   job.train.batch_size = 24;
   job.train.virtual_ranks = 8;
+  job.train.noise = {.max_batch = 96, .factor = 1e6, .patience = 2};  // for the control: it grows
   job.train.ema_decay = 0.8;
   job.train.log_every = 2;
   job.train.threads = 1;
@@ -281,8 +282,10 @@ class Conformance : public ::testing::TestWithParam<Row> {
     EXPECT_EQ(got.weights(), want.weights()) << how;
     EXPECT_EQ(got.metrics(), want.metrics()) << how;
     EXPECT_EQ(got.figures().at("digest"), want.figures().at("digest")) << how;
-    for (const char* counted : {"step", "updates", "samples", "samples_forward", "skipped_steps"})
+    for (const char* counted : {"step", "updates", "samples", "samples_forward", "skipped_steps",
+                                "weights_digest", "final", "best"})
       EXPECT_EQ(got.figures().at(counted), want.figures().at(counted)) << how << " " << counted;
+    EXPECT_EQ(got.figures().value("noise", Json()), want.figures().value("noise", Json())) << how;
   }
 
   static void run_undisturbed(const Row& row, const Run& run, int64_t workers) {

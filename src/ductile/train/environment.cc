@@ -19,6 +19,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/nn/threads.h"
+#include "ductile/run/meters.h"
 
 namespace ductile::train {
 namespace {
@@ -101,7 +102,8 @@ nlohmann::json describe_environment() {
           {"compute_threads", at::get_num_threads()},
           {"cores", cpu_share().usable()},
           {"cpu_capability", used_capability()},
-          {"bf16_native", may_use(IsaLevel::bf16)}};
+          {"bf16_native", may_use(IsaLevel::bf16)},
+          {"energy", run::EnergyMeter().state()}};
 }
 
 }  // namespace ductile::train

@@ -17,12 +17,35 @@ namespace ductile::train {
 double Evaluation::perplexity() const { return std::exp(loss); }
 
 nlohmann::json Evaluation::to_json() const {
-  return {{"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+  nlohmann::json out = {
+      {"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+  if (classes) {
+    out["calibration_error"] = run::json_number(classes->calibration_error);
+    out["brier"] = run::json_number(classes->brier);
+    out["class_samples"] = classes->samples;
+    out["class_correct"] = classes->correct;
+  }
+  return out;
 }
 
+// States of earlier versions have no classes.
 Evaluation Evaluation::from_json(const nlohmann::json& value) {
-  Evaluation out{0, value.at("accuracy"), value.at("samples")};
+  Evaluation out{0, value.at("accuracy"), value.at("samples"), std::nullopt};
   run::number_from_json(value.at("loss"), out.loss);
+  if (!value.contains("class_samples")) return out;
+  ClassCounts& classes = out.classes.emplace();
+  run::number_from_json(value.at("calibration_error"), classes.calibration_error);
+  run::number_from_json(value.at("brier"), classes.brier);
+  value.at("class_samples").get_to(classes.samples);
+  value.at("class_correct").get_to(classes.correct);
+  return out;
+}
+
+nlohmann::json Evaluation::describe(std::span<const std::string> class_names) const {
+  nlohmann::json out = to_json();
+  for (const char* key : {"class_samples", "class_correct"}) out.erase(key);
+  if (const auto worst = classes ? classes->worst() : std::nullopt)
+    out["worst_class"] = describe_class(*classes, *worst, class_names);
   return out;
 }
 
@@ -42,35 +65,49 @@ at::Tensor labels_of(const data::Batch& batch) {
   return at::from_blob(data, {batch.num_samples}, at::kLong);
 }
 
-void update_statistics(nn::Model& model, data::Loader& loader, int64_t batches) {
-  const at::NoGradGuard no_grad;
-  model.train(true);
-  for (int64_t i = 0; i < batches; ++i) model.forward(input_of(*loader.next()));
+at::Tensor class_logits(const at::Tensor& logits, int64_t num_samples) {
+  if (logits.dim() != 2 || logits.size(0) != num_samples || logits.size(1) < 1) return {};
+  return logits.to(at::kCPU, at::kFloat).contiguous();
 }
 
 namespace {
 
+void count_classes(const at::Tensor& logits, const at::Tensor& labels, ClassScores& scores) {
+  const auto num_logits = static_cast<size_t>(logits.size(1));
+  const float* row = logits.data_ptr<float>();
+  const int64_t* const label = labels.data_ptr<int64_t>();
+  for (int64_t i = 0; i < labels.size(0); ++i, row += num_logits)
+    scores.add({row, num_logits}, label[i]);
+}
+
 // Adds the losses and hits of logits that are final.
 struct Tally {
+  ClassScores& scores;
   Evaluation result;
   int64_t predictions = 0, correct = 0;
+  bool classifies = true;
 
   void add(nn::Model& model, const at::Tensor& logits, const at::Tensor& labels) {
     const nn::LossOutput loss = model.loss(logits, labels, 0);
-    const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
-    result.loss += loss.losses.sum(at::kDouble).item<double>();
+    {
+      const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
+      result.loss += loss.losses.sum(at::kDouble).item<double>();
+    }
     correct += loss.correct;
     predictions += loss.predictions;
+    const at::Tensor rows = class_logits(logits, labels.size(0));
+    classifies = classifies && rows.defined() && labels.dim() == 1;
+    if (classifies) count_classes(rows, labels, scores);
   }
 };
 
 }  // namespace
 
 Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
-                    const std::function<void(int64_t)>& each) {
+                    ClassScores& scores, const std::function<void(int64_t)>& each) {
   const at::NoGradGuard no_grad;
   model.train(false);
-  Tally tally;
+  Tally tally{scores, {}};
   Views views(model, options);
   while (const auto batch = loader.next()) {
     const at::Tensor images = input_of(*batch), labels = labels_of(*batch);
@@ -95,6 +132,7 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOpti
   Evaluation result = tally.result;
   result.loss /= static_cast<double>(result.num_samples);
   result.accuracy = static_cast<double>(tally.correct) / static_cast<double>(tally.predictions);
+  if (tally.classifies) result.classes = scores.counts();
   return result;
 }
 

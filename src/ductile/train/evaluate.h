@@ -2,12 +2,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
+#include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
 #include "ductile/spec/job.h"
+#include "ductile/train/class_scores.h"
 
 namespace ductile::train {
 
@@ -16,22 +20,29 @@ struct Evaluation {
   double loss = 0;
   double accuracy = 0;  // of predictions: samples, or tokens
   int64_t num_samples = 0;
+  // Of a classifier: a model with one row of logits for each sample.
+  std::optional<ClassCounts> classes;
+
+  bool operator==(const Evaluation&) const = default;
 
   double perplexity() const;  // exp(loss)
+  // All of it, as a state keeps it and as workers send it to each other.
   nlohmann::json to_json() const;
   static Evaluation from_json(const nlohmann::json& value);
+  // What people read: the means, and of the classes the worst one with its name.
+  nlohmann::json describe(std::span<const std::string> class_names) const;
 };
 
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
-// training mode. `each(samples_done)` is called after each batch. Throws invalid_argument if the
-// loader has no sample, or if there are views to be averaged of what is no classification of
-// images.
+// training mode. The samples of a classifier are counted in `scores`. `each(samples_done)` is
+// called after each batch. Throws invalid_argument if the loader has no sample, or if there are
+// views to be averaged of what is no classification of images.
 Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
-                    const std::function<void(int64_t)>& each);
+                    ClassScores& scores, const std::function<void(int64_t)>& each);
 
-// Runs `batches` batches of the loader, which does not end, forward in training mode, so that the
-// model's running statistics become those of its present weights.
-void update_statistics(nn::Model& model, data::Loader& loader, int64_t batches);
+// The logits as rows in memory, in fp32: those of a classifier, one row for each sample. Undefined
+// if they have another form.
+at::Tensor class_logits(const at::Tensor& logits, int64_t num_samples);
 
 // The batch as tensors that view its memory; they are valid as long as the batch lives.
 at::Tensor input_of(const data::Batch& batch);

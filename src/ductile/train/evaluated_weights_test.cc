@@ -60,7 +60,7 @@ TEST(EvaluatedWeights, HaveStatisticsOfTheirOwnAndLeaveTheStateAlone) {
     EXPECT_EQ(replica.state().digest(), digest);
     EXPECT_EQ(replica.evaluate([](int64_t) {}).loss, first.loss);
     EXPECT_EQ(twin.evaluate([](int64_t) {}).loss, first.loss);
-    replica.write_model(folder.path() / "model.safetensors");
+    replica.write_model(folder.path() / "model.safetensors", replica.deployed());
     EXPECT_EQ(replica.state().digest(), digest);
     train_step(replica);
     train_step(twin);
@@ -96,7 +96,7 @@ TEST(EvaluatedWeights, OfARuleThatTrainsThemAreThoseOfTheState) {
   Replica replica(job_of("cnn", "sgd"));
   replica.host_all();
   for (int i = 0; i < 3; ++i) train_step(replica);
-  replica.write_model(folder.path() / "model.safetensors");
+  replica.write_model(folder.path() / "model.safetensors", replica.deployed());
   const ckpt::SafetensorsFile file(folder.path() / "model.safetensors");
   FlatModel& flat = replica.state().flat;
   for (const FlatModel::Entry& b : flat.buffers()) {

@@ -9,39 +9,13 @@
 #include "ductile/data/formats.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/flops.h"
+#include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/staleness.h"
 
 namespace ductile::train {
 namespace {
-
-// Of one sample as the training set gives it: tokens [T], images [C, H, W].
-Shape sample_shape(const spec::JobOptions& job, const data::DatasetInfo& data,
-                   const spec::AugmentOptions& augment) {
-  if (data.tokens) return {data.sequence_length};
-  return data::Augmenter(augment, data, true, static_cast<uint64_t>(job.seed)).output_shape();
-}
-
-nn::ModelInfo model_info(const spec::JobOptions& job, const data::DatasetInfo& data,
-                         const spec::AugmentOptions& augment) {
-  nn::ModelInfo info;
-  info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : data.num_classes;
-  const Shape shape = sample_shape(job, data, augment);
-  if (data.tokens) {
-    info.sequence_length = shape[0];
-    if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
-  } else {
-    info.channels = shape[0];
-    info.height = shape[1];
-    info.width = shape[2];
-  }
-  if (info.num_classes < data.num_classes) {
-    fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
-         info.num_classes, data.num_classes);
-  }
-  return info;
-}
 
 // The model is made for the training set, and evaluated on the test set.
 void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
@@ -59,8 +33,7 @@ void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
   };
   fail(ErrorCode::invalid_argument,
        "the test set ({}) does not fit the training set ({}): both have to hold samples of one "
-       "kind, "
-       "and the model an output for each class (model.num_classes, model.vocab_size)",
+       "kind, and the model an output for each class (model.num_classes, model.vocab_size)",
        text(test), text(train));
 }
 
@@ -101,15 +74,14 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
          "train.batch_size = {} is larger than the training set, which has {} samples",
          job.train.batch_size, info.size);
   }
+  const DataForm form = DataForm::of(job, info, given.augment);
   if (!given.model) {
-    given.model = nn::make_model(job.model, model_info(job, info, given.augment),
-                                 job.train.precision, static_cast<uint64_t>(job.seed));
+    given.model =
+        nn::make_model(job.model, form.model, job.train.precision, static_cast<uint64_t>(job.seed));
   }
   initialize(*given.model, given, job);
-  if (given.flops_per_sample == 0) {
-    given.flops_per_sample =
-        flops_per_sample(*given.model, sample_shape(job, info, given.augment), info.tokens);
-  }
+  if (given.flops_per_sample == 0)
+    given.flops_per_sample = flops_per_sample(*given.model, form.sample_shape(), info.tokens);
   if (!given.make_optimizer) {
     given.make_optimizer = [options = job.optimizer](const optim::ParamLayout& layout) {
       return optim::make_optimizer(options, layout);
@@ -121,6 +93,11 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
   given.method->prepare(job, given);
   return given;
+}
+
+bool lies_channels_last(const spec::JobOptions& job, nn::Model& model) {
+  return job.train.memory_format == "auto" ? model.prefers_channels_last()
+                                           : job.train.memory_format == "channels_last";
 }
 
 Recipe recipe_of(const spec::JobOptions& job) {

@@ -42,6 +42,9 @@ struct Ingredients {
 // if two parts do not fit together.
 Ingredients complete(Ingredients given, const spec::JobOptions& job);
 
+// Whether the job's images lie in memory with the channels last.
+bool lies_channels_last(const spec::JobOptions& job, nn::Model& model);
+
 // Makes the same ingredients again at each call, since a job that goes back to its first state
 // begins with fresh ones.
 using Recipe = std::function<Ingredients()>;

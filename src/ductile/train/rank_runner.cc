@@ -8,18 +8,12 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/threads.h"
+#include "ductile/optim/elementwise.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/noise.h"
 
 namespace ductile::train {
-namespace {
-
-bool lies_channels_last(const spec::JobOptions& job, nn::Model& model) {
-  return job.train.memory_format == "auto" ? model.prefers_channels_last()
-                                           : job.train.memory_format == "channels_last";
-}
-
-}  // namespace
 
 class RankRunner::Context final : public RankContext {
  public:
@@ -187,14 +181,26 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
     std::ranges::copy(figures, leaf.last(figures.size()).begin());
   };
+  const bool measured = measures_noise(state_, kind_, job_.train.virtual_ranks);
+  // Of a leaf that has its gradient. The scale of the loss is no part of it.
+  const auto measure = [&](std::span<float> leaf) {
+    if (!measured) return;
+    const double norm = optim::gradient_norm(leaf.first(gradient_size)) / state_.scaler.scale();
+    leaf[static_cast<size_t>(figures_begin()) + figures_.place(kGradientSquare)] =
+        static_cast<float>(norm * norm);
+  };
   tree_.sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
     if (ready && i + 1 == count && job_.train.bn_group == 1) {
       run_part(next_part_, [&](int64_t, const at::Tensor& loss, std::vector<float> figures) {
         const std::span<float> leaf = tree_.leaf();
         write_tail(state_.flat.buffer_values(), figures, leaf);
-        int64_t end = vector_size();
+        int64_t end = figures_begin();
         const auto finished = [&](int64_t begin) {
+          if (begin == 0) {
+            measure(leaf);
+            tree_.finish_part(figures_begin(), vector_size());
+          }
           tree_.finish_part(begin, end);
           end = begin;
           ready(begin);
@@ -212,6 +218,7 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
       const std::span<float> leaf = tree_.leaf();
       state_.flat.write_gradients(own.gradients, leaf.first(gradient_size));
       write_tail(*own.buffers, own.figures, leaf);
+      measure(leaf);
       tree_.push();
     }
     advance();

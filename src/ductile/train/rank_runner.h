@@ -47,7 +47,8 @@ class RankRunner {
   // Sums the next `count` hosted virtual ranks of the step into `out`, which has vector_size()
   // values. If these ranks are one node of the canonical tree, the sum is in its order. During the
   // last backward pass ready(begin), if given and if the method allows it, is called with falling
-  // values of `begin`: `out` is then final from element `begin` on. After compute() has thrown
+  // values of `begin`: `out` is then final from element `begin` to the figures, and with 0 the
+  // figures are final, too. After compute() has thrown
   // (peer_lost if a member of a batch norm group is gone), host() must be called next.
   using Ready = std::function<void(int64_t begin)>;
   // `samples` are those of the step if the method chose them, else nullptr.

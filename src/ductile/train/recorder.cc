@@ -1,6 +1,8 @@
 #include "ductile/train/recorder.h"
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -9,6 +11,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/sched/noise_scale.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
@@ -21,6 +24,18 @@ using Json = nlohmann::json;
 template <class TimePoint>
 double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(TimePoint::clock::now() - begin).count();
+}
+
+// With each class that has samples.
+Json final_figures(const Evaluation& result, std::span<const std::string> class_names) {
+  Json out = result.describe(class_names);
+  if (!result.classes) return out;
+  Json& classes = out["classes"] = Json::array();
+  for (size_t c = 0; c < result.classes->samples.size(); ++c) {
+    if (result.classes->samples[c] > 0)
+      classes.push_back(describe_class(*result.classes, static_cast<int64_t>(c), class_names));
+  }
+  return out;
 }
 
 }  // namespace
@@ -83,6 +98,13 @@ void Recorder::log(const Window& window) {
   std::vector<run::Metric> scalars = {{run::kTrainLoss, *shown_loss_},
                                       {run::kLearningRate, replica_.hyper().lr}};
   if (shown_accuracy_) scalars.push_back({run::kTrainAccuracy, *shown_accuracy_});
+  const spec::TrainOptions& options = replica_.job().train;
+  if (options.rate_control != "schedule")
+    scalars.push_back({run::kBatchSize, static_cast<double>(replica_.hyper().batch_size)});
+  if (const auto noise = replica_.noise()) {
+    const double scale = sched::noise_scale(*noise, static_cast<double>(options.batch_size));
+    if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});
+  }
   std::vector<std::string> names;  // of the figures that the step method adds, per update
   for (const auto& [name, sum] : window.sums) names.push_back("train/" + name);
   size_t i = 0;
@@ -158,10 +180,12 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
   const bool tokens = replica_.train_info().tokens;
   std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss},
                                       {run::kEvalAccuracy, result.accuracy}};
+  if (result.classes)
+    scalars.push_back({run::kEvalCalibrationError, result.classes->calibration_error});
   if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
-  Json fields = result.to_json();
+  Json fields = result.describe(replica_.class_names());
   fields.update({{"step", replica_.step()}, {"epoch", replica_.epoch()}});
   if (seconds) fields["duration"] = *seconds;
   if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
@@ -275,8 +299,16 @@ Json Recorder::summary(std::string_view status) {
   // Of a run that had nothing left to do there is no speed.
   if (samples > 0 && training > 0)
     out["samples_per_second"] = static_cast<double>(samples) / training;
-  if (replica_.last()) out["final"] = replica_.last()->to_json();
-  if (replica_.best()) out["best"] = replica_.best()->to_json();
+  if (const auto noise = replica_.noise()) {
+    const int64_t batch = replica_.job().train.batch_size;
+    const double scale = sched::noise_scale(*noise, static_cast<double>(batch));
+    out["noise"] = {{"scale", run::json_number(scale)},
+                    {"square", noise->sqr},
+                    {"variance", noise->var},
+                    {"batch_size", batch}};
+  }
+  if (replica_.last()) out["final"] = final_figures(*replica_.last(), replica_.class_names());
+  if (replica_.best()) out["best"] = replica_.best()->describe(replica_.class_names());
   return out;
 }
 

@@ -4,13 +4,17 @@
 #include <cmath>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/elementwise.h"
+#include "ductile/train/data_form.h"
+#include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
+#include "ductile/train/statistics.h"
 
 namespace ductile::train {
 namespace {
@@ -78,6 +82,7 @@ optim::Observed Replica::observed() const {
   }
   seen.evaluated_at = state_.evaluated_at;
   seen.probe_loss = probe_loss(state_);
+  seen.noise = noise();
   return seen;
 }
 
@@ -177,6 +182,7 @@ void Replica::apply(std::span<const float> sum) {
   }
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
+    note_noise(judgement);
   } else {
     shards_.skip();
   }
@@ -222,7 +228,8 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
   if (job_.train.precision == "fp16") state_.scaler.update(judgement.overflow);  // may throw
   const double loss = judgement.verdict.loss;
   for (const auto& [name, value] : judgement.sums) {
-    if (name != kSamplesForward && name != kSamplesBackward && name != kLoss)
+    if (name != kSamplesForward && name != kSamplesBackward && name != kLoss &&
+        name != kGradientSquare)
       state_.window.sums[name] += value;
   }
   state_.window.sums[std::string(kLoss)] += loss;
@@ -242,6 +249,29 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
     average[i] = in.ema_decay == 0 ? buffers[i]
                                    : average[i] + (1 - in.ema_decay) * (buffers[i] - average[i]);
   }
+}
+
+// The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
+// update is made of.
+void Replica::note_noise(const Judgement& judgement) {
+  if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
+  const auto ranks = static_cast<double>(num_ranks());
+  const double factor = ranks / judgement.verdict.divisor;
+  sched::NoiseSample sample;
+  sample.parts = static_cast<int32_t>(num_ranks());
+  sample.scale =
+      judgement.sums.at(std::string(kSamplesBackward)) / static_cast<double>(job_.train.batch_size);
+  sample.mean_square_norm =
+      factor * factor * judgement.sums.at(std::string(kGradientSquare)) / ranks;
+  sample.square_norm_mean = judgement.norm * judgement.norm;
+  add_noise(state_, sample);
+}
+
+std::optional<sched::GradientNoise> Replica::noise() const { return noise_of(state_); }
+
+bool Replica::needs_norm() const {
+  return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
+         measures_noise(state_, kind_, num_ranks());
 }
 
 // ---- Parts.
@@ -264,23 +294,9 @@ void Replica::gather(parallel::Exchange& exchange) {
 
 // ---- Evaluation.
 
-// Batch norm's running statistics in the state are those of the weights that are trained. For
-// weights of the optimiser's own they are computed: by the same training batches, of the size that
-// a batch norm group has, on whichever worker it is.
 void Replica::add_statistics(JobState::EvaluationWeights& evaluated) {
-  const std::span<const float> trained = state_.flat.buffer_values();
-  if (!evaluated.of_the_rule || trained.empty() || job_.train.statistics_batches == 0) return;
-  evaluated.statistics = AlignedArray<float>(static_cast<int64_t>(trained.size()));
-  evaluated.buffers = evaluated.statistics.span();
-  std::ranges::copy(trained, evaluated.buffers.begin());
-  data::LoaderTask task;
-  task.seed = static_cast<uint64_t>(job_.seed);
-  task.batch_size = state_.hyper.batch_size / num_ranks() * job_.train.bn_group;
-  task.channels_last = runner_.channels_last();
-  data::Loader loader(ingredients_.train_set, ingredients_.augment, job_.loader, task);
-  const WeightsSwap swap(state_.flat, evaluated.weights, evaluated.buffers);
-  nn::seed_step(static_cast<uint64_t>(job_.seed));
-  update_statistics(*ingredients_.model, loader, job_.train.statistics_batches);
+  train::add_statistics(state_, evaluated, *ingredients_.model, job_, ingredients_.augment,
+                        [&] { return ingredients_.train_set; });
 }
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
@@ -294,7 +310,8 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
       gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
   add_statistics(other);
   const WeightsSwap swap(state_.flat, other.weights, other.buffers);
-  return train::evaluate(*ingredients_.model, loader, job_.eval, each);
+  ClassScores scores;
+  return train::evaluate(*ingredients_.model, loader, job_.eval, scores, each);
 }
 
 void Replica::record(const Evaluation& result) {
@@ -347,12 +364,19 @@ Json Replica::values() const {
   return out;
 }
 
-void Replica::write_model(const fs::path& file) {
+JobState::Deployed Replica::deployed() {
   JobState::EvaluationWeights evaluated = state_.evaluation_weights();
   add_statistics(evaluated);
-  const JobState::Deployed deployed = state_.deployed(std::move(evaluated));
-  ckpt::write_safetensors(file, deployed.views,
-                          {{"format", "pt"}, {"job", job_.name}, {"step", std::to_string(step())}});
+  return state_.deployed(std::move(evaluated));
+}
+
+void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
+  const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
+  ckpt::write_safetensors(file, model.views,
+                          {{"format", "pt"},
+                           {"job", job_.name},
+                           {"step", std::to_string(step())},
+                           {kDataFormKey, dump_json(form.to_json())}});
 }
 
 void Replica::check_same_job(const Json& saved) const {

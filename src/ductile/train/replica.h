@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "ductile/data/loader.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/sharded_update.h"
+#include "ductile/sched/goodput.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
@@ -39,6 +41,7 @@ class Replica {
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return ingredients_.train_set->info(); }
   const data::DatasetInfo& test_info() const { return ingredients_.test_set->info(); }
+  const std::vector<std::string>& class_names() const { return train_info().class_names; }
   const JobState& state() const { return state_; }
   JobState& state() { return state_; }
   const optim::ParamLayout& layout() const { return state_.flat.layout(); }
@@ -99,6 +102,11 @@ class Replica {
            (state_.window.updates >= job_.train.log_every || updates() == total_updates());
   }
   Window take_window() { return std::exchange(state_.window, {}); }
+  // What is known of the noise of the gradients, in units of the job's train.batch_size: the
+  // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
+  // of the virtual ranks' gradients and of their mean. None before the first update, and in a job
+  // with one virtual rank.
+  std::optional<sched::GradientNoise> noise() const;
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 
   // How much of the budget of a search for hyperparameters is given out; nothing where none goes
@@ -128,9 +136,10 @@ class Replica {
   // The state without the tensors, and the job. Together with the tensors this is all that a
   // checkpoint needs.
   nlohmann::json values() const;
-  // Writes the model as safetensors, with the weights that are evaluated: this is the file to
-  // deploy.
-  void write_model(const fs::path& file);
+  // The model with the weights that are evaluated, of the present state; and the same as
+  // safetensors: this is the file to deploy.
+  JobState::Deployed deployed();
+  void write_model(const fs::path& file, const JobState::Deployed& model) const;
   // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
   // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
@@ -163,7 +172,7 @@ class Replica {
     bool overflow = false;
   };
   void judge(std::span<const float> sum, parallel::Exchange* exchange);
-  bool needs_norm() const { return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0; }
+  bool needs_norm() const;
   float inverse_scale(const Verdict& verdict) const {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
@@ -171,6 +180,7 @@ class Replica {
   void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
+  void note_noise(const Judgement& judgement);
   void tell_tuner(double loss);
 
   const spec::JobOptions job_;

@@ -62,11 +62,14 @@ TEST(Replica, ASumAnnouncedEarlyHasTheSameBits) {
         for (int step = 0; step < 2; ++step) {
           Vec want(static_cast<size_t>(plain.vector_size())), got = want, seen = want;
           plain.compute(ranks, want);
-          int64_t from = early.vector_size();
+          int64_t from = early.figures_begin();
           int calls = 0;
           early.compute(ranks, got, [&](int64_t begin) {
             ASSERT_LE(begin, from);
             std::copy(got.begin() + begin, got.begin() + from, seen.begin() + begin);
+            if (begin == 0)
+              std::copy(got.begin() + early.figures_begin(), got.end(),
+                        seen.begin() + early.figures_begin());
             from = begin;
             ++calls;
           });

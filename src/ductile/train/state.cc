@@ -40,20 +40,6 @@ double number_from(const Json& value) {
 
 std::span<std::byte> bytes_of(std::span<float> values) { return std::as_writable_bytes(values); }
 
-void send_text(parallel::Exchange& exchange, int to, const std::string& text) {
-  const uint64_t size = text.size();
-  exchange.send(to, std::as_bytes(std::span(&size, 1)));
-  exchange.send(to, std::as_bytes(std::span(text)));
-}
-
-std::string receive_text(parallel::Exchange& exchange, int from) {
-  uint64_t size = 0;
-  exchange.receive(from, std::as_writable_bytes(std::span(&size, 1)));
-  std::string text(size, '\0');
-  exchange.receive(from, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
 }  // namespace
 
 Json Window::to_json() const {
@@ -299,14 +285,14 @@ std::vector<std::span<std::byte>> JobState::fed() {
 }
 
 void JobState::send(parallel::Exchange& exchange, int to, const Json& job) {
-  send_text(exchange, to, dump_json(Json{{"job", job}, {"state", values()}}));
+  parallel::send_text(exchange, to, dump_json(Json{{"job", job}, {"state", values()}}));
   for (const std::span<const std::byte> bytes : fed()) exchange.send(to, bytes);
 }
 
 void JobState::receive(parallel::Exchange& exchange, int from, int64_t step,
                        const std::function<void(const Json& job)>& check) {
-  const Json sent = parse_json(receive_text(exchange, from), "the state that a worker sent",
-                               ErrorCode::data_loss);
+  const Json sent = parse_json(parallel::receive_text(exchange, from),
+                               "the state that a worker sent", ErrorCode::data_loss);
   check(sent.at("job"));
   set_values(sent.at("state"), step);
   make_branches(sent.at("state"));

@@ -1,5 +1,6 @@
 #include "ductile/train/state.h"
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 
@@ -136,7 +137,9 @@ TEST(JobState, TakesUpACheckpointFromBeforeTheCounters) {
   EXPECT_EQ(b.state().hyper, a.state().hyper);
   train(a, 5);
   train(b, 5);
-  EXPECT_EQ(digest(b), digest(a));
+  // The noise of the gradients is not in such a checkpoint, and what is known of it is no weight.
+  EXPECT_EQ(b.state().counters, a.state().counters);
+  EXPECT_TRUE(std::ranges::equal(b.state().flat.weights(), a.state().flat.weights()));
 }
 
 TEST(JobState, TravelsToAnotherWorkerWhole) {

@@ -14,7 +14,7 @@ constexpr StepMethodEntry kMethods[] = {DUCTILE_STEP_METHODS(DUCTILE_TABLE_ROW)}
 FigureList::FigureList(std::vector<std::string> more, int64_t num_shared)
     : num_shared_(num_shared) {
   for (const std::string_view name :
-       {kLoss, kCorrect, kPredictions, kSamplesForward, kSamplesBackward})
+       {kLoss, kCorrect, kPredictions, kSamplesForward, kSamplesBackward, kGradientSquare})
     names_.emplace_back(name);
   for (std::string& name : more) {
     DUCTILE_CHECK(std::ranges::find(names_, name) == names_.end(), "figure {} is there twice",

@@ -55,6 +55,9 @@ inline constexpr std::string_view kLoss = "loss";  // as the method defines it; 
 inline constexpr std::string_view kCorrect = "correct", kPredictions = "predictions";
 inline constexpr std::string_view kSamplesForward = "samples_forward";
 inline constexpr std::string_view kSamplesBackward = "samples_backward";
+// The squared norm of a rank's gradient, from which the noise of the gradients is estimated. The
+// runner sets it, in the steps that are measured (noise.h).
+inline constexpr std::string_view kGradientSquare = "gradient_square";
 
 // The names of a step's figures and their places in the tail of the vector that the ranks sum. Each
 // figure is a float, which is exact for counts up to 2^24. Behind them stand the values that the

@@ -26,19 +26,19 @@ TEST(StepMethods, TheTableMakesEachOfItsRowsAndNamesThemWhereOneIsUnknown) {
 
 TEST(FigureList, PlacesWhatAMethodAddsBehindTheStandardOnes) {
   const FigureList figures({"selected", "class_0"});
-  EXPECT_EQ(figures.size(), 7);
+  EXPECT_EQ(figures.size(), 8);
   EXPECT_EQ(figures.place(kLoss), 0U);
-  EXPECT_EQ(figures.place("class_0"), 6U);
+  EXPECT_EQ(figures.place("class_0"), 7U);
   EXPECT_THROW(figures.place("class_1"), Error);
-  const std::vector<float> tail = {1, 2, 3, 4, 5, 6, 7};
-  EXPECT_EQ(figures.by_name(tail).at("selected"), 6);
-  EXPECT_EQ(figures.by_name(tail).size(), 7U);
+  const std::vector<float> tail = {1, 2, 3, 4, 5, 6, 7, 8};
+  EXPECT_EQ(figures.by_name(tail).at("selected"), 7);
+  EXPECT_EQ(figures.by_name(tail).size(), 8U);
   EXPECT_THROW(FigureList({"loss"}), Error);
   const FigureList sharing({"selected"}, 2);
-  EXPECT_EQ(sharing.size(), 8);
-  const std::vector<float> longer = {1, 2, 3, 4, 5, 6, 7, 8};
-  EXPECT_EQ(sharing.by_name(longer).at("selected"), 6);
-  EXPECT_EQ(sharing.shared(longer)[1], 8);
+  EXPECT_EQ(sharing.size(), 9);
+  const std::vector<float> longer = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  EXPECT_EQ(sharing.by_name(longer).at("selected"), 7);
+  EXPECT_EQ(sharing.shared(longer)[1], 9);
 }
 
 // A training set that is handed in meets the test set of the job file.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -132,7 +133,7 @@ Evaluation slow(const at::Tensor& weight, const Samples& samples, const spec::Ev
     }
     logits[i] = sum;
   }
-  Evaluation out{0, 0, static_cast<int64_t>(n)};
+  Evaluation out{0, 0, static_cast<int64_t>(n), std::nullopt};
   for (size_t i = 0; i < n; ++i) {
     const auto label = static_cast<size_t>(samples.labels[i]);
     out.loss -= std::log(probabilities(logits[i])[label]) / static_cast<double>(n);
@@ -155,10 +156,15 @@ TEST(Views, FollowTheirSlowTwin) {
       o.views_share = share;
       data::Loader loader = data.loader();
       int64_t done = 0;
-      const Evaluation got = evaluate(model, loader, o, [&](int64_t n) { done = n; });
+      ClassScores scores;
+      const Evaluation got = evaluate(model, loader, o, scores, [&](int64_t n) { done = n; });
       EXPECT_NEAR(got.loss, want.loss, 1e-5) << views << " " << share;
       EXPECT_DOUBLE_EQ(got.accuracy, want.accuracy) << views << " " << share;
       EXPECT_EQ(got.num_samples, 50);
+      ASSERT_TRUE(got.classes);
+      const auto& correct = got.classes->correct;
+      EXPECT_EQ(std::accumulate(correct.begin(), correct.end(), int64_t{0}),
+                std::llround(50 * want.accuracy));
       EXPECT_EQ(done, 50);
       const double apart = std::fabs(got.loss - plain);
       if (o.views == "one") {
@@ -178,7 +184,8 @@ TEST(Views, AreComputedForTheLeastCertainShareOnly) {
        {std::pair{1.0, 300}, std::pair{0.3, 50 + 5 * 15}, std::pair{0.0, 50}}) {
     Places model;
     data::Loader loader = data.loader();
-    evaluate(model, loader, {"flip_translate", share}, [](int64_t) {});
+    ClassScores scores;
+    evaluate(model, loader, {"flip_translate", share}, scores, [](int64_t) {});
     EXPECT_EQ(model.samples, want) << share;
   }
 }
@@ -191,7 +198,8 @@ TEST(Views, RefuseWhatGivesMoreThanOneClass) {
   Pixels model;
   data::Loader loader = data.loader();
   try {
-    evaluate(model, loader, {"flip", 1}, [](int64_t) {});
+    ClassScores scores;
+    evaluate(model, loader, {"flip", 1}, scores, [](int64_t) {});
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument);

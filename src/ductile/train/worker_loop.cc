@@ -13,9 +13,11 @@
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
@@ -127,11 +129,12 @@ class WorkerLoop::Impl {
   uint64_t saving_ = 0;  // the attempt under way; 0: none
 
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
-  std::span<const float> sum_;         // of the last step, in exchange_ or kept_sum_
-  std::vector<float> kept_sum_;        // of a generation that is over
-  int saver_ = -1;                     // the rank where all parts are to be after this step
-  std::unique_ptr<Meeting> meeting_;   // of the step loop alone
-  std::optional<std::string> digest_;  // of the last state of the job, by its leader
+  std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
+  std::vector<float> kept_sum_;       // of a generation that is over
+  int saver_ = -1;                    // the rank where all parts are to be after this step
+  std::unique_ptr<Meeting> meeting_;  // of the step loop alone
+  // Of the last state of the job, and of the weights to deploy, by its leader.
+  std::optional<std::string> digest_, weights_digest_;
 
   std::mutex mutex_;  // of what give_up() looks at
   std::shared_ptr<parallel::Exchange> exchange_;
@@ -338,8 +341,10 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
   if (done) {
     gather_all_at(0);
     if (leads()) {
+      const JobState::Deployed model = replica_->deployed();
+      weights_digest_ = ckpt::tensors_digest(model.views);
       try {
-        replica_->write_model(input_.folder.path() / "model.safetensors");
+        replica_->write_model(input_.folder.model_file(), model);
       } catch (const Error& e) {
         // The save of the result, which is tried for a minute, writes it, too, where there will be
         // one: where the last step was done just now.
@@ -431,11 +436,10 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
 // already.
 void WorkerLoop::Impl::evaluate() {
   replica_->gather(*exchange_);
-  Evaluation result;
-  const auto bytes = std::as_writable_bytes(std::span(&result, 1));
   if (!leads()) {
-    exchange_->receive(0, bytes);
-    if (replica_->evaluation_due()) replica_->record(result);
+    const Json result =
+        parse_json(parallel::receive_text(*exchange_, 0), "the evaluation", ErrorCode::data_loss);
+    if (replica_->evaluation_due()) replica_->record(Evaluation::from_json(result));
     return;
   }
   if (replica_->evaluation_due() && recorder_) {
@@ -443,8 +447,9 @@ void WorkerLoop::Impl::evaluate() {
   } else if (replica_->evaluation_due()) {  // a new leader, whose recorder makes up for it
     replica_->record(replica_->evaluate([](int64_t) {}));
   }
-  result = *replica_->last();
-  for (int r = 1; r < exchange_->layout().num_workers(); ++r) exchange_->send(r, bytes);
+  const std::string result = dump_json(replica_->last()->to_json());
+  for (int r = 1; r < exchange_->layout().num_workers(); ++r)
+    parallel::send_text(*exchange_, r, result);
 }
 
 void WorkerLoop::Impl::on(const Abandon& command) {
@@ -456,7 +461,7 @@ void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
     // The leader may have found no room for it.
-    if (replica_->done()) replica_->write_model(input_.folder.path() / "model.safetensors");
+    if (replica_->done()) replica_->write_model(input_.folder.model_file(), replica_->deployed());
     Json state = replica_->values();
     state["cost"] = run::to_json(source_.job_cost().value_or(cost_.read()));
     writer_->save(replica_->step(), state, replica_->state().tensors());
@@ -486,7 +491,10 @@ void WorkerLoop::Impl::sum_up() {
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
   Json figures = recorder_->summary(status);
-  if (replica_->done() && digest_) figures["digest"] = *digest_;
+  if (replica_->done() && digest_) {
+    figures["digest"] = *digest_;
+    figures["weights_digest"] = *weights_digest_;
+  }
   recorder_->event("summary", figures);
   recorder_->flush();
   recorder_->show(run::Phase::train);

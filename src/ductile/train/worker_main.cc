@@ -20,6 +20,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
+#include "ductile/train/questions.h"
 #include "ductile/train/torch_error.h"
 #include "ductile/train/workers.h"
 
@@ -35,6 +36,7 @@ struct Arguments {
   int progress_fd = -1;
   bool describe = false;
   std::string model;    // a library whose model is asked about
+  std::string ask;      // a question about the run's model (questions.h), as JSON
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   ductile::net::Address controller, store;
   std::string address;  // of its host
@@ -66,12 +68,15 @@ Arguments parse(int argc, char** argv) {
       out.describe = true;
     } else if (arg == "--model") {
       out.model = value(i);
+    } else if (arg == "--ask") {
+      out.ask = value(i);
     } else {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
                     "[--host NAME] [--address ADDRESS]] | "
-                    "--model LIBRARY [--progress-fd N] | --describe",
+                    "--run DIR --ask JSON [--progress-fd N] | --model LIBRARY [--progress-fd N] | "
+                    "--describe",
                     arg);
     }
   }
@@ -100,6 +105,17 @@ int run(const Arguments& arguments) {
   train::resolve_threads(job);
   train::prepare_torch(job);
 
+  if (!arguments.ask.empty()) {
+    const auto question =
+        train::Question::from_json(parse_json(arguments.ask, "--ask", ErrorCode::invalid_argument));
+    const auto row = [&](const nlohmann::json& values) {
+      run::write_line(arguments.progress_fd, run::Row{values});
+    };
+    const auto interrupted = [] { return train::pending_interrupt() != 0; };
+    run::write_line(arguments.progress_fd,
+                    run::Done{train::answer(question, folder, job, row, interrupted)});
+    return kDone;
+  }
   if (arguments.worker != 0) {
     train::work({folder, job, arguments.worker, arguments.controller, arguments.store,
                  arguments.address, arguments.progress_fd});

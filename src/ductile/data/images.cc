@@ -1,0 +1,115 @@
+#include "ductile/data/images.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/paths.h"
+#include "ductile/data/image_probe.h"
+#include "ductile/data/limits.h"
+
+namespace ductile::data {
+namespace {
+
+constexpr int64_t kProbe = 64;
+
+std::vector<fs::path> images_in(const fs::path& path) {
+  if (kind_of(path) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
+  if (!is_folder(path)) return {path};
+  std::vector<fs::path> found;
+  for (const fs::path& file : list_folder(path)) {
+    if (has_image_name(file.filename().string()) && kind_of(file) == FileKind::file)
+      found.push_back(file);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+class Images final : public Dataset {
+ public:
+  Images(const fs::path& path, bool skip_bad) : files_(images_in(path)) {
+    if (files_.empty())
+      fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", path.string());
+    skip_bad_ = skip_bad;
+    info_.format = "images";
+    info_.channels = 3;
+    info_.size = static_cast<int64_t>(files_.size());
+    const SizeProbe sizes = probe_sizes(*this, kProbe);
+    if (sizes.one_size) {
+      info_.height = sizes.height;
+      info_.width = sizes.width;
+    }
+  }
+
+  int64_t label(int64_t) const override { return 0; }
+  Sample read(int64_t index, std::vector<std::byte>& scratch) const override {
+    read_regular_file(where(index), kMaxImageBytes, scratch);
+    return {detect_image(scratch), scratch};
+  }
+  std::string where(int64_t index) const override {
+    return files_[static_cast<size_t>(index)].string();
+  }
+
+ private:
+  std::vector<fs::path> files_;
+};
+
+class Renumbered final : public Dataset {
+ public:
+  Renumbered(std::shared_ptr<const Dataset> inner, const std::vector<std::string>& class_names)
+      : inner_(std::move(inner)) {
+    for (const std::string& name : inner_->info().class_names) {
+      const auto at = std::ranges::find(class_names, name);
+      if (at == class_names.end())
+        fail(ErrorCode::invalid_argument, "the model was trained on no class {}; it knows {}", name,
+             fmt::join(class_names, ", "));
+      numbers_.push_back(at - class_names.begin());
+    }
+    info_ = inner_->info();
+    info_.class_names = class_names;
+    info_.num_classes = static_cast<int64_t>(class_names.size());
+    skip_bad_ = inner_->skip_bad();
+    bad_items_ = inner_->bad_items();
+  }
+
+  int64_t label(int64_t index) const override {
+    return numbers_[static_cast<size_t>(inner_->label(index))];
+  }
+  Sample read(int64_t index, std::vector<std::byte>& scratch) const override {
+    return inner_->read(index, scratch);
+  }
+  std::string where(int64_t index) const override { return inner_->where(index); }
+  bool in_memory() const override { return inner_->in_memory(); }
+
+ private:
+  std::shared_ptr<const Dataset> inner_;
+  std::vector<int64_t> numbers_;  // by the inner set's own
+};
+
+}  // namespace
+
+bool holds_images(const fs::path& path) {
+  const FileKind kind = kind_of(path);
+  if (kind == FileKind::file) return has_image_name(path.filename().string());
+  if (kind != FileKind::folder) return false;
+  return std::ranges::any_of(list_folder(path), [](const fs::path& file) {
+    return has_image_name(file.filename().string()) && kind_of(file) == FileKind::file;
+  });
+}
+
+std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad) {
+  return std::make_shared<Images>(path, skip_bad);
+}
+
+std::shared_ptr<const Dataset> with_classes(std::shared_ptr<const Dataset> dataset,
+                                            const std::vector<std::string>& class_names) {
+  if (dataset->info().class_names == class_names) return dataset;
+  return std::make_shared<Renumbered>(std::move(dataset), class_names);
+}
+
+}  // namespace ductile::data

@@ -1,0 +1,65 @@
+#include "ductile/train/data_form.h"
+
+#include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/data/augment.h"
+
+namespace ductile::train {
+
+using Json = nlohmann::json;
+
+DataForm DataForm::of(const spec::JobOptions& job, const data::DatasetInfo& train,
+                      const spec::AugmentOptions& augment) {
+  DataForm form;
+  form.tokens = train.tokens;
+  form.class_names = train.class_names;
+  form.augment = augment;
+  nn::ModelInfo& info = form.model;
+  info.num_classes = job.model.num_classes > 0 ? job.model.num_classes : train.num_classes;
+  if (train.tokens) {
+    info.sequence_length = train.sequence_length;
+    if (job.model.vocab_size > 0) info.num_classes = job.model.vocab_size;
+  } else {
+    const Shape shape =
+        data::Augmenter(augment, train, true, static_cast<uint64_t>(job.seed)).output_shape();
+    info.channels = shape[0];
+    info.height = shape[1];
+    info.width = shape[2];
+  }
+  if (info.num_classes < train.num_classes) {
+    fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
+         info.num_classes, train.num_classes);
+  }
+  return form;
+}
+
+Json DataForm::to_json() const {
+  spec::AugmentOptions options = augment;
+  return {{"tokens", tokens},
+          {"channels", model.channels},
+          {"height", model.height},
+          {"width", model.width},
+          {"num_classes", model.num_classes},
+          {"sequence_length", model.sequence_length},
+          {"class_names", class_names},
+          {"augment", OptionSet(options).to_json()}};
+}
+
+DataForm DataForm::from_json(const Json& value, std::string_view what) try {
+  DataForm form;
+  form.tokens = value.at("tokens");
+  form.model = {value.at("channels"), value.at("height"), value.at("width"),
+                value.at("num_classes"), value.at("sequence_length")};
+  value.at("class_names").get_to(form.class_names);
+  OptionSet(form.augment).read_json(value.at("augment"), what, Moved::follow);
+  return form;
+} catch (const std::exception& e) {
+  fail(ErrorCode::data_loss, "{}: {}", what, e.what());
+}
+
+Shape DataForm::sample_shape() const {
+  if (tokens) return {model.sequence_length};
+  return {model.channels, model.height, model.width};
+}
+
+}  // namespace ductile::train

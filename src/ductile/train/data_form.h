@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/dtype.h"
+#include "ductile/data/dataset.h"
+#include "ductile/nn/model.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::train {
+
+// Under which model.safetensors holds it.
+inline constexpr const char* kDataFormKey = "ductile.data";
+
+// What the inputs and outputs of a job's model are. model.safetensors keeps it beside the weights,
+// so that a trained model can be used where its training data are not.
+struct DataForm {
+  bool tokens = false;
+  nn::ModelInfo model;                   // what the model is made for
+  std::vector<std::string> class_names;  // may be empty
+  spec::AugmentOptions augment;          // resolved against the training set; unused for tokens
+
+  // `augment` resolved. Throws invalid_argument if the model of the job cannot have the classes of
+  // the data.
+  static DataForm of(const spec::JobOptions& job, const data::DatasetInfo& train,
+                     const spec::AugmentOptions& augment);
+  nlohmann::json to_json() const;
+  // Throws data_loss, which begins with `what`.
+  static DataForm from_json(const nlohmann::json& value, std::string_view what);
+
+  Shape sample_shape() const;  // images [C, H, W], tokens [T]
+};
+
+}  // namespace ductile::train

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ductile/sched/goodput.h"
+#include "ductile/sched/noise_scale.h"
+#include "ductile/train/step_method.h"
+
+// The noise of the gradients, measured in one update of kNoiseEvery, because that takes one pass
+// over the gradient of each virtual rank and one over their mean. The estimate is an extra part of
+// the state, and which updates are measured follows from the state alone.
+namespace ductile::train {
+
+inline constexpr int64_t kNoiseEvery = 8;
+
+// Whether the present step is measured, in a job of that many virtual ranks. One that gives no
+// measurement, such as one whose gradients overflowed, is made up for by the next one.
+bool measures_noise(const JobState& state, const StepKind& kind, int64_t virtual_ranks);
+// The measurement of a step for which measures_noise() holds. One with numbers that are not finite
+// is dropped.
+void add_noise(JobState& state, sched::NoiseSample sample);
+// None before the first measurement. In units of the job's train.batch_size.
+std::optional<sched::GradientNoise> noise_of(const JobState& state);
+
+}  // namespace ductile::train

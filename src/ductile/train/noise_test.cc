@@ -1,0 +1,149 @@
+// The noise of the gradients, as every run measures it.
+#include "ductile/train/noise.h"
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/sched/noise_scale.h"
+#include "ductile/train/replica.h"
+
+namespace ductile::train {
+namespace {
+
+using Vec = std::vector<float>;
+
+spec::JobOptions job_of(int64_t ranks) {
+  spec::JobOptions job;
+  job.data.train_limit = 96;
+  job.data.test_limit = 16;
+  job.model.name = "mlp";
+  job.model.hidden = {16};
+  job.loader.threads = 1;
+  job.optimizer.lr = 0.05;
+  job.train.batch_size = 24;
+  job.train.virtual_ranks = ranks;
+  job.train.epochs = 1000;
+  return job;
+}
+
+double square(const Vec& v, size_t size) {
+  double sum = 0;
+  for (size_t i = 0; i < size; ++i) sum += static_cast<double>(v[i]) * v[i];
+  return sum;
+}
+
+// The gradient of each rank by itself, and their mean, squared in double, in every eighth update
+// and where such a one gave nothing in the next.
+TEST(Noise, IsThatOfTheRanksGradientsOneByOne) {
+  for (const char* precision : {"fp32", "fp16"}) {
+    spec::JobOptions job = job_of(4);
+    job.train.precision = precision;
+    Replica replica(job), twin(job);
+    replica.host_all();
+    twin.host_all();
+    const auto size = static_cast<size_t>(replica.layout().total_size());
+    sched::NoiseEstimator expected;
+    int due = 0;  // the next step that is measured
+    for (int step = 0; step < 20; ++step) {
+      Vec sum(static_cast<size_t>(replica.vector_size())), one = sum, all(size);
+      const double scale = twin.state().scaler.scale();
+      double squares = 0;
+      for (int rank = 0; rank < 4; ++rank) {
+        twin.compute(1, one);
+        squares += square(one, size) / (scale * scale);
+        for (size_t i = 0; i < size; ++i) all[i] += one[i] / static_cast<float>(4 * scale);
+      }
+      replica.compute(4, sum);
+      const int64_t skipped = replica.skipped_steps();
+      replica.apply(sum);
+      twin.apply(sum);
+      if (step >= due && replica.skipped_steps() == skipped) {
+        due = step + 8;
+        expected.add({.parts = 4,
+                      .scale = 1,
+                      .mean_square_norm = squares / 4,
+                      .square_norm_mean = square(all, size),
+                      .steps = 8});
+      }
+      EXPECT_EQ(replica.noise().has_value(), expected.noise().has_value());
+      if (!expected.noise()) continue;
+      EXPECT_NEAR(replica.noise()->sqr / expected.noise()->sqr, 1, 1e-4) << precision << step;
+      EXPECT_NEAR(replica.noise()->var / expected.noise()->var, 1, 1e-4) << precision << step;
+    }
+    EXPECT_TRUE(replica.noise().has_value());
+  }
+}
+
+TEST(Noise, OfOneVirtualRankIsNotKnown) {
+  Replica replica(job_of(1));
+  replica.host_all();
+  Vec sum(static_cast<size_t>(replica.vector_size()));
+  replica.compute(1, sum);
+  replica.apply(sum);
+  EXPECT_FALSE(replica.noise().has_value());
+  EXPECT_FALSE(replica.state().extras().contains("noise"));
+}
+
+constexpr double kMean = 0.1, kSigma = 0.3;
+
+// The loss of a rank is a product with a vector of known mean and deviation, drawn anew for each
+// rank and step, which is its gradient then.
+class KnownNoise final : public StepMethod {
+ public:
+  at::Tensor contribute(RankContext& rank) override {
+    rank.forward(rank.batch());
+    rank.figure(kSamplesBackward, static_cast<double>(rank.batch().num_samples));
+    Rng rng(static_cast<uint64_t>(rank.state().counters.step), static_cast<uint64_t>(rank.rank()));
+    at::Tensor loss = at::zeros({});
+    for (const nn::NamedTensor& p : rank.model().parameters()) {
+      at::Tensor g = at::zeros(p.tensor.sizes());
+      float* values = g.data_ptr<float>();
+      for (int64_t i = 0; i < g.numel(); ++i)
+        values[i] = static_cast<float>(kMean + kSigma * rng.normal());
+      loss = loss.add(p.tensor.mul(g).sum());
+    }
+    return loss;
+  }
+};
+
+// |G|^2 and tr(Sigma) within five deviations of their estimates' means, with d coordinates and n
+// measured steps of V ranks.
+TEST(Noise, EstimatesAreUnbiased) {
+  const spec::JobOptions job = job_of(4);
+  Replica replica(job, [&] {
+    Ingredients given;
+    given.method = std::make_unique<KnownNoise>();
+    return complete(std::move(given), job);
+  });
+  replica.host_all();
+  constexpr int kSteps = 160, kMeasured = kSteps / kNoiseEvery, kRanks = 4;
+  Vec sum(static_cast<size_t>(replica.vector_size()));
+  for (int step = 0; step < kSteps; ++step) {
+    replica.compute(kRanks, sum);
+    replica.apply(sum);
+  }
+  const auto d = static_cast<double>(replica.num_parameters());
+  const double rank = kSigma * kSigma;  // variance of a coordinate of a rank's gradient
+  const double whole = rank / kRanks;   // of the mean: of a batch of train.batch_size
+  const double sqr = d * kMean * kMean, var = d * whole;
+  // The mean's coordinates m + e, e ~ N(0, whole): deviations of (|m + e|^2 - var) and of the
+  // sample variance, the weights of the average being nearly equal.
+  const double sqr_deviation =
+      std::sqrt((4 * sqr * whole + 2 * d * whole * whole * kRanks / (kRanks - 1)) / kMeasured);
+  const double var_deviation = var * std::sqrt(2 / (d * (kRanks - 1) * kMeasured));
+  EXPECT_NEAR(replica.noise()->sqr, sqr, 5 * sqr_deviation);
+  EXPECT_NEAR(replica.noise()->var, var, 5 * var_deviation);
+  EXPECT_LT(5 * sqr_deviation, 0.2 * sqr) << "the bound says something";
+}
+
+}  // namespace
+}  // namespace ductile::train

@@ -1,0 +1,225 @@
+#include "ductile/train/questions.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/paths.h"
+#include "ductile/data/images.h"
+#include "ductile/data/loader.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/train/class_scores.h"
+#include "ductile/train/evaluate.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/trained.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+using DataSet = std::shared_ptr<const data::Dataset>;
+
+// A set of the job's format at another path. The training data may be elsewhere or gone; formats
+// that read them for the classes get them where they are.
+DataSet open_at(const spec::DataOptions& trained, const std::string& path) {
+  if (kind_of(path) == FileKind::none)
+    fail(ErrorCode::not_found, "--data {}: no such file or folder", path);
+  spec::DataOptions options = trained;
+  options.test_limit = 0;
+  options.test_path = path;
+  if (options.format == "digits")
+    fail(ErrorCode::invalid_argument,
+         "--data {}: the job's data are drawn in memory (data.format = \"digits\"), so there is no "
+         "other set of their format",
+         path);
+  const bool own_classes = options.format == "folder" || options.format == "tar";
+  if (own_classes || kind_of(options.path) == FileKind::none) options.path = path;
+  if (options.format == "folder") {
+    for (const char* split : {"val", "test"}) {
+      if (!is_folder(fs::path(path) / split)) continue;
+      options.path = options.test_path = (fs::path(path) / split).string();
+      break;
+    }
+  }
+  return data::open_dataset(options, data::Split::test);
+}
+
+DataSet open_own(const spec::DataOptions& options) try {
+  return data::open_dataset(options, data::Split::test);
+} catch (const Error& e) {
+  if (e.code() != ErrorCode::not_found) throw;
+  fail(e.code(), "{}; name data that are here with --data", e.what());
+}
+
+// The data of the question, with the classes of the model.
+DataSet open_data(const Question& question, const Trained& trained) {
+  const DataForm& form = trained.form();
+  const spec::DataOptions& options = trained.job().data;
+  if (question.what == "predict" && !form.tokens && !question.data.empty() &&
+      data::holds_images(question.data))
+    return data::open_images(question.data, options.on_bad_sample == "skip");
+  DataSet samples = question.data.empty() ? open_own(options) : open_at(options, question.data);
+  const std::vector<std::string>& names = samples->info().class_names;
+  const auto known = [&](const std::string& name) {
+    return std::ranges::find(form.class_names, name) != form.class_names.end();
+  };
+  // Numbers in place of names mean the same classes; names that are not the model's do not.
+  const bool named = options.format == "folder" || options.format == "tar";
+  if (!form.class_names.empty() && !form.tokens && (named || std::ranges::all_of(names, known)))
+    samples = data::with_classes(std::move(samples), form.class_names);
+  if (samples->info().num_classes > form.model.num_classes)
+    fail(ErrorCode::invalid_argument, "the data has {} classes and the model {} outputs",
+         samples->info().num_classes, form.model.num_classes);
+  return samples;
+}
+
+std::unique_ptr<data::Loader> load(const DataSet& samples, Trained& trained) {
+  const spec::JobOptions& job = trained.job();
+  data::LoaderTask plan;
+  plan.batch_size =
+      job.train.eval_batch_size > 0 ? job.train.eval_batch_size : job.train.batch_size;
+  plan.training = false;
+  plan.channels_last = lies_channels_last(job, trained.model());
+  auto loader = std::make_unique<data::Loader>(samples, trained.form().augment, job.loader, plan);
+  const Shape want = trained.form().sample_shape(), got = loader->sample_shape();
+  if (got != want)
+    fail(ErrorCode::invalid_argument, "the samples are of shape [{}], and the model reads [{}]",
+         fmt::join(got, ", "), fmt::join(want, ", "));
+  return loader;
+}
+
+Json describe_bad(const data::LoaderStats& stats) {
+  Json items = Json::array();
+  for (const data::BadItem& item : stats.bad_items)
+    items.push_back({{"where", item.where}, {"what", item.what}});
+  return {{"count", stats.bad_samples}, {"items", std::move(items)}};
+}
+
+using Interrupted = std::function<bool()>;
+
+void check(const Interrupted& interrupted) {
+  if (interrupted && interrupted()) fail(ErrorCode::unavailable, "interrupted");
+}
+
+Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& interrupted) {
+  const auto loader = load(samples, trained);
+  ClassScores scores;
+  const Evaluation result = evaluate(trained.model(), *loader, trained.job().eval, scores,
+                                     [&](int64_t) { check(interrupted); });
+  const std::vector<std::string>& names = trained.form().class_names;
+  Json out = result.describe(names);
+  if (trained.form().tokens) out["perplexity"] = run::json_number(result.perplexity());
+  if (result.classes) {
+    Json& classes = out["classes"] = Json::array();
+    for (size_t c = 0; c < result.classes->samples.size(); ++c)
+      classes.push_back(describe_class(*result.classes, static_cast<int64_t>(c), names));
+    Json& confusion = out["confusion"] = Json::array();
+    for (const auto& [pair, count] : scores.confusion())
+      confusion.push_back({{"class", pair.first}, {"predicted", pair.second}, {"count", count}});
+  }
+  if (const data::LoaderStats stats = loader->stats(); stats.bad_samples > 0)
+    out["bad_samples"] = describe_bad(stats);
+  return out;
+}
+
+// The most likely classes of one sample, the first of equal ones first.
+Json predicted(std::span<const float> logits, int64_t top, const std::vector<std::string>& names) {
+  const std::vector<double> probabilities = probabilities_of(logits);
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t count = std::min(order.size(), static_cast<size_t>(top));
+  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
+                    [&](size_t a, size_t b) {
+                      return std::pair(-probabilities[a], a) < std::pair(-probabilities[b], b);
+                    });
+  Json out = Json::array();
+  for (size_t i = 0; i < count; ++i) {
+    Json one = {{"class", order[i]}, {"probability", run::json_number(probabilities[order[i]])}};
+    if (order[i] < names.size()) one["name"] = names[order[i]];
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+void predict_batch(const data::Batch& batch, const data::Dataset& samples, Trained& trained,
+                   int64_t top, const std::function<void(const Json&)>& row) {
+  const at::Tensor logits = trained.model().forward(input_of(batch));
+  const at::Tensor rows = class_logits(logits, batch.num_samples);
+  at::Tensor losses;
+  if (trained.form().tokens) {
+    losses = trained.model().loss(logits, labels_of(batch), 0).losses;
+  } else if (!rows.defined()) {
+    fail(ErrorCode::invalid_argument,
+         "the model is no classifier: its output is of shape [{}], and `predict` needs a row of "
+         "logits for each sample",
+         fmt::join(logits.sizes().vec(), ", "));
+  }
+  for (int64_t i = 0; i < batch.num_samples; ++i) {
+    const auto index = static_cast<int64_t>(batch.samples[static_cast<size_t>(i)]);
+    Json out = {{"index", index}, {"sample", samples.where(index)}};
+    if (losses.defined()) {
+      const double loss = losses[i].item<double>();
+      out["loss"] = run::json_number(loss);
+      out["perplexity"] = run::json_number(std::exp(loss));
+    } else {
+      const auto k = static_cast<size_t>(rows.size(1));
+      const float* const logits_of = rows.data_ptr<float>() + static_cast<size_t>(i) * k;
+      out["top"] = predicted({logits_of, k}, top, trained.form().class_names);
+    }
+    row(out);
+  }
+}
+
+Json predict_run(Trained& trained, const DataSet& samples, int64_t top,
+                 const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
+  const at::NoGradGuard no_grad;
+  const auto loader = load(samples, trained);
+  trained.model().train(false);
+  int64_t done = 0;
+  while (const auto batch = loader->next()) {
+    predict_batch(*batch, *samples, trained, top, row);
+    done += batch->num_samples;
+    check(interrupted);
+  }
+  Json out = {{"samples", done}};
+  if (const data::LoaderStats stats = loader->stats(); stats.bad_samples > 0)
+    out["bad_samples"] = describe_bad(stats);
+  return out;
+}
+
+}  // namespace
+
+Question Question::from_json(const Json& value) try {
+  Question out{value.at("what"), value.at("data"), std::nullopt, value.at("top")};
+  if (value.contains("checkpoint")) out.checkpoint = value.at("checkpoint").get<int64_t>();
+  if (out.what != "eval" && out.what != "predict")
+    fail(ErrorCode::invalid_argument, "the question is eval or predict, not {}", out.what);
+  if (out.top < 1) fail(ErrorCode::invalid_argument, "--top {}: at least 1", out.top);
+  return out;
+} catch (const Json::exception& e) {
+  fail(ErrorCode::invalid_argument, "the question is not understood: {}", e.what());
+}
+
+Json answer(const Question& question, const run::RunFolder& folder, const spec::JobOptions& job,
+            const std::function<void(const Json&)>& row, const std::function<bool()>& interrupted) {
+  Trained trained(folder, job, question.checkpoint);
+  const DataSet samples = open_data(question, trained);
+  Json out = question.what == "predict"
+                 ? predict_run(trained, samples, question.top, row, interrupted)
+                 : evaluate_run(trained, samples, interrupted);
+  out["step"] = trained.step();
+  out["weights_digest"] = trained.weights_digest();
+  return out;
+}
+
+}  // namespace ductile::train

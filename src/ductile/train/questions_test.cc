@@ -1,0 +1,302 @@
+#include "ductile/train/questions.h"
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/safetensors.h"
+#include "ductile/data/dataset.h"
+#include "ductile/run/diary.h"
+#include "ductile/train/workers.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+spec::JobOptions small_job() {
+  spec::JobOptions job;
+  job.data.train_limit = 640;
+  job.data.test_limit = 150;
+  job.model.name = "mlp";
+  job.model.hidden = {32};
+  job.optimizer.lr = 0.05;
+  job.train.epochs = 3;
+  job.train.batch_size = 64;
+  job.train.virtual_ranks = 2;
+  job.checkpoint.every_seconds = 0;
+  return job;
+}
+
+// A language model's job on a file of numbers in this folder.
+spec::JobOptions token_job(const fs::path& folder) {
+  std::vector<uint16_t> tokens(5'000);
+  Rng rng(1, 2);
+  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(20));
+  for (const char* name : {"train.bin", "test.bin"}) {
+    write_file_atomic(folder / name, std::string_view(reinterpret_cast<const char*>(tokens.data()),
+                                                      2 * tokens.size()));
+  }
+  spec::JobOptions job = small_job();
+  job.data = {};
+  job.data.format = "tokens";
+  job.data.path = (folder / "train.bin").string();
+  job.data.test_path = (folder / "test.bin").string();
+  job.data.tokens.sequence_length = 16;
+  job.model.name = "gpt";
+  job.model.layers = 1;
+  job.model.heads = 2;
+  job.model.dim = 16;
+  job.train.batch_size = 32;
+  job.train.epochs = 1;
+  return job;
+}
+
+// A run that is done.
+struct Trainee {
+  explicit Trainee(const spec::JobOptions& options) : job(options) {
+    const run::RunLock lock(folder.path(), run::RunLock::kLocal);
+    const link::JobEnd end = train_here(lock, {.folder = folder, .job = job});
+    EXPECT_EQ(end.phase, control::Phase::finished) << end.reason;
+  }
+
+  std::vector<Json> events(std::string_view kind) const {
+    std::vector<Json> out;
+    run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
+      if (line.at("kind") == kind) out.push_back(line);
+    });
+    return out;
+  }
+  Json ask(const Question& question, std::vector<Json>* rows = nullptr) const {
+    return answer(question, folder, job,
+                  [&](const Json& row) {
+                    if (rows != nullptr) rows->push_back(row);
+                  },
+                  {});
+  }
+  std::string refusal(const Question& question, ErrorCode code) const {
+    try {
+      ask(question);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), code) << e.what();
+      return e.what();
+    }
+    return "nothing thrown";
+  }
+
+  TempFolder place;
+  spec::JobOptions job;
+  run::RunFolder folder = run::RunFolder::create(place.path(), "trainee", OptionSet(job).to_toml());
+};
+
+void expect_parts_of(const Json& whole, const Json& parts) {
+  for (const auto& [key, value] : parts.items()) EXPECT_EQ(whole.at(key), value) << key;
+}
+
+// With moving averages, running statistics and half precision: the weights to be used are not the
+// trained ones.
+TEST(Eval, GivesTheFiguresThatTheRunEndedWith) {
+  for (const char* precision : {"fp32", "bf16"}) {
+    spec::JobOptions job = small_job();
+    job.model.name = "cnn";
+    job.model.width = 4;
+    job.train.epochs = 1;
+    job.train.ema_decay = 0.7;
+    job.train.precision = precision;
+    const Trainee run(job);
+    const Json end = run.events("end").back();
+    const Json got = run.ask({.what = "eval"});
+    Json final_figures = end.at("final");
+    final_figures.erase("classes");  // those without samples are left out there
+    expect_parts_of(got, final_figures);
+    EXPECT_EQ(got.at("step"), end.at("step"));
+    EXPECT_EQ(got.at("weights_digest"), end.at("weights_digest"));
+  }
+}
+
+TEST(Eval, OfAModelOfOnesOwn) {
+  spec::JobOptions job = small_job();
+  job.model.name = "custom";
+  job.model.library = TORCH_MODEL;
+  job.train.threads = 1;
+  job.train.epochs = 1;
+  const Trainee run(job);
+  const Json end = run.events("end").back(), got = run.ask({.what = "eval"});
+  for (const char* key : {"loss", "accuracy", "brier", "calibration_error"})
+    EXPECT_EQ(got.at(key), end.at("final").at(key)) << key;
+  EXPECT_EQ(got.at("weights_digest"), end.at("weights_digest"));
+}
+
+// Of weights that are averages, and of weights that the rule computes, whose running statistics are
+// in no checkpoint.
+TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
+  for (const char* rule : {"sgd", "schedule_free"}) {
+    spec::JobOptions job = small_job();
+    job.model.name = "cnn";
+    job.model.width = 4;
+    job.optimizer.name = rule;
+    if (job.optimizer.name == "sgd") job.train.ema_decay = 0.7;
+    job.checkpoint.every_steps = 10;  // an epoch
+    job.checkpoint.keep = 5;
+    const Trainee run(job);
+    ASSERT_EQ(run.events("evaluation").size(), 3u);
+    // On a slow disk there may be none of a step that came while the one before was being written.
+    std::set<int64_t> kept;
+    for (const auto& c : ckpt::list(run.folder.checkpoints())) kept.insert(c.step);
+    ASSERT_TRUE(kept.contains(30)) << rule;
+    const Json final_digest = run.ask({.what = "eval"}).at("weights_digest");
+    for (const Json& then : run.events("evaluation")) {
+      const auto step = then.at("step").get<int64_t>();
+      if (!kept.contains(step)) continue;
+      const Json got = run.ask({.what = "eval", .checkpoint = step});
+      for (const char* key : {"loss", "accuracy", "calibration_error", "brier", "worst_class"})
+        EXPECT_EQ(got.at(key), then.at(key)) << rule << key << step;
+      EXPECT_EQ(got.at("weights_digest") == final_digest, step == 30) << rule << step;
+    }
+    run.refusal({.what = "eval", .checkpoint = 7}, ErrorCode::not_found);
+  }
+}
+
+TEST(Eval, CountsAddUp) {
+  const Trainee run(small_job());
+  const Json got = run.ask({.what = "eval"});
+  int64_t samples = 0, correct = 0, diagonal = 0, all = 0;
+  for (const Json& c : got.at("classes")) {
+    samples += c.at("samples").get<int64_t>();
+    correct += c.at("correct").get<int64_t>();
+    EXPECT_EQ(c.at("name"), std::to_string(c.at("class").get<int64_t>()));
+  }
+  for (const Json& cell : got.at("confusion")) {
+    all += cell.at("count").get<int64_t>();
+    if (cell.at("class") == cell.at("predicted")) diagonal += cell.at("count").get<int64_t>();
+  }
+  EXPECT_EQ(samples, 150);
+  EXPECT_EQ(all, 150);
+  EXPECT_EQ(correct, diagonal);
+  EXPECT_EQ(got.at("accuracy"), static_cast<double>(correct) / 150);
+}
+
+TEST(Predict, NamesTheLikeliestClassesOfEachSample) {
+  const Trainee run(small_job());
+  std::vector<Json> rows;
+  const Json got = run.ask({.what = "predict", .top = 3}, &rows);
+  EXPECT_EQ(got.at("samples"), 150);
+  ASSERT_EQ(rows.size(), 150u);
+  const auto samples = data::open_dataset(run.job.data, data::Split::test);
+  int64_t right = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    EXPECT_EQ(rows[i].at("index"), index);
+    EXPECT_EQ(rows[i].at("sample"), samples->where(index));
+    const Json& top = rows[i].at("top");
+    ASSERT_EQ(top.size(), 3u);
+    for (size_t k = 0; k < 3; ++k) {
+      EXPECT_EQ(top[k].at("name"), std::to_string(top[k].at("class").get<int64_t>()));
+      if (k > 0) {
+        EXPECT_GE(top[k - 1].at("probability"), top[k].at("probability"));
+      }
+    }
+    right += top[0].at("class") == samples->label(index);
+  }
+  EXPECT_EQ(static_cast<double>(right) / 150, run.ask({.what = "eval"}).at("accuracy"));
+
+  rows.clear();
+  run.ask({.what = "predict", .top = 1000}, &rows);
+  double sum = 0;
+  for (const Json& one : rows[0].at("top")) sum += one.at("probability").get<double>();
+  EXPECT_EQ(rows[0].at("top").size(), 10u);
+  EXPECT_NEAR(sum, 1, 1e-12);
+}
+
+TEST(Predict, OfALanguageModelGivesTheLossOfEachSequence) {
+  const TempFolder data;
+  const Trainee run(token_job(data.path()));
+  std::vector<Json> rows;
+  run.ask({.what = "predict"}, &rows);
+  double sum = 0;
+  for (const Json& row : rows) {
+    sum += row.at("loss").get<double>();
+    EXPECT_DOUBLE_EQ(row.at("perplexity").get<double>(), std::exp(row.at("loss").get<double>()));
+  }
+  const Json got = run.ask({.what = "eval"});
+  EXPECT_EQ(got.at("samples"), rows.size());
+  EXPECT_NEAR(sum / static_cast<double>(rows.size()), got.at("loss").get<double>(), 1e-6);
+  EXPECT_TRUE(got.contains("perplexity"));
+  EXPECT_FALSE(got.contains("classes")) << "a vocabulary is no set of classes";
+}
+
+// Deployed on a machine that has neither training data nor checkpoints.
+TEST(Eval, NeedsNoTrainingData) {
+  const TempFolder data;
+  const Trainee run(token_job(data.path()));
+  const Json before = run.ask({.what = "eval"});
+  fs::remove(data.path() / "train.bin");
+  fs::rename(data.path() / "test.bin", data.path() / "elsewhere.bin");
+  fs::remove_all(run.folder.checkpoints());
+  EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("--data"), std::string::npos);
+  EXPECT_EQ(run.ask({.what = "eval", .data = (data.path() / "elsewhere.bin").string()}), before);
+}
+
+TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
+  const Trainee run(small_job());
+  EXPECT_NE(
+      run.refusal({.what = "eval", .data = "absent"}, ErrorCode::not_found).find("--data absent"),
+      std::string::npos);
+  EXPECT_NE(run.refusal({.what = "eval", .data = "."}, ErrorCode::invalid_argument).find("digits"),
+            std::string::npos);
+  Trainee other(small_job());
+  other.job.model.hidden = {33};
+  EXPECT_NE(other.refusal({.what = "eval"}, ErrorCode::invalid_argument).find("job.toml"),
+            std::string::npos);
+  const std::string weights = read_file(run.folder.model_file());
+  write_file_atomic(run.folder.model_file(), weights.substr(0, weights.size() / 2));
+  EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::data_loss).find("model.safetensors"),
+            std::string::npos);
+  fs::remove(run.folder.model_file());
+  EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("--checkpoint 30"),
+            std::string::npos);
+  fs::remove_all(run.folder.checkpoints());
+  EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("train --resume"),
+            std::string::npos);
+}
+
+// Of a version that did not write down what its data are like.
+TEST(Eval, AsksTheTrainingDataWhereTheWeightsSayNothingOfThem) {
+  const Trainee run(small_job());
+  const Json before = run.ask({.what = "eval"});
+  {
+    const ckpt::SafetensorsFile file(run.folder.model_file());
+    std::vector<ckpt::TensorView> views;
+    for (const ckpt::TensorInfo& t : file.tensors())
+      views.push_back({t.name, t.dtype, t.shape, file.bytes(t)});
+    ckpt::write_safetensors(run.folder.path() / "other", views, {{"format", "pt"}});
+  }
+  fs::rename(run.folder.path() / "other", run.folder.model_file());
+  Json after = run.ask({.what = "eval"});
+  after["step"] = before.at("step");  // it was in the same place
+  EXPECT_EQ(after, before);
+}
+
+TEST(Question, ThatIsNoneIsRefused) {
+  for (const Json& bad :
+       {Json("x"), Json{{"what", "eval"}}, Json{{"what", "guess"}, {"data", ""}, {"top", 1}},
+        Json{{"what", "predict"}, {"data", ""}, {"top", 0}}}) {
+    try {
+      Question::from_json(bad);
+      ADD_FAILURE() << bad;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::train

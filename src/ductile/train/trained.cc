@@ -1,0 +1,123 @@
+#include "ductile/train/trained.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include <fmt/ranges.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/ckpt/safetensors.h"
+#include "ductile/data/augment.h"
+#include "ductile/optim/optimizer.h"
+#include "ductile/train/statistics.h"
+
+namespace ductile::train {
+namespace {
+
+// Where the weights are those of a version that did not keep it, the training data tell.
+DataForm form_of_data(const spec::JobOptions& job) {
+  const auto train = data::open_dataset(job.data, data::Split::train);
+  return DataForm::of(job, train->info(), data::resolve_augment(job.augment, train->info()));
+}
+
+DataForm form_of(const spec::JobOptions& job, const fs::path& weights) {
+  if (kind_of(weights) == FileKind::none) return form_of_data(job);
+  const ckpt::SafetensorsFile file(weights);
+  const auto found = file.metadata().find(kDataFormKey);
+  if (found == file.metadata().end()) return form_of_data(job);
+  const std::string what = fmt::format("{}: what it says of its data", weights.string());
+  return DataForm::from_json(parse_json(found->second, what, ErrorCode::data_loss), what);
+}
+
+[[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
+  std::vector<int64_t> steps;
+  for (const auto& c : ckpt::list(folder.checkpoints())) {
+    if (c.error.empty()) steps.push_back(c.step);
+  }
+  if (steps.empty())
+    fail(ErrorCode::not_found,
+         "{0}: the run has neither final weights nor a checkpoint; finish it with `ductile train "
+         "--resume {0}`",
+         folder.path().string());
+  fail(
+      ErrorCode::not_found,
+      "{0}: the run has no final weights yet; finish it with `ductile train --resume {0}`, or name "
+      "a checkpoint: --checkpoint {1}",
+      folder.path().string(), fmt::join(steps, " or "));
+}
+
+}  // namespace
+
+Trained::Trained(const run::RunFolder& folder, const spec::JobOptions& job,
+                 std::optional<int64_t> checkpoint)
+    : job_(job) {
+  const fs::path weights = folder.model_file();
+  if (!checkpoint && kind_of(weights) == FileKind::none) fail_unfinished(folder);
+  form_ = form_of(job_, weights);
+  model_ = nn::make_model(job_.model, form_.model, job_.train.precision,
+                          static_cast<uint64_t>(job_.seed));
+  state_.emplace(*model_, job_, [this](const optim::ParamLayout& layout) {
+    return optim::make_optimizer(job_.optimizer, layout);
+  });
+  if (checkpoint) {
+    read_checkpoint(folder, *checkpoint);
+  } else {
+    read_final(weights);
+  }
+  state_->flat.refresh_half_weights();
+  model_->train(false);
+}
+
+void Trained::read_final(const fs::path& path) {
+  const ckpt::SafetensorsFile file(path);
+  size_t used = 0;
+  const auto read = [&](const FlatModel::Entry& entry, std::span<float> flat) {
+    const ckpt::TensorInfo* found = file.find(entry.name);
+    if (found == nullptr || found->dtype != DType::f32 || found->shape != entry.shape)
+      fail(
+          ErrorCode::invalid_argument,
+          "{}: holds no tensor {} of shape [{}] in fp32, as the model of job.toml has; job.toml or "
+          "model.library is not the one that was trained",
+          path.string(), entry.name, fmt::join(entry.shape, ", "));
+    const auto bytes = std::as_writable_bytes(
+        flat.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.size)));
+    std::ranges::copy(file.bytes(*found), bytes.begin());
+    ++used;
+  };
+  for (const FlatModel::Entry& p : state_->flat.parameters()) read(p, state_->flat.weights());
+  for (const FlatModel::Entry& b : state_->flat.buffers()) read(b, state_->flat.buffer_values());
+  if (used != file.tensors().size())
+    fail(ErrorCode::invalid_argument,
+         "{}: holds {} tensors, and the model of job.toml has {}; job.toml or model.library is not "
+         "the one that was trained",
+         path.string(), file.tensors().size(), used);
+  const auto step = file.metadata().find("step");
+  if (step != file.metadata().end()) step_ = std::atoll(step->second.c_str());
+}
+
+void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
+  const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(folder.checkpoints(), step);
+  if (!checkpoint.state().contains("counters"))
+    fail(ErrorCode::invalid_argument,
+         "the checkpoint of step {0} is of an earlier version; `ductile train --resume {1}` writes "
+         "one of this version",
+         step, folder.path().string());
+  state_->restore(checkpoint, checkpoint.state());
+  JobState::EvaluationWeights other = state_->evaluation_weights();
+  add_statistics(*state_, other, *model_, job_, form_.augment,
+                 [&] { return data::open_dataset(job_.data, data::Split::train); });
+  if (!other.weights.empty()) std::ranges::copy(other.weights, state_->flat.weights().begin());
+  std::ranges::copy(other.buffers, state_->flat.buffer_values().begin());
+  step_ = step;
+}
+
+std::string Trained::weights_digest() { return ckpt::tensors_digest(state_->deployed({}).views); }
+
+}  // namespace ductile::train

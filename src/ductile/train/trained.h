@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ductile/nn/model.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/data_form.h"
+#include "ductile/train/state.h"
+
+namespace ductile::train {
+
+// The model of a run with the weights that it evaluates and deploys, to be used. One thread.
+class Trained {
+ public:
+  // With the final weights (model.safetensors), or those of the checkpoint of a step. Throws
+  // not_found if there are none, data_loss if a file is damaged, and invalid_argument, naming the
+  // tensor, if the weights are not those of the job's model.
+  Trained(const run::RunFolder& folder, const spec::JobOptions& job,
+          std::optional<int64_t> checkpoint);
+
+  const spec::JobOptions& job() const { return job_; }
+  const DataForm& form() const { return form_; }
+  nn::Model& model() { return *model_; }
+  int64_t step() const { return step_; }  // protocol steps done
+  // Of the weights: equal to the run's "weights_digest" if they are its final ones.
+  std::string weights_digest();
+
+ private:
+  void read_final(const fs::path& file);
+  void read_checkpoint(const run::RunFolder& folder, int64_t step);
+
+  spec::JobOptions job_;
+  DataForm form_;
+  std::unique_ptr<nn::Model> model_;
+  std::optional<JobState> state_;  // its weights are those to be used
+  int64_t step_ = 0;
+};
+
+}  // namespace ductile::train
