@@ -11,6 +11,7 @@ namespace ductile::data {
 namespace {
 
 constexpr uint64_t kAugmentStream = 0x61756720;
+constexpr uint64_t kFlips = ~uint64_t{0};  // in place of an epoch, for what is drawn once
 constexpr int kTries = 10;
 constexpr int64_t kDefaultCrop = 224;
 
@@ -32,6 +33,14 @@ double exp_series(double x) {
     sum += term;
   }
   return sum;
+}
+
+// Whether a training sample is mirrored. Alternating: one draw for a sample, whatever the epoch, so
+// that two epochs in a row show both sides of every image; nothing is drawn from `rng`.
+bool flips(const spec::AugmentOptions& options, uint64_t seed, uint64_t epoch, uint64_t sample,
+           Rng& rng) {
+  if (options.flip_mode == "random") return (rng.next() & 1) != 0;
+  return ((Rng(seed, kFlips, sample).next() + epoch) & 1) != 0;
 }
 
 }  // namespace
@@ -92,7 +101,7 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
   Rng rng(seed_, epoch, sample);
   const int64_t out_h = shape_[1], out_w = shape_[2];
   Geometry g;
-  if (training_ && options_.flip) g.flip = (rng.next() & 1) != 0;
+  if (training_ && options_.flip) g.flip = flips(options_, seed_, epoch, sample, rng);
   if (training_ && options_.cutout > 0) {
     const int side = static_cast<int>(options_.cutout);
     const int cx = static_cast<int>(rng.below(static_cast<uint32_t>(out_w)));

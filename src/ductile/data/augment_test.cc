@@ -60,6 +60,27 @@ TEST(ResolveAugment, NamesWhatDoesNotFit) {
       Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(32, 32, 0, 0), Error);
 }
 
+// Half of the samples are mirrored in the first epoch, and each of them in every other one.
+TEST(Augmenter, AlternatingFlipsShowTheOtherSideInEachNextEpoch) {
+  spec::AugmentOptions o;
+  o.flip = true;
+  o.flip_mode = "alternating";
+  const auto resolved = resolve_augment(o, info(32, 32));
+  const Augmenter a(resolved, info(32, 32), true, 5), other(resolved, info(32, 32), true, 6);
+  int mirrored = 0, same = 0;
+  for (uint64_t sample = 0; sample < 2000; ++sample) {
+    const bool first = a.draw(32, 32, 0, sample).flip;
+    mirrored += first;
+    same += first == other.draw(32, 32, 0, sample).flip;
+    for (uint64_t epoch = 1; epoch < 5; ++epoch) {
+      ASSERT_EQ(a.draw(32, 32, epoch, sample).flip, first != (epoch % 2 == 1)) << sample;
+    }
+  }
+  EXPECT_NEAR(mirrored, 1000, 100);
+  EXPECT_NEAR(same, 1000, 100) << "the seed decides";
+  EXPECT_FALSE(Augmenter(resolved, info(32, 32), false, 5).draw(32, 32, 1, 0).flip);
+}
+
 RC_GTEST_PROP(Augmenter, RandomResizedCropStaysInsideAndInRange, (uint64_t seed, uint64_t sample)) {
   const int64_t h = *rc::gen::inRange<int64_t>(1, 600), w = *rc::gen::inRange<int64_t>(1, 600);
   spec::AugmentOptions o;

@@ -84,7 +84,10 @@ struct Block {
     b.bn.running_var = bn.running_var.detach().to(norm).clone();
     return b;
   }
-  Tensor run() const { return conv_bn_act(x, w, stride, padding, bn, residual, relu, true); }
+  Tensor run() const {
+    return conv_bn_act(x, w, stride, padding, bn, residual,
+                       relu ? ops::Activation::relu : ops::Activation::none, true);
+  }
   // With ATen's own batch norm.
   Tensor run_aten() const {
     Tensor y = at::conv2d(x, w, {}, {stride, stride}, {padding, padding});
@@ -193,6 +196,44 @@ TEST(BatchGroup, EqualsOneBatchForEveryVariant) {
   }
 }
 
+// A normalisation by itself, with an activation whose slope is not a sign.
+TEST(BatchGroup, EqualsOneBatchWithoutAConvolution) {
+  for (const int64_t channels : {16, 10}) {
+    at::manual_seed(5);
+    const Tensor x = at::randn({12, channels, 5, 5}) + at::arange(12).view({-1, 1, 1, 1});
+    const auto bn = [&] {
+      return BatchNorm{leaf(at::ones({channels})),
+                       leaf(at::zeros({channels})),
+                       at::zeros({channels}),
+                       at::ones({channels}),
+                       0.4,
+                       1e-12};
+    };
+    const Tensor whole = leaf(x), dz = at::randn(x.sizes());
+    BatchNorm whole_bn = bn();
+    const Tensor want = ops::bn_act(whole, whole_bn, ops::Activation::gelu, true);
+    want.backward(dz);
+    std::vector<Tensor> parts, outs(2);
+    std::vector<BatchNorm> norms;
+    for (int m = 0; m < 2; ++m) {
+      parts.push_back(leaf(x.slice(0, 6 * m, 6 * m + 6)));
+      norms.push_back(bn());
+    }
+    ThreadGroup(2).run([&](int m) {
+      const auto at = static_cast<size_t>(m);
+      outs[at] = ops::bn_act(parts[at], norms[at], ops::Activation::gelu, true);
+      outs[at].backward(dz.slice(0, 6 * m, 6 * m + 6));
+    });
+    const auto same = [&](const Tensor& got, const Tensor& of_whole) {
+      EXPECT_LT(error(got, of_whole.to(at::kDouble)), 1e-5) << channels;
+    };
+    same(at::cat({outs[0], outs[1]}), want);
+    same(at::cat({parts[0].grad(), parts[1].grad()}), whole.grad());
+    same(norms[0].bias.grad() + norms[1].bias.grad(), whole_bn.bias.grad());
+    same(norms[1].running_var, whole_bn.running_var);
+  }
+}
+
 // Values far from zero against their spread.
 TEST(BatchGroup, KeepsItsDigitsWhereTheMeanIsLarge) {
   const Block all = block(12, 8, 16, 1, 1, false, false, 40);
@@ -248,9 +289,9 @@ TEST(BatchGroup, OutsideTrainingAndOutsideAScopeNobodyMeets) {
     const BatchGroupScope scope(&never);
     EXPECT_EQ(current_batch_group(), &never);
     const at::NoGradGuard no_grad;
-    conv_bn_act(b.x, b.w, 1, 1, b.bn, {}, true, false);
+    conv_bn_act(b.x, b.w, 1, 1, b.bn, {}, ops::Activation::relu, false);
     const BatchGroupScope none(nullptr);
-    conv_bn_act(b.x, b.w, 1, 1, b.bn, {}, true, true);
+    conv_bn_act(b.x, b.w, 1, 1, b.bn, {}, ops::Activation::relu, true);
   }
   EXPECT_EQ(current_batch_group(), nullptr);
   b.run().sum().backward();

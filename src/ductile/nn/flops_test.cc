@@ -100,6 +100,13 @@ double unet() {  // width 16, four levels; of each way up, channels are halved b
   return sum;
 }
 
+double airbench() {  // width 64; the first of two convolutions sees the size before its pooling
+  double sum = conv(31, 3, 24, 2) + 256 * 10;
+  sum += conv(31, 24, 64, 3) + conv(15, 64, 64, 3);
+  sum += conv(15, 64, 256, 3) + conv(7, 256, 256, 3);
+  return sum + conv(7, 256, 256, 3) + conv(3, 256, 256, 3);
+}
+
 double gpt(const spec::ModelOptions& options) {
   const auto tokens = 128.0, vocabulary = 256.0;
   const auto dim = static_cast<double>(options.dim), layers = static_cast<double>(options.layers);
@@ -114,6 +121,7 @@ struct Known {
 std::vector<Known> zoo() {
   return {{"mlp", 784 * 128 + 128 * 10},
           {"cnn", conv(28, 1, 16, 3) + conv(14, 16, 32, 3) + 1568 * 64 + 64 * 10},
+          {"airbench", airbench()},
           {"resnet8", resnet_cifar(1)},
           {"resnet20", resnet_cifar(3)},
           {"resnet32", resnet_cifar(5)},
@@ -146,7 +154,7 @@ TEST(Flops, OfTheZooAreThoseOfThePapers) {
 // Other kernels, the same arithmetic.
 TEST(Flops, DependNeitherOnThreadsNorOnThePrecision) {
   const int before = at::get_num_threads();
-  for (const char* name : {"mlp", "cnn", "resnet20", "resnet18-cifar", "unet", "gpt"}) {
+  for (const char* name : {"mlp", "cnn", "resnet20", "resnet18-cifar", "airbench", "unet", "gpt"}) {
     std::vector<std::optional<double>> counts;
     for (const char* precision : {"fp32", "bf16", "fp16", "fp64"}) {
       for (const int threads : {1, 2}) {
@@ -183,7 +191,8 @@ TEST(Flops, OfOurConvolutionsWhoeverComputesThem) {
                 want)
           << c.in << " " << c.out << " " << c.kernel;
       EXPECT_EQ(flops_of([&](const at::Tensor&) {
-                  return ops::conv_bn_act(x, w, c.stride, c.kernel / 2, bn, {}, true, false);
+                  return ops::conv_bn_act(x, w, c.stride, c.kernel / 2, bn, {},
+                                          ops::Activation::relu, false);
                 }),
                 want)
           << c.in << " " << c.out << " " << c.kernel;

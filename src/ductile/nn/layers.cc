@@ -10,12 +10,14 @@ namespace ductile::nn {
 LayerModel::LayerModel(const ModelArgs& args)
     : type_(scalar_type_of(args.precision)), seed_(args.seed) {}
 
-at::Tensor LayerModel::add_parameter(const std::string& name, const at::Tensor& value) {
-  return register_parameter(name, value.to(type_));
+at::Tensor LayerModel::add_parameter(const std::string& name, const at::Tensor& value,
+                                     bool frozen) {
+  return register_parameter(name, value.to(type_), /*is_norm=*/false, frozen);
 }
 
-at::Tensor LayerModel::add_norm_parameter(const std::string& name, const at::Tensor& value) {
-  return register_parameter(name, value.to(norm_type()), /*is_norm=*/true);
+at::Tensor LayerModel::add_norm_parameter(const std::string& name, const at::Tensor& value,
+                                          bool frozen) {
+  return register_parameter(name, value.to(norm_type()), /*is_norm=*/true, frozen);
 }
 
 at::ScalarType LayerModel::norm_type() const {
@@ -42,6 +44,19 @@ Conv LayerModel::add_conv(const std::string& name, int64_t in, int64_t out, int6
   return layer;
 }
 
+ops::BatchNorm LayerModel::add_batch_norm(const std::string& name, int64_t channels,
+                                          bool frozen_weight) {
+  ops::BatchNorm bn;
+  bn.weight = add_norm_parameter(name + ".weight", init_constant({channels}, 1), frozen_weight);
+  bn.bias = add_norm_parameter(name + ".bias", init_constant({channels}, 0));
+  const auto statistic = [&](const char* which, double value) {
+    return register_buffer(name + which, init_constant({channels}, value).to(norm_type()), true);
+  };
+  bn.running_mean = statistic(".running_mean", 0);
+  bn.running_var = statistic(".running_var", 1);
+  return bn;
+}
+
 ConvBn LayerModel::add_conv_bn(const std::string& conv, const std::string& bn, int64_t in,
                                int64_t out, int64_t kernel, int64_t stride, ConvInit init) {
   const std::string name = conv + ".weight";
@@ -53,15 +68,7 @@ ConvBn LayerModel::add_conv_bn(const std::string& conv, const std::string& bn, i
           : init_normal(shape, std::sqrt(2 / (static_cast<double>(out) * window)), seed_, name);
   ConvBn layer;
   layer.weight = add_parameter(name, weight);
-  layer.bn.weight = add_norm_parameter(bn + ".weight", init_constant({out}, 1));
-  layer.bn.bias = add_norm_parameter(bn + ".bias", init_constant({out}, 0));
-  const auto statistic = [&](const char* which, double value) {
-    return register_buffer(bn + which, init_constant({out}, value).to(norm_type()), true);
-  };
-  layer.bn.running_mean = statistic(".running_mean", 0);
-  layer.bn.running_var = statistic(".running_var", 1);
-  layer.bn.momentum = 0.1;
-  layer.bn.eps = 1e-5;
+  layer.bn = add_batch_norm(bn, out);
   layer.stride = stride;
   layer.padding = kernel / 2;
   return layer;
@@ -71,8 +78,8 @@ at::Tensor LayerModel::relu(const at::Tensor& x) const { return cast(widened(x).
 
 at::Tensor LayerModel::run(const ConvBn& layer, const at::Tensor& x, bool relu,
                            const at::Tensor& residual) const {
-  return ops::conv_bn_act(x, layer.weight, layer.stride, layer.padding, layer.bn, residual, relu,
-                          training());
+  return ops::conv_bn_act(x, layer.weight, layer.stride, layer.padding, layer.bn, residual,
+                          relu ? ops::Activation::relu : ops::Activation::none, training());
 }
 
 }  // namespace ductile::nn

@@ -45,10 +45,14 @@ class LayerModel : public Model {
   // the size at stride 1.
   ConvBn add_conv_bn(const std::string& conv, const std::string& bn, int64_t in, int64_t out,
                      int64_t kernel, int64_t stride, ConvInit init);
+  // NAME.weight, NAME.bias, NAME.running_mean and NAME.running_var, as nn.BatchNorm2d.
+  ops::BatchNorm add_batch_norm(const std::string& name, int64_t channels,
+                                bool frozen_weight = false);
   // A parameter with the given first values (float), stored in the model's precision.
-  at::Tensor add_parameter(const std::string& name, const at::Tensor& value);
+  at::Tensor add_parameter(const std::string& name, const at::Tensor& value, bool frozen = false);
   // A normalisation layer's parameter: stays float (double in a model of doubles).
-  at::Tensor add_norm_parameter(const std::string& name, const at::Tensor& value);
+  at::Tensor add_norm_parameter(const std::string& name, const at::Tensor& value,
+                                bool frozen = false);
 
   // relu?(bn(conv(x)) + residual?)
   at::Tensor run(const ConvBn& layer, const at::Tensor& x, bool relu,

@@ -10,11 +10,13 @@
 namespace ductile::nn {
 namespace {
 
-void add(std::vector<NamedTensor>& to, std::string name, const at::Tensor& tensor, bool is_norm) {
+void add(std::vector<NamedTensor>& to, NamedTensor added) {
   for (const NamedTensor& t : to) {
-    if (t.name == name) fail(ErrorCode::conflict, "the model has two tensors named {}", name);
+    if (t.name == added.name) {
+      fail(ErrorCode::conflict, "the model has two tensors named {}", added.name);
+    }
   }
-  to.push_back({std::move(name), tensor, is_norm});
+  to.push_back(std::move(added));
 }
 
 int64_t first_given(int64_t option, int64_t data, std::string_view key) {
@@ -55,15 +57,16 @@ LossOutput Model::loss(const at::Tensor& logits, const at::Tensor& labels, doubl
   return out;
 }
 
-at::Tensor Model::register_parameter(std::string name, const at::Tensor& value, bool is_norm) {
+at::Tensor Model::register_parameter(std::string name, const at::Tensor& value, bool is_norm,
+                                     bool frozen) {
   at::Tensor leaf = value.detach();
-  leaf.set_requires_grad(true);
-  add(parameters_, std::move(name), leaf, is_norm);
+  leaf.set_requires_grad(!frozen);
+  add(parameters_, {std::move(name), leaf, is_norm, frozen});
   return leaf;
 }
 
 at::Tensor Model::register_buffer(std::string name, const at::Tensor& value, bool is_norm) {
-  add(buffers_, std::move(name), value, is_norm);
+  add(buffers_, {std::move(name), value, is_norm});
   return value;
 }
 

@@ -22,6 +22,7 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
   bool is_norm = false;  // belongs to a normalisation layer; always float
+  bool frozen = false;   // a parameter that is never trained: it needs no gradient
 };
 
 // What the data says about its samples.
@@ -61,8 +62,8 @@ class Model {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 
   // The parameters in order of registration, under the names that PyTorch (torchvision, Hugging
-  // Face) gives them. The tensors are leaves that require gradients. In half precision all of them,
-  // and their gradients, have that type, except those of norm layers.
+  // Face) gives them. The tensors are leaves that require gradients, except frozen ones. In half
+  // precision all of them, and their gradients, have that type, except those of norm layers.
   virtual std::vector<NamedTensor> parameters();
   // State that is not learnt: running statistics, float.
   virtual std::vector<NamedTensor> buffers();
@@ -77,11 +78,19 @@ class Model {
   // Whether image batches are best laid out channels-last.
   virtual bool prefers_channels_last();
 
+  // First values that depend on the data. A model that asks for samples gets so many from all over
+  // the training set, or all if there are fewer, as they are in evaluation: [N, C, H, W]. What
+  // it makes of them depends on them alone, whatever the number of threads, since each worker
+  // begins with it by itself.
+  virtual int64_t num_initial_samples() const { return 0; }
+  virtual void initialize(const at::Tensor& /*samples*/) {}
+
  protected:
   bool training() const { return training_; }
   // Adds a leaf that shares the storage of `value` and returns it; keep the returned handle. Throws
   // conflict if the name is taken.
-  at::Tensor register_parameter(std::string name, const at::Tensor& value, bool is_norm = false);
+  at::Tensor register_parameter(std::string name, const at::Tensor& value, bool is_norm = false,
+                                bool frozen = false);
   at::Tensor register_buffer(std::string name, const at::Tensor& value, bool is_norm = false);
 
  private:

@@ -30,11 +30,21 @@ struct BatchNorm {
   double eps = 1e-5;
 };
 
-// act(batch_norm(conv2d(x, w)) + residual) as one node, act = ReLU or nothing. Training uses the
-// statistics of the batch, or of the whole current group (batch_group.h), and updates the running
-// ones. Evaluation uses the running ones.
+// GELU is the exact one, x * Phi(x); SiLU is x / (1 + exp(-x)).
+enum class Activation { none, relu, gelu, silu };
+
+// act(batch_norm(conv2d(x, w)) + residual) as one node. Training uses the statistics of the batch,
+// or of the whole current group (batch_group.h), and updates the running ones. Evaluation uses the
+// running ones.
 at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
-                       const BatchNorm& bn, const at::Tensor& residual, bool relu, bool training);
+                       const BatchNorm& bn, const at::Tensor& residual, Activation act,
+                       bool training);
+
+// act(batch_norm(x)), as above.
+at::Tensor bn_act(const at::Tensor& x, const BatchNorm& bn, Activation act, bool training);
+
+// act(x + bias), bias [C].
+at::Tensor bias_act(const at::Tensor& x, const at::Tensor& bias, Activation act);
 
 at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding);
 

@@ -67,13 +67,22 @@ void expect_gradients(const std::vector<Tensor>& got, const std::vector<Tensor>&
   }
 }
 
-Tensor aten_block(const Operands& o, int64_t stride, int64_t padding, bool residual, bool relu,
+Tensor activated(const Tensor& y, Activation act) {
+  if (act == Activation::gelu) return at::gelu(y);
+  if (act == Activation::silu) return at::silu(y);
+  return act == Activation::relu ? at::relu(y) : y;
+}
+
+constexpr Activation kActivations[] = {Activation::none, Activation::relu, Activation::gelu,
+                                       Activation::silu};
+
+Tensor aten_block(const Operands& o, int64_t stride, int64_t padding, bool residual, Activation act,
                   bool training) {
   Tensor y = at::conv2d(o.x, o.w, {}, {stride, stride}, {padding, padding});
   y = at::batch_norm(y, o.bn.weight, o.bn.bias, o.bn.running_mean, o.bn.running_var, training,
                      o.bn.momentum, o.bn.eps, false);
   if (residual) y = y + o.residual;
-  return relu ? at::relu(y) : y;
+  return activated(y, act);
 }
 
 class ConvBnActInBothModes : public testing::TestWithParam<bool> {};
@@ -91,15 +100,16 @@ TEST_P(ConvBnActInBothModes, EqualsAtenInValuesGradientsAndRunningStatistics) {
                          {2, 8, 24, 5, 7, 5, 1, 2},
                          {4, 6, 10, 6, 6, 3, 1, 1}}) {
     for (const bool residual : {false, true}) {
-      for (const bool relu : {false, true}) {
-        SCOPED_TRACE(testing::Message() << s.in << "->" << s.out << ", stride " << s.stride
-                                        << ", residual " << residual << ", relu " << relu);
+      for (const Activation act : kActivations) {
+        SCOPED_TRACE(testing::Message()
+                     << s.in << "->" << s.out << ", stride " << s.stride << ", residual "
+                     << residual << ", activation " << static_cast<int>(act));
         Operands o =
             operands(s.batch, s.in, s.out, s.height, s.width, s.kernel, s.stride, s.padding);
         Operands d = in_double(o);
         const Tensor z = conv_bn_act(o.x, o.w, s.stride, s.padding, o.bn,
-                                     residual ? o.residual : Tensor(), relu, training);
-        const Tensor want = aten_block(d, s.stride, s.padding, residual, relu, training);
+                                     residual ? o.residual : Tensor(), act, training);
+        const Tensor want = aten_block(d, s.stride, s.padding, residual, act, training);
         const Tensor dz = at::randn(z.sizes());
         z.backward(dz);
         want.backward(dz.to(at::kDouble));
@@ -119,8 +129,8 @@ TEST(ConvBnAct, UsesTheRunningStatisticsOutsideTraining) {
     const at::AutoGradMode mode(differentiate);
     const Operands o = operands(3, 16, 16, 7, 7, 3, 1, 1), d = in_double(o);
     const Tensor before = o.bn.running_mean.clone();
-    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, false);
-    const Tensor want = aten_block(d, 1, 1, true, true, false);
+    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, Activation::relu, false);
+    const Tensor want = aten_block(d, 1, 1, true, Activation::relu, false);
     EXPECT_LT(error(z, want), 1e-5);
     EXPECT_TRUE(before.equal(o.bn.running_mean));
     EXPECT_EQ(z.requires_grad(), differentiate);
@@ -140,8 +150,8 @@ TEST(ConvBnAct, StoresHalfPrecisionAndComputesInFp32) {
       o.w = leaf(o.w.to(type));
       o.residual = leaf(o.residual.to(type));
       Operands d = in_double(o);
-      const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, false, true);
-      const Tensor want = aten_block(d, 1, 1, true, false, true);
+      const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, Activation::none, true);
+      const Tensor want = aten_block(d, 1, 1, true, Activation::none, true);
       EXPECT_EQ(z.scalar_type(), type);
       EXPECT_LT(error(z, want), tolerance);
       const Tensor dz = at::randn(z.sizes()).to(type);
@@ -159,7 +169,7 @@ TEST_P(ConvBnActInBothModes, GivesTheSameBitsForEveryNumberOfThreads) {
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     Operands o = operands(37, 16, 32, 8, 8, 3, 1, 1);
-    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, true, GetParam());
+    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, Activation::relu, GetParam());
     z.backward(at::ones_like(z));
     const std::vector<Tensor> all{z,
                                   o.x.grad(),
@@ -173,6 +183,78 @@ TEST_P(ConvBnActInBothModes, GivesTheSameBitsForEveryNumberOfThreads) {
     for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i].equal(first[i])) << i;
   }
   at::set_num_threads(before);
+}
+
+// What stands between a convolution and a normalisation, or follows a bias.
+TEST(BnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
+  for (const int64_t channels : {16, 24, 10}) {
+    for (const Activation act : kActivations) {
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(testing::Message()
+                     << channels << " channels, " << static_cast<int>(act) << ", " << type);
+        const double tolerance = type == at::kFloat ? 1e-5 : 2e-2;
+        Operands o = operands(5, channels, channels, 7, 6, 1, 1, 0);
+        o.x = leaf(o.x.to(type));
+        Operands d = in_double(o);
+        const Tensor z = bn_act(o.x, o.bn, act, true);
+        const Tensor want =
+            activated(at::batch_norm(d.x, d.bn.weight, d.bn.bias, d.bn.running_mean,
+                                     d.bn.running_var, true, d.bn.momentum, d.bn.eps, false),
+                      act);
+        const Tensor dz = at::randn(z.sizes()).to(type);
+        z.backward(dz);
+        want.backward(dz.to(at::kDouble));
+        EXPECT_EQ(z.scalar_type(), type);
+        EXPECT_LT(error(z, want), tolerance);
+        EXPECT_LT(error(o.bn.running_mean, d.bn.running_mean), 1e-5);
+        EXPECT_LT(error(o.bn.running_var, d.bn.running_var), 1e-5);
+        expect_gradients({o.x, o.bn.weight, o.bn.bias}, {d.x, d.bn.weight, d.bn.bias},
+                         3 * tolerance);
+        const at::NoGradGuard no_grad;
+        const Tensor before = o.x.clone();
+        const Tensor evaluated = bn_act(o.x, o.bn, act, false);
+        EXPECT_LT(error(evaluated,
+                        activated(at::batch_norm(d.x, d.bn.weight, d.bn.bias, d.bn.running_mean,
+                                                 d.bn.running_var, false, 0.1, d.bn.eps, false),
+                                  act)),
+                  tolerance);
+        EXPECT_TRUE(before.equal(o.x));
+      }
+    }
+  }
+}
+
+TEST(BiasAct, EqualsAtenInValuesAndGradients) {
+  for (const int64_t channels : {16, 24, 10}) {
+    for (const Activation act : kActivations) {
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        const double tolerance = type == at::kFloat ? 1e-5 : 2e-2;
+        const Tensor x = leaf(at::randn({3, channels, 5, 4}).to(type));
+        const Tensor bias = leaf(at::randn({channels}).to(type));
+        const Tensor x_d = leaf(x.to(at::kDouble)), bias_d = leaf(bias.to(at::kDouble));
+        const Tensor z = bias_act(x, bias, act);
+        const Tensor want = activated(x_d + bias_d.view({1, -1, 1, 1}), act);
+        const Tensor dz = at::randn(z.sizes()).to(type);
+        z.backward(dz);
+        want.backward(dz.to(at::kDouble));
+        EXPECT_LT(error(z, want), tolerance);
+        expect_gradients({x, bias}, {x_d, bias_d}, 3 * tolerance);
+      }
+    }
+  }
+}
+
+// Far from zero, where a tail is all that is left of the value.
+TEST(BiasAct, SmoothActivationsAreRightEverywhere) {
+  for (const Activation act : {Activation::gelu, Activation::silu}) {
+    const Tensor values = at::linspace(-100, 100, 8 * 4001).view({1, 8, 4001, 1});
+    const Tensor x = leaf(values), d = leaf(values.to(at::kDouble)), bias = at::zeros({8});
+    const Tensor z = bias_act(x, bias, act), want = activated(d, act);
+    EXPECT_LT((z.to(at::kDouble) - want).abs().max().item<double>(), 1e-5);
+    z.sum().backward();
+    want.sum().backward();
+    EXPECT_LT((x.grad().to(at::kDouble) - d.grad()).abs().max().item<double>(), 1e-6);
+  }
 }
 
 TEST(Conv2d, EqualsAtenWithAndWithoutBias) {

@@ -101,8 +101,11 @@ ModelArgs args_of(const std::string& model) {
     args.info = {1, 28, 28, 10, 0};
   } else {
     // Statistics over the 4 values of 32 pixels in the last stage amplify any rounding.
-    const int64_t side = model == "resnet50" ? 64 : model == "resnet18" ? 32 : 16;
-    args.info = {3, side, side, 10, 0};
+    const std::map<std::string, int64_t> sides = {
+        {"resnet50", 64}, {"resnet18", 32}, {"airbench", 28}};
+    const auto side = sides.find(model);
+    const int64_t pixels = side == sides.end() ? 16 : side->second;
+    args.info = {3, pixels, pixels, 10, 0};
   }
   return args;
 }
@@ -155,7 +158,7 @@ Values run(const std::string& name, const char* precision, const Rounding* r = n
   }
   std::vector<at::Tensor> gradients;
   for (const NamedTensor& p : model->parameters())
-    gradients.push_back(p.tensor.grad().to(at::kDouble).flatten());
+    if (!p.frozen) gradients.push_back(p.tensor.grad().to(at::kDouble).flatten());
   return {logits.detach().to(at::kDouble).flatten(), at::cat(gradients)};
 }
 

@@ -76,11 +76,25 @@ at::Tensor conv2d(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
 
 at::Tensor conv_bn_act(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
                        int64_t stride, int64_t padding, const ops::BatchNorm& bn,
-                       const at::Tensor& residual, bool relu, bool training) {
+                       const at::Tensor& residual, ops::Activation act, bool training) {
   const Windowed seen = fetch_window(split, x, w.size(2), stride, padding, 0);
   const SpatialScope local(nullptr);  // the batch group stays
-  return remember(split, ops::conv_bn_act(seen.pixels, w, stride, 0, bn, residual, relu, training),
+  return remember(split, ops::conv_bn_act(seen.pixels, w, stride, 0, bn, residual, act, training),
                   seen.out);
+}
+
+at::Tensor bn_act(SpatialSplit& split, const at::Tensor& x, const ops::BatchNorm& bn,
+                  ops::Activation act, bool training) {
+  const WholeSize whole = whole_size(split, x);
+  const SpatialScope local(nullptr);  // the batch group stays
+  return remember(split, ops::bn_act(x, bn, act, training), whole);
+}
+
+at::Tensor bias_act(SpatialSplit& split, const at::Tensor& x, const at::Tensor& bias,
+                    ops::Activation act) {
+  const WholeSize whole = whole_size(split, x);
+  const SpatialScope local(nullptr);
+  return remember(split, ops::bias_act(x, bias, act), whole);
 }
 
 at::Tensor max_pool2d(SpatialSplit& split, const at::Tensor& x, int64_t kernel, int64_t stride,

@@ -15,7 +15,11 @@ at::Tensor conv2d(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
                   const at::Tensor& bias, int64_t stride, int64_t padding);
 at::Tensor conv_bn_act(SpatialSplit& split, const at::Tensor& x, const at::Tensor& w,
                        int64_t stride, int64_t padding, const ops::BatchNorm& bn,
-                       const at::Tensor& residual, bool relu, bool training);
+                       const at::Tensor& residual, ops::Activation act, bool training);
+at::Tensor bn_act(SpatialSplit& split, const at::Tensor& x, const ops::BatchNorm& bn,
+                  ops::Activation act, bool training);
+at::Tensor bias_act(SpatialSplit& split, const at::Tensor& x, const at::Tensor& bias,
+                    ops::Activation act);
 at::Tensor max_pool2d(SpatialSplit& split, const at::Tensor& x, int64_t kernel, int64_t stride,
                       int64_t padding);
 at::Tensor global_avg_pool(SpatialSplit& split, const at::Tensor& x);

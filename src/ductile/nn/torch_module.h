@@ -44,7 +44,9 @@ class TorchModuleModel : public Model {
   std::vector<NamedTensor> parameters() override {
     std::vector<NamedTensor> all;
     collect(*net_, "", [&](const std::string& at, torch::nn::Module& m, bool norm) {
-      for (auto& p : m.named_parameters(false)) all.push_back({at + p.key(), p.value(), norm});
+      for (auto& p : m.named_parameters(false)) {
+        all.push_back({at + p.key(), p.value(), norm, !p.value().requires_grad()});
+      }
     });
     return all;
   }

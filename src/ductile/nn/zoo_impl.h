@@ -14,6 +14,10 @@ std::unique_ptr<Model> make_mlp(const ModelArgs& args);
 // layers of 4 * width and K.
 std::unique_ptr<Model> make_cnn(const ModelArgs& args);
 
+// The whitened network of KellerJordan/cifar10-airbench: three groups of width (or 64), 4 * width
+// and 4 * width channels.
+std::unique_ptr<Model> make_airbench(const ModelArgs& args);
+
 // He et al., "Deep residual learning for image recognition" (2015), section 4.2: 6 * blocks + 2
 // layers, three stages of 16, 32, 64 channels, option-A (parameter-free) shortcuts.
 template <int64_t kBlocks>

@@ -22,8 +22,10 @@ class Adam final : public FlatOptimizer {
     } else {
       decayed.l2 = static_cast<float>(h.weight_decay);
     }
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
-      const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
+    update_pieces(in, blocks, [&](const Piece& piece) {
+      kernels::AdamScalars scalars = decays(piece) ? decayed : plain;
+      scalars.rate *= static_cast<float>(lr_factor(piece));
+      scalars.l2 /= static_cast<float>(lr_factor(piece));
       float* const first = state_at(0, piece.begin);
       float* const second = state_at(1, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {

@@ -42,8 +42,9 @@ class Ademamix final : public FlatOptimizer {
         .eps = static_cast<float>(eps_)};
     kernels::AdemamixScalars decayed = plain;
     decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
-      const kernels::AdemamixScalars& scalars = decays(piece) ? decayed : plain;
+    update_pieces(in, blocks, [&](const Piece& piece) {
+      kernels::AdemamixScalars scalars = decays(piece) ? decayed : plain;
+      scalars.rate *= static_cast<float>(lr_factor(piece));
       float* const m1 = state_at(0, piece.begin);
       float* const m2 = state_at(1, piece.begin);
       float* const nu = state_at(2, piece.begin);

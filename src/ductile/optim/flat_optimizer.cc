@@ -1,3 +1,4 @@
+#include <cmath>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -28,6 +29,16 @@ FlatOptimizer::FlatOptimizer(const ParamLayout& layout, int sums_a_piece,
   reach_block(num_blocks());
   norm_sums_.resize(pieces_.size() * static_cast<size_t>(sums_a_piece_));
   hold({{0, num_blocks()}});
+}
+
+void FlatOptimizer::refuse_frozen(std::string_view rule) const {
+  for (const Segment& segment : layout_.segments()) {
+    if (std::isinf(segment.trained_epochs)) continue;
+    fail(ErrorCode::invalid_argument,
+         "parameter '{}' is frozen (by the model, or by optimizer.freeze), and optimizer.name = "
+         "\"{}\" evaluates weights that it computes for all parameters; use another rule",
+         segment.name, rule);
+  }
 }
 
 void FlatOptimizer::hold(std::vector<BlockRange> ranges) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/aligned_array.h"
@@ -43,17 +44,32 @@ class FlatOptimizer : public Optimizer {
   // least, which is held.
   float* state_at(size_t which, int64_t begin);
 
-  // Calls visit(piece, index) for every piece of the blocks, spread over the OpenMP team.
+  // For rules whose evaluated weights are made of state that every step has to update. Throws
+  // invalid_argument if a parameter is not trained throughout.
+  void refuse_frozen(std::string_view rule) const;
+
+  // Whether the step updates the segment.
+  bool trained(const StepInput& in, size_t segment) const {
+    return in.epoch < layout_.segments()[segment].trained_epochs;
+  }
+
+  // Before the update: calls visit(piece, index) for every piece of the blocks that the step
+  // updates, spread over the OpenMP team. The sums of other pieces become 0.
   template <class Visit>
-  void for_pieces(BlockRange blocks, const Visit& visit) const {
-    const int64_t floats = (blocks.end - blocks.begin) * kBlock;
-#pragma omp parallel for schedule(dynamic, 1) if (floats > 2 * kBlock)
-    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
-      for (size_t p = first_piece_[static_cast<size_t>(b)];
-           p < first_piece_[static_cast<size_t>(b) + 1]; ++p) {
-        visit(pieces_[p], p);
-      }
-    }
+  void for_pieces(const StepInput& in, BlockRange blocks, const Visit& visit) {
+    for_all_pieces(blocks, [&](const Piece& piece, size_t index) {
+      if (trained(in, piece.segment)) return visit(piece, index);
+      std::ranges::fill(sums_of(index), 0.0);
+    });
+  }
+
+  // The same for the update. Other pieces are averaged, and stay as they are.
+  template <class Visit>
+  void update_pieces(const StepInput& in, BlockRange blocks, const Visit& visit) {
+    for_all_pieces(blocks, [&](const Piece& piece, size_t) {
+      if (trained(in, piece.segment)) return visit(piece);
+      update_strips(in, piece, [](int64_t, int64_t) {});
+    });
   }
 
   // Calls update(begin, size) for each strip of the piece, then writes the half copy and average.
@@ -93,6 +109,7 @@ class FlatOptimizer : public Optimizer {
   // The same over all segments: a norm or dot product of the whole model.
   double total_sum(int which) const;
   bool decays(const Piece& piece) const { return layout_.segments()[piece.segment].decay; }
+  double lr_factor(const Piece& piece) const { return layout_.segments()[piece.segment].lr_factor; }
 
   const kernels::Table& kernels_ = kernels::best();
 
@@ -103,6 +120,17 @@ class FlatOptimizer : public Optimizer {
     int64_t size = 0;
     AlignedArray<float> values;
   };
+  template <class Visit>
+  void for_all_pieces(BlockRange blocks, const Visit& visit) const {
+    const int64_t floats = (blocks.end - blocks.begin) * kBlock;
+#pragma omp parallel for schedule(dynamic, 1) if (floats > 2 * kBlock)
+    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+      for (size_t p = first_piece_[static_cast<size_t>(b)];
+           p < first_piece_[static_cast<size_t>(b) + 1]; ++p) {
+        visit(pieces_[p], p);
+      }
+    }
+  }
   int64_t first_float(BlockRange blocks) const { return blocks.begin * kBlock; }
   int64_t num_floats(BlockRange blocks) const {
     return std::min(blocks.end * kBlock, layout_.total_size()) - first_float(blocks);

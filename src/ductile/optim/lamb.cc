@@ -18,7 +18,7 @@ class Lamb final : public FlatOptimizer {
       : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}), eps_(options.adam.eps) {}
 
   void prepare(const StepInput& in, BlockRange blocks, int) override {
-    for_pieces(blocks, [&](const Piece& piece, size_t index) {
+    for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       if (!decays(piece)) return;  // its sums stay 0
       const kernels::LambScalars scalars = scalars_of(in, piece);
       alignas(64) std::array<float, kStrip> direction;
@@ -50,7 +50,7 @@ class Lamb final : public FlatOptimizer {
       const double ratio = scaled ? std::sqrt(w_squares[s]) / std::sqrt(r_squares[s]) : 1.0;
       rates.push_back(static_cast<float>(in.hyper.lr * ratio));
     }
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
+    update_pieces(in, blocks, [&](const Piece& piece) {
       const kernels::LambScalars scalars = scalars_of(in, piece);
       float* const first = state_at(0, piece.begin);
       float* const second = state_at(1, piece.begin);

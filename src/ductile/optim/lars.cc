@@ -21,8 +21,8 @@ class Lars final : public FlatOptimizer {
         clip_(options.lars.trust_clip) {}
 
   void prepare(const StepInput& in, BlockRange blocks, int) override {
-    for_pieces(blocks, [&](const Piece& piece, size_t index) {
-      if (!decays(piece)) return;
+    for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
+      if (!decays(piece)) return;  // its sums stay 0
       double* sums = &norm_sums_[2 * index];
       sums[0] = kernels_.sum_squares(in.weights.data() + piece.begin, piece.size);
       sums[1] = kernels_.sum_squares(in.gradient.data() + piece.begin, piece.size);
@@ -47,7 +47,7 @@ class Lars final : public FlatOptimizer {
                          .inner = outside_ ? 1.0F : rate,
                          .outer = outside_ ? rate : 1.0F});
     }
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
+    update_pieces(in, blocks, [&](const Piece& piece) {
       float* const velocity = state_at(0, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {
         kernels_.momentum(in.weights.data() + i, in.gradient.data() + i,

@@ -13,16 +13,17 @@ namespace {
 // segments that are whole matrices, with a filter as a matrix of one row per output:
 //   B = beta * B + (1 - beta) * G;  O = NewtonSchulz(nesterov ? beta * B + (1 - beta) * G : B)
 //   w *= 1 - lr * wd;               w -= lr * adjusted * O
-// and AdamW for all others. `adjusted` is 1, or max(1, sqrt(rows / columns)), which keeps the size
-// of a layer's outputs (Yang et al., arXiv 2310.17813), or 0.2 * sqrt(max(rows, columns)), for
-// updates of the size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2).
+// and AdamW or SGD (sgd.cc) for all others. `adjusted` is 1, or max(1, sqrt(rows / columns)), which
+// keeps the size of a layer's outputs (Yang et al., arXiv 2310.17813), or 0.2 * sqrt(max(rows,
+// columns)), for updates of the size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2).
 //
 // A matrix is updated by whoever holds it, so it must not be cut; see may_cut().
 class Muon final : public FlatOptimizer {
  public:
   Muon(const spec::OptimizerOptions& options, const ParamLayout& layout)
-      : FlatOptimizer(layout, 0, {"exp_avg", "exp_avg_sq"}),
+      : FlatOptimizer(layout, 0, state_names_of(options.muon)),
         adam_eps_(options.adam.eps),
+        sgd_nesterov_(options.sgd.nesterov),
         options_(options.muon) {
     newton_schulz_.steps = options_.steps;
     newton_schulz_.eps = static_cast<float>(options_.eps);
@@ -52,9 +53,13 @@ class Muon final : public FlatOptimizer {
   void apply(const StepInput& in, BlockRange blocks) override {
     DUCTILE_CHECK(may_cut(blocks.begin) && may_cut(blocks.end), "blocks {} to {} cut a matrix",
                   blocks.begin, blocks.end);
-    apply_adamw(in, blocks);
+    update_pieces(in, blocks, [&](const Piece& piece) {
+      if (layout_.segments()[piece.segment].whole) return;
+      options_.rest == "sgd" ? apply_sgd(in, piece) : apply_adamw(in, piece);
+    });
     for (const Matrix& matrix : matrices_) {
-      if (matrix.blocks.begin >= blocks.begin && matrix.blocks.end <= blocks.end) {
+      if (matrix.blocks.begin >= blocks.begin && matrix.blocks.end <= blocks.end &&
+          trained(in, matrix.segment)) {
         apply_muon(in, matrix);
       }
     }
@@ -66,21 +71,42 @@ class Muon final : public FlatOptimizer {
     BlockRange blocks;  // in which it lies
   };
 
-  void apply_adamw(const StepInput& in, BlockRange blocks) {
-    const double lr = in.hyper.lr * options_.adamw_lr;
-    const kernels::AdamScalars plain = adam_scalars(in, lr, adam_eps_, num_steps() + 1);
-    kernels::AdamScalars decayed = plain;
-    decayed.keep = static_cast<float>(1 - lr * in.hyper.weight_decay);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
-      if (layout_.segments()[piece.segment].whole) return;
-      const kernels::AdamScalars& scalars = decays(piece) ? decayed : plain;
-      float* const first = state_at(0, piece.begin);
-      float* const second = state_at(1, piece.begin);
-      update_strips(in, piece, [&](int64_t i, int64_t n) {
-        const int64_t k = i - piece.begin;
-        kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first + k, second + k, n,
-                      scalars);
-      });
+  static std::vector<std::string> state_names_of(const spec::MuonOptions& options) {
+    if (options.rest == "sgd") return {"momentum_buffer"};
+    return {"exp_avg", "exp_avg_sq"};
+  }
+
+  double rest_lr(const StepInput& in, const Piece& piece) const {
+    return in.hyper.lr * options_.rest_lr * lr_factor(piece);
+  }
+
+  void apply_adamw(const StepInput& in, const Piece& piece) {
+    kernels::AdamScalars scalars = adam_scalars(in, rest_lr(in, piece), adam_eps_, num_steps() + 1);
+    if (decays(piece)) {
+      scalars.keep = static_cast<float>(1 - in.hyper.lr * options_.rest_lr * in.hyper.weight_decay);
+    }
+    float* const first = state_at(0, piece.begin);
+    float* const second = state_at(1, piece.begin);
+    update_strips(in, piece, [&](int64_t i, int64_t n) {
+      const int64_t k = i - piece.begin;
+      kernels_.adam(in.weights.data() + i, in.gradient.data() + i, first + k, second + k, n,
+                    scalars);
+    });
+  }
+
+  void apply_sgd(const StepInput& in, const Piece& piece) {
+    const kernels::MomentumScalars scalars{
+        .gradient_scale = in.gradient_scale,
+        .decay =
+            decays(piece) ? static_cast<float>(in.hyper.weight_decay / lr_factor(piece)) : 0.0F,
+        .momentum = static_cast<float>(options_.rest_momentum),
+        .inner = 1,
+        .outer = static_cast<float>(rest_lr(in, piece))};
+    float* const velocity = state_at(0, piece.begin);
+    const auto update = sgd_nesterov_ ? kernels_.nesterov : kernels_.momentum;
+    update_strips(in, piece, [&](int64_t i, int64_t n) {
+      update(in.weights.data() + i, in.gradient.data() + i, velocity + (i - piece.begin), n,
+             scalars);
     });
   }
 
@@ -102,7 +128,7 @@ class Muon final : public FlatOptimizer {
     orthogonalize(o.span(), segment.rows, newton_schulz_);
     const double decay = segment.decay ? 1 - h.lr * h.weight_decay : 1.0;
     const auto keep = static_cast<float>(decay * renormalization(segment, w));
-    const auto rate = static_cast<float>(h.lr * adjusted(segment));
+    const auto rate = static_cast<float>(h.lr * segment.lr_factor * adjusted(segment));
     const Piece piece{segment.offset, segment.size, matrix.segment};
     update_strips(in, piece, [&](int64_t i, int64_t n) {
       float* const at = in.weights.data() + i;
@@ -130,6 +156,7 @@ class Muon final : public FlatOptimizer {
   }
 
   double adam_eps_;
+  bool sgd_nesterov_;
   spec::MuonOptions options_;
   NewtonSchulz newton_schulz_;
   std::vector<Matrix> matrices_;

@@ -45,8 +45,9 @@ class Nadamw final : public FlatOptimizer {
         .eps = static_cast<float>(eps_)};
     kernels::NadamScalars decayed = plain;
     decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
-      const kernels::NadamScalars& scalars = decays(piece) ? decayed : plain;
+    update_pieces(in, blocks, [&](const Piece& piece) {
+      kernels::NadamScalars scalars = decays(piece) ? decayed : plain;
+      scalars.rate *= static_cast<float>(lr_factor(piece));
       float* const first = state_at(0, piece.begin);
       float* const second = state_at(1, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {

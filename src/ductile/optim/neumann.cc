@@ -31,12 +31,13 @@ class Neumann final : public FlatOptimizer {
       variables = static_cast<double>(layout_.num_parameters());
     }
     beta_ = options_.beta * variables;
+    refuse_frozen("neumann");
   }
 
   std::vector<Term> evaluated() const override { return {Term{}, {"m", -scalars_[kMu].value}}; }
 
   void prepare(const StepInput& in, BlockRange blocks, int) override {
-    for_pieces(blocks, [&](const Piece& piece, size_t index) {
+    for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       alignas(64) std::array<float, kStrip> difference;
       const float* const v = state_at(kV, piece.begin);
       double squares = 0;
@@ -73,7 +74,7 @@ class Neumann final : public FlatOptimizer {
     kernels::NeumannScalars decayed = plain;
     decayed.l2 = static_cast<float>(in.hyper.weight_decay);
     const auto mu = static_cast<float>(-next.mu);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
+    update_pieces(in, blocks, [&](const Piece& piece) {
       const kernels::NeumannScalars& scalars = decays(piece) ? decayed : plain;
       float* const m = state_at(kM, piece.begin);
       float* const v = state_at(kV, piece.begin);

@@ -47,7 +47,7 @@ class Nlcg final : public FlatOptimizer {
 
   void prepare(const StepInput& in, BlockRange blocks, int round) override {
     const StepValues values = round == 0 ? StepValues{} : curvature(in);
-    for_pieces(blocks, [&](const Piece& piece, size_t index) {
+    for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       std::span<double> sums = sums_of(index);
       if (round == 0) sums[kYp] = sums[kPhp] = 0;
       if (round == 1) sums[kRs] = sums[kRsOld] = 0;
@@ -75,7 +75,7 @@ class Nlcg final : public FlatOptimizer {
     const auto beta = static_cast<float>(values.beta);
     const auto ahead = static_cast<float>(in.hyper.lr * values.step_size * (1 - values.undo));
     const auto back = static_cast<float>(-in.hyper.lr * step_size() * values.undo);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
+    update_pieces(in, blocks, [&](const Piece& piece) {
       Strip strip;
       float* const direction = state_at(kDirection, piece.begin);
       const auto keep = [&](size_t which, const auto& from, int64_t k, int64_t n) {

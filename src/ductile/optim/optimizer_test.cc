@@ -151,7 +151,11 @@ TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
   form("schedule_free", [](auto& o) { o.adam.beta1 = 0; });
   form("muon", [](auto& o) { o.muon.nesterov = false; });
   form("muon", [](auto& o) { o.muon.adjust_lr = "rms"; });
-  form("muon", [](auto& o) { o.muon.adjust_lr = "none", o.muon.adamw_lr = 0.1; });
+  form("muon", [](auto& o) { o.muon.adjust_lr = "none", o.muon.rest_lr = 0.1; });
+  form("muon", [](auto& o) { o.muon.rest = "sgd"; });
+  form("muon", [](auto& o) {
+    o.muon.rest = "sgd", o.sgd.nesterov = true, o.muon.rest_lr = 0.5, o.muon.rest_momentum = 0.8;
+  });
   form("muon", [](auto& o) { o.muon.renormalize_every = 3; });
   form("muon", [](auto& o) { o.muon.steps = 3, o.muon.coefficients = {3.4576, -4.7391, 2.0843}; });
   form("neumann", [](auto& o) { o.neumann.variables = "scalars"; });
@@ -166,6 +170,71 @@ TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
         o.nlcg.line_search = search;
       });
     }
+  }
+}
+
+TEST(Optimizer, FactorsOnTheRateLeaveTheDecayAsItIs) {
+  for (const char* name : {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"}) {
+    spec::OptimizerOptions o = options_of(name);
+    o.lr_factors = {"norm:0.3", "b.weight:2", "bias:8", "weight:0.5"};
+    o.no_decay = {"norm"};
+    expect_follows_twin(o, 2 * bound_of(name));
+    if (o.name != "muon") continue;
+    o.muon.rest = "sgd";
+    expect_follows_twin(o, bound_of(name));
+  }
+}
+
+bool evaluates_its_own(const std::string& rule) {
+  return rule == "schedule_free" || rule == "neumann";
+}
+
+TEST(Optimizer, FrozenParametersFollowTheTwinAndStayToTheBit) {
+  for (const std::string& name : kRules) {
+    spec::OptimizerOptions o = options_of(name);
+    o.freeze = {"b.weight", "a.bias:1.5"};
+    o.no_decay = {};
+    if (evaluates_its_own(name)) {
+      EXPECT_THROW(make_optimizer(o, example_layout(o)), Error) << name;
+      continue;
+    }
+    if (name != "nlcg") expect_follows_twin(o, bound_of(name));  // its twin has one flat vector
+    Buffers b(o);
+    const auto optimizer = make_optimizer(o, b.layout);
+    const auto values_of = [&](const char* parameter) {
+      const Segment& s = b.layout.segment(parameter);
+      return std::vector<float>(b.weights.begin() + s.offset,
+                                b.weights.begin() + s.offset + s.size);
+    };
+    const std::vector<float> matrix = values_of("b.weight"), bias = values_of("a.bias");
+    std::vector<float> at_15;
+    for (uint64_t step = 0; step < 20; ++step) {
+      b.draw_gradient(step);
+      optimizer->step(moved(b.full_input(0.01), step));
+      if (step == 14) at_15 = values_of("a.bias");
+    }
+    EXPECT_TRUE(same_bits(values_of("b.weight"), matrix)) << name;
+    EXPECT_FALSE(same_bits(at_15, bias)) << name;
+    EXPECT_TRUE(same_bits(values_of("a.bias"), at_15)) << name;
+    const Segment& s = b.layout.segment("b.weight");
+    EXPECT_TRUE(
+        same_bits(std::span(b.ema).subspan(static_cast<size_t>(s.offset), matrix.size()), matrix))
+        << name;
+  }
+}
+
+TEST(Optimizer, TheAverageOfAFrozenParameterGoesOn) {
+  spec::OptimizerOptions o = options_of("sgd");
+  o.freeze = {"b.weight:0.5"};
+  Buffers b(o);
+  const auto optimizer = make_optimizer(o, b.layout);
+  for (uint64_t step = 0; step < 60; ++step) {
+    b.draw_gradient(step);
+    optimizer->step(moved(b.full_input(0.1), step));
+  }
+  const Segment& s = b.layout.segment("b.weight");
+  for (int64_t i = 0; i < s.size; ++i) {
+    EXPECT_NEAR(Buffers::at(b.ema, s, i), Buffers::at(b.weights, s, i), 1e-6);
   }
 }
 

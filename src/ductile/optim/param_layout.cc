@@ -8,12 +8,11 @@
 namespace ductile::optim {
 namespace {
 
-bool excluded(std::span<const std::string> rules, std::string_view name, bool is_norm) {
-  return std::any_of(rules.begin(), rules.end(), [&](const std::string& rule) {
-    if (rule == "bias") return name.ends_with("bias");
-    if (rule == "norm") return is_norm;
-    return name.find(rule) != std::string_view::npos;
-  });
+const spec::NameRule* first_match(std::span<const spec::NameRule> rules, std::string_view name,
+                                  bool is_norm) {
+  const auto found = std::ranges::find_if(
+      rules, [&](const spec::NameRule& rule) { return spec::matches(rule.name, name, is_norm); });
+  return found == rules.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -26,10 +25,12 @@ ParamLayout::ParamLayout(std::vector<std::string> no_decay) : no_decay_(std::mov
 }
 
 ParamLayout::ParamLayout(const spec::OptimizerOptions& options) : ParamLayout(options.no_decay) {
+  lr_factors_ = spec::name_rules(options.lr_factors, "optimizer.lr_factors");
+  freeze_ = spec::name_rules(options.freeze, "optimizer.freeze", 0);
   if (options.name == "muon") whole_but_ = options.muon.exclude;
 }
 
-int64_t ParamLayout::add(std::string_view name, const Shape& shape, bool is_norm) {
+int64_t ParamLayout::add(std::string_view name, const Shape& shape, bool is_norm, bool frozen) {
   int64_t size = 1;
   for (const int64_t n : shape) {
     if (n < 0) {
@@ -42,8 +43,18 @@ int64_t ParamLayout::add(std::string_view name, const Shape& shape, bool is_norm
     if (s.name == name) fail(ErrorCode::conflict, "there are two parameters named '{}'", name);
   }
   Segment segment{std::string(name), total_size_, size, shape.size() < 2 ? 0 : shape[0],
-                  !excluded(no_decay_, name, is_norm)};
-  segment.whole = whole_but_ && segment.rows > 0 && size > 0 &&
+                  std::ranges::none_of(no_decay_, [&](const std::string& rule) {
+                    return spec::matches(rule, name, is_norm);
+                  })};
+  if (const spec::NameRule* rule = first_match(lr_factors_, name, is_norm)) {
+    segment.lr_factor = rule->value;
+  }
+  if (frozen) {
+    segment.trained_epochs = 0;
+  } else if (const spec::NameRule* rule = first_match(freeze_, name, is_norm)) {
+    segment.trained_epochs = rule->value;
+  }
+  segment.whole = whole_but_ && segment.rows > 0 && size > 0 && segment.trained_epochs > 0 &&
                   std::ranges::none_of(*whole_but_, [&](const std::string& part) {
                     return name.find(part) != std::string_view::npos;
                   });

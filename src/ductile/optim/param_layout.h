@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,6 +9,7 @@
 
 #include "ductile/base/dtype.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/name_rules.h"
 
 namespace ductile::optim {
 
@@ -20,6 +22,9 @@ struct Segment {
   bool decay = true;   // weight decay and layer-wise scaling apply
   // The rule updates this parameter as a matrix of `rows` rows, so all of it is kept by one worker.
   bool whole = false;
+  double lr_factor = 1;  // on the learning rate, not on the weight decay
+  // It is updated in steps that begin before this many epochs are done, and left alone later.
+  double trained_epochs = std::numeric_limits<double>::infinity();
 };
 
 // Segments begin on cache lines.
@@ -36,12 +41,13 @@ class ParamLayout {
   // `no_decay` are the rules of spec::OptimizerOptions::no_decay: "bias" matches a name that ends
   // in "bias", "norm" a parameter of a normalisation layer, anything else a part of the name.
   explicit ParamLayout(std::vector<std::string> no_decay = {"bias", "norm"});
-  // Also keeps those matrices whole that the rule updates as such (muon).
+  // Also obeys lr_factors and freeze, and keeps those matrices whole that the rule updates as such
+  // (muon).
   explicit ParamLayout(const spec::OptimizerOptions& options);
 
-  // Appends a parameter and returns its segment's offset. Throws invalid_argument for a negative
-  // dimension and conflict for a name that the layout already has.
-  int64_t add(std::string_view name, const Shape& shape, bool is_norm);
+  // Appends a parameter and returns its segment's offset; a frozen one is never updated. Throws
+  // invalid_argument for a negative dimension and conflict for a name that the layout already has.
+  int64_t add(std::string_view name, const Shape& shape, bool is_norm, bool frozen = false);
 
   const std::vector<Segment>& segments() const { return segments_; }
   // Length of each flat buffer in floats, padding included: a multiple of kSegmentAlignment.
@@ -52,6 +58,7 @@ class ParamLayout {
 
  private:
   std::vector<std::string> no_decay_;
+  std::vector<spec::NameRule> lr_factors_, freeze_;
   std::optional<std::vector<std::string>> whole_but_;  // parts of names; absent: nothing is whole
   std::vector<Segment> segments_;
   int64_t total_size_ = 0;

@@ -1,5 +1,7 @@
 #include "ductile/optim/param_layout.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -60,6 +62,33 @@ TEST(ParamLayout, KeepsMatricesWholeForTheRuleThatNeedsThem) {
   ParamLayout other(o);
   other.add("a.weight", {100, 100}, false);
   EXPECT_FALSE(other.segment("a.weight").whole);
+}
+
+TEST(ParamLayout, TheFirstRuleThatFitsGivesTheFactorAndTheEpochs) {
+  spec::OptimizerOptions o{.name = "muon"};
+  o.lr_factors = {"norm:64", "bias:2", "head:3"};
+  o.freeze = {"stem.weight", "stem.bias:3"};
+  ParamLayout layout(o);
+  layout.add("stem.weight", {8, 3, 2, 2}, false);
+  layout.add("stem.bias", {8}, false);
+  layout.add("bn.bias", {8}, true);
+  layout.add("head.weight", {10, 8}, false);
+  layout.add("fixed.weight", {10, 8}, false, /*frozen=*/true);
+  const auto factor = [&](const char* name) { return layout.segment(name).lr_factor; };
+  EXPECT_EQ(factor("stem.weight"), 1);
+  EXPECT_EQ(factor("stem.bias"), 2);
+  EXPECT_EQ(factor("bn.bias"), 64);
+  EXPECT_EQ(factor("head.weight"), 3);
+  EXPECT_EQ(layout.segment("stem.weight").trained_epochs, 0);
+  EXPECT_EQ(layout.segment("stem.bias").trained_epochs, 3);
+  EXPECT_EQ(layout.segment("fixed.weight").trained_epochs, 0);
+  EXPECT_TRUE(std::isinf(layout.segment("head.weight").trained_epochs));
+  EXPECT_FALSE(layout.segment("stem.weight").whole) << "nobody updates it";
+  EXPECT_FALSE(layout.segment("fixed.weight").whole);
+  EXPECT_TRUE(layout.segment("head.weight").whole);
+  EXPECT_EQ(layout.num_parameters(), 96 + 8 + 8 + 80 + 80);
+  o.freeze = {"stem:"};
+  EXPECT_THROW(ParamLayout{o}, Error);
 }
 
 TEST(ParamLayout, RefusesWhatCannotBeLaidOut) {

@@ -20,6 +20,7 @@ class ScheduleFree final : public FlatOptimizer {
   ScheduleFree(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 0, {"z", "x", "exp_avg_sq"}), eps_(options.adam.eps) {
     scalars_ = {{"gamma_squares", 0}};
+    refuse_frozen("schedule_free");
   }
 
   std::vector<Term> evaluated() const override {
@@ -43,7 +44,7 @@ class ScheduleFree final : public FlatOptimizer {
         .eps = static_cast<float>(eps_)};
     kernels::ScheduleFreeScalars decayed = plain;
     decayed.decay = static_cast<float>(gamma * h.weight_decay);
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
+    update_pieces(in, blocks, [&](const Piece& piece) {
       const kernels::ScheduleFreeScalars& scalars = decays(piece) ? decayed : plain;
       float* const z = state_at(0, piece.begin);
       float* const x = state_at(1, piece.begin);

@@ -5,7 +5,7 @@ namespace ductile::optim {
 namespace {
 
 // As torch.optim.SGD with dampening 0: d = g + weight_decay * w; u = momentum * u + d;
-// w -= lr * (nesterov ? d + momentum * u : u).
+// w -= lr * (nesterov ? d + momentum * u : u). A factor on lr divides the weight decay.
 class Sgd final : public FlatOptimizer {
  public:
   Sgd(const spec::OptimizerOptions& options, const ParamLayout& layout)
@@ -19,19 +19,20 @@ class Sgd final : public FlatOptimizer {
   void apply(const StepInput& in, BlockRange blocks) override {
     const bool stateful = !state_names().empty();
     const auto momentum = static_cast<float>(in.hyper.momentum);
-    const auto weight_decay = static_cast<float>(in.hyper.weight_decay);
     if (momentum != 0 && !stateful) {
       fail(ErrorCode::invalid_argument,
            "a momentum of {} was asked for in a run that began without; set optimizer.momentum "
            "above 0",
            in.hyper.momentum);
     }
-    for_pieces(blocks, [&](const Piece& piece, size_t) {
-      const kernels::MomentumScalars scalars{.gradient_scale = in.gradient_scale,
-                                             .decay = decays(piece) ? weight_decay : 0.0F,
-                                             .momentum = momentum,
-                                             .inner = 1,
-                                             .outer = static_cast<float>(in.hyper.lr)};
+    update_pieces(in, blocks, [&](const Piece& piece) {
+      const double factor = lr_factor(piece);
+      const kernels::MomentumScalars scalars{
+          .gradient_scale = in.gradient_scale,
+          .decay = decays(piece) ? static_cast<float>(in.hyper.weight_decay / factor) : 0.0F,
+          .momentum = momentum,
+          .inner = 1,
+          .outer = static_cast<float>(in.hyper.lr * factor)};
       float* const velocity = stateful ? state_at(0, piece.begin) : nullptr;
       update_strips(in, piece, [&](int64_t i, int64_t n) {
         float* w = in.weights.data() + i;

@@ -183,7 +183,8 @@ RC_GTEST_FIXTURE_PROP(Spatial, ConvolutionsWithBatchNormEqualThoseOfWholeImages,
     const ops::BatchNorm bn{p.parameters[1], p.parameters[2], at::zeros({w.out}, type),
                             at::ones({w.out}, type)};
     return ops::conv_bn_act(p.images[0], p.parameters[0], w.stride, w.padding, bn,
-                            residual ? p.images[1] : Tensor(), with_relu, true);
+                            residual ? p.images[1] : Tensor(),
+                            with_relu ? ops::Activation::relu : ops::Activation::none, true);
   };
   // Statistics over a few values amplify every rounding.
   const bool amplified = w.batch * height * width < 100;
@@ -211,6 +212,23 @@ RC_GTEST_FIXTURE_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
       grid, o, [](const Operands& p) { return ops::global_avg_pool(p.images[0]); }, false);
   expect_equal_to_whole(grid, o,
                         [](const Operands& p) { return ops::upsample_twice(p.images[0]); });
+  const Operands normed{
+      {image(4, channels, height, width)},
+      {at::rand({channels}, at::kDouble) + 0.5, at::randn({channels}, at::kDouble)}};
+  const auto normalise = [&](const Operands& p) {
+    const auto type = p.parameters[0].options().requires_grad(false);
+    const ops::BatchNorm bn{p.parameters[0], p.parameters[1], at::zeros({channels}, type),
+                            at::ones({channels}, type)};
+    return ops::bn_act(p.images[0], bn, ops::Activation::silu, true);
+  };
+  // Statistics over a few values amplify every rounding.
+  const bool amplified = 4 * height * width < 100;
+  expect_equal_to_whole(grid, normed, normalise, true, at::kDouble, 1e-10);
+  if (!amplified) expect_equal_to_whole(grid, normed, normalise, true, at::kFloat, 1e-5);
+  const Operands biased{normed.images, {normed.parameters[1]}};
+  expect_equal_to_whole(grid, biased, [](const Operands& p) {
+    return ops::bias_act(p.images[0], p.parameters[0], ops::Activation::gelu);
+  });
   expect_equal_to_whole(
       grid, o, [](const Operands& p) { return ops::whole_image(p.images[0]) * 2; }, false);
   const auto stride = *rc::gen::inRange<int64_t>(1, 4);

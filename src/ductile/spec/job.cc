@@ -48,7 +48,11 @@ void describe(Describer& d, AugmentOptions& o) {
   d.field("pad_mode", o.pad_mode,
           "content of the padding: zero (black), or reflect (the image mirrored)")
       .one_of({"zero", "reflect"});
-  d.field("flip", o.flip, "mirror left-right with probability 1/2 (training)");
+  d.field("flip", o.flip, "mirror left-right in half of the cases (training)");
+  d.field("flip_mode", o.flip_mode,
+          "which cases: random (drawn for each sample and epoch), or alternating (drawn for each "
+          "sample in the first epoch, then the other way round in every other epoch)")
+      .one_of({"random", "alternating"});
   d.field("random_resized_crop", o.random_resized_crop,
           "crop a random area with a random aspect ratio, and resize it to `crop` (training)");
   d.field("min_scale", o.min_scale,
@@ -95,6 +99,7 @@ void describe(Describer& d, ModelOptions& o) {
   d.field("dim", o.dim, "embedding width (gpt)").range(1, 1 << 17);
   d.field("vocab_size", o.vocab_size, "size of the vocabulary (gpt); 0 = taken from the data")
       .range(0, 1 << 24);
+  d.field("activation", o.activation, "activation (airbench)").one_of({"gelu", "silu", "relu"});
   d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
 }
 
@@ -144,14 +149,19 @@ void describe(Describer& d, MuonOptions& o) {
           "factor on lr per matrix: none; spectral (sqrt(rows / columns), at least 1); rms (0.2 * "
           "sqrt(the longer side), about the size of AdamW's updates)")
       .one_of({"none", "spectral", "rms"});
-  d.field("adamw_lr", o.adamw_lr, "factor on lr for the parameters that AdamW updates")
+  d.field("rest", o.rest, "rule for vectors and the matrices in `exclude`")
+      .one_of({"adamw", "sgd"});
+  d.field("rest_lr", o.rest_lr, "factor on lr for the parameters that `rest` updates")
       .range(0, 1e6);
+  d.field("rest_momentum", o.rest_momentum, "momentum factor of the rest, if rest = \"sgd\"")
+      .range(0, 1);
   d.field("exclude", o.exclude,
-          "matrices that AdamW updates: parts of their names; vectors are always among these");
+          "matrices that `rest` updates: parts of their names; vectors are always among these");
   d.field("renormalize_every", o.renormalize_every,
           "steps after which each matrix is scaled to the norm sqrt(rows) before its update; 0 = "
           "never")
       .range(0, kMostCount);
+  d.moved("adamw_lr", {"rest_lr"});
 }
 
 void describe(Describer& d, NeumannOptions& o) {
@@ -195,8 +205,16 @@ void describe(Describer& d, OptimizerOptions& o) {
       .range(0, 1e6);
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
+  d.field(
+      "lr_factors", o.lr_factors,
+      "factors on lr by parameter, for example [\"head:2\", \"bias:64\"]; the name is bias, norm, "
+      "or a part of the parameter's, and the first that fits counts; weight decay stays as it "
+      "is (sgd, adam, adamw, nadamw, ademamix, muon)");
+  d.field("freeze", o.freeze,
+          "parameters that are not trained, for example [\"stem\", \"head.bias:3\"]; with a number "
+          "they are trained in that many first epochs; names as in lr_factors");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
-  d.section("sgd", o.sgd, "These options are read by sgd only.");
+  d.section("sgd", o.sgd, "These options are read by sgd, and by muon for rest = \"sgd\".");
   d.section(
       "adam", o.adam,
       "These options are read by adam, adamw, nadamw, ademamix, schedule_free, lamb and muon.");
@@ -415,6 +433,18 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
 
+void describe(Describer& d, EvalOptions& o) {
+  d.field("views", o.views,
+          "views of an image whose logits are averaged: one; flip (the image and its mirror "
+          "image); or flip_translate (both, also shifted by a pixel to either corner: 6 views, the "
+          "shifted ones with half the weight together)")
+      .one_of({"one", "flip", "flip_translate"});
+  d.field("views_share", o.views_share,
+          "share of the images for which all views are computed: those whose first view decides "
+          "least clearly")
+      .range(0, 1);
+}
+
 void describe(Describer& d, ElasticOptions& o) {
   d.field("peer_deadline", o.peer_deadline,
           "seconds after which a silent worker (stopped, or cut off) is replaced")
@@ -480,6 +510,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train,
             "The length of the run, its batches, and how its steps are computed.");
+  d.section("eval", o.eval, "How the model is evaluated.");
   d.section("elastic", o.elastic, "How the loss of a worker is detected.");
   d.section("checkpoint", o.checkpoint, "When checkpoints are written.");
   d.section("tune", o.tune, "Options that are found while training.");

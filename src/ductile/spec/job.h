@@ -33,6 +33,7 @@ struct AugmentOptions {
   int64_t pad = 0;
   std::string pad_mode = "zero";
   bool flip = false;
+  std::string flip_mode = "random";
   bool random_resized_crop = false;
   double min_scale = 0.08;
   double max_ratio = 4.0 / 3.0;
@@ -60,7 +61,8 @@ struct ModelOptions {
   int64_t layers = 4;                   // gpt
   int64_t heads = 4;
   int64_t dim = 128;
-  int64_t vocab_size = 0;  // 0 = from the data
+  int64_t vocab_size = 0;           // 0 = from the data
+  std::string activation = "gelu";  // airbench
   double dropout = 0;
 };
 
@@ -97,7 +99,9 @@ struct MuonOptions {
   std::vector<double> coefficients = {3.4445, -4.7750, 2.0315};
   double eps = 1e-7;
   std::string adjust_lr = "spectral";
-  double adamw_lr = 1;
+  std::string rest = "adamw";
+  double rest_lr = 1;
+  double rest_momentum = 0.9;
   std::vector<std::string> exclude = {"embed", "wte", "wpe"};
   int64_t renormalize_every = 0;
 };
@@ -127,6 +131,8 @@ struct OptimizerOptions {
   double momentum = 0.9;
   double weight_decay = 5e-4;
   std::vector<std::string> no_decay = {"bias", "norm"};
+  std::vector<std::string> lr_factors;
+  std::vector<std::string> freeze;
   double clip_norm = 0;
   SgdOptions sgd;
   AdamOptions adam;  // also of the other rules with Adam's moments
@@ -241,6 +247,11 @@ struct TrainOptions {
   GradedOptions graded;
 };
 
+struct EvalOptions {
+  std::string views = "one";
+  double views_share = 1;
+};
+
 struct ElasticOptions {
   double peer_deadline = 1.5;
 };
@@ -281,6 +292,7 @@ struct JobOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   TrainOptions train;
+  EvalOptions eval;
   ElasticOptions elastic;
   CheckpointOptions checkpoint;
   TuneOptions tune;
@@ -312,6 +324,7 @@ void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
 void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
+void describe(Describer& d, EvalOptions& o);
 void describe(Describer& d, ElasticOptions& o);
 void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TuneOptions& o);

@@ -9,6 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/name_rules.h"
 
 namespace ductile::spec {
 namespace {
@@ -20,6 +21,7 @@ void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
   constexpr std::array<std::string_view, 7> kRules = {
       "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
   if (std::ranges::find(kRules, optimizer.name) == kRules.end()) return;
+  if (optimizer.name == "muon" && optimizer.muon.rest == "sgd") return;
   const auto refuse = [&](const char* name) {
     bad(
         fmt::format("optimizer.adam.{0} = 1 forgets nothing and learns nothing, and {1} divides by "
@@ -63,6 +65,31 @@ void check_model(const JobOptions& job, const Bad& bad) {
         fmt::format("model.library = \"{}\" holds the model of model.name = \"custom\", but "
                     "model.name is \"{}\"; say which one is meant",
                     job.model.library, job.model.name));
+  }
+}
+
+void check_parameters(const OptimizerOptions& o, const Bad& bad) {
+  for (const NameRule& rule : name_rules(o.lr_factors, "optimizer.lr_factors")) {
+    if (rule.value == 0) {
+      bad(
+          fmt::format("optimizer.lr_factors has \"{0}:0\"; to leave these parameters as they are, "
+                      "set optimizer.freeze = [\"{0}\"]",
+                      rule.name));
+    }
+  }
+  const std::vector<NameRule> frozen = name_rules(o.freeze, "optimizer.freeze", 0);
+  constexpr std::string_view kScaled[] = {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"};
+  if (!o.lr_factors.empty() && std::ranges::find(kScaled, o.name) == std::end(kScaled)) {
+    bad(
+        fmt::format("optimizer.lr_factors does not fit optimizer.name = \"{}\", which has one rate "
+                    "for all parameters or finds its own for each",
+                    o.name));
+  }
+  if (!frozen.empty() && (o.name == "schedule_free" || o.name == "neumann")) {
+    bad(fmt::format(
+        "optimizer.freeze does not fit optimizer.name = \"{}\", which evaluates weights "
+        "that it computes for all parameters",
+        o.name));
   }
 }
 
@@ -194,7 +221,12 @@ void check(const JobOptions& job) {
     bad(fmt::format("schedule.warmup_epochs = {} is longer than train.epochs = {}",
                     job.schedule.warmup_epochs, job.train.epochs));
   }
+  check_parameters(job.optimizer, bad);
   check_model(job, bad);
+  if (job.eval.views != "one" && job.data.format == "tokens") {
+    bad(fmt::format("eval.views = \"{}\" are views of images, and data.format is \"tokens\"",
+                    job.eval.views));
+  }
   if (job.target.metric == "perplexity" && job.data.format != "tokens") {
     bad(
         fmt::format("target.metric = \"perplexity\" is a measure of language models, and "

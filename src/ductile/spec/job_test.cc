@@ -179,6 +179,15 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "max_batch = 64 is below train.batch_size = 128");
   expect_refused("[model]\nname = \"gpt\"\n", "gpt reads tokens");
   expect_refused("[optimizer.muon]\ncoefficients = [1, 2]\n", "muon.coefficients");
+  expect_refused("[optimizer]\nlr_factors = [\"head:0\"]\n", "optimizer.freeze = [\"head\"]");
+  expect_refused("[optimizer]\nlr_factors = [\"head\"]\n", "optimizer.lr_factors has \"head\"");
+  expect_refused("[optimizer]\nname = \"lars\"\nlr_factors = [\"head:2\"]\n", "\"lars\"");
+  expect_refused("[optimizer]\nname = \"neumann\"\nfreeze = [\"head\"]\n", "\"neumann\"");
+  expect_refused("[optimizer]\nfreeze = [\"head:x\"]\n", "optimizer.freeze has \"head:x\"");
+  expect_refused(
+      "[data]\nformat = \"tokens\"\npath = \"a\"\n[model]\nname = \"gpt\"\n[eval]\nviews = "
+      "\"flip\"\n",
+      "eval.views");
   expect_refused("[train]\nema_decay = 0.9\ntail_average = 0.1\n", "tail_average");
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
@@ -207,7 +216,7 @@ TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {
   const std::string old =
       "[data]\ntoken_type = \"u32\"\nsequence_length = 9\n"
       "[optimizer]\nnesterov = true\nbeta1 = 0.8\nbeta2 = 0.95\neps = 1e-6\n"
-      "trust_coefficient = 0.02\ntrust_outside = true\n"
+      "trust_coefficient = 0.02\ntrust_outside = true\nmuon = {adamw_lr = 0.3}\n"
       "[schedule]\nmilestones = [3]\ngamma = 0.5\npower = 3\npeak_at = 0.4\n";
   JobOptions job;
   try {
@@ -227,6 +236,7 @@ TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {
   EXPECT_EQ(job.optimizer.lars.eps, 1e-6);
   EXPECT_EQ(job.optimizer.lars.trust_coefficient, 0.02);
   EXPECT_TRUE(job.optimizer.lars.trust_outside);
+  EXPECT_EQ(job.optimizer.muon.rest_lr, 0.3);
   EXPECT_EQ(job.schedule.step.milestones, std::vector<int64_t>{3});
   EXPECT_EQ(job.schedule.step.gamma, 0.5);
   EXPECT_EQ(job.schedule.polynomial.power, 3);

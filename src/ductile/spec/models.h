@@ -16,6 +16,9 @@
   ROW("cnn", make_cnn, Threads::any,                                                               \
       "two convolutions with batch norm and pooling, two dense layers", ModelInput::images,        \
       105'914, "28x28x1, 10 classes")                                                              \
+  ROW("airbench", make_airbench, Threads::any,                                                     \
+      "whitened VGG-like network of CIFAR-10 speed records (Jordan 2024)", ModelInput::images,     \
+      1'971'352, "32x32x3, 10 classes")                                                            \
   ROW("resnet8", make_resnet_cifar<1>, Threads::any, "CIFAR ResNet with 1 block per stage",        \
       ModelInput::images, 75'290, "32x32x3, 10 classes")                                           \
   ROW("resnet20", make_resnet_cifar<3>, Threads::any,                                              \

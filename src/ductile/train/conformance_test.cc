@@ -65,6 +65,7 @@ class Rows {
   Rows() {
     add_tables();
     add_evaluated_weights();
+    add_recipe();
     add_chosen_samples();
     add_online_tuner();
     add_samples_of_what_is_to_come();
@@ -82,6 +83,7 @@ class Rows {
   }
   void add_tables();
   void add_evaluated_weights();
+  void add_recipe();
   void add_chosen_samples();
   void add_online_tuner();
   void add_samples_of_what_is_to_come();
@@ -145,6 +147,28 @@ void Rows::add_evaluated_weights() {
   stale.train.bn_group = 1;
   stale.train.rate_control = "lrtuner";
   add("staleness_lrtuner", stale);
+}
+
+// What a recipe of the speed records adds: first values from the data, parameters that are frozen
+// at first or later, rates by group, views.
+void Rows::add_recipe() {
+  spec::JobOptions recipe = small_job();
+  recipe.augment.flip = true;
+  recipe.augment.flip_mode = "alternating";
+  recipe.model.name = "airbench";
+  recipe.model.width = 8;
+  recipe.optimizer.name = "muon";
+  recipe.optimizer.sgd.nesterov = true;
+  recipe.optimizer.muon.rest = "sgd";
+  recipe.optimizer.muon.renormalize_every = 1;
+  recipe.optimizer.lr_factors = {"norm:8", "head:2"};
+  recipe.optimizer.freeze = {"whiten.bias:1.5"};
+  recipe.train.label_smoothing = 0.2;
+  recipe.eval = {"flip_translate", 0.25};
+  add("recipe", recipe);
+  recipe.train.shard_optimizer = true;
+  recipe.train.bn_group = 2;
+  add("recipe_groups_spread", recipe);
 }
 
 void Rows::add_chosen_samples() {

@@ -10,6 +10,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/train/views_impl.h"
 
 namespace ductile::train {
 
@@ -71,25 +72,22 @@ at::Tensor class_logits(const at::Tensor& logits, int64_t num_samples) {
 
 namespace {
 
-void count_classes(const data::Batch& batch, const at::Tensor& logits, ClassScores& scores) {
+void count_classes(const at::Tensor& logits, const at::Tensor& labels, ClassScores& scores) {
   const auto num_logits = static_cast<size_t>(logits.size(1));
   const float* row = logits.data_ptr<float>();
-  for (int64_t i = 0; i < batch.num_samples; ++i, row += num_logits)
-    scores.add({row, num_logits}, batch.labels[i]);
+  const int64_t* const label = labels.data_ptr<int64_t>();
+  for (int64_t i = 0; i < labels.size(0); ++i, row += num_logits)
+    scores.add({row, num_logits}, label[i]);
 }
 
-}  // namespace
-
-Evaluation evaluate(nn::Model& model, data::Loader& loader, ClassScores& scores,
-                    const std::function<void(int64_t)>& each) {
-  const at::NoGradGuard no_grad;
-  model.train(false);
+// Adds the losses and hits of logits that are final.
+struct Tally {
+  ClassScores& scores;
   Evaluation result;
   int64_t predictions = 0, correct = 0;
   bool classifies = true;
-  while (const auto batch = loader.next()) {
-    const at::Tensor labels = labels_of(*batch);
-    const at::Tensor logits = model.forward(input_of(*batch));
+
+  void add(nn::Model& model, const at::Tensor& logits, const at::Tensor& labels) {
     const nn::LossOutput loss = model.loss(logits, labels, 0);
     {
       const nn::OneThread alone;  // libtorch cuts a large sum by the number of threads
@@ -97,19 +95,44 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, ClassScores& scores,
     }
     correct += loss.correct;
     predictions += loss.predictions;
-    result.num_samples += batch->num_samples;
-    const at::Tensor rows = class_logits(logits, batch->num_samples);
+    const at::Tensor rows = class_logits(logits, labels.size(0));
     classifies = classifies && rows.defined() && labels.dim() == 1;
-    if (classifies) count_classes(*batch, rows, scores);
-    each(result.num_samples);
+    if (classifies) count_classes(rows, labels, scores);
   }
-  model.train(true);
-  if (result.num_samples == 0) {
+};
+
+}  // namespace
+
+Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
+                    ClassScores& scores, const std::function<void(int64_t)>& each) {
+  const at::NoGradGuard no_grad;
+  model.train(false);
+  Tally tally{scores, {}};
+  Views views(model, options);
+  while (const auto batch = loader.next()) {
+    const at::Tensor images = input_of(*batch), labels = labels_of(*batch);
+    const at::Tensor logits = model.forward(images);
+    if (options.views == "one") {
+      tally.add(model, logits, labels);
+    } else {
+      views.take(*batch, images, logits, labels);
+    }
+    tally.result.num_samples += batch->num_samples;
+    each(tally.result.num_samples);
+  }
+  if (tally.result.num_samples == 0) {
+    model.train(true);
     fail(ErrorCode::invalid_argument, "there is no held-out sample to evaluate on");
   }
+  if (options.views != "one") {
+    views.finish(loader);
+    tally.add(model, views.logits(), views.labels());
+  }
+  model.train(true);
+  Evaluation result = tally.result;
   result.loss /= static_cast<double>(result.num_samples);
-  result.accuracy = static_cast<double>(correct) / static_cast<double>(predictions);
-  if (classifies) result.classes = scores.counts();
+  result.accuracy = static_cast<double>(tally.correct) / static_cast<double>(tally.predictions);
+  if (tally.classifies) result.classes = scores.counts();
   return result;
 }
 

@@ -10,6 +10,7 @@
 
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
+#include "ductile/spec/job.h"
 #include "ductile/train/class_scores.h"
 
 namespace ductile::train {
@@ -34,9 +35,10 @@ struct Evaluation {
 
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
 // training mode. The samples of a classifier are counted in `scores`. `each(samples_done)` is
-// called after each batch. Throws invalid_argument if the loader has no sample.
-Evaluation evaluate(nn::Model& model, data::Loader& loader, ClassScores& scores,
-                    const std::function<void(int64_t)>& each);
+// called after each batch. Throws invalid_argument if the loader has no sample, or if there are
+// views to be averaged of what is no classification of images.
+Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
+                    ClassScores& scores, const std::function<void(int64_t)>& each);
 
 // The logits as rows in memory, in fp32: those of a classifier, one row for each sample. Undefined
 // if they have another form.

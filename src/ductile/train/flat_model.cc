@@ -62,7 +62,7 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
   for (const nn::NamedTensor& p : parameters_) {
     DUCTILE_CHECK(p.tensor.scalar_type() == at::kFloat || is_half(p.tensor),
                   "parameter {} is neither fp32 nor half", p.name);
-    layout_.add(p.name, shape_of(p.tensor), p.is_norm);
+    layout_.add(p.name, shape_of(p.tensor), p.is_norm, p.frozen || !p.tensor.requires_grad());
     any_half |= is_half(p.tensor);
     if (p.tensor.scalar_type() == at::kHalf) half_type_ = DType::f16;
   }
@@ -103,6 +103,16 @@ void FlatModel::refresh_half_weights() {
     optim::to_bf16(half_weights_.span(), weights_.span());
   } else {
     optim::to_f16(half_weights_.span(), weights_.span());
+  }
+}
+
+void FlatModel::set_epoch(double epoch) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& parameter = parameters_[i].tensor;
+    const bool trained = epoch < layout_.segments()[i].trained_epochs;
+    if (parameter.requires_grad() == trained) continue;
+    parameter.set_requires_grad(trained);
+    sink_ = nullptr;  // its hooks belong to other parameters
   }
 }
 
@@ -165,6 +175,12 @@ void FlatModel::backward(const at::Tensor& loss, std::span<float> out,
   sink.out = out;
   sink.ready = &ready;
   sink.written.assign(parameters_.size(), false);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.requires_grad()) continue;
+    const optim::Segment& segment = layout_.segments()[i];
+    std::fill_n(out.begin() + segment.offset, segment.size, 0.0f);
+    sink.written[i] = true;
+  }
   sink.complete = parameters_.size();
   sink.error = nullptr;
   torch::autograd::backward({loss});

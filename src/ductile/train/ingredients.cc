@@ -7,8 +7,10 @@
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
 #include "ductile/data/formats.h"
+#include "ductile/data/loader.h"
 #include "ductile/nn/flops.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/evaluate.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/staleness.h"
 
@@ -42,6 +44,23 @@ double flops_per_sample(nn::Model& model, Shape shape, bool tokens) {
   return nn::forward_flops(model, sample).value_or(0);
 }
 
+// Samples from all over the training set, which may be sorted.
+void initialize(nn::Model& model, const Ingredients& given, const spec::JobOptions& job) {
+  const int64_t size = given.train_set->info().size;
+  const int64_t count = std::min(model.num_initial_samples(), size);
+  if (count == 0) return;
+  data::LoaderTask task;
+  task.seed = static_cast<uint64_t>(job.seed);
+  task.training = false;
+  task.channels_last = false;
+  spec::LoaderOptions options = job.loader;
+  options.prefetch = 1;
+  data::Loader loader(given.train_set, given.augment, options, task);
+  std::vector<int64_t> indices(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) indices[static_cast<size_t>(i)] = i * size / count;
+  model.initialize(input_of(*loader.fetch(indices, 0)));
+}
+
 }  // namespace
 
 Ingredients complete(Ingredients given, const spec::JobOptions& job) {
@@ -60,6 +79,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
     given.model =
         nn::make_model(job.model, form.model, job.train.precision, static_cast<uint64_t>(job.seed));
   }
+  initialize(*given.model, given, job);
   if (given.flops_per_sample == 0)
     given.flops_per_sample = flops_per_sample(*given.model, form.sample_shape(), info.tokens);
   if (!given.make_optimizer) {

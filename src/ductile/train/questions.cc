@@ -92,8 +92,8 @@ void check(const Interrupted& interrupted) {
 Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& interrupted) {
   const auto loader = load_samples(samples, trained);
   ClassScores scores;
-  const Evaluation result =
-      evaluate(trained.model(), *loader, scores, [&](int64_t) { check(interrupted); });
+  const Evaluation result = evaluate(trained.model(), *loader, trained.job().eval, scores,
+                                     [&](int64_t) { check(interrupted); });
   const std::vector<std::string>& names = trained.form().class_names;
   Json out = result.describe(names);
   if (trained.form().tokens) out["perplexity"] = run::json_number(result.perplexity());

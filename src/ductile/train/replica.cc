@@ -106,6 +106,7 @@ void Replica::begin_step() {
   gathered_.reset();
   kind_ = ingredients_.method->next(state_);
   samples_ = ingredients_.method->samples(state_, kind_);
+  state_.flat.set_epoch(epoch());
   DUCTILE_CHECK(kind_.gradient || !kind_.update, "an update needs a gradient");
 }
 
@@ -310,7 +311,7 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
   add_statistics(other);
   const WeightsSwap swap(state_.flat, other.weights, other.buffers);
   ClassScores scores;
-  return train::evaluate(*ingredients_.model, loader, scores, each);
+  return train::evaluate(*ingredients_.model, loader, job_.eval, scores, each);
 }
 
 void Replica::record(const Evaluation& result) {

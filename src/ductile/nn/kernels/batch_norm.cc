@@ -57,12 +57,21 @@ void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t 
   join_moments(means, m2s, counts.data(), blocks, channels, mean, variance);
 }
 
-void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, float* out) {
+void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, Storage storage,
+                    void* out) {
   const Isa& isa = *isa_for(channels);
   const int64_t step = block_pixels(channels);
 #pragma omp parallel for schedule(static)
   for (int64_t first = 0; first < pixels; first += step) {
-    isa.load_grad(source, first, std::min(step, pixels - first), channels, out + first * channels);
+    const int64_t n = std::min(step, pixels - first);
+    void* const target = at(out, first * channels, storage);
+    if (storage == Storage::f32) {
+      isa.load_grad(source, first, n, channels, static_cast<float*>(target));
+      continue;
+    }
+    float* values = scratch(ScratchKind::local, n * channels);
+    isa.load_grad(source, first, n, channels, values);
+    isa.from_float(values, target, storage, n * channels);
   }
 }
 

@@ -15,8 +15,9 @@ void norm_apply(const NormApply& all);
 void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t channels,
                         float* mean, float* variance);
 
-// The gradient that `source` makes for each pixel, written out.
-void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, float* out);
+// The gradient that `source` makes for each pixel, written out as `storage`.
+void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, Storage storage,
+                    void* out);
 
 // The sums over the whole batch that the backward pass needs (and g where wanted).
 void norm_reduce(const NormReduce& all);

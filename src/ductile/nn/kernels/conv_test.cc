@@ -135,7 +135,11 @@ TEST_F(Conv, EqualsTheTwinOnOddShapes) {
                              {2, 7, 7, 9, 40, 3, 2, 1},
                              {2, 8, 5, 7, 16, 5, 3, 2},
                              {1, 3, 3, 8, 8, 3, 1, 0},
-                             {20, 4, 4, 40, 56, 3, 1, 1}})
+                             {20, 4, 4, 40, 56, 3, 1, 1},
+                             // Panels of channels on both sides, on one, and none.
+                             {40, 5, 7, 96, 64, 3, 1, 1},
+                             {6, 31, 9, 24, 64, 3, 1, 1},
+                             {5, 6, 6, 128, 40, 3, 1, 1}})
     expect_equals_twin(s, Storage::f32, 1e-5);
 }
 
@@ -167,6 +171,7 @@ TEST_F(Conv, RoundsOnceToTheStorageType) {
 TEST_F(Conv, GivesTheSameBitsForEveryNumberOfThreads) {
   for (const ConvShape& s : {ConvShape{37, 9, 8, 16, 16, 3, 1, 1},
                              {29, 8, 8, 40, 32, 3, 1, 1},
+                             {9, 8, 8, 24, 96, 3, 1, 1},
                              {19, 9, 8, 16, 24, 3, 2, 1},
                              {18, 6, 7, 3, 8, 3, 1, 1}}) {
     for (const Storage storage : {Storage::f32, Storage::bf16}) {

@@ -53,17 +53,22 @@ void gemm_rows(const Gemm& g, int64_t rows, const float* a, const float* b, floa
   }
 }
 
+inline int64_t panel_offset(int64_t column, int64_t panel, int64_t apart) {
+  return panel == 0 ? column : column / panel * apart + column % panel;
+}
+
 // Few rows leave the multipliers waiting for each other's results, so the last rows are shared out
 // evenly over two blocks where one would be left with less than two thirds.
 template <class V, int N>
 void gemm_columns(const Gemm& g, int64_t column) {
   constexpr int64_t kFull = V::gemm_rows;
+  const float* const b = g.b + panel_offset(column, g.panel, g.b_panel);
+  float* const c = g.c + panel_offset(column, g.panel, g.c_panel);
   for (int64_t r = 0; r < g.rows;) {
     const int64_t left = g.rows - r;
     int64_t rows = left < kFull ? left : kFull;
     if (left > kFull && left < kFull + kFull * 2 / 3) rows = (left + 1) / 2;
-    gemm_rows<V, V::gemm_rows, N>(g, rows, g.a + r * g.a_row, g.b + column,
-                                  g.c + r * g.c_row + column);
+    gemm_rows<V, V::gemm_rows, N>(g, rows, g.a + r * g.a_row, b, c + r * g.c_row);
     r += rows;
   }
 }

@@ -16,9 +16,12 @@ enum class Storage : int { f32 = 0, bf16 = 1, f16 = 2 };
 
 constexpr int64_t bytes_of(Storage s) { return s == Storage::f32 ? 4 : 2; }
 
-// c[r, j] (+)= sum over run, d of a[r * a_row + run * a_run + d * a_depth] *
-//                                 b[run * b_run + d * b_depth + j]
+// c[r * c_row + j] (+)= sum over run, d of a[r * a_row + run * a_run + d * a_depth] *
+//                                         b[run * b_run + d * b_depth + j]
 // cols is a multiple of the table's lanes; the sum runs in the order written, run outermost.
+//
+// Columns may lie in panels, so that the rows of a block of columns follow each other in memory:
+// column j is then at j / panel * b_panel + j % panel, and in c at j / panel * c_panel + j % panel.
 struct Gemm {
   const float* a;
   int64_t a_row, a_depth, a_run;
@@ -28,7 +31,15 @@ struct Gemm {
   int64_t c_row;
   int64_t rows, cols, depth, runs;
   bool accumulate;
+  int64_t panel = 0;  // columns of a panel, a multiple of twice the lanes; 0: none
+  int64_t b_panel = 0, c_panel = 0;
 };
+
+// Where [rows, channels] has panels: of 32 channels, which twice the widest lanes divide. Without
+// them the rows of many channels would fall into a few sets of the first cache.
+constexpr int64_t panel_of(int64_t channels) {
+  return channels >= 64 && channels % 32 == 0 ? 32 : channels;
+}
 
 // Where one 4x4 Winograd output tile goes: its first pixel, and how much of it lies in the image.
 struct OutTile {
@@ -44,7 +55,10 @@ struct Moments {
   int64_t count;
 };
 
-// One pass of batch normalisation: out = act(scale * y + shift (+ residual)), act = ReLU or none.
+// What follows a normalisation; in the order of ops::Activation.
+enum class Act : int { none = 0, relu = 1, gelu = 2, silu = 3 };
+
+// One pass of batch normalisation: out = act(scale * y + shift (+ residual)).
 struct NormApply {
   const void* y;
   const void* residual;  // may be null
@@ -53,12 +67,12 @@ struct NormApply {
   int64_t pixels, channels;
   const float* scale;
   const float* shift;
-  bool relu;
+  Act act;
 };
 
 // The sums that the backward pass of batch normalisation needs, and the masked gradient.
-// g = grad where the forward output was positive (all of it without ReLU). The output's sign comes
-// from `out` where given, else from scale * y + shift, bit-equal to the forward pass.
+// g = grad * act'(scale * y + shift). ReLU's sign comes from `out` where given, else from
+// scale * y + shift, bit-equal to the forward pass; the smooth activations need g to be written.
 struct NormReduce {
   const void* grad;
   const void* y;
@@ -68,7 +82,7 @@ struct NormReduce {
   int64_t pixels, channels;
   const float* scale;
   const float* shift;
-  bool relu;
+  Act act;
   const float* mean;
   float* sum_g;   // overwritten: sum of g
   float* sum_gy;  // overwritten: sum of g * (y - mean)
@@ -102,17 +116,19 @@ struct Isa {
 
   void (*gemm)(const Gemm&);
 
-  // Winograd F(4x4, 3x3): tile t's frequency f of channel c lies at out[f * stride + t * channels +
-  // c]. `tiles` point into padded fp32 images whose rows are `row` floats apart.
+  // Winograd F(4x4, 3x3): tile t's frequency f of channel c lies at out[f * stride + c / panel *
+  // rows * panel + t * panel + c % panel]. `tiles` point into padded fp32 images whose rows are
+  // `row` floats apart.
   void (*winograd_input)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
-                         float* out, int64_t stride);
+                         int64_t panel, int64_t rows, float* out, int64_t stride);
   void (*winograd_grad)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
-                        float* out, int64_t stride);
+                        int64_t panel, int64_t rows, float* out, int64_t stride);
   // Rows of the output are `row` elements apart; moments may be null.
   void (*winograd_output)(const float* in, int64_t stride, int64_t n, int64_t channels,
                           const OutTile* tiles, int64_t row, Storage storage, Moments* moments);
 
-  // The filter side; weights and their gradients are [out, in, 3, 3], work holds 54 * max(in, out).
+  // The filter side; weights and their gradients are [out, in, 3, 3], work holds 63 * max(in, out).
+  // The last axis of u and du lies in panels: [f, i, o] stands for [f, o / p, i, o % p].
   // u[f, i, o] = (G w[o, i] G')[f] for inputs [first, last).
   void (*winograd_filter)(const float* weight, int64_t in, int64_t out, int64_t first, int64_t last,
                           float* work, float* u);

@@ -22,6 +22,13 @@ struct Avx2Pair {
   static Reg add(Reg a, Reg b) { return {Avx2::add(a.lo, b.lo), Avx2::add(a.hi, b.hi)}; }
   static Reg sub(Reg a, Reg b) { return {Avx2::sub(a.lo, b.lo), Avx2::sub(a.hi, b.hi)}; }
   static Reg mul(Reg a, Reg b) { return {Avx2::mul(a.lo, b.lo), Avx2::mul(a.hi, b.hi)}; }
+  static Reg div(Reg a, Reg b) { return {Avx2::div(a.lo, b.lo), Avx2::div(a.hi, b.hi)}; }
+  static Reg min(Reg a, Reg b) { return {Avx2::min(a.lo, b.lo), Avx2::min(a.hi, b.hi)}; }
+  static Reg max(Reg a, Reg b) { return {Avx2::max(a.lo, b.lo), Avx2::max(a.hi, b.hi)}; }
+  static Reg round(Reg x) { return {Avx2::round(x.lo), Avx2::round(x.hi)}; }
+  static Reg times_power_of_two(Reg x, Reg n) {
+    return {Avx2::times_power_of_two(x.lo, n.lo), Avx2::times_power_of_two(x.hi, n.hi)};
+  }
   static Reg fma(Reg a, Reg b, Reg c) {
     return {Avx2::fma(a.lo, b.lo, c.lo), Avx2::fma(a.hi, b.hi, c.hi)};
   }

@@ -80,12 +80,12 @@ TEST_F(IsaTable, TransformsTilesWithTheSameBits) {
   const float* tiles[] = {image.data(), image.data() + 4 * row + 4 * kChannels};
   expect_same([&](const Isa& isa) {
     std::vector<float> out(36 * stride);
-    isa.winograd_input(tiles, n, row, kChannels, out.data(), stride);
+    isa.winograd_input(tiles, n, row, kChannels, kChannels, n, out.data(), stride);
     return out;
   });
   expect_same([&](const Isa& isa) {
     std::vector<float> out(36 * stride);
-    isa.winograd_grad(tiles, n, row, kChannels, out.data(), stride);
+    isa.winograd_grad(tiles, n, row, kChannels, 16, n, out.data(), stride);
     return out;
   });
   const auto frequencies = normals(2, 36 * stride);
@@ -106,18 +106,21 @@ TEST_F(IsaTable, NormalisesWithTheSameBits) {
   const auto mean = normals(3, kChannels), slope = normals(4, kChannels);
   for (const Storage storage : {Storage::f32, Storage::bf16, Storage::f16}) {
     const auto y = stored(normals(5, n), storage), residual = stored(normals(6, n), storage);
-    for (const bool relu : {false, true}) {
+    for (const Act act : {Act::none, Act::relu, Act::gelu, Act::silu}) {
+      const bool relu = act == Act::relu;
       expect_same([&](const Isa& isa) {
         std::vector<char> out(n * bytes_of(storage));
         isa.norm_apply({y.data(), residual.data(), out.data(), storage, pixels, kChannels,
-                        scale.data(), shift.data(), relu});
+                        scale.data(), shift.data(), act});
         return out;
       });
       expect_same([&](const Isa& isa) {
         std::vector<float> sums(2 * kChannels);
-        isa.norm_reduce({residual.data(), y.data(), nullptr, nullptr, storage, pixels, kChannels,
-                         scale.data(), shift.data(), relu, mean.data(), sums.data(),
+        std::vector<char> g(n * bytes_of(storage));
+        isa.norm_reduce({residual.data(), y.data(), nullptr, g.data(), storage, pixels, kChannels,
+                         scale.data(), shift.data(), act, mean.data(), sums.data(),
                          sums.data() + kChannels});
+        sums.insert(sums.end(), g.begin(), g.end());
         return sums;
       });
       expect_same([&](const Isa& isa) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ductile/nn/kernels/act_impl.h"
 #include "ductile/nn/kernels/storage_impl.h"
 
 // Batch normalisation's passes over NHWC activations, on a vector type V.
@@ -43,23 +44,32 @@ template <class V>
 struct NormApplyRun {
   const NormApply& p;
 
-  template <Storage S, bool kResidual, bool kRelu>
+  template <Storage S, bool kResidual, Act kAct>
   void loop() const {
     for (int64_t i = 0; i < p.pixels; ++i) {
       for (int64_t c = 0; c < p.channels; c += V::lanes) {
         const int64_t at = i * p.channels + c;
         auto x = V::fma(V::load(p.scale + c), load_as<V, S>(p.y, at), V::load(p.shift + c));
         if constexpr (kResidual) x = V::add(x, load_as<V, S>(p.residual, at));
-        if constexpr (kRelu) x = V::relu(x);
+        if constexpr (kAct == Act::relu) x = V::relu(x);
+        if constexpr (kAct == Act::gelu) x = Gelu<V>(x).value();
+        if constexpr (kAct == Act::silu) x = Silu<V>(x).value();
         store_as<V, S>(p.out, at, x);
       }
     }
   }
 
+  template <Storage S, Act kAct>
+  void with() const {
+    p.residual != nullptr ? loop<S, true, kAct>() : loop<S, false, kAct>();
+  }
+
   template <Storage S>
   void run() const {
-    if (p.residual != nullptr) return p.relu ? loop<S, true, true>() : loop<S, true, false>();
-    return p.relu ? loop<S, false, true>() : loop<S, false, false>();
+    if (p.act == Act::none) with<S, Act::none>();
+    if (p.act == Act::relu) with<S, Act::relu>();
+    if (p.act == Act::gelu) with<S, Act::gelu>();
+    if (p.act == Act::silu) with<S, Act::silu>();
   }
 };
 
@@ -72,7 +82,7 @@ template <class V>
 struct NormReduceRun {
   const NormReduce& p;
 
-  enum class Mask { none, from_y, from_out };
+  enum class Mask { none, from_y, from_out, gelu, silu };
 
   template <Storage S, Mask kMask, bool kWriteG>
   void loop() const {
@@ -93,6 +103,10 @@ struct NormReduceRun {
           const auto y = load_as<V, S>(p.y, at);
           if constexpr (kMask == Mask::from_y) g = V::where_positive(V::fma(scale, y, shift), g);
           if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(p.out, at), g);
+          if constexpr (kMask == Mask::gelu)
+            g = V::mul(g, Gelu<V>(V::fma(scale, y, shift)).slope());
+          if constexpr (kMask == Mask::silu)
+            g = V::mul(g, Silu<V>(V::fma(scale, y, shift)).slope());
           if constexpr (kWriteG) store_as<V, S>(p.g, at, g);
           sum_g[chain] = V::add(sum_g[chain], g);
           sum_gy[chain] = V::fma(g, V::sub(y, mean), sum_gy[chain]);
@@ -111,11 +125,13 @@ struct NormReduceRun {
 
   template <Storage S>
   void run() const {
+    if (p.act == Act::gelu) return loop<S, Mask::gelu, true>();
+    if (p.act == Act::silu) return loop<S, Mask::silu, true>();
     if (p.g != nullptr) {
-      if (!p.relu) return loop<S, Mask::none, true>();
+      if (p.act == Act::none) return loop<S, Mask::none, true>();
       return p.out != nullptr ? loop<S, Mask::from_out, true>() : loop<S, Mask::from_y, true>();
     }
-    if (!p.relu) return loop<S, Mask::none, false>();
+    if (p.act == Act::none) return loop<S, Mask::none, false>();
     return p.out != nullptr ? loop<S, Mask::from_out, false>() : loop<S, Mask::from_y, false>();
   }
 };

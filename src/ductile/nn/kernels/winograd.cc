@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "ductile/nn/kernels/conv_impl.h"
@@ -15,8 +14,6 @@ int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
 // Floats between the frequencies of a block of transformed tiles. The extra line keeps the 36
 // streams of a transform from falling into the same cache sets.
 int64_t frequency_stride(int64_t channels) { return kTiles * channels + 16; }
-
-const Isa& isa_of(const ConvShape& s) { return *isa_for(std::gcd(s.in, s.out)); }
 
 // Images handled together: enough for one block of tiles, but a small batch still feeds some
 // threads.
@@ -68,32 +65,70 @@ struct TileLists {
 };
 
 // Convolves the tiles `from` with the transformed filter u [36, in, out] into the tiles `to`.
-void convolve(const Isa& isa, const TileLists& lists, int64_t row_in, const float* u, int64_t in,
-              int64_t out, int64_t row_out, Storage storage, float* v, float* m, Moments* moments) {
+void convolve(const TileLists& lists, int64_t row_in, const float* u, int64_t in, int64_t out,
+              int64_t row_out, Storage storage, float* v, float* m, Moments* moments) {
+  const Isa &in_isa = *isa_for(in), &out_isa = *isa_for(out);
   const int64_t v_stride = frequency_stride(in), m_stride = frequency_stride(out);
-  const int64_t total = static_cast<int64_t>(lists.from.size());
+  const int64_t total = static_cast<int64_t>(lists.from.size()), panel = panel_of(out);
   for (int64_t t = 0; t < total; t += kTiles) {
     const int64_t n = std::min(kTiles, total - t);
-    isa.winograd_input(lists.from.data() + t, n, row_in, in, v, v_stride);
-    for (int f = 0; f < 36; ++f)
-      isa.gemm({v + f * v_stride, in, 1, 0, u + f * in * out, out, 0, m + f * m_stride, out, n, out,
-                in, 1, false});
-    isa.winograd_output(m, m_stride, n, out, lists.to.data() + t, row_out, storage, moments);
+    in_isa.winograd_input(lists.from.data() + t, n, row_in, in, in, n, v, v_stride);
+    for (int f = 0; f < 36; ++f) {
+      Gemm product{v + f * v_stride,
+                   in,
+                   1,
+                   0,
+                   u + f * in * out,
+                   panel,
+                   0,
+                   m + f * m_stride,
+                   out,
+                   n,
+                   out,
+                   in,
+                   1,
+                   false};
+      product.panel = product.c_panel = panel;
+      product.b_panel = in * panel;
+      out_isa.gemm(product);
+    }
+    out_isa.winograd_output(m, m_stride, n, out, lists.to.data() + t, row_out, storage, moments);
   }
 }
 
 // du [36, in, out] += sum over tiles of transformed input (outer) transformed gradient.
-void accumulate_filter(const Isa& isa, const TileLists& lists, int64_t row_x, int64_t row_g,
-                       int64_t in, int64_t out, float* v, float* d, float* du) {
+void accumulate_filter(const TileLists& lists, int64_t row_x, int64_t row_g, int64_t in,
+                       int64_t out, float* v, float* d, float* du) {
+  const Isa &in_isa = *isa_for(in), &out_isa = *isa_for(out);
   const int64_t v_stride = frequency_stride(in), d_stride = frequency_stride(out);
   const int64_t total = static_cast<int64_t>(lists.from.size());
+  const int64_t rows = panel_of(in), panel = panel_of(out);
   for (int64_t t = 0; t < total; t += kTiles) {
     const int64_t n = std::min(kTiles, total - t);
-    isa.winograd_input(lists.from.data() + t, n, row_x, in, v, v_stride);
-    isa.winograd_grad(lists.other.data() + t, n, row_g, out, d, d_stride);
-    for (int f = 0; f < 36; ++f)
-      isa.gemm({v + f * v_stride, 1, in, 0, d + f * d_stride, out, 0, du + f * in * out, out, in,
-                out, n, 1, true});
+    in_isa.winograd_input(lists.from.data() + t, n, row_x, in, rows, kTiles, v, v_stride);
+    out_isa.winograd_grad(lists.other.data() + t, n, row_g, out, panel, kTiles, d, d_stride);
+    for (int f = 0; f < 36; ++f) {
+      for (int64_t i = 0; i < in; i += rows) {
+        Gemm product{v + f * v_stride + i * kTiles,
+                     1,
+                     rows,
+                     0,
+                     d + f * d_stride,
+                     panel,
+                     0,
+                     du + f * in * out + i * panel,
+                     panel,
+                     rows,
+                     out,
+                     n,
+                     1,
+                     true};
+        product.panel = panel;
+        product.b_panel = kTiles * panel;
+        product.c_panel = in * panel;
+        out_isa.gemm(product);
+      }
+    }
   }
 }
 
@@ -113,7 +148,7 @@ bool winograd_supported(const ConvShape& s) {
 
 void winograd_forward(const ConvShape& s, const void* x, const float* weight, Storage storage,
                       void* y, float* mean, float* variance) {
-  const Isa& isa = isa_of(s);
+  const Isa &in_isa = *isa_for(s.in), &out_isa = *isa_for(s.out);
   const int64_t oh = s.out_height(), ow = s.out_width();
   const int64_t images = group_images(s), groups = (s.batch + images - 1) / images;
   const Padded pad = padded_for(oh, ow, s.padding, s.in);
@@ -136,7 +171,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
     float* padded = local.take(images * pad.floats());
     // The filter's transform needs little memory and ends before m is used.
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < s.in; ++i) isa.winograd_filter(weight, s.in, s.out, i, i + 1, m, u);
+    for (int64_t i = 0; i < s.in; ++i) out_isa.winograd_filter(weight, s.in, s.out, i, i + 1, m, u);
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t g = 0; g < groups; ++g) {
@@ -145,15 +180,15 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
         const char* src = image_at(x, first + i, s.height * s.width * s.in, storage);
         fill_padded(pad, s.height, s.width, padded + i * pad.floats(),
                     [&](int64_t pixel, int64_t count, float* dst) {
-                      isa.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
-                                   count * s.in);
+                      in_isa.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
+                                      count * s.in);
                     });
       }
       tile_sources(padded, n, pad, oh, ow, 0, &lists.from);
       tile_targets(image_at(y, first, oh * ow * s.out, storage), n, oh, ow, s.out, storage,
                    &lists.to);
       Moments moments{means + g * s.out, m2s + g * s.out, 0};
-      convolve(isa, lists, pad.row(), u, s.in, s.out, ow * s.out, storage, v, m,
+      convolve(lists, pad.row(), u, s.in, s.out, ow * s.out, storage, v, m,
                mean != nullptr ? &moments : nullptr);
       counts[g] = moments.count;
     }
@@ -163,7 +198,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
 
 void winograd_backward(const ConvShape& s, const void* x, const float* weight,
                        const GradSource& grad, void* dx, float* dw) {
-  const Isa& isa = isa_of(s);
+  const Isa &in_isa = *isa_for(s.in), &out_isa = *isa_for(s.out);
   const int64_t oh = s.out_height(), ow = s.out_width();
   const int64_t images = group_images(s), parts = batch_parts(s);
   const int64_t border = 2 - s.padding;
@@ -190,7 +225,7 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
     if (dx != nullptr) {
 #pragma omp for schedule(static)
       for (int64_t o = 0; o < s.out; ++o)
-        isa.winograd_filter_rotated(weight, s.in, s.out, o, o + 1, work, u);
+        in_isa.winograd_filter_rotated(weight, s.in, s.out, o, o + 1, work, u);
     }
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
@@ -202,33 +237,32 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
         for (int64_t i = 0; i < n; ++i)
           fill_padded(pad_g, oh, ow, padded_g + i * pad_g.floats(),
                       [&](int64_t pixel, int64_t count, float* dst) {
-                        isa.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out, dst);
+                        out_isa.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out, dst);
                       });
         if (dx != nullptr) {
           tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
           tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height,
                        s.width, s.in, grad.storage, &lists.to);
-          convolve(isa, lists, pad_g.row(), u, s.out, s.in, s.width * s.in, grad.storage, d, v,
-                   nullptr);
+          convolve(lists, pad_g.row(), u, s.out, s.in, s.width * s.in, grad.storage, d, v, nullptr);
         }
         if (dw == nullptr) continue;
         for (int64_t i = 0; i < n; ++i) {
           const char* src = image_at(x, first + i, s.height * s.width * s.in, grad.storage);
           fill_padded(pad_x, s.height, s.width, padded_x + i * pad_x.floats(),
                       [&](int64_t pixel, int64_t count, float* dst) {
-                        isa.to_float(src + pixel * s.in * bytes_of(grad.storage), grad.storage, dst,
-                                     count * s.in);
+                        in_isa.to_float(src + pixel * s.in * bytes_of(grad.storage), grad.storage,
+                                        dst, count * s.in);
                       });
         }
         tile_sources(padded_x, n, pad_x, oh, ow, 0, &lists.from);
         tile_sources(padded_g, n, pad_g, oh, ow, border, &lists.other);
-        accumulate_filter(isa, lists, pad_x.row(), pad_g.row(), s.in, s.out, v, d, du + p * filter);
+        accumulate_filter(lists, pad_x.row(), pad_g.row(), s.in, s.out, v, d, du + p * filter);
       }
     }
     if (dw != nullptr) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < s.in; ++i)
-        isa.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
+        out_isa.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
     }
   }
 }

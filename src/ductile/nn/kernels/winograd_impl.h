@@ -50,8 +50,8 @@ void winograd_a(const typename V::Reg* y, typename V::Reg* out) {
 }
 
 template <class V>
-void winograd_input(const float* const* tiles, int64_t n, int64_t row, int64_t channels, float* out,
-                    int64_t stride) {
+void winograd_input(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                    int64_t panel, int64_t rows, float* out, int64_t stride) {
   for (int64_t t = 0; t < n; ++t) {
     for (int64_t c = 0; c < channels; c += V::lanes) {
       typename V::Reg half[6][6];  // [column][row after B']
@@ -63,7 +63,7 @@ void winograd_input(const float* const* tiles, int64_t n, int64_t row, int64_t c
         for (int i = 0; i < 6; ++i) x[i] = V::load(src + i * row + j * channels);
         winograd_bt<V>(x, half[j]);
       }
-      float* dst = out + t * channels + c;
+      float* dst = out + c / panel * rows * panel + t * panel + c % panel;
 #pragma GCC unroll 6
       for (int i = 0; i < 6; ++i) {
         const typename V::Reg x[6] = {half[0][i], half[1][i], half[2][i],
@@ -78,8 +78,8 @@ void winograd_input(const float* const* tiles, int64_t n, int64_t row, int64_t c
 }
 
 template <class V>
-void winograd_grad(const float* const* tiles, int64_t n, int64_t row, int64_t channels, float* out,
-                   int64_t stride) {
+void winograd_grad(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                   int64_t panel, int64_t rows, float* out, int64_t stride) {
   for (int64_t t = 0; t < n; ++t) {
     for (int64_t c = 0; c < channels; c += V::lanes) {
       typename V::Reg half[4][6];
@@ -91,7 +91,7 @@ void winograd_grad(const float* const* tiles, int64_t n, int64_t row, int64_t ch
         for (int i = 0; i < 4; ++i) x[i] = V::load(src + i * row + j * channels);
         winograd_a<V>(x, half[j]);
       }
-      float* dst = out + t * channels + c;
+      float* dst = out + c / panel * rows * panel + t * panel + c % panel;
 #pragma GCC unroll 6
       for (int i = 0; i < 6; ++i) {
         const typename V::Reg x[4] = {half[0][i], half[1][i], half[2][i], half[3][i]};

@@ -66,6 +66,34 @@ class Cnn(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+class AirbenchGroup(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding="same", bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding="same", bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)
+        self.norm1.weight.requires_grad = self.norm2.weight.requires_grad = False
+
+    def forward(self, x):
+        x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
+        return F.gelu(self.norm2(self.conv2(x)))
+
+
+class Airbench(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.whiten = nn.Conv2d(3, 24, 2)
+        self.whiten.weight.requires_grad = False
+        self.layers = nn.Sequential(nn.GELU(), AirbenchGroup(24, 64), AirbenchGroup(64, 256),
+                                    AirbenchGroup(256, 256), nn.MaxPool2d(3))
+        self.head = nn.Linear(256, 10, bias=False)
+
+    def forward(self, x):
+        x = self.layers(self.whiten(x)).flatten(1)
+        return self.head(x) / x.shape[1]
+
+
 class CifarBlock(nn.Module):
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -175,6 +203,7 @@ def case(name, model, shape, classes):
     parameters = [
         {"name": n, "shape": list(p.shape), "grad_norm": p.grad.norm().item(),
          "grad_probe": (p.grad * hashed("probe" + n, tuple(p.shape))).sum().item()}
+        if p.requires_grad else {"name": n, "shape": list(p.shape), "grad_norm": None}
         for n, p in model.named_parameters()]
     buffers = [
         {"name": n, "shape": list(b.shape), "norm": b.norm().item(),
@@ -199,6 +228,7 @@ def main():
     cases = [
         case("mlp", Mlp(3 * 6 * 5, (7, 9), 4), (5, 3, 6, 5), 4),
         case("cnn", Cnn(), (4, 1, 28, 28), 10),
+        case("airbench", Airbench(), (4, 3, 32, 32), 10),
         case("resnet8", CifarResNet(1), (4, 3, 16, 16), 10),
         case("resnet20", CifarResNet(3), (4, 3, 16, 16), 10),
         case("resnet18", torchvision.models.resnet18(num_classes=10), (4, 3, 64, 64), 10),

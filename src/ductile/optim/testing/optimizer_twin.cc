@@ -209,6 +209,7 @@ void Twin::step(const StepInput& in) {
   const double gamma = h.lr * std::sqrt(1 - std::pow(h.beta2, static_cast<double>(steps_)));
   if (o_.name == "schedule_free") kept_["squares"] += gamma * gamma;
   for (const Segment& s : layout_.segments()) {
+    if (in.epoch >= s.trained_epochs) continue;
     const auto begin = static_cast<size_t>(s.offset), size = static_cast<size_t>(s.size);
     Vector g(size);
     for (size_t i = 0; i < size; ++i) g[i] = double{in.gradient[begin + i]} * in.gradient_scale;
@@ -219,8 +220,8 @@ void Twin::step(const StepInput& in) {
                    part(state("v")),
                    part(state("x")),
                    g,
-                   s.decay ? h.weight_decay : 0,
-                   h.lr,
+                   s.decay ? h.weight_decay / s.lr_factor : 0,
+                   h.lr * s.lr_factor,
                    s.decay};
     if (o_.name == "sgd") sgd(o_, h, t);
     if (o_.name == "adam" || o_.name == "adamw") adam(o_, h, steps_, t);
@@ -229,24 +230,26 @@ void Twin::step(const StepInput& in) {
     if (free) schedule_free(o_, h, gamma, kept_["squares"], t);
     if (o_.name == "lars") lars(o_, h, t);
     if (o_.name == "lamb") lamb(o_, h, steps_, t);
-    if (o_.name == "muon" && s.whole) muon(t.w, g, t.m, s.rows, h, s.decay);
+    if (o_.name == "muon" && s.whole) muon(t.w, g, t.m, s, h);
     if (o_.name == "muon" && !s.whole) {
       Tensor rest = t;
-      rest.lr = h.lr * o_.muon.adamw_lr;
-      adam(o_, h, steps_, rest);
+      rest.lr *= o_.muon.rest_lr;
+      Hyper of_rest = h;
+      of_rest.momentum = o_.muon.rest_momentum;
+      o_.muon.rest == "sgd" ? sgd(o_, of_rest, rest) : adam(o_, h, steps_, rest);
     }
   }
 }
 
-void Twin::muon(std::span<double> w_s, const Vector& g, std::span<double> m, int64_t rows,
-                const Hyper& h, bool decay) {
+void Twin::muon(std::span<double> w_s, const Vector& g, std::span<double> m, const Segment& s,
+                const Hyper& h) {
   Vector matrix(g.size());
   for (size_t i = 0; i < g.size(); ++i) {
     m[i] = h.momentum * m[i] + (1 - h.momentum) * g[i];
     matrix[i] = o_.muon.nesterov ? h.momentum * m[i] + (1 - h.momentum) * g[i] : m[i];
   }
-  const Vector o = newton_schulz(matrix, rows, o_.muon.steps, o_.muon.coefficients, o_.muon.eps);
-  const auto r = static_cast<double>(rows);
+  const Vector o = newton_schulz(matrix, s.rows, o_.muon.steps, o_.muon.coefficients, o_.muon.eps);
+  const auto r = static_cast<double>(s.rows);
   const double c = static_cast<double>(g.size()) / r;
   double factor = 1;
   if (o_.muon.adjust_lr == "spectral") factor = std::max(1.0, std::sqrt(r / c));
@@ -257,7 +260,8 @@ void Twin::muon(std::span<double> w_s, const Vector& g, std::span<double> m, int
     scale = std::sqrt(r) / norm(w_s);
   }
   for (size_t i = 0; i < g.size(); ++i) {
-    w_s[i] = scale * w_s[i] * (decay ? 1 - h.lr * h.weight_decay : 1) - h.lr * factor * o[i];
+    w_s[i] = scale * w_s[i] * (s.decay ? 1 - h.lr * h.weight_decay : 1) -
+             h.lr * s.lr_factor * factor * o[i];
   }
 }
 

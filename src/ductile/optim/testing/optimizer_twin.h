@@ -47,8 +47,8 @@ class Twin {
  private:
   void step_nlcg(const StepInput& in);
   void step_neumann(const StepInput& in);
-  void muon(std::span<double> w_s, const Vector& g, std::span<double> m, int64_t rows,
-            const Hyper& h, bool decay);
+  void muon(std::span<double> w_s, const Vector& g, std::span<double> m, const Segment& s,
+            const Hyper& h);
   // The state of this name, zero at first.
   Vector& state(const std::string& name);
 

@@ -1,0 +1,469 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "ductile/nn/aten_conv.h"
+#include "ductile/nn/batch_group.h"
+#include "ductile/nn/flops.h"
+#include "ductile/nn/kernels/batch_norm.h"
+#include "ductile/nn/kernels/conv.h"
+#include "ductile/nn/ops.h"
+#include "ductile/nn/ops_impl.h"
+#include "ductile/nn/precision.h"
+#include "ductile/nn/spatial_ops_impl.h"
+
+// Batch normalisation and activations: conv_bn_act, bn_act and bias_act of ops.h.
+namespace ductile::nn::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+c10::optional<at::Tensor> present(const at::Tensor& t) {
+  return t.defined() ? c10::optional<at::Tensor>(t) : c10::nullopt;
+}
+
+kernels::Act act_of(Activation act) { return static_cast<kernels::Act>(act); }
+
+bool is_smooth(kernels::Act act) { return act == kernels::Act::gelu || act == kernels::Act::silu; }
+
+// Per-channel vectors of one normalisation, rows of a small fp32 tensor.
+enum ChannelRow { kMean, kVariance, kInvStd, kScale, kShift, kForwardRows };
+
+at::Tensor channel_rows(int64_t rows, int64_t channels) {
+  return at::empty({rows, channels}, at::TensorOptions(at::kFloat));
+}
+
+// Fills kInvStd, kScale and kShift from kMean, kVariance and the affine weights.
+void finish_rows(float* rows, int64_t channels, const float* weight, const float* bias,
+                 double eps) {
+  for (int64_t c = 0; c < channels; ++c) {
+    const double inv_std =
+        1.0 / std::sqrt(static_cast<double>(rows[kVariance * channels + c]) + eps);
+    const double scale = weight[c] * inv_std;
+    rows[kInvStd * channels + c] = static_cast<float>(inv_std);
+    rows[kScale * channels + c] = static_cast<float>(scale);
+    rows[kShift * channels + c] = static_cast<float>(bias[c] - rows[kMean * channels + c] * scale);
+  }
+}
+
+void move_running(const at::Tensor& running, const float* batch, double factor, double momentum) {
+  float* r = running.data_ptr<float>();
+  for (int64_t c = 0; c < running.numel(); ++c)
+    r[c] = static_cast<float>((1 - momentum) * r[c] + momentum * factor * batch[c]);
+}
+
+// Statistics of `count` values a channel become those of all members' values; returns how many
+// those are. Sums in double: the squares' mean loses no digit that the float results could show.
+template <class T>
+double join_statistics(BatchGroup& group, double count, int64_t channels, T* mean, T* variance) {
+  std::vector<double> sums(static_cast<size_t>(1 + 2 * channels));
+  double* first = sums.data() + 1;
+  double* second = first + channels;
+  sums[0] = count;
+  for (int64_t c = 0; c < channels; ++c) {
+    const double m = mean[c];
+    first[c] = count * m;
+    second[c] = count * (m * m + variance[c]);
+  }
+  group.sum(sums);
+  for (int64_t c = 0; c < channels; ++c) {
+    const double m = first[c] / sums[0];
+    mean[c] = static_cast<T>(m);
+    variance[c] = static_cast<T>(std::max(0.0, second[c] / sums[0] - m * m));
+  }
+  return sums[0];
+}
+
+// What autograd nodes keep of the group: an address, which IValue holds as an integer.
+int64_t address_of(BatchGroup* group) { return reinterpret_cast<int64_t>(group); }
+BatchGroup* group_at(int64_t address) { return reinterpret_cast<BatchGroup*>(address); }
+
+// x * w in the storage type of x, by whom it is best done, and its statistics where these are
+// wanted.
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
+                    float* mean, float* variance) {
+  if (conv_covered(x, w, stride, padding)) {
+    const auto shape = conv_shape(x, w, stride, padding);
+    const at::Tensor weight = fp32_weight(w);
+    at::Tensor y = empty_nhwc({shape.batch, shape.out, shape.out_height(), shape.out_width()}, x);
+    const KnownFlops known(convolution_flops(y, w));
+    kernels::conv_forward(shape, x.data_ptr(), weight.data_ptr<float>(), storage_of(x),
+                          y.data_ptr(), mean, variance);
+    return y;
+  }
+  at::Tensor y = nhwc(aten_conv2d(widened(x), widened(w), {}, stride, padding).to(x.scalar_type()));
+  if (mean != nullptr) {
+    kernels::channel_statistics(storage_of(y), y.data_ptr(), y.numel() / y.size(1), y.size(1), mean,
+                                variance);
+  }
+  return y;
+}
+
+// As conv_gradients, for what our kernels leave to ATen.
+variable_list aten_gradients(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+                             int64_t stride, int64_t padding, const kernels::GradSource& grad,
+                             bool want_x, bool want_w) {
+  const at::Tensor dy = at::empty(
+      y.sizes(), y.options().dtype(at::kFloat).memory_format(at::MemoryFormat::ChannelsLast));
+  kernels::write_gradient(grad, y.numel() / y.size(1), y.size(1), kernels::Storage::f32,
+                          dy.data_ptr());
+  const at::Tensor wide = widened(x);
+  const auto d = aten_conv2d_backward(dy.to(wide.scalar_type()), wide, widened(w), stride, padding,
+                                      {want_x, want_w, false});
+  return {in_type(d[0], x.scalar_type()), in_type(d[1], w.scalar_type())};
+}
+
+// What one normalisation is, besides its tensors.
+struct NormArgs {
+  double momentum, eps;
+  kernels::Act act;
+  bool training;
+};
+
+// Ends what a pass over y has begun: with the moments of y in its rows (in training), moves the
+// running statistics, and fills the other rows. Returns the number of values per channel.
+double settle_rows(float* rows, int64_t channels, double count, const at::Tensor& gamma,
+                   const at::Tensor& beta, const at::Tensor& running_mean,
+                   const at::Tensor& running_var, const NormArgs& norm, BatchGroup* group) {
+  float* const mean = rows + kMean * channels;
+  float* const variance = rows + kVariance * channels;
+  if (norm.training) {
+    if (group != nullptr) count = join_statistics(*group, count, channels, mean, variance);
+    if (group == nullptr || group->moves_running_statistics()) {
+      move_running(running_mean, mean, 1.0, norm.momentum);
+      move_running(running_var, variance, count / std::max(count - 1, 1.0), norm.momentum);
+    }
+  } else {
+    std::copy_n(running_mean.data_ptr<float>(), channels, mean);
+    std::copy_n(running_var.data_ptr<float>(), channels, variance);
+  }
+  finish_rows(rows, channels, gamma.data_ptr<float>(), beta.data_ptr<float>(), norm.eps);
+  return count;
+}
+
+void apply_rows(const at::Tensor& y, const at::Tensor& residual, const at::Tensor& out,
+                const float* rows, kernels::Act act) {
+  const int64_t channels = y.size(1);
+  kernels::norm_apply({y.data_ptr(), residual.defined() ? residual.data_ptr() : nullptr,
+                       out.data_ptr(), storage_of(y), y.numel() / channels, channels,
+                       rows + kScale * channels, rows + kShift * channels, act});
+}
+
+void keep_norm(AutogradContext* ctx, const NormArgs& norm, double count, BatchGroup* group) {
+  ctx->saved_data["act"] = static_cast<int64_t>(norm.act);
+  ctx->saved_data["count"] = count;
+  ctx->saved_data["group"] = address_of(group);
+  ctx->saved_data["training"] = norm.training;
+}
+
+// The way back through the activation and the normalisation of y.
+struct NormGradient {
+  at::Tensor g;  // behind the activation: also the residual's
+  at::Tensor dgamma, dbeta, map;
+  kernels::GradSource source{};  // makes the gradient in y; it points into these and into `rows`
+
+  // `out` is defined where a residual hides the sign of what ReLU saw.
+  NormGradient(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& y,
+               const at::Tensor& out, const float* rows) {
+    const auto act = static_cast<kernels::Act>(ctx->saved_data["act"].toInt());
+    const at::Tensor dz = nhwc(grad.to(y.scalar_type()));
+    const int64_t channels = y.size(1), pixels = y.numel() / channels;
+    const float* inv_std = rows + kInvStd * channels;
+    const float* scale = rows + kScale * channels;
+    // Written out where somebody else wants it, or where it is dear to compute twice.
+    const bool write_g = out.defined() || is_smooth(act);
+    g = write_g ? at::empty_like(dz) : dz;
+    dgamma = channel_rows(1, channels).view(channels);
+    dbeta = channel_rows(1, channels).view(channels);
+    float* sum_gy = dgamma.data_ptr<float>();
+    float* sum_g = dbeta.data_ptr<float>();
+    kernels::norm_reduce({dz.data_ptr(), y.data_ptr(), out.defined() ? out.data_ptr() : nullptr,
+                          write_g ? g.data_ptr() : nullptr, storage_of(y), pixels, channels, scale,
+                          rows + kShift * channels, act, rows + kMean * channels, sum_g, sum_gy});
+
+    // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std; the means
+    // are over all members, the gradients of gamma and beta this member's share. In evaluation mode
+    // mean and inv_std do not depend on y, and dy = scale * g.
+    const bool training = ctx->saved_data["training"].toBool();
+    const double count = ctx->saved_data["count"].toDouble();
+    std::vector<double> sums(sum_g, sum_g + channels);
+    sums.insert(sums.end(), sum_gy, sum_gy + channels);
+    BatchGroup* const group = group_at(ctx->saved_data["group"].toInt());
+    if (group != nullptr) group->sum(sums);
+    map = channel_rows(2, channels);
+    float* slope = map.data_ptr<float>();
+    float* offset = slope + channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const double per_pixel = training ? static_cast<double>(scale[c]) / count : 0;
+      slope[c] = static_cast<float>(-per_pixel * inv_std[c] * inv_std[c] * sums[channels + c]);
+      offset[c] = static_cast<float>(-per_pixel * sums[c]);
+      sum_gy[c] *= inv_std[c];
+    }
+    source.grad = g.data_ptr();
+    source.storage = storage_of(y);
+    source.y = y.data_ptr();
+    source.a = scale;
+    source.b = slope;
+    source.d = offset;
+    source.mean = rows + kMean * channels;
+    source.relu = act == kernels::Act::relu && !write_g;
+    source.scale = scale;
+    source.shift = rows + kShift * channels;
+  }
+};
+
+struct ConvBnAct : Function<ConvBnAct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
+                            const at::Tensor& gamma, const at::Tensor& beta,
+                            const c10::optional<at::Tensor>& residual_any,
+                            const at::Tensor& running_mean, const at::Tensor& running_var,
+                            int64_t stride, int64_t padding, const NormArgs& norm, bool keep) {
+    const at::Tensor x = nhwc(x_any);
+    const auto shape = conv_shape(x, w, stride, padding);
+    const int64_t channels = shape.out;
+    const at::Tensor stats = channel_rows(kForwardRows, channels);
+    float* rows = stats.data_ptr<float>();
+    const at::Tensor y =
+        convolve(x, w, stride, padding, norm.training ? rows + kMean * channels : nullptr,
+                 norm.training ? rows + kVariance * channels : nullptr);
+    BatchGroup* const group = norm.training ? current_batch_group() : nullptr;
+    const double count = settle_rows(rows, channels, static_cast<double>(shape.out_pixels()), gamma,
+                                     beta, running_mean, running_var, norm, group);
+    const at::Tensor residual = residual_any ? nhwc(*residual_any) : at::Tensor();
+    const at::Tensor out = keep ? at::empty_like(y) : y;
+    apply_rows(y, residual, out, rows, norm.act);
+    if (keep) {
+      const bool out_gives_mask = residual.defined() && norm.act == kernels::Act::relu;
+      ctx->save_for_backward({x, w, gamma, y, stats, out_gives_mask ? out : at::Tensor()});
+      ctx->saved_data["stride"] = stride;
+      ctx->saved_data["padding"] = padding;
+      ctx->saved_data["residual"] = residual.defined();
+      keep_norm(ctx, norm, count, group);
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &y = saved[3];
+    const NormGradient norm(ctx, grads[0], y, saved[5], saved[4].data_ptr<float>());
+    const int64_t stride = ctx->saved_data["stride"].toInt();
+    const int64_t padding = ctx->saved_data["padding"].toInt();
+    const bool want_x = ctx->needs_input_grad(0), want_w = ctx->needs_input_grad(1);
+    variable_list d = conv_covered(x, w, stride, padding)
+                          ? conv_gradients(x, w, stride, padding, norm.source, want_x, want_w)
+                          : aten_gradients(x, w, y, stride, padding, norm.source, want_x, want_w);
+    variable_list all(11);
+    all[0] = d[0];
+    all[1] = d[1];
+    all[2] = norm.dgamma;
+    all[3] = norm.dbeta;
+    if (ctx->saved_data["residual"].toBool()) all[4] = norm.g;
+    return all;
+  }
+};
+
+struct BnAct : Function<BnAct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& gamma,
+                            const at::Tensor& beta, const at::Tensor& running_mean,
+                            const at::Tensor& running_var, const NormArgs& norm, bool keep) {
+    const at::Tensor y = nhwc(x);
+    const int64_t channels = y.size(1), pixels = y.numel() / channels;
+    const at::Tensor stats = channel_rows(kForwardRows, channels);
+    float* rows = stats.data_ptr<float>();
+    if (norm.training) {
+      kernels::channel_statistics(storage_of(y), y.data_ptr(), pixels, channels,
+                                  rows + kMean * channels, rows + kVariance * channels);
+    }
+    BatchGroup* const group = norm.training ? current_batch_group() : nullptr;
+    const double count = settle_rows(rows, channels, static_cast<double>(pixels), gamma, beta,
+                                     running_mean, running_var, norm, group);
+    const at::Tensor out = at::empty_like(y);
+    apply_rows(y, {}, out, rows, norm.act);
+    if (keep) {
+      ctx->save_for_backward({y, stats});
+      keep_norm(ctx, norm, count, group);
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& y = saved[0];
+    const NormGradient norm(ctx, grads[0], y, {}, saved[1].data_ptr<float>());
+    at::Tensor dx;
+    if (ctx->needs_input_grad(0)) {
+      dx = at::empty_like(y);
+      kernels::write_gradient(norm.source, y.numel() / y.size(1), y.size(1), storage_of(y),
+                              dx.data_ptr());
+    }
+    return {dx, norm.dgamma, norm.dbeta, {}, {}, {}, {}};
+  }
+};
+
+// The rows of act(y + bias): scale 1, shift bias, mean 0.
+at::Tensor bias_rows(const at::Tensor& bias) {
+  const at::Tensor rows = channel_rows(kForwardRows, bias.numel());
+  rows.zero_();
+  rows[kScale].fill_(1);
+  rows[kShift].copy_(bias);
+  return rows;
+}
+
+struct BiasAct : Function<BiasAct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& bias,
+                            kernels::Act act) {
+    const at::Tensor y = nhwc(x), rows = bias_rows(bias), out = at::empty_like(y);
+    apply_rows(y, {}, out, rows.data_ptr<float>(), act);
+    ctx->save_for_backward({y, rows});
+    ctx->saved_data["act"] = static_cast<int64_t>(act);
+    ctx->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& y = saved[0];
+    const int64_t channels = y.size(1);
+    const float* rows = saved[1].data_ptr<float>();
+    const at::Tensor dz = nhwc(grads[0].to(y.scalar_type())), g = at::empty_like(dz);
+    const at::Tensor sums = channel_rows(2, channels);
+    kernels::norm_reduce(
+        {dz.data_ptr(), y.data_ptr(), nullptr, g.data_ptr(), storage_of(y), y.numel() / channels,
+         channels, rows + kScale * channels, rows + kShift * channels,
+         static_cast<kernels::Act>(ctx->saved_data["act"].toInt()), rows + kMean * channels,
+         sums[0].data_ptr<float>(), sums[1].data_ptr<float>()});
+    const auto type = static_cast<at::ScalarType>(ctx->saved_data["type"].toInt());
+    return {g, sums[0].to(type), {}};
+  }
+};
+
+// Batch norm in a group by ATen's elementwise operators; float or double.
+struct GroupBatchNorm : Function<GroupBatchNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gamma,
+                            const at::Tensor& beta, const at::Tensor& running_mean,
+                            const at::Tensor& running_var, double momentum, double eps) {
+    BatchGroup* const group = current_batch_group();
+    const int64_t channels = y.size(1);
+    at::Tensor variance, mean;
+    std::tie(variance, mean) = at::var_mean(y, {0, 2, 3}, /*unbiased=*/false);
+    variance = variance.to(at::kDouble).contiguous();
+    mean = mean.to(at::kDouble).contiguous();
+    const double count =
+        join_statistics(*group, static_cast<double>(y.numel() / channels), channels,
+                        mean.data_ptr<double>(), variance.data_ptr<double>());
+    if (group->moves_running_statistics()) {
+      const double unbiased = count / std::max(count - 1, 1.0);
+      running_mean.mul_(1 - momentum).add_(mean, momentum);
+      running_var.mul_(1 - momentum).add_(variance, momentum * unbiased);
+    }
+    const at::Tensor inv_std = (variance + eps).rsqrt().to(y.scalar_type());
+    const at::Tensor centred = y - per_channel(mean.to(y.scalar_type()));
+    ctx->save_for_backward({centred, inv_std, gamma});
+    ctx->saved_data["count"] = count;
+    ctx->saved_data["group"] = address_of(group);
+    return centred * per_channel(inv_std * gamma) + per_channel(beta);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &centred = saved[0], &inv_std = saved[1], &gamma = saved[2], &g = grads[0];
+    const at::Tensor xhat = centred * per_channel(inv_std);
+    const at::Tensor dbeta = g.sum({0, 2, 3}), dgamma = (g * xhat).sum({0, 2, 3});
+    const at::Tensor sums = at::stack({dbeta, dgamma}).to(at::kDouble).contiguous();
+    group_at(ctx->saved_data["group"].toInt())
+        ->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
+    const at::Tensor means = (sums / ctx->saved_data["count"].toDouble()).to(g.scalar_type());
+    const at::Tensor dy =
+        (g - per_channel(means[0]) - xhat * per_channel(means[1])) * per_channel(inv_std * gamma);
+    return {dy, dgamma, dbeta, {}, {}, {}, {}};
+  }
+
+  static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
+};
+
+at::Tensor activated(const at::Tensor& y, Activation act) {
+  switch (act) {
+    case Activation::none:
+      break;
+    case Activation::relu:
+      return y.relu();
+    case Activation::gelu:
+      return at::gelu(y);
+    case Activation::silu:
+      return at::silu(y);
+  }
+  return y;
+}
+
+// Of y in the type of bn's parameters (float where x is half); the result has the type `out`.
+at::Tensor bn_act_aten(at::Tensor y, const BatchNorm& bn, const at::Tensor& residual,
+                       Activation act, bool training, at::ScalarType out) {
+  const at::ScalarType type = bn.weight.scalar_type();
+  if (training && current_batch_group() != nullptr) {
+    y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                              bn.momentum, bn.eps);
+  } else {
+    // libtorch's channels-last kernels cut their sums by the number of threads.
+    y = at::batch_norm(y.to(type).contiguous(), bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                       training, bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  }
+  if (residual.defined()) y = y + residual.to(type);
+  return activated(y, act).to(out);
+}
+
+// Whether our kernels can normalise [B,channels,H,W] of the type of x.
+bool norm_covered(const at::Tensor& x, int64_t channels, const BatchNorm& bn) {
+  return has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(channels) != nullptr &&
+         bn.weight.scalar_type() == at::kFloat && bn.bias.scalar_type() == at::kFloat &&
+         bn.running_mean.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
+at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride, int64_t padding,
+                       const BatchNorm& bn, const at::Tensor& residual, Activation act,
+                       bool training) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::conv_bn_act(*split, x, w, stride, padding, bn, residual, act, training);
+  const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
+  const bool covered = norm_covered(x, w.size(0), bn) && has_storage(w) && w.size(1) == x.size(1) &&
+                       w.size(2) == w.size(3) &&
+                       (!residual.defined() ||
+                        (residual.scalar_type() == x.scalar_type() && !is_smooth(act_of(act))));
+  if (covered) {
+    return ConvBnAct::apply(x, w, bn.weight, bn.bias, present(residual), bn.running_mean,
+                            bn.running_var, stride, padding,
+                            NormArgs{bn.momentum, bn.eps, act_of(act), training}, differentiate);
+  }
+  return bn_act_aten(aten_conv2d(widened(x), widened(w), {}, stride, padding), bn, residual, act,
+                     training, x.scalar_type());
+}
+
+at::Tensor bn_act(const at::Tensor& x, const BatchNorm& bn, Activation act, bool training) {
+  if (SpatialSplit* split = current_spatial_split())
+    return spatial::bn_act(*split, x, bn, act, training);
+  const bool differentiate = requires_grad({x, bn.weight, bn.bias});
+  if (norm_covered(x, x.size(1), bn)) {
+    return BnAct::apply(x, bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                        NormArgs{bn.momentum, bn.eps, act_of(act), training}, differentiate);
+  }
+  return bn_act_aten(widened(x), bn, {}, act, training, x.scalar_type());
+}
+
+at::Tensor bias_act(const at::Tensor& x, const at::Tensor& bias, Activation act) {
+  if (SpatialSplit* split = current_spatial_split()) return spatial::bias_act(*split, x, bias, act);
+  if (has_storage(x) && has_storage(bias) && x.dim() == 4 && x.numel() > 0 &&
+      kernels::isa_for(x.size(1)) != nullptr) {
+    return BiasAct::apply(x, bias, act_of(act));
+  }
+  const at::Tensor wide = widened(x);
+  return activated(wide + bias.to(wide.scalar_type()).view({1, -1, 1, 1}), act).to(x.scalar_type());
+}
+
+}  // namespace ductile::nn::ops

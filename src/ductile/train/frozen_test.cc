@@ -1,0 +1,128 @@
+// Parameters that are not trained, and first values that come from the data.
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "ductile/nn/whitening.h"
+#include "ductile/train/replica.h"
+
+namespace ductile::train {
+namespace {
+
+spec::JobOptions job_of(const char* model) {
+  spec::JobOptions job;
+  job.data.train_limit = 96;
+  job.data.test_limit = 32;
+  job.model.name = model;
+  job.model.width = 8;
+  job.model.hidden = {16};
+  job.loader.threads = 1;
+  job.optimizer.lr = 0.02;
+  job.train.epochs = 4;
+  job.train.batch_size = 24;
+  job.train.virtual_ranks = 2;
+  job.train.eval_every_epochs = 100;
+  return job;
+}
+
+void train_step(Replica& replica, bool early = false) {
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  replica.compute(replica.num_ranks(), sum,
+                  early ? [](int64_t) {} : std::function<void(int64_t)>());
+  replica.apply(sum);
+}
+
+std::vector<float> values_of(Replica& replica, const char* name) {
+  const optim::Segment& s = replica.layout().segment(name);
+  const std::span<const float> weights = replica.state().flat.weights();
+  return {weights.begin() + s.offset, weights.begin() + s.offset + s.size};
+}
+
+at::Tensor parameter(nn::Model& model, const std::string& name) {
+  for (const nn::NamedTensor& p : model.parameters()) {
+    if (p.name == name) return p.tensor;
+  }
+  return {};
+}
+
+TEST(Frozen, ParametersStayAndNeedNoGradient) {
+  spec::JobOptions job = job_of("mlp");
+  job.optimizer.freeze = {"fc1.weight", "fc2.bias:2"};
+  job.optimizer.no_decay = {};
+  Replica replica(job);
+  replica.host_all();
+  const auto weight = values_of(replica, "fc1.weight"), bias = values_of(replica, "fc2.bias");
+  std::vector<float> after_two;
+  for (int step = 0; step < 12; ++step) {  // 4 an epoch
+    if (step == 8) after_two = values_of(replica, "fc2.bias");
+    train_step(replica, step % 2 == 1);
+  }
+  EXPECT_EQ(values_of(replica, "fc1.weight"), weight);
+  EXPECT_NE(after_two, bias);
+  EXPECT_EQ(values_of(replica, "fc2.bias"), after_two);
+  EXPECT_NE(values_of(replica, "fc1.bias"), std::vector<float>(16));
+}
+
+// Going back to a state in which a parameter is still trained.
+TEST(Frozen, AParameterIsTrainedAgainInAnEarlierState) {
+  spec::JobOptions job = job_of("mlp");
+  job.optimizer.freeze = {"fc2:1"};
+  Replica replica(job), twin(job);
+  replica.host_all();
+  twin.host_all();
+  for (int step = 0; step < 2; ++step) train_step(replica, true);
+  const StateImage early = replica.state().fork();
+  for (int step = 0; step < 5; ++step) train_step(replica, true);
+  const std::string late = replica.state().digest().value();
+  replica.take(early);
+  for (int step = 0; step < 5; ++step) train_step(replica, true);
+  EXPECT_EQ(replica.state().digest(), late);
+  for (int step = 0; step < 7; ++step) train_step(twin);
+  EXPECT_EQ(twin.state().digest(), late);
+}
+
+TEST(Frozen, NoGradientIsComputedForThem) {
+  const spec::JobOptions job = job_of("airbench");
+  Ingredients parts = complete({}, job);
+  FlatModel flat(*parts.model, job.optimizer);
+  flat.set_epoch(0);
+  EXPECT_FALSE(parameter(*parts.model, "whiten.weight").requires_grad());
+  EXPECT_FALSE(parameter(*parts.model, "layers.1.norm1.weight").requires_grad());
+  EXPECT_TRUE(parameter(*parts.model, "whiten.bias").requires_grad());
+  EXPECT_EQ(flat.layout().segment("whiten.weight").trained_epochs, 0);
+  std::vector<float> out(static_cast<size_t>(flat.layout().total_size()), 1.0F);
+  const at::Tensor x = at::randn({3, 1, 28, 28}), labels = at::zeros({3}, at::kLong);
+  int64_t last = flat.layout().total_size();
+  int announced = 0;
+  flat.backward(parts.model->loss(parts.model->forward(x), labels, 0).losses.mean(), out,
+                [&](int64_t begin) {
+                  EXPECT_LT(begin, last);
+                  last = begin;
+                  ++announced;
+                });
+  EXPECT_EQ(last, 0);
+  EXPECT_GT(announced, 5) << "a frozen parameter holds nothing up";
+  const optim::Segment& s = flat.layout().segment("layers.2.norm1.weight");
+  for (int64_t i = 0; i < s.size; ++i) EXPECT_EQ(out[static_cast<size_t>(s.offset + i)], 0);
+}
+
+TEST(InitialSamples, AreThoseOfTheTrainingSetWithoutAugmentation) {
+  spec::JobOptions job = job_of("airbench");
+  job.augment.flip = true;
+  job.augment.pad = 2;
+  Replica replica(job);
+  const auto parts = complete({}, job);
+  data::LoaderTask task;
+  task.training = false;
+  task.batch_size = 96;
+  data::Loader loader(parts.train_set, parts.augment, job.loader, task);
+  const at::Tensor want = nn::whitening_filters(input_of(*loader.next()), 2, 5e-4);
+  const std::vector<float> got = values_of(replica, "whiten.weight");
+  ASSERT_EQ(static_cast<int64_t>(got.size()), want.numel());
+  EXPECT_EQ(0, std::memcmp(got.data(), want.data_ptr<float>(), got.size() * sizeof(float)));
+}
+
+}  // namespace
+}  // namespace ductile::train
