@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "ductile/base/error.h"
 #include "ductile/nn/init.h"
 #include "ductile/nn/layers.h"
 #include "ductile/nn/whitening.h"
@@ -20,6 +21,11 @@ class Airbench : public LayerModel {
  public:
   explicit Airbench(const ModelArgs& args) : LayerModel(args) {
     const int64_t width = args.options.width > 0 ? args.options.width : 64;
+    // Of other widths libtorch would compute gradients that depend on the number of threads.
+    if (width % 8 != 0) {
+      fail(ErrorCode::invalid_argument,
+           "model.width = {} and model.name = \"airbench\": the width is a multiple of 8", width);
+    }
     activation_ = activation_of(args.options.activation);
     pixels_ = args.info.height * args.info.width;
     int64_t channels = 2 * args.info.channels * kPatch * kPatch;

@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
     Zoo, ThreadInvariant,
     testing::Values(Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4},
                     Case{"cnn", 1, 28}, Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12},
-                    Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 12}, Case{"resnet8", 33, 32},
+                    Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24}, Case{"resnet8", 33, 32},
                     Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32}, Case{"resnet32", 5, 32},
                     Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64}, Case{"resnet18-cifar", 3, 32},
                     Case{"resnet50", 3, 64}, Case{"unet", 1, 64}, Case{"unet", 5, 64},
