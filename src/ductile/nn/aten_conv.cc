@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ductile/nn/flops.h"
+#include "ductile/nn/kernels/product.h"
+#include "ductile/nn/matrix_impl.h"
 #include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
@@ -20,8 +22,13 @@ using torch::autograd::variable_list;
 // Rows of a product that one thread computes: enough for BLAS, few enough for many threads.
 constexpr int64_t kPixels = 512, kFilters = 64;
 
-// out = a b, `rows` rows at a time: how a product is cut is what its rounding depends on.
+// out = a b. Where ATen does it, `rows` rows at a time: how a product is cut is what its rounding
+// depends on.
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  if (kernels::product_supported()) {
+    return kernels::product({matrix_of(a), matrix_of(b), out.data_ptr<float>(), out.stride(0),
+                             out.stride(1), out.size(0), out.size(1), a.size(1), false});
+  }
   const int64_t pieces = (out.size(0) + rows - 1) / rows;
   std::exception_ptr error;
 #pragma omp parallel for schedule(dynamic, 1)

@@ -5,6 +5,7 @@
 
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/product.h"
+#include "ductile/nn/matrix_impl.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/precision.h"
 
@@ -15,8 +16,6 @@ using kernels::Matrix;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-Matrix matrix_of(const at::Tensor& t) { return {t.data_ptr<float>(), t.stride(0), t.stride(1)}; }
 
 // a b (+ row), as a new tensor [rows of a, columns of b].
 at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b, const at::Tensor& row = {}) {
