@@ -103,8 +103,9 @@ Result train(const Case& c, const char* precision, int threads) {
   const LossOutput evaluated = model->loss(model->forward(x), labels, 0);
   result.add("losses in evaluation", evaluated.losses);
   mean_of(evaluated).backward();
-  for (const NamedTensor& p : model->parameters())
-    result.add(p.name + " in evaluation", p.tensor.grad());
+  for (const NamedTensor& p : model->parameters()) {
+    if (!p.frozen) result.add(p.name + " in evaluation", p.tensor.grad());
+  }
   return result;
 }
 
