@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -241,6 +242,9 @@ int main(int argc, char** argv) {
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
   at::set_num_threads(threads);
+  // Its own threads spin between its calls, and would count as ours.
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))
+    reinterpret_cast<void (*)(int)>(symbol)(threads);
   if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
 
   std::vector<Case> cases;
