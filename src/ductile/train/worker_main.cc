@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
@@ -137,6 +138,10 @@ int main(int argc, char** argv) {
   ductile::train::catch_interrupts();
   Arguments arguments;
   try {
+    // libtorch's own operators sum in another order with other vectors, and little of the time is
+    // theirs. It reads this once, before its first operator.
+    if (ductile::may_use(ductile::IsaLevel::avx2))
+      setenv("ATEN_CPU_CAPABILITY", "avx2", /*overwrite=*/0);
     arguments = parse(argc, argv);
     if (arguments.describe) {
       std::cout << ductile::dump_json(ductile::train::describe_environment(), 2) << "\n";
