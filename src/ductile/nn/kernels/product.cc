@@ -83,17 +83,17 @@ void pack_adjacent(const float* data, int64_t depth_stride, int64_t count, int64
 
 void pack(const float* data, int64_t stride, int64_t depth_stride, int64_t count, int64_t depth,
           int64_t width, float* out) {
-  if (depth_stride == 1 && stride != 1) {
-    pack_transposed(data, stride, count, depth, width, out);
-  } else if (stride == 1) {
+  if (stride == 1) {
     pack_adjacent(data, depth_stride, count, depth, width, out);
+  } else if (depth_stride == 1) {
+    pack_transposed(data, stride, count, depth, width, out);
   } else {
     pack_scattered(data, stride, depth_stride, count, depth, width, out);
   }
 }
 
-// The rows [first, last) of one block, in groups of nearly equal size: few rows at once leave the
-// multipliers waiting for each other's results.
+// The rows of one block, in groups of nearly equal size: few rows at once leave the multipliers
+// waiting for each other's results.
 struct Groups {
   explicit Groups(int64_t rows) : number(pieces(rows, kGroup)), size(pieces(rows, number)) {}
   int64_t number, size;
