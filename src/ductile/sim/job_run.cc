@@ -28,27 +28,27 @@ const sched::PerfParams& FitCache::fit(uint64_t key, std::span<const sched::Step
 }
 
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-               std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
-               SharedMeasurements* shared, const Instruments& instruments)
+               std::span<const std::string> types, const sched::PolicyTraits& traits,
+               FitCache& fits, SharedMeasurements* shared, const Instruments& instruments)
     : submission_(submission),
       app_(app),
       rules_(rules),
       fits_(fits),
-      scaling_(std::min(submission.scaling, policy.uses())),
-      learns_(policy.uses() == Scaling::adaptive),
+      scaling_(std::min(submission.scaling, traits.uses)),
+      learns_(traits.uses == Scaling::adaptive),
       measures_(shared != nullptr),
       batch_(submission.batch > 0 ? submission.batch : app.init_batch),
       types_(types.begin(), types.end()),
-      serves_(policy.serves()),
+      serves_(traits.serves),
       instruments_(instruments) {
-  if (policy.uses() == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
+  if (traits.uses == Scaling::adaptive && app.adaptive_batch > 0) batch_ = app.adaptive_batch;
   if (app.fixed_batch) scaling_ = std::min(scaling_, Scaling::strong);
   for (const std::string& type : types) {
     profiles_.push_back(&app.profile(type));
     limits_.push_back(app.limits(*profiles_.back()));
     units_.push_back(submission.service ? submission.service->replica_devices : app.unit(type));
   }
-  if (pipeline() && !submission.service && !policy.scales_pipelines()) scaling_ = Scaling::rigid;
+  if (pipeline() && !submission.service && !traits.scales_pipelines) scaling_ = Scaling::rigid;
   if (submission.service) {
     scaling_ = Scaling::rigid;
     service_run_.emplace(*submission.service, app, types, submission.time, pause());

@@ -12,7 +12,7 @@
 
 #include "ductile/sched/job.h"
 #include "ductile/sched/perf_fit.h"
-#include "ductile/sched/policy.h"
+#include "ductile/sched/policy_traits.h"
 #include "ductile/sim/application.h"
 #include "ductile/sim/workload.h"
 
@@ -33,7 +33,7 @@ class FitCache {
 };
 
 // Step times measured on one device type, and the models made of them. Of one job, or of all jobs
-// of an application where the policy's workers measure (Policy::measures()).
+// of an application where the policy's workers measure (PolicyTraits::measures).
 struct Learned {
   std::vector<sched::StepSample> samples;
   std::vector<int32_t> readings;  // that each sample is the mean of
@@ -68,7 +68,7 @@ class JobRun {
   // `types`: names of the cluster's device types. `shared`: what the jobs of an application have
   // measured together; null: each learns for itself, as published. `instruments`: of all jobs.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
+         std::span<const std::string> types, const sched::PolicyTraits& traits, FitCache& fits,
          SharedMeasurements* shared, const Instruments& instruments = {});
 
   // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service

@@ -103,7 +103,7 @@ TEST(Instruments, ReadingsAreAveraged) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     FitCache fits(0);
     SharedMeasurements shared;
-    JobRun run(job, app, catalog.rules, types, *policy, fits, &shared, {0.1, seed, 0});
+    JobRun run(job, app, catalog.rules, types, policy->traits(), fits, &shared, {0.1, seed, 0});
     run.reallocate(0, {{0, 4}}, 0);
     double now = 0;
     for (; now < 3000; now += 10) run.advance(now, 10, {});
