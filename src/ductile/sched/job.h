@@ -79,7 +79,7 @@ struct JobView {
   // The data are not owned, and live as long as the round.
   std::span<const double> known_step_seconds;
 
-  // Set for a service, if the policy serves them (PolicyTraits::serves). Batch, budget and models then do not apply.
+  // Set for a service, if the policy serves them. Batch, budget and models then do not apply.
   std::optional<ServiceView> service;
   // The present window of its service level; if nothing is asked, no account is kept.
   SlaWindow window;

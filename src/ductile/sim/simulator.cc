@@ -66,8 +66,8 @@ class Simulation {
   sched::Cluster cluster_;
   sched::Policy& policy_;
   const SimOptions& options_;
-  FitCache fits_;
-  SharedMeasurements measurements_;
+  sched::FitCache fits_;
+  sched::SharedMeasurements measurements_;
   std::vector<JobRun> runs_;
   std::vector<double> declared_;       // factor on the true length; 0: not declared
   std::vector<sched::JobView> views_;  // of active_, in the same order
@@ -125,8 +125,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
     runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, traits_,
-                       fits_, traits_.measures ? &measurements_ : nullptr,
-                       Instruments{options.noise, options.seed, j});
+                       fits_, measurements_, Instruments{options.noise, options.seed, j});
     if (!traits_.sees_types)
       for (const std::string& type : cluster_.types)
         if (!job.service && catalog.find(job.application).unit(type) == 0)
