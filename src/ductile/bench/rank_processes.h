@@ -18,7 +18,8 @@ namespace ductile::bench {
 
 // The ranks of one experiment: processes that read lines of JSON from stdin and answer with lines
 // of JSON on stdout. Each runs here or, through a launcher command, on another host. Whatever
-// happens, none is left when the object ends: one that does not end by itself is killed. One thread.
+// happens, none is left when the object ends: one that does not end by itself is killed. One
+// thread.
 class RankProcesses {
  public:
   using Json = nlohmann::ordered_json;
