@@ -116,7 +116,9 @@ JobController::Impl::Impl(JobControllerOptions o, std::unique_ptr<Launcher> l)
 
 void JobController::Impl::begin(int64_t workers) {
   driver.restore();
-  link::write_addresses(options.run, addresses);
+  // A controller that is started again mostly has the ports of the one before; then nothing is
+  // written, so that it takes over on a full disk, too, and waits there as any other.
+  if (addresses_before(options.run) != addresses) link::write_addresses(options.run, addresses);
   requests = std::make_unique<RequestServer>(options.run);
   driver.start(workers);
 }
