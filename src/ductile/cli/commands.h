@@ -153,7 +153,7 @@ struct PlanCommand {
   std::optional<double> optimizer_state;  // bytes per byte of parameters; default: the graph's
   std::optional<fs::path> plan;           // evaluate this one
   std::optional<std::string> emit;        // megatron
-  std::optional<std::string> schema;      // graph, plan
+  std::optional<std::string> schema;      // graph, plan, cluster
   bool write_graph = false;               // print the graph in our own format
   bool json = false;
   bool svg = false;
