@@ -77,6 +77,23 @@ TEST(Takeover, AThreadGoesOnWithARunOfAController) {
             run_undisturbed(job.steps, kVirtualRanks));
 }
 
+TEST(Takeover, AControllerTakesOverOnAFullDiskAndWaitsForRoom) {
+  Job job{.steps = 150};
+  job.small_disk = true;
+  Live live(job);
+  live.start(2);
+  live.wait_for_step(30);
+  live.kill_controller();
+  if (!live.fill_disk()) GTEST_SKIP() << "this user may not mount a file system to fill";
+  live.start(0);
+  live.wait_for("the full disk", [&](const json& s) {
+    return live.ended() || s.dump().find("waits for room") != std::string::npos;
+  });
+  EXPECT_FALSE(live.ended());
+  live.free_disk();
+  live.expect_result();
+}
+
 // Its workers' leases are far from their ends, and nobody waits for that: they are gone, or ended.
 TEST(Takeover, AThreadFollowsAControllerThatWasKilledAtOnce) {
   for (const bool with_workers : {false, true}) {

@@ -1,0 +1,110 @@
+#include "ductile/cluster/commit_queue.h"
+
+#include <future>
+#include <utility>
+
+namespace ductile::cluster {
+namespace {
+
+constexpr size_t kBatch = 500;  // changes of one transaction
+
+// What the change threw, as an Error.
+std::optional<Error> error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::internal, error.what());
+  }
+}
+
+}  // namespace
+
+CommitQueue::CommitQueue(Store& store, size_t most)
+    : store_(store), most_(most), thread_([this] { run(); }) {}
+
+CommitQueue::~CommitQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  arrived_.notify_one();
+  thread_.join();
+}
+
+void CommitQueue::post(Write write, Done done) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.size() >= most_)
+      fail(ErrorCode::unavailable,
+           "{} changes wait for the disk of the store; try again in a moment", waiting_.size());
+    waiting_.push_back({std::move(write), std::move(done), {}});
+  }
+  arrived_.notify_one();
+}
+
+void CommitQueue::commit(const Write& write) {
+  std::promise<std::optional<Error>> promise;
+  post(write, [&](const Error* error) {
+    promise.set_value(error == nullptr ? std::nullopt : std::optional<Error>(*error));
+  });
+  if (const auto error = promise.get_future().get()) throw *error;
+}
+
+void CommitQueue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    arrived_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    std::deque<Waiting> batch;
+    while (!waiting_.empty() && batch.size() < kBatch) {
+      batch.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    lock.unlock();
+    carry_out(batch);
+    for (Waiting& change : batch) change.done(change.error ? &*change.error : nullptr);
+    batch.clear();
+    lock.lock();
+  }
+}
+
+void CommitQueue::carry_out(std::deque<Waiting>& batch) {
+  if (try_together(batch)) return;
+  for (Waiting& change : batch) try_alone(change);
+}
+
+// False if the transaction was taken back; nothing of it has happened then.
+bool CommitQueue::try_together(std::deque<Waiting>& batch) {
+  Database& database = store_.database();
+  std::optional<Transaction> transaction;
+  if (const auto refused = error_of([&] { transaction.emplace(database); })) {
+    for (Waiting& change : batch) change.error = refused;
+    return true;  // another one would wait for the same lock as long
+  }
+  const auto failed = error_of([&] {
+    Change writes(database);
+    for (Waiting& change : batch) {
+      database.execute("SAVEPOINT one");
+      change.error = error_of([&] { change.write(writes); });
+      // A full disk ends the whole transaction, whatever the change makes of it.
+      if (!database.in_transaction()) throw Error(ErrorCode::unavailable, "taken back");
+      database.execute(change.error ? "ROLLBACK TO one; RELEASE one" : "RELEASE one");
+    }
+    transaction->commit();
+  });
+  return !failed;
+}
+
+void CommitQueue::try_alone(Waiting& change) {
+  change.error = error_of([&] {
+    Transaction transaction(store_.database());
+    Change writes(store_.database());
+    change.write(writes);
+    transaction.commit();
+  });
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "ductile/base/error.h"
+#include "ductile/cluster/store.h"
+
+namespace ductile::cluster {
+
+// Commits changes on a thread of its own, so that nobody waits for a disk, and many in one
+// transaction, so that a disk that commits a hundred times a second takes thousands of requests.
+//
+// A change is acknowledged by its `done` after the transaction is on the disk, never before.
+// Changes are carried out in the order of post(). One that throws is undone alone; the others of
+// its transaction are kept. If the disk fails, every change in the transaction is told so
+// (unavailable): it is then absent, or, where it was the last write that failed, may be there as a
+// whole after a restart. No program can know which. A request with a key (Change::answered) is
+// simply sent again: it is carried out once either way.
+class CommitQueue {
+ public:
+  // May run more than once: a transaction that SQLite takes back is repeated change by change, and
+  // only the last time counts. It must have no effect but on the Change.
+  using Write = std::function<void(Change&)>;
+  // Called on the queue's thread; null: committed. Must not throw.
+  using Done = std::function<void(const Error*)>;
+
+  // `most`: changes that may wait. The store must outlive this object.
+  explicit CommitQueue(Store& store, size_t most = 10000);
+  CommitQueue(const CommitQueue&) = delete;
+  CommitQueue& operator=(const CommitQueue&) = delete;
+  ~CommitQueue();  // carries out what waits
+
+  // Throws unavailable if too many changes wait; nothing is then called.
+  void post(Write write, Done done);
+  // post() and wait; throws what went wrong. Not from `done`.
+  void commit(const Write& write);
+
+ private:
+  struct Waiting {
+    Write write;
+    Done done;
+    std::optional<Error> error;
+  };
+
+  void run();
+  void carry_out(std::deque<Waiting>& batch);
+  bool try_together(std::deque<Waiting>& batch);
+  void try_alone(Waiting& change);
+
+  Store& store_;
+  const size_t most_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<Waiting> waiting_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ductile::cluster

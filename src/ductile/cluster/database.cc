@@ -1,0 +1,209 @@
+#include "ductile/cluster/database.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::cluster {
+namespace {
+
+constexpr int kPatience = 5000;  // milliseconds for another process's lock
+
+// WAL shares memory between the processes that use a file, which network file systems cannot.
+void refuse_network_file_system(const fs::path& file) {
+  struct statfs where {};
+  if (::statfs(file.parent_path().c_str(), &where) != 0) return;  // opening says why
+  constexpr unsigned long kNetwork[] = {
+      0x6969,      // NFS
+      0xff534d42,  // CIFS
+      0xfe534d42,  // SMB2
+      0x517b,      // SMB
+      0x0bd00bd0,  // Lustre
+      0x19830326,  // BeeGFS
+      0x47504653,  // GPFS
+  };
+  for (const unsigned long kind : kNetwork) {
+    if (static_cast<unsigned long>(where.f_type) == kind)
+      fail(ErrorCode::invalid_argument,
+           "{}: lies on a network file system, where a store can be damaged; choose a folder on a "
+           "local disk",
+           file.string());
+  }
+}
+
+// SQLite gives the files beside it the same permissions.
+void make_private(const fs::path& file) {
+  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) fail_errno(file.string(), errno);
+  ::close(fd);
+}
+
+ErrorCode code_of(int code, int error_number) {
+  switch (code & 0xff) {
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return ErrorCode::data_loss;
+    case SQLITE_CONSTRAINT:
+      return ErrorCode::conflict;
+    case SQLITE_CANTOPEN:
+      return error_number == ENOENT ? ErrorCode::not_found : ErrorCode::unavailable;
+    case SQLITE_FULL:
+    case SQLITE_IOERR:
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+    case SQLITE_NOMEM:
+    case SQLITE_INTERRUPT:
+    case SQLITE_PROTOCOL:
+      return ErrorCode::unavailable;
+    case SQLITE_TOOBIG:
+      return ErrorCode::invalid_argument;
+    default:
+      return ErrorCode::internal;
+  }
+}
+
+std::string_view remedy_of(int code) {
+  switch (code & 0xff) {
+    case SQLITE_FULL:
+      return "; free space on its disk";
+    case SQLITE_BUSY:
+      return "; another process writes to it";
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+      return "; this user may not write it";
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return "; restore it from a copy, or move it away to begin a new one";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+bool Row::is_null(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
+int64_t Row::integer(int column) const { return sqlite3_column_int64(statement_, column); }
+double Row::real(int column) const { return sqlite3_column_double(statement_, column); }
+std::string Row::text(int column) const {
+  const auto* const bytes = reinterpret_cast<const char*>(sqlite3_column_text(statement_, column));
+  if (bytes == nullptr) return {};
+  return {bytes, static_cast<size_t>(sqlite3_column_bytes(statement_, column))};
+}
+
+void Database::Close::operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
+void Database::Finalize::operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+
+Database::Database(const fs::path& file, Access access, const char* vfs)
+    : file_(fs::absolute(file)) {
+  refuse_network_file_system(file_);
+  int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_READWRITE;  // readers, too, share the WAL's index
+  sqlite3* connection = nullptr;
+  if (access == Access::write) make_private(file_);
+  const int opened = sqlite3_open_v2(file_.c_str(), &connection, flags, vfs);
+  connection_.reset(connection);
+  if (opened != SQLITE_OK) fail_with(opened, "opening it");
+  sqlite3_extended_result_codes(connection, 1);
+  sqlite3_busy_timeout(connection, kPatience);
+  sqlite3_db_config(connection, SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
+  // A committed transaction is on the disk; and no file's own SQL is trusted.
+  execute("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;");
+  execute(access == Access::read
+              ? "PRAGMA query_only = ON;"
+              : "PRAGMA journal_mode = WAL; PRAGMA journal_size_limit = 67108864;");
+}
+
+Database::~Database() { statements_.clear(); }
+
+void Database::fail_with(int code, std::string_view doing) const {
+  const int error_number = connection_ ? sqlite3_system_errno(connection_.get()) : 0;
+  std::string text = connection_ ? sqlite3_errmsg(connection_.get()) : sqlite3_errstr(code);
+  if (error_number != 0 && (code & 0xff) != SQLITE_CONSTRAINT)
+    text += fmt::format(" ({})", std::strerror(error_number));
+  fail(code_of(code, error_number), "{}: {}: {}{}", file_.string(), doing, text, remedy_of(code));
+}
+
+void Database::execute(const std::string& sql) {
+  const int code = sqlite3_exec(connection_.get(), sql.c_str(), nullptr, nullptr, nullptr);
+  if (code != SQLITE_OK) fail_with(code, "using it");
+}
+
+Database::Use::Use(Database& database, std::string_view sql) : database(database) {
+  auto found = database.statements_.find(sql);
+  if (found == database.statements_.end()) {
+    sqlite3_stmt* made = nullptr;
+    const int code =
+        sqlite3_prepare_v3(database.connection_.get(), sql.data(), static_cast<int>(sql.size()),
+                           SQLITE_PREPARE_PERSISTENT, &made, nullptr);
+    if (code != SQLITE_OK) database.fail_with(code, "using it");
+    found = database.statements_
+                .emplace(std::string(sql), std::unique_ptr<sqlite3_stmt, Finalize>(made))
+                .first;
+  }
+  statement = found->second.get();
+  DUCTILE_CHECK(!sqlite3_stmt_busy(statement), "a statement is used inside its own rows: {}", sql);
+}
+
+Database::Use::~Use() {
+  sqlite3_reset(statement);
+  sqlite3_clear_bindings(statement);
+}
+
+void Database::bind(sqlite3_stmt* statement, int place, int64_t value) {
+  sqlite3_bind_int64(statement, place, value);
+}
+void Database::bind(sqlite3_stmt* statement, int place, double value) {
+  sqlite3_bind_double(statement, place, value);
+}
+void Database::bind(sqlite3_stmt* statement, int place, std::string_view value) {
+  sqlite3_bind_text64(statement, place, value.data() == nullptr ? "" : value.data(), value.size(),
+                      SQLITE_TRANSIENT, SQLITE_UTF8);
+}
+void Database::bind(sqlite3_stmt* statement, int place, std::nullptr_t) {
+  sqlite3_bind_null(statement, place);
+}
+
+void Database::step_all(Use& use, const OnRow& on_row) {
+  while (true) {
+    const int code = sqlite3_step(use.statement);
+    if (code == SQLITE_DONE) return;
+    if (code != SQLITE_ROW)
+      fail_with(code, sqlite3_stmt_readonly(use.statement) != 0 ? "reading it" : "writing to it");
+    if (on_row) on_row(Row(use.statement));
+  }
+}
+
+int64_t Database::last_insert() const { return sqlite3_last_insert_rowid(connection_.get()); }
+int64_t Database::changed_rows() const { return sqlite3_changes64(connection_.get()); }
+bool Database::in_transaction() const { return sqlite3_get_autocommit(connection_.get()) == 0; }
+
+Transaction::Transaction(Database& database) : database_(database) {
+  database_.execute("BEGIN IMMEDIATE");
+}
+
+Transaction::~Transaction() {
+  if (!open_ || !database_.in_transaction()) return;
+  try {
+    database_.execute("ROLLBACK");
+  } catch (const Error&) {
+    // A transaction that cannot be taken back here is taken back when the file is opened again.
+  }
+}
+
+void Transaction::commit() {
+  database_.execute("COMMIT");
+  open_ = false;
+}
+
+}  // namespace ductile::cluster

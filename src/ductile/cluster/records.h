@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// What a cluster's service knows of its jobs, as values.
+namespace ductile::cluster {
+
+using JobId = int64_t;     // rises with submission; never used twice
+using Revision = int64_t;  // the number of an event; rises
+
+// Times are seconds since 1970.
+
+enum class Phase : uint8_t { queued, running, paused, finished, failed, cancelled };
+// What its user wants of a job that has not ended.
+enum class Wish : uint8_t { run, pause, cancel };
+
+std::string_view to_string(Phase phase);
+std::string_view to_string(Wish wish);
+// Throws invalid_argument for another text, with the nearest one.
+Phase phase_from(std::string_view text);
+Wish wish_from(std::string_view text);
+
+constexpr bool has_ended(Phase phase) {
+  return phase == Phase::finished || phase == Phase::failed || phase == Phase::cancelled;
+}
+// Whether a job may go from one phase to the other. What has ended stays as it is.
+bool may_follow(Phase from, Phase to);
+
+// What is submitted, beside the text that says what to run.
+struct Submission {
+  std::string name, owner, team, tier = "standard";
+  std::string kind = "train";  // train, serve, command
+  int64_t min_devices = 1, max_devices = 1;
+  bool operator==(const Submission&) const = default;
+};
+
+struct JobRecord {
+  JobId id = 0;
+  Submission submission;
+  Phase phase = Phase::queued;
+  Wish wish = Wish::run;
+  std::string reason;  // of the phase, or of the last change, in a sentence
+  std::string run;     // the run directory; empty: none yet
+  double submitted = 0;
+  std::optional<double> started, ended;
+  int64_t generation = 0;  // of the allocation; rises with each change of it
+  Revision revision = 0;   // the last event that changed this record
+  bool operator==(const JobRecord&) const = default;
+};
+
+// Devices of one node that a job holds.
+struct Holding {
+  std::string node;
+  int64_t devices = 1;
+  bool operator==(const Holding&) const = default;
+};
+
+struct Event {
+  Revision seq = 0;
+  double time = 0;
+  JobId job = 0;  // 0: of no job
+  std::string kind;
+  std::string body;  // JSON
+  bool operator==(const Event&) const = default;
+};
+
+struct Drain {
+  std::string node;
+  double time = 0;
+  std::string reason;
+  bool operator==(const Drain&) const = default;
+};
+
+}  // namespace ductile::cluster

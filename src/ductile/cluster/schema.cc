@@ -1,0 +1,124 @@
+#include "ductile/cluster/schema.h"
+
+#include <iterator>
+
+#include "ductile/base/error.h"
+
+namespace ductile::cluster {
+namespace {
+
+constexpr int64_t kApplication = 0x6475636c;  // "ducl", in the header of the file
+
+// Migration n leads from schema n to n + 1. One that a release has run is never changed.
+constexpr const char* kMigrations[] = {
+    R"(
+CREATE TABLE jobs (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,  -- rises with submission, and is never used twice
+  name TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  team TEXT NOT NULL,
+  tier TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  min_devices INTEGER NOT NULL CHECK (min_devices >= 1),
+  max_devices INTEGER NOT NULL CHECK (max_devices >= min_devices),
+  phase TEXT NOT NULL CHECK (phase IN
+    ('queued', 'running', 'paused', 'finished', 'failed', 'cancelled')),
+  wish TEXT NOT NULL CHECK (wish IN ('run', 'pause', 'cancel')),
+  reason TEXT NOT NULL,
+  run TEXT NOT NULL,
+  submitted REAL NOT NULL,
+  started REAL,
+  ended REAL CHECK ((ended IS NULL) = (phase IN ('queued', 'running', 'paused'))),
+  generation INTEGER NOT NULL,           -- of the allocation; a fencing token
+  revision INTEGER NOT NULL              -- the last event that changed the job
+) STRICT;
+CREATE INDEX jobs_live ON jobs (id) WHERE ended IS NULL;
+CREATE INDEX jobs_of_phase ON jobs (phase, id);
+CREATE INDEX jobs_of_name ON jobs (name, id);
+CREATE INDEX jobs_of_owner ON jobs (owner, id);
+CREATE INDEX jobs_of_team ON jobs (team, id);
+CREATE INDEX live_jobs_of_name ON jobs (name, id) WHERE ended IS NULL;
+CREATE INDEX live_jobs_of_owner ON jobs (owner, id) WHERE ended IS NULL;
+CREATE INDEX live_jobs_of_team ON jobs (team, id) WHERE ended IS NULL;
+
+-- What was submitted, unchanged. Apart from the jobs, so that lists read few pages.
+CREATE TABLE specs (
+  job INTEGER PRIMARY KEY REFERENCES jobs (id),
+  spec TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE events (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  time REAL NOT NULL,
+  job INTEGER REFERENCES jobs (id),
+  kind TEXT NOT NULL,
+  body TEXT NOT NULL
+) STRICT;
+CREATE INDEX events_of_job ON events (job, seq);
+
+CREATE TABLE holdings (
+  job INTEGER NOT NULL REFERENCES jobs (id),
+  node TEXT NOT NULL,
+  devices INTEGER NOT NULL CHECK (devices >= 1),
+  PRIMARY KEY (job, node)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE drains (
+  node TEXT PRIMARY KEY,
+  time REAL NOT NULL,
+  reason TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE requests (
+  principal TEXT NOT NULL,
+  key TEXT NOT NULL,
+  digest TEXT NOT NULL,
+  answer TEXT NOT NULL,
+  time REAL NOT NULL,
+  PRIMARY KEY (principal, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX requests_by_time ON requests (time);
+)",
+};
+
+// The schema's number. Throws where this program must not touch the file.
+int schema_of(Database& database) {
+  const int64_t application = database.integer("PRAGMA application_id", 0);
+  const auto schema = static_cast<int>(database.integer("PRAGMA user_version", 0));
+  const bool empty = database.integer("SELECT count(*) FROM sqlite_schema", 0) == 0;
+  if (application != kApplication && !(empty && application == 0 && schema == 0))
+    fail(ErrorCode::data_loss,
+         "{}: a database, but no store of Ductile; name another file, or move this one away",
+         database.file().string());
+  if (schema > newest_schema())
+    fail(ErrorCode::conflict,
+         "{}: has schema {}, which a newer Ductile wrote; this one knows schemas up to {}: use the "
+         "newer one",
+         database.file().string(), schema, newest_schema());
+  return schema;
+}
+
+}  // namespace
+
+int newest_schema() { return static_cast<int>(std::size(kMigrations)); }
+
+void migrate(Database& database) {
+  Transaction transaction(database);  // of two servers at once, one finds the work done
+  const int schema = schema_of(database);
+  for (int i = schema; i < newest_schema(); ++i) database.execute(kMigrations[i]);
+  if (schema < newest_schema())
+    database.execute(fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {};",
+                                 kApplication, newest_schema()));
+  transaction.commit();
+}
+
+void require_newest_schema(Database& database) {
+  const int schema = schema_of(database);
+  if (schema < newest_schema())
+    fail(ErrorCode::conflict,
+         "{}: has schema {}, older than this program's {}; the server brings it up to date when it "
+         "starts",
+         database.file().string(), schema, newest_schema());
+}
+
+}  // namespace ductile::cluster

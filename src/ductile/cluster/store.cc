@@ -1,0 +1,353 @@
+#include "ductile/cluster/store.h"
+
+#include <cerrno>
+#include <charconv>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/table.h"
+#include "ductile/cluster/schema.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kJobColumns =
+    "id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, run, "
+    "submitted, started, ended, generation, revision";
+
+std::string select_jobs(std::string_view rest) {
+  return fmt::format("SELECT {} FROM jobs {}", kJobColumns, rest);
+}
+
+JobRecord job_of(const Row& row) {
+  JobRecord out;
+  int c = 0;
+  out.id = row.integer(c++);
+  Submission& s = out.submission;
+  for (std::string* text : {&s.name, &s.owner, &s.team, &s.tier, &s.kind}) *text = row.text(c++);
+  s.min_devices = row.integer(c++);
+  s.max_devices = row.integer(c++);
+  out.phase = phase_from(row.text(c++));
+  out.wish = wish_from(row.text(c++));
+  out.reason = row.text(c++);
+  out.run = row.text(c++);
+  out.submitted = row.real(c++);
+  for (std::optional<double>* time : {&out.started, &out.ended}) {
+    if (!row.is_null(c)) *time = row.real(c);
+    ++c;
+  }
+  out.generation = row.integer(c++);
+  out.revision = row.integer(c++);
+  return out;
+}
+
+JobRecord read_job(Database& database, JobId id) {
+  std::optional<JobRecord> found;
+  database.query(
+      select_jobs("WHERE id = ?"), [&](const Row& row) { found = job_of(row); }, id);
+  if (!found) fail(ErrorCode::not_found, "there is no job {}", id);
+  return *std::move(found);
+}
+
+Descriptor lock_of(const fs::path& file) {
+  const fs::path path = file.string() + ".lock";
+  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock.get() < 0) fail_errno(path.string(), errno);
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_errno(path.string(), errno);
+    char pid[32] = {};
+    const ssize_t n = ::pread(lock.get(), pid, sizeof pid - 1, 0);
+    fail(ErrorCode::conflict, "{}: another server uses it{}; one at a time can", file.string(),
+         n > 0 ? fmt::format(" (process {})", pid) : "");
+  }
+  const std::string pid = std::to_string(::getpid());  // for the message above alone
+  if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0) {
+  }
+  return lock;
+}
+
+}  // namespace
+
+Reader::Reader(const fs::path& file, const char* vfs)
+    : database_(file, Database::Access::read, vfs) {
+  require_newest_schema(database_);
+}
+
+JobRecord Reader::job(JobId id) { return read_job(database_, id); }
+
+std::string Reader::spec(JobId id) {
+  std::optional<std::string> found;
+  database_.query(
+      "SELECT spec FROM specs WHERE job = ?", [&](const Row& row) { found = row.text(0); }, id);
+  if (!found) fail(ErrorCode::not_found, "there is no job {}", id);
+  return *std::move(found);
+}
+
+JobRecord Reader::find(std::string_view text) {
+  JobId id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error == std::errc() && end == text.data() + text.size()) return job(id);
+  std::optional<JobRecord> found;
+  database_.query(
+      select_jobs("WHERE name = ? ORDER BY ended IS NOT NULL, id DESC LIMIT 1"),
+      [&](const Row& row) { found = job_of(row); }, text);
+  if (found) return *std::move(found);
+  std::vector<std::string> names;
+  database_.query("SELECT DISTINCT name FROM jobs WHERE ended IS NULL ORDER BY id DESC LIMIT 1000",
+                  [&](const Row& row) { names.push_back(row.text(0)); });
+  const auto nearest = nearest_name(text, names);
+  fail(ErrorCode::not_found, "there is no job \"{}\"{}", text,
+       nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
+}
+
+std::vector<JobRecord> Reader::jobs(const JobFilter& filter, JobId before, int64_t limit) {
+  std::string where = "WHERE id < ?";
+  if (filter.live) where += " AND ended IS NULL";
+  // One text of SQL per set of filters, so that each has its own index and is prepared once. An
+  // absent one takes an argument, too.
+  const auto condition = [&](const char* column, bool given) {
+    where += given ? fmt::format(" AND {} = ?", column) : " AND ? = ''";
+  };
+  condition("phase", filter.phase.has_value());
+  condition("name", filter.name.has_value());
+  condition("owner", filter.owner.has_value());
+  condition("team", filter.team.has_value());
+  std::vector<JobRecord> out;
+  database_.query(
+      select_jobs(where + " ORDER BY id DESC LIMIT ?"),
+      [&](const Row& row) { out.push_back(job_of(row)); }, before > 0 ? before : INT64_MAX,
+      filter.phase ? to_string(*filter.phase) : "", filter.name.value_or(""),
+      filter.owner.value_or(""), filter.team.value_or(""), limit);
+  return out;
+}
+
+std::vector<JobRecord> Reader::live_jobs() {
+  std::vector<JobRecord> out;
+  database_.query(select_jobs("WHERE ended IS NULL ORDER BY id"),
+                  [&](const Row& row) { out.push_back(job_of(row)); });
+  return out;
+}
+
+std::map<Phase, int64_t> Reader::count_by_phase() {
+  std::map<Phase, int64_t> out;
+  database_.query("SELECT phase, count(*) FROM jobs GROUP BY phase",
+                  [&](const Row& row) { out[phase_from(row.text(0))] = row.integer(1); });
+  return out;
+}
+
+std::vector<Event> Reader::events(Revision after, int64_t limit, std::optional<JobId> job) {
+  std::vector<Event> out;
+  const auto add = [&](const Row& row) {
+    out.push_back({row.integer(0), row.real(1), row.integer(2), row.text(3), row.text(4)});
+  };
+  if (job) {
+    database_.query(
+        "SELECT seq, time, job, kind, body FROM events WHERE job = ? AND seq > ? ORDER BY seq "
+        "LIMIT ?",
+        add, *job, after, limit);
+  } else {
+    database_.query(
+        "SELECT seq, time, job, kind, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?", add,
+        after, limit);
+  }
+  return out;
+}
+
+Revision Reader::last_event() { return database_.integer("SELECT max(seq) FROM events", 0); }
+
+std::vector<Holding> Reader::holdings(JobId job) {
+  std::vector<Holding> out;
+  database_.query(
+      "SELECT node, devices FROM holdings WHERE job = ? ORDER BY node",
+      [&](const Row& row) {
+        out.push_back({row.text(0), row.integer(1)});
+      },
+      job);
+  return out;
+}
+
+std::vector<Drain> Reader::drains() {
+  std::vector<Drain> out;
+  database_.query("SELECT node, time, reason FROM drains ORDER BY node", [&](const Row& row) {
+    out.push_back({row.text(0), row.real(1), row.text(2)});
+  });
+  return out;
+}
+
+std::vector<std::string> Reader::check() {
+  std::vector<std::string> out;
+  const auto each = [&](const char* sql, auto&& say) {
+    database_.query(sql, [&](const Row& row) { out.push_back(say(row)); });
+  };
+  database_.query("PRAGMA integrity_check(20)", [&](const Row& row) {
+    if (row.text(0) != "ok") out.push_back("SQLite: " + row.text(0));
+  });
+  each("PRAGMA foreign_key_check", [](const Row& row) {
+    return fmt::format("a row of {} is of a job that is not there", row.text(0));
+  });
+  each(
+      "SELECT id, revision FROM jobs WHERE NOT EXISTS "
+      "(SELECT 1 FROM events WHERE seq = revision AND job = id)",
+      [](const Row& row) {
+        return fmt::format("job {}: event {}, which changed it last, is not its own",
+                           row.integer(0), row.integer(1));
+      });
+  each(
+      "SELECT id FROM jobs WHERE NOT EXISTS "
+      "(SELECT 1 FROM events WHERE job = id AND kind = 'submitted')",
+      [](const Row& row) {
+        return fmt::format("job {}: has no event that submitted it", row.integer(0));
+      });
+  each("SELECT id FROM jobs WHERE NOT EXISTS (SELECT 1 FROM specs WHERE job = id)",
+       [](const Row& row) { return fmt::format("job {}: its spec is lost", row.integer(0)); });
+  each("SELECT DISTINCT id, phase FROM jobs JOIN holdings ON job = id WHERE phase <> 'running'",
+       [](const Row& row) {
+         return fmt::format("job {}: holds devices and is {}", row.integer(0), row.text(1));
+       });
+  return out;
+}
+
+Revision Change::record(JobId job, std::string_view kind, std::string_view body, double now) {
+  constexpr std::string_view kInsert =
+      "INSERT INTO events (time, job, kind, body) VALUES (?, ?, ?, ?)";
+  if (job == 0) {
+    database_.run(kInsert, now, nullptr, kind, body);
+  } else {
+    database_.run(kInsert, now, job, kind, body);
+  }
+  return database_.last_insert();
+}
+
+// An event of the job, which becomes its revision.
+Revision Change::touch(JobId job, std::string_view kind, const std::string& body, double now) {
+  const Revision seq = record(job, kind, body, now);
+  database_.run("UPDATE jobs SET revision = ? WHERE id = ?", seq, job);
+  return seq;
+}
+
+JobRecord Change::job(JobId id) { return read_job(database_, id); }
+
+JobId Change::submit(const Submission& s, std::string_view spec, double now) {
+  if (s.min_devices < 1 || s.max_devices < s.min_devices)
+    fail(ErrorCode::invalid_argument, "job \"{}\": from {} to {} devices; a job takes at least one",
+         s.name, s.min_devices, s.max_devices);
+  database_.run(
+      "INSERT INTO jobs (name, owner, team, tier, kind, min_devices, max_devices, phase, wish, "
+      "reason, run, submitted, generation, revision) "
+      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0)",
+      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now);
+  const JobId id = database_.last_insert();
+  database_.run("INSERT INTO specs (job, spec) VALUES (?, ?)", id, spec);
+  touch(id, "submitted", dump_json(Json{{"name", s.name}, {"owner", s.owner}}), now);
+  return id;
+}
+
+void Change::set_phase(JobId id, Phase phase, std::string_view reason, double now) {
+  const JobRecord before = job(id);
+  if (!may_follow(before.phase, phase))
+    fail(ErrorCode::conflict, "job {} is {}; it cannot become {}", id, to_string(before.phase),
+         to_string(phase));
+  if (phase != Phase::running) database_.run("DELETE FROM holdings WHERE job = ?", id);
+  std::optional<double> started = before.started, ended;
+  if (phase == Phase::running && !started) started = now;
+  if (has_ended(phase)) ended = now;
+  database_.run("UPDATE jobs SET phase = ?, reason = ?, started = ?, ended = ? WHERE id = ?",
+                to_string(phase), reason, started, ended, id);
+  touch(id, to_string(phase), dump_json(Json{{"reason", reason}}), now);
+}
+
+void Change::set_wish(JobId id, Wish wish, std::string_view principal, double now) {
+  const JobRecord before = job(id);
+  if (has_ended(before.phase))
+    fail(ErrorCode::conflict, "job {} is {} already", id, to_string(before.phase));
+  if (before.wish == Wish::cancel && wish != Wish::cancel)
+    fail(ErrorCode::conflict, "job {} is being cancelled", id);
+  if (before.wish == wish) return;
+  database_.run("UPDATE jobs SET wish = ? WHERE id = ?", to_string(wish), id);
+  touch(id, "wish", dump_json(Json{{"wish", to_string(wish)}, {"by", principal}}), now);
+}
+
+void Change::set_reason(JobId id, std::string_view reason, double now) {
+  if (job(id).reason == reason) return;
+  database_.run("UPDATE jobs SET reason = ? WHERE id = ?", reason, id);
+  touch(id, "reason", dump_json(Json{{"reason", reason}}), now);
+}
+
+void Change::set_run(JobId id, std::string_view run, double now) {
+  if (job(id).run == run) return;
+  database_.run("UPDATE jobs SET run = ? WHERE id = ?", run, id);
+  touch(id, "run", dump_json(Json{{"run", run}}), now);
+}
+
+int64_t Change::set_holdings(JobId id, const std::vector<Holding>& holdings,
+                             std::string_view reason, double now) {
+  const JobRecord before = job(id);
+  if (before.phase != Phase::running && !holdings.empty())
+    fail(ErrorCode::conflict, "job {} is {}; only a running one holds devices", id,
+         to_string(before.phase));
+  database_.run("DELETE FROM holdings WHERE job = ?", id);
+  Json held = Json::object();
+  for (const Holding& h : holdings) {
+    database_.run("INSERT INTO holdings (job, node, devices) VALUES (?, ?, ?)", id, h.node,
+                  h.devices);
+    held[h.node] = h.devices;
+  }
+  const int64_t generation = before.generation + 1;
+  database_.run("UPDATE jobs SET generation = ?, reason = ? WHERE id = ?", generation, reason, id);
+  touch(id, "allocation",
+        dump_json(Json{{"generation", generation}, {"nodes", held}, {"reason", reason}}), now);
+  return generation;
+}
+
+void Change::drain(std::string_view node, std::string_view reason, double now) {
+  database_.run("INSERT OR REPLACE INTO drains (node, time, reason) VALUES (?, ?, ?)", node, now,
+                reason);
+  record(0, "drain", dump_json(Json{{"node", node}, {"reason", reason}}), now);
+}
+
+void Change::undrain(std::string_view node, double now) {
+  database_.run("DELETE FROM drains WHERE node = ?", node);
+  if (database_.changed_rows() == 0) fail(ErrorCode::not_found, "node \"{}\" is not drained", node);
+  record(0, "undrain", dump_json(Json{{"node", node}}), now);
+}
+
+std::optional<std::string> Change::answered(std::string_view principal, std::string_view key,
+                                            std::string_view digest) {
+  std::optional<std::string> answer;
+  database_.query(
+      "SELECT digest, answer FROM requests WHERE principal = ? AND key = ?",
+      [&](const Row& row) {
+        if (row.text(0) != digest)
+          fail(ErrorCode::conflict,
+               "the key \"{}\" was used for another request; take a new key for a new request",
+               key);
+        answer = row.text(1);
+      },
+      principal, key);
+  return answer;
+}
+
+void Change::remember_answer(std::string_view principal, std::string_view key,
+                             std::string_view digest, std::string_view answer, double now) {
+  database_.run(
+      "INSERT INTO requests (principal, key, digest, answer, time) VALUES (?, ?, ?, ?, ?)",
+      principal, key, digest, answer, now);
+}
+
+void Change::forget_answers(double time) {
+  database_.run("DELETE FROM requests WHERE time < ?", time);
+}
+
+Store::Store(const fs::path& file, const char* vfs)
+    : lock_(lock_of(file)), database_(file, Database::Access::write, vfs) {
+  migrate(database_);
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/base/descriptor.h"
+#include "ductile/cluster/database.h"
+#include "ductile/cluster/records.h"
+
+// What the service of a cluster remembers: jobs, what they hold, drained nodes, every event, and
+// the answers to requests. One SQLite file.
+//
+// Writing: one process, which holds the lock of a Store, through Change objects that live inside a
+// transaction (commit_queue.h makes those). Reading: any number of Readers, in any process.
+namespace ductile::cluster {
+
+// What a list of jobs is narrowed to; what is not given does not matter.
+struct JobFilter {
+  std::optional<Phase> phase;
+  bool live = false;  // has not ended
+  std::optional<std::string> name, owner, team;
+};
+
+// Reads what is committed. One thread at a time uses a Reader; each call sees one state of the
+// store, and no writer waits for it.
+class Reader {
+ public:
+  // Throws as Database does, and as require_newest_schema().
+  explicit Reader(const fs::path& file, const char* vfs = nullptr);
+
+  // Throws not_found for an unknown job.
+  JobRecord job(JobId id);
+  std::string spec(JobId id);
+  // By number, or by name: the newest job of that name that has not ended, else the newest of that
+  // name. Throws not_found, with the nearest name of a job that has not ended.
+  JobRecord find(std::string_view number_or_name);
+  // The newest first: at most `limit` jobs whose number is below `before` (0: from the newest on).
+  // The last one's number leads to the next page.
+  std::vector<JobRecord> jobs(const JobFilter& filter, JobId before, int64_t limit);
+  // Those that have not ended, in order of submission: what a server takes up when it starts.
+  std::vector<JobRecord> live_jobs();
+  std::map<Phase, int64_t> count_by_phase();
+
+  // In order: at most `limit` events after number `after`, of one job where one is given.
+  std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
+  Revision last_event();  // 0: none yet
+
+  std::vector<Holding> holdings(JobId job);
+  std::vector<Drain> drains();
+
+  // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
+  std::vector<std::string> check();
+
+ private:
+  Database database_;
+};
+
+// The writes of one transaction. All of them appear together, or none does. Every write that
+// changes a job adds an event, whose number becomes the job's revision. `now`: seconds since 1970.
+class Change {
+ public:
+  explicit Change(Database& database) : database_(database) {}
+
+  // `spec`: what to run, a text that the store keeps unchanged and does not read.
+  JobId submit(const Submission& submission, std::string_view spec, double now);
+
+  // Throw not_found for an unknown job, conflict where its phase does not allow this.
+  void set_phase(JobId job, Phase phase, std::string_view reason, double now);
+  void set_wish(JobId job, Wish wish, std::string_view principal, double now);
+  void set_reason(JobId job, std::string_view reason, double now);  // no event if it is the same
+  void set_run(JobId job, std::string_view run, double now);
+  // What the job holds from now on; nothing: empty. Gives the allocation's generation.
+  int64_t set_holdings(JobId job, const std::vector<Holding>& holdings, std::string_view reason,
+                       double now);
+
+  void drain(std::string_view node, std::string_view reason, double now);
+  // Throws not_found if the node is not drained.
+  void undrain(std::string_view node, double now);
+
+  // An event of its own, of a job or (0) of none. `body`: JSON.
+  Revision record(JobId job, std::string_view kind, std::string_view body, double now);
+
+  // A request that may be sent twice is carried out once: the answer that this principal's request
+  // with the same key was given; none if it is new. Throws conflict if that one asked for something
+  // else, by its digest.
+  std::optional<std::string> answered(std::string_view principal, std::string_view key,
+                                      std::string_view digest);
+  void remember_answer(std::string_view principal, std::string_view key, std::string_view digest,
+                       std::string_view answer, double now);
+  // Forgets the answers given before `time`.
+  void forget_answers(double time);
+
+  // As it is inside this transaction.
+  JobRecord job(JobId id);
+
+ private:
+  Revision touch(JobId job, std::string_view kind, const std::string& body, double now);
+
+  Database& database_;
+};
+
+// The right to write a store: made, migrated and locked. While it lives, another one for the same
+// file throws conflict, which names the process that has it.
+class Store {
+ public:
+  explicit Store(const fs::path& file, const char* vfs = nullptr);
+
+  Database& database() { return database_; }
+
+ private:
+  Descriptor lock_;
+  Database database_;
+};
+
+}  // namespace ductile::cluster
