@@ -170,8 +170,10 @@ class Live {
     try {
       if (job_.hosts) job_.hosts->enter(0);
       net::Loop loop;
-      const auto host = make_host(loop);
-      write_file_atomic(notes_.path() / "end.json", to_json(run_job(loop, *host, workers)).dump());
+      auto host = make_host(loop);
+      const link::JobEnd end = run_job(loop, *host, workers);
+      host.reset();
+      write_file_atomic(notes_.path() / "end.json", to_json(end).dump());
       ::_exit(0);
     } catch (const std::exception& e) {
       write_file_atomic(notes_.path() / "end.json",
