@@ -146,6 +146,9 @@ std::vector<Host> read_hosts(const fs::path& file) {
     std::string word;
     if (!(words >> word)) continue;
     try {
+      if (word.starts_with("[["))
+        fail(ErrorCode::invalid_argument,
+             "{} is of a cluster file; the name of one ends in .toml or .json", word);
       Host host = parse_host(word);
       while (words >> word) {
         constexpr std::string_view kSlots = "slots=";

@@ -71,6 +71,15 @@ TEST(Hosts, AreAViewOfTheClusterFile) {
   EXPECT_NE(complaint([&] { read_hosts(file); }).find("no name of a host"), std::string::npos);
 }
 
+TEST(Hosts, AClusterFileOfAnotherNameIsToldWhatToBeCalled) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "cluster";
+  write_file_atomic(file, "# ours\n[[nodes]]\ntype = \"a\"\nhosts = [\"a\"]\n");
+  EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2: [[nodes]] is of a cluster file"),
+            std::string::npos)
+      << complaint([&] { read_hosts(file); });
+}
+
 TEST(HostSetup, IsRememberedByItsRun) {
   const TempFolder run;
   EXPECT_EQ(load_host_setup(run.path()), HostSetup{});

@@ -181,6 +181,16 @@ Json plain(const toml::node& node) {
   return nullptr;
 }
 
+// What is no TOML at all may be the list of hosts that another option takes.
+toml::table parse_tree(std::string_view text, std::string_view name) {
+  try {
+    return parse_toml(text, name);
+  } catch (const Error& e) {
+    fail(e.code(), "{}; a cluster is written as [[nodes]] with lines such as type = \"t4\"",
+         e.message());
+  }
+}
+
 std::string toml_entry(const char* list, const OptionSet& options) {
   return fmt::format("[[{}]]\n{}", list, options.to_toml());
 }
@@ -188,7 +198,7 @@ std::string toml_entry(const char* list, const OptionSet& options) {
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, std::string_view name) {
-  const toml::table tree = parse_toml(text, name);
+  const toml::table tree = parse_tree(text, name);
   return from_tree(plain(tree), name, [&](const char* list, size_t index, std::string_view key) {
     const toml::node* at = tree.get(list);
     if (at != nullptr && at->is_array() && index < at->as_array()->size())

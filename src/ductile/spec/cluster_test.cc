@@ -162,6 +162,7 @@ TEST(ClusterFile, ErrorsNameFileLineKeyAndRemedy) {
       {"nodes = []\n", "at least one [[nodes]]"},
       {"", "c.toml: a cluster needs at least one [[nodes]]"},
       {"[[nodes]\n", "c.toml:1"},
+      {"node1 slots=4\nnode2\n", "; a cluster is written as [[nodes]] with lines such as type ="},
   };
   for (const auto& [text, what] : cases)
     EXPECT_NE(complaint([&, text = text] { parse_cluster(text, "c.toml"); }).find(what),
