@@ -52,11 +52,11 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 
 namespace {
 
-std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
+std::unique_ptr<server::Launcher> make_launcher(net::Loop& loop, const run::RunFolder& folder,
                                                 const spec::JobOptions& job,
                                                 const ElasticRun& run) {
   if (run.setup.hosts.empty())
-    return server::make_local_launcher({run.program, folder.log_file(), job.train.threads},
+    return server::make_local_launcher(loop, {run.program, folder.log_file(), job.train.threads},
                                        folder.path());
   server::HostsLauncherOptions options;
   options.setup = run.setup;
@@ -67,60 +67,26 @@ std::unique_ptr<server::Launcher> make_launcher(const run::RunFolder& folder,
   options.all = run.every_host;
   options.elsewhere = kind_of(folder.path() / "membership.json") != FileKind::none &&
                       server::load_host_setup(folder.path()) != run.setup;
-  return server::make_hosts_launcher(std::move(options), folder.path());
+  return server::make_hosts_launcher(loop, std::move(options), folder.path());
 }
 
-}  // namespace
+// What the user tells this process while the job runs.
+class Signals {
+ public:
+  Signals(net::Loop& loop, server::JobHost& host, const ElasticRun& run, int fd)
+      : host_(host), run_(run), fd_(fd) {
+    watch_ = loop.watch(fd_, net::Interest::read, [this](net::Ready) { take(); });
+  }
 
-link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
-                         const spec::JobOptions& job, const ElasticRun& run) {
-  server::JobControllerOptions options;
-  options.membership = link::membership_options(job);
-  // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
-  std::unique_ptr<server::Launcher> launcher = make_launcher(folder, job, run);
-  if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
-  if (run.setup != server::load_host_setup(folder.path()))
-    server::save_host_setup(folder.path(), run.setup);
-  options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
-  options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
-  HeldSignals signals;
-  options.run = folder.path();
-  options.keep_checkpoints = job.checkpoint.keep;
-  options.watch_fd = signals.fd();
-
-  server::JobController* controller = nullptr;
-  options.on_line = [&](control::WorkerId, std::string_view line) {
-    run.on_line(line);
-    // What a worker says that cannot even reach its controller: another one would say the same.
-    const auto known = run::decode(line);
-    const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
-    if (failed != nullptr && failed->code == ErrorCode::invalid_argument)
-      controller->give_up(failed->text, failed->code);
-  };
-  bool first = true;
-  options.on_note = [&](const control::Note& note) {
-    const bool begins = note.event == "generation" && std::exchange(first, false);
-    if (!begins || controller->wanted_workers() > 1) run.on_note(note);
-  };
-  bool interrupted = false;
-  options.on_watch = [&] {
+ private:
+  void take() {
     signalfd_siginfo info;
-    while (read(signals.fd(), &info, sizeof info) == sizeof info) {
+    while (read(fd_, &info, sizeof info) == sizeof info) {
       switch (info.ssi_signo) {
         case SIGINT:
         case SIGTERM:
         case SIGHUP:
-          controller->note_signal(static_cast<int>(info.ssi_signo));
-          if (interrupted) {
-            controller->kill();
-          } else {
-            const std::string why = controller->request(control::PreemptJob{});
-            if (!why.empty())
-              run.on_note({"signal", fmt::format("not stopped yet: {}; once more ends the workers "
-                                                 "without saving",
-                                                 why)});
-          }
-          interrupted = true;
+          end(static_cast<int>(info.ssi_signo));
           break;
         case SIGTSTP:
           raise(SIGSTOP);  // returns when we are continued; the workers halt when their lease ends
@@ -129,10 +95,63 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
           break;
       }
     }
+  }
+
+  void end(int signal) {
+    host_.note_signal(signal);
+    if (std::exchange(interrupted_, true)) return host_.kill();
+    host_.request(control::PreemptJob{}, [this](const link::RequestAnswer& answer) {
+      const std::string why = answer.refused + answer.waits;
+      if (!why.empty())
+        run_.on_note({"signal", fmt::format("not stopped yet: {}; once more ends the workers "
+                                            "without saving",
+                                            why)});
+    });
+  }
+
+  server::JobHost& host_;
+  const ElasticRun& run_;
+  const int fd_;
+  bool interrupted_ = false;
+  net::Loop::Watch watch_;
+};
+
+}  // namespace
+
+link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
+                         const spec::JobOptions& job, const ElasticRun& run) {
+  net::Loop loop;
+  server::JobHostOptions options;
+  options.membership = link::membership_options(job);
+  // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
+  std::unique_ptr<server::Launcher> launcher = make_launcher(loop, folder, job, run);
+  if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
+  if (run.setup != server::load_host_setup(folder.path()))
+    server::save_host_setup(folder.path(), run.setup);
+  options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
+  options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
+  HeldSignals held;
+  options.run = folder.path();
+  options.keep_checkpoints = job.checkpoint.keep;
+
+  server::JobHost* host = nullptr;
+  options.on_line = [&](control::WorkerId, std::string_view line) {
+    run.on_line(line);
+    // What a worker says that cannot even reach its controller: another one would say the same.
+    const auto known = run::decode(line);
+    const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
+    if (failed != nullptr && failed->code == ErrorCode::invalid_argument)
+      host->give_up(failed->text, failed->code);
   };
-  server::JobController job_controller(lock, std::move(options), std::move(launcher));
-  controller = &job_controller;
-  return job_controller.run(run.workers);
+  bool first = true;
+  options.on_note = [&](const control::Note& note) {
+    const bool begins = note.event == "generation" && std::exchange(first, false);
+    if (!begins || host->wanted_workers() > 1) run.on_note(note);
+  };
+  server::JobHost job_host(loop, lock, std::move(options), std::move(launcher));
+  host = &job_host;
+  const Signals signals(loop, job_host, run, held.fd());
+  return server::run_job(loop, job_host, run.workers);
 }
 
 }  // namespace ductile::cli

@@ -10,7 +10,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/hosts.h"
-#include "ductile/server/job_controller.h"
+#include "ductile/server/job_host.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cli {

@@ -10,7 +10,7 @@
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/client.h"
-#include "ductile/server/job_controller.h"
+#include "ductile/server/job_host.h"
 
 namespace ductile::cli {
 namespace {

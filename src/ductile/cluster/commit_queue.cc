@@ -53,6 +53,18 @@ void CommitQueue::commit(const Write& write) {
   if (const auto error = promise.get_future().get()) throw *error;
 }
 
+uint64_t CommitQueue::commits() const {
+  const std::lock_guard lock(mutex_);
+  return commits_;
+}
+
+uint64_t CommitQueue::wait_for_commit(uint64_t seen,
+                                      std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  committed_.wait_until(lock, deadline, [&] { return commits_ > seen; });
+  return commits_;
+}
+
 void CommitQueue::run() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -68,6 +80,8 @@ void CommitQueue::run() {
     for (Waiting& change : batch) change.done(change.error ? &*change.error : nullptr);
     batch.clear();
     lock.lock();
+    ++commits_;
+    committed_.notify_all();
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ductile/base/error.h"
@@ -40,6 +42,11 @@ class CommitQueue {
   // post() and wait; throws what went wrong. Not from `done`.
   void commit(const Write& write);
 
+  // How many transactions were committed; and waits until there are more than `seen`, or until
+  // `deadline`. Gives the number then. For those who follow the events.
+  uint64_t commits() const;
+  uint64_t wait_for_commit(uint64_t seen, std::chrono::steady_clock::time_point deadline);
+
  private:
   struct Waiting {
     Write write;
@@ -54,8 +61,9 @@ class CommitQueue {
 
   Store& store_;
   const size_t most_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_, committed_;
+  uint64_t commits_ = 0;
   std::deque<Waiting> waiting_;
   bool stop_ = false;
   std::thread thread_;

@@ -16,7 +16,7 @@
 namespace ductile::cluster {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr const char* kJobColumns =
     "id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, run, "

@@ -19,9 +19,9 @@ namespace {
 
 using net::Admission;
 using net::Deadline;
-using net::Gate;
 using net::Identity;
 using net::Verdict;
+using net::WaitingGate;
 
 std::string address_key(const Group& group, const std::string& role, int rank) {
   return fmt::format("mesh/{}/{}/{}", role, group.generation, rank);
@@ -63,7 +63,7 @@ class Reception {
       : group_(group), options_(options), role_(options.role) {
     for (size_t lane = 0; lane < options.links.size(); ++lane) {
       Identity self{role_, group.job, group.generation, group.rank, static_cast<uint32_t>(lane)};
-      gates_.push_back(std::make_unique<Gate>(
+      gates_.push_back(std::make_unique<WaitingGate>(
           net::Listener({options.links[lane], 0}, options.socket), secret, self, net::GateOptions{},
           [this, self](const Identity& peer) { return admit(self, peer); }, options.on_refusal));
       missing_.emplace_back();
@@ -137,7 +137,7 @@ class Reception {
   const Group& group_;
   const MeshOptions& options_;
   const std::string role_;
-  std::vector<std::unique_ptr<Gate>> gates_;
+  std::vector<std::unique_ptr<WaitingGate>> gates_;
   std::vector<std::set<int>> missing_;  // by lane; belongs to the lane's thread
   std::mutex mutex_;
   std::vector<MeshLink> links_;

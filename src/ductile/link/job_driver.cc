@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSaveRetry{500};
 constexpr milliseconds kPatience{500};
+constexpr std::chrono::seconds kSlowSave{2};
 
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -67,17 +68,16 @@ run::Cost cost_of(const fs::path& checkpoints, int64_t step) {
 
 }  // namespace
 
-JobDriver::JobDriver(JobDriverOptions options, JobWorld& world)
+JobDriver::JobDriver(JobDriverOptions options, JobWorld& world, Disk* disk)
     : options_(std::move(options)),
       world_(world),
+      disk_(disk != nullptr ? *disk : here_),
       folder_(run::RunFolder::open(options_.run)),
-      events_(folder_.events_file()),
+      events_(std::make_shared<run::Diary>(folder_.events_file())),
       epoch_(boot_time()),
-      publisher_(options_.run / "checkpoints", options_.keep_checkpoints) {
-  const run::DiaryEnd before = run::end_of_diaries(folder_);
-  options_.membership.last_generation = static_cast<Generation>(before.generation);
-  seconds_before_ = before.seconds;
-}
+      publisher_(options_.run / "checkpoints", options_.keep_checkpoints) {}
+
+JobDriver::~JobDriver() { *alive_ = false; }
 
 // From 0 on: a new job's first checkpoint by time is due when that time has passed.
 Time JobDriver::now() const { return boot_time() - epoch_; }
@@ -95,28 +95,36 @@ run::Cost JobDriver::cost() const {
 
 // ---- The beginning.
 
-MembershipOptions JobDriver::with_store(bool has_state) const {
-  MembershipOptions wishes = options_.membership;
-  wishes.checkpoints = stored_checkpoints(folder_.checkpoints());
-  if (!wishes.checkpoints.empty()) {
-    wishes.spent = cost_of(folder_.checkpoints(), wishes.checkpoints.back());
-  } else if (const auto step = run::last_saved_step(folder_); step && !has_state) {
+JobDriver::Found JobDriver::look(const fs::path& run) {
+  const run::RunFolder folder = run::RunFolder::open(run);
+  Found found;
+  found.diaries = run::end_of_diaries(folder);
+  if (std::optional<json> state = read_state(state_file(run)))
+    found.state = std::make_shared<const json>(std::move(*state));
+  found.checkpoints = stored_checkpoints(folder.checkpoints());
+  if (!found.checkpoints.empty()) {
+    found.spent = cost_of(folder.checkpoints(), found.checkpoints.back());
+  } else if (const auto step = run::last_saved_step(folder); step && !found.state) {
     fail(ErrorCode::data_loss,
          "{}: the run had a checkpoint of step {}, and now there is none: put it back and resume, "
          "or start a new run",
-         folder_.checkpoints().string(), *step);
+         folder.checkpoints().string(), *step);
   }
-  return wishes;
+  return found;
 }
 
-void JobDriver::restore() {
+void JobDriver::restore(const Found& found) {
   heard_ = now();
-  const fs::path file = state_file(options_.run);
-  const std::optional<json> saved = read_state(file);
-  MembershipOptions wishes = with_store(saved.has_value());
-  if (saved) {
+  options_.membership.last_generation = static_cast<Generation>(found.diaries.generation);
+  seconds_before_ = found.diaries.seconds;
+  MembershipOptions wishes = options_.membership;
+  wishes.checkpoints = found.checkpoints;
+  wishes.spent = found.spent;
+  if (found.state) {
+    const json& saved = *found.state;
+    const fs::path file = state_file(options_.run);
     try {
-      membership_.emplace(Membership::restore(wishes, *saved, heard_, first_));
+      membership_.emplace(Membership::restore(wishes, saved, heard_, first_));
     } catch (const Error& e) {
       if (e.code() == ErrorCode::not_found)
         fail(ErrorCode::data_loss, "{}: {}", folder_.checkpoints().string(), e.message());
@@ -124,7 +132,7 @@ void JobDriver::restore() {
       fail(ErrorCode::data_loss, "{}: {}; {}", file.string(), e.message(), state_remedy(file));
     }
     std::vector<WorkerStatus> known;
-    for (const json& worker : saved->at("workers")) {
+    for (const json& worker : saved.at("workers")) {
       WorkerStatus& report = known.emplace_back();
       report.worker = worker.at("report").at("worker").get<WorkerId>();
       report.address = worker.at("report").at("address").get<std::string>();
@@ -138,18 +146,21 @@ void JobDriver::restore() {
   if (!membership_) membership_.emplace(wishes);
 }
 
-void JobDriver::start(int64_t workers) {
+void JobDriver::start(int64_t workers, OnAnswer on_answer) {
+  if (!on_answer)
+    on_answer = [](const RequestAnswer& a) {
+      if (!a.refused.empty()) fail(ErrorCode::invalid_argument, "{}", a.refused);
+    };
   first_.must_save = true;  // also: that this job has a control
   handle(std::exchange(first_, {}));
   const Phase phase = membership_->phase();
   if (phase == Phase::queued) {
-    request(StartJob{std::max<int64_t>(1, workers)});
+    request(StartJob{std::max<int64_t>(1, workers)}, on_answer);
   } else if (phase == Phase::preempted || phase == Phase::failed || phase == Phase::preempting) {
-    request(ResumeJob{workers});
+    request(ResumeJob{workers}, on_answer);
   } else if (workers > 0 && workers != membership_->wanted_workers()) {
-    request(ResizeJob{workers});
+    request(ResizeJob{workers}, on_answer);
   }
-  if (!refused_.empty()) fail(ErrorCode::invalid_argument, "{}", refused_);
 }
 
 // ---- The course.
@@ -166,45 +177,81 @@ void JobDriver::add(Event event) {
   inbox_.push_back(std::move(event));
 }
 
-// Until nothing is left to tell the machine, or its state cannot be saved now. What came together
+// Until nothing is left to tell the machine, or its state has to be saved first. What came together
 // is told together, and as of the time at which all had been heard: whose report is still to be
 // read is never taken for silent.
 void JobDriver::drain() {
-  while (!inbox_.empty() && saved()) {
-    const std::vector<Event> events = std::exchange(inbox_, {});
-    for (const Event& event : events) {
-      if (const auto* reported = std::get_if<WorkerReported>(&event)) {
-        reports_[reported->report.worker] = reported->report;
-        if (!reported->report.error.empty() && !error_code_)
-          error_code_ = reported->report.error_code;
-      }
-      if (const auto* exited = std::get_if<WorkerExited>(&event)) reports_.erase(exited->worker);
+  while (has_work()) {
+    if (!inbox_.empty()) {
+      apply(std::exchange(inbox_, {}));
+      continue;
     }
-    handle(membership_->apply(events, heard_));
+    Asked asked = std::move(asked_.front());
+    asked_.pop_front();
+    refused_.clear();
+    answering_ = std::move(asked.on_answer);
+    apply({asked.event});
+    if (saved()) answer({refused_, ""});
   }
 }
 
+void JobDriver::apply(const std::vector<Event>& events) {
+  for (const Event& event : events) {
+    if (const auto* reported = std::get_if<WorkerReported>(&event)) {
+      reports_[reported->report.worker] = reported->report;
+      if (!reported->report.error.empty() && !error_code_)
+        error_code_ = reported->report.error_code;
+    }
+    if (const auto* exited = std::get_if<WorkerExited>(&event)) reports_.erase(exited->worker);
+  }
+  handle(membership_->apply(events, heard_));
+}
+
+void JobDriver::answer(const RequestAnswer& answer) {
+  if (const OnAnswer on_answer = std::exchange(answering_, {})) on_answer(answer);
+}
+
 void JobDriver::handle(Outcome outcome) {
-  if (outcome.must_save && !try_save()) {
+  if (outcome.must_save) {
     held_ = std::move(outcome.commands);
     held_since_ = now();
-    held_.emplace_back(
-        Note{"disk", fmt::format("the job waits: its state could not be saved: {}", save_error_)});
-    return;
+    return save();
   }
   carry_out(outcome.commands);
   note_size();
 }
 
-bool JobDriver::try_save() {
-  try {
-    write_file_atomic(state_file(options_.run), sealed(membership_->save()));
-    return true;
-  } catch (const Error& e) {
-    save_error_ = e.what();
-    save_again_ = now() + kSaveRetry;
-    return false;
+void JobDriver::save() {
+  saving_ = Saving::under_way;
+  disk_.run([file = state_file(options_.run),
+             text = sealed(membership_->save())] { write_file_atomic(file, text); },
+            [this, alive = alive_](std::exception_ptr error) {
+              if (!*alive || ended_) return;
+              try {
+                if (error) std::rethrow_exception(error);
+              } catch (const Error& e) {
+                return on_saved(e.what());
+              }
+              on_saved("");
+            });
+}
+
+void JobDriver::on_saved(const std::string& error) {
+  if (error.empty()) {
+    saving_ = Saving::none;
+    save_error_.clear();
+    carry_out(std::exchange(held_, {}));
+    note_size();
+    return answer({refused_, ""});
   }
+  if (save_error_.empty())
+    held_.emplace_back(
+        Note{"disk", fmt::format("the job waits: its state could not be saved: {}", error)});
+  saving_ = Saving::failed;
+  save_error_ = error;
+  save_again_ = now() + kSaveRetry;
+  answer({"", waits_for_disk()});
+  for (const Asked& asked : std::exchange(asked_, {})) request(asked.event, asked.on_answer);
 }
 
 void JobDriver::carry_out(const std::vector<Command>& commands) {
@@ -219,7 +266,8 @@ void JobDriver::on(const SendInstruction& command) {
 }
 
 void JobDriver::look_at_clock() {
-  if (!saved() && now() >= save_again_ && try_save()) carry_out(std::exchange(held_, {}));
+  if (ended_) return;
+  if (saving_ == Saving::failed && now() >= save_again_) save();
   if (saved() && membership_->next_deadline() <= heard_) inbox_.emplace_back(Tick{});
 }
 
@@ -229,18 +277,27 @@ void JobDriver::take_published() {
 
 milliseconds JobDriver::patience() const {
   if (has_work()) return milliseconds{0};
-  // While nothing can be saved, nothing is told to the machine, whatever it waits for.
+  // Until the state is saved, nothing is told to the machine, whatever it waits for.
+  if (saving_ == Saving::under_way) return kPatience;
   const Time next = saved() ? membership_->next_deadline() : save_again_;
   const Time wait = next == Time::max() ? kPatience : next - now();
   return std::clamp(std::chrono::ceil<milliseconds>(wait), milliseconds{0}, kPatience);
 }
 
-std::string JobDriver::request(const Event& event) {
-  refused_.clear();
-  inbox_.push_back(event);
+// Each is told to the machine alone, since it does not say which one it refuses.
+void JobDriver::request(const Event& event, OnAnswer on_answer) {
+  if (saving_ == Saving::failed) {
+    inbox_.push_back(event);
+    return on_answer({"", waits_for_disk()});
+  }
+  asked_.push_back({event, std::move(on_answer)});
   drain();
-  if (refused_.empty() && !saved()) return waits_for_disk();
-  return refused_;
+}
+
+std::string JobDriver::request(const Event& event) {
+  std::string why;
+  request(event, [&](const RequestAnswer& a) { why = a.refused + a.waits; });
+  return why;
 }
 
 void JobDriver::give_up(const std::string& reason, ErrorCode code) {
@@ -258,7 +315,14 @@ std::string JobDriver::waits_for_disk() const {
   return "waits for room to save its state: " + save_error_;
 }
 
-std::string JobDriver::why() const { return saved() ? membership_->why(now()) : waits_for_disk(); }
+std::string JobDriver::why() const {
+  if (!save_error_.empty()) return waits_for_disk();
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now() - held_since_);
+  if (saving_ == Saving::under_way && waited >= kSlowSave)
+    return fmt::format("waits for its disk: saving its state has taken {} s so far",
+                       waited.count());
+  return membership_->why(now());
+}
 
 // ---- The log.
 
@@ -283,7 +347,7 @@ void JobDriver::write_event(std::string_view kind, json fields) {
   fields["kind"] = kind;
   fields["time"] = rounded(wall_seconds());
   fields["seconds"] = rounded(seconds());
-  events_.append(fields);
+  disk_.run([events = events_, fields = std::move(fields)] { events->append(fields); });
 }
 
 // The report draws the number of workers over time by these events.
@@ -302,12 +366,12 @@ bool JobDriver::over() const {
   return phase == Phase::preempted || phase == Phase::finished || phase == Phase::failed;
 }
 
-bool JobDriver::at_rest() const { return over() && saved() && inbox_.empty(); }
+bool JobDriver::at_rest() const { return over() && saved() && inbox_.empty() && asked_.empty(); }
 
 // A state that cannot be saved is waited for as long as the job runs. One that is done, or is to
 // end, has nothing to gain by it: without the save it is as if all had been killed.
 bool JobDriver::gives_up() const {
-  if (saved()) return false;
+  if (save_error_.empty()) return false;
   switch (membership_->phase()) {
     case Phase::failed:
       return true;
@@ -324,7 +388,8 @@ bool JobDriver::gives_up() const {
 
 JobEnd JobDriver::end(bool killed) {
   if (killed) log("killed", "all workers were killed on request");
-  try_save();
+  ended_ = true;
+  save();
   JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
              membership_->checkpoint()};
   end.killed = killed;
@@ -334,6 +399,7 @@ JobEnd JobDriver::end(bool killed) {
 }
 
 JobEnd JobDriver::end_unsaved() {
+  ended_ = true;
   JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
              membership_->checkpoint()};
   const int64_t again = end.step - std::max<int64_t>(end.checkpoint, 0);
@@ -351,22 +417,26 @@ JobEnd JobDriver::end_unsaved() {
   return end;
 }
 
-// Only the controller knows how a run ended, and what all its workers cost. The other figures are
-// the last ones that a leader wrote down.
-void JobDriver::write_end(const JobEnd& end) {
+namespace {
+
+// The last figures that a leader wrote down, without those that are void at the end of this run.
+json last_summary(const run::RunFolder& folder, int64_t step) {
   json fields = json::object();
-  try {
-    run::for_each_diary_line(folder_.events_file(), [&](json& line) {
-      const json kind = line.value("kind", json());
-      if (kind == "end") fields = json::object();  // of an earlier part of the run
-      if (kind == "summary") fields = std::move(line);
-    });
-    ckpt::remove_leftovers(folder_.checkpoints());
-  } catch (const Error& e) {
-    log("end", e.what());
-  }
-  const json status = fields.value("status", json());
+  run::for_each_diary_line(folder.events_file(), [&](json& line) {
+    const json kind = line.value("kind", json());
+    if (kind == "end") fields = json::object();  // of an earlier part of the run
+    if (kind == "summary") fields = std::move(line);
+  });
   for (const char* key : {"kind", "time", "seconds", "generation"}) fields.erase(key);
+  // A later leader may have died without a word: the hash of an earlier state is not this one's.
+  if (fields.value("step", int64_t{-1}) != step) {
+    for (const char* digest : {"digest", "weights_digest"}) fields.erase(digest);
+  }
+  return fields;
+}
+
+json end_event(const JobEnd& end, json fields, const run::Cost& cost) {
+  const json status = fields.value("status", json());
   if (end.killed || end.phase == Phase::preempted) {
     fields["status"] = "interrupted";
   } else if (end.phase == Phase::finished) {
@@ -375,17 +445,48 @@ void JobDriver::write_end(const JobEnd& end) {
     fields["status"] = "failed";
     fields["message"] = end.reason;
   }
-  // A later leader may have died without a word: the hash of an earlier state is not this one's.
-  if (fields.value("step", int64_t{-1}) != end.step) {
-    for (const char* digest : {"digest", "weights_digest"}) fields.erase(digest);
-  }
   fields["step"] = end.step;
   if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
-  fields["cost"] = run::to_json(cost());
-  write_event("end", std::move(fields));
-  events_.sync();
-  if (std::string text = run::leave_report(folder_); !text.empty())
-    note({"report", std::move(text)});
+  fields["cost"] = run::to_json(cost);
+  return fields;
+}
+
+}  // namespace
+
+// Only the controller knows how a run ended, and what all its workers cost. The other figures are
+// the last ones that a leader wrote down.
+void JobDriver::write_end(const JobEnd& end, std::function<void()> on_written) {
+  struct Told {
+    json summary = json::object();
+    std::string trouble, report;
+  };
+  const auto told = std::make_shared<Told>();
+  disk_.run(
+      [folder = folder_, end, told] {
+        try {
+          told->summary = last_summary(folder, end.step);
+          ckpt::remove_leftovers(folder.checkpoints());
+        } catch (const Error& e) {
+          told->trouble = e.what();
+        }
+      },
+      [this, alive = alive_, end, told, on_written](std::exception_ptr error) {
+        if (!*alive) return;
+        if (error) std::rethrow_exception(error);
+        if (!told->trouble.empty()) log("end", told->trouble);
+        write_event("end", end_event(end, std::move(told->summary), cost()));
+        disk_.run(
+            [events = events_, folder = folder_, told] {
+              events->sync();
+              told->report = run::leave_report(folder);
+            },
+            [this, alive, told, on_written](std::exception_ptr e) {
+              if (!*alive) return;
+              if (e) std::rethrow_exception(e);
+              if (!told->report.empty()) note({"report", told->report});
+              if (on_written) on_written();
+            });
+      });
 }
 
 }  // namespace ductile::link

@@ -60,7 +60,7 @@ class Controller {
   }
 
  private:
-  net::Gate gate_;
+  net::WaitingGate gate_;
   std::optional<net::Channel> channel_;
 };
 

@@ -1,16 +1,14 @@
 #include "ductile/net/gate.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <thread>
 #include <utility>
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "ductile/base/error.h"
 
@@ -21,13 +19,7 @@ using std::chrono::milliseconds;
 
 std::string host_of(const std::string& peer) { return peer.substr(0, peer.rfind(':')); }
 
-void watch(int epoll, int fd, void* who) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = who;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0)
-    fail_errno("cannot watch a connection", errno);
-}
+constexpr milliseconds kRest{100};
 
 }  // namespace
 
@@ -35,76 +27,33 @@ struct Gate::Pending {
   Socket socket;
   Handshake handshake;
   Deadline deadline;
-  PendingList::iterator self;
+  Loop::Watch watch;
 };
 
-Gate::Gate(Listener listener, const Secret& secret, Identity self, GateOptions options, Admit admit,
-           OnRefusal on_refusal)
-    : listener_(std::move(listener)),
+Gate::Gate(Loop& loop, Listener listener, const Secret& secret, Identity self, GateOptions options,
+           Admit admit, OnRefusal on_refusal, OnAdmission on_admission)
+    : loop_(loop),
+      listener_(std::move(listener)),
       secret_(secret),
       self_(std::move(self)),
       options_(options),
       admit_(std::move(admit)),
-      on_refusal_(std::move(on_refusal)) {
-  epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
-  wake_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
-  watch(epoll_.get(), listener_.fd(), &listener_);
-  watch(epoll_.get(), wake_.get(), &wake_);
-}
+      on_refusal_(std::move(on_refusal)),
+      on_admission_(std::move(on_admission)),
+      watch_(loop.watch(listener_.fd(), Interest::read, [this](Ready) { take_waiting(); })) {}
 
 Gate::~Gate() = default;
 
-Deadline Gate::next_deadline() const {
-  Deadline next = pending_.empty() ? Deadline::max() : pending_.front().deadline;
-  return paused_ ? std::min(next, resume_at_) : next;
-}
-
-void Gate::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
-}
-
-std::optional<Admission> Gate::accept(Deadline deadline) {
-  while (true) {
-    if (paused_ && Clock::now() >= resume_at_) take_up();
-    std::array<epoll_event, 32> events;
-    const int wait = poll_milliseconds(std::min(deadline, next_deadline()));
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
-    if (count < 0 && errno != EINTR) fail_errno("epoll_wait", errno);
-    std::optional<Admission> admitted;
-    bool woken = false;
-    bool connections = false;
-    for (int i = 0; i < count; ++i) {
-      void* who = events[static_cast<size_t>(i)].data.ptr;
-      if (who == &wake_) {
-        uint64_t ignored;
-        woken = read(wake_.get(), &ignored, sizeof ignored) > 0;
-      } else if (who == &listener_) {
-        connections = true;
-      } else if (!admitted) {  // the others stay readable
-        advance(static_cast<Pending*>(who)->self, admitted);
-      }
-    }
-    // Last: making room drops handshakes that the events above may name.
-    if (connections) take_waiting();
-    drop_expired();
-    if (admitted || woken) return admitted;
-    if (Clock::now() >= deadline) return std::nullopt;
-  }
-}
-
 // Out of descriptors or memory: what waits is taken a little later.
 void Gate::pause(const Error& error) {
-  paused_ = true;
-  resume_at_ = Clock::now() + milliseconds(100);
+  watch_.set(Interest::none);
+  resume_ = loop_.after(kRest, [this] { take_up(); });
   refuse("(new connection)", error.message());
 }
 
 void Gate::take_up() {
   try {
-    watch(epoll_.get(), listener_.fd(), &listener_);
-    paused_ = false;
+    watch_.set(Interest::read);
   } catch (const Error& error) {
     pause(error);
   }
@@ -117,7 +66,6 @@ void Gate::take_waiting() {
     try {
       socket = listener_.try_accept();
     } catch (const Error& error) {
-      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
       return pause(error);
     }
     if (!socket) return;
@@ -125,18 +73,19 @@ void Gate::take_waiting() {
     const int fd = socket.fd();
     pending_.push_back(Pending{std::move(socket),
                                Handshake::server(secret_, self_, admit_),
-                               Clock::now() + options_.handshake_deadline,
+                               loop_.now() + options_.handshake_deadline,
                                {}});
-    pending_.back().self = std::prev(pending_.end());
+    const auto p = std::prev(pending_.end());
     try {
-      watch(epoll_.get(), fd, &pending_.back());
+      p->watch = loop_.watch(fd, Interest::read, [this, p](Ready) { advance(p); });
     } catch (const Error& error) {
-      drop(std::prev(pending_.end()), error.message());  // it dials again
+      drop(p, error.message());  // it dials again
     }
+    await_deadline();
   }
 }
 
-void Gate::advance(PendingList::iterator p, std::optional<Admission>& admitted) {
+void Gate::advance(PendingList::iterator p) {
   Handshake& handshake = p->handshake;
   while (handshake.state() == Handshake::State::running) {
     std::array<std::byte, 256> bytes;
@@ -155,9 +104,10 @@ void Gate::advance(PendingList::iterator p, std::optional<Admission>& admitted) 
     }
   }
   if (handshake.state() == Handshake::State::refused) return drop(p, handshake.reason());
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, p->socket.fd(), nullptr);
-  admitted = Admission{std::move(p->socket), handshake.peer(), handshake.keys()};
+  p->watch.end();
+  Admission admission{std::move(p->socket), handshake.peer(), handshake.keys()};
   pending_.erase(p);
+  on_admission_(std::move(admission));
 }
 
 void Gate::drop(PendingList::iterator p, std::string reason) {
@@ -165,12 +115,16 @@ void Gate::drop(PendingList::iterator p, std::string reason) {
   pending_.erase(p);
 }
 
-void Gate::drop_expired() {
-  const Deadline now = Clock::now();
-  while (!pending_.empty() && pending_.front().deadline <= now) {
-    drop(pending_.begin(),
-         fmt::format("handshake not done within {} ms", options_.handshake_deadline.count()));
-  }
+// All handshakes may take the same time, so the oldest one ends first.
+void Gate::await_deadline() {
+  if (expiry_.armed() || pending_.empty()) return;
+  expiry_ = loop_.at(pending_.front().deadline, [this] {
+    while (!pending_.empty() && pending_.front().deadline <= loop_.now()) {
+      drop(pending_.begin(),
+           fmt::format("handshake not done within {} ms", options_.handshake_deadline.count()));
+    }
+    await_deadline();
+  });
 }
 
 void Gate::make_room() {
@@ -202,6 +156,22 @@ void Gate::refuse(const std::string& address, std::string reason) {
   }
   ++logs_;
   on_refusal_({address, std::move(reason)});
+}
+
+WaitingGate::WaitingGate(Listener listener, const Secret& secret, Identity self,
+                         GateOptions options, Admit admit, OnRefusal on_refusal)
+    : gate_(loop_, std::move(listener), secret, std::move(self), options, std::move(admit),
+            std::move(on_refusal), [this](Admission admission) {
+              admitted_.push_back(std::move(admission));
+              loop_.stop();
+            }) {}
+
+std::optional<Admission> WaitingGate::accept(Deadline deadline) {
+  if (admitted_.empty()) loop_.run_until(deadline);
+  if (admitted_.empty()) return std::nullopt;
+  std::optional<Admission> first = std::move(admitted_.front());
+  admitted_.pop_front();
+  return first;
 }
 
 namespace {

@@ -1,16 +1,16 @@
 #pragma once
 
-#include <array>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "ductile/base/descriptor.h"
 #include "ductile/net/frames.h"
 #include "ductile/net/handshake.h"
+#include "ductile/net/loop.h"
 #include "ductile/net/socket.h"
 
 namespace ductile::net {
@@ -35,32 +35,22 @@ struct GateOptions {
   int max_logs_a_second = 20;  // refusals told one by one; the rest as a number
 };
 
-// Accepts authenticated peers at a listener, with many handshakes at once, on the thread of its
-// caller.
+// Accepts authenticated peers at a listener, with many handshakes at once, in a loop.
 //
 // Strangers cost little and block nobody: a handshake takes less than 1 KB and ends at its
 // deadline, however slowly its bytes arrive. When max_pending handshakes are under way, the oldest
 // one of the address that has most of them is dropped. Each refusal is reported with its address
-// and reason.
+// and reason. Out of descriptors, it rests and goes on later.
 class Gate {
  public:
-  Gate(Listener listener, const Secret& secret, Identity self, GateOptions options, Admit admit,
-       OnRefusal on_refusal);
+  // It must not destroy the gate.
+  using OnAdmission = std::function<void(Admission)>;
+
+  Gate(Loop& loop, Listener listener, const Secret& secret, Identity self, GateOptions options,
+       Admit admit, OnRefusal on_refusal, OnAdmission on_admission);
   ~Gate();
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
-
-  // The next accepted peer, or nothing at the deadline or after wake().
-  std::optional<Admission> accept(Deadline deadline);
-
-  // Handles what has arrived, without waiting. It is for callers with their own event loop, which
-  // wait until fd() is readable, but not beyond next_deadline().
-  std::optional<Admission> poll() { return accept(Clock::now()); }
-  int fd() const { return epoll_.get(); }
-  Deadline next_deadline() const;
-
-  // Ends a waiting accept(), from any thread.
-  void wake();
 
   Address address() const { return listener_.address(); }
   size_t num_pending() const { return pending_.size(); }
@@ -72,26 +62,46 @@ class Gate {
   void pause(const Error& error);
   void take_up();
   void take_waiting();
-  void advance(PendingList::iterator p, std::optional<Admission>& admitted);
+  void advance(PendingList::iterator p);
   void drop(PendingList::iterator p, std::string reason);
-  void drop_expired();
+  void await_deadline();
   void make_room();
   void refuse(const std::string& address, std::string reason);
 
+  Loop& loop_;
   Listener listener_;
   Secret secret_;
   Identity self_;
   GateOptions options_;
   Admit admit_;
   OnRefusal on_refusal_;
-  Descriptor epoll_;
-  Descriptor wake_;
-  bool paused_ = false;  // out of descriptors: not accepting until resume_at_
-  Deadline resume_at_{};
+  OnAdmission on_admission_;
   PendingList pending_;  // oldest first
   Deadline log_second_{};
   int logs_ = 0;
   int unlogged_ = 0;
+  Loop::Watch watch_;   // of the listener
+  Loop::Timer resume_;  // while it rests
+  Loop::Timer expiry_;  // of the oldest handshake
+};
+
+// A gate for a thread that does nothing but wait for its peers.
+class WaitingGate {
+ public:
+  WaitingGate(Listener listener, const Secret& secret, Identity self, GateOptions options,
+              Admit admit, OnRefusal on_refusal);
+
+  // The next accepted peer, or nothing at the deadline or after wake().
+  std::optional<Admission> accept(Deadline deadline);
+  void wake() { loop_.stop(); }  // any thread
+
+  Address address() const { return gate_.address(); }
+  size_t num_pending() const { return gate_.num_pending(); }
+
+ private:
+  Loop loop_;
+  std::deque<Admission> admitted_;
+  Gate gate_;
 };
 
 struct DialOptions {

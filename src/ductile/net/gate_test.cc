@@ -70,7 +70,7 @@ class Door {
   std::vector<Refusal> refusals_;
   std::atomic<int> served_{0};
   std::atomic<size_t> most_pending_ = 0;
-  Gate gate_;
+  WaitingGate gate_;
   std::jthread thread_;
 };
 
@@ -189,7 +189,7 @@ TEST(Gate, ReportsOfAFloodAreCountedNotRepeated) {
 
 TEST(Gate, OutOfDescriptorsItWaitsAndGoesOn) {
   std::vector<Refusal> refusals;
-  Gate gate(
+  WaitingGate gate(
       Listener({"127.0.0.1", 0}), secret(), kServer, {},
       [](const Identity& peer) { return same_job(kServer, peer); },
       [&](const Refusal& r) { refusals.push_back(r); });
@@ -224,8 +224,8 @@ TEST(Dial, WaitsForAServerThatIsNotThereYetAndGivesUpAtTheDeadline) {
   auto client = std::async(
       std::launch::async, [&] { return dial(address, secret(), kClient, kServer, {}, in(10000)); });
   std::this_thread::sleep_for(milliseconds(30));
-  Gate gate(Listener(address), secret(), kServer, {},
-            [](const Identity& peer) { return same_job(kServer, peer); }, {});
+  WaitingGate gate(Listener(address), secret(), kServer, {},
+                   [](const Identity& peer) { return same_job(kServer, peer); }, {});
   EXPECT_TRUE(gate.accept(in(10000)));
   EXPECT_EQ(client.get().peer.role, "store");
 }

@@ -5,16 +5,10 @@
 #include <cerrno>
 #include <chrono>
 #include <list>
-#include <map>
-#include <thread>
 #include <utility>
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/net/store_protocol_impl.h"
 
@@ -27,37 +21,20 @@ constexpr std::chrono::seconds kGrace{1};
 
 }  // namespace
 
-// One thread runs run(); nothing else is shared with others but the gate's wake().
-class StoreServer::Loop {
- public:
-  Loop(const Address& at, const Secret& secret, const std::string& job, StoreServerOptions options,
-       OnRefusal on_refusal)
-      : options_(options),
-        self_{"store", job, 0, -1, 0},
-        table_(options.max_bytes),
-        gate_(
-            Listener(at), secret, self_, options.gate,
-            [this](const Identity& peer) { return admit(peer); }, std::move(on_refusal)) {
-    epoll_ = opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
-    stop_ = opened(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
-    watch(gate_.fd(), &gate_, EPOLLIN, EPOLL_CTL_ADD);
-    watch(stop_.get(), &stop_, EPOLLIN, EPOLL_CTL_ADD);
-    address_ = gate_.address();
-    thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
-  }
+struct StoreService::Impl {
+  Impl(Loop& l, const Address& at, const Secret& secret, const std::string& job,
+       StoreServerOptions o, OnRefusal on_refusal)
+      : loop(l),
+        options(o),
+        self{"store", job, 0, -1, 0},
+        table(options.max_bytes),
+        gate(
+            loop, Listener(at), secret, self, options.gate,
+            [this](const Identity& peer) { return admit(peer); }, std::move(on_refusal),
+            [this](Admission a) { take(std::move(a)); }) {}
 
-  ~Loop() {
-    thread_.request_stop();
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof one);
-    thread_.join();
-  }
-
-  Address address() const { return address_; }
-
- private:
   struct Client {
-    Client(Admission a)
+    explicit Client(Admission a)
         : socket(std::move(a.socket)),
           writer(a.keys.from_server, kStoreMaxFrame),
           reader(a.keys.from_client, kStoreMaxFrame) {}
@@ -65,9 +42,8 @@ class StoreServer::Loop {
     FrameWriter writer;
     FrameReader reader;
     std::vector<std::byte> unsent;
-    bool wants_out = false;
     bool dead = false;
-    std::list<Client>::iterator self;
+    Loop::Watch watch;
   };
 
   // A get or wait whose keys are not all there yet.
@@ -80,55 +56,28 @@ class StoreServer::Loop {
   };
 
   Verdict admit(const Identity& peer) const {
-    if (clients_.size() >= static_cast<size_t>(options_.max_clients)) return Verdict::busy;
-    return peer.role == self_.role ? same_job(self_, peer) : Verdict::unexpected;
+    if (clients.size() >= static_cast<size_t>(options.max_clients)) return Verdict::busy;
+    return peer.role == self.role ? same_job(self, peer) : Verdict::unexpected;
   }
 
-  void watch(int fd, void* who, uint32_t events, int operation) {
-    epoll_event event{};
-    event.events = events;
-    event.data.ptr = who;
-    if (epoll_ctl(epoll_.get(), operation, fd, &event) != 0)
-      fail_errno("cannot watch a connection", errno);
-  }
-  // One that cannot be watched ends, and dials again.
-  void watch(Client& client, uint32_t events, int operation) {
+  void take(Admission admission) {
+    const auto client = clients.emplace(clients.end(), std::move(admission));
     try {
-      watch(client.socket.fd(), &client, events, operation);
-    } catch (const Error&) {
+      client->watch = loop.watch(client->socket.fd(), Interest::read,
+                                 [this, &c = *client](Ready ready) { on_ready(c, ready); });
+    } catch (const Error&) {  // one that cannot be watched ends, and dials again
+      clients.erase(client);
+    }
+  }
+
+  void on_ready(Client& client, Ready ready) {
+    try {
+      if (ready.writable) flush(client);
+      if (ready.readable) read_from(client);
+    } catch (const Error&) {  // forged or malformed: this client alone ends
       client.dead = true;
     }
-  }
-
-  void run(const std::stop_token& stop) {
-    std::array<epoll_event, 64> events;
-    while (!stop.stop_requested()) {
-      Deadline next = gate_.next_deadline();
-      for (const Parked& p : parked_) next = std::min(next, p.deadline + kGrace);
-      const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                   poll_milliseconds(next));
-      for (int i = 0; i < count; ++i) {
-        void* who = events[static_cast<size_t>(i)].data.ptr;
-        if (who == &stop_ || who == &gate_) continue;
-        Client& client = *static_cast<Client*>(who);
-        try {
-          if (events[static_cast<size_t>(i)].events & EPOLLOUT) flush(client);
-          if (events[static_cast<size_t>(i)].events & ~static_cast<uint32_t>(EPOLLOUT)) {
-            read_from(client);
-          }
-        } catch (const Error&) {  // forged or malformed: this client alone ends
-          client.dead = true;
-        }
-      }
-      while (auto admission = gate_.poll()) {
-        clients_.emplace_back(std::move(*admission));
-        clients_.back().self = std::prev(clients_.end());
-        watch(clients_.back(), EPOLLIN, EPOLL_CTL_ADD);
-      }
-      serve_parked();
-      std::erase_if(parked_, [](const Parked& p) { return p.client->dead; });
-      clients_.remove_if([](const Client& c) { return c.dead; });
-    }
+    serve_parked();
   }
 
   void read_from(Client& client) {
@@ -151,27 +100,27 @@ class StoreServer::Loop {
       switch (kind) {
         case StoreRequest::set: {
           const std::string key = fields.text();
-          table_.set(key, fields.text());
-          changed_ = true;
+          table.set(key, fields.text());
+          changed = true;
           return answer(client, id, 0, "");
         }
         case StoreRequest::add: {
           const std::string key = fields.text();
-          const int64_t sum = table_.add(key, fields.number<int64_t>());
-          changed_ = true;
+          const int64_t sum = table.add(key, fields.number<int64_t>());
+          changed = true;
           return answer(client, id, 0, std::to_string(sum));
         }
         case StoreRequest::get:
         case StoreRequest::wait: {
-          Parked parked{&client, id, kind == StoreRequest::get, {}, {}};
+          Parked request{&client, id, kind == StoreRequest::get, {}, {}};
           const auto wait = std::min<uint64_t>(fields.number<uint64_t>(), 30ull * 86400 * 1000);
-          parked.deadline = Clock::now() + std::chrono::milliseconds(wait);
+          request.deadline = Clock::now() + std::chrono::milliseconds(wait);
           const size_t count = fields.number<uint32_t>();
-          if (parked.get && count != 1)
+          if (request.get && count != 1)
             fail(ErrorCode::invalid_argument, "a get of {} keys; it takes one", count);
-          for (size_t i = 0; i < count; ++i) parked.keys.push_back(fields.text());
-          changed_ = true;  // it may be there already
-          parked_.push_back(std::move(parked));
+          for (size_t i = 0; i < count; ++i) request.keys.push_back(fields.text());
+          changed = true;  // it may be there already
+          parked.push_back(std::move(request));
           return;
         }
       }
@@ -183,21 +132,25 @@ class StoreServer::Loop {
     fail(ErrorCode::data_loss, "unknown request {}", static_cast<int>(kind));
   }
 
+  // Answers whom it can, forgets who has gone or given up, and waits for the next of these.
   void serve_parked() {
-    const Deadline now = Clock::now();
-    std::erase_if(parked_, [&](const Parked& p) {
+    const Deadline now = loop.now();
+    std::erase_if(parked, [&](const Parked& p) {
       if (p.client->dead) return true;
-      const auto missing =
-          !changed_ ? p.keys.begin()
-                    : std::find_if(p.keys.begin(), p.keys.end(),
-                                   [&](const std::string& key) { return !table_.has(key); });
-      if (changed_ && missing == p.keys.end()) {
-        answer(*p.client, p.id, 0, p.get ? *table_.get(p.keys.front()) : "");
+      if (changed && std::all_of(p.keys.begin(), p.keys.end(),
+                                 [&](const std::string& key) { return table.has(key); })) {
+        answer(*p.client, p.id, 0, p.get ? *table.get(p.keys.front()) : "");
         return true;
       }
       return p.deadline + kGrace <= now;
     });
-    changed_ = false;
+    changed = false;
+    // An answer that was not taken may have ended a client that waits for others.
+    std::erase_if(parked, [](const Parked& p) { return p.client->dead; });
+    clients.remove_if([](const Client& c) { return c.dead; });
+    Deadline next = Deadline::max();
+    for (const Parked& p : parked) next = std::min(next, p.deadline + kGrace);
+    expiry = next == Deadline::max() ? Loop::Timer() : loop.at(next, [this] { serve_parked(); });
   }
 
   void answer(Client& client, uint32_t id, uint8_t status, std::string_view text) {
@@ -223,33 +176,44 @@ class StoreServer::Loop {
     }
     client.unsent.erase(client.unsent.begin(),
                         client.unsent.begin() + static_cast<ptrdiff_t>(sent));
-    if (client.unsent.size() > options_.max_unsent) client.dead = true;
-    const bool want = !client.unsent.empty() && !client.dead;
-    if (want != client.wants_out) {
-      client.wants_out = want;
-      watch(client, want ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+    if (client.unsent.size() > options.max_unsent) client.dead = true;
+    const bool full = !client.unsent.empty();
+    try {
+      if (!client.dead) client.watch.set(full ? Interest::both : Interest::read);
+    } catch (const Error&) {
+      client.dead = true;
     }
   }
 
-  StoreServerOptions options_;
-  Identity self_;
-  StoreTable table_;
-  std::list<Client> clients_;
-  std::vector<Parked> parked_;
-  bool changed_ = false;
-  Gate gate_;
-  Address address_;
-  Descriptor epoll_;
-  Descriptor stop_;
-  std::jthread thread_;
+  Loop& loop;
+  StoreServerOptions options;
+  Identity self;
+  StoreTable table;
+  std::list<Client> clients;
+  std::vector<Parked> parked;
+  bool changed = false;
+  Loop::Timer expiry;  // of the first parked request
+  Gate gate;
 };
 
+StoreService::StoreService(Loop& loop, const Address& at, const Secret& secret,
+                           const std::string& job, StoreServerOptions options, OnRefusal on_refusal)
+    : impl_(std::make_unique<Impl>(loop, at, secret, job, options, std::move(on_refusal))) {}
+
+StoreService::~StoreService() = default;
+
+Address StoreService::address() const { return impl_->gate.address(); }
+
 StoreServer::StoreServer(const Address& at, const Secret& secret, const std::string& job,
-                         StoreServerOptions options, OnRefusal on_refusal)
-    : loop_(std::make_unique<Loop>(at, secret, job, options, std::move(on_refusal))) {}
+                         StoreServerOptions options, OnRefusal on_refusal) {
+  thread_.call([&] {
+    service_.emplace(thread_.loop(), at, secret, job, options, std::move(on_refusal));
+    address_ = service_->address();
+  });
+}
 
-StoreServer::~StoreServer() = default;
-
-Address StoreServer::address() const { return loop_->address(); }
+StoreServer::~StoreServer() {
+  thread_.call([this] { service_.reset(); });
+}
 
 }  // namespace ductile::net

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ductile/net/gate.h"
+#include "ductile/net/loop.h"
 #include "ductile/net/store.h"
 
 namespace ductile::net {
@@ -15,19 +17,34 @@ struct StoreServerOptions {
   int max_clients = 4096;
 };
 
-// Serves a Store to the authenticated processes of a job, of any generation, on a thread of its
-// own. Lives as long as the object; clients then see `unavailable`.
+// Serves a Store to the authenticated processes of a job, of any generation, in a loop. Lives as
+// long as the object; clients then see `unavailable`.
+class StoreService {
+ public:
+  StoreService(Loop& loop, const Address& at, const Secret& secret, const std::string& job,
+               StoreServerOptions options = {}, OnRefusal on_refusal = {});
+  ~StoreService();
+
+  Address address() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The same on a thread of its own, which calls on_refusal.
 class StoreServer {
  public:
   StoreServer(const Address& at, const Secret& secret, const std::string& job,
               StoreServerOptions options = {}, OnRefusal on_refusal = {});
   ~StoreServer();
 
-  Address address() const;
+  Address address() const { return address_; }
 
  private:
-  class Loop;
-  std::unique_ptr<Loop> loop_;
+  LoopThread thread_;
+  std::optional<StoreService> service_;  // the thread's
+  Address address_;
 };
 
 struct StoreClientOptions {

@@ -11,59 +11,64 @@ namespace ductile::server {
 
 using control::WorkerId;
 
-Connections::Connections(const net::Address& listen, const net::Secret& secret,
-                         const std::string& job, net::OnRefusal on_refusal, OnEvent on_event)
-    : gate_(
-          net::Listener(listen), secret, link::controller_identity(job), {},
+Connections::Connections(net::Loop& loop, const net::Address& listen, const net::Secret& secret,
+                         const std::string& job, net::OnRefusal on_refusal, OnEvent on_event,
+                         std::function<void()> on_ready)
+    : loop_(loop),
+      on_refusal_(on_refusal),
+      on_event_(std::move(on_event)),
+      on_ready_(std::move(on_ready)),
+      gate_(
+          loop, net::Listener(listen), secret, link::controller_identity(job), {},
           [self = link::controller_identity(job)](const net::Identity& peer) {
             if (peer.role != self.role || peer.peer < 1) return net::Verdict::unexpected;
             return net::same_job(self, peer);
           },
-          on_refusal),
-      on_refusal_(on_refusal),
-      on_event_(std::move(on_event)) {}
+          on_refusal, [this](net::Admission admission) { admit(std::move(admission)); }) {}
 
 void Connections::send(const control::Instruction& instruction) {
-  const auto found = channels_.find(instruction.worker);
-  if (found == channels_.end()) return;
+  const auto found = peers_.find(instruction.worker);
+  if (found == peers_.end()) return;
   const std::string text = dump_json(control::to_json(instruction));
   try {
     // Without waiting: of a worker that is stopped the buffers fill up, and the rest of a frame
     // cannot be sent later. It comes back with a new connection when it wakes up.
-    found->second.send(std::as_bytes(std::span(text)), net::Clock::now());
+    found->second.channel.send(std::as_bytes(std::span(text)), net::Clock::now());
   } catch (const Error& e) {
     close(instruction.worker, e.what());
   }
 }
 
-void Connections::add_to(std::vector<pollfd>& watched) const {
-  watched.push_back({gate_.fd(), POLLIN, 0});
-  for (const auto& [worker, channel] : channels_)
-    watched.push_back({channel.socket().fd(), POLLIN, 0});
-}
-
 void Connections::serve() {
-  admit();
   std::vector<WorkerId> workers;
-  for (const auto& [worker, channel] : channels_) workers.push_back(worker);
+  for (const auto& [worker, peer] : peers_) workers.push_back(worker);
   for (const WorkerId worker : workers) receive(worker);
 }
 
-void Connections::admit() {
-  while (auto admission = gate_.poll()) {
-    const auto worker = static_cast<WorkerId>(admission->peer.peer);
-    channels_.erase(worker);  // it dialled again, so the old connection is dead
-    channels_.emplace(worker, net::Channel(std::move(admission->socket), admission->keys,
-                                           net::Channel::Side::server));
+void Connections::admit(net::Admission admission) {
+  const auto worker = static_cast<WorkerId>(admission.peer.peer);
+  peers_.erase(worker);  // it dialled again, so the old connection is dead
+  const auto [place, fresh] = peers_.emplace(
+      worker,
+      Peer{net::Channel(std::move(admission.socket), admission.keys, net::Channel::Side::server),
+           {}});
+  const net::Socket& socket = place->second.channel.socket();
+  try {
+    place->second.watch =
+        loop_.watch(socket.fd(), net::Interest::read, [this](net::Ready) { on_ready_(); });
+  } catch (const Error& e) {  // no memory: it dials again
+    if (on_refusal_) on_refusal_({socket.peer(), e.message()});
+    peers_.erase(place);
   }
+  on_ready_();
 }
 
 void Connections::receive(WorkerId worker) {
   while (true) {
-    const auto found = channels_.find(worker);
-    if (found == channels_.end()) return;  // closed by what the last report brought about
+    const auto found = peers_.find(worker);
+    if (found == peers_.end()) return;  // closed by what the last report brought about
     try {
-      const auto payload = found->second.try_receive();
+      const auto payload = found->second.channel.try_receive();
       if (!payload) return;
       const std::string_view text(reinterpret_cast<const char*>(payload->data()), payload->size());
       control::WorkerStatus report = control::worker_status_from_json(parse_json(text));
@@ -78,10 +83,10 @@ void Connections::receive(WorkerId worker) {
 }
 
 void Connections::close(WorkerId worker, const std::string& why) {
-  const auto found = channels_.find(worker);
-  if (found == channels_.end()) return;
-  if (on_refusal_) on_refusal_({found->second.socket().peer(), why});
-  channels_.erase(found);
+  const auto found = peers_.find(worker);
+  if (found == peers_.end()) return;
+  if (on_refusal_) on_refusal_({found->second.channel.socket().peer(), why});
+  peers_.erase(found);
   on_event_(control::ConnectionClosed{worker});
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
@@ -34,34 +36,34 @@ class HostAgent {
 
   int run() {
     fcntl(in_, F_SETFL, fcntl(in_, F_GETFL) | O_NONBLOCK);
-    auto beat = std::chrono::steady_clock::now();
-    while (true) {
-      pollfd watched[2] = {{in_, POLLIN, 0}, {launcher_ ? launcher_->fd() : -1, POLLIN, 0}};
-      if (::poll(watched, 2, 250) < 0 && errno != EINTR) return 1;
-      std::vector<std::string> requests;
-      const bool open =
-          lines_.read(in_, [&](std::string_view line) { requests.emplace_back(line); });
-      for (const std::string& request : requests) {
-        if (!handle(request)) return 0;
-      }
-      if (launcher_) pass_on(launcher_->take());
-      if (!open || broken_) return 0;
-      const auto now = std::chrono::steady_clock::now();
-      if (now >= beat) {
-        say({{"beat", true}});
-        beat = now + kAgentBeat;
-      }
-    }
+    in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
+    const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] { say({{"beat", true}}); });
+    say({{"beat", true}});
+    if (!broken_) loop_.run();
+    return 0;
   }
 
  private:
-  // False: it was told to end.
-  bool handle(const std::string& line) {
+  void hear() {
+    std::vector<std::string> requests;
+    const bool open = lines_.read(in_, [&](std::string_view line) { requests.emplace_back(line); });
+    for (const std::string& request : requests)
+      if (!quitting_) handle(request);
+    take();
+    if (!open && !quitting_) loop_.stop();
+  }
+
+  void take() {
+    ready_ = false;
+    if (!launcher_) return;
+    pass_on(launcher_->take());
+    if (quitting_ && launcher_->running() == 0) loop_.stop();
+  }
+
+  void handle(const std::string& line) {
     const json request = parse_json(line);
-    if (!request.is_object() || request.size() != 1) {
-      say({{"error", "not a request: " + line.substr(0, 80)}});
-      return true;
-    }
+    if (!request.is_object() || request.size() != 1)
+      return say({{"error", "not a request: " + line.substr(0, 80)}});
     const std::string what = request.begin().key();
     const json& value = request.begin().value();
     try {
@@ -69,23 +71,19 @@ class HostAgent {
       if (what == "start" && launcher_) start(value);
       if (what == "kill" && launcher_) launcher_->kill(value.get<control::WorkerId>());
       if (what == "adopt" && launcher_) adopt(value.get<std::vector<control::WorkerId>>());
+      if (what == "quit") quit();
     } catch (const std::exception& e) {
       say({{"error", e.what()}});
     }
-    if (what != "quit") return true;
-    quit();
-    return false;
   }
 
+  // Up to five seconds, for those that do not end by a kill.
   void quit() {
-    if (!launcher_) return;
+    quitting_ = true;
+    in_watch_.end();
+    if (!launcher_ || launcher_->running() == 0) return loop_.stop();
     for (const control::WorkerId worker : own_) launcher_->kill(worker);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (launcher_->running() > 0 && std::chrono::steady_clock::now() < end) {
-      pollfd watched{launcher_->fd(), POLLIN, 0};
-      ::poll(&watched, 1, 100);
-      pass_on(launcher_->take());
-    }
+    end_ = loop_.after(std::chrono::seconds(5), [this] { loop_.stop(); });
   }
 
   void hello(const json& value) {
@@ -114,7 +112,10 @@ class HostAgent {
     options_.host = host;
     options_.kills_at_end = false;
     launcher_.reset();
-    launcher_ = make_local_launcher(options_, run);
+    launcher_ = make_local_launcher(loop_, options_, run);
+    launcher_->call_when_ready([this] {
+      if (!std::exchange(ready_, true)) loop_.post([this] { take(); });
+    });
     say({{"ready", {{"proof", agent_proof(secret, value.at("nonce"))}}}});
   }
 
@@ -179,12 +180,18 @@ class HostAgent {
         ::poll(&room, 1, 1000);
       } else if (errno != EINTR) {
         broken_ = true;
+        loop_.stop();
       }
     }
   }
 
   const int in_, out_;
+  net::Loop loop_;
+  net::Loop::Watch in_watch_;
+  net::Loop::Timer end_;
   process::LineReader lines_;
+  bool quitting_ = false;
+  bool ready_ = false;   // the launcher has something to tell
   bool broken_ = false;  // nobody reads what it says
   LocalLauncherOptions options_;
   std::unique_ptr<Launcher> launcher_;

@@ -78,6 +78,9 @@ struct HostsLauncherOptions {
 //
 // Workers fill the hosts in order; hosts without a number of places share them evenly. Throws if
 // hosts do not answer, or do not see the run directory, with their names and what they said.
-std::unique_ptr<Launcher> make_hosts_launcher(HostsLauncherOptions options, const fs::path& run);
+//
+// This call waits for the hosts, up to `patience`; only after it the launcher needs the loop.
+std::unique_ptr<Launcher> make_hosts_launcher(net::Loop& loop, HostsLauncherOptions options,
+                                              const fs::path& run);
 
 }  // namespace ductile::server

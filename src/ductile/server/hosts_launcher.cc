@@ -8,7 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
-#include <sys/epoll.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,6 +35,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstRetry{500};
 constexpr milliseconds kLastRetry{30000};
 constexpr milliseconds kQuit{6000};  // for the agents to end at the end
+constexpr milliseconds kFinishLook{100};
 
 struct Pipe {
   Descriptor read_end, write_end;
@@ -51,8 +52,9 @@ class Remote {
  public:
   enum class State { down, greeting, ready };
 
-  Remote(const HostsLauncherOptions& options, const Host& host, fs::path run, int epoll)
-      : options_(options), host_(host), run_(std::move(run)), epoll_(epoll) {}
+  Remote(const HostsLauncherOptions& options, const Host& host, fs::path run,
+         LauncherEvents& events)
+      : options_(options), host_(host), run_(std::move(run)), events_(events) {}
   Remote(const Remote&) = delete;
   Remote& operator=(const Remote&) = delete;
   ~Remote() { hang_up(); }
@@ -79,15 +81,11 @@ class Remote {
       to_ = std::move(to.write_end);
       from_ = std::move(from.read_end);
       talk_ = std::move(talk.read_end);
+      for (Descriptor* fd : {&to_, &from_, &talk_}) fcntl(fd->get(), F_SETFL, O_NONBLOCK);
+      from_watch_ = events_.watch(from_.get());
+      talk_watch_ = events_.watch(talk_.get());
     } catch (const Error& e) {
       return fall(e.what());
-    }
-    for (Descriptor* fd : {&to_, &from_, &talk_}) fcntl(fd->get(), F_SETFL, O_NONBLOCK);
-    for (Descriptor* fd : {&from_, &talk_}) {
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.fd = fd->get();
-      ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd->get(), &event);
     }
     state_ = State::greeting;
     dialled_at_ = heard_at_ = Clock::now();
@@ -111,6 +109,16 @@ class Remote {
     flush();
   }
 
+  // Lets the agent kill its workers and end; take() notices the end.
+  void finish() {
+    say({{"quit", true}});
+    finishing_ = true;
+    flush();
+  }
+
+  const Descriptor& answers() const { return from_; }
+  const Descriptor& talk() const { return talk_; }
+
   // What the agent said, but for the greeting; notices when it is gone.
   std::vector<json> take() {
     std::vector<json> said;
@@ -120,7 +128,10 @@ class Remote {
       last_words_.emplace_back(line);
       if (last_words_.size() > 5) last_words_.erase(last_words_.begin());
     });
-    if (!talks) talk_.close();
+    if (!talks) {
+      talk_watch_.end();
+      talk_.close();
+    }
     std::string trouble;
     const bool open = lines_.read(from_.get(), [&](std::string_view line) {
       heard_at_ = Clock::now();
@@ -160,6 +171,8 @@ class Remote {
 
   // Ends the launcher command; the agent sees the end of its input.
   void hang_up() {
+    from_watch_.end();
+    talk_watch_.end();
     to_.close();
     from_.close();
     talk_.close();
@@ -169,21 +182,6 @@ class Remote {
       pid_ = -1;
     }
     state_ = State::down;
-  }
-
-  // Lets the agent kill its workers and end, up to `until`.
-  void quit(Clock::time_point until) {
-    to_.close();
-    while (pid_ > 0 && Clock::now() < until) {
-      if (::waitpid(pid_, nullptr, WNOHANG) == pid_) {
-        pid_ = -1;
-      } else {
-        char rest[4096];  // so that it never waits for room
-        while (::read(from_.get(), rest, sizeof rest) > 0) continue;
-        ::usleep(2000);
-      }
-    }
-    hang_up();
   }
 
  private:
@@ -218,16 +216,19 @@ class Remote {
       if (n <= 0) return;  // full, or broken: the other pipe tells
       unsent_.erase(0, static_cast<size_t>(n));
     }
+    if (finishing_) to_.close();
   }
 
   const HostsLauncherOptions& options_;
   const Host host_;
   const fs::path run_;
-  const int epoll_;
+  LauncherEvents& events_;
   State state_ = State::down;
   std::string error_;
   pid_t pid_ = -1;
   Descriptor to_, from_, talk_;
+  net::Loop::Watch from_watch_, talk_watch_;
+  bool finishing_ = false;
   process::LineReader lines_, talk_lines_;
   std::vector<std::string> last_words_;  // of the launcher command
   std::string unsent_, nonce_, proof_;
@@ -237,19 +238,33 @@ class Remote {
 
 class HostsLauncher final : public Launcher {
  public:
-  HostsLauncher(HostsLauncherOptions options, const fs::path& run)
-      : options_(std::move(options)), secret_(secret_of(run)) {
+  HostsLauncher(net::Loop& loop, HostsLauncherOptions options, const fs::path& run)
+      : options_(std::move(options)), secret_(secret_of(run)), events_(loop) {
     std::signal(SIGPIPE, SIG_IGN);
     for (const Host& host : options_.setup.hosts)
-      remotes_.push_back(std::make_unique<Remote>(options_, host, run, events_.fd()));
+      remotes_.push_back(std::make_unique<Remote>(options_, host, run, events_));
     meet();
   }
 
   ~HostsLauncher() override {
-    const auto until = Clock::now() + kQuit;
+    if (!finishing_) finish();
+    while (!finished()) {
+      await_words(kFinishLook);
+      take();
+    }
+  }
+
+  void finish() override {
+    finishing_ = true;
+    finish_by_ = Clock::now() + kQuit;
     for (auto& remote : remotes_)
-      if (remote->state() != Remote::State::down) remote->say({{"quit", true}});
-    for (auto& remote : remotes_) remote->quit(until);
+      if (remote->state() != Remote::State::down) remote->finish();
+    give_up_ = events_.loop().at(finish_by_, [this] { events_.ready(); });
+  }
+
+  bool finished() const override {
+    return std::ranges::all_of(remotes_,
+                               [](const auto& r) { return r->state() == Remote::State::down; });
   }
 
   void start(const WorkerStart& start) override {
@@ -286,7 +301,9 @@ class HostsLauncher final : public Launcher {
     for (size_t h = 0; h < remotes_.size(); ++h) look(h);
   }
 
-  int fd() const override { return events_.fd(); }
+  void call_when_ready(std::function<void()> on_ready) override {
+    events_.call_when_ready(std::move(on_ready));
+  }
 
   size_t running() const override {
     return static_cast<size_t>(std::ranges::count_if(workers_, [&](const auto& worker) {
@@ -310,7 +327,8 @@ class HostsLauncher final : public Launcher {
       const Remote::State before = remote.state();
       for (const json& said : remote.take()) hear(h, said);
       if (before == Remote::State::greeting && remote.state() == Remote::State::ready) look(h);
-      if (remote.may_dial()) remote.dial(secret_);
+      if (finishing_ && Clock::now() >= finish_by_) remote.hang_up();
+      if (!finishing_ && remote.may_dial()) remote.dial(secret_);
     }
     return events_.take();
   }
@@ -321,6 +339,15 @@ class HostsLauncher final : public Launcher {
     bool kill = false;
   };
 
+  // For those who have no loop that turns: the beginning, and an end without finish().
+  void await_words(milliseconds wait) const {
+    std::vector<pollfd> words;
+    for (const auto& remote : remotes_)
+      for (const Descriptor* fd : {&remote->answers(), &remote->talk()})
+        words.push_back({fd->get(), POLLIN, 0});
+    ::poll(words.data(), words.size(), static_cast<int>(wait.count()));
+  }
+
   // The agents of all hosts, or as many as are asked for.
   void meet() {
     for (auto& remote : remotes_) remote->dial(secret_);
@@ -328,8 +355,7 @@ class HostsLauncher final : public Launcher {
       return std::ranges::count_if(remotes_, [&](const auto& r) { return r->state() == state; });
     };
     while (count(Remote::State::greeting) > 0) {
-      epoll_event event;
-      ::epoll_wait(events_.fd(), &event, 1, 100);
+      await_words(milliseconds(100));
       for (size_t h = 0; h < remotes_.size(); ++h)
         for (const json& said : remotes_[h]->take()) hear(h, said);
     }
@@ -467,6 +493,9 @@ class HostsLauncher final : public Launcher {
   const HostsLauncherOptions options_;
   const net::Secret secret_;
   LauncherEvents events_;
+  bool finishing_ = false;
+  Clock::time_point finish_by_{};
+  net::Loop::Timer give_up_;
   std::vector<std::unique_ptr<Remote>> remotes_;
   std::map<WorkerId, Worker> workers_;
   std::map<WorkerId, std::set<size_t>> searched_;  // hosts that have not said yet
@@ -476,8 +505,9 @@ class HostsLauncher final : public Launcher {
 
 }  // namespace
 
-std::unique_ptr<Launcher> make_hosts_launcher(HostsLauncherOptions options, const fs::path& run) {
-  return std::make_unique<HostsLauncher>(std::move(options), run);
+std::unique_ptr<Launcher> make_hosts_launcher(net::Loop& loop, HostsLauncherOptions options,
+                                              const fs::path& run) {
+  return std::make_unique<HostsLauncher>(loop, std::move(options), run);
 }
 
 }  // namespace ductile::server

@@ -1,6 +1,4 @@
 // The controller's host, with real worker processes that are killed, stopped and started again.
-#include "ductile/server/job_controller.h"
-
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -21,6 +19,7 @@
 #include "ductile/link/addresses.h"
 #include "ductile/net/socket.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/server/job_host.h"
 #include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
@@ -317,7 +316,8 @@ TEST(JobController, ThereIsOneAtATimeAndStrangersAreRefused) {
   live.start(2);
   live.wait_for_step(5);
   try {
-    live.make_controller();
+    net::Loop loop;
+    live.make_host(loop);
     ADD_FAILURE() << "a second controller";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::conflict);
@@ -494,7 +494,8 @@ TEST(JobOnHosts, HostsThatCannotTakePartAreNamedBeforeAnythingStarts) {
     options.program = options.worker = DUCTILE_TEST_WORKER;
     options.patience = 5s;
     try {
-      make_hosts_launcher(options, run);
+      net::Loop loop;
+      make_hosts_launcher(loop, options, run);
     } catch (const Error& e) {
       return std::string(e.what());
     }

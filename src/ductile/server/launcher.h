@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
+#include "ductile/net/loop.h"
 
 namespace ductile::server {
 
@@ -34,7 +36,8 @@ struct WorkerPlace {
 };
 
 // Starts and ends workers. This interface is the seam between the controller and the machines on
-// which processes run. One thread.
+// which processes run. It belongs to the thread of the loop that it was made with, and none of its
+// methods waits for anybody.
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -49,9 +52,16 @@ class Launcher {
   // WorkerExited; for those on hosts that cannot be reached, which may still run, it gives nothing.
   virtual void adopt(std::span<const control::WorkerId> workers) = 0;
 
-  virtual int fd() const = 0;  // readable while take() has something
+  // `on_ready` is called when take() may have something; it must only note this. take() is also to
+  // be called now and then, for what it does after some time.
+  virtual void call_when_ready(std::function<void()> on_ready) = 0;
   virtual std::vector<LauncherEvent> take() = 0;
   virtual size_t running() const = 0;  // processes that are known to run
+
+  // Begins to end all that it has started, as its destructor does, which would wait for it. take()
+  // goes on with this; once finished() holds, the destructor waits for nothing.
+  virtual void finish() = 0;
+  virtual bool finished() const = 0;
 
   // Whether any host can be reached now; if not, start() tried nothing.
   virtual bool reachable() const { return true; }
@@ -71,6 +81,7 @@ struct LocalLauncherOptions {
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher
 // that is killed, and are found again by their owner, program and command line; its destructor
 // kills and reaps those that are left, unless it is told not to.
-std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options, const fs::path& run);
+std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
+                                              const fs::path& run);
 
 }  // namespace ductile::server

@@ -1,36 +1,27 @@
 #pragma once
 
-#include <cerrno>
-#include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include "ductile/base/descriptor.h"
-#include "ductile/base/error.h"
+#include "ductile/net/loop.h"
 #include "ductile/server/launcher.h"
 
 namespace ductile::server {
 
-// What a launcher has to tell, and one descriptor that is readable while it may have something.
+// What a launcher has to tell, and whom it calls then.
 class LauncherEvents {
  public:
-  LauncherEvents()
-      : epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-        ready_(opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-    watch(ready_.get());
-  }
+  explicit LauncherEvents(net::Loop& loop) : loop_(loop) {}
 
-  int fd() const { return epoll_.get(); }
-  // fd() is readable while `fd` is; until that is closed.
-  void watch(int fd) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
+  net::Loop& loop() const { return loop_; }
+  void call_when_ready(std::function<void()> on_ready) { on_ready_ = std::move(on_ready); }
+  void ready() const {
+    if (on_ready_) on_ready_();
+  }
+  // take() may have something while `fd` is readable. To be ended before `fd` is closed.
+  [[nodiscard]] net::Loop::Watch watch(int fd) {
+    return loop_.watch(fd, net::Interest::read, [this](net::Ready) { ready(); });
   }
 
   // For the take() under way.
@@ -38,18 +29,13 @@ class LauncherEvents {
   // A process that is not there: nothing else would wake the controller.
   void gone(control::WorkerId id) {
     events_.emplace_back(control::WorkerExited{id, -1, 0});
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(ready_.get(), &one, sizeof one);
+    ready();
   }
-  std::vector<LauncherEvent> take() {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t n = ::read(ready_.get(), &count, sizeof count);
-    return std::exchange(events_, {});
-  }
+  std::vector<LauncherEvent> take() { return std::exchange(events_, {}); }
 
  private:
-  Descriptor epoll_;
-  Descriptor ready_;  // of gone()
+  net::Loop& loop_;
+  std::function<void()> on_ready_;
   std::vector<LauncherEvent> events_;
 };
 

@@ -31,17 +31,24 @@ using control::WorkerId;
 
 class LocalLauncher : public Launcher {
  public:
-  LocalLauncher(LocalLauncherOptions options, const fs::path& run)
-      : options_(std::move(options)), run_(run.string()) {}
+  LocalLauncher(net::Loop& loop, LocalLauncherOptions options, const fs::path& run)
+      : options_(std::move(options)), run_(run.string()), events_(loop) {}
 
   ~LocalLauncher() override {
     if (!options_.kills_at_end) return;
+    finish();
     for (auto& [id, worker] : workers_) {
-      ::pidfd_send_signal(worker.pid_fd.get(), SIGKILL, nullptr, 0);
       siginfo_t info{};
       if (worker.child) ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED);
     }
   }
+
+  void finish() override {
+    if (!options_.kills_at_end) return;
+    for (auto& [id, worker] : workers_)
+      ::pidfd_send_signal(worker.pid_fd.get(), SIGKILL, nullptr, 0);
+  }
+  bool finished() const override { return workers_.empty() || !options_.kills_at_end; }
 
   void start(const WorkerStart& start) override {
     int ends[2];
@@ -74,14 +81,14 @@ class LocalLauncher : public Launcher {
     worker.pid = pid;
     try {
       worker.pid_fd = opened(::pidfd_open(pid, 0), "pidfd_open");
-      events_.watch(worker.pid_fd.get());
-      events_.watch(worker.progress.get());
+      worker.end_watch = events_.watch(worker.pid_fd.get());
+      worker.line_watch = events_.watch(worker.progress.get());
     } catch (const Error&) {  // nobody would see its end
       ::kill(pid, SIGKILL);
       ::waitpid(pid, nullptr, 0);
       throw;
     }
-    workers_[start.worker] = std::move(worker);
+    workers_.emplace(start.worker, std::move(worker));
   }
 
   void kill(WorkerId id) override {
@@ -114,12 +121,15 @@ class LocalLauncher : public Launcher {
         continue;
       }
       worker.place = free_place();
-      events_.watch(worker.pid_fd.get());
-      workers_[id] = std::move(worker);
+      worker.end_watch = events_.watch(worker.pid_fd.get());
+      workers_.erase(id);
+      workers_.emplace(id, std::move(worker));
     }
   }
 
-  int fd() const override { return events_.fd(); }
+  void call_when_ready(std::function<void()> on_ready) override {
+    events_.call_when_ready(std::move(on_ready));
+  }
   size_t running() const override { return workers_.size(); }
   WorkerPlace place_of(WorkerId id) const override {
     const auto found = workers_.find(id);
@@ -159,6 +169,7 @@ class LocalLauncher : public Launcher {
     pid_t pid = 0;
     int64_t place = 0;
     bool child = false;
+    net::Loop::Watch end_watch, line_watch;
   };
 
   void read_lines(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
@@ -166,7 +177,9 @@ class LocalLauncher : public Launcher {
     const bool open = worker.lines.read(worker.progress.get(), [&](std::string_view line) {
       events.emplace_back(WorkerLine{id, std::string(line)});
     });
-    if (!open) worker.progress.close();
+    if (open) return;
+    worker.line_watch.end();
+    worker.progress.close();
   }
 
   int64_t free_place() const {
@@ -185,8 +198,9 @@ class LocalLauncher : public Launcher {
 
 }  // namespace
 
-std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options, const fs::path& run) {
-  return std::make_unique<LocalLauncher>(std::move(options), run);
+std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
+                                              const fs::path& run) {
+  return std::make_unique<LocalLauncher>(loop, std::move(options), run);
 }
 
 }  // namespace ductile::server

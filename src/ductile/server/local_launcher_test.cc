@@ -66,11 +66,11 @@ class Adoption : public ::testing::Test {
     fs::permissions(folder_.path(), fs::perms(0755));
     return copy;
   }
-  std::unique_ptr<Launcher> launcher() const {
+  std::unique_ptr<Launcher> launcher() {
     LocalLauncherOptions options;
     options.program = shell("the-worker");
     options.log = folder_.path() / "log";
-    return make_local_launcher(options, run());
+    return make_local_launcher(loop_, options, run());
   }
   fs::path run() const { return folder_.path() / "run"; }
   // Whether a new launcher takes a process for worker 1.
@@ -81,6 +81,7 @@ class Adoption : public ::testing::Test {
   }
 
   const TempFolder folder_;
+  net::Loop loop_;
 };
 
 TEST_F(Adoption, FindsAWorkerAndKillsItAtTheEnd) {

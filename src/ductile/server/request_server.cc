@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
@@ -17,137 +15,189 @@
 namespace ductile::server {
 namespace {
 
-constexpr size_t kMaxClients = 64;
-constexpr std::chrono::milliseconds kPause{100};
-constexpr std::chrono::milliseconds kLook{500};
+using nlohmann::json;
 
-void watch(int epoll, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl", errno);
-}
+constexpr size_t kMaxClients = 64;
+constexpr std::chrono::milliseconds kRest{100};
+constexpr std::chrono::milliseconds kLook{500};
 
 }  // namespace
 
-RequestServer::RequestServer(const fs::path& run)
-    : run_(run),
-      epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      listener_(listen_unix(run)) {
+json RequestServer::error_fields(const Error& error) {
+  return {{"error", error.what()}, {"code", to_string(error.code())}};
+}
+
+RequestServer::RequestServer(net::Loop& loop, link::Disk& disk, const fs::path& run,
+                             Descriptor listener, Handler handler)
+    : loop_(loop),
+      disk_(disk),
+      run_(run),
+      handler_(std::move(handler)),
+      listener_(std::move(listener)) {
   try {
-    watch(epoll_.get(), listener_.get());
+    watch_ = loop_.watch(listener_.get(), net::Interest::read, [this](net::Ready) { take_new(); });
   } catch (const Error&) {
     remove_socket();
     throw;
   }
+  look_ = loop_.every(kLook, [this] { look(); });
 }
 
-RequestServer::~RequestServer() { remove_socket(); }
+RequestServer::~RequestServer() {
+  *alive_ = false;
+  remove_socket();
+}
 
 void RequestServer::remove_socket() {
   std::error_code ignored;
   fs::remove(run_ / kRequestSocket, ignored);
 }
 
-// Those who are here first: who still is idle then may have to go.
-void RequestServer::serve(const Handler& handler) {
-  const auto serve_all = [&] {
-    for (auto it = clients_.begin(); it != clients_.end();)
-      it = serve(*it, handler) ? std::next(it) : clients_.erase(it);
-  };
-  make_anew();
-  serve_all();
-  take_new();
-  serve_all();
+// Without its socket a controller can be neither asked nor replaced: its lock keeps others away.
+void RequestServer::look() {
+  if (looking_ || resume_.armed()) return;
+  looking_ = true;
+  const auto made = std::make_shared<Descriptor>();
+  disk_.run(
+      [run = run_, made] {
+        std::error_code error;
+        if (!fs::exists(fs::symlink_status(run / kRequestSocket, error))) *made = listen_unix(run);
+      },
+      [this, alive = alive_, made](const std::exception_ptr&) {  // a full disk ...: later
+        if (!*alive) return;
+        looking_ = false;
+        if (*made) replace_listener(std::move(*made));
+      });
 }
 
-// Without its socket a controller can be neither asked nor replaced: its lock keeps others away.
-void RequestServer::make_anew() {
-  if (paused_ || net::Clock::now() < look_at_) return;
-  look_at_ = net::Clock::now() + kLook;
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(run_ / kRequestSocket, error))) return;
+void RequestServer::replace_listener(Descriptor listener) {
   try {
-    Descriptor listener = listen_unix(run_);
-    watch(epoll_.get(), listener.get());
-    listener_ = std::move(listener);  // closing the other one takes it out
-  } catch (const Error&) {            // a full disk, no descriptors: later
+    net::Loop::Watch watch =
+        loop_.watch(listener.get(), net::Interest::read, [this](net::Ready) { take_new(); });
+    watch_ = std::move(watch);
+    listener_ = std::move(listener);
+  } catch (const Error&) {  // no memory: nobody would listen there, so it is made anew later
+    remove_socket();
   }
 }
 
 void RequestServer::take_new() {
-  if (paused_ && net::Clock::now() < resume_at_) return;
-  if (paused_) {
-    try {
-      watch(epoll_.get(), listener_.get());
-    } catch (const Error&) {  // no memory: later
-      return pause();
-    }
-    paused_ = false;
-  }
   while (true) {
     Descriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.get() < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
-      if (clients_.empty()) return pause();
+      if (clients_.empty()) return rest();
       drop_idle();
       continue;
     }
     if (!same_user(fd.get())) continue;
     if (clients_.size() >= kMaxClients) drop_idle();
-    try {
-      watch(epoll_.get(), fd.get());
-    } catch (const Error&) {  // no memory: this one alone is hung up on
-      continue;
-    }
-    clients_.push_back({std::move(fd), "", ++heard_});
+    take(std::move(fd));
   }
 }
 
+void RequestServer::take(Descriptor fd) {
+  const uint64_t id = ++last_;
+  try {
+    net::Loop::Watch watch =
+        loop_.watch(fd.get(), net::Interest::read, [this, id](net::Ready) { on_ready(id); });
+    clients_[id] = {std::move(fd), std::move(watch), "", id, false, false};
+  } catch (const Error&) {  // no memory: this one alone is hung up on
+    return;
+  }
+  on_ready(id);  // it may have to make room for the next one, and has said something already
+}
+
 void RequestServer::drop_idle() {
-  clients_.erase(std::min_element(clients_.begin(), clients_.end(),
-                                  [](const auto& a, const auto& b) { return a.heard < b.heard; }));
+  clients_.erase(std::min_element(
+      clients_.begin(), clients_.end(),
+      [](const auto& a, const auto& b) { return a.second.heard < b.second.heard; }));
 }
 
 // A listener that cannot be served stays readable: looking at it again and again helps nobody.
-void RequestServer::pause() {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
-  paused_ = true;
-  resume_at_ = net::Clock::now() + kPause;
+void RequestServer::rest() {
+  watch_.set(net::Interest::none);
+  resume_ = loop_.after(kRest, [this] {
+    try {
+      watch_.set(net::Interest::read);
+    } catch (const Error&) {  // no memory: later
+      return rest();
+    }
+    take_new();
+  });
 }
 
-bool RequestServer::serve(Client& client, const Handler& handler) {
+void RequestServer::on_ready(uint64_t id) {
+  if (!read_from(id)) clients_.erase(id);
+}
+
+// Those who wait for an answer are not heard meanwhile.
+bool RequestServer::read_from(uint64_t id) {
   char block[4096];
   while (true) {
+    const auto found = clients_.find(id);
+    if (found == clients_.end() || found->second.waits || found->second.at_work) return true;
+    Client& client = found->second;
     const ssize_t n = recv(client.fd.get(), block, sizeof block, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN;
     if (n == 0) return false;
-    client.heard = ++heard_;
+    client.heard = ++last_;
     client.input.append(block, static_cast<size_t>(n));
-    for (size_t end; (end = client.input.find('\n')) != std::string::npos;) {
-      const std::string line = client.input.substr(0, end);
-      client.input.erase(0, end + 1);
-      if (!answer(client, line, handler)) return false;
-    }
-    if (client.input.size() > kMaxRequest) return false;
+    if (!serve_lines(id)) return false;
   }
 }
 
-bool RequestServer::answer(Client& client, const std::string& line, const Handler& handler) {
-  nlohmann::json reply;
-  try {
-    const nlohmann::json request = parse_json(line);
-    if (!request.is_object())
-      fail(ErrorCode::invalid_argument, "a request is one JSON object a line");
-    reply = handler(request);
-    reply["ok"] = true;
-  } catch (const Error& e) {
-    reply = {{"error", e.what()}, {"code", to_string(e.code())}};
+bool RequestServer::serve_lines(uint64_t id) {
+  while (true) {
+    const auto found = clients_.find(id);
+    if (found == clients_.end()) return true;
+    Client& client = found->second;
+    if (client.waits) {
+      client.watch.set(net::Interest::none);
+      return true;
+    }
+    const size_t end = client.input.find('\n');
+    if (end == std::string::npos) return client.input.size() <= kMaxRequest;
+    const std::string line = client.input.substr(0, end);
+    client.input.erase(0, end + 1);
+    client.waits = client.at_work = true;
+    try {
+      const json request = parse_json(line);
+      if (!request.is_object())
+        fail(ErrorCode::invalid_argument, "a request is one JSON object a line");
+      handler_(request, [this, alive = alive_, id](json fields) {
+        if (*alive) answer(id, std::move(fields));
+      });
+    } catch (const Error& e) {
+      answer(id, error_fields(e));
+    }
+    if (const auto still = clients_.find(id); still != clients_.end())
+      still->second.at_work = false;
   }
-  const std::string text = dump_json(reply) + "\n";
-  return send(client.fd.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(text.size());
+}
+
+void RequestServer::answer(uint64_t id, json fields) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || !found->second.waits) return;
+  Client& client = found->second;
+  if (!fields.contains("error")) fields["ok"] = true;
+  const std::string text = dump_json(fields) + "\n";
+  if (send(client.fd.get(), text.data(), text.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(text.size())) {
+    clients_.erase(found);
+    return;
+  }
+  client.waits = false;
+  if (client.at_work) return;
+  // The answer came later: what it has said meanwhile.
+  try {
+    client.watch.set(net::Interest::read);
+    if (serve_lines(id)) return;
+  } catch (const Error&) {  // no memory to hear it again
+  }
+  clients_.erase(id);
 }
 
 }  // namespace ductile::server

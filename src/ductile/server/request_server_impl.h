@@ -2,14 +2,17 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
+#include <map>
+#include <memory>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/descriptor.h"
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
-#include "ductile/net/socket.h"
+#include "ductile/link/disk.h"
+#include "ductile/net/loop.h"
 
 namespace ductile::server {
 
@@ -17,43 +20,56 @@ namespace ductile::server {
 // line, answered by one line each, {"ok": true, ...} or {"error": text, "code": kind}. What is not
 // such a request is answered with an error; who sends too much or reads nothing is hung up on.
 // Where there is no room for another client, or no descriptor, the one that has been idle for
-// longest is hung up on. A socket that somebody removed is made anew. One thread; never waits.
+// longest is hung up on. A socket that somebody removed is made anew. It belongs to a loop's
+// thread, and never waits.
 class RequestServer {
  public:
-  // The answer's fields; an Error becomes an error answer.
-  using Handler = std::function<nlohmann::json(const nlohmann::json& request)>;
+  // Takes the answer's fields, or those of error_fields(), now or later; once.
+  using Reply = std::function<void(nlohmann::json fields)>;
+  // An Error that it throws becomes an error answer.
+  using Handler = std::function<void(const nlohmann::json& request, Reply reply)>;
 
-  explicit RequestServer(const fs::path& run);
+  static nlohmann::json error_fields(const Error& error);
+
+  // `listener` is of listen_unix(run).
+  RequestServer(net::Loop& loop, link::Disk& disk, const fs::path& run, Descriptor listener,
+                Handler handler);
   ~RequestServer();  // removes the socket
-
-  // For an event loop: serve() has something to do when fd() is readable, and at the deadline.
-  int fd() const { return epoll_.get(); }
-  net::Deadline next_deadline() const { return paused_ ? resume_at_ : net::Deadline::max(); }
-  void serve(const Handler& handler);
 
  private:
   struct Client {
     Descriptor fd;
+    net::Loop::Watch watch;
     std::string input;
-    uint64_t heard = 0;  // when it last said something, or came: the order alone counts
+    uint64_t heard = 0;    // when it last said something, or came: the order alone counts
+    bool waits = false;    // for an answer; what it says next is read after that
+    bool at_work = false;  // its lines are being read
   };
 
   void remove_socket();
-  void make_anew();
+  void look();
+  void replace_listener(Descriptor listener);
   void take_new();
+  void take(Descriptor fd);
   void drop_idle();
-  void pause();
-  bool serve(Client& client, const Handler& handler);
-  static bool answer(Client& client, const std::string& line, const Handler& handler);
+  void rest();
+  void on_ready(uint64_t id);
+  bool read_from(uint64_t id);
+  bool serve_lines(uint64_t id);
+  void answer(uint64_t id, nlohmann::json fields);
 
-  fs::path run_;
-  Descriptor epoll_;
+  net::Loop& loop_;
+  link::Disk& disk_;
+  const fs::path run_;
+  const Handler handler_;
   Descriptor listener_;
-  std::list<Client> clients_;
-  uint64_t heard_ = 0;
-  bool paused_ = false;  // out of descriptors: takes nobody until resume_at_
-  net::Deadline resume_at_{};
-  net::Deadline look_at_{};  // whether the socket is still there
+  std::map<uint64_t, Client> clients_;
+  uint64_t last_ = 0;        // number of clients, and of what was heard, so far
+  bool looking_ = false;     // for the socket
+  net::Loop::Watch watch_;   // of the listener
+  net::Loop::Timer resume_;  // out of descriptors: takes nobody until then
+  net::Loop::Timer look_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace ductile::server

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
+#include "ductile/link/disk.h"
+#include "ductile/net/loop.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/client.h"
 #include "ductile/server/request_server_impl.h"
@@ -27,27 +30,25 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kPatience{20};
 
-json echo_of(const json& request) { return {{"echo", request}}; }
+void echo(const json& request, const RequestServer::Reply& reply) {
+  if (request.contains("fail")) fail(ErrorCode::conflict, "not now");
+  reply({{"echo", request}});
+}
 
 // A server that answers with what it was asked, on a thread.
 class Echo {
  public:
-  explicit Echo(const fs::path& run) : server_(run) {
-    thread_ = std::jthread([this](const std::stop_token& end) {
-      while (!end.stop_requested()) {
-        pollfd item{server_.fd(), POLLIN, 0};
-        ::poll(&item, 1, 20);
-        server_.serve([](const json& request) -> json {
-          if (request.contains("fail")) fail(ErrorCode::conflict, "not now");
-          return {{"echo", request}};
-        });
-      }
-    });
+  explicit Echo(const fs::path& run) {
+    thread_.call([&] { server_.emplace(thread_.loop(), disk_, run, listen_unix(run), echo); });
+  }
+  ~Echo() {
+    thread_.call([&] { server_.reset(); });
   }
 
  private:
-  RequestServer server_;
-  std::jthread thread_;
+  net::LoopThread thread_;
+  link::DiskHere disk_;
+  std::optional<RequestServer> server_;  // the thread's
 };
 
 TEST(Requests, ReachAControllerWhoseSocketWasRemoved) {
@@ -238,36 +239,89 @@ class NoDescriptors {
   std::vector<Descriptor> taken_;
 };
 
+// How often a loop turns in a time in which there is little to do.
+int turns_in(net::Loop& loop, std::chrono::milliseconds time) {
+  const net::Deadline end = loop.now() + time;
+  int turns = 0;
+  for (; loop.now() < end && turns < 1000; ++turns) loop.turn(end);
+  return turns;
+}
+
 TEST(Requests, WithoutADescriptorTheServerRestsAndServesLater) {
   const TempFolder run;
-  RequestServer server(run.path());
+  net::Loop loop;
+  link::DiskHere disk;
+  RequestServer server(loop, disk, run.path(), listen_unix(run.path()), echo);
   const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
-  pollfd item{server.fd(), POLLIN, 0};
   {
     const NoDescriptors none;
-    server.serve(echo_of);
-    EXPECT_EQ(::poll(&item, 1, 0), 0) << "it would be looked at again at once";
-    EXPECT_NE(server.next_deadline(), net::Deadline::max());
+    EXPECT_LT(turns_in(loop, std::chrono::milliseconds(300)), 50) << "it looks again at once";
   }
   pollfd answer{client.get(), POLLIN, 0};
-  while (::poll(&answer, 1, 5) == 0) server.serve(echo_of);
-  EXPECT_EQ(server.next_deadline(), net::Deadline::max());
+  while (::poll(&answer, 1, 0) == 0) loop.turn(loop.now() + std::chrono::milliseconds(5));
 }
 
 TEST(Requests, WithoutADescriptorAnIdleClientMakesRoom) {
   const TempFolder run;
-  RequestServer server(run.path());
+  net::Loop loop;
+  link::DiskHere disk;
+  RequestServer server(loop, disk, run.path(), listen_unix(run.path()), echo);
   const Descriptor idle = connect_unix(run.path(), kPatience);
-  server.serve(echo_of);
+  loop.turn(loop.now());
   const Descriptor client = connect_unix(run.path(), kPatience);
   const std::string line = "{}\n";
   ASSERT_EQ(send(client.get(), line.data(), line.size(), MSG_NOSIGNAL), 3);
   const NoDescriptors none;
-  server.serve(echo_of);
+  loop.turn(loop.now());
   pollfd answer{client.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&answer, 1, 0), 1);
+}
+
+// An answer may need time: of a disk. What the client says meanwhile is answered after it, in
+// order.
+TEST(Requests, AnAnswerThatComesLaterHoldsUpThatClientAlone) {
+  const TempFolder run;
+  net::Loop loop;
+  link::DiskHere disk;
+  std::vector<RequestServer::Reply> slow;
+  RequestServer server(loop, disk, run.path(), listen_unix(run.path()),
+                       [&](const json& request, RequestServer::Reply reply) {
+                         if (request.contains("slow")) return slow.push_back(std::move(reply));
+                         reply({{"echo", request}});
+                       });
+  const Descriptor first = connect_unix(run.path(), kPatience);
+  const Descriptor other = connect_unix(run.path(), kPatience);
+  const auto say = [](const Descriptor& to, const std::string& text) {
+    ASSERT_EQ(send(to.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  };
+  const auto heard = [&](const Descriptor& from) {
+    for (int i = 0; i < 5; ++i) loop.turn(loop.now());
+    char block[4096];
+    const ssize_t n = recv(from.get(), block, sizeof block, MSG_DONTWAIT);
+    return n > 0 ? std::string(block, static_cast<size_t>(n)) : "";
+  };
+  say(first, "{\"slow\": 1}\n{\"a\": 2}\n");
+  EXPECT_EQ(heard(first), "");
+  say(first, "{\"a\": 3}\n");
+  say(other, "{\"b\": 4}\n");
+  EXPECT_NE(heard(other).find("\"b\":4"), std::string::npos);
+  EXPECT_EQ(heard(first), "");
+  EXPECT_LT(turns_in(loop, std::chrono::milliseconds(100)), 50) << "what waits wakes it for ever";
+  ASSERT_EQ(slow.size(), 1u);
+  slow.front()({{"done", 1}});
+  slow.front()({{"done", "twice"}});  // no harm
+  const std::string answers = heard(first);
+  EXPECT_LT(answers.find("done"), answers.find("\"a\":2")) << answers;
+  EXPECT_LT(answers.find("\"a\":2"), answers.find("\"a\":3")) << answers;
+  EXPECT_EQ(answers.find("twice"), std::string::npos);
+  // One that hung up, or whose server has gone, hurts nobody.
+  say(other, "{\"slow\": 5}\n");
+  heard(other);
+  ASSERT_EQ(slow.size(), 2u);
+  slow.back()({{"done", 2}});
 }
 
 }  // namespace

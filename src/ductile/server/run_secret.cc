@@ -7,7 +7,7 @@
 #include "ductile/link/worker_processes.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/hosts.h"
-#include "ductile/server/job_controller.h"
+#include "ductile/server/job_host.h"
 
 namespace ductile::server {
 namespace {

@@ -24,7 +24,7 @@
 #include "ductile/link/testing/test_model.h"
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"
-#include "ductile/server/job_controller.h"
+#include "ductile/server/job_host.h"
 #include "ductile/server/testing/emulated_hosts.h"
 
 // A job of torch-free workers for the tests of this module.
@@ -118,9 +118,10 @@ class Live {
     return m;
   }
 
-  std::unique_ptr<JobController> make_controller() {
+  std::unique_ptr<JobHost> make_host(net::Loop& loop) {
+    lock_.reset();
     lock_ = std::make_unique<run::RunLock>(run_, run::RunLock::kController);
-    JobControllerOptions o;
+    JobHostOptions o;
     o.run = run_;
     o.membership = membership(job_);
     o.on_line = [run = run_](WorkerId worker, std::string_view line) {
@@ -130,8 +131,9 @@ class Live {
       close(fd);
     };
     if (!job_.hosts) {
-      return std::make_unique<JobController>(
-          *lock_, std::move(o), make_local_launcher({job_.program, run_ / "worker.log"}, run_));
+      return std::make_unique<JobHost>(
+          loop, *lock_, std::move(o),
+          make_local_launcher(loop, {job_.program, run_ / "worker.log"}, run_));
     }
     HostsLauncherOptions hosts;
     hosts.setup = setup();
@@ -139,8 +141,15 @@ class Live {
     hosts.log = run_ / "worker.log";
     hosts.all = false;
     o.listen = listen_address(hosts.setup);
-    return std::make_unique<JobController>(*lock_, std::move(o),
-                                           make_hosts_launcher(std::move(hosts), run_));
+    return std::make_unique<JobHost>(loop, *lock_, std::move(o),
+                                     make_hosts_launcher(loop, std::move(hosts), run_));
+  }
+
+  static json to_json(const link::JobEnd& end) {
+    return {{"phase", to_string(end.phase)},
+            {"reason", end.reason},
+            {"step", end.step},
+            {"checkpoint", end.checkpoint}};
   }
 
   HostSetup setup() const {
@@ -160,12 +169,11 @@ class Live {
     if (controller_ != 0) return;
     try {
       if (job_.hosts) job_.hosts->enter(0);
-      const link::JobEnd end = make_controller()->run(workers);
-      const json value = {{"phase", to_string(end.phase)},
-                          {"reason", end.reason},
-                          {"step", end.step},
-                          {"checkpoint", end.checkpoint}};
-      write_file_atomic(notes_.path() / "end.json", value.dump());
+      net::Loop loop;
+      auto host = make_host(loop);
+      const link::JobEnd end = run_job(loop, *host, workers);
+      host.reset();
+      write_file_atomic(notes_.path() / "end.json", to_json(end).dump());
       ::_exit(0);
     } catch (const std::exception& e) {
       write_file_atomic(notes_.path() / "end.json",
@@ -260,8 +268,8 @@ class Live {
   }
 
   // It ran to its end, and the result is that of the undisturbed run.
-  void expect_result() {
-    const json last = end();
+  void expect_result() { expect_result(end()); }
+  void expect_result(const json& last) const {
     ASSERT_EQ(last.value("phase", ""), "finished") << last << read_file(run_ / "events.jsonl");
     EXPECT_EQ(last.at("checkpoint"), job_.steps);
     EXPECT_EQ(read_checkpoint(run_ / "checkpoints", job_.steps),

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,15 +11,16 @@
 
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
+#include "ductile/link/job_driver.h"
 #include "ductile/link/job_end.h"
-#include "ductile/net/socket.h"
+#include "ductile/net/loop.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
 
 // The process side of the controller of one job: it carries out what control::Membership decides.
 namespace ductile::server {
 
-struct JobControllerOptions {
+struct JobHostOptions {
   fs::path run;  // the run directory; its checkpoints lie in checkpoints/
   control::MembershipOptions membership;
   int64_t keep_checkpoints = 2;
@@ -28,13 +29,16 @@ struct JobControllerOptions {
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.
   std::function<void(const control::Note&)> on_note;
-  // Called on the controller's thread when `watch_fd` is readable, until it no longer is: for a
-  // signalfd. -1: nothing is watched.
-  int watch_fd = -1;
-  std::function<void()> on_watch;
 };
 
-// Runs one job from its run directory to its end, on the thread that calls run(). It keeps there
+// How a job ended here. With an error: its run directory cannot be used (data_loss, unavailable),
+// or the options fit no job (invalid_argument).
+struct JobOutcome {
+  link::JobEnd end;
+  std::exception_ptr error;
+};
+
+// Takes one job from its run directory to its end, in a loop that may have others. It keeps there
 //
 //   secret           what the job's processes prove themselves with (mode 0600)
 //   membership.json  the saved state of control::Membership, on disk before anything is done
@@ -48,29 +52,36 @@ struct JobControllerOptions {
 // with DUCTILE_SECRET_FILE in their environment. A controller that was killed is replaced by a new
 // one on the same directory: it restores the saved state, finds the workers that still run, and is
 // found by them. Only time is lost.
-class JobController {
+//
+// It never keeps the loop waiting: a thread of its own reads and writes the files above, another
+// one publishes checkpoints. All methods and callbacks belong to the loop's thread.
+class JobHost {
  public:
-  // The caller holds the run's lock, since before `launcher` was made and for the controller's
-  // life. Throws data_loss if the saved state is damaged, and invalid_argument for options that fit
-  // no job.
-  JobController(const run::RunLock& lock, JobControllerOptions options,
-                std::unique_ptr<Launcher> launcher);
-  JobController(const JobController&) = delete;
-  JobController& operator=(const JobController&) = delete;
-  ~JobController();
+  using OnEnd = std::function<void(JobOutcome)>;
 
-  // Starts the job, or goes on with it, until no process is left. `workers` 0: as many as before,
-  // or 1. Throws invalid_argument if that many workers cannot share the job.
-  link::JobEnd run(int64_t workers);
+  // The caller holds the run's lock, since before `launcher` was made and for the life of this
+  // object. `launcher` was made with the same loop.
+  JobHost(net::Loop& loop, const run::RunLock& lock, JobHostOptions options,
+          std::unique_ptr<Launcher> launcher);
+  JobHost(const JobHost&) = delete;
+  JobHost& operator=(const JobHost&) = delete;
+  // Before the end it kills the workers, without saving, and waits for the disk.
+  ~JobHost();
 
-  // These are for callbacks on the thread of run(). Returns why the request is not followed, or not
-  // yet; empty if it is followed.
-  std::string request(const control::Event& event);
-  int64_t wanted_workers() const;
+  // Starts the job, or goes on with it, until no process is left; then calls `on_end`, which may
+  // destroy this object. `workers` 0: as many as before, or 1. The outcome is the error
+  // invalid_argument if that many workers cannot share the job.
+  void start(int64_t workers, OnEnd on_end);
+
+  // Until the job runs, these are kept until then. `on_answer` is called as soon as it is certain
+  // what becomes of the request.
+  void request(const control::Event& event, link::OnAnswer on_answer);
   // Ends the job as failed with this error, after everything that has arrived was processed.
   void give_up(const std::string& reason, ErrorCode code);
   void note_signal(int number);  // that came to this process
-  void kill();                   // all workers at once, without saving; run() then ends
+  void kill();                   // all workers at once, without saving; the job then ends
+
+  int64_t wanted_workers() const;  // 0 before the job runs
 
   // What `status` answers: {"phase", "reason", "why", "wanted", "step", "checkpoint",
   // "generation": {"number", "start"}, "workers": [{"id", "phase", "step", "ranks", ...}]}.
@@ -80,5 +91,8 @@ class JobController {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Runs `loop` until this one job has ended. Throws the outcome's error.
+link::JobEnd run_job(net::Loop& loop, JobHost& host, int64_t workers);
 
 }  // namespace ductile::server

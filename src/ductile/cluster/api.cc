@@ -1,0 +1,213 @@
+#include "ductile/cluster/api.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/table.h"
+#include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/sha256_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RoleEntry {
+  std::string_view name;
+};
+constexpr RoleEntry kRoles[] = {{"read"}, {"submit"}, {"admin"}};
+constexpr Table<RoleEntry> kRoleTable("role:", kRoles);
+
+constexpr size_t kMostKey = 200;
+constexpr size_t kMostPath = 1000;
+
+double wall_clock() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+int status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return 400;
+    case ErrorCode::not_found:
+      return 404;
+    case ErrorCode::conflict:
+      return 409;
+    case ErrorCode::unavailable:
+      return 503;
+    case ErrorCode::deadline:
+      return 504;
+    case ErrorCode::data_loss:
+    case ErrorCode::peer_lost:
+    case ErrorCode::internal:
+      return 500;
+  }
+  return 500;
+}
+
+Answer error_answer(int status, std::string_view code, std::string_view text) {
+  Answer out{status};
+  out.body = dump_json(Json{{"error", text}, {"code", code}});
+  if (status == 503) out.headers["Retry-After"] = "1";
+  return out;
+}
+
+// What {...} stands for if the path is of this pattern. It is never empty and has no slash.
+std::optional<std::string_view> match(std::string_view pattern, std::string_view path) {
+  const size_t open = pattern.find('{');
+  if (open == std::string_view::npos)
+    return pattern == path ? std::optional(std::string_view()) : std::nullopt;
+  const std::string_view before = pattern.substr(0, open);
+  const std::string_view after = pattern.substr(pattern.find('}') + 1);
+  if (path.size() <= before.size() + after.size() || !path.starts_with(before) ||
+      !path.ends_with(after))
+    return std::nullopt;
+  const std::string_view argument =
+      path.substr(before.size(), path.size() - before.size() - after.size());
+  return argument.find('/') == std::string_view::npos ? std::optional(argument) : std::nullopt;
+}
+
+// The same request has the same digest.
+std::string digest_of(const Call& call) {
+  return sha256(call.method + " " + call.path + "\n" + call.body);
+}
+
+}  // namespace
+
+std::string_view to_string(Role role) { return kRoles[static_cast<size_t>(role)].name; }
+Role role_from(std::string_view text) {
+  return static_cast<Role>(&kRoleTable.at(text) - std::begin(kRoles));
+}
+
+// A reader of this store for the time of one request.
+class Api::ReaderLease {
+ public:
+  explicit ReaderLease(Api& api) : api_(api) {
+    {
+      const std::lock_guard lock(api.mutex_);
+      if (!api.readers_.empty()) {
+        reader_ = std::move(api.readers_.back());
+        api.readers_.pop_back();
+      }
+    }
+    if (!reader_) reader_ = std::make_unique<Reader>(api.store_);
+  }
+  ~ReaderLease() {
+    const std::lock_guard lock(api_.mutex_);
+    api_.readers_.push_back(std::move(reader_));
+  }
+  Reader& operator*() { return *reader_; }
+
+ private:
+  Api& api_;
+  std::unique_ptr<Reader> reader_;
+};
+
+Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
+    : store_(std::move(store)), queue_(queue), clock_(clock ? std::move(clock) : wall_clock) {}
+
+Api::~Api() = default;
+
+Answer Api::handle(const Call& call) {
+  try {
+    if (call.path.size() > kMostPath)
+      return error_answer(414, "invalid_argument", "too long a path");
+    if (call.body.size() > kMostBody)
+      return error_answer(413, "invalid_argument", "the body is larger than 1 MiB");
+    if (call.key.size() > kMostKey)
+      return error_answer(400, "invalid_argument", "the Idempotency-Key is longer than 200 bytes");
+    bool known = false;
+    for (const Route& route : routes()) {
+      const auto argument = match(route.path, call.path);
+      if (!argument) continue;
+      known = true;
+      if (route.method != call.method) continue;
+      if (call.principal.role < route.role)
+        throw Refused(fmt::format("{} has the role \"{}\"; this takes \"{}\"", call.principal.name,
+                                  to_string(call.principal.role), to_string(route.role)));
+      ReaderLease reader(*this);
+      Request request(*this, call, *argument, *reader);
+      return route.handle(request);
+    }
+    return known ? error_answer(405, "invalid_argument", "this path has no such method")
+                 : error_answer(404, "not_found",
+                                "there is no such path; /v1/openapi.json lists all");
+  } catch (const Refused& refused) {
+    return error_answer(403, "refused", refused.what());
+  } catch (const Error& error) {
+    return error_answer(status_of(error.code()), to_string(error.code()), error.what());
+  } catch (const std::exception& error) {
+    return error_answer(500, "internal", error.what());
+  }
+}
+
+std::vector<Event> Api::wait_for_events(Revision after, JobId job, int64_t limit,
+                                        std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    const uint64_t seen = queue_.commits();  // before the look: a commit in between is not missed
+    {
+      ReaderLease reader(*this);
+      auto events = (*reader).events(after, limit, job == 0 ? std::nullopt : std::optional(job));
+      if (!events.empty() || std::chrono::steady_clock::now() >= deadline) return events;
+    }
+    queue_.wait_for_commit(seen, deadline);
+  }
+}
+
+JobId Api::find_job(std::string_view text) {
+  ReaderLease reader(*this);
+  return (*reader).find(text).id;
+}
+
+double Request::now() const { return api_.clock_(); }
+
+std::optional<std::string> Request::text(std::string_view name) const {
+  const auto found = call.query.find(name);
+  return found == call.query.end() ? std::nullopt : std::optional(found->second);
+}
+
+int64_t Request::number(std::string_view name, int64_t otherwise, int64_t low, int64_t high) const {
+  const auto given = text(name);
+  if (!given) return otherwise;
+  int64_t value = 0;
+  const char* const last = given->data() + given->size();
+  const auto [end, error] = std::from_chars(given->data(), last, value);
+  if (error != std::errc() || end != last || value < low || value > high)
+    fail(ErrorCode::invalid_argument, "{} = \"{}\": write a whole number from {} to {}", name,
+         *given, low, high);
+  return value;
+}
+
+nlohmann::json Request::object() const {
+  if (call.body.empty()) return nlohmann::json::object();
+  nlohmann::json value = parse_json(call.body, "body", ErrorCode::invalid_argument);
+  if (!value.is_object())
+    fail(ErrorCode::invalid_argument, "body: an object is wanted, not {}", value.type_name());
+  return value;
+}
+
+Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write) {
+  Answer out{status};
+  const std::string digest = digest_of(call);
+  api_.queue_.commit([&](Change& change) {
+    if (!call.key.empty()) {
+      if (const auto before = change.answered(call.principal.name, call.key, digest)) {
+        out.body = *before;
+        return;
+      }
+    }
+    out.body = dump_json(write(change));
+    if (!call.key.empty())
+      change.remember_answer(call.principal.name, call.key, digest, out.body, now());
+  });
+  return out;
+}
+
+}  // namespace ductile::cluster

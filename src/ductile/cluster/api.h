@@ -1,0 +1,74 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/principal.h"
+#include "ductile/cluster/store.h"
+
+// The service's interface for programs, without any network: a request goes in, an answer comes
+// out. http_server.h puts it on sockets. All routes stand in one table (routes.cc), from which the
+// OpenAPI page is made, too.
+namespace ductile::cluster {
+
+struct Call {
+  std::string method;  // GET, POST
+  std::string path;    // "/v1/jobs/17", without the query, decoded
+  std::map<std::string, std::string, std::less<>> query;
+  std::string key;   // of the header Idempotency-Key; empty: none
+  std::string body;  // JSON
+  Principal principal;
+};
+
+struct Answer {
+  int status = 200;
+  std::string type = "application/json";
+  std::string body;
+  std::map<std::string, std::string> headers;
+};
+
+// The largest body that is read.
+inline constexpr size_t kMostBody = size_t{1} << 20;
+
+// Thread-safe; holds a reader for each thread that is inside handle().
+class Api {
+ public:
+  // The queue must outlive this object. `clock`: seconds since 1970.
+  Api(fs::path store, CommitQueue& queue, std::function<double()> clock = {});
+  ~Api();
+
+  // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
+  Answer handle(const Call& call);
+
+  // At most `limit` events after number `after`, of one job or (0) of all; waits so long for the
+  // first one. For event streams. Throws as Reader does.
+  std::vector<Event> wait_for_events(Revision after, JobId job, int64_t limit,
+                                     std::chrono::milliseconds patience);
+  // By number or name. Throws not_found.
+  JobId find_job(std::string_view text);
+
+ private:
+  friend class Request;
+  class ReaderLease;
+
+  const fs::path store_;
+  CommitQueue& queue_;
+  const std::function<double()> clock_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Reader>> readers_;  // idle
+};
+
+// The OpenAPI 3 description of all routes.
+nlohmann::ordered_json openapi();
+
+}  // namespace ductile::cluster

@@ -1,0 +1,228 @@
+#include "ductile/cluster/api.h"
+
+#include <set>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/json.h"
+#include "ductile/base/rng.h"
+#include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/testing/failing_vfs.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::json;
+
+class Service : public ::testing::Test {
+ protected:
+  Answer send(const std::string& method, const std::string& path, const std::string& body = "",
+              const std::string& key = "") {
+    Call call;
+    call.method = method;
+    const size_t mark = path.find('?');
+    call.path = path.substr(0, mark);
+    if (mark != std::string::npos) {
+      std::string rest = path.substr(mark + 1);
+      while (!rest.empty()) {
+        const std::string pair = rest.substr(0, rest.find('&'));
+        rest.erase(0, pair.size() + 1);
+        call.query[pair.substr(0, pair.find('='))] = pair.substr(pair.find('=') + 1);
+      }
+    }
+    call.body = body;
+    call.key = key;
+    call.principal = who;
+    return api.handle(call);
+  }
+  Json get(const std::string& path) {
+    const Answer answer = send("GET", path);
+    EXPECT_EQ(answer.status, 200) << path << " " << answer.body;
+    return parse_json(answer.body);
+  }
+  JobId submit(const std::string& name, const std::string& key = "") {
+    const Answer answer =
+        send("POST", "/v1/jobs", dump_json(Json{{"name", name}, {"spec", Json::object()}}), key);
+    EXPECT_EQ(answer.status, 201) << answer.body;
+    return parse_json(answer.body).value("id", JobId{0});
+  }
+
+  TempFolder folder;
+  const fs::path file = folder.path() / "store.db";
+  Store store{file, testing::FailingVfs::name()};
+  CommitQueue queue{store};
+  Api api{file, queue, [] { return 1e9; }};
+  Principal who{"ada", Role::submit};
+};
+
+TEST_F(Service, AJobIsSubmittedShownAndCancelled) {
+  const JobId id = submit("resnet");
+  const Json job = get("/v1/jobs/resnet");
+  EXPECT_EQ(job.at("id"), id);
+  EXPECT_EQ(job.at("owner"), "ada") << "whoever sends it, and not what the body says";
+  EXPECT_EQ(job.at("phase"), "queued");
+  EXPECT_EQ(get("/v1/jobs/" + std::to_string(id)), job);
+  EXPECT_EQ(send("POST", "/v1/jobs/resnet/cancel").status, 200);
+  EXPECT_EQ(get("/v1/jobs/resnet").at("wish"), "cancel");
+  const Answer again = send("POST", "/v1/jobs/resnet/resume");
+  EXPECT_EQ(again.status, 409) << again.body;
+  EXPECT_EQ(get("/v1/events").at("events").size(), 2u);
+}
+
+TEST_F(Service, BadRequestsSayWhatWouldBeRight) {
+  const auto error = [&](int status, const Answer& answer) {
+    EXPECT_EQ(answer.status, status) << answer.body;
+    return parse_json(answer.body).value("error", "");
+  };
+  EXPECT_NE(error(400, send("POST", "/v1/jobs", R"({"nmae": "a", "spec": {}})")).find("name"),
+            std::string::npos);
+  EXPECT_NE(error(400, send("POST", "/v1/jobs", "{")).find("body"), std::string::npos);
+  error(400, send("POST", "/v1/jobs", "[]"));
+  error(400, send("POST", "/v1/jobs", R"({"name": "a"})"));
+  error(400, send("POST", "/v1/jobs", R"({"name": "a\u0007", "spec": {}})"));
+  error(400, send("POST", "/v1/jobs", R"({"min_devices": 0, "spec": {}})"));
+  error(400, send("POST", "/v1/jobs", R"({"min_devices": 4, "max_devices": 2, "spec": {}})"));
+  error(400, send("GET", "/v1/jobs?limit=0"));
+  error(400, send("GET", "/v1/jobs?limit=ten"));
+  EXPECT_NE(error(400, send("GET", "/v1/jobs?phase=runing")).find("running"), std::string::npos);
+  error(404, send("GET", "/v1/jobs/99"));
+  error(404, send("GET", "/v1/job"));
+  error(404, send("GET", "/v1/jobs/1/../2"));
+  error(405, send("DELETE", "/v1/jobs"));
+  error(413, send("POST", "/v1/jobs", std::string(kMostBody + 1, ' ')));
+}
+
+TEST_F(Service, EachRoleMayDoWhatItMay) {
+  const JobId id = submit("hers");
+  const std::string cancel = "/v1/jobs/" + std::to_string(id) + "/cancel";
+  who = {"bo", Role::submit};
+  EXPECT_EQ(send("POST", cancel).status, 403) << "it is not his";
+  EXPECT_EQ(send("POST", "/v1/nodes/n1/drain").status, 403);
+  who = {"ada", Role::read};
+  EXPECT_EQ(send("POST", cancel).status, 403) << "her token may only look";
+  EXPECT_EQ(send("GET", "/v1/jobs").status, 200);
+  who = {"root", Role::admin};
+  EXPECT_EQ(send("POST", cancel).status, 200);
+  EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})").status, 200);
+  EXPECT_EQ(send("POST", "/v1/nodes/n1/undrain").status, 200);
+  EXPECT_EQ(send("POST", "/v1/nodes/n1/undrain").status, 404);
+}
+
+TEST_F(Service, ARequestWithAKeyIsCarriedOutOnceHoweverOftenAndFromManyThreads) {
+  std::vector<JobId> ids(8);
+  std::vector<std::thread> threads;
+  for (JobId& id : ids) threads.emplace_back([&] { id = submit("once", "k"); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(std::set<JobId>(ids.begin(), ids.end()).size(), 1u);
+  EXPECT_EQ(get("/v1/jobs").at("jobs").size(), 1u);
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"name": "other", "spec": {}})", "k").status, 409);
+  who.name = "bo";
+  EXPECT_NE(submit("once", "k"), ids[0]) << "a key is its principal's own";
+}
+
+TEST_F(Service, CursorsLeadThroughAllPages) {
+  for (int i = 0; i < 25; ++i) submit("job");
+  std::vector<JobId> seen;
+  for (std::string cursor;;) {
+    const Json page = get("/v1/jobs?limit=7" + cursor);
+    for (const Json& job : page.at("jobs")) seen.push_back(job.at("id"));
+    if (!page.contains("before")) break;
+    cursor = "&before=" + std::to_string(page.at("before").get<JobId>());
+  }
+  ASSERT_EQ(seen.size(), 25u);
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<JobId>(25 - i));
+  int64_t events = 0, after = 0;
+  while (true) {
+    const Json page = get("/v1/events?limit=4&after=" + std::to_string(after));
+    if (page.at("events").empty()) break;
+    events += static_cast<int64_t>(page.at("events").size());
+    after = page.at("after");
+  }
+  EXPECT_EQ(events, 25);
+}
+
+TEST_F(Service, WhoWaitsForEventsIsWokenByTheNextOne) {
+  using std::chrono::milliseconds;
+  EXPECT_TRUE(api.wait_for_events(0, 0, 10, milliseconds(1)).empty());
+  std::thread late([&] {
+    std::this_thread::sleep_for(milliseconds(20));
+    submit("job");
+  });
+  EXPECT_EQ(api.wait_for_events(0, 0, 10, std::chrono::minutes(10)).size(), 1u);
+  late.join();
+  EXPECT_TRUE(api.wait_for_events(1, 0, 10, milliseconds(1)).empty());
+  const JobId second = submit("second");
+  EXPECT_EQ(api.wait_for_events(0, second, 10, milliseconds(1)).size(), 1u) << "of one job alone";
+}
+
+TEST_F(Service, TheDescriptionNamesEveryRoute) {
+  const Json description = get("/v1/openapi.json");
+  size_t operations = 0;
+  for (const auto& [path, methods] : description.at("paths").items()) operations += methods.size();
+  EXPECT_EQ(operations, routes().size()) << "each method of a path stands once";
+  for (const Route& route : routes()) {
+    if (!route.body.empty()) {
+      EXPECT_TRUE(description.at("components").at("schemas").contains(route.body)) << route.body;
+    }
+  }
+}
+
+TEST_F(Service, FiguresCountJobsByPhase) {
+  submit("a");
+  submit("b");
+  const std::string text = send("GET", "/metrics").body;
+  EXPECT_NE(text.find("ductile_jobs{phase=\"queued\"} 2\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("ductile_events_total 2\n"), std::string::npos) << text;
+}
+
+// Whatever is sent, the answer is an answer, and only what was accepted is there afterwards.
+TEST_F(Service, NoRequestWhateverItsBytesDoesHarm) {
+  Rng rng(3);
+  const std::vector<std::string> words = {
+      "/v1/jobs",   "/v1/jobs/", "1",        "/cancel", "/pause",
+      "/v1/events", "..",        "%2e",      "\0x",     "\xff",
+      "/v1/nodes/", "/drain",    "/metrics", "{job}",   "'; DROP TABLE jobs; --",
+      "\"",         "<script>"};
+  const std::vector<std::string> bodies = {"",
+                                           "{",
+                                           R"({"spec": {}})",
+                                           R"({"spec": {"a": [[[[]]]]}})",
+                                           "null",
+                                           "[1e999]",
+                                           R"({"name": {}, "spec": {}})",
+                                           R"({"name": "\ud800", "spec": {}})",
+                                           "\xff\xfe",
+                                           R"({"min_devices": 1e300, "spec": {}})",
+                                           std::string(5000, '[')};
+  size_t accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Call call;
+    call.method = rng.below(2) == 0 ? "GET" : "POST";
+    for (uint32_t n = 1 + rng.below(3); n > 0; --n)
+      call.path += words[rng.below(static_cast<uint32_t>(words.size()))];
+    call.body = bodies[rng.below(static_cast<uint32_t>(bodies.size()))];
+    for (const char* name : {"limit", "before", "after", "phase", "job", "name"}) {
+      if (rng.below(4) == 0)
+        call.query[name] = rng.below(2) == 0 ? words[rng.below(static_cast<uint32_t>(words.size()))]
+                                             : std::to_string(static_cast<int64_t>(rng.next()));
+    }
+    call.principal = {"eve", static_cast<Role>(rng.below(3))};
+    const Answer answer = api.handle(call);
+    accepted += answer.status == 201;
+    ASSERT_NE(answer.status, 500) << call.method << " " << call.path << " " << call.body << " "
+                                  << answer.body;
+    if (answer.type == "application/json") {
+      ASSERT_FALSE(parse_json(answer.body).is_discarded()) << answer.body;
+    }
+  }
+  EXPECT_GT(accepted, 10u);
+  Reader reader(file);
+  int64_t jobs = 0;
+  for (const auto& [phase, count] : reader.count_by_phase()) jobs += count;
+  EXPECT_EQ(jobs, static_cast<int64_t>(accepted));
+  EXPECT_TRUE(reader.check().empty());
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,245 @@
+// Every route of the interface: its path, who may call it, and what it does.
+#include <algorithm>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/cluster/routes_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMostPage = 1000;
+constexpr size_t kMostName = 200;
+
+Answer json_answer(const Json& value) {
+  Answer out;
+  out.body = dump_json(value);
+  return out;
+}
+
+// A name that a person can type and a page can show.
+std::string checked_name(const JsonFields& fields, const char* key, std::string otherwise) {
+  std::string name = fields.text(key, std::move(otherwise));
+  const auto odd = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (name.size() > kMostName || std::ranges::any_of(name, odd))
+    fail(ErrorCode::invalid_argument, "{}: {} has control characters, or more than {} bytes",
+         fields.where(), key, kMostName);
+  return name;
+}
+
+Answer list_jobs(Request& request) {
+  JobFilter filter;
+  if (const auto phase = request.text("phase")) filter.phase = phase_from(*phase);
+  filter.name = request.text("name");
+  filter.owner = request.text("owner");
+  filter.team = request.text("team");
+  filter.live = request.number("live", 0, 0, 1) == 1;
+  const int64_t limit = request.number("limit", 100, 1, kMostPage);
+  const auto jobs = request.reader.jobs(filter, request.number("before", 0, 0, INT64_MAX), limit);
+  Json out = {{"jobs", Json::array()}};
+  for (const JobRecord& job : jobs) out["jobs"].push_back(to_json(job));
+  // The cursor of the next page.
+  if (static_cast<int64_t>(jobs.size()) == limit) out["before"] = jobs.back().id;
+  return json_answer(out);
+}
+
+Answer submit_job(Request& request) {
+  const nlohmann::json body = request.object();
+  const JsonFields fields(body, "body");
+  fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "spec"});
+  Submission s;
+  s.name = checked_name(fields, "name", "job");
+  s.team = checked_name(fields, "team", "");
+  s.tier = checked_name(fields, "tier", s.tier);
+  s.kind = checked_name(fields, "kind", s.kind);
+  s.owner = request.call.principal.name;
+  s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
+  s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
+  const nlohmann::json& spec = fields.at("spec");
+  if (!spec.is_object()) fields.wrong("spec", "an object", spec);
+  const std::string text = dump_json(spec);
+  return request.commit(201, [&](Change& change) -> nlohmann::json {
+    return {{"id", change.submit(s, text, request.now())}};
+  });
+}
+
+Answer show_job(Request& request) {
+  const JobRecord job = request.reader.find(request.argument);
+  Json out = to_json(job);
+  out["holdings"] = Json::object();
+  for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
+  out["spec"] = parse_json<Json>(request.reader.spec(job.id));
+  return json_answer(out);
+}
+
+// Only the owner and an admin may act on a job.
+template <Wish wish>
+Answer wish_for_job(Request& request) {
+  const JobRecord job = request.reader.find(request.argument);
+  const Principal& who = request.call.principal;
+  if (who.role < Role::admin && job.submission.owner != who.name)
+    throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,
+                              job.submission.owner));
+  return request.commit(200, [&](Change& change) -> nlohmann::json {
+    change.set_wish(job.id, wish, who.name, request.now());
+    return {{"id", job.id}, {"wish", to_string(wish)}};
+  });
+}
+
+Answer list_events(Request& request) {
+  std::optional<JobId> job;
+  if (const auto text = request.text("job")) job = request.reader.find(*text).id;
+  const int64_t limit = request.number("limit", 100, 1, kMostPage);
+  const Revision after = request.number("after", 0, 0, INT64_MAX);
+  Json out = {{"events", Json::array()}, {"after", after}};
+  for (const Event& event : request.reader.events(after, limit, job)) {
+    out["events"].push_back(to_json(event));
+    out["after"] = event.seq;  // the cursor of the next page
+  }
+  return json_answer(out);
+}
+
+Answer drain_node(Request& request) {
+  const std::string node(request.argument);
+  const nlohmann::json body = request.object();
+  const JsonFields fields(body, "body");
+  fields.only({"reason"});
+  const std::string reason = checked_name(fields, "reason", "");
+  return request.commit(200, [&](Change& change) -> nlohmann::json {
+    change.drain(node, reason, request.now());
+    return {{"node", node}, {"drained", true}};
+  });
+}
+
+Answer undrain_node(Request& request) {
+  const std::string node(request.argument);
+  return request.commit(200, [&](Change& change) -> nlohmann::json {
+    change.undrain(node, request.now());
+    return {{"node", node}, {"drained", false}};
+  });
+}
+
+// The text format of Prometheus.
+Answer metrics(Request& request) {
+  Answer out;
+  out.type = "text/plain; version=0.0.4; charset=utf-8";
+  out.body =
+      "# HELP ductile_jobs Jobs by phase.\n"
+      "# TYPE ductile_jobs gauge\n";
+  const auto counts = request.reader.count_by_phase();
+  for (const Phase phase : {Phase::queued, Phase::running, Phase::paused, Phase::finished,
+                            Phase::failed, Phase::cancelled}) {
+    const auto found = counts.find(phase);
+    out.body += fmt::format("ductile_jobs{{phase=\"{}\"}} {}\n", to_string(phase),
+                            found == counts.end() ? 0 : found->second);
+  }
+  out.body += fmt::format(
+      "# HELP ductile_events_total Events recorded.\n"
+      "# TYPE ductile_events_total counter\n"
+      "ductile_events_total {}\n",
+      request.reader.last_event());
+  return out;
+}
+
+Answer describe(Request&) { return json_answer(openapi()); }
+
+constexpr Parameter kJobFilters[] = {
+    {"phase", "string", "queued, running, paused, finished, failed or cancelled"},
+    {"live", "integer", "1: only jobs that have not ended"},
+    {"name", "string", "of the job"},
+    {"owner", "string", "who submitted it"},
+    {"team", "string", "whose quota it uses"},
+    {"before", "integer", "the cursor: jobs with smaller numbers"},
+    {"limit", "integer", "jobs of a page, at most 1000; default 100"},
+};
+constexpr Parameter kEventFilters[] = {
+    {"job", "string", "a number or a name: events of this job alone"},
+    {"after", "integer", "the cursor: events with larger numbers"},
+    {"limit", "integer", "events of a page, at most 1000; default 100"},
+};
+
+constexpr Route kRoutes[] = {
+    {"GET", "/v1/jobs", Role::read, list_jobs, "Jobs, the newest first.", kJobFilters, ""},
+    {"POST", "/v1/jobs", Role::submit, submit_job, "Submits a job.", {}, "Submission"},
+    {"GET", "/v1/jobs/{job}", Role::read, show_job, "One job, by number or name.", {}, ""},
+    {"POST",
+     "/v1/jobs/{job}/pause",
+     Role::submit,
+     wish_for_job<Wish::pause>,
+     "Stops a job and keeps its state.",
+     {},
+     ""},
+    {"POST",
+     "/v1/jobs/{job}/resume",
+     Role::submit,
+     wish_for_job<Wish::run>,
+     "Lets a paused job go on.",
+     {},
+     ""},
+    {"POST",
+     "/v1/jobs/{job}/cancel",
+     Role::submit,
+     wish_for_job<Wish::cancel>,
+     "Ends a job for good.",
+     {},
+     ""},
+    {"GET", "/v1/events", Role::read, list_events,
+     "What happened, in order. With \"Accept: text/event-stream\" it goes on as it happens.",
+     kEventFilters, ""},
+    {"POST",
+     "/v1/nodes/{node}/drain",
+     Role::admin,
+     drain_node,
+     "Lets nothing new start on a node.",
+     {},
+     "Drain"},
+    {"POST",
+     "/v1/nodes/{node}/undrain",
+     Role::admin,
+     undrain_node,
+     "Takes a drained node back.",
+     {},
+     ""},
+    {"GET", "/metrics", Role::read, metrics, "Figures for Prometheus.", {}, ""},
+    {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
+};
+
+}  // namespace
+
+std::span<const Route> routes() { return kRoutes; }
+
+Json to_json(const JobRecord& job) {
+  const Submission& s = job.submission;
+  Json out = {{"id", job.id},
+              {"name", s.name},
+              {"owner", s.owner},
+              {"team", s.team},
+              {"tier", s.tier},
+              {"kind", s.kind},
+              {"min_devices", s.min_devices},
+              {"max_devices", s.max_devices},
+              {"phase", to_string(job.phase)},
+              {"wish", to_string(job.wish)},
+              {"reason", job.reason},
+              {"run", job.run},
+              {"submitted", job.submitted},
+              {"started", nullptr},
+              {"ended", nullptr},
+              {"generation", job.generation},
+              {"revision", job.revision}};
+  if (job.started) out["started"] = *job.started;
+  if (job.ended) out["ended"] = *job.ended;
+  return out;
+}
+
+Json to_json(const Event& event) {
+  Json out = {{"seq", event.seq}, {"time", event.time}, {"job", nullptr}, {"kind", event.kind}};
+  if (event.job != 0) out["job"] = event.job;
+  out["body"] = parse_json<Json>(event.body);
+  return out;
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "ductile/base/json_value.h"
+#include "ductile/cluster/api.h"
+
+namespace ductile::cluster {
+
+// Thrown where this principal may not do what it asks for.
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A request on its way through a handler.
+class Request {
+ public:
+  Request(Api& api, const Call& call, std::string_view argument, Reader& reader)
+      : call(call), argument(argument), reader(reader), api_(api) {}
+
+  const Call& call;
+  const std::string_view argument;  // what stands for {...} in the path; empty: nothing
+  Reader& reader;
+
+  double now() const;
+  // A number of the query; throws invalid_argument outside its range.
+  int64_t number(std::string_view name, int64_t otherwise, int64_t low, int64_t high) const;
+  std::optional<std::string> text(std::string_view name) const;
+  // The body as a JSON object; an empty one for no body.
+  nlohmann::json object() const;
+
+  // Makes a change and answers with what `write` gives. A request with a key is carried out once:
+  // when it comes again, its first answer is given again.
+  Answer commit(int status, const std::function<nlohmann::json(Change&)>& write);
+
+ private:
+  Api& api_;
+};
+
+struct Parameter {
+  std::string_view name, type, help;
+};
+
+struct Route {
+  std::string_view method;
+  std::string_view path;  // with one {...} at most
+  Role role;
+  Answer (*handle)(Request&);
+  std::string_view help;
+  std::span<const Parameter> query;
+  std::string_view body;  // the name of its schema; empty: none
+};
+
+std::span<const Route> routes();
+
+// A job as the interface shows it.
+nlohmann::ordered_json to_json(const JobRecord& job);
+nlohmann::ordered_json to_json(const Event& event);
+
+}  // namespace ductile::cluster
