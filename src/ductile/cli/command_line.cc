@@ -85,6 +85,15 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
   return kUsage;
 }
 
+// What launcher commands start; not for people.
+void add_host_agent(CLI::App& app, Parsed& parsed) {
+  app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
+    parsed.chosen = [](Context&) {
+      return server::run_host_agent(STDIN_FILENO, STDOUT_FILENO) == 0 ? kDone : kFailed;
+    };
+  });
+}
+
 }  // namespace
 
 void add_set(CLI::App& app, std::vector<std::string>& assignments) {
@@ -137,12 +146,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_doctor(app, parsed);
   add_sim(app, parsed);
   add_bench(app, parsed);
-  // What launcher commands start; not for people.
-  app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
-    parsed.chosen = [](Context&) {
-      return server::run_host_agent(STDIN_FILENO, STDOUT_FILENO) == 0 ? kDone : kFailed;
-    };
-  });
+  add_host_agent(app, parsed);
 
   for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8
     if (const size_t at = find_not_utf8(argv[i]); at != std::string_view::npos) {
