@@ -91,7 +91,9 @@ std::string number(double v) {
 // "from 1 to 10", "at least 1", "above 0", or "" where everything is allowed.
 std::string bounds_text(const OptionField& f) {
   const bool low = std::isfinite(f.min), high = std::isfinite(f.max);
-  if (low && high) return fmt::format("from {} to {}", number(f.min), number(f.max));
+  if (low && high)
+    return fmt::format("{} {} {} {}", f.above_min ? "above" : "from", number(f.min),
+                       f.above_min ? "and at most" : "to", number(f.max));
   if (low) return fmt::format("{} {}", f.above_min ? "above" : "at least", number(f.min));
   if (high) return fmt::format("at most {}", number(f.max));
   return "";

@@ -126,6 +126,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_train(app, parsed);
   add_tune(app, parsed);
   add_live(app, parsed);
+  add_service(app, parsed);
   add_config(app, parsed);
   add_data(app, parsed);
   add_ckpt(app, parsed);

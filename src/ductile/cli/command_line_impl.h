@@ -25,6 +25,7 @@ struct Parsed {
   TrainedCommand trained;
   ModelsCommand models;
   LiveCommand live;
+  ServiceCommand service;
   ReportCommand report;
   PlanCommand plan;
   SimCommand sim;
@@ -42,6 +43,7 @@ void add_json(CLI::App& app, bool& json);
 void add_train(CLI::App& app, Parsed& parsed);
 void add_tune(CLI::App& app, Parsed& parsed);
 void add_live(CLI::App& app, Parsed& parsed);
+void add_service(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);

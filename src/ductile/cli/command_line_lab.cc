@@ -206,7 +206,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile plan                              # list the built-in graphs\n"
       "  ductile plan candle:8 --devices 16 --batch 1024 --baseline all\n"
-      "  ductile plan model.json --devices devices.toml --html > plan.html\n"
+      "  ductile plan model.json --devices cluster.toml --html > plan.html\n"
       "\n"
       "The planner prints the stages, the time per iteration, the memory of each device, and how "
       "far\n"
@@ -215,7 +215,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
   sub->add_option("graph", c.graph, "graph file, or a built-in one: mmt, dlrm, candle:8 ...")
       ->option_text("[GRAPH]");
   sub->add_option("--devices", c.devices,
-                  "devices.toml, or a number of V100s, four per node (default 8)")
+                  "cluster file, or a number of V100s, four per node (default 8)")
       ->option_text("FILE|N");
   sub->add_option("--batch", c.batch, "samples per iteration (default 128)")
       ->option_text("N")
@@ -249,7 +249,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
   CLI::Option* svg = sub->add_flag("--svg", c.svg, "write the picture to stdout");
   CLI::Option* html = sub->add_flag("--html", c.html, "write a page to stdout")->excludes(svg);
   sub->add_flag("--graph", c.write_graph, "write the graph to stdout in our format");
-  sub->add_option("--schema", c.schema, "write the JSON Schema of a graph or a plan")
+  sub->add_option("--schema", c.schema, "write the JSON Schema of a graph, a plan or a cluster")
       ->option_text("NAME");
   sub->add_flag("--json", c.json, "write JSON to stdout")->excludes(svg)->excludes(html);
   sub->callback([&parsed] {

@@ -11,8 +11,10 @@ void add_trust(CLI::App& app, bool& trust) {
 }
 
 void add_hosts(CLI::App& app, HostsRequest& hosts) {
-  app.add_option("--hosts", hosts.hosts,
-                 "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), or a file")
+  app.add_option(
+         "--hosts", hosts.hosts,
+         "where the workers run: a,b:2,c=10.0.0.3:4 (host=address:workers), a file of these, or "
+         "a cluster file (.toml)")
       ->option_text("LIST");
   app.add_option("--launcher", hosts.launcher,
                  "command that starts a program on a host (default ssh {host})")

@@ -69,6 +69,27 @@ ExitCode preempt(const LiveCommand& command, Context& context);
 ExitCode resume(const LiveCommand& command, Context& context);
 ExitCode logs(const LiveCommand& command, Context& context);
 
+// The service of this machine, and its jobs.
+struct ServiceCommand {
+  std::optional<fs::path> folder;  // of the service; default: the user's own
+  // up
+  std::optional<int64_t> devices;  // default: the cores that this process may use
+  std::string policy = "ductile";
+  // submit
+  JobRequest request;
+  std::optional<std::string> name;  // default: the job file's
+  std::string team, tier = "standard";
+  std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
+  std::string job;                  // why, cancel: a number or a name
+  bool all = false;                 // jobs: also those that have ended
+  bool json = false;
+};
+ExitCode up(const ServiceCommand& command, Context& context);
+ExitCode submit(const ServiceCommand& command, Context& context);
+ExitCode jobs(const ServiceCommand& command, Context& context);
+ExitCode why(const ServiceCommand& command, Context& context);
+ExitCode cancel(const ServiceCommand& command, Context& context);
+
 struct ConfigCommand {
   JobRequest job;
   bool changed = false;   // only values that differ from their default
@@ -153,7 +174,7 @@ struct PlanCommand {
   std::optional<double> optimizer_state;  // bytes per byte of parameters; default: the graph's
   std::optional<fs::path> plan;           // evaluate this one
   std::optional<std::string> emit;        // megatron
-  std::optional<std::string> schema;      // graph, plan
+  std::optional<std::string> schema;      // graph, plan, cluster
   bool write_graph = false;               // print the graph in our own format
   bool json = false;
   bool svg = false;

@@ -161,6 +161,9 @@ Json worker_facts() {
     if (text) {
       const Json said = parse_json<Json>(*text);
       if (said.is_object()) facts["says"] = said;
+    } else {
+      const auto why = output_of("{ " + page::shell_word(program) + " --describe 2>&1; true; }");
+      facts["error"] = first_line(why.value_or(""));
     }
   } catch (const Error&) {
     return nullptr;
@@ -272,7 +275,8 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
   std::string worker_text = "not found";
   if (!worker.is_null()) {
     worker_text = worker["path"].get<std::string>();
-    if (!worker["runs"].get<bool>()) worker_text += " (does not run)";
+    if (!worker["runs"].get<bool>())
+      worker_text += fmt::format(" (does not run: {})", worker["error"].get<std::string>());
     if (worker.contains("says")) {
       std::string said;
       for (const auto& [key, value] : worker["says"].items()) {

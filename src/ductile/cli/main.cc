@@ -23,6 +23,9 @@ int main(int argc, char** argv) {
   Context context{console, environ};
   const ExitCode code = run_command_line(argc, argv, context);
   std::cout.flush();
-  if (!std::cout && code == kDone) return kFailed;
+  if (!std::cout && code == kDone) {
+    console.error("standard output cannot be written, so a part of the answer is missing");
+    return kFailed;
+  }
   return code;
 }

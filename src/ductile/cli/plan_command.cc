@@ -19,7 +19,8 @@ namespace {
 plan::Devices find_devices(const std::string& text) {
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size()) return plan::read_devices(text);
+  if (error != std::errc() || end != text.data() + text.size())
+    return plan::devices_of(spec::read_cluster(text));
   if (n < 1 || n > plan::kMaxDevices) {
     fail(ErrorCode::invalid_argument, "--devices: {} devices; from 1 to {} are possible", n,
          plan::kMaxDevices);
@@ -181,11 +182,13 @@ ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan:
 ExitCode plan(const PlanCommand& command, Context& context) {
   Console& console = context.console;
   if (command.schema) {
-    if (*command.schema != "graph" && *command.schema != "plan") {
-      fail(ErrorCode::invalid_argument, "--schema: \"{}\"; graph and plan have one",
+    if (*command.schema != "graph" && *command.schema != "plan" && *command.schema != "cluster") {
+      fail(ErrorCode::invalid_argument, "--schema: \"{}\"; graph, plan and cluster have one",
            *command.schema);
     }
-    const auto schema = *command.schema == "graph" ? graph::graph_schema() : plan::plan_schema();
+    const auto schema = *command.schema == "graph"     ? graph::graph_schema()
+                        : *command.schema == "cluster" ? spec::cluster_schema()
+                                                       : plan::plan_schema();
     console.print("{}\n", dump_json(schema, 2));
     return kDone;
   }

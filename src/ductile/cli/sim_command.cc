@@ -288,8 +288,9 @@ void print_table(const std::vector<sim::ExperimentRun>& runs,
 ExitCode sim(const SimCommand& command, Context& context) {
   sim::ExperimentOptions options = experiment_of(command);
   const std::vector<fs::path> files = workload_files(command.workloads);
-  const sched::Cluster cluster =
-      command.cluster ? sched::read_cluster(*command.cluster) : sched::homogeneous_cluster();
+  const sched::Cluster cluster = command.cluster
+                                     ? sched::cluster_of(spec::read_cluster(*command.cluster))
+                                     : sched::homogeneous_cluster();
   std::optional<fs::path> traces = command.applications;
   if (!traces && !files.empty()) traces = traces_beside(files.front());
   const sim::Catalog catalog = catalog_of(command, traces);

@@ -193,6 +193,10 @@ nlohmann::json Request::object() const {
   return value;
 }
 
+void Request::check(const Submission& submission, const nlohmann::json& spec) const {
+  if (api_.check_submission_) api_.check_submission_(submission, spec);
+}
+
 Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write) {
   Answer out{status};
   const std::string digest = digest_of(call);
@@ -207,6 +211,7 @@ Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>&
     if (!call.key.empty())
       change.remember_answer(call.principal.name, call.key, digest, out.body, now());
   });
+  if (api_.on_commit_) api_.on_commit_();
   return out;
 }
 

@@ -47,6 +47,12 @@ class Api {
   Api(fs::path store, CommitQueue& queue, std::function<double()> clock = {});
   ~Api();
 
+  // Before the first call: what refuses a submission by throwing, and what is told of each commit,
+  // on the thread of the request.
+  using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
+  void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
+  void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
+
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
 
@@ -64,6 +70,8 @@ class Api {
   const fs::path store_;
   CommitQueue& queue_;
   const std::function<double()> clock_;
+  CheckSubmission check_submission_;
+  std::function<void()> on_commit_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle
 };

@@ -60,6 +60,7 @@ Answer submit_job(Request& request) {
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
   const nlohmann::json& spec = fields.at("spec");
   if (!spec.is_object()) fields.wrong("spec", "an object", spec);
+  request.check(s, spec);
   const std::string text = dump_json(spec);
   return request.commit(201, [&](Change& change) -> nlohmann::json {
     return {{"id", change.submit(s, text, request.now())}};

@@ -34,6 +34,8 @@ class Request {
   // The body as a JSON object; an empty one for no body.
   nlohmann::json object() const;
 
+  void check(const Submission& submission, const nlohmann::json& spec) const;
+
   // Makes a change and answers with what `write` gives. A request with a key is carried out once:
   // when it comes again, its first answer is given again.
   Answer commit(int status, const std::function<nlohmann::json(Change&)>& write);

@@ -171,6 +171,7 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
   g.height = std::min<double>(static_cast<double>(height), static_cast<double>(out_h) * scale);
   g.y = std::clamp(offset(scaled_h - out_h) * scale, 0.0, static_cast<double>(height) - g.height);
   g.x = std::clamp(offset(scaled_w - out_w) * scale, 0.0, static_cast<double>(width) - g.width);
+  g.exact = scale == 1 && height >= out_h && width >= out_w;
   return g;
 }
 

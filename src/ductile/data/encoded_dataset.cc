@@ -21,11 +21,8 @@ EncodedDataset::EncodedDataset(const spec::DataOptions& options, std::string for
   info_.channels = 3;
 }
 
-void EncodedDataset::finish(const spec::DataOptions& options, Split split,
-                            const std::string& source) {
-  if (labels_.empty()) {
-    fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", source);
-  }
+// A class without training samples is a slip; a held-out set may have fewer.
+void EncodedDataset::require_every_class(const std::string& source) {
   std::vector<int64_t> count(static_cast<size_t>(info_.num_classes));
   for (const int32_t label : labels_) ++count[static_cast<size_t>(label)];
   int64_t missing = 0;
@@ -37,6 +34,14 @@ void EncodedDataset::finish(const spec::DataOptions& options, Split split,
   if (missing > kMissingNamed) {
     reject(source, fmt::format("no images of {} more classes", missing - kMissingNamed));
   }
+}
+
+void EncodedDataset::finish(const spec::DataOptions& options, Split split,
+                            const std::string& source) {
+  if (labels_.empty()) {
+    fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", source);
+  }
+  if (split == Split::train) require_every_class(source);
   info_.size = limited(options, split, static_cast<int64_t>(labels_.size()));
   const SizeProbe sizes = probe_sizes(*this, kProbed);
   if (sizes.one_size) {

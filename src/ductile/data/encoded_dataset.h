@@ -17,11 +17,14 @@ class EncodedDataset : public Dataset {
  protected:
   EncodedDataset(const spec::DataOptions& options, std::string format);
 
-  // Checks that every class has samples ("missing class"), then sets size and what a look at some
-  // of the images tells: whether they have one size, mean and std.
+  // Checks that every class has training samples ("missing class"), then sets size and what a look
+  // at some of the images tells: whether they have one size, mean and std.
   void finish(const spec::DataOptions& options, Split split, const std::string& source);
 
   std::vector<int32_t> labels_;
+
+ private:
+  void require_every_class(const std::string& source);
 };
 
 }  // namespace ductile::data

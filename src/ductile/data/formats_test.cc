@@ -12,6 +12,7 @@
 #include "ductile/data/jpeg.h"
 #include "ductile/data/loader.h"
 #include "ductile/data/png.h"
+#include "ductile/data/tar_index.h"
 #include "ductile/data/testing/images.h"
 
 namespace ductile::data {
@@ -174,6 +175,56 @@ TEST(Tar, ReadsBothSplitsOfOneArchive) {
   for (const int64_t n : train.class_counts) EXPECT_EQ(n, 160);
   EXPECT_NEAR(train.info.mean[0], 0.49, 0.02);
   EXPECT_EQ(inspect(options("tar", path), Split::test).good, 400);
+}
+
+std::string tar_member(const std::string& name, const std::string& body) {
+  std::string out = tar_header(name, body.size()) + body;
+  return out.append((512 - body.size() % 512) % 512, '\0');
+}
+
+// Whoever measures a model on an archive, or a folder of archives, that holds training samples as
+// well means those that were held out.
+TEST(Tar, OfASetThatIsOnlyEvaluatedTheHeldOutPartCounts) {
+  const TempFolder folder;
+  const std::string image = encode_png(test_pixels(4, 4, 3, 1), 4, 4);
+  const auto put = [&](const std::string& name, const std::string& content) {
+    fs::create_directories((folder.path() / name).parent_path());
+    write_file_atomic(folder.path() / name, content);
+  };
+  const auto size_of = [&](const std::string& name) {
+    spec::DataOptions o = options("tar", folder.path() / name);
+    o.test_path = o.path;
+    return open_dataset(o, Split::test)->info().size;
+  };
+  const std::string train = tar_member("train/ant/1.png", image) +
+                            tar_member("train/bee/2.png", image) +
+                            tar_member("train/bee/3.png", image);
+  put("both.tar", train + tar_member("val/bee/4.png", image));
+  EXPECT_EQ(size_of("both.tar"), 1);
+  const std::string ant = tar_member("ant/1.png", image), bee = tar_member("bee/2.png", image);
+  put("named/train-0.tar", ant + bee);
+  put("named/val-0.tar", bee);
+  EXPECT_EQ(size_of("named"), 1);
+  put("plain/a.tar", ant + bee);
+  put("plain/b.tar", bee);
+  EXPECT_EQ(size_of("plain"), 3);
+  EXPECT_EQ(size_of("plain/a.tar"), 2);
+}
+
+// Of a few samples, which need not be of the first classes.
+TEST(Tar, ClassNumbersOfASetThatIsOnlyEvaluatedMayBeLarge) {
+  const TempFolder folder;
+  const std::string image = encode_png(test_pixels(4, 4, 3, 1), 4, 4);
+  const fs::path file = folder.path() / "a.tar";
+  spec::DataOptions o = options("tar", file);
+  write_file_atomic(file, tar_member("1.png", image) + tar_member("1.cls", "7"));
+  EXPECT_THROW(open_dataset(o, Split::train), Error);
+  o.test_path = o.path;
+  const auto samples = open_dataset(o, Split::test);
+  EXPECT_EQ(samples->label(0), 7);
+  EXPECT_EQ(samples->info().num_classes, 8);
+  write_file_atomic(file, tar_member("1.png", image) + tar_member("1.cls", "65536"));
+  EXPECT_THROW(open_dataset(o, Split::test), Error) << "a name for each would fill memory";
 }
 
 TEST(Tokens, CutTheFileIntoSamples) {

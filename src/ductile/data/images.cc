@@ -9,8 +9,11 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
+#include "ductile/base/text.h"
 #include "ductile/data/image_probe.h"
+#include "ductile/data/jpeg.h"
 #include "ductile/data/limits.h"
+#include "ductile/data/png.h"
 
 namespace ductile::data {
 namespace {
@@ -30,14 +33,34 @@ std::vector<fs::path> images_in(const fs::path& path) {
   return found;
 }
 
+// The brightness of an encoded image's pixels (ITU-R BT.601), which `scratch` then holds.
+Sample grey(const Sample& file, std::vector<std::byte>& scratch) {
+  std::vector<uint8_t> pixels;
+  JpegDecoder decoder;
+  ImageView image;
+  if (file.encoding == Encoding::jpeg) {
+    decoder.open(file.bytes);
+    image = decoder.decode_rgb(pixels);
+  } else {
+    image = decode_png(file.bytes, pixels);
+  }
+  scratch.clear();
+  for (int64_t y = 0; y < image.height; ++y) {
+    const uint8_t* rgb = image.row(y);
+    for (int64_t x = 0; x < image.width; ++x, rgb += image.step)
+      scratch.push_back(std::byte((299 * rgb[0] + 587 * rgb[1] + 114 * rgb[2] + 500) / 1000));
+  }
+  return {Encoding::pixels, scratch, image.height, image.width, 1};
+}
+
 class Images final : public Dataset {
  public:
-  Images(const fs::path& path, bool skip_bad) : files_(images_in(path)) {
+  Images(const fs::path& path, bool skip_bad, int64_t channels) : files_(images_in(path)) {
     if (files_.empty())
       fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", path.string());
     skip_bad_ = skip_bad;
     info_.format = "images";
-    info_.channels = 3;
+    info_.channels = channels;
     info_.size = static_cast<int64_t>(files_.size());
     const SizeProbe sizes = probe_sizes(*this, kProbe);
     if (sizes.one_size) {
@@ -49,7 +72,8 @@ class Images final : public Dataset {
   int64_t label(int64_t) const override { return 0; }
   Sample read(int64_t index, std::vector<std::byte>& scratch) const override {
     read_regular_file(where(index), kMaxImageBytes, scratch);
-    return {detect_image(scratch), scratch};
+    const Sample file{detect_image(scratch), scratch};
+    return info_.channels == 1 ? grey(file, scratch) : file;
   }
   std::string where(int64_t index) const override {
     return files_[static_cast<size_t>(index)].string();
@@ -63,7 +87,8 @@ class Renumbered final : public Dataset {
  public:
   Renumbered(std::shared_ptr<const Dataset> inner, const std::vector<std::string>& class_names)
       : inner_(std::move(inner)) {
-    for (const std::string& name : inner_->info().class_names) {
+    for (const std::string& bytes : inner_->info().class_names) {
+      const std::string name = to_utf8(bytes);
       const auto at = std::ranges::find(class_names, name);
       if (at == class_names.end())
         fail(ErrorCode::invalid_argument, "the model was trained on no class {}; it knows {}", name,
@@ -102,8 +127,8 @@ bool holds_images(const fs::path& path) {
   });
 }
 
-std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad) {
-  return std::make_shared<Images>(path, skip_bad);
+std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad, int64_t channels) {
+  return std::make_shared<Images>(path, skip_bad, channels);
 }
 
 std::shared_ptr<const Dataset> with_classes(std::shared_ptr<const Dataset> dataset,

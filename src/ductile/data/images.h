@@ -13,12 +13,14 @@ namespace ductile::data {
 bool holds_images(const fs::path& path);
 
 // Images without classes, to be predicted: one file, or all of a folder in the order of their
-// names. Every label is 0. Throws not_found or invalid_argument if there are none.
-std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad);
+// names. Every label is 0. With one channel (of 1 or 3) they are grey. Throws not_found or
+// invalid_argument if there are none.
+std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad,
+                                           int64_t channels = 3);
 
-// The same samples with the classes of another set, by their names: a set that has fewer classes,
-// or numbers them in another way, gets the numbers of `class_names`. Returns the set itself if the
-// names are the same. Throws invalid_argument, naming a class that is not among them.
+// The same samples with the classes of another set, by their names as UTF-8: a set that has fewer
+// classes, or numbers them in another way, gets the numbers of `class_names`. Returns the set
+// itself if the names are the same. Throws invalid_argument, naming a class that is not among them.
 std::shared_ptr<const Dataset> with_classes(std::shared_ptr<const Dataset> dataset,
                                             const std::vector<std::string>& class_names);
 

@@ -87,5 +87,41 @@ TEST(WithClasses, NumbersTheClassesOfASetByTheirNames) {
             std::string::npos);
 }
 
+// A saved model has the names as text; the folder of a class has them as bytes.
+TEST(WithClasses, FindsANameThatIsNotUtf8) {
+  const TempFolder folder;
+  for (const char* name : {"ant", "b\xff"}) put_image(folder.path() / name / "0.png", 1);
+  spec::DataOptions options;
+  options.format = "folder";
+  options.path = options.test_path = folder.path().string();
+  const auto samples = open_dataset(options, Split::test);
+  const auto renumbered = with_classes(samples, {"b\xef\xbf\xbd", "ant"});
+  EXPECT_EQ(renumbered->label(0), 1);
+  EXPECT_EQ(renumbered->label(1), 0);
+}
+
+// A model of grey images sees the brightness of the pixels.
+TEST(Images, AreGreyForAModelOfOneChannel) {
+  const TempFolder folder;
+  const std::vector<uint8_t> pixels = test_pixels(9, 7, 3, 4);
+  write_file_atomic(folder.path() / "a.png", encode_png(pixels, 9, 7));
+  const auto images = open_images(folder.path(), false, 1);
+  EXPECT_EQ(images->info().channels, 1);
+  std::vector<std::byte> scratch;
+  const Sample grey = images->read(0, scratch);
+  ASSERT_EQ(grey.encoding, Encoding::pixels);
+  EXPECT_EQ(grey.height, 7);
+  EXPECT_EQ(grey.width, 9);
+  EXPECT_EQ(grey.channels, 1);
+  ASSERT_EQ(grey.bytes.size(), 63u);
+  for (size_t i = 0; i < 63; ++i) {
+    const double light =
+        0.299 * pixels[3 * i] + 0.587 * pixels[3 * i + 1] + 0.114 * pixels[3 * i + 2];
+    EXPECT_NEAR(std::to_integer<int>(grey.bytes[i]), light, 0.51) << i;
+  }
+  write_file_atomic(folder.path() / "bad.png", "no image");
+  EXPECT_THROW(open_images(folder.path(), false, 1)->read(1, scratch), Error);
+}
+
 }  // namespace
 }  // namespace ductile::data

@@ -22,11 +22,14 @@
 //   WebDataset  members of one basename are one sample: NAME.jpg|png and NAME.cls (the class
 //               number as text); class names from a classes.txt beside the shards, one a line
 // In a folder, archives named train*.tar (or lying in train/) are the training set, and val* or
-// test* ones the held-out set; other names are all training data and need data.test_path.
+// test* ones the held-out set; other names are all training data and need data.test_path. A set
+// whose data.test_path is its data.path is only evaluated: its held-out part, or all of it if it
+// has none.
 namespace ductile::data {
 namespace {
 
 constexpr int64_t kMaxShards = 1 << 20;
+constexpr int64_t kOwnClasses = 1 << 16;  // of a set that is only evaluated, without names
 
 std::vector<fs::path> expand_braces(const std::string& pattern) {
   const size_t open = pattern.find('{'), dots = pattern.find("..", open),
@@ -58,38 +61,41 @@ std::vector<fs::path> archives_in(const fs::path& folder, std::string_view start
   return files;
 }
 
-// The archives of one split; `shared`: both splits may lie in them.
+// The archives of one split. `shared`: both splits may lie in them; `alone`: the set is only
+// evaluated.
 struct Shards {
   std::vector<fs::path> files;
-  bool shared = false;
+  bool shared = false, alone = false;
 };
 
 Shards find_all(const std::string& path) {
   if (path.find('{') != std::string::npos && kind_of(path) == FileKind::none)
-    return {expand_braces(path)};
+    return {.files = expand_braces(path)};
   if (is_folder(path)) {
     auto files = archives_in(path, "");
     if (files.empty()) fail(ErrorCode::not_found, "{}: no .tar files in this folder", path);
-    return {std::move(files)};
+    return {.files = std::move(files)};
   }
   if (!is_file(path)) fail(ErrorCode::not_found, "{}: no such file or folder", path);
-  return {{path}};
+  return {.files = {path}};
 }
 
 Shards find_shards(const spec::DataOptions& options, Split split) {
   const bool train = split == Split::train;
-  if (!train && !options.test_path.empty()) return find_all(options.test_path);
+  const bool alone = !train && options.test_path == options.path;
+  if (!train && !options.test_path.empty() && !alone) return find_all(options.test_path);
   if (is_folder(options.path)) {
     for (const char* name : {"train", "val", "test"}) {
       if (train != (std::string_view(name) == "train")) continue;
       auto files = archives_in(options.path, name);
       if (files.empty()) files = archives_in(fs::path(options.path) / name, "");
-      if (!files.empty()) return {std::move(files)};
+      if (!files.empty()) return {.files = std::move(files), .alone = alone};
     }
   }
   Shards shards = find_all(options.path);
-  shards.shared = options.test_path.empty() && shards.files.size() == 1;
-  if (!train && !shards.shared) {
+  shards.alone = alone;
+  shards.shared = (options.test_path.empty() || alone) && shards.files.size() == 1;
+  if (!train && !shards.shared && !alone) {
     fail(ErrorCode::not_found, "{}: no val*.tar or test*.tar; set data.test_path", options.path);
   }
   return shards;
@@ -108,10 +114,10 @@ class TarDataset final : public EncodedDataset {
     const Shards shards = find_shards(options, split);
     std::vector<Found> found = list(shards, split);
     // The classes are the training set's, also where the test set has fewer.
-    if (split == Split::train || shards.shared) {
-      set_classes(
-          shards.shared && split == Split::test ? TarLister(shards, Split::train).found : found,
-          shards);
+    if (split == Split::train || shards.alone) {
+      set_classes(found, shards);
+    } else if (shards.shared) {
+      set_classes(TarLister(shards, Split::train).found, shards);
     } else {
       const Shards train = find_shards(options, Split::train);
       set_classes(TarLister(train, Split::train).found, train);
@@ -166,7 +172,7 @@ class TarDataset final : public EncodedDataset {
       for (size_t i = 0; i < shards.files.size(); ++i) {
         const MappedFile file(shards.files[i]);
         sort_members(index_tar(file.bytes(), shards.files[i].string()), file.bytes(), i, split,
-                     shards.shared, found, [](const TarEntry&, const std::string&) {});
+                     shards, found, [](const TarEntry&, const std::string&) {});
       }
     }
     std::vector<Found> found;
@@ -177,8 +183,8 @@ class TarDataset final : public EncodedDataset {
     for (size_t i = 0; i < shards.files.size(); ++i) {
       names_.push_back(shards.files[i].string());
       files_.emplace_back(shards.files[i]);
-      sort_members(index_tar(files_[i].bytes(), names_[i]), files_[i].bytes(), i, split,
-                   shards.shared, found, [&](const TarEntry& e, const std::string& what) {
+      sort_members(index_tar(files_[i].bytes(), names_[i]), files_[i].bytes(), i, split, shards,
+                   found, [&](const TarEntry& e, const std::string& what) {
                      reject(place(i, e.header), fmt::format("member \"{}\": {}", e.name, what));
                    });
     }
@@ -188,8 +194,8 @@ class TarDataset final : public EncodedDataset {
   // Turns the members of one archive into samples of the split.
   template <class Reject>
   static void sort_members(const std::vector<TarEntry>& entries, std::span<const std::byte> bytes,
-                           size_t file, Split split, bool shared, std::vector<Found>& found,
-                           Reject reject) {
+                           size_t file, Split split, const Shards& shards,
+                           std::vector<Found>& found, Reject reject) {
     const auto ends_with_cls = [](const TarEntry& e) { return e.name.ends_with(".cls"); };
     if (std::any_of(entries.begin(), entries.end(), ends_with_cls)) {
       sort_web(entries, bytes, file, found, reject);
@@ -202,12 +208,15 @@ class TarDataset final : public EncodedDataset {
       }
       return parts;
     };
+    const auto has_part = [&](std::string_view part) {
+      return std::any_of(entries.begin(), entries.end(), [&](const TarEntry& e) {
+        const auto parts = parts_of(e.name);
+        return parts.size() >= 3 && parts[parts.size() - 3] == part;
+      });
+    };
     // Members ".../train/CLASS/file" show that the archive holds both splits.
-    const bool has_splits =
-        shared && std::any_of(entries.begin(), entries.end(), [&](const TarEntry& e) {
-          const auto parts = parts_of(e.name);
-          return parts.size() >= 3 && parts[parts.size() - 3] == "train";
-        });
+    const bool has_splits = shards.shared && has_part("train") &&
+                            (!shards.alone || has_part("val") || has_part("test"));
     for (const TarEntry& e : entries) {
       if (!has_image_name(e.name)) continue;
       const auto parts = parts_of(e.name);
@@ -284,12 +293,14 @@ class TarDataset final : public EncodedDataset {
         info_.class_names = read_lines(list);
         bound_ = "the classes of " + list.string();
       } else {
-        // Every class has a sample, so there are no more classes than samples.
+        // Every class has a training sample, so there are no more classes than these.
         const auto samples = static_cast<int64_t>(found.size());
-        bound_ = fmt::format("the classes of {} training samples", samples);
+        const int64_t most = shards.alone ? kOwnClasses : samples;
+        bound_ = shards.alone ? fmt::format("and a set without classes.txt has at most {}", most)
+                              : fmt::format("the classes of {} training samples", samples);
         int64_t last = -1;
         for (const Found& f : found) {
-          if (f.label < samples) last = std::max(last, f.label);
+          if (f.label < most) last = std::max(last, f.label);
         }
         for (int64_t c = 0; c <= last; ++c) info_.class_names.push_back(std::to_string(c));
       }

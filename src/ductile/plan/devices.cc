@@ -1,132 +1,42 @@
 #include "ductile/plan/devices.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "ductile/base/error.h"
-#include "ductile/base/options.h"
-#include "ductile/base/toml.h"
-#include "ductile/graph/formats.h"
 
 namespace ductile::plan {
 namespace {
 
-// A key of [[group]] and the member it sets; a figure may carry one of the units.
-struct Unit {
-  std::string_view name;
-  double factor;
-};
-constexpr Unit kBytes[] = {{"B", 1},           {"KB", 1e3},           {"MB", 1e6},
-                           {"GB", 1e9},        {"TB", 1e12},          {"KiB", 1024.0},
-                           {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
-constexpr Unit kBytesPerSecond[] = {
-    {"B/s", 1},        {"KB/s", 1e3},        {"MB/s", 1e6},           {"GB/s", 1e9},
-    {"TB/s", 1e12},    {"MiB/s", 1048576.0}, {"GiB/s", 1073741824.0}, {"Mb/s", 1e6 / 8},
-    {"Gb/s", 1e9 / 8}, {"Mbit/s", 1e6 / 8},  {"Gbit/s", 1e9 / 8}};
-constexpr Unit kFlops[] = {{"FLOP/s", 1},     {"MFLOP/s", 1e6},  {"GFLOP/s", 1e9},
-                           {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}, {"TFLOPS", 1e12}};
-constexpr Unit kSeconds[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
-
+// A figure of a group and what it may be.
 struct Figure {
   std::string_view key;
-  std::span<const Unit> units;
-  double min, max;  // min itself is allowed unless 0 and `positive`
-  bool positive;
-  double& (*member)(DeviceGroup&);
+  double max;
+  bool positive;  // 0 is not allowed
+  double (*value)(const DeviceGroup&);
 };
 
 constexpr double kMost = 1e18;
 const Figure kFigures[] = {
-    {"memory", kBytes, 0, kMost, true, [](DeviceGroup& g) -> double& { return g.memory; }},
-    {"flops", kFlops, 0, 1e21, true, [](DeviceGroup& g) -> double& { return g.model.flops; }},
-    {"memory_bandwidth", kBytesPerSecond, 0, kMost, true,
-     [](DeviceGroup& g) -> double& { return g.model.memory_bandwidth; }},
-    {"overhead", kSeconds, 0, 1e3, false,
-     [](DeviceGroup& g) -> double& { return g.model.overhead; }},
-    {"speed", {}, 0, 1e6, true, [](DeviceGroup& g) -> double& { return g.speed; }},
-    {"intra_bandwidth", kBytesPerSecond, 0, kMost, true,
-     [](DeviceGroup& g) -> double& { return g.intra.bandwidth; }},
-    {"intra_latency", kSeconds, 0, 1e3, false,
-     [](DeviceGroup& g) -> double& { return g.intra.latency; }},
-    {"inter_bandwidth", kBytesPerSecond, 0, kMost, true,
-     [](DeviceGroup& g) -> double& { return g.inter.bandwidth; }},
-    {"inter_latency", kSeconds, 0, 1e3, false,
-     [](DeviceGroup& g) -> double& { return g.inter.latency; }}};
+    {"memory", kMost, true, [](const DeviceGroup& g) { return g.memory; }},
+    {"flops", 1e21, true, [](const DeviceGroup& g) { return g.model.flops; }},
+    {"memory_bandwidth", kMost, true,
+     [](const DeviceGroup& g) { return g.model.memory_bandwidth; }},
+    {"overhead", 1e3, false, [](const DeviceGroup& g) { return g.model.overhead; }},
+    {"speed", 1e6, true, [](const DeviceGroup& g) { return g.speed; }},
+    {"intra_bandwidth", kMost, true, [](const DeviceGroup& g) { return g.intra.bandwidth; }},
+    {"intra_latency", 1e3, false, [](const DeviceGroup& g) { return g.intra.latency; }},
+    {"inter_bandwidth", kMost, true, [](const DeviceGroup& g) { return g.inter.bandwidth; }},
+    {"inter_latency", 1e3, false, [](const DeviceGroup& g) { return g.inter.latency; }}};
 
 void check_figure(double value, const Figure& f, const std::string& where) {
-  if (std::isfinite(value) && value >= f.min && value <= f.max && (value > 0 || !f.positive)) {
-    return;
-  }
+  if (std::isfinite(value) && value >= 0 && value <= f.max && (value > 0 || !f.positive)) return;
   fail(ErrorCode::invalid_argument, "{}: {} is {:g}, it must be {} and at most {:g}", where, f.key,
        value, f.positive ? "above 0" : "0 or more", f.max);
 }
 
-double parse_figure(const toml::node& node, const Figure& f, const std::string& where) {
-  if (const auto number = node.value<double>()) return *number;
-  const auto text = node.value<std::string>();
-  std::vector<std::string_view> known;
-  for (const Unit& u : f.units) known.push_back(u.name);
-  if (text) {
-    double value = 0;
-    const char* end = text->data() + text->size();
-    const auto [rest, error] = std::from_chars(text->data(), end, value);
-    std::string_view unit(rest, static_cast<size_t>(end - rest));
-    while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
-    if (error == std::errc()) {
-      for (const Unit& u : f.units) {
-        if (u.name == unit) return value * u.factor;
-      }
-    }
-  }
-  fail(ErrorCode::invalid_argument, "{}: {} must be a number{}, it is {}", where, f.key,
-       known.empty() ? "" : fmt::format(" or text with a unit ({})", fmt::join(known, ", ")),
-       text ? fmt::format("\"{}\"", text->substr(0, 80)) : "something else");
-}
-
-int whole(const toml::node& node, std::string_view key, const std::string& where) {
-  const auto value = node.value_exact<int64_t>();
-  if (!value || *value < 1 || *value > kMaxDevices) {
-    fail(ErrorCode::invalid_argument, "{}: {} must be a whole number from 1 to {}", where, key,
-         kMaxDevices);
-  }
-  return static_cast<int>(*value);
-}
-
-DeviceGroup group_from_toml(const toml::table& table, std::string_view name, bool& has_speed) {
-  DeviceGroup group;
-  std::vector<std::string> known{"name", "nodes", "devices_per_node"};
-  for (const Figure& f : kFigures) known.emplace_back(f.key);
-  for (const auto& [k, node] : table) {
-    const std::string_view key = k.str();
-    const std::string where = fmt::format("{}:{}", name, node.source().begin.line);
-    if (key == "name") {
-      const auto text = node.value_exact<std::string>();
-      if (!text || text->empty()) {
-        fail(ErrorCode::invalid_argument, "{}: name must be text", where);
-      }
-      group.name = *text;
-    } else if (key == "nodes") {
-      group.nodes = whole(node, key, where);
-    } else if (key == "devices_per_node") {
-      group.devices_per_node = whole(node, key, where);
-    } else {
-      const auto f = std::find_if(std::begin(kFigures), std::end(kFigures),
-                                  [&](const Figure& i) { return i.key == key; });
-      if (f == std::end(kFigures)) {
-        const auto nearest = nearest_name(key.substr(0, 80), known);
-        fail(ErrorCode::invalid_argument, "{}: unknown key \"{}\"{}", where, key.substr(0, 80),
-             nearest ? fmt::format("; did you mean \"{}\"?", *nearest)
-                     : fmt::format("; known are {}", fmt::join(known, ", ")));
-      }
-      f->member(group) = parse_figure(node, *f, where);
-      check_figure(f->member(group), *f, where);
-      has_speed |= key == "speed";
-    }
-  }
-  return group;
-}
+Link link_of(const spec::ClusterLink& link) { return {link.bandwidth, link.latency}; }
 
 }  // namespace
 
@@ -134,7 +44,7 @@ Devices::Devices(std::vector<DeviceGroup> groups) : groups_(std::move(groups)) {
   if (groups_.empty())
     fail(ErrorCode::invalid_argument, "no devices: at least one group is needed");
   int64_t total = 0;
-  for (DeviceGroup& g : groups_) {
+  for (const DeviceGroup& g : groups_) {
     const std::string where = fmt::format("group \"{}\"", g.name);
     if (g.nodes < 1 || g.devices_per_node < 1) {
       fail(ErrorCode::invalid_argument,
@@ -142,7 +52,7 @@ Devices::Devices(std::vector<DeviceGroup> groups) : groups_(std::move(groups)) {
            "least 1",
            where, g.nodes, g.devices_per_node);
     }
-    for (const Figure& f : kFigures) check_figure(f.member(g), f, where);
+    for (const Figure& f : kFigures) check_figure(f.value(g), f, where);
     total += static_cast<int64_t>(g.nodes) * g.devices_per_node;
     if (total > kMaxDevices) {
       fail(ErrorCode::invalid_argument, "{}: more than {} devices in all", where, kMaxDevices);
@@ -210,52 +120,29 @@ Devices uniform_devices(int n, int devices_per_node, const DeviceGroup& like) {
   return Devices({group});
 }
 
-Devices devices_from_toml(std::string_view text, std::string_view name) {
-  const toml::table table = parse_toml(text, name);
-  for (const auto& [key, node] : table) {
-    if (key.str() != "group") {
-      fail(ErrorCode::invalid_argument, "{}:{}: unknown key \"{}\"; wanted are [[group]] tables",
-           name, node.source().begin.line, key.str().substr(0, 80));
-    }
-  }
-  const toml::array* list = table["group"].as_array();
-  if (list == nullptr || list->empty()) {
-    fail(ErrorCode::invalid_argument, "{}: no [[group]] table: there are no devices", name);
-  }
+Devices devices_of(const spec::Cluster& cluster, std::span<const spec::NodeShare> allocation) {
   std::vector<DeviceGroup> groups;
-  for (const toml::node& node : *list) {
-    if (node.as_table() == nullptr) {
-      fail(ErrorCode::invalid_argument, "{}: group must be a list of tables", name);
-    }
-    bool has_speed = false;
-    DeviceGroup group = group_from_toml(*node.as_table(), name, has_speed);
-    // Graphs are priced for the first group; what is not said follows from the arithmetic.
-    if (!has_speed && !groups.empty()) {
-      group.speed = groups.front().speed * group.model.flops / groups.front().model.flops;
-    }
+  for (const spec::PlacedRun& run : spec::place(cluster, allocation)) {
+    const spec::NodeGroup& from = cluster.groups[run.group];
+    DeviceGroup group;
+    group.name = from.name.empty() ? from.type : from.name;
+    group.nodes = static_cast<int>(run.nodes);
+    group.devices_per_node = run.devices;
+    group.memory = from.memory;
+    group.model = {from.flops, from.memory_bandwidth, from.overhead};
+    group.speed = from.speed;
+    group.intra = link_of(from.intra);
+    group.inter = link_of(from.inter);
     groups.push_back(std::move(group));
   }
-  try {
-    return Devices(std::move(groups));
-  } catch (Error& e) {
-    throw Error(e).with_context(std::string(name));
-  }
+  return Devices(std::move(groups));
 }
 
-Devices read_devices(const std::filesystem::path& file) {
-  return devices_from_toml(graph::read_input(file), file.string());
-}
-
-std::string to_toml(const Devices& devices) {
-  std::string out;
-  for (DeviceGroup g : devices.groups()) {
-    out += fmt::format("[[group]]\nname = {}\nnodes = {}\ndevices_per_node = {}\n",
-                       ductile::to_toml(OptionValue(g.name)), g.nodes, g.devices_per_node);
-    for (const Figure& f : kFigures) {
-      out += fmt::format("{} = {}\n", f.key, ductile::to_toml(OptionValue(f.member(g))));
-    }
-  }
-  return out;
+Devices devices_of(const spec::Cluster& cluster) {
+  if (cluster.devices() > kMaxDevices)
+    fail(ErrorCode::invalid_argument, "{} devices; a plan is for at most {}", cluster.devices(),
+         kMaxDevices);
+  return devices_of(cluster, spec::whole(cluster));
 }
 
 }  // namespace ductile::plan

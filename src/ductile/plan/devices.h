@@ -1,13 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ductile/graph/cost_model.h"
+#include "ductile/spec/cluster.h"
 
 namespace ductile::plan {
 
@@ -69,12 +68,9 @@ class Devices {
 // multiple of it.
 Devices uniform_devices(int n, int devices_per_node, const DeviceGroup& like);
 
-// devices.toml: one [[group]] table for each group (keys: name, nodes, devices_per_node, memory,
-// flops, memory_bandwidth, overhead, speed, intra_bandwidth, intra_latency, inter_bandwidth,
-// inter_latency). Sizes are numbers or text with a unit ("16 GiB", "25 GB/s", "14 TFLOP/s",
-// "10 us"). Throws invalid_argument that names file, line and key.
-Devices read_devices(const std::filesystem::path& file);
-Devices devices_from_toml(std::string_view text, std::string_view name);
-std::string to_toml(const Devices& devices);
+// The devices of a cluster that an allocation holds, in its order; without one, all of them. Throws
+// invalid_argument as spec::place() does, and for more than kMaxDevices.
+Devices devices_of(const spec::Cluster& cluster);
+Devices devices_of(const spec::Cluster& cluster, std::span<const spec::NodeShare> allocation);
 
 }  // namespace ductile::plan

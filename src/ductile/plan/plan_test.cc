@@ -131,24 +131,28 @@ TEST(Letters, TellAnOrder) {
   EXPECT_NE(text.find("more than"), std::string::npos) << text;
 }
 
-TEST(DeviceFiles, AreReadWithUnits) {
-  const Devices d = devices_from_toml(R"(
-[[group]]
-name = "v100"
-nodes = 2
-devices_per_node = 4
+TEST(Devices, AreAViewOfTheClusterFile) {
+  const spec::Cluster cluster = spec::parse_cluster(R"(
+[[nodes]]
+type = "v100"
+count = 2
+devices = 4
 memory = "16 GiB"
 flops = "14 TFLOP/s"
 intra_bandwidth = "150 GB/s"
 inter_bandwidth = "100 Gbit/s"
 inter_latency = "10 us"
-[[group]]
-name = "a100"
+[[nodes]]
+type = "a100"
+name = "new"
 flops = "56 TFLOP/s"
 )",
-                                      "d.toml");
+                                                    "c.toml");
+  const Devices d = devices_of(cluster);
   EXPECT_EQ(d.size(), 9);
   EXPECT_EQ(d.num_nodes(), 3);
+  EXPECT_EQ(d.groups()[0].name, "v100");
+  EXPECT_EQ(d.groups()[1].name, "new");
   EXPECT_EQ(d.groups()[0].memory, 16.0 * 1024 * 1024 * 1024);
   EXPECT_EQ(d.groups()[0].inter.bandwidth, 12.5e9);
   EXPECT_DOUBLE_EQ(d.groups()[0].inter.latency, 1e-5);
@@ -158,23 +162,40 @@ flops = "56 TFLOP/s"
   EXPECT_EQ(d.within(std::vector{3, 4}).bandwidth, 12.5e9);
   EXPECT_EQ(d.between(std::vector{0}, std::vector{1}), d.groups()[0].intra);
   EXPECT_EQ(d.speed(std::vector{7, 8}), 1);
-  EXPECT_EQ(devices_from_toml(to_toml(d), "again").groups(), d.groups());
+}
 
-  const auto expect = [](const char* toml, const char* what) {
-    std::string text;
-    EXPECT_EQ(testing::code_of([&] { devices_from_toml(toml, "d.toml"); }, &text),
-              ErrorCode::invalid_argument);
-    EXPECT_NE(text.find(what), std::string::npos) << text;
+TEST(Devices, AreThoseThatAJobHolds) {
+  const spec::Cluster cluster = spec::parse_cluster(
+      "[[nodes]]\ntype = \"a\"\ncount = 4\ndevices = 8\n[[nodes]]\ntype = \"b\"\n", "c.toml");
+  const Devices d = devices_of(cluster, spec::Allocation{{2, 8}, {3, 8}, {4, 1}, {0, 3}});
+  ASSERT_EQ(d.groups().size(), 3u);
+  EXPECT_EQ(d.groups()[0].nodes, 2);
+  EXPECT_EQ(d.groups()[1].name, "b");
+  EXPECT_EQ(d.groups()[2].devices_per_node, 3);
+  EXPECT_EQ(d.size(), 20);
+  const auto refused = [&](const spec::Allocation& held) {
+    return testing::code_of([&] { devices_of(cluster, held); }, nullptr);
   };
-  expect("[[group]]\nmemroy = 1", "d.toml:2: unknown key \"memroy\"; did you mean \"memory\"");
-  expect("[[group]]\nmemory = \"16 parsecs\"", "d.toml:2: memory must be a number or text");
-  expect("[[group]]\nmemory = -1", "memory is -1");
-  expect("[[group]]\nnodes = 0", "nodes must be a whole number");
-  expect("[[group]]\nnodes = 1048576\ndevices_per_node = 2", "more than 1048576 devices");
-  expect("group = 3", "no [[group]]");
-  expect("", "no devices");
-  expect("x = 1", "unknown key \"x\"");
-  expect("[[group]", "d.toml:1:");
+  EXPECT_EQ(refused({}), ErrorCode::invalid_argument);
+  EXPECT_EQ(refused({{5, 1}}), ErrorCode::invalid_argument);
+  EXPECT_EQ(refused({{4, 2}}), ErrorCode::invalid_argument);
+}
+
+TEST(Devices, WithoutFiguresAreThoseOfTheDefaultGroup) {
+  const Devices d = devices_of(spec::parse_cluster("[[nodes]]\ntype = \"device\"\n", "c.toml"));
+  EXPECT_EQ(d.groups()[0], DeviceGroup{});
+}
+
+TEST(Devices, AreAtMostAMillion) {
+  std::string text;
+  EXPECT_EQ(testing::code_of(
+                [] {
+                  devices_of(spec::parse_cluster(
+                      "[[nodes]]\ntype = \"a\"\ncount = 1048576\ndevices = 2\n", "c.toml"));
+                },
+                &text),
+            ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("at most 1048576"), std::string::npos) << text;
 }
 
 TEST(Cost, TiedWeightsCountOnceInAStageAndAreSummedAcrossStages) {

@@ -126,10 +126,13 @@ nlohmann::json to_json(const Cluster& cluster) {
   return out;
 }
 
-int32_t device_count(std::span<const NodeShare> allocation) {
-  int32_t sum = 0;
-  for (const NodeShare& share : allocation) sum += share.devices;
-  return sum;
+Cluster cluster_of(const spec::Cluster& cluster) {
+  Cluster out;
+  for (const spec::NodeGroup& group : cluster.groups)
+    out.add_nodes(group.type, static_cast<int32_t>(group.count),
+                  static_cast<int32_t>(group.devices), group.cluster, group.region, group.spot);
+  out.teams = cluster.teams;
+  return out;
 }
 
 }  // namespace ductile::sched

@@ -1,23 +1,20 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "ductile/base/files.h"
+#include "ductile/spec/cluster.h"
 
 namespace ductile::sched {
 
-// The entitlement of a team of jobs (JobView::team).
-struct Team {
-  int32_t id = 0;
-  double share = 0;   // of all devices; above it its jobs count for less while others wait; 0: none
-  int64_t quota = 0;  // devices it may hold at most; 0: no limit
-};
+using spec::Allocation;
+using spec::device_count;
+using spec::NodeShare;
+using spec::Team;
 
 // The devices of a fleet: regions > clusters > nodes > devices, as arrays indexed by small ids, so
 // a million devices stay a few megabytes. Nodes of one cluster, and within it nodes of one type,
@@ -59,35 +56,9 @@ struct Cluster {
 // 16 nodes of 4 devices of type `type`.
 Cluster homogeneous_cluster(int32_t nodes = 16, int32_t devices = 4, std::string_view type = "t4");
 
-// Reads a cluster file:
-//
-//   [[nodes]]
-//   type = "t4"          # any name
-//   count = 16           # nodes
-//   devices = 4          # each
-//   cluster = "main"     # optional, as are region and spot
-//   region = "home"
-//   spot = false
-//   [[teams]]            # optional
-//   id = 3               # as jobs have it
-//   share = 0.25         # of all devices, by default none; quota = 16: devices at most
-//
-// JSON is the same tree: {"nodes": [{"type": "t4", "count": 16, "devices": 4}]}. Unknown keys and
-// wrong values throw invalid_argument with the file, and the line where there is one.
-Cluster read_cluster(const fs::path& file);  // .json: JSON; else TOML
-Cluster parse_cluster(std::string_view toml, std::string_view name);
+// The scheduler's view of what there is; node i of one is node i of the other.
+Cluster cluster_of(const spec::Cluster& cluster);
+// The nodes and teams as a tree that spec::cluster_from_json() reads.
 nlohmann::json to_json(const Cluster& cluster);
-
-// `devices` devices of one job on one node.
-struct NodeShare {
-  int32_t node = 0;
-  int32_t devices = 0;
-  bool operator==(const NodeShare&) const = default;
-};
-// The devices that one job holds: each node at most once, with at least 1 device, in the order of
-// the job's ranks (nodes with neighbouring ranks exchange most). Empty: it holds nothing.
-using Allocation = std::vector<NodeShare>;
-
-int32_t device_count(std::span<const NodeShare> allocation);
 
 }  // namespace ductile::sched

@@ -45,10 +45,13 @@ class DuctilePolicy final : public Policy {
   ~DuctilePolicy() override;
 
   std::string_view name() const override { return "ductile"; }
-  bool measures() const override { return true; }
-  bool on_events() const override { return true; }
-  bool serves() const override { return true; }
-  bool scales_pipelines() const override { return true; }
+  PolicyTraits traits() const override {
+    return {.measures = true,
+            .on_events = true,
+            .serves = true,
+            .keeps_fixed = true,
+            .scales_pipelines = true};
+  }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
 

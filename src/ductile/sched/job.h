@@ -30,7 +30,7 @@ struct TypeModel {
   bool allowed = true;  // may run there at all
   bool fitted = false;  // perf comes from runs on several devices of this type (or on one)
   PerfParams perf;      // where fitted
-  // More exact than perf if the workers measure (Policy::measures()); may be null.
+  // More exact than perf if the workers measure (PolicyTraits::measures); may be null.
   std::shared_ptr<const StepModel> steps;
   int32_t max_profiled = 0;  // devices of the largest run seen there
   int32_t max_useful = 0;    // more devices than this are never given; 0: none known
@@ -79,7 +79,7 @@ struct JobView {
   // The data are not owned, and live as long as the round.
   std::span<const double> known_step_seconds;
 
-  // Set for a service, if the policy serves() them. Batch, budget and models then do not apply.
+  // Set for a service, if the policy serves them. Batch, budget and models then do not apply.
   std::optional<ServiceView> service;
   // The present window of its service level; if nothing is asked, no account is kept.
   SlaWindow window;

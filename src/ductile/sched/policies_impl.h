@@ -19,6 +19,10 @@ std::unique_ptr<Policy> make_pollux(const PolicyOptions& options);
 std::unique_ptr<Policy> make_sia(const PolicyOptions& options);
 std::unique_ptr<Policy> make_ductile(const PolicyOptions& options);
 
+// A policy that decides as `inner` does, from which it hides the jobs that run and may not be
+// preempted, and the devices that they hold.
+std::unique_ptr<Policy> reserve_fixed(std::unique_ptr<Policy> inner);
+
 // A policy that keeps a sentence for each job of its last round.
 class ReasonedPolicy : public Policy {
  public:

@@ -28,10 +28,11 @@ class Reserving final : public Policy {
  public:
   explicit Reserving(std::unique_ptr<Policy> inner) : inner_(std::move(inner)) {}
   std::string_view name() const override { return inner_->name(); }
-  Scaling uses() const override { return inner_->uses(); }
-  bool scales_pipelines() const override { return inner_->scales_pipelines(); }
-  bool sees_types() const override { return inner_->sees_types(); }
-  double fit_least_gain() const override { return inner_->fit_least_gain(); }
+  PolicyTraits traits() const override {
+    PolicyTraits traits = inner_->traits();
+    traits.keeps_fixed = true;
+    return traits;
+  }
 
   Decisions decide(const Round& round) override {
     fixed_.clear();
@@ -69,13 +70,16 @@ class Reserving final : public Policy {
 
 }  // namespace
 
+std::unique_ptr<Policy> reserve_fixed(std::unique_ptr<Policy> inner) {
+  return std::make_unique<Reserving>(std::move(inner));
+}
+
 Table<PolicyEntry> policies() { return {"policy", kPolicies}; }
 
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
   std::unique_ptr<Policy> policy = policies().at(name).make(options);
-  // Ductile's own minds what may not be preempted; none of the published ones does.
-  if (policy->serves()) return policy;
-  return std::make_unique<Reserving>(std::move(policy));
+  if (policy->traits().keeps_fixed) return policy;
+  return reserve_fixed(std::move(policy));
 }
 
 std::vector<std::string> policy_names() { return policies().names(); }

@@ -10,6 +10,7 @@
 #include "ductile/base/table.h"
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/job.h"
+#include "ductile/sched/policy_traits.h"
 
 namespace ductile::sched {
 
@@ -45,28 +46,7 @@ class Policy {
  public:
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
-  // How much of a job's elasticity this policy uses: with `rigid`, jobs run with the requested
-  // devices and batch; with `strong`, with the requested batch. The simulator or controller follows
-  // it.
-  virtual Scaling uses() const { return Scaling::adaptive; }
-  // Whether workers correct the fitted step times by measured ones, and try the batch that then
-  // looks best until it has been measured, and whether jobs of one application share their
-  // measurements (step_model.h; TypeModel::steps). If false, each job has the agent published with
-  // Pollux.
-  virtual bool measures() const { return false; }
-  // Whether it also decides when a job arrives or ends, and not only once per interval.
-  virtual bool on_events() const { return false; }
-  // Whether it sees services with their load (JobView::service) and scales them. For other policies
-  // each service is a rigid job that asks for its floor and may not be preempted.
-  virtual bool serves() const { return false; }
-  // Whether it knows that a job may not run on some device types.
-  virtual bool sees_types() const { return true; }
-  // Whether it gives pipelines any number of replicas (TypeModel::unit). For other policies
-  // a pipeline is a rigid job of one device type.
-  virtual bool scales_pipelines() const { return false; }
-  // The gain at which the published code of this policy ends its fits of step times (fit_perf());
-  // 0: at the optimum.
-  virtual double fit_least_gain() const { return 0; }
+  virtual PolicyTraits traits() const { return {}; }
   virtual Decisions decide(const Round& round) = 0;
   // Why, after the last decide(), the job waits or holds its devices, and what would change that.
   // Empty for an unknown job.

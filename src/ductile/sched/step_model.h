@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ductile/sched/goodput.h"
@@ -18,6 +19,22 @@ class StepModel {
  public:
   StepModel(const PerfParams& perf, std::span<const StepSample> samples);
 
+  // The corrections: what a saved model consists of, besides its parameters.
+  struct Point {
+    double local = 0;               // natural logarithm of the local batch
+    double gradient = 0, step = 0;  // of measured over fitted times
+  };
+  struct Shape {
+    int32_t nodes = 1, replicas = 1;
+    std::vector<Point> points;  // in rising order of local; at least one
+  };
+  static StepModel of_shapes(const PerfParams& perf, std::vector<Shape> shapes) {
+    StepModel model(perf, {});
+    model.shapes_ = std::move(shapes);
+    return model;
+  }
+  std::span<const Shape> shapes() const { return shapes_; }
+
   // As best_batch() of goodput.h, with these times.
   BatchChoice best_batch(const GradientNoise& noise, const BatchLimits& limits, int32_t nodes,
                          int32_t replicas) const;
@@ -26,14 +43,6 @@ class StepModel {
   double gradient_seconds(int32_t nodes, int32_t replicas, double local_batch) const;
 
  private:
-  struct Point {
-    double local = 0;  // natural logarithm
-    double gradient = 0, step = 0;
-  };
-  struct Shape {
-    int32_t nodes = 1, replicas = 1;
-    std::vector<Point> points;  // in rising order of local
-  };
   struct Correction {
     const Shape* shape = nullptr;
     double weight = 0;

@@ -30,6 +30,11 @@ int64_t parse_places(std::string_view text, std::string_view item) {
   return places;
 }
 
+bool is_host_name(std::string_view name) {
+  return !name.empty() && name.front() != '-' &&
+         name.find_first_of(" \t\n'\"\\$`;&|<>()*?{}") == std::string_view::npos;
+}
+
 // A version 6 address stands in brackets, so its colons are none of ours.
 Host parse_host(std::string_view item) {
   if (const size_t at = find_not_utf8(item); at != std::string_view::npos)
@@ -52,8 +57,7 @@ Host parse_host(std::string_view item) {
     if (address.empty()) fail(ErrorCode::invalid_argument, "'{}': no address; {}", item, kForm);
     host.address = address;
   }
-  if (host.name.empty() || host.name.front() == '-' ||
-      host.name.find_first_of(" \t'\"\\$`;&|<>()*?{}") != std::string::npos)
+  if (!is_host_name(host.name))
     fail(ErrorCode::invalid_argument, "'{}': no name of a host; {}", item, kForm);
   return host;
 }
@@ -102,8 +106,38 @@ std::vector<Host> parse_hosts(std::string_view list) {
   return hosts;
 }
 
+std::vector<Host> hosts_of(const spec::Cluster& cluster,
+                           std::span<const spec::NodeShare> allocation) {
+  std::vector<Host> hosts;
+  for (const spec::PlacedRun& run : spec::place(cluster, allocation)) {
+    const spec::NodeGroup& group = cluster.groups[run.group];
+    if (group.hosts.empty())
+      fail(ErrorCode::invalid_argument,
+           "the {} nodes of type {} have no names; write hosts = [\"gpu1\", \"gpu2\"] in their "
+           "[[nodes]]",
+           group.count, group.type);
+    for (int64_t n = run.first; n < run.first + run.nodes; ++n) {
+      const auto at = static_cast<size_t>(n);
+      if (!is_host_name(group.hosts[at]))
+        fail(ErrorCode::invalid_argument, "'{}' is no name of a host", group.hosts[at]);
+      hosts.push_back({group.hosts[at], group.addresses.empty() ? "" : group.addresses[at],
+                       std::min<int64_t>(run.devices, kMostOnOneHost)});
+    }
+  }
+  return hosts;
+}
+
 std::vector<Host> read_hosts(const fs::path& file) {
   std::vector<Host> hosts;
+  if (file.extension() == ".toml" || file.extension() == ".json") {
+    const spec::Cluster cluster = spec::read_cluster(file);
+    try {
+      return hosts_of(cluster, spec::whole(cluster));
+    } catch (Error& e) {
+      e.with_context(file.string());
+      throw;
+    }
+  }
   std::istringstream lines(read_file(file));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -112,6 +146,9 @@ std::vector<Host> read_hosts(const fs::path& file) {
     std::string word;
     if (!(words >> word)) continue;
     try {
+      if (word.starts_with("[["))
+        fail(ErrorCode::invalid_argument,
+             "{} is of a cluster file; the name of one ends in .toml or .json", word);
       Host host = parse_host(word);
       while (words >> word) {
         constexpr std::string_view kSlots = "slots=";

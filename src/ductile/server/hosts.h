@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ductile/base/files.h"
 #include "ductile/server/launcher.h"
+#include "ductile/spec/cluster.h"
 
 // The hosts of a job: how a user writes them, and how workers are started there.
 namespace ductile::server {
@@ -43,8 +45,12 @@ struct HostSetup {
 // which shows the right form; also if a name is there twice.
 std::vector<Host> parse_hosts(std::string_view list);
 // The same in a file, with one host per line, or "name slots=4" as in host files of MPI; '#' begins
-// a comment.
+// a comment. A cluster file (.toml, .json) gives all of its hosts.
 std::vector<Host> read_hosts(const fs::path& file);
+// The hosts of an allocation, in its order, with a worker for each device that it holds. Throws
+// invalid_argument as spec::place() does, and if the cluster names no hosts there.
+std::vector<Host> hosts_of(const spec::Cluster& cluster,
+                           std::span<const spec::NodeShare> allocation);
 
 // The file `hosts.json` in the run directory. If there is none, load() gives no hosts.
 void save_host_setup(const fs::path& run, const HostSetup& setup);

@@ -51,6 +51,35 @@ TEST(Hosts, ComeFromAFileWithCommentsAndSlots) {
   EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2"), std::string::npos);
 }
 
+TEST(Hosts, AreAViewOfTheClusterFile) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "c.toml";
+  const std::string groups =
+      "[[nodes]]\ntype = \"a\"\ndevices = 4\nhosts = [\"a\", \"b\"]\n"
+      "addresses = [\"10.0.0.1\", \"fe80::1\"]\n[[nodes]]\ntype = \"b\"\ndevices = 200\n";
+  write_file_atomic(file, groups + "hosts = [\"c\"]\n");
+  EXPECT_EQ(read_hosts(file), (Hosts{{"a", "10.0.0.1", 4}, {"b", "fe80::1", 4}, {"c", "", 128}}));
+  const spec::Cluster cluster = spec::read_cluster(file);
+  EXPECT_EQ(hosts_of(cluster, spec::Allocation{{2, 3}, {0, 1}}),
+            (Hosts{{"c", "", 3}, {"a", "10.0.0.1", 1}}));
+  EXPECT_NE(complaint([&] { hosts_of(cluster, spec::Allocation{{3, 1}}); }), "");
+  write_file_atomic(file, groups);
+  const std::string nameless = complaint([&] { read_hosts(file); });
+  EXPECT_NE(nameless.find("c.toml"), std::string::npos) << nameless;
+  EXPECT_NE(nameless.find("write hosts = "), std::string::npos) << nameless;
+  write_file_atomic(file, groups + "hosts = [\"$(x)\"]\n");
+  EXPECT_NE(complaint([&] { read_hosts(file); }).find("no name of a host"), std::string::npos);
+}
+
+TEST(Hosts, AClusterFileOfAnotherNameIsToldWhatToBeCalled) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "cluster";
+  write_file_atomic(file, "# ours\n[[nodes]]\ntype = \"a\"\nhosts = [\"a\"]\n");
+  EXPECT_NE(complaint([&] { read_hosts(file); }).find("line 2: [[nodes]] is of a cluster file"),
+            std::string::npos)
+      << complaint([&] { read_hosts(file); });
+}
+
 TEST(HostSetup, IsRememberedByItsRun) {
   const TempFolder run;
   EXPECT_EQ(load_host_setup(run.path()), HostSetup{});

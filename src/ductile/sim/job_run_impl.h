@@ -1,54 +1,19 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "ductile/sched/job.h"
-#include "ductile/sched/perf_fit.h"
-#include "ductile/sched/policy.h"
+#include "ductile/sched/job_agent.h"
 #include "ductile/sim/application.h"
 #include "ductile/sim/workload.h"
 
-// One job of a simulation: what it truly does with what it is given, and what it has learned of
-// itself. Follows the published simulators step by step, their rounding of epochs to whole seconds
-// included.
+// One job of a simulation: what it truly does with what it is given. What it learns of itself is
+// kept by the same agent that a live job has. Follows the published simulators step by step, their
+// rounding of epochs to whole seconds included.
 namespace ductile::sim {
-
-// Fits by what was measured, shared by jobs that have measured the same in the same order.
-class FitCache {
- public:
-  explicit FitCache(double least_gain) : least_gain_(least_gain) {}
-  const sched::PerfParams& fit(uint64_t key, std::span<const sched::StepSample> samples);
-
- private:
-  double least_gain_;  // of fit_perf()
-  std::unordered_map<uint64_t, sched::PerfParams> known_;
-};
-
-// Step times measured on one device type, and the models made of them. Of one job, or of all jobs
-// of an application where the policy's workers measure (Policy::measures()).
-struct Learned {
-  std::vector<sched::StepSample> samples;
-  std::vector<int32_t> readings;  // that each sample is the mean of
-  uint64_t key = 0;               // of the samples, in order
-  bool dirty = false;
-  bool new_shape = false;  // since perf was fitted
-  std::optional<sched::PerfParams> perf;
-  std::shared_ptr<const sched::StepModel> steps;  // where workers measure
-  int32_t max_profiled = 0;
-  uint32_t version = 0;
-};
-
-// By application and device type.
-using SharedMeasurements =
-    std::map<std::pair<const Application*, std::string>, std::shared_ptr<Learned>>;
 
 // What slows a job down now.
 struct Conditions {
@@ -65,11 +30,12 @@ struct Instruments {
 
 class JobRun {
  public:
-  // `types`: names of the cluster's device types. `shared`: what the jobs of an application have
-  // measured together; null: each learns for itself, as published. `instruments`: of all jobs.
+  // `types`: names of the cluster's device types. `shared`: what the jobs of an application measure
+  // together if the traits say so. `instruments`: of all jobs.
   JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
-         std::span<const std::string> types, const sched::Policy& policy, FitCache& fits,
-         SharedMeasurements* shared, const Instruments& instruments = {});
+         std::span<const std::string> types, const sched::PolicyTraits& traits,
+         sched::FitCache& fits, sched::SharedMeasurements& shared,
+         const Instruments& instruments = {});
 
   // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
   // its life's end, whether it holds anything or not).
@@ -105,30 +71,24 @@ class JobRun {
   double lost() const { return lost_; }  // seconds of work done again
 
  private:
+  sched::AgentFacts facts(std::span<const std::string> types,
+                          const sched::PolicyTraits& traits) const;
   void choose_batch();
   void go_back();
   bool pipeline() const { return app_.micro_batches > 0; }
   bool observe(StepTime time);  // whether it was new
-  void read_again(size_t sample, double grad, double step);
-  sched::GradientNoise smooth(const sched::GradientNoise& seen);
+  void observe_noise(const sched::GradientNoise& noise, double batch);
   double misread(uint64_t purpose, uint64_t reading) const;  // a factor
-  void refresh(int32_t type);
-  uint32_t version() const;
 
   const Submission& submission_;
   const Application& app_;
   const ReplayRules& rules_;
-  FitCache& fits_;
-  sched::Scaling scaling_;                  // of the job and the policy, the stricter
-  bool learns_;                             // the policy uses fitted models
-  bool measures_;                           // corrects its model by what it measures
-  int32_t batch_;                           // asked for
-  std::vector<const Profile*> profiles_;    // by type
-  std::vector<std::string> types_;          // their names
-  std::vector<int32_t> units_;              // devices of a replica by type; 0: none runs there
-  std::vector<sched::BatchLimits> limits_;  // by type
-  std::vector<std::shared_ptr<Learned>> learned_;  // by type
-  std::vector<double> epoch_ends_;                 // progress at the end of each epoch
+  bool serves_, measures_;                // PolicyTraits
+  std::vector<const Profile*> profiles_;  // by type
+  std::vector<std::string> types_;        // their names
+  std::vector<int32_t> units_;            // devices of a replica by type; 0: none runs there
+  sched::JobAgent agent_;                 // what the job has learned of all this
+  std::vector<double> epoch_ends_;        // progress at the end of each epoch
   double total_ = 0;
 
   sched::Allocation allocation_;
@@ -139,21 +99,15 @@ class JobRun {
   double pause_left_ = 0;
   double progress_ = 0, rate_ = 0;
   int32_t epoch_ = 0;
-  std::optional<sched::GradientNoise> noise_;
-  uint32_t version_ = 0;
-  uint32_t chosen_version_ = UINT32_MAX;  // version() when the batch was last chosen
   double service_ = 0, paused_ = 0;
   int32_t starts_ = 0;
   double first_start_ = -1, last_change_ = -1;
   bool finished_ = false;
   double since_save_ = 0, saved_progress_ = 0, lost_ = 0;  // with checkpoint_every
-  bool serves_;
   Instruments instruments_;
   uint64_t readings_ = 0;
   int32_t noise_epoch_ = -1;  // and batch, of the last reading
   double noise_batch_ = 0;
-  // Logarithm of the noise scale: smoothed, its last reading and step; how jittery steps are.
-  double noise_level_ = 0, noise_read_ = 0, noise_step_ = 0, step_square_ = 0, step_product_ = 0;
   std::optional<ServiceRun> service_run_;
 };
 

@@ -101,18 +101,19 @@ TEST(Instruments, ReadingsAreAveraged) {
   const auto policy = sched::make_policy("ductile");
   double worst = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    FitCache fits(0);
-    SharedMeasurements shared;
-    JobRun run(job, app, catalog.rules, types, *policy, fits, &shared, {0.1, seed, 0});
+    sched::FitCache fits;
+    sched::SharedMeasurements shared;
+    JobRun run(job, app, catalog.rules, types, policy->traits(), fits, shared, {0.1, seed, 0});
     run.reallocate(0, {{0, 4}}, 0);
     double now = 0;
     for (; now < 3000; now += 10) run.advance(now, 10, {});
     ASSERT_TRUE(run.running());
-    const Learned& learned = *shared.begin()->second;
-    const auto most = std::max_element(learned.readings.begin(), learned.readings.end());
+    const sched::Measurements& learned = *shared.of("deepspeech2", "t4");
+    const auto readings = learned.readings();
+    const auto most = std::max_element(readings.begin(), readings.end());
     ASSERT_GT(*most, 30);
     const sched::StepSample& sample =
-        learned.samples[static_cast<size_t>(most - learned.readings.begin())];
+        learned.samples()[static_cast<size_t>(most - readings.begin())];
     const StepTime truth = app.step_time("t4", run.counts(), sample.local_batch);
     worst = std::max(worst, std::abs(std::log(sample.step_seconds / truth.step)));
   }

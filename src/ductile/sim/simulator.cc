@@ -28,6 +28,14 @@ double cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+sched::PolicyTraits obeyed(sched::PolicyTraits traits, Information information) {
+  if (information == Information::own) return traits;
+  const bool full = information == Information::full;
+  traits.measures = full && traits.uses == sched::Scaling::adaptive;
+  traits.on_events = full;
+  return traits;
+}
+
 class Simulation {
  public:
   Simulation(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster,
@@ -52,14 +60,14 @@ class Simulation {
   void end_job(int32_t job, double at);
   void lose_node(int32_t job, int32_t node);
 
-  bool on_events_;
+  sched::PolicyTraits traits_;  // of the policy, with SimOptions::information
   Workload workload_;
   const Catalog& catalog_;
   sched::Cluster cluster_;
   sched::Policy& policy_;
   const SimOptions& options_;
-  FitCache fits_;
-  SharedMeasurements measurements_;
+  sched::FitCache fits_;
+  sched::SharedMeasurements measurements_;
   std::vector<JobRun> runs_;
   std::vector<double> declared_;       // factor on the true length; 0: not declared
   std::vector<sched::JobView> views_;  // of active_, in the same order
@@ -87,15 +95,13 @@ class Simulation {
 Simulation::Simulation(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, sched::Policy& policy,
                        const SimOptions& options)
-    : on_events_(options.information == Information::own
-                     ? policy.on_events()
-                     : options.information == Information::full),
+    : traits_(obeyed(policy.traits(), options.information)),
       workload_(workload),
       catalog_(catalog),
       cluster_(cluster),
       policy_(policy),
       options_(options),
-      fits_(policy.fit_least_gain()),
+      fits_(traits_.fit_least_gain),
       next_round_(options.interval) {
   if (!(options.interval > 0))
     fail(ErrorCode::invalid_argument, "rounds every {} s; it must be above 0", options.interval);
@@ -118,14 +124,9 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   }
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
-    const bool adaptive = policy.uses() == sched::Scaling::adaptive;
-    const bool measures = options.information == Information::own
-                              ? policy.measures()
-                              : options.information == Information::full && adaptive;
-    runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, policy,
-                       fits_, measures ? &measurements_ : nullptr,
-                       Instruments{options.noise, options.seed, j});
-    if (!policy.sees_types())
+    runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, traits_,
+                       fits_, measurements_, Instruments{options.noise, options.seed, j});
+    if (!traits_.sees_types)
       for (const std::string& type : cluster_.types)
         if (!job.service && catalog.find(job.application).unit(type) == 0)
           fail(ErrorCode::invalid_argument,
@@ -517,7 +518,7 @@ SimResult Simulation::run() {
     double until = fault ? faults_[next_fault_].time : next_round_;
     const size_t arrived = next_job_, unfinished = active_.size();
     bool event = false;
-    if (on_events_) {
+    if (traits_.on_events) {
       double sooner = unfinished > 0 ? now_ + kNotice : until;
       if (next_job_ < workload_.jobs.size())
         sooner = std::min(sooner, workload_.jobs[next_job_].time);

@@ -26,7 +26,7 @@ struct SimProgress {
 
 // What policies that adapt jobs are told, in addition to what jobs declare.
 enum class Information : uint8_t {
-  own,        // what the policy itself uses: Policy::measures(), Policy::on_events()
+  own,        // what the policy itself uses: PolicyTraits::measures and on_events
   published,  // for all, as published for Pollux and Sia: each job's fitted model, rounds only
   full,       // for all, as for Ductile's: corrected, shared measurements; events; free batch
 };

@@ -226,7 +226,7 @@ TEST(Budgets, WrongOnesStayWithinTheirFactor) {
     std::unique_ptr<sched::Policy> inner = sched::make_policy("fifo");
     std::map<sched::JobId, double> first;
     std::string_view name() const override { return "watcher"; }
-    sched::Scaling uses() const override { return inner->uses(); }
+    sched::PolicyTraits traits() const override { return inner->traits(); }
     std::string explain(sched::JobId job) const override { return inner->explain(job); }
     sched::Decisions decide(const sched::Round& round) override {
       for (const sched::JobView& job : round.jobs)
@@ -251,6 +251,39 @@ TEST(Budgets, WrongOnesStayWithinTheirFactor) {
   watcher.first.clear();
   simulate(workload, catalog(), sched::homogeneous_cluster(4, 4), watcher, options);
   EXPECT_TRUE(watcher.first.empty());
+}
+
+// What a policy with these traits was shown: decisions between rounds, and corrected step times.
+std::pair<bool, bool> shown(const sched::PolicyTraits& traits, Information information) {
+  struct Watcher : sched::Policy {
+    std::unique_ptr<sched::Policy> inner = sched::make_policy("sia");
+    sched::PolicyTraits what;
+    bool between = false, corrected = false;
+    std::string_view name() const override { return "watcher"; }
+    sched::PolicyTraits traits() const override { return what; }
+    std::string explain(sched::JobId job) const override { return inner->explain(job); }
+    sched::Decisions decide(const sched::Round& round) override {
+      between = between || std::fmod(round.now, round.interval) != 0;
+      for (const sched::JobView& job : round.jobs)
+        for (const sched::TypeModel& type : job.types) corrected = corrected || type.steps;
+      return inner->decide(round);
+    }
+  } watcher;
+  watcher.what = traits;
+  SimOptions options;
+  options.information = information;
+  simulate(small_workload(4, 12), catalog(), sched::homogeneous_cluster(4, 4), watcher, options);
+  return {watcher.between, watcher.corrected};
+}
+
+TEST(Simulator, ObeysWhatAPolicyAsksForUnlessToldOtherwise) {
+  for (const bool on_events : {false, true})
+    for (const bool measures : {false, true}) {
+      const sched::PolicyTraits traits{.measures = measures, .on_events = on_events};
+      EXPECT_EQ(shown(traits, Information::own), std::pair(on_events, measures));
+      EXPECT_EQ(shown(traits, Information::published), std::pair(false, false));
+      EXPECT_EQ(shown(traits, Information::full), std::pair(true, true));
+    }
 }
 
 TEST(Simulator, APolicyThatNeverStartsAnythingIsNamed) {

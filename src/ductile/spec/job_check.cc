@@ -108,6 +108,29 @@ void check_noise_control(const JobOptions& job, const Bad& bad) {
   }
 }
 
+// Methods that choose their samples plan with train.batch_size; what would change it in the middle
+// of a run is refused before the run.
+void check_batch_stays(const JobOptions& job, const Bad& bad) {
+  const TrainOptions& o = job.train;
+  const bool at_most = o.method == "selective" || o.method == "stale_selective";
+  const bool the_same = o.method == "infobatch" || o.method == "graded";
+  if (!at_most && !the_same) return;
+  if (o.rate_control == "noise" && o.noise.max_batch != o.batch_size) {
+    bad(
+        fmt::format("train.rate_control = \"noise\" enlarges the batch, and train.method = \"{}\" "
+                    "needs train.batch_size = {} {}; choose another rate control or another method",
+                    o.method, o.batch_size, at_most ? "as the largest one" : "in every step"));
+  }
+  if (!job.tune.online) return;
+  for (const int64_t size : job.tune.batch_size) {
+    if (size == o.batch_size || (at_most && size < o.batch_size)) continue;
+    bad(fmt::format(
+        "tune.batch_size: {} does not fit train.method = \"{}\", which needs train.batch_size = {} "
+        "{}; leave tune.batch_size empty, or choose another method",
+        size, o.method, o.batch_size, at_most ? "as the largest one" : "in every step"));
+  }
+}
+
 // Of the options that are found while training.
 void check_tune(const JobOptions& job, const Bad& bad) {
   const TuneOptions& o = job.tune;
@@ -207,6 +230,7 @@ void check(const JobOptions& job) {
   }
   check_noise_control(job, bad);
   check_tune(job, bad);
+  check_batch_stays(job, bad);
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
   }

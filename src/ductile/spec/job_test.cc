@@ -210,6 +210,27 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_untunable("tune.lr = []\n", "nothing to tune");
 }
 
+// The job would end in its middle, when the batch changes for the first time.
+TEST(Job, MethodsThatPlanWithTheBatchRefuseWhatChangesIt) {
+  for (const std::string method : {"selective", "stale_selective", "infobatch", "graded"}) {
+    const std::string head = "train.method = \"" + method + "\"\ntrain.virtual_ranks = 2\n";
+    const std::string noise = "train.rate_control = \"noise\"\n";
+    const std::string tuned = "tune.online = true\n";
+    expect_refused(head + noise, "\"" + method + "\"");
+    expect_refused(head + tuned + "tune.batch_size = [128, 256]\n", "tune.batch_size: 256");
+    const bool smaller_fits = method.ends_with("selective");
+    for (const std::string& lines :
+         {tuned, tuned + "tune.batch_size = [128]\n", noise + "train.noise.max_batch = 128\n",
+          smaller_fits ? tuned + "tune.batch_size = [64, 128]\n" : tuned}) {
+      JobOptions job;
+      OptionSet(job).read_toml_text(head + lines, "t");
+      EXPECT_NO_THROW(check(job)) << head << lines;
+    }
+    if (!smaller_fits)
+      expect_refused(head + tuned + "tune.batch_size = [64, 128]\n", "tune.batch_size: 64");
+  }
+}
+
 // What stands in job files of earlier versions: the error names the option as it is now, and what a
 // run kept is read as it was meant.
 TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {

@@ -43,15 +43,13 @@ void ClassScores::add(std::span<const float> logits, int64_t label) {
   class_correct_[static_cast<size_t>(label)] += right;
   ++confusion_[{label, predicted}];
 
-  // The bins are ((b - 1) / kBins, b / kBins]. A probability that is not a number falls in none,
-  // but it makes the Brier score one that is not a number.
+  // The bins are ((b - 1) / kBins, b / kBins]. A probability that is not a number goes to the first
+  // one, whose sum is then none; nor are the calibration error and the Brier score.
   const double confidence = probabilities[static_cast<size_t>(predicted)];
-  if (confidence >= 0) {
-    const int bin = std::clamp(static_cast<int>(std::ceil(confidence * kBins)) - 1, 0, kBins - 1);
-    Bin& b = bins_[static_cast<size_t>(bin)];
-    b.correct += right;
-    b.probability += confidence;
-  }
+  const int bin = std::isnan(confidence) ? 0 : static_cast<int>(std::ceil(confidence * kBins)) - 1;
+  Bin& b = bins_[static_cast<size_t>(std::clamp(bin, 0, kBins - 1))];
+  b.correct += right;
+  b.probability += confidence;
   for (size_t i = 0; i < probabilities.size(); ++i) {
     const double distance = probabilities[i] - (static_cast<int64_t>(i) == label ? 1.0 : 0.0);
     squared_distance_ += distance * distance;

@@ -59,6 +59,8 @@ TEST(ClassScores, LargeLogitsAndOnesThatAreNoNumbers) {
   scores.add(std::vector<float>{0, nan}, 0);
   EXPECT_EQ(predicted_class(std::vector<float>{0, nan}), 1) << "as libtorch";
   EXPECT_TRUE(std::isnan(scores.counts().brier));
+  EXPECT_TRUE(std::isnan(scores.counts().calibration_error))
+      << "0 would say that the probabilities can be believed";
   EXPECT_EQ(scores.counts().correct[0], 1);
 }
 

@@ -1,5 +1,7 @@
 #include "ductile/train/data_form.h"
 
+#include <algorithm>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/data/augment.h"
@@ -25,6 +27,7 @@ DataForm DataForm::of(const spec::JobOptions& job, const data::DatasetInfo& trai
     info.channels = shape[0];
     info.height = shape[1];
     info.width = shape[2];
+    form.short_side = std::min(train.height, train.width);
   }
   if (info.num_classes < train.num_classes) {
     fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
@@ -42,6 +45,7 @@ Json DataForm::to_json() const {
           {"num_classes", model.num_classes},
           {"sequence_length", model.sequence_length},
           {"class_names", class_names},
+          {"short_side", short_side},
           {"augment", OptionSet(options).to_json()}};
 }
 
@@ -51,10 +55,22 @@ DataForm DataForm::from_json(const Json& value, std::string_view what) try {
   form.model = {value.at("channels"), value.at("height"), value.at("width"),
                 value.at("num_classes"), value.at("sequence_length")};
   value.at("class_names").get_to(form.class_names);
+  form.short_side = value.value("short_side", int64_t{0});
   OptionSet(form.augment).read_json(value.at("augment"), what, Moved::follow);
   return form;
 } catch (const std::exception& e) {
   fail(ErrorCode::data_loss, "{}: {}", what, e.what());
+}
+
+// Where nothing says how images are resized, those of the training set were of one size.
+spec::AugmentOptions DataForm::augment_for_others() const {
+  spec::AugmentOptions out = augment;
+  out.pad = 0;  // only training pads
+  if (out.resize > 0 || out.crop == 0) return out;
+  const int64_t native = short_side > 0 ? short_side : out.crop;
+  const bool as_they_are = !out.random_resized_crop || native == out.crop;
+  out.resize = as_they_are ? std::max(native, out.crop) : out.crop * 8 / 7;
+  return out;
 }
 
 Shape DataForm::sample_shape() const {

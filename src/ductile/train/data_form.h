@@ -15,6 +15,8 @@ namespace ductile::train {
 
 // Under which model.safetensors holds it.
 inline constexpr const char* kDataFormKey = "ductile.data";
+// Under which it holds the digest of its weights. Files of earlier versions have none.
+inline constexpr const char* kWeightsDigestKey = "ductile.digest";
 
 // What the inputs and outputs of a job's model are. model.safetensors keeps it beside the weights,
 // so that a trained model can be used where its training data are not.
@@ -23,6 +25,9 @@ struct DataForm {
   nn::ModelInfo model;                   // what the model is made for
   std::vector<std::string> class_names;  // may be empty
   spec::AugmentOptions augment;          // resolved against the training set; unused for tokens
+  // The short side of the training images; 0 if they had several, or if an earlier version wrote
+  // this.
+  int64_t short_side = 0;
 
   // `augment` resolved. Throws invalid_argument if the model of the job cannot have the classes of
   // the data.
@@ -33,6 +38,9 @@ struct DataForm {
   static DataForm from_json(const nlohmann::json& value, std::string_view what);
 
   Shape sample_shape() const;  // images [C, H, W], tokens [T]
+  // How images from elsewhere, of any size, are prepared for an evaluation: each in a way that
+  // depends on its own size alone, and one as large as those of the training set as these are.
+  spec::AugmentOptions augment_for_others() const;
 };
 
 }  // namespace ductile::train

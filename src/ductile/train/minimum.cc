@@ -99,7 +99,7 @@ Json measure_minimum(Trained& trained, const minima::Options& options,
   const spec::JobOptions& job = trained.job();
   const auto train_set = data::open_dataset(job.data, data::Split::train);
   const int64_t size = train_set->info().size;
-  const auto loader = load_samples(train_set, trained);
+  const auto loader = load_samples(train_set, Origin::own, trained);
   const auto seed = static_cast<uint64_t>(options.seed);
   TrainingLoss surface(trained.model(), trained.flat(),
                        fetch(*loader, draw(seed, size, std::min(size, options.samples)),

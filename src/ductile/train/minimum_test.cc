@@ -18,8 +18,10 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/minima/vectors.h"
+#include "ductile/train/data_form.h"
 #include "ductile/train/questions.h"
 #include "ductile/train/training_loss.h"
 #include "ductile/train/workers.h"
@@ -342,7 +344,9 @@ TEST(Minimum, RefusesWhatCannotBeMeasured) {
     for (const ckpt::TensorInfo& t : file.tensors())
       views.push_back({t.name, t.dtype, t.shape,
                        t.name == "fc2.bias" ? std::as_bytes(std::span(bad)) : file.bytes(t)});
-    ckpt::write_safetensors(run.folder.path() / "other", views, file.metadata());
+    auto metadata = file.metadata();
+    metadata[kWeightsDigestKey] = ckpt::tensors_digest(views);
+    ckpt::write_safetensors(run.folder.path() / "other", views, metadata);
   }
   fs::rename(run.folder.path() / "other", run.folder.model_file());
   EXPECT_NE(run.refusal(ErrorCode::conflict).find("not finite"), std::string::npos);

@@ -15,6 +15,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
+#include "ductile/base/text.h"
 #include "ductile/data/images.h"
 #include "ductile/data/loader.h"
 #include "ductile/run/json_lines.h"
@@ -51,7 +52,13 @@ DataSet open_at(const spec::DataOptions& trained, const std::string& path) {
       break;
     }
   }
-  return data::open_dataset(options, data::Split::test);
+  try {
+    return data::open_dataset(options, data::Split::test);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::not_found && e.code() != ErrorCode::invalid_argument) throw;
+    fail(e.code(), "--data {}: no data of the run's format (data.format = \"{}\"): {}", path,
+         options.format, e.what());
+  }
 }
 
 DataSet open_own(const spec::DataOptions& options) try {
@@ -67,11 +74,12 @@ DataSet open_data(const Question& question, const Trained& trained) {
   const spec::DataOptions& options = trained.job().data;
   if (question.what == "predict" && !form.tokens && !question.data.empty() &&
       data::holds_images(question.data))
-    return data::open_images(question.data, options.on_bad_sample == "skip");
+    return data::open_images(question.data, options.on_bad_sample == "skip", form.model.channels);
   DataSet samples = question.data.empty() ? open_own(options) : open_at(options, question.data);
+  if (question.what == "predict" && !form.tokens) return samples;  // whatever their classes
   const std::vector<std::string>& names = samples->info().class_names;
   const auto known = [&](const std::string& name) {
-    return std::ranges::find(form.class_names, name) != form.class_names.end();
+    return std::ranges::find(form.class_names, to_utf8(name)) != form.class_names.end();
   };
   // Numbers in place of names mean the same classes; names that are not the model's do not.
   const bool named = options.format == "folder" || options.format == "tar";
@@ -83,14 +91,19 @@ DataSet open_data(const Question& question, const Trained& trained) {
   return samples;
 }
 
+Origin origin_of(const Question& question) {
+  return question.data.empty() ? Origin::own : Origin::others;
+}
+
 using Interrupted = std::function<bool()>;
 
 void check(const Interrupted& interrupted) {
   if (interrupted && interrupted()) fail(ErrorCode::unavailable, "interrupted");
 }
 
-Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& interrupted) {
-  const auto loader = load_samples(samples, trained);
+Json evaluate_run(Trained& trained, const DataSet& samples, Origin origin,
+                  const Interrupted& interrupted) {
+  const auto loader = load_samples(samples, origin, trained);
   ClassScores scores;
   const Evaluation result = evaluate(trained.model(), *loader, trained.job().eval, scores,
                                      [&](int64_t) { check(interrupted); });
@@ -110,20 +123,29 @@ Json evaluate_run(Trained& trained, const DataSet& samples, const Interrupted& i
   return out;
 }
 
-// The most likely classes of one sample, the first of equal ones first.
+// The places of the `count` largest logits, the first of equal ones first; as for
+// predicted_class(), what is not a number is larger than any number.
+std::vector<int64_t> likeliest(std::span<const float> logits, int64_t count) {
+  const auto is_larger = [](float a, float b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const auto comes_before = [&](int64_t a, int64_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return is_larger(x, y) || (!is_larger(y, x) && a < b);
+  };
+  const auto end = order.begin() + std::min(count, static_cast<int64_t>(order.size()));
+  std::partial_sort(order.begin(), end, order.end(), comes_before);
+  order.erase(end, order.end());
+  return order;
+}
+
 Json predicted(std::span<const float> logits, int64_t top, const std::vector<std::string>& names) {
   const std::vector<double> probabilities = probabilities_of(logits);
-  std::vector<size_t> order(logits.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  const size_t count = std::min(order.size(), static_cast<size_t>(top));
-  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
-                    [&](size_t a, size_t b) {
-                      return std::pair(-probabilities[a], a) < std::pair(-probabilities[b], b);
-                    });
   Json out = Json::array();
-  for (size_t i = 0; i < count; ++i) {
-    Json one = {{"class", order[i]}, {"probability", run::json_number(probabilities[order[i]])}};
-    if (order[i] < names.size()) one["name"] = names[order[i]];
+  for (const int64_t label : likeliest(logits, top)) {
+    const auto i = static_cast<size_t>(label);
+    Json one = {{"class", label}, {"probability", run::json_number(probabilities[i])}};
+    if (i < names.size()) one["name"] = names[i];
     out.push_back(std::move(one));
   }
   return out;
@@ -158,14 +180,14 @@ void predict_batch(const data::Batch& batch, const data::Dataset& samples, Train
   }
 }
 
-Json predict_run(Trained& trained, const DataSet& samples, int64_t top,
+Json predict_run(Trained& trained, const DataSet& samples, const Question& question,
                  const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
   const at::NoGradGuard no_grad;
-  const auto loader = load_samples(samples, trained);
+  const auto loader = load_samples(samples, origin_of(question), trained);
   trained.model().train(false);
   int64_t done = 0;
   while (const auto batch = loader->next()) {
-    predict_batch(*batch, *samples, trained, top, row);
+    predict_batch(*batch, *samples, trained, question.top, row);
     done += batch->num_samples;
     check(interrupted);
   }
@@ -218,8 +240,9 @@ Json answer(const Question& question, const run::RunFolder& folder, const spec::
     out = minimum_of(trained, question.measure, row, interrupted);
   } else {
     const DataSet samples = open_data(question, trained);
-    out = question.what == "predict" ? predict_run(trained, samples, question.top, row, interrupted)
-                                     : evaluate_run(trained, samples, interrupted);
+    out = question.what == "predict"
+              ? predict_run(trained, samples, question, row, interrupted)
+              : evaluate_run(trained, samples, origin_of(question), interrupted);
   }
   out["step"] = trained.step();
   out["weights_digest"] = digest;

@@ -1,6 +1,8 @@
 #include "ductile/train/questions.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/dataset.h"
+#include "ductile/data/testing/images.h"
 #include "ductile/run/diary.h"
 #include "ductile/train/workers.h"
 
@@ -56,6 +59,23 @@ spec::JobOptions token_job(const fs::path& folder) {
   job.model.heads = 2;
   job.model.dim = 16;
   job.train.batch_size = 32;
+  job.train.epochs = 1;
+  return job;
+}
+
+// A job on images of 12 x 12 pixels, of two classes, in this folder.
+spec::JobOptions image_job(const fs::path& folder) {
+  for (int i = 0; i < 60; ++i) {
+    const fs::path at = folder / (i < 40 ? "train" : "val") / (i % 2 == 0 ? "ant" : "bee");
+    fs::create_directories(at);
+    write_file_atomic(at / (std::to_string(i) + ".png"),
+                      data::encode_png(data::test_pixels(12, 12, 3, i), 12, 12));
+  }
+  spec::JobOptions job = small_job();
+  job.data = {};
+  job.data.format = "folder";
+  job.data.path = folder.string();
+  job.train.batch_size = 8;
   job.train.epochs = 1;
   return job;
 }
@@ -216,6 +236,95 @@ TEST(Predict, NamesTheLikeliestClassesOfEachSample) {
   EXPECT_NEAR(sum, 1, 1e-12);
 }
 
+void put_image(const fs::path& file, int side, int seed) {
+  fs::create_directories(file.parent_path());
+  write_file_atomic(file, data::encode_png(data::test_pixels(side, side, 3, seed), side, side));
+}
+
+// By the image's name.
+std::map<std::string, Json> predictions(const Trainee& run, const fs::path& path) {
+  std::vector<Json> rows;
+  run.ask({.what = "predict", .data = path.string(), .top = 2}, &rows);
+  std::map<std::string, Json> out;
+  for (const Json& row : rows)
+    out[fs::path(row.at("sample").get<std::string>()).filename().string()] = row.at("top");
+  return out;
+}
+
+// Whether it is asked about alone, or among images of other sizes; and of the size of the training
+// images it is what the run itself makes of it.
+TEST(Predict, WhatIsSaidOfAnImageDependsOnThatImageAlone) {
+  for (const bool pads : {false, true}) {
+    const TempFolder data, others;
+    spec::JobOptions job = image_job(data.path());
+    if (pads) job.augment.pad = 2;
+    const Trainee run(job);
+    for (const int side : {5, 12, 13, 48})
+      put_image(others.path() / (std::to_string(side) + ".png"), side, side);
+    const auto together = predictions(run, others.path());
+    ASSERT_EQ(together.size(), 4u);
+    for (const auto& [name, top] : together)
+      EXPECT_EQ(predictions(run, others.path() / name).at(name), top) << name;
+    const auto own = predictions(run, fs::path());
+    put_image(data.path() / "val" / "bee" / "wide.png", 40, 1);
+    const auto also = predictions(run, data.path() / "val");
+    for (const auto& [name, top] : own) EXPECT_EQ(also.at(name), top) << name;
+  }
+}
+
+// An image of four times the size shows the same.
+TEST(Predict, LargeImagesAreMadeAsLargeAsThoseOfTheTraining) {
+  const TempFolder data, others;
+  spec::JobOptions job = image_job(data.path());
+  job.augment.crop = 8;  // of 12
+  const Trainee run(job);
+  std::vector<uint8_t> small(12 * 12 * 3, 255);  // white, with a black spot in its centre
+  for (const size_t y : {5, 6}) std::fill_n(small.begin() + (y * 12 + 5) * 3, 6, uint8_t{0});
+  std::vector<uint8_t> large(48 * 48 * 3);
+  for (size_t y = 0; y < 48; ++y) {
+    for (size_t x = 0; x < 48; ++x) {
+      for (size_t c = 0; c < 3; ++c)
+        large[(y * 48 + x) * 3 + c] = small[(y / 4 * 12 + x / 4) * 3 + c];
+    }
+  }
+  write_file_atomic(others.path() / "large.png", data::encode_png(large, 48, 48));
+  write_file_atomic(others.path() / "small.png", data::encode_png(small, 12, 12));
+  const auto probability = [&](const std::string& name) {
+    const Json top = predictions(run, others.path() / name).at(name);
+    return top[top[0].at("class") == 0 ? 0 : 1].at("probability").get<double>();
+  };
+  EXPECT_NEAR(probability("large.png"), probability("small.png"), 0.1);
+}
+
+// Its classes are what is asked for.
+TEST(Predict, TakesFoldersOfOtherClasses) {
+  const TempFolder data, others;
+  const Trainee run(image_job(data.path()));
+  put_image(others.path() / "bears" / "1.png", 12, 1);
+  EXPECT_EQ(predictions(run, others.path()).size(), 1u);
+  EXPECT_NE(
+      run.refusal({.what = "eval", .data = others.path().string()}, ErrorCode::invalid_argument)
+          .find("no class bears"),
+      std::string::npos);
+}
+
+TEST(Predict, ReadsImagesInGreyForAModelOfGreyImages) {
+  const TempFolder others;
+  const Trainee run(small_job());
+  put_image(others.path() / "a.png", 28, 1);
+  EXPECT_EQ(predictions(run, others.path() / "a.png").size(), 1u);
+}
+
+TEST(Eval, NamesTheOptionAndTheFormatWhereDataAreOfAnother) {
+  const TempFolder data;
+  const Trainee run(image_job(data.path()));
+  const std::string file = (data.path() / "x.tar").string();
+  write_file_atomic(file, "no images");
+  const std::string text = run.refusal({.what = "eval", .data = file}, ErrorCode::not_found);
+  EXPECT_NE(text.find("--data " + file), std::string::npos) << text;
+  EXPECT_NE(text.find("data.format = \"folder\""), std::string::npos) << text;
+}
+
 TEST(Predict, OfALanguageModelGivesTheLossOfEachSequence) {
   const TempFolder data;
   const Trainee run(token_job(data.path()));
@@ -266,6 +375,25 @@ TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
   fs::remove_all(run.folder.checkpoints());
   EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("train --resume"),
             std::string::npos);
+}
+
+// A bit of the weights is another one than the run wrote.
+TEST(Eval, TellsDamagedWeightsFromSoundOnes) {
+  const Trainee run(small_job());
+  const Json before = run.ask({.what = "eval"});
+  std::string weights = read_file(run.folder.model_file());
+  weights[weights.size() - 100] ^= 1;
+  write_file_atomic(run.folder.model_file(), weights);
+  const std::string text = run.refusal({.what = "eval"}, ErrorCode::data_loss);
+  EXPECT_NE(text.find("model.safetensors"), std::string::npos) << text;
+  EXPECT_NE(text.find("--checkpoint 30"), std::string::npos) << text;
+  // The checkpoint needs nothing of that file.
+  for (const size_t left : {weights.size(), weights.size() / 2, size_t{100}, size_t{0}}) {
+    write_file_atomic(run.folder.model_file(), weights.substr(0, left));
+    const Json after = run.ask({.what = "eval", .checkpoint = 30});
+    EXPECT_EQ(after.at("loss"), before.at("loss")) << left;
+    EXPECT_EQ(after.at("weights_digest"), before.at("weights_digest")) << left;
+  }
 }
 
 // Of a version that did not write down what its data are like.

@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
@@ -376,6 +377,7 @@ void Replica::write_model(const fs::path& file, const JobState::Deployed& model)
                           {{"format", "pt"},
                            {"job", job_.name},
                            {"step", std::to_string(step())},
+                           {kWeightsDigestKey, ckpt::tensors_digest(model.views)},
                            {kDataFormKey, dump_json(form.to_json())}});
 }
 

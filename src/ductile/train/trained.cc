@@ -23,14 +23,14 @@
 namespace ductile::train {
 namespace {
 
-// Where the weights are those of a version that did not keep it, the training data tell.
+// Where the weights are those of a version that did not keep it, or are not there, the training
+// data tell.
 DataForm form_of_data(const spec::JobOptions& job) {
   const auto train = data::open_dataset(job.data, data::Split::train);
   return DataForm::of(job, train->info(), data::resolve_augment(job.augment, train->info()));
 }
 
 DataForm form_of(const spec::JobOptions& job, const fs::path& weights) {
-  if (kind_of(weights) == FileKind::none) return form_of_data(job);
   const ckpt::SafetensorsFile file(weights);
   const auto found = file.metadata().find(kDataFormKey);
   if (found == file.metadata().end()) return form_of_data(job);
@@ -38,11 +38,39 @@ DataForm form_of(const spec::JobOptions& job, const fs::path& weights) {
   return DataForm::from_json(parse_json(found->second, what, ErrorCode::data_loss), what);
 }
 
-[[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
+// For a checkpoint, which needs no final weights: they may be absent, or damaged.
+DataForm form_beside(const spec::JobOptions& job, const fs::path& weights) try {
+  return kind_of(weights) == FileKind::none ? form_of_data(job) : form_of(job, weights);
+} catch (const Error& e) {
+  if (e.code() != ErrorCode::data_loss) throw;
+  return form_of_data(job);
+}
+
+std::vector<int64_t> checkpoint_steps(const run::RunFolder& folder) {
   std::vector<int64_t> steps;
   for (const auto& c : ckpt::list(folder.checkpoints())) {
     if (c.error.empty()) steps.push_back(c.step);
   }
+  return steps;
+}
+
+// Calls read(), which reads the final weights; where they are damaged, the error says what to do.
+template <class Read>
+auto read_sound(const run::RunFolder& folder, Read read) {
+  try {
+    return read();
+  } catch (const Error& e) {
+    const std::vector<int64_t> steps = checkpoint_steps(folder);
+    if (e.code() != ErrorCode::data_loss || steps.empty()) throw;
+    fail(ErrorCode::data_loss,
+         "{}; name a checkpoint: --checkpoint {}, or delete the file, and `ductile train --resume "
+         "{}` writes it again",
+         e.what(), fmt::join(steps, " or "), folder.path().string());
+  }
+}
+
+[[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
+  const std::vector<int64_t> steps = checkpoint_steps(folder);
   if (steps.empty())
     fail(ErrorCode::not_found,
          "{0}: the run has neither final weights nor a checkpoint; finish it with `ductile train "
@@ -62,7 +90,8 @@ Trained::Trained(const run::RunFolder& folder, const spec::JobOptions& job,
     : job_(job) {
   const fs::path weights = folder.model_file();
   if (!checkpoint && kind_of(weights) == FileKind::none) fail_unfinished(folder);
-  form_ = form_of(job_, weights);
+  form_ = checkpoint ? form_beside(job_, weights)
+                     : read_sound(folder, [&] { return form_of(job_, weights); });
   model_ = nn::make_model(job_.model, form_.model, job_.train.precision,
                           static_cast<uint64_t>(job_.seed));
   state_.emplace(*model_, job_, [this](const optim::ParamLayout& layout) {
@@ -71,7 +100,7 @@ Trained::Trained(const run::RunFolder& folder, const spec::JobOptions& job,
   if (checkpoint) {
     read_checkpoint(folder, *checkpoint);
   } else {
-    read_final(weights);
+    read_sound(folder, [&] { read_final(weights); });
   }
   state_->flat.refresh_half_weights();
   model_->train(false);
@@ -102,6 +131,12 @@ void Trained::read_final(const fs::path& path) {
          path.string(), file.tensors().size(), used);
   const auto step = file.metadata().find("step");
   if (step != file.metadata().end()) step_ = std::atoll(step->second.c_str());
+  const auto written = file.metadata().find(kWeightsDigestKey);
+  if (written == file.metadata().end()) return;
+  if (const std::string digest = weights_digest(); digest != written->second)
+    fail(ErrorCode::data_loss,
+         "{}: the weights are not those that were written (their digest is {}, and it was {})",
+         path.string(), digest, written->second);
 }
 
 void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
@@ -123,16 +158,21 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
 std::string Trained::weights_digest() { return ckpt::tensors_digest(state_->deployed({}).views); }
 
 std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> samples,
-                                           Trained& trained) {
+                                           Origin origin, Trained& trained) {
   const spec::JobOptions& job = trained.job();
+  const DataForm& form = trained.form();
+  const bool own = origin == Origin::own;
+  spec::LoaderOptions options = job.loader;
+  // Of a JPEG that is in no cache only what is needed is decoded, which has not the same bits.
+  if (!own) options.cache_mb = 0;
   data::LoaderTask plan;
   plan.batch_size =
       job.train.eval_batch_size > 0 ? job.train.eval_batch_size : job.train.batch_size;
   plan.training = false;
   plan.channels_last = lies_channels_last(job, trained.model());
-  auto loader =
-      std::make_unique<data::Loader>(std::move(samples), trained.form().augment, job.loader, plan);
-  const Shape want = trained.form().sample_shape(), got = loader->sample_shape();
+  auto loader = std::make_unique<data::Loader>(
+      std::move(samples), own ? form.augment : form.augment_for_others(), options, plan);
+  const Shape want = form.sample_shape(), got = loader->sample_shape();
   if (got != want)
     fail(ErrorCode::invalid_argument, "the samples are of shape [{}], and the model reads [{}]",
          fmt::join(got, ", "), fmt::join(want, ", "));

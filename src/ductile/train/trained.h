@@ -44,10 +44,14 @@ class Trained {
   int64_t step_ = 0;
 };
 
-// A loader of samples as the model evaluates them, of data that have the form of its own. Throws
-// invalid_argument if their shape is another one.
+// Whose samples they are: of the job's own sets, which are prepared as the run does, or others,
+// each of which is prepared in a way that depends on no other sample.
+enum class Origin : unsigned char { own, others };
+
+// A loader of samples as the model evaluates them. Throws invalid_argument if their shape is
+// another one than the model's.
 std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> samples,
-                                           Trained& trained);
+                                           Origin origin, Trained& trained);
 
 // The samples that a loader left out: how many, and the first few.
 nlohmann::json describe_bad(const data::LoaderStats& stats);

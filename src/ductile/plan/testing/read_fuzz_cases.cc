@@ -43,8 +43,8 @@ constexpr std::string_view kWords[] = {"-1",
                                        "\"",
                                        "\\u0000",
                                        "\xff",
-                                       "[[group]]",
-                                       "nodes = 1048576",
+                                       "[[nodes]]",
+                                       "count = 1048576",
                                        "memory = \"1 B\"",
                                        "name",
                                        "ops",
@@ -102,16 +102,17 @@ std::vector<Seed> fuzz_seeds() {
  "isBackwardNode": 0, "colorClass": 1, "size": 8.0}, {"name": "n1grad", "id": 33, "supportedOnFpga":
  true, "cpuLatency": 0, "fpgaLatency": 1, "isBackwardNode": true, "colorClass": 1, "size": 0.0}],
  "edges": [{"sourceId": 1, "destId": 33, "cost": 0.25, "size": 1024}]})"});
-  out.push_back({Reader::devices, R"([[group]]
-name = "v100"
-nodes = 2
-devices_per_node = 4
+  out.push_back({Reader::devices, R"([[nodes]]
+type = "v100"
+count = 2
+devices = 4
 memory = "16 GiB"
 flops = 14e12
 inter_bandwidth = "100 Gbit/s"
 inter_latency = "10 us"
-[[group]]
-name = "other"
+[[nodes]]
+type = "other"
+hosts = ["h1"]
 speed = 0.5
 )"});
   Plan p;
@@ -204,8 +205,9 @@ bool fuzz_read(Reader reader, const std::string& text) {
       return true;
     }
     case Reader::devices: {
-      const Devices d = devices_from_toml(text, "fuzz");
-      DUCTILE_CHECK(devices_from_toml(to_toml(d), "fuzz").groups() == d.groups());
+      const spec::Cluster cluster = spec::parse_cluster(text, "fuzz");
+      DUCTILE_CHECK(spec::parse_cluster(spec::to_toml(cluster), "fuzz") == cluster);
+      devices_of(cluster);
       return true;
     }
     case Reader::plan: {

@@ -16,7 +16,7 @@ namespace {
 class Gavel : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "gavel"; }
-  Scaling uses() const override { return Scaling::rigid; }
+  PolicyTraits traits() const override { return {.uses = Scaling::rigid}; }
 
   Decisions decide(const Round& round) override {
     const size_t count = round.jobs.size();

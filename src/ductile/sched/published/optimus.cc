@@ -13,8 +13,7 @@ namespace {
 class Optimus : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "optimus"; }
-  bool sees_types() const override { return false; }
-  Scaling uses() const override { return Scaling::strong; }
+  PolicyTraits traits() const override { return {.uses = Scaling::strong, .sees_types = false}; }
 
   Decisions decide(const Round& round) override {
     const size_t n = round.jobs.size();

@@ -25,7 +25,7 @@ class Pollux : public ReasonedPolicy {
  public:
   explicit Pollux(const PolicyOptions& options) : seed_(options.seed) {}
   std::string_view name() const override { return "pollux"; }
-  bool sees_types() const override { return false; }
+  PolicyTraits traits() const override { return {.sees_types = false}; }
 
   Decisions decide(const Round& round) override {
     ++rounds_;

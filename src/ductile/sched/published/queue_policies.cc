@@ -20,7 +20,7 @@ class QueuePolicy : public ReasonedPolicy {
  public:
   explicit QueuePolicy(bool shortest_first) : shortest_first_(shortest_first) {}
   std::string_view name() const override { return shortest_first_ ? "srtf" : "fifo"; }
-  Scaling uses() const override { return Scaling::rigid; }
+  PolicyTraits traits() const override { return {.uses = Scaling::rigid}; }
 
   Decisions decide(const Round& round) override {
     const size_t n = round.jobs.size();

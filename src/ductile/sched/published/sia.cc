@@ -190,8 +190,9 @@ class Placing {
 class Sia : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "sia"; }
-  double fit_least_gain() const override { return 1e-5; }
-  bool scales_pipelines() const override { return true; }
+  PolicyTraits traits() const override {
+    return {.scales_pipelines = true, .fit_least_gain = 1e-5};
+  }
 
   Decisions decide(const Round& round) override {
     const size_t count = round.jobs.size();

@@ -15,7 +15,7 @@ constexpr double kDemotion = 16 * 3600;  // device-seconds
 class Tiresias : public ReasonedPolicy {
  public:
   std::string_view name() const override { return "tiresias"; }
-  Scaling uses() const override { return Scaling::rigid; }
+  PolicyTraits traits() const override { return {.uses = Scaling::rigid}; }
 
   Decisions decide(const Round& round) override {
     const size_t n = round.jobs.size();

@@ -1,0 +1,73 @@
+// The options of the commands of a service: the one that starts it, and those that ask it.
+#include "ductile/cli/command_line_impl.h"
+#include "ductile/sched/policy.h"
+
+namespace ductile::cli {
+namespace {
+
+CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
+                              const char* example,
+                              ExitCode (*run)(const ServiceCommand&, Context&)) {
+  ServiceCommand& c = parsed.service;
+  CLI::App* sub = app.add_subcommand(name, help);
+  parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
+  sub->add_option("--folder", c.folder, "the service's folder (default: ~/.local/state/ductile)")
+      ->option_text("DIR");
+  sub->callback([&parsed, run] {
+    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.service, context); };
+  });
+  return sub;
+}
+
+void add_job_name(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("job", c.job, "a job's number or name")->option_text(" ")->required();
+  add_json(sub, c.json);
+}
+
+}  // namespace
+
+void add_service(CLI::App& app, Parsed& parsed) {
+  ServiceCommand& c = parsed.service;
+  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  CLI::App* sub = add_service_command(
+      app, parsed, "up", "run a service that takes jobs and shares this machine among them",
+      "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
+      "them.",
+      up);
+  sub->add_option("--devices", c.devices, "workers that run at once (default: the cores)")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
+      ->option_text("NAME")
+      ->check(CLI::IsMember(sched::policy_names()));
+  sub = add_service_command(
+      app, parsed, "submit", "hand a job to the service",
+      " job.toml --name trial --max 4\n\nThe command prints the job's number. The job's result is "
+      "that of `ductile train` to the bit.",
+      submit);
+  add_job(*sub, c.request);
+  sub->add_option("--name", c.name, "what to call it (default: the job file's name)")
+      ->option_text("TEXT");
+  sub->add_option("--team", c.team, "whose share it uses")->option_text("NAME");
+  sub->add_option("--tier", c.tier, "premium, standard or basic (default standard)")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"premium", "standard", "basic"}));
+  sub->add_option("--min", c.min, "devices without which it does not run (default 1)")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
+      ->option_text("N")
+      ->check(count);
+  add_json(*sub, c.json);
+  sub =
+      add_service_command(app, parsed, "jobs", "list the jobs of the service",
+                          " --all\n\nWithout --all the command lists jobs that run or wait.", jobs);
+  sub->add_flag("--all", c.all, "also jobs that have ended");
+  add_json(*sub, c.json);
+  add_job_name(*add_service_command(app, parsed, "why", "say why a job waits, or runs as it does",
+                                    " 17", why),
+               c);
+  add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+}
+
+}  // namespace ductile::cli

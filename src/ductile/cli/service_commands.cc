@@ -1,0 +1,176 @@
+// The service of this machine, and what people ask it for.
+#include <csignal>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/machine.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/held_signals.h"
+#include "ductile/cluster/client.h"
+#include "ductile/cluster/service.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
+#include "ductile/process/worker.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+fs::path folder_of(const ServiceCommand& command, const Context& context) {
+  return command.folder ? *command.folder : cluster::usual_folder(context.environment);
+}
+
+std::string path_of(const std::string& job, const char* rest = "") {
+  return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
+}
+
+// Runs `ask` if a service answers; else says how to start one.
+ExitCode with_service(const ServiceCommand& command, Context& context,
+                      const std::function<void(const cluster::Client&)>& ask) {
+  const fs::path folder = folder_of(command, context);
+  const cluster::Client client(folder);
+  if (!client.reachable()) {
+    context.console.error(
+        fmt::format("no service answers in {}; `ductile up` starts one", folder.string()));
+    return kServerUnreachable;
+  }
+  ask(client);
+  return kDone;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
+}
+
+std::string held_text(const Json& job) {
+  int64_t devices = 0;
+  for (const auto& [node, count] : job.at("holdings").items()) devices += count.get<int64_t>();
+  return devices == 0 ? "" : std::to_string(devices);
+}
+
+}  // namespace
+
+ExitCode up(const ServiceCommand& command, Context& context) {
+  Console& console = context.console;
+  cluster::ServiceOptions options;
+  options.folder = fs::absolute(folder_of(command, context));
+  options.worker = process::find_worker();
+  options.devices = command.devices.value_or(cpu_share().usable());
+  options.node = host_name();
+  options.policy = command.policy;
+  net::Loop loop;
+  HeldSignals held;
+  cluster::Service service(loop, options);
+  console.say("{} devices of {} in {}, policy {}; submit a job with: ductile submit job.toml",
+              options.devices, options.node, options.folder.string(), options.policy);
+  bool stopping = false;
+  const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
+    signalfd_siginfo info;
+    while (read(held.fd(), &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo == SIGTSTP) {
+        raise(SIGSTOP);
+        continue;
+      }
+      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
+        continue;
+      if (stopping) return loop.stop();  // once more: without saving
+      stopping = true;
+      console.say("saving the jobs; once more ends without saving");
+      service.stop([&] { loop.stop(); });
+    }
+  });
+  loop.run();
+  return kDone;
+}
+
+ExitCode submit(const ServiceCommand& command, Context& context) {
+  JobConfig config;
+  config.read(command.request, context.environment);
+  config.make_paths_absolute();
+  const spec::JobOptions& job = config.job;
+  const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
+  const nlohmann::json body = {{"name", command.name.value_or(job.name)},
+                               {"team", command.team},
+                               {"tier", command.tier},
+                               {"min_devices", command.min.value_or(1)},
+                               {"max_devices", command.max.value_or(most)},
+                               {"spec", {{"job", config.options.to_toml()}}}};
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/jobs", body);
+    const auto id = answer.at("id").get<int64_t>();
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", id);
+      context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
+    }
+  });
+}
+
+ExitCode jobs(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const std::string query = command.all ? "?limit=1000" : "?limit=1000&live=1";
+    Json list = client.get("/v1/jobs" + query).at("jobs");
+    for (Json& job : list) {
+      if (job.at("phase") != "running") continue;
+      job["holdings"] =
+          client.get(path_of(std::to_string(job.at("id").get<int64_t>())))["holdings"];
+    }
+    if (command.json) {
+      context.console.print("{}\n", dump_json(list, 2));
+      return;
+    }
+    using page::Align;
+    std::vector<std::vector<std::string>> rows = {
+        {"job", "name", "owner", "phase", "devices", "reason"}};
+    for (const Json& job : list) {
+      rows.push_back({std::to_string(job.at("id").get<int64_t>()), job.at("name"), job.at("owner"),
+                      job.at("phase"), job.contains("holdings") ? held_text(job) : "",
+                      job.at("reason")});
+    }
+    if (rows.size() == 1) {
+      context.console.say("{}", command.all ? "there are no jobs" : "no job runs or waits");
+      return;
+    }
+    context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
+                                                   Align::left, Align::right, Align::left}));
+  });
+}
+
+ExitCode why(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json job = client.get(path_of(command.job));
+    if (command.json) {
+      context.console.print("{}\n", dump_json(job, 2));
+      return;
+    }
+    std::vector<std::vector<std::string>> rows = {
+        {"job",
+         fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
+        {"phase", job.at("phase")},
+        {"reason", job.at("reason")}};
+    if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+    if (job.at("run") != "") rows.push_back({"run", job.at("run")});
+    context.console.print("{}", page::table(rows));
+  });
+}
+
+ExitCode cancel(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post(path_of(command.job, "/cancel"), nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+    }
+  });
+}
+
+}  // namespace ductile::cli

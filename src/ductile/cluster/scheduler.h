@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ductile/cluster/records.h"
+#include "ductile/sched/job_agent.h"
+#include "ductile/sched/policy.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cluster {
+
+// What a job asks for.
+struct JobDemand {
+  JobId id = 0;
+  std::string name;
+  std::string application;  // jobs of one application share what they measure; empty: none
+  double arrival = 0;       // seconds of the clock of decide()
+  sched::Tier tier = sched::Tier::standard;
+  int32_t team = 0;
+  int32_t min_devices = 1, max_devices = 1;
+  int32_t batch = 1;  // samples of a step, over all devices; it stays as it is
+};
+
+// What a job is to hold from now on.
+struct Allotment {
+  JobId job = 0;
+  spec::Allocation allocation;  // empty: nothing
+  std::string reason;           // in a sentence
+};
+
+// Joins a policy with jobs that really run: keeps what the policy is to know of each (what it asked
+// for, holds, has done and has measured), and asks it. It has no clock, no threads and no files, so
+// that the same calls give the same answers. One thread at a time.
+class Scheduler {
+ public:
+  // Throws invalid_argument for an unknown policy. `interval`: seconds between two decisions.
+  Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval);
+
+  void add(const JobDemand& demand);
+  void remove(JobId job);  // it has ended, or is not to run now
+  bool knows(JobId job) const { return jobs_.contains(job); }
+
+  // The job holds this from now on.
+  void holds(JobId job, const spec::Allocation& allocation, double now);
+  // What its workers say: how many samples they take per second together, and how far they are.
+  // Absurd values change nothing.
+  void measured(JobId job, double samples_per_second);
+  void progress(JobId job, int64_t steps, int64_t total_steps);
+  // Nothing new starts there, and what runs there moves away.
+  void drain(int32_t node, bool drained);
+
+  // What changes. Jobs that it does not name keep what they have.
+  std::vector<Allotment> decide(double now);
+  // Why the job waits, or holds what it holds.
+  std::string why(JobId job) const;
+
+  const sched::PolicyTraits traits() const { return policy_->traits(); }
+
+ private:
+  struct Job {
+    std::unique_ptr<sched::JobAgent> agent;
+    sched::JobView view;
+    double accounted = 0;  // until when attained_service is counted
+    double total_steps = 0;
+    double rate_of_one = 0;  // samples per second that one device was seen to take
+  };
+
+  const double interval_;
+  sched::Cluster cluster_;
+  std::unique_ptr<sched::Policy> policy_;
+  sched::FitCache fits_;
+  sched::SharedMeasurements shared_;
+  std::map<JobId, Job> jobs_;
+};
+
+}  // namespace ductile::cluster

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/cluster/records.h"
+#include "ductile/net/loop.h"
+
+namespace ductile::cluster {
+
+struct ServiceOptions {
+  fs::path folder;      // store.db, api.sock, runs/: all that it keeps
+  fs::path worker;      // the program ductile-worker
+  int64_t devices = 1;  // of this machine: as many workers run at once
+  std::string node;     // this machine's name
+  std::string device_type = "cpu";
+  std::string policy = "ductile";
+  double interval = 10;          // seconds between two decisions, if nothing happens
+  std::optional<uint16_t> port;  // of the loopback interface; none: the unix socket alone
+};
+
+// The service of one machine: takes jobs over its Api, asks a policy which of them run on how many
+// devices, runs each as a server::JobHost in this loop, and keeps all of it in a store. A service
+// that is killed at any instant and started again goes on where it was: workers that outlived it
+// are found, and no job is lost or run twice.
+//
+// A job's spec is {"job": the text of a job file with absolute paths}. Its run directory is
+// runs/NUMBER-NAME, and is like any other. All methods belong to the loop's thread.
+class Service {
+ public:
+  // Throws conflict if another service uses the folder, and as Store and HttpServer do.
+  Service(net::Loop& loop, ServiceOptions options);
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+  ~Service();  // before stop() has ended: kills the workers, and the next service goes on
+
+  // Saves and stops all jobs, which are queued again for the next service; then calls `on_stopped`,
+  // which may destroy this object.
+  void stop(std::function<void()> on_stopped);
+
+  uint16_t port() const;
+  fs::path socket() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
+void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices);
+
+}  // namespace ductile::cluster

@@ -1,0 +1,235 @@
+#include "ductile/sched/measurements.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ductile/base/json_fields.h"
+#include "ductile/base/rng.h"
+#include "ductile/sched/saved_state_impl.h"
+
+namespace ductile::sched {
+namespace {
+
+using nlohmann::json;
+
+// A reading that is off by more than this much (of the logarithm) is a straggler's; changes of the
+// mean below the second are not worth a new model; beyond so many readings old ones fade.
+constexpr double kStraggler = 0.35, kSameStep = 0.005;
+constexpr int32_t kMostReadings = 64;
+
+constexpr double kLeastSeconds = 1e-9, kMostSeconds = 1e6;
+constexpr int32_t kMostCount = 1 << 30;
+constexpr size_t kMostFits = 1 << 16;
+// Bounds of the logarithm of a measured over a fitted time, far beyond what samples can give.
+constexpr double kMostLogarithm = 1000;
+
+uint64_t hash_of(std::span<const StepSample> samples) {
+  uint64_t key = samples.size();
+  for (const StepSample& s : samples) {
+    key = mix(key, (static_cast<uint64_t>(s.nodes) << 32) ^ static_cast<uint64_t>(s.replicas));
+    key = mix(key, static_cast<uint64_t>(s.local_batch));
+    key = mix(key, std::bit_cast<uint64_t>(s.gradient_seconds));
+    key = mix(key, std::bit_cast<uint64_t>(s.step_seconds));
+  }
+  return key;
+}
+
+json to_json(const PerfParams& p) {
+  return {p.alpha_c, p.beta_c, p.alpha_n, p.beta_n, p.alpha_r, p.beta_r, p.gamma};
+}
+
+PerfParams perf_from(const JsonFields& f) {
+  const json& list = f.array("perf");
+  if (list.size() != 7) f.wrong("perf", "a list of 7 numbers", list);
+  double v[7];
+  for (size_t i = 0; i < 7; ++i) v[i] = f.as_number(list[i], "perf", 0, 1e30);
+  return {v[0], v[1], v[2], v[3], v[4], v[5], f.as_number(list[6], "perf", 1, 10)};
+}
+
+int32_t count_from(const JsonFields& f, const json& v, const char* key) {
+  return static_cast<int32_t>(f.as_integer(v, key, 1, kMostCount));
+}
+
+json to_json(std::span<const StepModel::Shape> shapes) {
+  json out = json::array();
+  for (const StepModel::Shape& shape : shapes) {
+    json points = json::array();
+    for (const StepModel::Point& p : shape.points) points.push_back({p.local, p.gradient, p.step});
+    out.push_back({shape.nodes, shape.replicas, std::move(points)});
+  }
+  return out;
+}
+
+std::vector<StepModel::Shape> shapes_from(const JsonFields& f) {
+  std::vector<StepModel::Shape> shapes;
+  size_t points = 0;
+  for (const json& item : f.array("shapes")) {
+    if (!item.is_array() || item.size() != 3 || !item[2].is_array() || item[2].empty())
+      f.wrong("shapes", "a list of [nodes, replicas, points]", item);
+    StepModel::Shape shape{count_from(f, item[0], "shapes"), count_from(f, item[1], "shapes"), {}};
+    for (const json& point : item[2]) {
+      if (!point.is_array() || point.size() != 3 || ++points > Measurements::kMostSamples)
+        f.wrong("shapes", "a list of at most 1024 points of 3 numbers", point);
+      double v[3];
+      for (size_t i = 0; i < 3; ++i)
+        v[i] = f.as_number(point[i], "shapes", -kMostLogarithm, kMostLogarithm);
+      if (!shape.points.empty() && !(v[0] > shape.points.back().local))
+        f.wrong("shapes", "a list of rising points", point);
+      shape.points.push_back({v[0], v[1], v[2]});
+    }
+    shapes.push_back(std::move(shape));
+  }
+  return shapes;
+}
+
+}  // namespace
+
+PerfParams FitCache::fit(std::span<const StepSample> samples) {
+  const uint64_t key = hash_of(samples);
+  if (const auto found = known_.find(key); found != known_.end()) return found->second;
+  if (known_.size() >= kMostFits) known_.clear();
+  return known_.emplace(key, fit_perf(samples, least_gain_).perf).first->second;
+}
+
+bool Measurements::is_possible(const StepSample& s) {
+  const auto counts = [](int32_t n) { return n >= 1 && n <= kMostCount; };
+  return counts(s.nodes) && counts(s.replicas) && counts(s.local_batch) &&
+         s.gradient_seconds >= kLeastSeconds && s.step_seconds >= s.gradient_seconds &&
+         s.step_seconds <= kMostSeconds;
+}
+
+Observed Measurements::add(const StepSample& sample, bool averages) {
+  if (!is_possible(sample)) return Observed::refused;
+  const auto same_shape = [&](const StepSample& s) {
+    return s.nodes == sample.nodes && s.replicas == sample.replicas;
+  };
+  const auto known = std::find_if(samples_.begin(), samples_.end(), [&](const StepSample& s) {
+    return same_shape(s) && s.local_batch == sample.local_batch;
+  });
+  if (known != samples_.end()) {
+    if (!averages) return Observed::known;
+    return read_again(static_cast<size_t>(known - samples_.begin()), sample);
+  }
+  new_shape_ = new_shape_ || std::none_of(samples_.begin(), samples_.end(), same_shape);
+  if (samples_.size() == kMostSamples) {
+    samples_.erase(samples_.begin());
+    readings_.erase(readings_.begin());
+  }
+  samples_.push_back(sample);
+  readings_.push_back(1);
+  most_replicas_ = std::max(most_replicas_, sample.replicas);
+  dirty_ = true;
+  ++version_;
+  return Observed::fresh;
+}
+
+// Readings are averaged (their logarithms), since each is off by something; but one that is far
+// below the mean says that those before it were a straggler's, and one far above it is a
+// straggler's itself.
+Observed Measurements::read_again(size_t sample, const StepSample& reading) {
+  StepSample& known = samples_[sample];
+  const double off = std::log(reading.step_seconds / known.step_seconds);
+  if (off > kStraggler || off == 0) return Observed::known;
+  int32_t& readings = readings_[sample];
+  readings = off < -kStraggler ? 1 : std::min(readings + 1, kMostReadings);
+  const double weight = 1.0 / readings;
+  known.gradient_seconds *= std::pow(reading.gradient_seconds / known.gradient_seconds, weight);
+  known.step_seconds *= std::pow(reading.step_seconds / known.step_seconds, weight);
+  if (std::abs(off) * weight < kSameStep) return Observed::known;
+  dirty_ = true;
+  ++version_;
+  return Observed::known;
+}
+
+void Measurements::refresh(FitCache& fits, bool corrects) {
+  if (!dirty_) return;
+  // Where corrections do the rest, a fit after each new shape is enough.
+  if (!corrects || new_shape_ || !perf_) perf_ = fits.fit(samples_);
+  if (corrects) steps_ = std::make_shared<StepModel>(*perf_, samples_);
+  new_shape_ = false;
+  dirty_ = false;
+  ++version_;
+}
+
+json Measurements::state() const {
+  json samples = json::array();
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    const StepSample& s = samples_[i];
+    samples.push_back(
+        {s.nodes, s.replicas, s.local_batch, s.gradient_seconds, s.step_seconds, readings_[i]});
+  }
+  json out = {{"samples", std::move(samples)},
+              {"dirty", dirty_},
+              {"new_shape", new_shape_},
+              {"most_replicas", most_replicas_},
+              {"version", version_}};
+  if (perf_) out["perf"] = to_json(*perf_);
+  if (steps_) out["shapes"] = to_json(steps_->shapes());
+  return out;
+}
+
+Measurements Measurements::from_state(const json& state, const std::string& where) {
+  return as_data_loss([&] {
+    const JsonFields f(state, where);
+    f.only({"samples", "dirty", "new_shape", "most_replicas", "version", "perf", "shapes"});
+    Measurements out;
+    for (const json& item : f.array("samples")) {
+      if (!item.is_array() || item.size() != 6 || out.samples_.size() == kMostSamples)
+        f.wrong("samples", "a list of at most 1024 lists of 6 numbers", item);
+      // A mean may lie beside the bounds of its readings by a rounding.
+      const auto seconds = [&](const json& v) {
+        return f.as_number(v, "samples", kLeastSeconds / 2, kMostSeconds * 2);
+      };
+      out.samples_.push_back({count_from(f, item[0], "samples"), count_from(f, item[1], "samples"),
+                              count_from(f, item[2], "samples"), seconds(item[3]),
+                              seconds(item[4])});
+      out.readings_.push_back(
+          static_cast<int32_t>(f.as_integer(item[5], "samples", 1, kMostReadings)));
+    }
+    out.dirty_ = f.boolean("dirty");
+    out.new_shape_ = f.boolean("new_shape");
+    out.most_replicas_ = static_cast<int32_t>(f.integer("most_replicas", 0, kMostCount));
+    out.version_ = static_cast<uint32_t>(f.integer("version", 0, UINT32_MAX));
+    if (f.has("perf")) out.perf_ = perf_from(f);
+    if (f.has("shapes")) {
+      if (!out.perf_) f.wrong("shapes", "absent where there is no perf", f.at("shapes"));
+      out.steps_ = std::make_shared<StepModel>(StepModel::of_shapes(*out.perf_, shapes_from(f)));
+    }
+    if (out.dirty_ && out.samples_.empty())
+      f.wrong("dirty", "false without samples", f.at("dirty"));
+    return out;
+  });
+}
+
+std::shared_ptr<Measurements> SharedMeasurements::of(const std::string& application,
+                                                     const std::string& type) {
+  std::shared_ptr<Measurements>& known = known_[{application, type}];
+  if (!known) known = std::make_shared<Measurements>();
+  return known;
+}
+
+json SharedMeasurements::state() const {
+  json out = json::array();
+  for (const auto& [key, measurements] : known_)
+    out.push_back({key.first, key.second, measurements->state()});
+  return out;
+}
+
+void SharedMeasurements::restore(const json& state, const std::string& where) {
+  if (!state.is_array()) fail(ErrorCode::data_loss, "{}: not a list", where);
+  std::vector<std::pair<std::pair<std::string, std::string>, Measurements>> all;
+  for (const json& item : state) {
+    if (!item.is_array() || item.size() != 3 || !item[0].is_string() || !item[1].is_string())
+      fail(ErrorCode::data_loss, "{}: not a list of [application, device type, measurements]",
+           where);
+    const std::string application = item[0], type = item[1];
+    all.emplace_back(
+        std::pair(application, type),
+        Measurements::from_state(item[2], fmt::format("{}: {} on {}", where, application, type)));
+  }
+  for (auto& [key, value] : known_) *value = {};
+  for (auto& [key, value] : all) *of(key.first, key.second) = std::move(value);
+}
+
+}  // namespace ductile::sched

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/sched/perf_fit.h"
+#include "ductile/sched/step_model.h"
+
+// Step times that jobs have measured, and the models made of them.
+namespace ductile::sched {
+
+// What became of an observation.
+enum class Observed : uint8_t {
+  fresh,    // the first of its configuration
+  known,    // another reading of a configuration that was measured before
+  refused,  // it cannot be true (not a number, not above 0, a step of more than 1e6 s); no effect
+};
+
+// fit_perf() with a memory: jobs that have measured the same share one fit. The memory is bounded
+// and changes no result.
+class FitCache {
+ public:
+  explicit FitCache(double least_gain = 0) : least_gain_(least_gain) {}
+  PerfParams fit(std::span<const StepSample> samples);
+
+ private:
+  double least_gain_;  // of fit_perf()
+  std::unordered_map<uint64_t, PerfParams> known_;
+};
+
+// The measurements on one device type: of one job, or of all jobs of an application if the workers
+// measure (PolicyTraits::measures). A configuration is the nodes, replicas and local batch of a
+// StepSample. At most kMostSamples of them are kept: a further one replaces the oldest. A plain
+// value; one thread at a time may use it.
+class Measurements {
+ public:
+  static constexpr size_t kMostSamples = 1024;
+
+  // Whether a worker could have measured this: whole numbers of at least 1, and times from 1e-9 to
+  // 1e6 s of which the gradient's is not the larger one.
+  static bool is_possible(const StepSample& sample);
+
+  // With `averages`, further readings of a configuration are averaged (their logarithms), except
+  // that stragglers are left out; without it, they change nothing, as published for Pollux.
+  Observed add(const StepSample& sample, bool averages);
+  // Makes perf() from the samples, if there are new ones. With `corrects`, it is fitted only after
+  // new shapes (nodes, replicas), and steps() is made from all samples.
+  void refresh(FitCache& fits, bool corrects);
+
+  std::span<const StepSample> samples() const { return samples_; }
+  std::span<const int32_t> readings() const { return readings_; }  // each sample is the mean of
+  const std::optional<PerfParams>& perf() const { return perf_; }  // none before refresh()
+  const std::shared_ptr<const StepModel>& steps() const { return steps_; }  // null: not corrected
+  int32_t most_replicas() const { return most_replicas_; }  // of the largest run so far; 0: none
+  uint32_t version() const { return version_; }             // rises with every change
+
+  // All of it as JSON. from_state() gives a value that behaves the same to the bit; it throws
+  // data_loss, beginning with `where`, if the state is damaged.
+  nlohmann::json state() const;
+  static Measurements from_state(const nlohmann::json& state, const std::string& where);
+
+ private:
+  Observed read_again(size_t sample, const StepSample& reading);
+
+  std::vector<StepSample> samples_;  // oldest first
+  std::vector<int32_t> readings_;
+  bool dirty_ = false;      // there are changes since refresh()
+  bool new_shape_ = false;  // since perf_ was fitted
+  std::optional<PerfParams> perf_;
+  std::shared_ptr<const StepModel> steps_;
+  int32_t most_replicas_ = 0;
+  uint32_t version_ = 0;
+};
+
+// The measurements of all applications, by device type.
+class SharedMeasurements {
+ public:
+  std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
+
+  nlohmann::json state() const;
+  // Replaces the measurements in place, so that agents which hold them see the new ones. Throws
+  // data_loss, and then nothing has changed.
+  void restore(const nlohmann::json& state, const std::string& where);
+
+ private:
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Measurements>> known_;
+};
+
+}  // namespace ductile::sched
