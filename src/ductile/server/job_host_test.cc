@@ -1,7 +1,9 @@
 // Several jobs in one loop: whatever happens to one of them, the others go on.
 #include "ductile/server/job_host.h"
 
+#include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <exception>
 #include <functional>
 #include <iterator>
@@ -10,6 +12,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -208,6 +212,41 @@ TEST(JobHosts, ARequestWaitsForTheDiskAndIsAnsweredAfterIt) {
     EXPECT_EQ(e.code(), ErrorCode::conflict) << e.what();
   }
   live.expect_result(together.end(0));
+}
+
+// By the time on a processor: what nobody takes now must not wake the loop again and again.
+void expect_rest(const char* when) {
+  const auto used = [] {
+    timespec time{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return std::chrono::milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
+  };
+  const auto before = used();
+  std::this_thread::sleep_for(600ms);
+  EXPECT_LT(used() - before, 150ms) << when;
+}
+
+TEST(JobHosts, RestWhileTheirDiskIsStuck) {
+  Live live({.steps = 2000});
+  live.start(2);
+  live.wait_for_members(2);
+  live.kill_controller();
+  slow.stop(live.run().string());
+  Together together;
+  together.start(live, 0);  // its workers come, and nothing can be told to them
+  while (slow.waiting() == 0) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(300ms);
+  expect_rest("at the beginning");
+  together.on_loop(0, [](JobHost& host) { host.kill(); });
+  while (!live.processes().empty()) std::this_thread::sleep_for(1ms);
+  expect_rest("at the end");
+  EXPECT_FALSE(together.has_ended(0));
+  slow.go_on();
+  EXPECT_NE(together.end(0).value("phase", ""), "error") << together.end(0);
+  together.start(live, 1);
+  live.wait_for_step(5);
+  together.on_loop(1, [](JobHost& host) { host.kill(); });
+  EXPECT_NE(together.end(1).value("phase", ""), "error");
 }
 
 TEST(JobHosts, AWorkerThatIsStoppedHoldsUpItsOwnJobAlone) {
