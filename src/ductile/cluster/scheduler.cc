@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "ductile/base/error.h"
 
@@ -25,6 +26,36 @@ sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluste
     out.types.push_back(std::move(known));
   }
   return out;
+}
+
+// Some published policies know no least number of devices. What is less than a job needs is made up
+// to it where the node has room beside everything else, and is nothing where it has not.
+void give_least_or_nothing(const sched::Round& round, sched::Decisions& decisions) {
+  std::map<JobId, const sched::JobView*> jobs;
+  std::map<JobId, const sched::Allocation*> after;
+  for (const sched::JobView& job : round.jobs) {
+    jobs.emplace(job.id, &job);
+    after[job.id] = &job.allocation;
+  }
+  for (const sched::Decision& change : decisions.changes) after[change.job] = &change.allocation;
+  std::map<int32_t, int32_t> used;
+  for (const auto& [id, allocation] : after)
+    for (const sched::NodeShare& share : *allocation) used[share.node] += share.devices;
+  for (sched::Decision& change : decisions.changes) {
+    const auto job = jobs.find(change.job);
+    const int32_t given = sched::device_count(change.allocation);
+    if (given == 0 || job == jobs.end() || given >= job->second->min_devices) continue;
+    sched::NodeShare& share = change.allocation.front();
+    const int32_t missing = job->second->min_devices - given;
+    if (used[share.node] + missing <= round.cluster.usable(share.node)) {
+      used[share.node] += missing;
+      share.devices += missing;
+      continue;
+    }
+    for (const sched::NodeShare& each : change.allocation) used[each.node] -= each.devices;
+    change.allocation.clear();
+    change.reason = fmt::format("waits for {} devices at once", job->second->min_devices);
+  }
 }
 
 }  // namespace
@@ -118,6 +149,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   }
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
+  give_least_or_nothing(round, decisions);
   sched::check_decisions(round, decisions);
   std::vector<Allotment> out;
   for (sched::Decision& change : decisions.changes)

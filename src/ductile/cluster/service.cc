@@ -9,12 +9,11 @@
 #include <utility>
 
 #include "ductile/base/error.h"
-#include "ductile/base/json_fields.h"
 #include "ductile/base/log.h"
-#include "ductile/base/options.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/service_spec_impl.h"
 #include "ductile/control/membership.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/run/folder.h"
@@ -30,57 +29,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kAgain{1000};  // after a write that failed
 constexpr milliseconds kPause{5000};  // after a job that could not be started
-
-double now_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
-spec::JobOptions job_of(const nlohmann::json& spec) {
-  const JsonFields fields(spec, "spec");
-  fields.only({"job"});
-  spec::JobOptions job;
-  OptionSet options(job);
-  options.read_toml_text(fields.text("job"), "spec.job");
-  spec::check(job);
-  return job;
-}
-
-sched::Tier tier_of(const std::string& name) {
-  constexpr sched::Tier kTiers[] = {sched::Tier::premium, sched::Tier::standard,
-                                    sched::Tier::basic};
-  std::vector<std::string> known;
-  for (const sched::Tier tier : kTiers) {
-    if (sched::to_string(tier) == name) return tier;
-    known.emplace_back(sched::to_string(tier));
-  }
-  fail_unknown_name("tier", name, known);
-}
-
-spec::Cluster this_machine(const ServiceOptions& options) {
-  spec::NodeGroup group;
-  group.type = options.device_type;
-  group.devices = options.devices;
-  group.hosts = {options.node};
-  return {{group}, {}};
-}
+constexpr milliseconds kSettle{100};  // while devices are given up
 
 }  // namespace
-
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices) {
-  if (submission.kind != "train")
-    fail(ErrorCode::invalid_argument, "kind = \"{}\": this service runs jobs of kind \"train\"",
-         submission.kind);
-  tier_of(submission.tier);
-  const spec::JobOptions job = job_of(spec);
-  if (submission.min_devices > devices)
-    fail(ErrorCode::invalid_argument, "min_devices = {}: this service has {}",
-         submission.min_devices, devices);
-  if (submission.max_devices > job.train.virtual_ranks)
-    fail(ErrorCode::invalid_argument,
-         "max_devices = {}: train.virtual_ranks is {}, and each device hosts at least one of them",
-         submission.max_devices, job.train.virtual_ranks);
-}
 
 class Service::Impl {
  public:
@@ -100,9 +51,9 @@ class Service::Impl {
     fs::path run;
     int64_t granted = 0;  // devices that the policy wants it to hold
     std::string why;      // of this grant
-    int64_t held = 0;     // that its workers take, or may take in a moment
+    int64_t asked = 0;    // that its workers were told to take
     bool starting = false, stopping = false;
-    net::Deadline not_before{};  // after a start that failed
+    net::Loop::Timer rest;  // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0;
     net::Deadline first_time{};
@@ -112,7 +63,11 @@ class Service::Impl {
   using Write = std::function<void(Change&)>;
 
   void take_up(JobRecord record);
-  void look();  // at what the store says anew
+  void admit(Live& live);  // to those that the policy decides about
+  void go_on();            // with what ran when the last service ended
+  void look();             // at what the store says anew
+  void look_at_events();
+  void look_at_drains();
   void follow_wish(Live& live);
   void measure(Live& live);
   void decide();
@@ -123,11 +78,14 @@ class Service::Impl {
   void preempt(Live& live);
   void hear(JobId id, std::string_view line);
   void ended(JobId id, const server::JobOutcome& outcome);
-  void end_without_host(JobId id, Phase phase, const std::string& reason);
+  void end(JobId id, Phase phase, const std::string& reason);
+  void say(Live& live, const std::string& reason);
   void decide_soon();
   // Calls it in the loop, from any thread, if this object is still there.
   std::function<void(std::function<void()>)> poster();
+  static int64_t held(const Live& live);
   int64_t free_devices() const;
+  double schedule_time() const;  // seconds since 1970 that never go back
   std::vector<Holding> holding(int64_t devices) const { return {{options_.node, devices}}; }
 
   // Writes in order, again and again while the disk is full; then calls `then` in the loop.
@@ -142,7 +100,10 @@ class Service::Impl {
   Reader reader_;
   Scheduler scheduler_;
   std::map<JobId, Live> live_;
+  std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
+  const double began_ = now_seconds();
+  const net::Deadline began_steady_ = loop_.now();
   struct Pending {
     Write write;
     std::function<void()> then;
@@ -150,7 +111,7 @@ class Service::Impl {
   std::deque<Pending> writes_;
   bool writing_ = false, stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, again_, decide_soon_, settle_soon_;
+  net::Loop::Timer round_, again_, look_again_, decide_soon_, settle_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
@@ -159,21 +120,15 @@ class Service::Impl {
 Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
     : loop_(loop),
       options_(std::move(options)),
-      store_((fs::create_directories(options_.folder / "runs"), options_.folder / "store.db")),
+      store_((runs_of(options_.folder), options_.folder / "store.db")),
       queue_(store_),
       reader_(options_.folder / "store.db"),
-      scheduler_(this_machine(options_), options_.policy, options_.interval) {
+      scheduler_(one_machine(options_.node, options_.device_type, options_.devices),
+                 options_.policy, options_.interval) {
   seen_ = reader_.last_event();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
-  // What ran when the last service ended goes on first, on what it held.
-  for (auto& [id, live] : live_) {
-    if (live.record.phase != Phase::running) continue;
-    for (const Holding& h : reader_.holdings(id)) live.granted += h.devices;
-    live.granted = std::clamp<int64_t>(live.granted, 1, options_.devices);
-    live.held = live.granted;
-    scheduler_.holds(id, {{0, static_cast<int32_t>(live.held)}}, now_seconds());
-    start_host(live, live.granted);
-  }
+  look_at_drains();
+  go_on();
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission(
       [devices = options_.devices](const Submission& s, const nlohmann::json& spec) {
@@ -198,55 +153,89 @@ void Service::Impl::take_up(JobRecord record) {
   try {
     live.job = job_of(parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
   } catch (const Error& error) {
-    // Options that this program no longer knows.
-    const std::string why = error.what();
-    write([id, why](Change& change) { change.set_phase(id, Phase::failed, why, now_seconds()); });
-    return;
+    if (error.code() == ErrorCode::unavailable) throw;
+    return end(id, Phase::failed, error.what());  // options that this program no longer knows
   }
-  live.run = options_.folder / "runs" /
-             fmt::format("{}-{}", id, run::file_name_of(record.submission.name));
+  const std::string name = record.run.empty()
+                               ? fmt::format("{}-{}", id, run::file_name_of(record.submission.name))
+                               : fs::path(record.run).filename().string();
+  live.run = options_.folder / "runs" / name;
   live.record = std::move(record);
   Live& kept = live_[id] = std::move(live);
-  if (kept.record.phase != Phase::paused) {
-    const Submission& s = kept.record.submission;
-    JobDemand demand;
-    demand.id = id;
-    demand.name = s.name;
-    demand.application = s.name;
-    demand.arrival = kept.record.submitted;
-    demand.tier = tier_of(s.tier);
-    demand.min_devices = static_cast<int32_t>(s.min_devices);
-    demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, options_.devices));
-    demand.batch = static_cast<int32_t>(kept.job.train.batch_size);
-    scheduler_.add(demand);
+  if (kept.record.phase != Phase::paused) admit(kept);
+  if (kept.record.phase != Phase::running) follow_wish(kept);
+}
+
+void Service::Impl::admit(Live& live) {
+  if (const std::string lack = lack_of_devices(live.record, options_.devices); !lack.empty())
+    return say(live, lack);
+  scheduler_.add(demand_of(live.record, live.job, options_.devices, schedule_time()));
+}
+
+// On what it held, as far as there are as many devices as before. Workers may live, so that a job
+// that is to run no longer is taken over, too, and then stopped.
+void Service::Impl::go_on() {
+  int64_t left = options_.devices;
+  for (auto& [id, live] : live_) {
+    if (live.record.phase != Phase::running) continue;
+    int64_t devices = 0;
+    for (const Holding& h : reader_.holdings(id)) devices += h.devices;
+    devices = std::min(devices, left);
+    const bool fits = devices >= live.record.submission.min_devices;
+    if (fits) {
+      left -= devices;
+      live.asked = devices;
+      scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
+    }
+    start_host(live, live.asked);
+    if (!live.host) continue;
+    if (!fits) preempt(live);
+    follow_wish(live);
   }
-  follow_wish(kept);
 }
 
 void Service::Impl::look() {
+  try {
+    look_at_events();
+  } catch (const Error& error) {
+    log_line(fmt::format("store: {}", error.what()));
+    look_again_ = loop_.after(kAgain, [this] { look(); });
+  }
+}
+
+void Service::Impl::look_at_drains() {
+  const std::vector<Drain> drains = reader_.drains();
+  scheduler_.drain(
+      0, std::ranges::any_of(drains, [&](const Drain& d) { return d.node == options_.node; }));
+}
+
+void Service::Impl::look_at_events() {
   constexpr int64_t kPage = 1000;
   std::set<JobId> changed;
+  bool drains = false;
+  Revision seen = seen_;
   while (true) {
-    const std::vector<Event> events = reader_.events(seen_, kPage);
+    const std::vector<Event> events = reader_.events(seen, kPage);
     for (const Event& event : events) {
-      seen_ = event.seq;
+      seen = event.seq;
       if (event.job != 0) changed.insert(event.job);
-      if (event.kind == "drain") scheduler_.drain(0, true);
-      if (event.kind == "undrain") scheduler_.drain(0, false);
+      if (event.kind == "drain" || event.kind == "undrain") drains = true;
     }
     if (static_cast<int64_t>(events.size()) < kPage) break;
   }
+  if (drains) look_at_drains();
   for (const JobId id : changed) {
     JobRecord record = reader_.job(id);
     const auto known = live_.find(id);
     if (known == live_.end()) {
-      if (!has_ended(record.phase)) take_up(std::move(record));
+      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
       continue;
     }
     known->second.record.wish = record.wish;  // the rest is this service's own doing
     follow_wish(known->second);
   }
-  if (!changed.empty()) decide_soon();
+  seen_ = seen;
+  if (drains || !changed.empty()) decide_soon();
 }
 
 void Service::Impl::follow_wish(Live& live) {
@@ -257,9 +246,10 @@ void Service::Impl::follow_wish(Live& live) {
     if (wish != Wish::run) preempt(live);
     return;
   }
-  if (wish == Wish::cancel) return end_without_host(id, Phase::cancelled, "It was cancelled.");
+  if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
     scheduler_.remove(id);
+    live.rest.cancel();
     live.granted = 0;
     live.record.phase = Phase::paused;
     write([id](Change& change) {
@@ -277,11 +267,24 @@ void Service::Impl::follow_wish(Live& live) {
   }
 }
 
-void Service::Impl::end_without_host(JobId id, Phase phase, const std::string& reason) {
-  if (scheduler_.knows(id)) scheduler_.remove(id);
+// The job is over. Until the store says so, it says that the job lives, which must not be believed.
+void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
+  scheduler_.remove(id);
   live_.erase(id);
-  write(
-      [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, now_seconds()); });
+  ending_.insert(id);
+  write([id, phase, reason](Change& change) { change.set_phase(id, phase, reason, now_seconds()); },
+        [this, id] {
+          ending_.erase(id);
+          decide_soon();
+        });
+}
+
+void Service::Impl::say(Live& live, const std::string& reason) {
+  if (reason.empty() || reason == live.record.reason) return;
+  live.record.reason = reason;
+  write([id = live.record.id, reason](Change& change) {
+    change.set_reason(id, reason, now_seconds());
+  });
 }
 
 // How fast the job is, from the steps that it committed while its workers were the same.
@@ -327,59 +330,81 @@ void Service::Impl::decide() {
                        [this] { decide(); });
   // A grant that was not taken up yet is decided upon anew.
   for (auto& [id, live] : live_) {
-    live.granted = live.stopping ? 0 : live.held;
+    live.granted = live.stopping ? 0 : live.asked;
     measure(live);
   }
-  for (const Allotment& allotment : scheduler_.decide(now_seconds())) {
-    Live& live = live_.at(allotment.job);
-    live.granted = sched::device_count(allotment.allocation);
-    live.why = allotment.reason;
+  try {
+    for (const Allotment& allotment : scheduler_.decide(schedule_time())) {
+      Live& live = live_.at(allotment.job);
+      live.granted = sched::device_count(allotment.allocation);
+      live.why = allotment.reason;
+    }
+  } catch (const Error& error) {  // jobs outlive a policy's fault: each keeps what it has
+    log_line(fmt::format("policy {}: {}", options_.policy, error.what()));
   }
   settle();
   for (auto& [id, live] : live_) {
     if (live.host || live.starting || live.record.phase != Phase::queued) continue;
-    std::string why = scheduler_.knows(id) ? scheduler_.why(id) : "";
-    if (why.empty() || why == live.record.reason) continue;
-    live.record.reason = why;
-    write([id = id, why](Change& change) { change.set_reason(id, why, now_seconds()); });
+    if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
 }
 
+// Devices that its workers take, or may take in a moment: also those of a worker that was told to
+// go and has not gone, and of one that somebody else asked for (`ductile resize`).
+int64_t Service::Impl::held(const Live& live) {
+  if (!live.host) return live.asked;
+  const int64_t processes = live.host->status().value("processes", int64_t{0});
+  return std::max({live.asked, live.host->wanted_workers(), processes});
+}
+
 int64_t Service::Impl::free_devices() const {
-  int64_t held = 0;
-  for (const auto& [id, live] : live_) held += live.held;
-  return options_.devices - held;
+  int64_t sum = 0;
+  for (const auto& [id, live] : live_) sum += held(live);
+  return options_.devices - sum;
+}
+
+double Service::Impl::schedule_time() const {
+  return began_ + std::chrono::duration<double>(loop_.now() - began_steady_).count();
 }
 
 // Goes from what is held to what is granted: first what gives up devices, then, as far as they are
-// free, what takes them.
+// free, what takes them. What has to wait for devices looks again.
 void Service::Impl::settle() {
   if (stopping_) return;
   for (auto& [id, live] : live_) {
     if (!live.host || live.stopping) continue;
     if (live.granted == 0) {
       preempt(live);
-    } else if (live.granted < live.host->wanted_workers()) {
+    } else if (live.granted < std::max(live.asked, live.host->wanted_workers())) {
       resize(live, live.granted);
     }
   }
+  bool waits = false;
+  int64_t free = free_devices();
   for (auto& [id, live] : live_) {
-    if (live.granted == 0 || live.starting || live.stopping) continue;
-    const int64_t free = free_devices();
-    if (!live.host) {
-      const bool may = live.record.phase == Phase::queued && loop_.now() >= live.not_before;
-      if (may && free >= live.granted) begin(live, live.granted);
-    } else if (live.granted > live.held && free > 0) {
-      resize(live, std::min(live.granted, live.held + free));
+    if (live.starting || live.stopping || live.granted <= live.asked) continue;
+    const int64_t more = live.granted - live.asked;
+    if (live.host) {
+      const int64_t taken = std::min(more, free);
+      if (taken > 0) resize(live, live.asked + taken);
+      free -= std::max<int64_t>(0, taken);
+    } else if (live.record.phase == Phase::queued && free >= more) {
+      begin(live, live.granted);
+      free -= more;
     }
+    waits = waits || live.granted > live.asked;
   }
+  if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
 }
 
 // The store says that a job runs before any of it does.
 void Service::Impl::begin(Live& live, int64_t devices) {
   const JobId id = live.record.id;
   live.starting = true;
-  live.held = devices;
+  live.asked = devices;
+  if (live.record.run.empty()) live.run = unused(live.run);
+  live.record.run = live.run.string();
+  live.record.reason = live.why;
   const std::string why = live.why;
   write(
       [this, id, devices, why, run = live.run.string()](Change& change) {
@@ -392,7 +417,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
         Live& live = live_.at(id);
         live.starting = false;
         live.record.phase = Phase::running;
-        scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, now_seconds());
+        scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
         if (stopping_) return ended(id, {{.phase = control::Phase::preempted}, {}});
         start_host(live, devices);
         follow_wish(live);
@@ -402,8 +427,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
 void Service::Impl::start_host(Live& live, int64_t workers) {
   const JobId id = live.record.id;
   try {
-    if (!fs::exists(live.run)) run::RunFolder::create_at(live.run, OptionSet(live.job).to_toml());
-    const run::RunFolder folder = run::RunFolder::open(live.run);
+    const run::RunFolder folder = made_run(live.run, live.job);
     live.lock = std::make_unique<run::RunLock>(folder.path(), run::RunLock::kController);
     folder.remove_leftovers();
     auto launcher =
@@ -414,12 +438,6 @@ void Service::Impl::start_host(Live& live, int64_t workers) {
     options.membership.max_workers = live.job.train.virtual_ranks;
     options.keep_checkpoints = live.job.checkpoint.keep;
     options.on_line = [this, id](control::WorkerId, std::string_view line) { hear(id, line); };
-    options.on_note = [this, id](const control::Note& note) {
-      if (note.event != "generation") return;
-      Live& live = live_.at(id);
-      if (live.host) live.held = std::max<int64_t>(1, live.host->wanted_workers());
-      settle_soon_ = loop_.after(milliseconds(0), [this] { settle(); });
-    };
     live.host = std::make_unique<server::JobHost>(loop_, *live.lock, std::move(options),
                                                   std::move(launcher));
     live.host->start(workers,
@@ -427,23 +445,31 @@ void Service::Impl::start_host(Live& live, int64_t workers) {
   } catch (const Error&) {
     live.host.reset();
     live.lock.reset();
+    live.starting = true;  // until ended(): nobody else ends it
     poster()([this, id, error = std::current_exception()] { ended(id, {{}, error}); });
   }
 }
 
 void Service::Impl::resize(Live& live, int64_t devices) {
   const JobId id = live.record.id;
-  if (devices > live.held) live.held = devices;
+  live.asked = devices;
   const std::string why = live.why;
-  live.host->request(control::ResizeJob{devices},
-                     [this, id, devices, why](const link::RequestAnswer& answer) {
-                       if (!answer.refused.empty() || !live_.contains(id)) return;
-                       scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, now_seconds());
-                       write([this, id, devices, why](Change& change) {
-                         if (change.job(id).phase == Phase::running)
-                           change.set_holdings(id, holding(devices), why, now_seconds());
-                       });
-                     });
+  live.host->request(
+      control::ResizeJob{devices}, [this, id, devices, why](const link::RequestAnswer& answer) {
+        const auto found = live_.find(id);
+        if (found == live_.end() || !found->second.host) return;
+        Live& live = found->second;
+        if (!answer.refused.empty()) {  // it is just ending; what it has it keeps until then
+          live.asked = live.granted = std::max<int64_t>(1, live.host->wanted_workers());
+          return;
+        }
+        live.record.reason = why;
+        scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
+        write([this, id, devices, why](Change& change) {
+          if (change.job(id).phase == Phase::running)
+            change.set_holdings(id, holding(devices), why, now_seconds());
+        });
+      });
 }
 
 void Service::Impl::preempt(Live& live) {
@@ -469,7 +495,8 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
   live.host.reset();
   live.lock.reset();
   live.stopping = live.starting = false;
-  live.held = live.granted = 0;
+  live.asked = live.granted = 0;
+  bool rests = false;
   Phase phase = Phase::queued;
   std::string reason;
   if (outcome.error) {
@@ -477,11 +504,12 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
       std::rethrow_exception(outcome.error);
     } catch (const Error& error) {
       // A full disk, or somebody else who runs it: it is tried again. Damage is not.
-      if (error.code() != ErrorCode::unavailable && error.code() != ErrorCode::conflict)
-        phase = Phase::failed;
-      live.not_before = loop_.now() + kPause;
+      rests = error.code() == ErrorCode::unavailable || error.code() == ErrorCode::conflict;
+      reason = error.what();
+    } catch (const std::exception& error) {
       reason = error.what();
     }
+    if (!rests) phase = Phase::failed;
   } else if (outcome.end.phase == control::Phase::finished) {
     phase = Phase::finished;
     reason = fmt::format("It is done after {} steps.", outcome.end.step);
@@ -489,8 +517,9 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
     phase = Phase::failed;
     reason = outcome.end.reason;
   } else {
-    reason = stopping_ ? "The service stopped; it goes on when the service does."
-                       : "It made room for others.";
+    reason = lack_of_devices(live.record, options_.devices);
+    if (reason.empty()) reason = "It made room for others.";
+    if (stopping_) reason = "The service stopped; it goes on when the service does.";
   }
   if (phase == Phase::queued && live.record.wish == Wish::cancel) {
     phase = Phase::cancelled;
@@ -500,22 +529,19 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
     phase = Phase::paused;
     reason = "Its user paused it.";
   }
-  if (phase != Phase::queued) {
-    if (scheduler_.knows(id)) scheduler_.remove(id);
-    if (has_ended(phase)) {
-      live_.erase(id);
-    } else {
-      live.record.phase = phase;
-    }
-  } else {
-    live.record.phase = phase;
-    scheduler_.holds(id, {}, now_seconds());
+  if (has_ended(phase)) return end(id, phase, reason);
+  live.record.phase = phase;
+  live.record.reason = reason;
+  if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
+  if (phase == Phase::paused || rests) scheduler_.remove(id);
+  if (phase == Phase::queued && rests) {  // meanwhile nobody waits for it
+    live.rest = loop_.after(kPause, [this, id] {
+      admit(live_.at(id));
+      decide_soon();
+    });
   }
-  write(
-      [id, phase, reason](Change& change) {
-        if (change.job(id).phase != phase) change.set_phase(id, phase, reason, now_seconds());
-      },
-      [this] { decide_soon(); });
+  write([id, phase, reason](Change& change) { change.set_phase(id, phase, reason, now_seconds()); },
+        [this] { decide_soon(); });
 }
 
 void Service::Impl::write(Write write, std::function<void()> then) {
@@ -526,10 +552,14 @@ void Service::Impl::write(Write write, std::function<void()> then) {
 void Service::Impl::write_next() {
   if (writing_ || writes_.empty()) return;
   writing_ = true;
-  queue_.post(writes_.front().write, [post = poster(), this](const Error* error) {
-    const auto copy = error == nullptr ? std::nullopt : std::optional<Error>(*error);
-    post([this, copy] { written(copy); });
-  });
+  try {
+    queue_.post(writes_.front().write, [post = poster(), this](const Error* error) {
+      const auto copy = error == nullptr ? std::nullopt : std::optional<Error>(*error);
+      post([this, copy] { written(copy); });
+    });
+  } catch (const Error& error) {  // too many requests wait for the disk
+    written(error);
+  }
 }
 
 void Service::Impl::written(const std::optional<Error>& error) {
