@@ -25,6 +25,7 @@ constexpr Table<RoleEntry> kRoleTable("role:", kRoles);
 
 constexpr size_t kMostKey = 200;
 constexpr size_t kMostPath = 1000;
+constexpr size_t kIdleReaders = 16;  // kept open, with a cache of its own each
 
 double wall_clock() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -100,7 +101,7 @@ class Api::ReaderLease {
   }
   ~ReaderLease() {
     const std::lock_guard lock(api_.mutex_);
-    api_.readers_.push_back(std::move(reader_));
+    if (api_.readers_.size() < kIdleReaders) api_.readers_.push_back(std::move(reader_));
   }
   Reader& operator*() { return *reader_; }
 
@@ -128,6 +129,11 @@ Answer Api::handle(const Call& call) {
       if (!argument) continue;
       known = true;
       if (route.method != call.method) continue;
+      for (const auto& [name, value] : call.query) {
+        if (!std::ranges::any_of(route.query, [&](const Parameter& p) { return p.name == name; }))
+          fail(ErrorCode::invalid_argument,
+               "the path takes no parameter \"{}\"; /v1/openapi.json lists all", name);
+      }
       if (call.principal.role < route.role)
         throw Refused(fmt::format("{} has the role \"{}\"; this takes \"{}\"", call.principal.name,
                                   to_string(call.principal.role), to_string(route.role)));

@@ -93,6 +93,37 @@ TEST_F(Service, BadRequestsSayWhatWouldBeRight) {
   error(413, send("POST", "/v1/jobs", std::string(kMostBody + 1, ' ')));
 }
 
+TEST_F(Service, NamesCanStandInPathsAndOnPages) {
+  for (const char* name : {"", "12", "a/b", "a\\u0000b", "a\\u0085", "a\\n"}) {
+    const Answer answer =
+        send("POST", "/v1/jobs", fmt::format(R"({{"name": "{}", "spec": {{}}}})", name));
+    EXPECT_EQ(answer.status, 400) << name;
+  }
+  EXPECT_EQ(send("POST", "/v1/jobs", R"({"name": "<b>\u00fc 12", "spec": {}})").status, 201);
+  who.role = Role::admin;
+  for (const std::string& node : {std::string("a\0b", 3), std::string("\xff"), std::string("a\n")})
+    EXPECT_EQ(send("POST", "/v1/nodes/" + node + "/drain").status, 400);
+}
+
+TEST_F(Service, AfterManyRequestsAtOnceFewReadersAreKept) {
+  int deep = 0;
+  api.check_submission([&](const Submission&, const Json&) {
+    if (++deep < 50) submit("job");  // while the reader of this request is in use
+  });
+  submit("job");
+  int open = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    open += fs::read_symlink(entry.path(), gone) == fs::path(file.string() + "-wal") ? 1 : 0;
+  }
+  EXPECT_EQ(deep, 50);
+  EXPECT_LT(open, 25);
+}
+
+TEST_F(Service, AParameterThatNobodyReadsIsRefused) {
+  EXPECT_EQ(send("GET", "/v1/jobs?limi=3").status, 400);
+}
+
 TEST_F(Service, EachRoleMayDoWhatItMay) {
   const JobId id = submit("hers");
   const std::string cancel = "/v1/jobs/" + std::to_string(id) + "/cancel";
@@ -203,7 +234,7 @@ TEST_F(Service, NoRequestWhateverItsBytesDoesHarm) {
       call.path += words[rng.below(static_cast<uint32_t>(words.size()))];
     call.body = bodies[rng.below(static_cast<uint32_t>(bodies.size()))];
     for (const char* name : {"limit", "before", "after", "phase", "job", "name"}) {
-      if (rng.below(4) == 0)
+      if (rng.below(8) == 0)
         call.query[name] = rng.below(2) == 0 ? words[rng.below(static_cast<uint32_t>(words.size()))]
                                              : std::to_string(static_cast<int64_t>(rng.next()));
     }

@@ -17,6 +17,8 @@ std::optional<Error> error_of(const std::function<void()>& body) {
     return error;
   } catch (const std::exception& error) {
     return Error(ErrorCode::internal, error.what());
+  } catch (...) {
+    return Error(ErrorCode::internal, "something that is no error was thrown");
   }
 }
 
@@ -94,7 +96,11 @@ void CommitQueue::carry_out(std::deque<Waiting>& batch) {
 bool CommitQueue::try_together(std::deque<Waiting>& batch) {
   Database& database = store_.database();
   std::optional<Transaction> transaction;
-  if (const auto refused = error_of([&] { transaction.emplace(database); })) {
+  const auto refused = error_of([&] {
+    store_.require_file();
+    transaction.emplace(database);
+  });
+  if (refused) {
     for (Waiting& change : batch) change.error = refused;
     return true;  // another one would wait for the same lock as long
   }

@@ -1,6 +1,7 @@
 #include "ductile/cluster/commit_queue.h"
 
 #include <atomic>
+#include <fstream>
 #include <latch>
 
 #include <gtest/gtest.h>
@@ -68,6 +69,36 @@ TEST_F(Queue, AChangeThatFailsIsUndoneAlone) {
     before = job.id;
   }
   EXPECT_TRUE(reader.check().empty());
+}
+
+TEST_F(Queue, WhateverAChangeThrowsItAloneIsUndone) {
+  struct Odd {};
+  CommitQueue queue(store);
+  EXPECT_EQ(code_of([&] {
+              queue.commit([](Change& change) {
+                change.submit(named("odd"), "{}", 1);
+                throw Odd{};
+              });
+            }),
+            ErrorCode::internal);
+  queue.commit([](Change& change) { change.submit(named("even"), "{}", 1); });
+  EXPECT_EQ(Reader(file).live_jobs().size(), 1u);
+}
+
+TEST_F(Queue, NothingIsAcknowledgedThatIsWrittenToARemovedFile) {
+  CommitQueue queue(store);
+  const auto submit = [&] {
+    queue.commit([](Change& change) { change.submit(named("job"), "{}", 1); });
+  };
+  submit();
+  const fs::path away = folder.path() / "away.db";
+  fs::rename(file, away);
+  EXPECT_EQ(code_of(submit), ErrorCode::unavailable);
+  std::ofstream(file) << "another one";
+  EXPECT_EQ(code_of(submit), ErrorCode::unavailable);
+  fs::rename(away, file);
+  submit();
+  EXPECT_EQ(Reader(file).live_jobs().size(), 2u);
 }
 
 TEST_F(Queue, ManyThreadsWithOneKeyMakeOneJob) {

@@ -38,11 +38,12 @@ void refuse_network_file_system(const fs::path& file) {
   }
 }
 
-// SQLite gives the files beside it the same permissions.
+// SQLite gives the files beside it the same permissions. One that is there is not opened: to close
+// it again would end the locks that other connections of this process have on it.
 void make_private(const fs::path& file) {
-  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) fail_errno(file.string(), errno);
-  ::close(fd);
+  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0 && errno != EEXIST) fail_errno(file.string(), errno);
+  if (fd >= 0) ::close(fd);
 }
 
 ErrorCode code_of(int code, int error_number) {
@@ -119,9 +120,18 @@ Database::Database(const fs::path& file, Access access, const char* vfs)
   sqlite3_db_config(connection, SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
   // A committed transaction is on the disk; and no file's own SQL is trusted.
   execute("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;");
-  execute(access == Access::read
-              ? "PRAGMA query_only = ON;"
-              : "PRAGMA journal_mode = WAL; PRAGMA journal_size_limit = 67108864;");
+  if (access == Access::read) execute("PRAGMA query_only = ON");
+}
+
+void Database::use_wal() {
+  query("PRAGMA journal_mode = WAL", [&](const Row& row) {
+    if (row.text(0) != "wal")
+      fail(ErrorCode::unavailable,
+           "{}: its file system does not let processes share memory, which readers beside a writer "
+           "need; choose a folder on a local disk",
+           file_.string());
+  });
+  execute("PRAGMA journal_size_limit = 67108864");
 }
 
 Database::~Database() { statements_.clear(); }

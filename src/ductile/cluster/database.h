@@ -29,8 +29,8 @@ class Row {
   sqlite3_stmt* statement_;
 };
 
-// A connection to an SQLite file in WAL mode: readers never wait for the writer, nor it for them,
-// and a transaction that was committed survives the end of the process and of the power.
+// A connection to an SQLite file: a transaction that was committed survives the end of the process
+// and of the power.
 //
 // Errors are kept apart by their remedy: data_loss (the file is damaged, or is none of SQLite),
 // unavailable (full disk, permission, a read that failed, a lock that another process holds),
@@ -46,6 +46,9 @@ class Database {
   ~Database();
 
   const fs::path& file() const { return file_; }
+
+  // Keeps the file in WAL mode from now on: readers never wait for the writer, nor it for them.
+  void use_wal();
 
   // Statements without parameters and results, separated by semicolons.
   void execute(const std::string& sql);

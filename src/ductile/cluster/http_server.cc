@@ -25,6 +25,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/routes_impl.h"
 
 namespace ductile::cluster {
@@ -33,14 +34,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr const char* kWho = "X-Ductile-Connection";  // ours; a client's own is removed
-constexpr int64_t kMostRequests = 10000;              // of one connection
-constexpr size_t kMostBytes = (size_t{2} << 20);      // of one request, with its head
+constexpr int64_t kMostRequests = 10000;          // of one connection
+constexpr size_t kMostBytes = (size_t{2} << 20);  // of one request, with its head
 constexpr int64_t kStreamPage = 200;
+constexpr milliseconds kFarewell{1000};  // in which a client may read its last answer
 
 int left(Clock::time_point deadline) {
   const auto rest = std::chrono::ceil<milliseconds>(deadline - Clock::now());
   return static_cast<int>(std::clamp<int64_t>(rest.count(), 0, 1000000));
+}
+
+// Without regard to case.
+bool same_word(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::ranges::equal(a, b, {}, lower, lower);
 }
 
 bool ready(int fd, short what, Clock::time_point deadline) {
@@ -56,11 +63,19 @@ bool ready(int fd, short what, Clock::time_point deadline) {
 // that sends a byte now and then is not waited for.
 class Connection final : public httplib::Stream {
  public:
-  Connection(int fd, const HttpOptions& options) : fd_(fd), options_(options) { begin(); }
+  Connection(int fd, const HttpOptions& options, const std::optional<Principal>& principal)
+      : principal(principal), fd_(fd), options_(options) {}
+
+  // Who is at the other end; over the port that is not known yet.
+  const std::optional<Principal>& principal;
+  // The next bytes may not be the beginning of a request: the connection ends after this answer.
+  // So it is until the library has understood the head of a request.
+  bool ends = true;
 
   void begin() {
     deadline_ = Clock::now() + options_.patience;
     budget_ = kMostBytes;
+    ends = true;
   }
 
   bool is_readable() const override { return ready(fd_, POLLIN, deadline_); }
@@ -97,6 +112,16 @@ class Connection final : public httplib::Stream {
   bool waits_for_more() const {
     return begin_ < end_ || ready(fd_, POLLIN, Clock::now() + options_.idle);
   }
+  // The kernel throws away an answer that is under way where bytes are left unread, so they are
+  // read.
+  void say_farewell() {
+    ::shutdown(fd_, SHUT_WR);
+    const auto deadline = Clock::now() + std::min(options_.patience, kFarewell);
+    while (ready(fd_, POLLIN, deadline) && Clock::now() < deadline) {
+      if (::recv(fd_, buffer_, sizeof buffer_, MSG_DONTWAIT) <= 0) break;
+    }
+    ::shutdown(fd_, SHUT_RDWR);
+  }
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
   socket_t socket() const override { return fd_; }
@@ -110,6 +135,45 @@ class Connection final : public httplib::Stream {
   size_t begin_ = 0, end_ = 0;
 };
 
+// The connection that this thread serves: the library hands its handlers none.
+thread_local Connection* t_connection = nullptr;
+
+struct Refusal {
+  int status;
+  ErrorCode code;
+  std::string text;
+};
+
+// What is wrong with the head of a request. Where its body ends has to be beyond doubt: a proxy
+// that saw another end than this server would take one client's bytes for another one's request.
+std::optional<Refusal> refusal_of(const httplib::Request& request) {
+  const auto bad = [](std::string text, int status = 400) {
+    return Refusal{status, ErrorCode::invalid_argument, std::move(text)};
+  };
+  for (const char* name : {"Authorization", "Content-Encoding", "Content-Length", "Host",
+                           "Idempotency-Key", "Last-Event-ID", "Transfer-Encoding"}) {
+    if (request.get_header_value_count(name) > 1)
+      return bad(fmt::format("the header {} stands there more than once", name));
+  }
+  const std::string length = request.get_header_value("Content-Length");
+  const bool chunked = request.has_header("Transfer-Encoding");
+  if (chunked && !length.empty())
+    return bad("Content-Length and Transfer-Encoding contradict each other; send one of them");
+  if (chunked && !same_word(request.get_header_value("Transfer-Encoding"), "chunked"))
+    return bad("Transfer-Encoding can only be \"chunked\"");
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (!std::ranges::all_of(length, digit) || length.size() > 18)
+    return bad(fmt::format("Content-Length = \"{}\": write a number", length));
+  const int64_t size = length.empty() ? 0 : std::stoll(length);
+  if (request.method != "POST" && (chunked || size > 0))
+    return bad(fmt::format("{} takes no body", request.method));
+  if (size > static_cast<int64_t>(kMostBody)) return bad("the body is larger than 1 MiB", 413);
+  const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (!request.path.starts_with('/') || std::ranges::any_of(request.path, control))
+    return bad("a path begins with a slash and has no control characters");
+  return std::nullopt;
+}
+
 std::string name_of(uid_t user) {
   passwd entry{};
   passwd* found = nullptr;
@@ -118,7 +182,8 @@ std::string name_of(uid_t user) {
   return found != nullptr ? found->pw_name : std::to_string(user);
 }
 
-// Of which nobody serves any more is removed.
+// Under the lock of this path, so that no other server of ours is about to serve it. A socket that
+// nobody serves any more is removed; nothing else is.
 Descriptor listen_unix(const fs::path& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -128,15 +193,22 @@ Descriptor listen_unix(const fs::path& path) {
          sizeof address.sun_path - 1);
   std::memcpy(address.sun_path, path.c_str(), path.native().size());
   const auto* const where = reinterpret_cast<const sockaddr*>(&address);
-  Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (::connect(probe.get(), where, sizeof address) == 0)
-    fail(ErrorCode::conflict, "{}: another process serves it", path.string());
-  if (errno == ECONNREFUSED) ::unlink(path.c_str());
+  struct stat is {};
+  if (::lstat(path.c_str(), &is) == 0) {
+    if (!S_ISSOCK(is.st_mode))
+      fail(ErrorCode::conflict, "{}: is there and is no socket; choose another path",
+           path.string());
+    // Without waiting: who does not accept is there all the same.
+    const Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (::connect(probe.get(), where, sizeof address) == 0 || errno == EAGAIN)
+      fail(ErrorCode::conflict, "{}: another process serves it", path.string());
+    if (errno == ECONNREFUSED) ::unlink(path.c_str());
+  }
   Descriptor out(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (out.get() < 0 || ::bind(out.get(), where, sizeof address) != 0)
     fail_errno(path.string(), errno);
   // Who may do what is decided by who connects.
-  if (::chmod(path.c_str(), 0666) != 0 || ::listen(out.get(), 128) != 0)
+  if (::chmod(path.c_str(), 0666) != 0 || ::listen(out.get(), SOMAXCONN) != 0)
     fail_errno(path.string(), errno);
   return out;
 }
@@ -151,7 +223,7 @@ Descriptor listen_loopback(uint16_t port, uint16_t* got) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* const where = reinterpret_cast<sockaddr*>(&address);
-  if (out.get() < 0 || ::bind(out.get(), where, size) != 0 || ::listen(out.get(), 128) != 0 ||
+  if (out.get() < 0 || ::bind(out.get(), where, size) != 0 || ::listen(out.get(), SOMAXCONN) != 0 ||
       ::getsockname(out.get(), where, &size) != 0)
     fail_errno(fmt::format("127.0.0.1:{}", port), errno);
   *got = ntohs(address.sin_port);
@@ -185,24 +257,27 @@ class HttpServer::Impl : httplib::Server {
   void reap(bool all);
   void serve(Client& client);
   std::optional<Principal> principal_of(const httplib::Request& request);
+  bool refuse(const httplib::Request& request, httplib::Response& response);
+  void answer_with_body(const httplib::Request& request, httplib::Response& response,
+                        const httplib::ContentReader& content);
   void answer(const httplib::Request& request, std::string body, httplib::Response& response);
   void stream(const Call& call, std::string_view last, httplib::Response& response);
 
   Api& api_;
   const HttpOptions options_;
-  Descriptor unix_, loopback_, wake_in_, wake_out_;
+  Descriptor lock_, unix_, loopback_, wake_in_, wake_out_;
   uint16_t port_ = 0;
   std::atomic<bool> stopping_ = false;
   std::list<Client> clients_;  // of the accepting thread
   std::map<int64_t, int> shares_;
-  std::mutex peers_mutex_;
-  std::map<std::string, Peer> peers_;  // by the number of the connection
-  int64_t connections_ = 0;
   std::thread thread_;
 };
 
 HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std::move(options)) {
-  if (!options_.socket.empty()) unix_ = listen_unix(options_.socket);
+  if (!options_.socket.empty()) {
+    lock_ = lock_of(options_.socket);
+    unix_ = listen_unix(options_.socket);
+  }
   if (options_.port) loopback_ = listen_loopback(*options_.port, &port_);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
@@ -211,28 +286,17 @@ HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std:
 
   svr_sock_ = wake_out_.get();  // the library ends streams where its own socket is closed
   set_payload_max_length(kMostBody);
-  const auto plain = [this](const httplib::Request& request, httplib::Response& response) {
+  // Only a POST has a body that is read, and only after its head was found good.
+  set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+    if (refuse(request, response)) return HandlerResponse::Handled;
+    if (request.method == "POST") return HandlerResponse::Unhandled;
     answer(request, "", response);
-  };
-  const auto with_body = [this](const httplib::Request& request, httplib::Response& response,
-                                const httplib::ContentReader& content) {
-    std::string body;
-    const bool whole = content([&](const char* data, size_t size) {
-      body.append(data, size);  // unpacked: a small body may become a large one
-      return body.size() <= kMostBody;
-    });
-    if (!whole && body.size() <= kMostBody) {
-      if (response.status < 400) response.status = 400;
-      return;
-    }
-    answer(request, std::move(body), response);
-  };
-  Get("/.*", plain);
-  Delete("/.*", plain);
-  Options("/.*", plain);
-  Post("/.*", with_body);
-  Put("/.*", with_body);
-  Patch("/.*", with_body);
+    return HandlerResponse::Handled;
+  });
+  Post("/.*", [this](const httplib::Request& request, httplib::Response& response,
+                     const httplib::ContentReader& content) {
+    answer_with_body(request, response, content);
+  });
   thread_ = std::thread([this] { accept_all(); });
 }
 
@@ -313,66 +377,94 @@ void HttpServer::Impl::reap(bool all) {
 }
 
 void HttpServer::Impl::serve(Client& client) {
-  std::string number;
-  {
-    const std::lock_guard lock(peers_mutex_);
-    number = std::to_string(++connections_);
-    peers_[number] = client.peer;
-  }
   try {
-    Connection connection(client.socket.get(), options_);
+    Connection connection(client.socket.get(), options_, client.peer.principal);
+    t_connection = &connection;
     bool closed = false;
     for (int64_t i = 1; !closed && !stopping_ && connection.waits_for_more(); ++i) {
       connection.begin();
       const bool served =
           process_request(connection, i >= kMostRequests, closed, [&](httplib::Request& request) {
-            request.headers.erase(kWho);
-            request.headers.emplace(kWho, number);
+            // The library is less strict about where chunks end than it should be.
+            connection.ends = request.has_header("Transfer-Encoding") || refusal_of(request) ||
+                              same_word(request.get_header_value("Connection"), "close");
+            if (connection.ends) {
+              request.headers.erase("Connection");
+              request.headers.emplace("Connection", "close");
+            }
+            // Without a length it would read until the client closes.
+            if (!request.has_header("Transfer-Encoding") && !request.has_header("Content-Length"))
+              request.headers.emplace("Content-Length", "0");
+            // Neither parts of answers, each a copy of its own, nor forms are served.
+            request.ranges.clear();
+            for (const char* name : {"Range", "Content-Type"}) request.headers.erase(name);
           });
-      if (!served) break;
+      if (!served || connection.ends) break;
     }
+    connection.say_farewell();
   } catch (const std::exception&) {
     // Out of memory for this client; it sees the end of its connection.
+    ::shutdown(client.socket.get(), SHUT_RDWR);
   }
-  {
-    const std::lock_guard lock(peers_mutex_);
-    peers_.erase(number);
-  }
-  ::shutdown(client.socket.get(), SHUT_RDWR);
   client.over = true;
 }
 
 std::optional<Principal> HttpServer::Impl::principal_of(const httplib::Request& request) {
-  {
-    const std::lock_guard lock(peers_mutex_);
-    const auto found = peers_.find(request.get_header_value(kWho));
-    if (found != peers_.end() && found->second.principal) return found->second.principal;
-  }
+  if (t_connection->principal) return t_connection->principal;
   constexpr std::string_view kBearer = "Bearer ";
   const std::string given = request.get_header_value("Authorization");
-  if (!options_.principal_of || !given.starts_with(kBearer)) return std::nullopt;
+  if (!options_.principal_of ||
+      !same_word(std::string_view(given).substr(0, kBearer.size()), kBearer))
+    return std::nullopt;
   return options_.principal_of(std::string_view(given).substr(kBearer.size()));
+}
+
+// Whether the head alone decides that the answer is a refusal. Nothing of its body was read then.
+bool HttpServer::Impl::refuse(const httplib::Request& request, httplib::Response& response) {
+  response.set_header("X-Content-Type-Options", "nosniff");
+  response.set_header("Cache-Control", "no-store");
+  const auto set = [&](int status, std::string_view code, std::string_view text) {
+    if (request.get_header_value("Content-Length") != "0") t_connection->ends = true;
+    response.status = status;
+    response.set_content(dump_json(nlohmann::json{{"error", text}, {"code", code}}),
+                         "application/json");
+    return true;
+  };
+  if (const auto refusal = refusal_of(request))
+    return set(refusal->status, to_string(refusal->code), refusal->text);
+  if (!principal_of(request))
+    return set(401, "refused", "a token is wanted: \"Authorization: Bearer ...\"");
+  return false;
+}
+
+void HttpServer::Impl::answer_with_body(const httplib::Request& request,
+                                        httplib::Response& response,
+                                        const httplib::ContentReader& content) {
+  std::string body;
+  const bool whole = content([&](const char* data, size_t size) {
+    body.append(data, size);  // unpacked: a small body may become a large one
+    return body.size() <= kMostBody;
+  });
+  if (!whole) t_connection->ends = true;
+  if (!whole && body.size() <= kMostBody) {
+    response.status = 400;
+    response.set_content(R"({"error":"the body is not whole","code":"invalid_argument"})",
+                         "application/json");
+    return;
+  }
+  answer(request, std::move(body), response);
 }
 
 void HttpServer::Impl::answer(const httplib::Request& request, std::string body,
                               httplib::Response& response) {
-  response.set_header("X-Content-Type-Options", "nosniff");
-  response.set_header("Cache-Control", "no-store");
-  const auto refuse = [&](int status, const char* text) {
-    response.status = status;
-    response.set_content(dump_json(nlohmann::json{{"error", text}, {"code", "refused"}}),
-                         "application/json");
-  };
-  const auto who = principal_of(request);
-  if (!who) return refuse(401, "a token is wanted: \"Authorization: Bearer ...\"");
   Call call;
   call.method = request.method == "HEAD" ? "GET" : request.method;
   call.path = request.path;
   for (const auto& [name, value] : request.params) call.query[name] = value;
   call.key = request.get_header_value("Idempotency-Key");
   call.body = std::move(body);
-  call.principal = *who;
-  if (call.method == "GET" && call.path == "/v1/events" &&
+  call.principal = principal_of(request).value_or(Principal{});
+  if (call.method == "GET" && call.path == "/v1/events" && request.version != "HTTP/1.0" &&
       request.get_header_value("Accept").find("text/event-stream") != std::string::npos)
     return stream(call, request.get_header_value("Last-Event-ID"), response);
   Answer out = api_.handle(call);

@@ -1,6 +1,8 @@
 #include "ductile/cluster/http_server.h"
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -121,8 +123,6 @@ TEST_F(Http, NobodyGetsInWithoutATokenOrWithAnothersConnection) {
     for (const char* path : {"/v1/jobs", "/metrics", "/v1/openapi.json", "/v1/events", "/"})
       EXPECT_EQ(http.Get(path)->status, 401) << path;
     EXPECT_EQ(http.Post("/v1/jobs", kJob, "application/json")->status, 401);
-    for (int n = 0; n < 4; ++n)
-      EXPECT_EQ(http.Get("/v1/jobs", {{"X-Ductile-Connection", std::to_string(n)}})->status, 401);
   }
   EXPECT_TRUE(Reader(file).live_jobs().empty());
 }
@@ -212,6 +212,124 @@ TEST_F(Http, ASocketIsServedOnceAndAStaleOneIsReplaced) {
   options.socket = folder.path() / std::string(200, 'x');
   EXPECT_EQ(ductile::testing::code_of([&] { HttpServer fourth(api, options); }),
             ErrorCode::invalid_argument);
+}
+
+// Over the unix socket, as an admin: a request, and inside it another one.
+TEST_F(Http, ARequestInsideAnotherOnesBodyIsNotCarriedOut) {
+  const std::string inner = "POST /v1/nodes/n/drain HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+  const std::string post = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\n";
+  const std::string length = "Content-Length: " + std::to_string(kJob.size()) + "\r\n";
+  const std::string chunk = fmt::format("{:x}\r\n", kJob.size()) + kJob;
+  const std::vector<std::string> outers = {
+      "GET /v1/jobs HTTP/1.1\r\nContent-Length: " + std::to_string(inner.size()) + "\r\n\r\n",
+      "HEAD /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+      "OPTIONS /v1/jobs HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
+      "BREW /v1/jobs HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
+      "GET /v1/jobs HTTP/1.1\r\nno header at all\r\n",
+      post + length + "Transfer-Encoding: chunked\r\n\r\n" + chunk + "\r\n0\r\n\r\n",
+      post + length + "Content-Length: 99\r\n\r\n" + kJob,
+      post + "Content-Length: +" + std::to_string(kJob.size()) + "\r\n\r\n" + kJob,
+      post + "Content-Length: " + std::to_string(kJob.size()) + "x\r\n\r\n" + kJob,
+      post + "Content-Length: -1\r\n\r\n",
+      post + "Content-Length: 2000000\r\n\r\n",
+      post + "Transfer-Encoding: xchunked\r\n\r\n" + kJob,
+      post + "Transfer-Encoding: chunked\r\n\r\n" + chunk + "XX\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0x" + chunk + "\r\n0\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+      "POST /v1/jobs%0a HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
+      "POST http://x/v1/jobs HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
+  };
+  for (const std::string& outer : outers) {
+    const Descriptor socket = connect_unix();
+    send(socket, outer + inner);
+    ::shutdown(socket.get(), SHUT_WR);
+    const std::string answers = receive(socket);
+    EXPECT_EQ(answers.find("HTTP/1.1 "), answers.rfind("HTTP/1.1 ")) << outer << answers;
+    EXPECT_TRUE(Reader(file).drains().empty()) << outer;
+  }
+  EXPECT_EQ(client("let-me-in").Get("/v1/jobs")->status, 200);
+}
+
+TEST_F(Http, WhatIsAmbiguousIsRefused) {
+  for (const char* twice :
+       {"Authorization: Bearer let-me-in\r\nAuthorization: Bearer other\r\n",
+        "Idempotency-Key: a\r\nidempotency-key: b\r\n", "Host: a\r\nHost: b\r\n"}) {
+    const Descriptor socket = connect_unix();
+    send(socket, std::string("GET /v1/jobs HTTP/1.1\r\n") + twice + "\r\n");
+    const std::string answer = receive(socket, "}");
+    EXPECT_NE(answer.find("HTTP/1.1 400"), std::string::npos) << answer;
+    EXPECT_NE(answer.find("more than once"), std::string::npos) << answer;
+  }
+}
+
+TEST_F(Http, OnlyAPostBringsABody) {
+  for (const char* method : {"DELETE", "PUT", "PATCH", "PRI", "GET"}) {
+    const Descriptor socket = connect_port();  // packed, and nobody to be seen who sent it
+    send(socket, std::string(method) +
+                     " /v1/jobs HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\n");
+    const std::string answer = receive(socket);
+    EXPECT_NE(answer.find("HTTP/1.1 400"), std::string::npos) << answer;
+  }
+}
+
+TEST_F(Http, APostWithoutABodyNeedsNoLength) {
+  client().Post("/v1/jobs", kJob, "application/json");
+  const Descriptor socket = connect_unix();
+  send(socket, "POST /v1/jobs/1/cancel HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_NE(receive(socket, "}").find("HTTP/1.1 200"), std::string::npos);
+}
+
+// Each part would be a copy of the answer: some bytes for gigabytes.
+TEST_F(Http, AnAnswerIsServedWhole) {
+  const auto answer = client().Get("/metrics", {{"Range", "bytes=0-,0-,0-"}});
+  EXPECT_EQ(answer->status, 200);
+  EXPECT_EQ(answer->body, client().Get("/metrics")->body);
+}
+
+TEST_F(Http, ABodyIsJsonWhateverItIsCalled) {
+  for (const char* type :
+       {"multipart/form-data; boundary=x", "application/x-www-form-urlencoded"}) {
+    EXPECT_EQ(client().Post("/v1/jobs", kJob, type)->status, 201) << type;
+    EXPECT_EQ(client().Post("/v1/jobs", "a=b", type)->status, 400) << type;
+  }
+}
+
+TEST_F(Http, AnOldClientGetsAListAndNoStream) {
+  const Descriptor socket = connect_unix();
+  send(socket, "GET /v1/events HTTP/1.0\r\nAccept: text/event-stream\r\n\r\n");
+  EXPECT_NE(receive(socket).find("\"events\":[]"), std::string::npos);
+}
+
+TEST_F(Http, AFileThatIsNoSocketIsLeftAlone) {
+  HttpOptions options;
+  options.socket = folder.path() / "thesis.tex";
+  std::ofstream(options.socket) << "years of work";
+  EXPECT_EQ(ductile::testing::code_of([&] { HttpServer second(api, options); }),
+            ErrorCode::conflict);
+  EXPECT_EQ(read_file(options.socket), "years of work");
+}
+
+TEST_F(Http, OfServersThatStartAtOnceOneServes) {
+  HttpOptions options;
+  options.socket = folder.path() / "raced.sock";
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<HttpServer>> servers(4);
+    std::vector<std::thread> threads;
+    std::atomic<int> waiting = 4;
+    for (auto& mine : servers) {
+      threads.emplace_back([&] {
+        --waiting;
+        while (waiting > 0) std::this_thread::yield();
+        try {
+          mine = std::make_unique<HttpServer>(api, options);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(std::ranges::count_if(servers, [](const auto& s) { return s != nullptr; }), 1);
+  }
 }
 
 TEST_F(Http, NoBytesStopTheServer) {

@@ -20,14 +20,33 @@ Answer json_answer(const Json& value) {
   return out;
 }
 
-// A name that a person can type and a page can show.
-std::string checked_name(const JsonFields& fields, const char* key, std::string otherwise) {
-  std::string name = fields.text(key, std::move(otherwise));
-  const auto odd = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  if (name.size() > kMostName || std::ranges::any_of(name, odd))
-    fail(ErrorCode::invalid_argument, "{}: {} has control characters, or more than {} bytes",
-         fields.where(), key, kMostName);
-  return name;
+// A text on one line that a person can type and a page can show.
+void require_line(std::string_view text, std::string_view what) {
+  bool odd = text.size() > kMostName ||
+             dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
+    odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
+  }
+  if (odd)
+    fail(ErrorCode::invalid_argument,
+         "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
+         kMostName);
+}
+
+std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
+  std::string text = fields.text(key, std::move(otherwise));
+  require_line(text, fmt::format("{}: {}", fields.where(), key));
+  return text;
+}
+
+// Jobs and nodes are named in paths.
+void require_name(std::string_view name, std::string_view what) {
+  require_line(name, what);
+  if (name.empty() || name.find('/') != std::string_view::npos)
+    fail(ErrorCode::invalid_argument, "{} = \"{}\": a name is not empty and has no slash", what,
+         name);
 }
 
 Answer list_jobs(Request& request) {
@@ -51,10 +70,16 @@ Answer submit_job(Request& request) {
   const JsonFields fields(body, "body");
   fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "spec"});
   Submission s;
-  s.name = checked_name(fields, "name", "job");
-  s.team = checked_name(fields, "team", "");
-  s.tier = checked_name(fields, "tier", s.tier);
-  s.kind = checked_name(fields, "kind", s.kind);
+  s.name = fields.text("name", "job");
+  require_name(s.name, "body: name");
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (std::ranges::all_of(s.name, digit))
+    fail(ErrorCode::invalid_argument,
+         "body: name = \"{}\": a job is found by its number, too, so its name needs a letter",
+         s.name);
+  s.team = checked_line(fields, "team", "");
+  s.tier = checked_line(fields, "tier", s.tier);
+  s.kind = checked_line(fields, "kind", s.kind);
   s.owner = request.call.principal.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
@@ -72,7 +97,8 @@ Answer show_job(Request& request) {
   Json out = to_json(job);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
-  out["spec"] = parse_json<Json>(request.reader.spec(job.id));
+  out["spec"] = parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
+                           ErrorCode::data_loss);
   return json_answer(out);
 }
 
@@ -105,10 +131,11 @@ Answer list_events(Request& request) {
 
 Answer drain_node(Request& request) {
   const std::string node(request.argument);
+  require_name(node, "node");
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"reason"});
-  const std::string reason = checked_name(fields, "reason", "");
+  const std::string reason = checked_line(fields, "reason", "");
   return request.commit(200, [&](Change& change) -> nlohmann::json {
     change.drain(node, reason, request.now());
     return {{"node", node}, {"drained", true}};
@@ -239,7 +266,7 @@ Json to_json(const JobRecord& job) {
 Json to_json(const Event& event) {
   Json out = {{"seq", event.seq}, {"time", event.time}, {"job", nullptr}, {"kind", event.kind}};
   if (event.job != 0) out["job"] = event.job;
-  out["body"] = parse_json<Json>(event.body);
+  out["body"] = parse_json(event.body, fmt::format("event {}", event.seq), ErrorCode::data_loss);
   return out;
 }
 

@@ -14,7 +14,6 @@
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
-#include "ductile/control/membership.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
@@ -287,7 +286,7 @@ void Service::Impl::say(Live& live, const std::string& reason) {
   });
 }
 
-// How fast the job is, from the steps that it committed while its workers were the same.
+// From the steps that it committed while its workers were the same.
 void Service::Impl::measure(Live& live) {
   constexpr int64_t kLeastSteps = 5;
   if (!live.host || live.stopping) return;

@@ -3,14 +3,13 @@
 #include <cerrno>
 #include <charconv>
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/table.h"
+#include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/schema.h"
 
 namespace ductile::cluster {
@@ -26,7 +25,7 @@ std::string select_jobs(std::string_view rest) {
   return fmt::format("SELECT {} FROM jobs {}", kJobColumns, rest);
 }
 
-JobRecord job_of(const Row& row) {
+JobRecord job_of(const Row& row) try {
   JobRecord out;
   int c = 0;
   out.id = row.integer(c++);
@@ -46,6 +45,8 @@ JobRecord job_of(const Row& row) {
   out.generation = row.integer(c++);
   out.revision = row.integer(c++);
   return out;
+} catch (const Error& error) {  // a word that nobody wrote there
+  fail(ErrorCode::data_loss, "job {}: its row is damaged: {}", row.integer(0), error.what());
 }
 
 JobRecord read_job(Database& database, JobId id) {
@@ -54,23 +55,6 @@ JobRecord read_job(Database& database, JobId id) {
       select_jobs("WHERE id = ?"), [&](const Row& row) { found = job_of(row); }, id);
   if (!found) fail(ErrorCode::not_found, "there is no job {}", id);
   return *std::move(found);
-}
-
-Descriptor lock_of(const fs::path& file) {
-  const fs::path path = file.string() + ".lock";
-  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (lock.get() < 0) fail_errno(path.string(), errno);
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail_errno(path.string(), errno);
-    char pid[32] = {};
-    const ssize_t n = ::pread(lock.get(), pid, sizeof pid - 1, 0);
-    fail(ErrorCode::conflict, "{}: another server uses it{}; one at a time can", file.string(),
-         n > 0 ? fmt::format(" (process {})", pid) : "");
-  }
-  const std::string pid = std::to_string(::getpid());  // for the message above alone
-  if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0) {
-  }
-  return lock;
 }
 
 }  // namespace
@@ -93,21 +77,27 @@ std::string Reader::spec(JobId id) {
 JobRecord Reader::find(std::string_view text) {
   JobId id = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-  if (error == std::errc() && end == text.data() + text.size()) return job(id);
+  const bool number = error == std::errc() && end == text.data() + text.size();
   std::optional<JobRecord> found;
-  database_.query(
-      select_jobs("WHERE name = ? ORDER BY ended IS NOT NULL, id DESC LIMIT 1"),
-      [&](const Row& row) { found = job_of(row); }, text);
+  const auto take = [&](const Row& row) { found = job_of(row); };
+  if (number) database_.query(select_jobs("WHERE id = ?"), take, id);
+  // Each has its index: many jobs may have one name.
+  for (const char* which : {"WHERE name = ? AND ended IS NULL ORDER BY id DESC LIMIT 1",
+                            "WHERE name = ? ORDER BY id DESC LIMIT 1"}) {
+    if (!found) database_.query(select_jobs(which), take, text);
+  }
   if (found) return *std::move(found);
   std::vector<std::string> names;
   database_.query("SELECT DISTINCT name FROM jobs WHERE ended IS NULL ORDER BY id DESC LIMIT 1000",
                   [&](const Row& row) { names.push_back(row.text(0)); });
   const auto nearest = nearest_name(text, names);
+  if (number) fail(ErrorCode::not_found, "there is no job {}", text);
   fail(ErrorCode::not_found, "there is no job \"{}\"{}", text,
        nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
 }
 
 std::vector<JobRecord> Reader::jobs(const JobFilter& filter, JobId before, int64_t limit) {
+  if (filter.live && filter.phase && has_ended(*filter.phase)) return {};
   std::string where = "WHERE id < ?";
   if (filter.live) where += " AND ended IS NULL";
   // One text of SQL per set of filters, so that each has its own index and is prepared once. An
@@ -207,6 +197,8 @@ std::vector<std::string> Reader::check() {
       });
   each("SELECT id FROM jobs WHERE NOT EXISTS (SELECT 1 FROM specs WHERE job = id)",
        [](const Row& row) { return fmt::format("job {}: its spec is lost", row.integer(0)); });
+  each("SELECT seq FROM events WHERE NOT json_valid(body)",
+       [](const Row& row) { return fmt::format("event {}: its body is no JSON", row.integer(0)); });
   each("SELECT DISTINCT id, phase FROM jobs JOIN holdings ON job = id WHERE phase <> 'running'",
        [](const Row& row) {
          return fmt::format("job {}: holds devices and is {}", row.integer(0), row.text(1));
@@ -220,6 +212,7 @@ Revision Change::record(JobId job, std::string_view kind, std::string_view body,
   if (job == 0) {
     database_.run(kInsert, now, nullptr, kind, body);
   } else {
+    this->job(job);  // throws for an unknown one
     database_.run(kInsert, now, job, kind, body);
   }
   return database_.last_insert();
@@ -233,6 +226,13 @@ Revision Change::touch(JobId job, std::string_view kind, const std::string& body
 }
 
 JobRecord Change::job(JobId id) { return read_job(database_, id); }
+
+JobRecord Change::live_job(JobId id) {
+  JobRecord out = job(id);
+  if (has_ended(out.phase))
+    fail(ErrorCode::conflict, "job {} is {} already", id, to_string(out.phase));
+  return out;
+}
 
 JobId Change::submit(const Submission& s, std::string_view spec, double now) {
   if (s.min_devices < 1 || s.max_devices < s.min_devices)
@@ -264,9 +264,7 @@ void Change::set_phase(JobId id, Phase phase, std::string_view reason, double no
 }
 
 void Change::set_wish(JobId id, Wish wish, std::string_view principal, double now) {
-  const JobRecord before = job(id);
-  if (has_ended(before.phase))
-    fail(ErrorCode::conflict, "job {} is {} already", id, to_string(before.phase));
+  const JobRecord before = live_job(id);
   if (before.wish == Wish::cancel && wish != Wish::cancel)
     fail(ErrorCode::conflict, "job {} is being cancelled", id);
   if (before.wish == wish) return;
@@ -275,20 +273,20 @@ void Change::set_wish(JobId id, Wish wish, std::string_view principal, double no
 }
 
 void Change::set_reason(JobId id, std::string_view reason, double now) {
-  if (job(id).reason == reason) return;
+  if (live_job(id).reason == reason) return;
   database_.run("UPDATE jobs SET reason = ? WHERE id = ?", reason, id);
   touch(id, "reason", dump_json(Json{{"reason", reason}}), now);
 }
 
 void Change::set_run(JobId id, std::string_view run, double now) {
-  if (job(id).run == run) return;
+  if (live_job(id).run == run) return;
   database_.run("UPDATE jobs SET run = ? WHERE id = ?", run, id);
   touch(id, "run", dump_json(Json{{"run", run}}), now);
 }
 
 int64_t Change::set_holdings(JobId id, const std::vector<Holding>& holdings,
                              std::string_view reason, double now) {
-  const JobRecord before = job(id);
+  const JobRecord before = live_job(id);
   if (before.phase != Phase::running && !holdings.empty())
     fail(ErrorCode::conflict, "job {} is {}; only a running one holds devices", id,
          to_string(before.phase));
@@ -348,6 +346,21 @@ void Change::forget_answers(double time) {
 Store::Store(const fs::path& file, const char* vfs)
     : lock_(lock_of(file)), database_(file, Database::Access::write, vfs) {
   migrate(database_);
+  database_.use_wal();
+  if (::stat(database_.file().c_str(), &made_) != 0) fail_errno(database_.file().string(), errno);
+  if ((made_.st_mode & 0077) != 0) fs::permissions(database_.file(), fs::perms(0600));
+}
+
+void Store::require_file() const {
+  struct stat is {};
+  if (::stat(database_.file().c_str(), &is) == 0 && is.st_dev == made_.st_dev &&
+      is.st_ino == made_.st_ino)
+    return;
+  fail(
+      ErrorCode::unavailable,
+      "{}: was removed or replaced while it was in use, and what is written now would be lost: put "
+      "it back, or restart the server to go on with what is there",
+      database_.file().string());
 }
 
 }  // namespace ductile::cluster

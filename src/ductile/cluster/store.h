@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include <sys/stat.h>
+
 #include "ductile/base/descriptor.h"
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
@@ -35,8 +37,9 @@ class Reader {
   // Throws not_found for an unknown job.
   JobRecord job(JobId id);
   std::string spec(JobId id);
-  // By number, or by name: the newest job of that name that has not ended, else the newest of that
-  // name. Throws not_found, with the nearest name of a job that has not ended.
+  // By number, or where no job has it, by name: the newest job of that name that has not ended,
+  // else the newest of that name. Throws not_found, with the nearest name of a job that has not
+  // ended.
   JobRecord find(std::string_view number_or_name);
   // The newest first: at most `limit` jobs whose number is below `before` (0: from the newest on).
   // The last one's number leads to the next page.
@@ -68,7 +71,9 @@ class Change {
   // `spec`: what to run, a text that the store keeps unchanged and does not read.
   JobId submit(const Submission& submission, std::string_view spec, double now);
 
-  // Throw not_found for an unknown job, conflict where its phase does not allow this.
+  // These and record() throw not_found for an unknown job, conflict where its phase does not allow
+  // this, as that of a job that has ended allows nothing. What a call did before it threw stays in
+  // the transaction: a change that goes on after that may leave half of it there.
   void set_phase(JobId job, Phase phase, std::string_view reason, double now);
   void set_wish(JobId job, Wish wish, std::string_view principal, double now);
   void set_reason(JobId job, std::string_view reason, double now);  // no event if it is the same
@@ -98,6 +103,7 @@ class Change {
   JobRecord job(JobId id);
 
  private:
+  JobRecord live_job(JobId id);
   Revision touch(JobId job, std::string_view kind, const std::string& body, double now);
 
   Database& database_;
@@ -110,10 +116,13 @@ class Store {
   explicit Store(const fs::path& file, const char* vfs = nullptr);
 
   Database& database() { return database_; }
+  // Throws unavailable if another file, or none, has taken the place of the one that is written.
+  void require_file() const;
 
  private:
   Descriptor lock_;
   Database database_;
+  struct stat made_ {};
 };
 
 }  // namespace ductile::cluster

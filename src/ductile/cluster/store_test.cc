@@ -115,6 +115,20 @@ TEST_F(StoreFile, AJobIsFoundByNumberOrByName) {
   EXPECT_EQ(code_of([&] { reader.find("99"); }), ErrorCode::not_found);
 }
 
+TEST_F(StoreFile, ANumberIsTriedBeforeAName) {
+  const JobId first = submit("7");
+  Reader reader(file);
+  EXPECT_EQ(reader.find("7").id, first);
+  submit("1");
+  EXPECT_EQ(reader.find("1").id, first);
+  for (const char* none : {"", "-1", " 1", "1x", "99999999999999999999999"})
+    EXPECT_EQ(code_of([&] { reader.find(none); }), ErrorCode::not_found) << none;
+}
+
+TEST_F(StoreFile, NoEventIsOfAnUnknownJob) {
+  EXPECT_EQ(code_of([&] { change.record(9, "note", "{}", 1); }), ErrorCode::not_found);
+}
+
 TEST_F(StoreFile, PagesOfAListMissAndRepeatNothing) {
   Rng rng(1);
   std::vector<JobId> wanted;
@@ -168,8 +182,36 @@ TEST_F(StoreFile, OneServerAtATimeWrites) {
   EXPECT_NE(text_of([&] { Store second(file); }, ErrorCode::conflict)
                 .find(fmt::format("process {}", getpid())),
             std::string::npos);
+  fs::create_symlink(file, folder.path() / "link.db");
+  EXPECT_EQ(code_of([&] { Store second(folder.path() / "link.db"); }), ErrorCode::conflict);
   store.reset();
   Store third(file);
+}
+
+TEST_F(StoreFile, AFileThatOthersMayReadBecomesItsUsersOwn) {
+  store.reset();
+  fs::permissions(file, fs::perms(0644));
+  const Store again(file);
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms(0600));
+}
+
+TEST_F(StoreFile, AnotherProgramsFileIsLeftAsItIs) {
+  const fs::path other = folder.path() / "bookmarks.db";
+  { Database(other, Database::Access::write).execute("CREATE TABLE bookmarks (url TEXT)"); }
+  fs::permissions(other, fs::perms(0644));
+  const std::string before = read_file(other);
+  EXPECT_EQ(code_of([&] { Store second(other); }), ErrorCode::data_loss);
+  EXPECT_EQ(read_file(other), before) << "not even the mode of its journal is changed";
+  EXPECT_EQ(fs::status(other).permissions(), fs::perms(0644));
+}
+
+TEST_F(StoreFile, WordsThatNobodyWroteAreDamage) {
+  const JobId id = submit("job");
+  store->database().execute("PRAGMA ignore_check_constraints = ON");
+  store->database().execute("UPDATE jobs SET phase = 'runninh'");
+  Reader reader(file);
+  EXPECT_EQ(code_of([&] { reader.job(id); }), ErrorCode::data_loss);
+  EXPECT_EQ(code_of([&] { reader.jobs({}, 0, 10); }), ErrorCode::data_loss);
 }
 
 TEST_F(StoreFile, DamageIsFoundByTheCheck) {
@@ -180,8 +222,9 @@ TEST_F(StoreFile, DamageIsFoundByTheCheck) {
   raw.run("INSERT INTO holdings VALUES (?, 'n', 1), (77, 'n', 1)", id);
   raw.execute("DELETE FROM events WHERE kind = 'submitted'");
   raw.execute("DELETE FROM specs");
+  raw.execute("INSERT INTO events (time, job, kind, body) VALUES (1, NULL, 'note', '{')");
   const auto found = Reader(file).check();
-  ASSERT_EQ(found.size(), 5u) << ::testing::PrintToString(found);
+  ASSERT_EQ(found.size(), 6u) << ::testing::PrintToString(found);
 }
 
 // The store against maps, which forget nothing and are slow and obvious.
@@ -207,6 +250,15 @@ TEST_F(StoreFile, AgreesWithAnObviousTwinThroughRandomChanges) {
     }
     JobRecord& job = twin.at(id);
     const std::string reason = "reason " + std::to_string(step);
+    if (has_ended(job.phase) && what > 2) {
+      const auto any = [&] {
+        if (what == 3) change.set_holdings(id, {}, reason, now);
+        if (what == 4) change.set_reason(id, reason, now);
+        if (what == 5) change.set_run(id, reason, now);
+      };
+      EXPECT_EQ(code_of(any), ErrorCode::conflict) << "what has ended stays as it is";
+      continue;
+    }
     if (what == 1 || what == 2) {
       const Phase to = kPhases[rng.below(std::size(kPhases))];
       if (!may_follow(job.phase, to)) {
