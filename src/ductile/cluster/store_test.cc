@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
@@ -212,6 +215,30 @@ TEST_F(StoreFile, WordsThatNobodyWroteAreDamage) {
   Reader reader(file);
   EXPECT_EQ(code_of([&] { reader.job(id); }), ErrorCode::data_loss);
   EXPECT_EQ(code_of([&] { reader.jobs({}, 0, 10); }), ErrorCode::data_loss);
+}
+
+// A server that is killed while it starts a process leaves the lock to that one for a moment.
+TEST_F(StoreFile, TheLockOfAServerThatIsGoneIsWaitedFor) {
+  store.reset();
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t server = fork();
+  if (server == 0) {
+    Store mine(file, testing::FailingVfs::name());
+    if (fork() == 0) {  // holds the lock with it, and after it
+      if (write(ends[1], "x", 1) != 1) _exit(1);
+      usleep(300000);
+      _exit(0);
+    }
+    pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ends[0], &byte, 1), 1);
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+  close(ends[0]);
+  close(ends[1]);
+  Store next(file, testing::FailingVfs::name());
 }
 
 TEST_F(StoreFile, DamageIsFoundByTheCheck) {
