@@ -167,7 +167,8 @@ TEST(JobHosts, ThreeInOneLoopLoseWorkersAndAllEndRight) {
 }
 
 TEST(JobHosts, ADiskThatIsStuckHoldsUpItsOwnJobAlone) {
-  Live stuck({.steps = 100, .step_ms = 10}), free({.steps = 150, .step_ms = 10});
+  // The free one is at work for at least eight seconds, until it is killed.
+  Live stuck({.steps = 100, .step_ms = 10}), free({.steps = 800, .step_ms = 10});
   Together together;
   together.start(stuck, 2);
   together.start(free, 2);
