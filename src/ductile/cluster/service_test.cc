@@ -201,7 +201,8 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
   std::vector<JobId> jobs;
   for (int i = 0; i < 5; ++i) jobs.push_back(cluster.submit("job" + std::to_string(i), 100 + i, 3));
   for (const JobId id : jobs) cluster.expect_result(id);
-  for (const Json& job : cluster.get("/v1/jobs").at("jobs")) {
+  const Json list = cluster.get("/v1/jobs");
+  for (const Json& job : list.at("jobs")) {
     EXPECT_FALSE(job.at("started").is_null());
     EXPECT_FALSE(job.at("ended").is_null());
   }
