@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/table.h"
@@ -26,11 +27,6 @@ constexpr Table<RoleEntry> kRoleTable("role:", kRoles);
 constexpr size_t kMostKey = 200;
 constexpr size_t kMostPath = 1000;
 constexpr size_t kIdleReaders = 16;  // kept open, with a cache of its own each
-
-double wall_clock() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 int status_of(ErrorCode code) {
   switch (code) {
@@ -111,7 +107,7 @@ class Api::ReaderLease {
 };
 
 Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
-    : store_(std::move(store)), queue_(queue), clock_(clock ? std::move(clock) : wall_clock) {}
+    : store_(std::move(store)), queue_(queue), clock_(clock ? std::move(clock) : wall_seconds) {}
 
 Api::~Api() = default;
 

@@ -1,12 +1,11 @@
 #include "ductile/cluster/client.h"
 
-#include <random>
-
 #include <httplib.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/net/secret.h"
 
 namespace ductile::cluster {
 namespace {
@@ -51,10 +50,7 @@ Json Client::get(const std::string& path) const {
 }
 
 Json Client::post(const std::string& path, const nlohmann::json& body) const {
-  std::random_device random;
-  std::string key;
-  for (int i = 0; i < 4; ++i) key += fmt::format("{:08x}", random());
-  const httplib::Headers headers = {{"Idempotency-Key", key}};
+  const httplib::Headers headers = {{"Idempotency-Key", net::to_hex(net::random_nonce())}};
   const std::string text = dump_json(body);
   for (int i = 1;; ++i) {
     const auto result = client_of(socket_).Post(path, headers, text, "application/json");

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/commit_queue.h"
@@ -15,7 +16,6 @@
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/membership_options.h"
-#include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/job_host.h"
@@ -39,7 +39,6 @@ class Service::Impl {
 
   void stop(std::function<void()> on_stopped);
 
-  const ServiceOptions& options() const { return options_; }
   uint16_t port() const { return http_->port(); }
 
  private:
@@ -101,7 +100,7 @@ class Service::Impl {
   std::map<JobId, Live> live_;
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
-  const double began_ = now_seconds();
+  const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
   struct Pending {
     Write write;
@@ -252,7 +251,7 @@ void Service::Impl::follow_wish(Live& live) {
     live.granted = 0;
     live.record.phase = Phase::paused;
     write([id](Change& change) {
-      change.set_phase(id, Phase::paused, "Its user paused it.", now_seconds());
+      change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
     });
   }
   if (wish == Wish::run && live.record.phase == Phase::paused) {
@@ -260,7 +259,7 @@ void Service::Impl::follow_wish(Live& live) {
     record.phase = Phase::queued;
     live_.erase(id);
     write([id](Change& change) {
-      change.set_phase(id, Phase::queued, "Its user let it go on.", now_seconds());
+      change.set_phase(id, Phase::queued, "Its user let it go on.", wall_seconds());
     });
     take_up(std::move(record));
   }
@@ -271,18 +270,19 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
   live_.erase(id);
   ending_.insert(id);
-  write([id, phase, reason](Change& change) { change.set_phase(id, phase, reason, now_seconds()); },
-        [this, id] {
-          ending_.erase(id);
-          decide_soon();
-        });
+  write(
+      [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
+      [this, id] {
+        ending_.erase(id);
+        decide_soon();
+      });
 }
 
 void Service::Impl::say(Live& live, const std::string& reason) {
   if (reason.empty() || reason == live.record.reason) return;
   live.record.reason = reason;
   write([id = live.record.id, reason](Change& change) {
-    change.set_reason(id, reason, now_seconds());
+    change.set_reason(id, reason, wall_seconds());
   });
 }
 
@@ -407,7 +407,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
   const std::string why = live.why;
   write(
       [this, id, devices, why, run = live.run.string()](Change& change) {
-        const double now = now_seconds();
+        const double now = wall_seconds();
         change.set_run(id, run, now);
         change.set_phase(id, Phase::running, why, now);
         change.set_holdings(id, holding(devices), why, now);
@@ -466,7 +466,7 @@ void Service::Impl::resize(Live& live, int64_t devices) {
         scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
         write([this, id, devices, why](Change& change) {
           if (change.job(id).phase == Phase::running)
-            change.set_holdings(id, holding(devices), why, now_seconds());
+            change.set_holdings(id, holding(devices), why, wall_seconds());
         });
       });
 }
@@ -539,8 +539,9 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
       decide_soon();
     });
   }
-  write([id, phase, reason](Change& change) { change.set_phase(id, phase, reason, now_seconds()); },
-        [this] { decide_soon(); });
+  write(
+      [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
+      [this] { decide_soon(); });
 }
 
 void Service::Impl::write(Write write, std::function<void()> then) {
@@ -587,7 +588,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   for (auto& [id, live] : live_) {
     if (live.host) preempt(live);
   }
-  write([](Change& change) { change.record(0, "stopped", "{}", now_seconds()); });
+  write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
 }
 
 Service::Service(net::Loop& loop, ServiceOptions options)
@@ -595,6 +596,5 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
-fs::path Service::socket() const { return impl_->options().folder / "api.sock"; }
 
 }  // namespace ductile::cluster

@@ -45,7 +45,6 @@ class Service {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;
-  fs::path socket() const;
 
  private:
   class Impl;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -24,11 +23,6 @@ sched::Tier tier_of(const std::string& name) {
 }
 
 }  // namespace
-
-double now_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 spec::JobOptions job_of(const nlohmann::json& spec) {
   const JsonFields fields(spec, "spec");
@@ -100,13 +94,6 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
   if (submission.kind != "train")
     fail(ErrorCode::invalid_argument, "kind = \"{}\": this service runs jobs of kind \"train\"",
          submission.kind);
-  const std::string& name = submission.name;
-  if (name.find('/') != std::string::npos ||
-      name.find_first_not_of("0123456789") == std::string::npos)
-    fail(ErrorCode::invalid_argument,
-         "name = \"{}\": nobody could ask for the job by such a name; it has another character "
-         "than digits, and no '/'",
-         name);
   tier_of(submission.tier);
   const spec::JobOptions job = job_of(spec);
   if (submission.min_devices > devices)

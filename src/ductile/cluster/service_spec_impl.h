@@ -13,8 +13,6 @@
 
 namespace ductile::cluster {
 
-double now_seconds();  // since 1970
-
 // The job that a spec says. Throws invalid_argument for one that this program does not know.
 spec::JobOptions job_of(const nlohmann::json& spec);
 

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
@@ -25,10 +26,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSaveRetry{500};
 constexpr milliseconds kPatience{500};
 constexpr std::chrono::seconds kSlowSave{2};
-
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 

@@ -1,8 +1,8 @@
 #include "ductile/run/minima.h"
 
-#include <chrono>
 #include <utility>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/json_value.h"
 #include "ductile/run/json_lines.h"
 
@@ -16,8 +16,7 @@ std::vector<nlohmann::json> read_minima(const RunFolder& folder) {
 }
 
 void append_minimum(const RunFolder& folder, nlohmann::json measurement) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  measurement["time"] = std::chrono::duration<double>(now).count();
+  measurement["time"] = wall_seconds();
   JsonLines(minima_file(folder)).append(measurement);
 }
 

@@ -2,11 +2,11 @@
 
 #include <array>
 #include <bit>
-#include <chrono>
 
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 
 namespace ductile::run {
@@ -91,10 +91,6 @@ std::string host_name() {
   return name;
 }
 
-double wall_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 uint32_t crc32c(std::span<const std::byte> bytes) {
@@ -106,7 +102,7 @@ uint32_t crc32c(std::span<const std::byte> bytes) {
 }
 
 TensorBoardWriter::TensorBoardWriter(const fs::path& folder, int64_t resume_after) {
-  const double wall = wall_now();
+  const double wall = wall_seconds();
   const std::string stem = fmt::format("events.out.tfevents.{:010d}.{}.{}",
                                        static_cast<int64_t>(wall), host_name(), ::getpid());
   std::string name = stem;

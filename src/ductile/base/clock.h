@@ -1,0 +1,12 @@
+#pragma once
+
+#include <chrono>
+
+namespace ductile {
+
+// The time of day in seconds since 1970. It may be set back while a program runs.
+inline double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace ductile
