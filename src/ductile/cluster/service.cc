@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <exception>
 #include <map>
 #include <set>
@@ -10,15 +9,14 @@
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/http_server.h"
+#include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
-#include "ductile/link/membership_options.h"
-#include "ductile/run/lock.h"
-#include "ductile/run/progress.h"
-#include "ductile/server/job_host.h"
+#include "ductile/cluster/store_writer_impl.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cluster {
@@ -26,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgain{1000};  // after a write that failed
+constexpr milliseconds kAgain{1000};  // after a store that could not be read
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
 
@@ -55,10 +53,8 @@ class Service::Impl {
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0;
     net::Deadline first_time{};
-    std::unique_ptr<run::RunLock> lock;
-    std::unique_ptr<server::JobHost> host;
+    std::unique_ptr<JobRunner> runner;
   };
-  using Write = std::function<void(Change&)>;
 
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
@@ -71,30 +67,24 @@ class Service::Impl {
   void decide();
   void settle();
   void begin(Live& live, int64_t devices);
-  void start_host(Live& live, int64_t workers);
+  void start_runner(Live& live, int64_t devices);
   void resize(Live& live, int64_t devices);
   void preempt(Live& live);
-  void hear(JobId id, std::string_view line);
-  void ended(JobId id, const server::JobOutcome& outcome);
+  void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason);
   void say(Live& live, const std::string& reason);
   void decide_soon();
-  // Calls it in the loop, from any thread, if this object is still there.
-  std::function<void(std::function<void()>)> poster();
+  void end_if_idle();
   static int64_t held(const Live& live);
   int64_t free_devices() const;
   double schedule_time() const;  // seconds since 1970 that never go back
   std::vector<Holding> holding(int64_t devices) const { return {{options_.node, devices}}; }
 
-  // Writes in order, again and again while the disk is full; then calls `then` in the loop.
-  void write(Write write, std::function<void()> then = {});
-  void write_next();
-  void written(const std::optional<Error>& error);
-
   net::Loop& loop_;
   const ServiceOptions options_;
   Store store_;
   CommitQueue queue_;
+  StoreWriter writer_{loop_, queue_};
   Reader reader_;
   Scheduler scheduler_;
   std::map<JobId, Live> live_;
@@ -102,14 +92,9 @@ class Service::Impl {
   Revision seen_ = 0;
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
-  struct Pending {
-    Write write;
-    std::function<void()> then;
-  };
-  std::deque<Pending> writes_;
-  bool writing_ = false, stopping_ = false;
+  bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, again_, look_again_, decide_soon_, settle_soon_;
+  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
@@ -127,12 +112,13 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   look_at_drains();
   go_on();
+  writer_.call_when_idle([this] { end_if_idle(); });
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission(
       [devices = options_.devices](const Submission& s, const nlohmann::json& spec) {
         check_spec(s, spec, devices);
       });
-  api_->on_commit([post = poster(), this] { post([this] { look(); }); });
+  api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
   HttpOptions http;
   http.socket = options_.folder / "api.sock";
   http.port = options_.port;
@@ -142,7 +128,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
 
 Service::Impl::~Impl() {
   http_.reset();
-  for (auto& [id, live] : live_) live.host.reset();
+  for (auto& [id, live] : live_) live.runner.reset();
 }
 
 void Service::Impl::take_up(JobRecord record) {
@@ -185,8 +171,8 @@ void Service::Impl::go_on() {
       live.asked = devices;
       scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
     }
-    start_host(live, live.asked);
-    if (!live.host) continue;
+    start_runner(live, live.asked);
+    if (!live.runner) continue;
     if (!fits) preempt(live);
     follow_wish(live);
   }
@@ -240,7 +226,7 @@ void Service::Impl::follow_wish(Live& live) {
   const JobId id = live.record.id;
   const Wish wish = live.record.wish;
   if (live.starting || stopping_) return;  // looked at again when it has started
-  if (live.host) {
+  if (live.runner) {
     if (wish != Wish::run) preempt(live);
     return;
   }
@@ -250,7 +236,7 @@ void Service::Impl::follow_wish(Live& live) {
     live.rest.cancel();
     live.granted = 0;
     live.record.phase = Phase::paused;
-    write([id](Change& change) {
+    writer_.write([id](Change& change) {
       change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
     });
   }
@@ -258,7 +244,7 @@ void Service::Impl::follow_wish(Live& live) {
     JobRecord record = live.record;
     record.phase = Phase::queued;
     live_.erase(id);
-    write([id](Change& change) {
+    writer_.write([id](Change& change) {
       change.set_phase(id, Phase::queued, "Its user let it go on.", wall_seconds());
     });
     take_up(std::move(record));
@@ -270,7 +256,7 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
   live_.erase(id);
   ending_.insert(id);
-  write(
+  writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
       [this, id] {
         ending_.erase(id);
@@ -281,7 +267,7 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
 void Service::Impl::say(Live& live, const std::string& reason) {
   if (reason.empty() || reason == live.record.reason) return;
   live.record.reason = reason;
-  write([id = live.record.id, reason](Change& change) {
+  writer_.write([id = live.record.id, reason](Change& change) {
     change.set_reason(id, reason, wall_seconds());
   });
 }
@@ -289,33 +275,25 @@ void Service::Impl::say(Live& live, const std::string& reason) {
 // From the steps that it committed while its workers were the same.
 void Service::Impl::measure(Live& live) {
   constexpr int64_t kLeastSteps = 5;
-  if (!live.host || live.stopping) return;
-  const nlohmann::json status = live.host->status();
-  if (!status.contains("generation")) return;
-  const int64_t generation = status["generation"].value("number", int64_t{0});
-  const int64_t step = status.value("step", int64_t{0});
+  if (!live.runner || live.stopping) return;
+  const JobProgress progress = live.runner->progress();
+  if (progress.generation < 0) return;
+  if (progress.total_steps > 0)
+    scheduler_.progress(live.record.id, progress.step, progress.total_steps);
   const net::Deadline now = loop_.now();
-  if (generation != live.generation) {
-    live.generation = generation;
-    live.first_step = step;
+  if (progress.generation != live.generation) {
+    live.generation = progress.generation;
+    live.first_step = progress.step;
     live.first_time = now;
     return;
   }
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
-  if (step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double steps = static_cast<double>(step - live.first_step);
+  if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
+  const double steps = static_cast<double>(progress.step - live.first_step);
   scheduler_.measured(live.record.id,
                       steps * static_cast<double>(live.job.train.batch_size) / seconds);
-  live.first_step = step;
+  live.first_step = progress.step;
   live.first_time = now;
-}
-
-std::function<void(std::function<void()>)> Service::Impl::poster() {
-  return [mailbox = loop_.mailbox(), alive = std::weak_ptr(alive_)](std::function<void()> what) {
-    mailbox.post([alive, what = std::move(what)] {
-      if (alive.lock()) what();
-    });
-  };
 }
 
 void Service::Impl::decide_soon() {
@@ -343,7 +321,7 @@ void Service::Impl::decide() {
   }
   settle();
   for (auto& [id, live] : live_) {
-    if (live.host || live.starting || live.record.phase != Phase::queued) continue;
+    if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
     if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
 }
@@ -351,9 +329,8 @@ void Service::Impl::decide() {
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
 // go and has not gone, and of one that somebody else asked for (`ductile resize`).
 int64_t Service::Impl::held(const Live& live) {
-  if (!live.host) return live.asked;
-  const int64_t processes = live.host->status().value("processes", int64_t{0});
-  return std::max({live.asked, live.host->wanted_workers(), processes});
+  if (!live.runner) return live.asked;
+  return std::max({live.asked, live.runner->wanted(), live.runner->used()});
 }
 
 int64_t Service::Impl::free_devices() const {
@@ -371,10 +348,10 @@ double Service::Impl::schedule_time() const {
 void Service::Impl::settle() {
   if (stopping_) return;
   for (auto& [id, live] : live_) {
-    if (!live.host || live.stopping) continue;
+    if (!live.runner || live.stopping) continue;
     if (live.granted == 0) {
       preempt(live);
-    } else if (live.granted < std::max(live.asked, live.host->wanted_workers())) {
+    } else if (live.granted < std::max(live.asked, live.runner->wanted())) {
       resize(live, live.granted);
     }
   }
@@ -383,7 +360,7 @@ void Service::Impl::settle() {
   for (auto& [id, live] : live_) {
     if (live.starting || live.stopping || live.granted <= live.asked) continue;
     const int64_t more = live.granted - live.asked;
-    if (live.host) {
+    if (live.runner) {
       const int64_t taken = std::min(more, free);
       if (taken > 0) resize(live, live.asked + taken);
       free -= std::max<int64_t>(0, taken);
@@ -405,7 +382,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
   live.record.run = live.run.string();
   live.record.reason = live.why;
   const std::string why = live.why;
-  write(
+  writer_.write(
       [this, id, devices, why, run = live.run.string()](Change& change) {
         const double now = wall_seconds();
         change.set_run(id, run, now);
@@ -417,109 +394,62 @@ void Service::Impl::begin(Live& live, int64_t devices) {
         live.starting = false;
         live.record.phase = Phase::running;
         scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
-        if (stopping_) return ended(id, {{.phase = control::Phase::preempted}, {}});
-        start_host(live, devices);
+        if (stopping_) return ended(id, {});
+        start_runner(live, devices);
         follow_wish(live);
       });
 }
 
-void Service::Impl::start_host(Live& live, int64_t workers) {
+void Service::Impl::start_runner(Live& live, int64_t devices) {
   const JobId id = live.record.id;
   try {
-    const run::RunFolder folder = made_run(live.run, live.job);
-    live.lock = std::make_unique<run::RunLock>(folder.path(), run::RunLock::kController);
-    folder.remove_leftovers();
-    auto launcher =
-        server::make_local_launcher(loop_, {options_.worker, folder.log_file(), 1}, folder.path());
-    server::JobHostOptions options;
-    options.run = folder.path();
-    options.membership = link::membership_options(live.job);
-    options.membership.max_workers = live.job.train.virtual_ranks;
-    options.keep_checkpoints = live.job.checkpoint.keep;
-    options.on_line = [this, id](control::WorkerId, std::string_view line) { hear(id, line); };
-    live.host = std::make_unique<server::JobHost>(loop_, *live.lock, std::move(options),
-                                                  std::move(launcher));
-    live.host->start(workers,
-                     [this, id](const server::JobOutcome& outcome) { ended(id, outcome); });
+    live.runner = make_train_runner(loop_, options_.worker, live.run, live.job);
+    live.runner->start(devices, [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
-    live.host.reset();
-    live.lock.reset();
+    live.runner.reset();
     live.starting = true;  // until ended(): nobody else ends it
-    poster()([this, id, error = std::current_exception()] { ended(id, {{}, error}); });
+    make_poster(loop_,
+                alive_)([this, id, end = end_by(std::current_exception())] { ended(id, end); });
   }
 }
 
 void Service::Impl::resize(Live& live, int64_t devices) {
   const JobId id = live.record.id;
   live.asked = devices;
-  const std::string why = live.why;
-  live.host->request(
-      control::ResizeJob{devices}, [this, id, devices, why](const link::RequestAnswer& answer) {
-        const auto found = live_.find(id);
-        if (found == live_.end() || !found->second.host) return;
-        Live& live = found->second;
-        if (!answer.refused.empty()) {  // it is just ending; what it has it keeps until then
-          live.asked = live.granted = std::max<int64_t>(1, live.host->wanted_workers());
-          return;
-        }
-        live.record.reason = why;
-        scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
-        write([this, id, devices, why](Change& change) {
-          if (change.job(id).phase == Phase::running)
-            change.set_holdings(id, holding(devices), why, wall_seconds());
-        });
-      });
+  live.runner->resize(devices, [this, id, devices, why = live.why](bool taken) {
+    const auto found = live_.find(id);
+    if (found == live_.end() || !found->second.runner) return;
+    Live& live = found->second;
+    if (!taken) {  // it is just ending; what it has it keeps until then
+      live.asked = live.granted = std::max<int64_t>(1, live.runner->wanted());
+      return;
+    }
+    live.record.reason = why;
+    scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
+    writer_.write([this, id, devices, why](Change& change) {
+      if (change.job(id).phase == Phase::running)
+        change.set_holdings(id, holding(devices), why, wall_seconds());
+    });
+  });
 }
 
 void Service::Impl::preempt(Live& live) {
   if (std::exchange(live.stopping, true)) return;
-  live.host->request(control::PreemptJob{}, [](const link::RequestAnswer&) {});
+  live.runner->preempt();
 }
 
-void Service::Impl::hear(JobId id, std::string_view line) {
-  const auto known = run::decode(line);
-  if (!known || !live_.contains(id)) return;
-  if (const auto* progress = std::get_if<run::Progress>(&*known)) {
-    scheduler_.progress(id, progress->step, progress->total_steps);
-  } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
-    // What a worker says that cannot even reach its controller: another one would say the same.
-    Live& live = live_.at(id);
-    if (failed->code == ErrorCode::invalid_argument && live.host)
-      live.host->give_up(failed->text, failed->code);
-  }
-}
-
-void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
+void Service::Impl::ended(JobId id, RunnerEnd end) {
   Live& live = live_.at(id);
-  live.host.reset();
-  live.lock.reset();
+  live.runner.reset();
   live.stopping = live.starting = false;
   live.asked = live.granted = 0;
-  bool rests = false;
-  Phase phase = Phase::queued;
-  std::string reason;
-  if (outcome.error) {
-    try {
-      std::rethrow_exception(outcome.error);
-    } catch (const Error& error) {
-      // A full disk, or somebody else who runs it: it is tried again. Damage is not.
-      rests = error.code() == ErrorCode::unavailable || error.code() == ErrorCode::conflict;
-      reason = error.what();
-    } catch (const std::exception& error) {
-      reason = error.what();
-    }
-    if (!rests) phase = Phase::failed;
-  } else if (outcome.end.phase == control::Phase::finished) {
-    phase = Phase::finished;
-    reason = fmt::format("It is done after {} steps.", outcome.end.step);
-  } else if (outcome.end.phase == control::Phase::failed) {
-    phase = Phase::failed;
-    reason = outcome.end.reason;
-  } else {
-    reason = lack_of_devices(live.record, options_.devices);
-    if (reason.empty()) reason = "It made room for others.";
-    if (stopping_) reason = "The service stopped; it goes on when the service does.";
-  }
+  const bool rests = end.rests;
+  Phase phase = end.phase;
+  std::string reason = std::move(end.reason);
+  if (reason.empty()) reason = lack_of_devices(live.record, options_.devices);
+  if (reason.empty())
+    reason = stopping_ ? "The service stopped; it goes on when the service does."
+                       : "It made room for others.";
   if (phase == Phase::queued && live.record.wish == Wish::cancel) {
     phase = Phase::cancelled;
     reason = "It was cancelled.";
@@ -528,7 +458,7 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
     phase = Phase::paused;
     reason = "Its user paused it.";
   }
-  if (has_ended(phase)) return end(id, phase, reason);
+  if (has_ended(phase)) return this->end(id, phase, reason);
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
@@ -539,46 +469,17 @@ void Service::Impl::ended(JobId id, const server::JobOutcome& outcome) {
       decide_soon();
     });
   }
-  write(
+  writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
       [this] { decide_soon(); });
 }
 
-void Service::Impl::write(Write write, std::function<void()> then) {
-  writes_.push_back({std::move(write), std::move(then)});
-  write_next();
-}
-
-void Service::Impl::write_next() {
-  if (writing_ || writes_.empty()) return;
-  writing_ = true;
-  try {
-    queue_.post(writes_.front().write, [post = poster(), this](const Error* error) {
-      const auto copy = error == nullptr ? std::nullopt : std::optional<Error>(*error);
-      post([this, copy] { written(copy); });
-    });
-  } catch (const Error& error) {  // too many requests wait for the disk
-    written(error);
-  }
-}
-
-void Service::Impl::written(const std::optional<Error>& error) {
-  writing_ = false;
-  if (error && error->code() == ErrorCode::unavailable) {  // a full disk: it has to wait
-    again_ = loop_.after(kAgain, [this] { write_next(); });
-    return;
-  }
-  const Pending done = std::move(writes_.front());
-  writes_.pop_front();
-  // Its own changes never contradict the store; if they did, this says so.
-  if (error) log_line(fmt::format("store: {}", error->what()));
-  if (done.then) done.then();
-  write_next();
-  if (!stopping_ || !writes_.empty() || writing_) return;
+void Service::Impl::end_if_idle() {
+  if (!stopping_ || !writer_.idle()) return;
   for (const auto& [id, live] : live_) {
-    if (live.host || live.starting) return;
+    if (live.runner || live.starting) return;
   }
-  if (on_stopped_) poster()(std::exchange(on_stopped_, {}));
+  if (on_stopped_) make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
 }
 
 void Service::Impl::stop(std::function<void()> on_stopped) {
@@ -586,9 +487,9 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   on_stopped_ = std::move(on_stopped);
   stopping_ = true;
   for (auto& [id, live] : live_) {
-    if (live.host) preempt(live);
+    if (live.runner) preempt(live);
   }
-  write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
+  writer_.write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
 }
 
 Service::Service(net::Loop& loop, ServiceOptions options)

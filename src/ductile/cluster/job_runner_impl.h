@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ductile/base/files.h"
+#include "ductile/cluster/records.h"
+#include "ductile/net/loop.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::cluster {
+
+// What the processes of a job have done.
+struct JobProgress {
+  int64_t generation = -1;            // rises whenever other processes do the steps
+  int64_t step = 0, total_steps = 0;  // total 0: unknown
+};
+
+// How a job ended here.
+struct RunnerEnd {
+  Phase phase = Phase::queued;  // queued: it was preempted, or it cannot run now
+  std::string reason;           // empty: it was preempted
+  bool rests = false;           // queued: what hinders it passes by itself; to be tried again
+};
+
+// The processes of one job, from its start on some devices to its end or its preemption. This
+// interface is the seam between the service and the kinds of jobs. All methods and callbacks belong
+// to the loop's thread, and none waits for anybody.
+class JobRunner {
+ public:
+  using OnEnd = std::function<void(RunnerEnd)>;
+
+  virtual ~JobRunner() = default;  // before the end: kills its processes
+
+  // Starts the job, or goes on with it, also with processes that an earlier service left. `on_end`
+  // is called when no process is left, and may destroy this object. `devices` 0: only what is left
+  // of it is taken over.
+  virtual void start(int64_t devices, OnEnd on_end) = 0;
+  // `taken` is told whether it was taken up; a job that is just ending takes up nothing.
+  virtual void resize(int64_t devices, std::function<void(bool)> taken) = 0;
+  virtual void preempt() = 0;  // it saves what it can and ends
+
+  // Devices that somebody wants it to have, and those that its processes use, also those which were
+  // told to go and have not gone.
+  virtual int64_t wanted() const = 0;
+  virtual int64_t used() const = 0;
+  virtual JobProgress progress() const = 0;
+};
+
+// Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
+// conflict if somebody else runs it, and as run::RunFolder does.
+std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, const fs::path& worker,
+                                             const fs::path& run, spec::JobOptions& job);
+
+// The end of a job whose processes cannot be started or controlled.
+RunnerEnd end_by(const std::exception_ptr& error);
+
+}  // namespace ductile::cluster

@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <utility>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/link/membership_options.h"
+#include "ductile/run/lock.h"
+#include "ductile/run/progress.h"
+#include "ductile/server/job_host.h"
+
+namespace ductile::cluster {
+namespace {
+
+RunnerEnd end_of(const server::JobOutcome& outcome) {
+  if (outcome.error) return end_by(outcome.error);
+  if (outcome.end.phase == control::Phase::finished)
+    return {Phase::finished, fmt::format("It is done after {} steps.", outcome.end.step)};
+  if (outcome.end.phase == control::Phase::failed) return {Phase::failed, outcome.end.reason};
+  return {};
+}
+
+class TrainRunner : public JobRunner {
+ public:
+  TrainRunner(net::Loop& loop, const fs::path& worker, const run::RunFolder& folder,
+              const spec::JobOptions& job)
+      : lock_(folder.path(), run::RunLock::kController) {
+    folder.remove_leftovers();
+    auto launcher =
+        server::make_local_launcher(loop, {worker, folder.log_file(), 1}, folder.path());
+    server::JobHostOptions options;
+    options.run = folder.path();
+    options.membership = link::membership_options(job);
+    options.membership.max_workers = job.train.virtual_ranks;
+    options.keep_checkpoints = job.checkpoint.keep;
+    options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
+    host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
+  }
+
+  void start(int64_t devices, OnEnd on_end) override {
+    host_->start(devices, [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
+      on_end(end_of(outcome));
+    });
+  }
+
+  void resize(int64_t devices, std::function<void(bool)> taken) override {
+    host_->request(control::ResizeJob{devices},
+                   [taken = std::move(taken)](const link::RequestAnswer& answer) {
+                     taken(answer.refused.empty());
+                   });
+  }
+
+  void preempt() override {
+    host_->request(control::PreemptJob{}, [](const link::RequestAnswer&) {});
+  }
+
+  int64_t wanted() const override { return host_->wanted_workers(); }
+  int64_t used() const override { return host_->status().value("processes", int64_t{0}); }
+
+  JobProgress progress() const override {
+    const nlohmann::json status = host_->status();
+    JobProgress progress;
+    progress.total_steps = total_steps_;
+    progress.step = status.value("step", int64_t{0});
+    if (status.contains("generation"))
+      progress.generation = status["generation"].value("number", int64_t{0});
+    return progress;
+  }
+
+ private:
+  void hear(std::string_view line) {
+    const auto known = run::decode(line);
+    if (!known) return;
+    if (const auto* progress = std::get_if<run::Progress>(&*known)) {
+      total_steps_ = progress->total_steps;
+    } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
+      // What a worker says that cannot even reach its controller: another one would say the same.
+      if (failed->code == ErrorCode::invalid_argument) host_->give_up(failed->text, failed->code);
+    }
+  }
+
+  const run::RunLock lock_;
+  int64_t total_steps_ = 0;
+  std::unique_ptr<server::JobHost> host_;
+};
+
+}  // namespace
+
+std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, const fs::path& worker,
+                                             const fs::path& run, spec::JobOptions& job) {
+  return std::make_unique<TrainRunner>(loop, worker, made_run(run, job), job);
+}
+
+RunnerEnd end_by(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    // A full disk, or somebody else who runs it: it is tried again. Damage is not.
+    if (known.code() == ErrorCode::unavailable || known.code() == ErrorCode::conflict)
+      return {Phase::queued, known.what(), true};
+    return {Phase::failed, known.what()};
+  } catch (const std::exception& other) {
+    return {Phase::failed, other.what()};
+  }
+}
+
+}  // namespace ductile::cluster
