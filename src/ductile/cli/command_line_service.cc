@@ -40,6 +40,12 @@ void add_service(CLI::App& app, Parsed& parsed) {
   sub->add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
       ->option_text("NAME")
       ->check(CLI::IsMember(sched::policy_names()));
+  sub->add_option(
+         "--port", c.port,
+         fmt::format("of the page, on this machine (default {}, or any free one)", kPagePort))
+      ->option_text("N")
+      ->check(CLI::Range(1, 65535));
+  sub->add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
   sub = add_service_command(
       app, parsed, "submit", "hand a job to the service",
       " job.toml --name trial --max 4\n\nThe command prints the job's number. The job's result is "
@@ -68,6 +74,11 @@ void add_service(CLI::App& app, Parsed& parsed) {
                                     " 17", why),
                c);
   add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+  add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
+                                "\n\nThe link logs one browser in as you. Over a network, first: "
+                                "ssh -L 8470:127.0.0.1:8470 HOST",
+                                page_link),
+           c.json);
 }
 
 }  // namespace ductile::cli

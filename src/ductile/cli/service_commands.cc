@@ -55,6 +55,18 @@ std::string held_text(const Json& job) {
   return devices == 0 ? "" : std::to_string(devices);
 }
 
+// The link lets in whoever opens it first, so it goes to a person, and into no log file.
+void say_page(cluster::Service& service, Context& context) {
+  Console& console = context.console;
+  if (!console.err_terminal) {
+    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
+                service.port());
+    return;
+  }
+  console.say("the page, for the first browser that opens it: {}", service.page_link());
+  console.say("`ductile page` prints a link for another one");
+}
+
 }  // namespace
 
 ExitCode up(const ServiceCommand& command, Context& context) {
@@ -65,11 +77,14 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
   options.policy = command.policy;
+  if (!command.no_page) options.port = command.port.value_or(kPagePort);
+  options.or_any_port = !command.port;
   net::Loop loop;
   HeldSignals held;
   cluster::Service service(loop, options);
   console.say("{} devices of {} in {}, policy {}; submit a job with: ductile submit job.toml",
               options.devices, options.node, options.folder.string(), options.policy);
+  if (!command.no_page) say_page(service, context);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -159,6 +174,18 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
     if (job.at("run") != "") rows.push_back({"run", job.at("run")});
     context.console.print("{}", page::table(rows));
+  });
+}
+
+ExitCode page_link(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", answer.at("link").get<std::string>());
+      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
+    }
   });
 }
 

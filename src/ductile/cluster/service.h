@@ -22,7 +22,8 @@ struct ServiceOptions {
   std::string device_type = "cpu";
   std::string policy = "ductile";
   double interval = 10;          // seconds between two decisions, if nothing happens
-  std::optional<uint16_t> port;  // of the loopback interface; none: the unix socket alone
+  std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
+  bool or_any_port = false;      // where that one is taken
 };
 
 // The service of one machine: takes jobs over its Api, asks a policy which of them run on how many
@@ -45,6 +46,8 @@ class Service {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;
+  // A link that lets one browser in as the service's own user.
+  std::string page_link();
 
  private:
   class Impl;
