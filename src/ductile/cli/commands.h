@@ -158,6 +158,19 @@ ExitCode eval(const TrainedCommand& command, Context& context);
 ExitCode predict(const TrainedCommand& command, Context& context);
 ExitCode minima(const TrainedCommand& command, Context& context);
 
+struct ServeCommand {
+  fs::path run;
+  std::string host = "127.0.0.1";
+  int64_t port = 0;
+  std::optional<int64_t> checkpoint;  // default: the newest weights
+  std::optional<std::string> name;    // default: the job's
+  bool follow = false;
+  int64_t max_batch = 32, max_waiting = 1024, threads = 0;
+  double max_delay = 0;  // milliseconds
+  bool trust = false;
+};
+ExitCode serve(const ServeCommand& command, Context& context);
+
 struct ModelsCommand {
   bool json = false;
 };
