@@ -67,24 +67,25 @@ void say_page(cluster::Service& service, Context& context) {
   console.say("`ductile page` prints a link for another one");
 }
 
-}  // namespace
-
-ExitCode up(const ServiceCommand& command, Context& context) {
-  Console& console = context.console;
+cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
   options.folder = fs::absolute(folder_of(command, context));
   options.worker = process::find_worker();
-  options.devices = command.devices.value_or(cpu_share().usable());
-  options.node = host_name();
   options.policy = command.policy;
   if (!command.no_page) options.port = command.port.value_or(kPagePort);
   options.or_any_port = !command.port;
+  return options;
+}
+
+// Until a signal ends it; `what` are the devices, in words.
+ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, Context& context) {
+  Console& console = context.console;
   net::Loop loop;
   HeldSignals held;
   cluster::Service service(loop, options);
-  console.say("{} devices of {} in {}, policy {}; submit a job with: ductile submit job.toml",
-              options.devices, options.node, options.folder.string(), options.policy);
-  if (!command.no_page) say_page(service, context);
+  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
+              options.folder.string(), options.policy);
+  if (options.port) say_page(service, context);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -103,6 +104,29 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   });
   loop.run();
   return kDone;
+}
+
+}  // namespace
+
+ExitCode up(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.devices = command.devices.value_or(cpu_share().usable());
+  options.node = host_name();
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
+}
+
+ExitCode server(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.cluster = spec::read_cluster(command.cluster);
+  if (command.shared) options.shared = fs::absolute(*command.shared);
+  options.launcher = command.launcher;
+  options.listen = command.listen;
+  options.grace = command.grace;
+  options.program = fs::read_symlink("/proc/self/exe");
+  return serve(
+      options,
+      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
+      context);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {

@@ -111,10 +111,6 @@ Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
 
 Api::~Api() = default;
 
-void Api::describe_cluster(nlohmann::json cluster) {
-  cluster_ = std::make_unique<nlohmann::json>(std::move(cluster));
-}
-
 Answer Api::handle(const Call& call) {
   try {
     if (call.path.size() > kMostPath)
@@ -174,9 +170,7 @@ JobId Api::find_job(std::string_view text) {
 
 double Request::now() const { return api_.clock_(); }
 
-nlohmann::json Request::cluster() const {
-  return api_.cluster_ ? *api_.cluster_ : nlohmann::json::object();
-}
+const std::string& Request::policy() const { return api_.policy_; }
 
 std::string Request::link() const {
   if (!api_.make_link_)

@@ -54,8 +54,7 @@ class Api {
   using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
-  // What the service is: "policy", and "nodes" with a "name" and "devices" each.
-  void describe_cluster(nlohmann::json cluster);
+  void set_policy(std::string name) { policy_ = std::move(name); }
   // A link that lets a browser in as this principal; without it there is no page.
   using MakeLink = std::function<std::string(const Principal&)>;
   void make_links(MakeLink link) { make_link_ = std::move(link); }
@@ -79,7 +78,7 @@ class Api {
   const std::function<double()> clock_;
   CheckSubmission check_submission_;
   std::function<void()> on_commit_;
-  std::unique_ptr<nlohmann::json> cluster_;
+  std::string policy_;
   MakeLink make_link_;
   std::mutex ledger_mutex_;
   Ledger ledger_;

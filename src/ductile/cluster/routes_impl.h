@@ -28,7 +28,7 @@ class Request {
   Reader& reader;
 
   double now() const;
-  nlohmann::json cluster() const;
+  const std::string& policy() const;
   std::string link() const;
   CurveCache& curves();
   // The ledger with all that is committed.

@@ -34,27 +34,10 @@ Answer show_overview(Request& request) {
               {"role", to_string(request.call.principal.role)},
               {"now", request.now()},
               {"event", request.reader.last_event()},
-              {"policy", ""},
-              {"nodes", Json::array()},
+              {"policy", request.policy()},
               {"jobs", Json::object()}};
   for (const auto& [phase, count] : request.reader.count_by_phase())
     out["jobs"][std::string(to_string(phase))] = count;
-  std::map<std::string, int64_t> used;
-  for (const auto& [job, holdings] : request.reader.all_holdings())
-    for (const Holding& h : holdings) used[h.node] += h.devices;
-  std::map<std::string, std::string> drains;
-  for (const Drain& drain : request.reader.drains()) drains[drain.node] = drain.reason;
-  const nlohmann::json cluster = request.cluster();
-  out["policy"] = cluster.value("policy", "");
-  for (const nlohmann::json& node : cluster.value("nodes", nlohmann::json::array())) {
-    const auto name = node.at("name").get<std::string>();
-    const auto drain = drains.find(name);
-    Json shown = node;
-    shown["used"] = used[name];
-    shown["drained"] = drain != drains.end();
-    shown["reason"] = drain == drains.end() ? "" : drain->second;
-    out["nodes"].push_back(std::move(shown));
-  }
   return json_answer(out);
 }
 

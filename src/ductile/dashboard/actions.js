@@ -78,17 +78,17 @@ function resize(job) {
 }
 
 export function actOnNode(node) {
-  const path = `/v1/nodes/${encodeURIComponent(node.name)}`;
+  const path = `/v1/nodes/${encodeURIComponent(node.node)}`;
   if (node.drained) {
-    return confirm({ heading: `Take back ${node.name}?`, verb: "Take back",
-      text: "Jobs may use it again.", path: `${path}/undrain`, done: `Node ${node.name} is taken back.` });
+    return confirm({ heading: `Take back ${node.node}?`, verb: "Take back",
+      text: "Jobs may use it again.", path: `${path}/undrain`, done: `Node ${node.node} is taken back.` });
   }
   const reason = element("input", { type: "text", maxlength: 200, "aria-label": "reason",
     placeholder: "for those who wonder" });
-  return confirm({ heading: `Drain ${node.name}?`, verb: "Drain", danger: true,
+  return confirm({ heading: `Drain ${node.node}?`, verb: "Drain", danger: true,
     text: "Nothing new starts there, and its jobs save their state and move away.",
     fields: [element("p", { class: "fields" }, element("label", {}, "Reason", reason))],
-    body: () => ({ reason: reason.value }), path: `${path}/drain`, done: `Node ${node.name} is drained.` });
+    body: () => ({ reason: reason.value }), path: `${path}/drain`, done: `Node ${node.node} is drained.` });
 }
 
 export const mayDrain = () => Boolean(state.overview) && state.overview.role === "admin";

@@ -2,8 +2,8 @@
 "use strict";
 
 import { actOnNode, mayDrain } from "./actions.js";
-import { isLive, lanes } from "./figures.js";
-import { clock, element, jobLink, now, phaseChip, redraw, section, since, table, tile } from "./parts.js";
+import { lanes } from "./figures.js";
+import { clock, element, jobLink, now, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
 
 const { chartGroup, choice, timeline } = globalThis.ductile;
@@ -38,7 +38,7 @@ export function clusterPage(root) {
     const group = chartGroup();
     const chart = timeline(group, { title: "Devices by node", tallest: 22, label:
       `Which job held which device, ${clock(from)} to ${clock(asOf)}; the table of jobs says the same of now`,
-      rows: known.map(node => [node.name, node.devices]),
+      rows: known.map(node => [node.node, node.devices]),
       bars: lanes(spans, known, asOf).filter(bar => bar[3] > from),
       color: id => id, tick: clock,
       text: ([, rows, begin, end, id]) => `#${id} ${name(id)}: ${rows} of its devices, ${clock(begin)} to ` +
@@ -72,10 +72,10 @@ export function clusterPage(root) {
         count("paused") ? `and ${count("paused")} paused` : ""),
       tile("Failed", String(count("failed")), `of ${count("failed") + count("finished") + count("cancelled")} that ended`),
       tile("Policy", overview.policy || "none")]);
-    const held = spans.filter(s => s.to === null).map(s => [s.node, s.job, s.devices, state.jobs.get(s.job)?.phase]);
-    redraw(nodes, JSON.stringify([overview.nodes, overview.role, held]), () => [
-      table("nodes", [["Node"], ["Type"], ["In use", true], ["Holders"], ["Actions"]],
-        overview.nodes.map(node => [node.name, node.type || "", `${node.used} of ${node.devices}`,
+    const names = overview.nodes.map(node => Object.keys(node.jobs).map(id => state.jobs.get(Number(id))?.name));
+    redraw(nodes, JSON.stringify([overview.nodes, overview.role, names]), () => [
+      table("nodes", [["Node"], ["Type"], ["State"], ["In use", true], ["Holders"], ["Actions"]],
+        overview.nodes.map(node => [node.node, node.type, stateOf(node), `${node.used} of ${node.devices}`,
           holders(node), nodeAction(node)]))]);
     const queued = [...state.jobs.values()].filter(job => job.phase === "queued")
       .sort((a, b) => a.id - b.id);
@@ -89,28 +89,29 @@ export function clusterPage(root) {
         element("a", { href: "#/jobs?phase=queued" }, `All ${count("queued")} that wait`))] : [])]);
   }
 
+  function stateOf(node) {
+    const up = node.state === "up";
+    const out = element("span", { class: "row" }, element("span", { class: `kind ${!up ? "bad" : node.drained ? "notice" : "good"}` },
+      !up || !node.drained ? node.state : "drained"));
+    const why = [up ? "" : node.why, node.drained ? node.drain_reason : ""].filter(Boolean).join("; ");
+    if (why) out.append(why);
+    return out;
+  }
+
   function holders(node) {
-    const known = spans.filter(s => s.node === node.name && s.to === null &&
-      (!state.jobs.has(s.job) || isLive(state.jobs.get(s.job))));
-    if (!known.length) return node.drained ? "none; it is drained" : "none";
+    const known = Object.entries(node.jobs);
+    if (!known.length) return "none";
     const out = element("span", { class: "holders" });
-    for (const s of known.slice(0, 12)) {
-      out.append(element("span", {}, jobLink(s.job, `#${s.job} ${state.jobs.get(s.job)?.name ?? ""}`),
-        ` ${s.devices}`));
+    for (const [id, devices] of known.slice(0, 12)) {
+      out.append(element("span", {}, jobLink(id, `#${id} ${state.jobs.get(Number(id))?.name ?? ""}`), ` ${devices}`));
     }
     if (known.length > 12) out.append(element("span", {}, `and ${known.length - 12} more`));
     return out;
   }
 
   function nodeAction(node) {
-    const out = element("span", { class: "row" });
-    if (node.drained) out.append(phaseChip("drained"), node.reason);
-    if (mayDrain()) {
-      out.append(element("button", { type: "button", onclick: () => actOnNode(node),
-        "aria-label": `${node.drained ? "Take back" : "Drain"} ${node.name}` },
-      node.drained ? "Take back" : "Drain"));
-    }
-    return out;
+    return mayDrain() ? element("button", { type: "button", onclick: () => actOnNode(node),
+      "aria-label": `${node.drained ? "Take back" : "Drain"} ${node.node}` }, node.drained ? "Take back" : "Drain") : "";
   }
 
   show();

@@ -32,7 +32,7 @@ export function lanes(spans, nodes, now) {
   let first = 0;
   for (const node of nodes) {
     const free = new Array(node.devices).fill(-Infinity);  // until when a row is taken
-    const own = spans.filter(s => s.node === node.name).sort((a, b) => a.from - b.from);
+    const own = spans.filter(s => s.node === node.node).sort((a, b) => a.from - b.from);
     for (const span of own) {
       const to = span.to === null ? now : span.to;
       if (to <= span.from) continue;

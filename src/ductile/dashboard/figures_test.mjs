@@ -29,19 +29,19 @@ test("places in line go by tier, then by submission; who does not wait has none"
 test("the rows of a timeline hold each device once, and all that is held", () => {
   for (let round = 0; round < 200; ++round) {
     // Jobs that come and go on nodes that have room for them, second by second.
-    const nodes = [{ name: "a", devices: 1 + below(5) }, { name: "b", devices: 1 + below(3) }];
+    const nodes = [{ node: "a", devices: 1 + below(5) }, { node: "b", devices: 1 + below(3) }];
     const spans = [], held = { a: [], b: [] };
     for (let t = 0; t < 40; ++t) {
       for (const node of nodes) {
-        held[node.name] = held[node.name].filter(span => {
+        held[node.node] = held[node.node].filter(span => {
           if (below(4) > 0) return true;
           span.to = t;
           return false;
         });
-        const free = node.devices - held[node.name].reduce((sum, span) => sum + span.devices, 0);
+        const free = node.devices - held[node.node].reduce((sum, span) => sum + span.devices, 0);
         if (free === 0 || below(3) > 0) continue;
-        const span = { job: spans.length, node: node.name, devices: 1 + below(free), from: t, to: null };
-        held[node.name].push(span);
+        const span = { job: spans.length, node: node.node, devices: 1 + below(free), from: t, to: null };
+        held[node.node].push(span);
         spans.push(span);
       }
     }

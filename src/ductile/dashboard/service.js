@@ -104,12 +104,18 @@ async function listJobs(query) {
 
 const isLive = job => ["queued", "running", "paused"].includes(job.phase);
 
+// Who asks, how many jobs there are, and the nodes.
+async function readOverview() {
+  const [overview, { nodes }] = await Promise.all([get("/v1/overview"), get("/v1/nodes")]);
+  state.overview = { ...overview, nodes: nodes.map(node => ({ ...node,
+    used: Object.values(node.jobs).reduce((sum, n) => sum + n, 0) })) };
+}
+
 async function readAll() {
   const ends = ["finished", "failed", "cancelled"].map(phase => get(`/v1/jobs?phase=${phase}&limit=${kRecent}`));
-  const [overview, live, ...ended] = await Promise.all([get("/v1/overview"), listJobs("live=1"), ...ends]);
-  state.overview = overview;
+  const [live, ...ended] = await Promise.all([listJobs("live=1"), ...ends, readOverview()]);
   const seen = new Set(live.map(job => job.id));
-  const recent = ended.flatMap(page => page.jobs);
+  const recent = ended.flatMap(page => page ? page.jobs : []);
   for (const job of [...live, ...recent]) state.jobs.set(job.id, job);
   // What has ended since, and is older than the recent ones.
   const gone = [...state.jobs.values()].filter(job => isLive(job) && !seen.has(job.id));
@@ -145,8 +151,7 @@ async function settle() {
   try {
     if (ids.size > 5) await readAll();
     else {
-      await Promise.all([get("/v1/overview").then(overview => { state.overview = overview; }),
-        ...[...ids].filter(id => id > 0).map(readJob)]);
+      await Promise.all([readOverview(), ...[...ids].filter(id => id > 0).map(readJob)]);
     }
     tell("jobs");
   } catch {
