@@ -51,6 +51,10 @@ globalThis.hindrances = () => {
     if (e.classList.contains("choice") && !e.getAttribute("aria-label")) out.push(`no name: ${what(e)}`);
   }
 
+  for (const e of document.querySelectorAll("button")) {
+    if (seen(e) && e.getBoundingClientRect().height > 44) out.push(`a button is broken into lines: ${what(e)}`);
+  }
+
   // ---- structure
   let level = 0;
   const headings = [...document.querySelectorAll("h1, h2, h3, h4")].filter(seen);

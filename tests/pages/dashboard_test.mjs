@@ -194,6 +194,12 @@ test("names are text wherever they stand", async () => {
   }
 });
 
+test("a name that turns the direction of writing turns nothing else", async () => {
+  await go("#/");
+  await page.wait("document.querySelector('#nodes a')");
+  assert.equal(await page.eval("[...document.querySelectorAll('main a')].every(a => getComputedStyle(a).unicodeBidi === 'isolate')"), true);
+});
+
 test("a job's page: what it holds, its events, its options, its speed", async () => {
   await go(`#/job/${first}`);
   await page.sees("running", ".title");

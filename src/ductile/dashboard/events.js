@@ -22,7 +22,7 @@ export function eventsPage(root) {
     const names = last.map(event => event.job && state.jobs.get(event.job)?.name);
     redraw(body, JSON.stringify([last.length && last[last.length - 1].seq, names]), () => [last.length === 0
       ? element("p", { class: "empty" }, "Nothing has happened yet.")
-      : table("events", [["Time"], ["Job"], ["Kind"], ["What happened"]], eventRows(last, true))]);
+      : table("events", [["Time"], ["Job"], ["Kind"], ["What happened"]], eventRows(last, true), "log")]);
   };
   show();
   return { heard: what => { if (what === "events" || what === "jobs") show(); }, end: () => {} };

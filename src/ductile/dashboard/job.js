@@ -233,7 +233,7 @@ export function jobPage(root, name, query) {
       drawCurves();
       drawLife();
       redraw(happened, String(events.length), () =>
-        [table("events of this job", [["Time"], ["Kind"], ["What happened"]], eventRows(events, false))]);
+        [table("events of this job", [["Time"], ["Kind"], ["What happened"]], eventRows(events, false), "log")]);
       if (query.get("with") && !other) await readOther(query.get("with"));
     } catch (error) {
       if (alive && error.status && error.status !== 401) head.replaceChildren(element("h1", {}, "Job"), element("p", { class: "banner" }, error.message));
