@@ -75,6 +75,11 @@ struct ServiceCommand {
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
+  // server
+  fs::path cluster;  // the cluster file
+  std::optional<fs::path> shared;
+  std::string launcher = "ssh {host}", listen;
+  double grace = 30;  // seconds
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
@@ -85,6 +90,7 @@ struct ServiceCommand {
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);
+ExitCode server(const ServiceCommand& command, Context& context);
 ExitCode submit(const ServiceCommand& command, Context& context);
 ExitCode jobs(const ServiceCommand& command, Context& context);
 ExitCode why(const ServiceCommand& command, Context& context);
