@@ -8,7 +8,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include "ductile/base/machine.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
@@ -157,6 +159,24 @@ TEST(Nodes, ANodeWhoseJobsRunIsNotForgotten) {
   service.choose(on_nodes({"one", "two"}, 1));
   service.start();
   service.expect_result(id);
+}
+
+// Also where there is no cluster file.
+TEST(Nodes, JobsOfOneMachineNeverShareACore) {
+  if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
+  LiveService service(2);
+  for (const char* name : {"a", "b"}) service.wait_for_workers(service.submit(name, 100000));
+  std::set<int> seen;
+  for (const pid_t pid : service.workers()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ASSERT_EQ(::sched_getaffinity(pid, sizeof set, &set), 0);
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(static_cast<size_t>(core), &set)) {
+        EXPECT_TRUE(seen.insert(core).second) << "core " << core;
+      }
+  }
+  EXPECT_EQ(service.workers().size(), 2u);
 }
 
 // Whatever decides who runs where, a drained node becomes empty, and a job that fits elsewhere
