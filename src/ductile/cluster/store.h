@@ -53,11 +53,11 @@ class Reader {
   Revision last_event();  // 0: none yet
 
   std::vector<Holding> holdings(JobId job);
+  // Of all jobs, by job and node.
+  std::vector<Holder> holders();
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();
-  // By node: who holds how many of its devices.
-  std::map<std::string, std::map<JobId, int64_t>> held_by_node();
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
