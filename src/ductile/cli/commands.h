@@ -170,7 +170,7 @@ struct ServeCommand {
   std::optional<int64_t> checkpoint;  // default: the newest weights
   std::optional<std::string> name;    // default: the job's
   bool follow = false;
-  int64_t max_batch = 32, max_waiting = 1024, threads = 0;
+  int64_t max_batch = 32, max_waiting = 1024, threads = 0, replicas = 1;
   double max_delay = 0;  // milliseconds
   bool trust = false;
 };

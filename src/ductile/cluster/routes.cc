@@ -135,32 +135,36 @@ Answer list_events(Request& request) {
 }
 
 Answer list_nodes(Request& request) {
-  std::map<std::string, std::string> drains;
-  for (const Drain& drain : request.reader.drains()) drains.emplace(drain.node, drain.reason);
-  auto held = request.reader.held_by_node();
-  Json out = {{"nodes", Json::array()}};
+  const std::vector<Drain> drains = request.reader.drains();
+  const std::vector<Holder> holders = request.reader.holders();
+  Json nodes = Json::array();
   for (const NodeRecord& node : request.reader.nodes()) {
-    const auto drain = drains.find(node.node);
-    Json jobs = Json::object();
-    int64_t used = 0;
-    for (const auto& [job, devices] : held[node.node]) {
-      jobs[std::to_string(job)] = devices;
-      used += devices;
+    const auto drain =
+        std::ranges::find_if(drains, [&](const Drain& d) { return d.node == node.node; });
+    Json jobs = Json::array();
+    int64_t held = 0;
+    for (const Holder& h : holders) {
+      if (h.node != node.node) continue;
+      jobs.push_back({{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
+      held += h.devices;
     }
-    const bool takes = node.state == NodeState::up && drain == drains.end();
+    const bool up = node.state == NodeState::up, drained = drain != drains.end();
     Json one = {{"node", node.node},
                 {"type", node.type},
                 {"state", to_string(node.state)},
-                {"why", node.why},
+                {"reason", node.why},
                 {"since", node.since},
-                {"drained", drain != drains.end()},
-                {"drain_reason", drain == drains.end() ? "" : drain->second},
                 {"devices", node.devices},
-                {"free", takes ? std::max<int64_t>(0, node.devices - used) : 0},
-                {"jobs", jobs}};
-    out["nodes"].push_back(std::move(one));
+                {"free", up && !drained ? std::max<int64_t>(0, node.devices - held) : 0}};
+    if (up && drained) {
+      one["state"] = held > 0 ? "draining" : "drained";
+      one["reason"] = drain->reason;
+      one["since"] = drain->time;
+    }
+    one["jobs"] = std::move(jobs);
+    nodes.push_back(std::move(one));
   }
-  return json_answer(out);
+  return json_answer(Json{{"nodes", std::move(nodes)}});
 }
 
 Answer drain_node(Request& request) {

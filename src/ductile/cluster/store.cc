@@ -166,6 +166,18 @@ std::vector<Holding> Reader::holdings(JobId job) {
   return out;
 }
 
+std::vector<Holder> Reader::holders() {
+  std::vector<Holder> out;
+  database_.query(
+      "SELECT job, name, team, tier, node, devices FROM holdings JOIN jobs ON id = job "
+      "ORDER BY job, node",
+      [&](const Row& row) {
+        out.push_back(
+            {row.integer(0), row.text(1), row.text(2), row.text(3), row.text(4), row.integer(5)});
+      });
+  return out;
+}
+
 std::vector<Drain> Reader::drains() {
   std::vector<Drain> out;
   database_.query("SELECT node, time, reason FROM drains ORDER BY node", [&](const Row& row) {
@@ -181,13 +193,6 @@ std::vector<NodeRecord> Reader::nodes() {
                     out.push_back({row.text(0), row.text(1), row.integer(2),
                                    node_state_from(row.text(3)), row.text(4), row.real(5)});
                   });
-  return out;
-}
-
-std::map<std::string, std::map<JobId, int64_t>> Reader::held_by_node() {
-  std::map<std::string, std::map<JobId, int64_t>> out;
-  database_.query("SELECT node, job, devices FROM holdings",
-                  [&](const Row& row) { out[row.text(0)][row.integer(1)] = row.integer(2); });
   return out;
 }
 

@@ -54,6 +54,7 @@ class Reader {
   Revision last_event();  // 0: none yet
 
   std::vector<Holding> holdings(JobId job);
+  std::vector<Holder> holders();  // of all jobs, by job and node
   std::map<JobId, std::vector<Holding>> all_holdings();
   // Those that say who held what (ledger.h).
   std::vector<Event> allocation_events(Revision after, int64_t limit);
@@ -67,8 +68,6 @@ class Reader {
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();
-  // By node: who holds how many of its devices.
-  std::map<std::string, std::map<JobId, int64_t>> held_by_node();
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
