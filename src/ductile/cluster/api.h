@@ -21,6 +21,8 @@
 // OpenAPI page is made, too.
 namespace ductile::cluster {
 
+class LiveView;
+
 struct Call {
   std::string method;  // GET, POST
   std::string path;    // "/v1/jobs/17", without the query, decoded
@@ -51,6 +53,8 @@ class Api {
   // on the thread of the request.
   using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
+  // What the service says of itself, which must outlive this object; null: nothing.
+  void show(const LiveView* view) { view_ = view; }
   void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
 
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
@@ -71,6 +75,7 @@ class Api {
   CommitQueue& queue_;
   const std::function<double()> clock_;
   CheckSubmission check_submission_;
+  const LiveView* view_ = nullptr;
   std::function<void()> on_commit_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle

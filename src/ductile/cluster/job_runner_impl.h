@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/job.h"
@@ -54,6 +55,11 @@ class JobRunner {
 // conflict if somebody else runs it, and as run::RunFolder does.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, const fs::path& worker,
                                              const fs::path& run, spec::JobOptions& job);
+
+// Any program (command_impl.h): one keeper for each attempt, on the run directory `run`. `keeper`:
+// the program ductile-keeper. Throws unavailable if the directory cannot be made.
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
+                                               const fs::path& run, const CommandSpec& command);
 
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);

@@ -59,6 +59,15 @@ struct Holding {
   bool operator==(const Holding&) const = default;
 };
 
+// The same with its job, where several are listed.
+struct Holder {
+  JobId job = 0;
+  std::string name, team, tier;
+  std::string node;
+  int64_t devices = 1;
+  bool operator==(const Holder&) const = default;
+};
+
 struct Event {
   Revision seq = 0;
   double time = 0;

@@ -17,7 +17,7 @@
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
-#include "ductile/spec/job.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kAgain{1000};  // after a store that could not be read
 constexpr milliseconds kPause{5000};  // after a job that could not be started
+constexpr milliseconds kShow{500};    // while jobs start
 constexpr milliseconds kSettle{100};  // while devices are given up
 
 }  // namespace
@@ -43,7 +44,7 @@ class Service::Impl {
   // A job that has not ended.
   struct Live {
     JobRecord record;
-    spec::JobOptions job;
+    Work work;
     fs::path run;
     int64_t granted = 0;  // devices that the policy wants it to hold
     std::string why;      // of this grant
@@ -63,6 +64,7 @@ class Service::Impl {
   void look_at_events();
   void look_at_drains();
   void follow_wish(Live& live);
+  void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
   void decide();
   void settle();
@@ -73,6 +75,8 @@ class Service::Impl {
   void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason);
   void say(Live& live, const std::string& reason);
+  LiveState state_of(const Live& live) const;
+  void show();  // to those who ask: what each job is doing
   void decide_soon();
   void end_if_idle();
   static int64_t held(const Live& live);
@@ -87,6 +91,7 @@ class Service::Impl {
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
   Scheduler scheduler_;
+  LiveView view_;
   std::map<JobId, Live> live_;
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
@@ -94,7 +99,7 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_;
+  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
@@ -106,18 +111,27 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       store_((runs_of(options_.folder), options_.folder / "store.db")),
       queue_(store_),
       reader_(options_.folder / "store.db"),
-      scheduler_(one_machine(options_.node, options_.device_type, options_.devices),
-                 options_.policy, options_.interval) {
+      scheduler_(
+          one_machine(options_.node, options_.device_type, options_.devices, options_.quotas),
+          options_.policy, options_.interval),
+      view_({{options_.node, options_.device_type, options_.devices}}, options_.quotas) {
   seen_ = reader_.last_event();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   look_at_drains();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
+  writer_.call_at_failure([this](const Error& error) {
+    for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
+    stop([failed = options_.on_failure, error] {
+      if (failed) failed(error);
+    });
+  });
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission(
       [devices = options_.devices](const Submission& s, const nlohmann::json& spec) {
         check_spec(s, spec, devices);
       });
+  api_->show(&view_);
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
   HttpOptions http;
   http.socket = options_.folder / "api.sock";
@@ -135,7 +149,8 @@ void Service::Impl::take_up(JobRecord record) {
   const JobId id = record.id;
   Live live;
   try {
-    live.job = job_of(parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
+    live.work =
+        work_of(record.submission.kind, parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
@@ -153,7 +168,7 @@ void Service::Impl::take_up(JobRecord record) {
 void Service::Impl::admit(Live& live) {
   if (const std::string lack = lack_of_devices(live.record, options_.devices); !lack.empty())
     return say(live, lack);
-  scheduler_.add(demand_of(live.record, live.job, options_.devices, schedule_time()));
+  scheduler_.add(demand_of(live.record, live.work, options_, schedule_time()));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -215,11 +230,25 @@ void Service::Impl::look_at_events() {
       if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
       continue;
     }
-    known->second.record.wish = record.wish;  // the rest is this service's own doing
+    // The rest is this service's own doing.
+    known->second.record.wish = record.wish;
+    follow_devices(known->second, record.submission);
     follow_wish(known->second);
   }
   seen_ = seen;
   if (drains || !changed.empty()) decide_soon();
+}
+
+void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
+  if (wanted == live.record.submission) return;
+  live.record.submission = wanted;
+  const JobId id = live.record.id;
+  if (scheduler_.knows(id)) {
+    scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
+                          static_cast<int32_t>(std::min(wanted.max_devices, options_.devices)));
+  } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
+    admit(live);  // it asked for more than there is
+  }
 }
 
 void Service::Impl::follow_wish(Live& live) {
@@ -255,6 +284,7 @@ void Service::Impl::follow_wish(Live& live) {
 void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
   live_.erase(id);
+  view_.forget(id);
   ending_.insert(id);
   writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
@@ -290,14 +320,14 @@ void Service::Impl::measure(Live& live) {
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
   const double steps = static_cast<double>(progress.step - live.first_step);
-  scheduler_.measured(live.record.id,
-                      steps * static_cast<double>(live.job.train.batch_size) / seconds);
+  scheduler_.measured(live.record.id, steps * static_cast<double>(batch_of(live.work)) / seconds);
   live.first_step = progress.step;
   live.first_time = now;
 }
 
 void Service::Impl::decide_soon() {
-  if (stopping_ || !scheduler_.traits().on_events) return;
+  // A policy of rounds begins one at once where nothing runs: nobody's share is disturbed by it.
+  if (stopping_ || !(scheduler_.traits().on_events || scheduler_.nothing_runs())) return;
   decide_soon_ = loop_.after(milliseconds(0), [this] { decide(); });
 }
 
@@ -324,6 +354,33 @@ void Service::Impl::decide() {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
     if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
+  show();
+}
+
+LiveState Service::Impl::state_of(const Live& live) const {
+  using Moment = LiveState::Moment;
+  if (live.runner && live.stopping) {
+    const Wish wish = live.record.wish;
+    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
+                            : wish == Wish::cancel ? "it is being cancelled"
+                            : stopping_            ? "the service stops"
+                                                   : "others get what it holds"};
+  }
+  if (live.starting || (live.runner && live.runner->progress().generation < 0))
+    return {Moment::starting, ""};
+  if (live.runner) return {Moment::running, ""};
+  if (live.rest.armed()) return {Moment::resting, live.record.reason};
+  return {Moment::waiting, scheduler_.why(live.record.id)};
+}
+
+void Service::Impl::show() {
+  bool moves = false;  // somebody's state changes soon, without an event
+  for (const auto& [id, live] : live_) {
+    LiveState state = state_of(live);
+    moves = moves || state.moment == LiveState::Moment::starting;
+    view_.set(id, std::move(state));
+  }
+  if (moves) show_soon_ = loop_.after(kShow, [this] { show(); });
 }
 
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
@@ -382,6 +439,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
   live.record.run = live.run.string();
   live.record.reason = live.why;
   const std::string why = live.why;
+  view_.set(id, state_of(live));
   writer_.write(
       [this, id, devices, why, run = live.run.string()](Change& change) {
         const double now = wall_seconds();
@@ -403,7 +461,7 @@ void Service::Impl::begin(Live& live, int64_t devices) {
 void Service::Impl::start_runner(Live& live, int64_t devices) {
   const JobId id = live.record.id;
   try {
-    live.runner = make_train_runner(loop_, options_.worker, live.run, live.job);
+    live.runner = make_runner(loop_, options_, live.record, live.run, live.work);
     live.runner->start(devices, [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
     live.runner.reset();
@@ -436,6 +494,7 @@ void Service::Impl::resize(Live& live, int64_t devices) {
 void Service::Impl::preempt(Live& live) {
   if (std::exchange(live.stopping, true)) return;
   live.runner->preempt();
+  view_.set(live.record.id, state_of(live));
 }
 
 void Service::Impl::ended(JobId id, RunnerEnd end) {
@@ -458,7 +517,10 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
     phase = Phase::paused;
     reason = "Its user paused it.";
   }
-  if (has_ended(phase)) return this->end(id, phase, reason);
+  if (has_ended(phase)) {
+    this->end(id, phase, reason);
+    return end_if_idle();
+  }
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
@@ -469,9 +531,11 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
       decide_soon();
     });
   }
+  view_.set(id, state_of(live));
   writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
       [this] { decide_soon(); });
+  end_if_idle();
 }
 
 void Service::Impl::end_if_idle() {
@@ -490,6 +554,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
     if (live.runner) preempt(live);
   }
   writer_.write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
+  end_if_idle();  // where nothing is written any more
 }
 
 Service::Service(net::Loop& loop, ServiceOptions options)

@@ -1,27 +1,44 @@
 #pragma once
 
+#include <map>
+#include <memory>
 #include <string>
+#include <variant>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/command_impl.h"
+#include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/service.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/cluster.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cluster {
 
-// The job that a spec says. Throws invalid_argument for one that this program does not know.
-spec::JobOptions job_of(const nlohmann::json& spec);
+// What a job runs: one alternative for each kind.
+using Work = std::variant<spec::JobOptions, CommandSpec>;
 
-// What a job asks of a service with so many devices. `now`: of the clock of Scheduler::decide().
-JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_t devices,
+// Throws invalid_argument for a kind or a spec that this program does not know.
+Work work_of(const std::string& kind, const nlohmann::json& spec);
+
+// Samples of one step; 1 where there is no such thing.
+int64_t batch_of(const Work& work);
+
+// What a job asks of such a service. `now`: of the clock of Scheduler::decide().
+JobDemand demand_of(const JobRecord& record, const Work& work, const ServiceOptions& options,
                     double now);
 
-// A cluster of this machine alone.
-spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices);
+// The processes of the job. Throws as the runners of the kinds do.
+std::unique_ptr<JobRunner> make_runner(net::Loop& loop, const ServiceOptions& options,
+                                       const JobRecord& record, const fs::path& run, Work& work);
+
+// A cluster of this machine alone. Teams with a quota are numbered from 1 in the order of names.
+spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices,
+                          const std::map<std::string, int64_t>& quotas = {});
 
 // In a sentence, that the job needs more devices than there are; empty: it does not.
 std::string lack_of_devices(const JobRecord& record, int64_t devices);

@@ -18,183 +18,18 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/service_process.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/run/lock.h"
+#include "ductile/sched/policy.h"
 
 namespace ductile::cluster {
 namespace {
 
-using Json = nlohmann::json;
-using namespace std::chrono_literals;
-
-constexpr int64_t kRanks = 4;
-constexpr auto kPatience = 120s;
-
-// A service in a process of its own, as `ductile up` is.
-class Cluster {
- public:
-  explicit Cluster(int64_t devices = 3, std::string policy = "ductile",
-                   fs::path worker = DUCTILE_TEST_WORKER)
-      : devices_(devices), policy_(std::move(policy)), worker_(std::move(worker)) {
-    prctl(PR_SET_CHILD_SUBREAPER, 1);  // workers of a killed service come here
-    start();
-  }
-  ~Cluster() {
-    kill_service();
-    for (const pid_t pid : workers()) ::kill(pid, SIGKILL);
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) continue;
-  }
-
-  void start() {
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      sigset_t set;
-      sigemptyset(&set);
-      sigaddset(&set, SIGTERM);
-      pthread_sigmask(SIG_BLOCK, &set, nullptr);
-      try {
-        net::Loop loop;
-        ServiceOptions options;
-        options.folder = folder();
-        options.worker = worker_;
-        options.policy = policy_;
-        options.devices = devices_;
-        options.node = "here";
-        options.interval = 0.2;
-        Service service(loop, options);
-        std::thread([&] {
-          int signal = 0;
-          sigwait(&set, &signal);
-          loop.post([&] { service.stop([&] { loop.stop(); }); });
-        }).detach();
-        loop.run();
-        ::_exit(0);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "service: %s\n", error.what());
-        ::_exit(1);
-      }
-    }
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (get("/v1/jobs").is_null() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(5ms);
-  }
-  void start(int64_t devices) {
-    devices_ = devices;
-    start();
-  }
-  bool lives() const { return pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0; }
-  void kill_service() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  int stop() {
-    ::kill(pid_, SIGTERM);
-    int status = -1;
-    ::waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return status;
-  }
-
-  // {"status", "body"}, or null where nobody answers.
-  Json send(const std::string& method, const std::string& path, const std::string& body = "") {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    const std::string socket = (folder() / "api.sock").string();
-    std::memcpy(address.sun_path, socket.c_str(), socket.size());
-    const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-      return {};
-    const std::string text =
-        method + " " + path +
-        " HTTP/1.1\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
-        "\r\n\r\n" + body;
-    if (::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) return {};
-    std::string answer;
-    char block[4096];
-    for (ssize_t n; (n = ::recv(fd.get(), block, sizeof block, 0)) > 0;)
-      answer.append(block, static_cast<size_t>(n));
-    const size_t head = answer.find("\r\n\r\n");
-    if (head == std::string::npos) return {};
-    return {{"status", std::stoi(answer.substr(9, 3))},
-            {"body", parse_json(answer.substr(head + 4))}};
-  }
-  Json get(const std::string& path) {
-    const Json answer = send("GET", path);
-    return answer.is_null() ? answer : answer.at("body");
-  }
-
-  JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1) {
-    const std::string toml =
-        "[train]\nmax_steps = " + std::to_string(steps) +
-        "\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 20\n";
-    steps_of_[name] = steps;
-    const Json body = {
-        {"name", name}, {"min_devices", least}, {"max_devices", most}, {"spec", {{"job", toml}}}};
-    const Json answer = send("POST", "/v1/jobs", dump_json(body));
-    EXPECT_EQ(answer.value("status", 0), 201) << answer;
-    return answer.at("body").value("id", JobId{0});
-  }
-  Json wait(JobId id, const std::function<bool(const Json&)>& holds) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    Json job;
-    while (std::chrono::steady_clock::now() < deadline) {
-      job = get("/v1/jobs/" + std::to_string(id));
-      if (!job.is_null() && holds(job)) return job;
-      std::this_thread::sleep_for(5ms);
-    }
-    ADD_FAILURE() << "waited in vain: " << job << "\n" << get("/v1/events?limit=1000").dump(1);
-    return job;
-  }
-  Json wait_for(JobId id, const std::string& phase) {
-    return wait(id, [&](const Json& job) { return job.at("phase") == phase; });
-  }
-  void act(JobId id, const std::string& what) {
-    send("POST", "/v1/jobs/" + std::to_string(id) + "/" + what);
-  }
-  void wait_for_no_workers() {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (!workers().empty() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(5ms);
-    EXPECT_TRUE(workers().empty());
-  }
-  // It is finished, and its result is that of the undisturbed job.
-  void expect_result(JobId id) {
-    const Json job = wait_for(id, "finished");
-    const int64_t steps = steps_of_.at(job.at("name"));
-    const fs::path run = job.value("run", "");
-    EXPECT_EQ(link::testing::read_checkpoint(run / "checkpoints", steps),
-              link::testing::run_undisturbed(steps, kRanks));
-  }
-
-  std::set<pid_t> workers() const {
-    std::set<pid_t> out;
-    std::error_code error;
-    for (auto it = fs::directory_iterator("/proc", error); !error && it != fs::directory_iterator();
-         it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      try {
-        const std::string line = read_file(it->path() / "cmdline");
-        if (line.find(folder().string()) != std::string::npos) out.insert(std::stoi(name));
-      } catch (const Error&) {  // gone
-      }
-    }
-    return out;
-  }
-  const fs::path& folder() const { return folder_.path(); }
-
- private:
-  TempFolder folder_;
-  int64_t devices_;
-  const std::string policy_;
-  const fs::path worker_;
-  pid_t pid_ = -1;
-  std::map<std::string, int64_t> steps_of_;
-};
+using namespace testing;
 
 TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
   Cluster cluster;
@@ -408,6 +243,7 @@ TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
   cluster.kill_service();
   const fs::path run = cluster.folder() / "runs" / "2-second";
   fs::create_directories(run / "checkpoints");
+  write_file_atomic(run / "job.toml.tmp4711", "[train]");  // before it got its name
   {
     Store store(cluster.folder() / "store.db");
     CommitQueue(store).commit([&](Change& change) {
@@ -419,6 +255,35 @@ TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
   cluster.start(2);
   cluster.act(first, "cancel");
   cluster.expect_result(second);
+}
+
+// A policy that decides once an hour: on an idle machine that is no reason to wait.
+TEST(Service, AnIdleMachineStartsAJobAtOnceUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    Cluster cluster(2, policy, DUCTILE_TEST_WORKER, 3600);
+    cluster.expect_result(cluster.submit("first", 20));
+    cluster.expect_result(cluster.submit("second", 20));
+  }
+}
+
+// Somebody else wrote into its store: it does not act upon what it could not write.
+TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
+  Cluster cluster(2);
+  const JobId runs = cluster.submit("runs", 100000);
+  const JobId ends = cluster.submit("ends", 100000);
+  for (const JobId id : {runs, ends}) cluster.wait_for(id, "running");
+  {
+    Database database(cluster.folder() / "store.db", Database::Access::write);
+    Transaction transaction(database);
+    Change(database).set_phase(ends, Phase::failed, "somebody else says so", 1);
+    transaction.commit();
+  }
+  EXPECT_EQ(WEXITSTATUS(cluster.stop()), 7);
+  EXPECT_TRUE(cluster.workers().empty());
+  cluster.start();
+  cluster.wait_for(runs, "running");
+  cluster.act(runs, "cancel");
+  cluster.wait_for(runs, "cancelled");
 }
 
 // It was to grow, and is to shrink before those that were to join it have begun.
