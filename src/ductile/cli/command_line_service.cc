@@ -36,6 +36,19 @@ void add_job_name(CLI::App& sub, ServiceCommand& c) {
   add_json(sub, c.json);
 }
 
+void add_policy(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
+      ->option_text("NAME")
+      ->check(CLI::IsMember(sched::policy_names()));
+}
+
+void add_quota(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--quota", c.quotas,
+                 "devices that the jobs of a team hold at most: --quota vision=4 (repeatable)")
+      ->option_text("TEAM=N")
+      ->allow_extra_args(false);
+}
+
 }  // namespace
 
 void add_service_folder(CLI::App& app, std::optional<fs::path>& folder) {
@@ -129,13 +142,28 @@ void add_service(CLI::App& app, Parsed& parsed) {
   sub->add_option("--devices", c.devices, "workers that run at once (default: the cores)")
       ->option_text("N")
       ->check(count);
-  sub->add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
-      ->option_text("NAME")
-      ->check(CLI::IsMember(sched::policy_names()));
-  sub->add_option("--quota", c.quotas,
-                  "devices that the jobs of a team hold at most: --quota vision=4 (repeatable)")
-      ->option_text("TEAM=N")
-      ->allow_extra_args(false);
+  add_quota(*sub, c);
+  add_policy(*sub, c);
+  sub = add_service_command(
+      app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
+      " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
+      "the cluster file names, and needs what `ductile train --hosts` needs.",
+      server);
+  sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ")->required();
+  sub->add_option("--shared", c.shared,
+                  "a folder that all nodes see, for the runs (default: the service's folder)")
+      ->option_text("DIR");
+  sub->add_option("--launcher", c.launcher, "starts a program on a node (default 'ssh {host}')")
+      ->option_text("COMMAND");
+  sub->add_option("--listen", c.listen,
+                  "the address under which the nodes reach this machine (default: detected)")
+      ->option_text("ADDRESS");
+  sub->add_option("--grace", c.grace,
+                  "seconds that jobs keep their places on a node that does not answer (default 30)")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.0, 1e6));
+  add_policy(*sub, c);
+  add_quota(*sub, c);
   add_submit(app, parsed, count);
   sub =
       add_service_command(app, parsed, "jobs", "list the jobs of the service",

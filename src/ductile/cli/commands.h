@@ -78,6 +78,11 @@ struct ServiceCommand {
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
+  // server
+  fs::path cluster;  // the cluster file
+  std::optional<fs::path> shared;
+  std::string launcher = "ssh {host}", listen;
+  double grace = 30;  // seconds; of submit, too
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
@@ -87,16 +92,17 @@ struct ServiceCommand {
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
   int64_t retries = 0;
-  double time_limit = 0, grace = 30;  // seconds
-  std::string job;                    // why, cancel: a number or a name; events: empty for all
-  std::string node;                   // drain, undrain
-  std::string reason;                 // drain
-  int64_t lines = 50;                 // events
-  bool follow = false;                // events
-  bool all = false;                   // jobs: also those that have ended
+  double time_limit = 0;  // seconds
+  std::string job;        // why, cancel: a number or a name; events: empty for all
+  std::string node;       // drain, undrain
+  std::string reason;     // drain
+  int64_t lines = 50;     // events
+  bool follow = false;    // events
+  bool all = false;       // jobs: also those that have ended
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);
+ExitCode server(const ServiceCommand& command, Context& context);
 ExitCode submit(const ServiceCommand& command, Context& context);
 ExitCode jobs(const ServiceCommand& command, Context& context);
 ExitCode why(const ServiceCommand& command, Context& context);

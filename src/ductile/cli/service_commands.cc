@@ -164,16 +164,20 @@ std::string job_table(const Json& job) {
   return page::table(rows);
 }
 
-ExitCode up(const ServiceCommand& command, Context& context) {
-  Console& console = context.console;
+namespace {
+
+cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
   options.folder = fs::absolute(folder_of(command, context));
   options.worker = process::find_worker();
   options.keeper = find_keeper();
   options.quotas = quotas_of(command);
-  options.devices = command.devices.value_or(cpu_share().usable());
-  options.node = host_name();
   options.policy = command.policy;
+  return options;
+}
+
+// Until a signal ends it; `what` are the devices, in words.
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, Console& console) {
   net::Loop loop;
   HeldSignals held;
   ExitCode code = kDone;
@@ -185,8 +189,8 @@ ExitCode up(const ServiceCommand& command, Context& context) {
     loop.stop();
   };
   cluster::Service service(loop, options);
-  console.say("{} devices of {} in {}, policy {}; submit a job with: ductile submit job.toml",
-              options.devices, options.node, options.folder.string(), options.policy);
+  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
+              options.folder.string(), options.policy);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -205,6 +209,30 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   });
   loop.run();
   return code;
+}
+
+}  // namespace
+
+ExitCode up(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.devices = command.devices.value_or(cpu_share().usable());
+  options.node = host_name();
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node),
+               context.console);
+}
+
+ExitCode server(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.cluster = spec::read_cluster(command.cluster);
+  if (command.shared) options.shared = fs::absolute(*command.shared);
+  options.launcher = command.launcher;
+  options.listen = command.listen;
+  options.grace = command.grace;
+  options.program = fs::read_symlink("/proc/self/exe");
+  return serve(
+      options,
+      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
+      context.console);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -236,8 +264,8 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
     std::map<int64_t, std::map<std::string, int64_t>> held;
     const Json nodes = client.get("/v1/nodes").at("nodes");
     for (const Json& node : nodes)
-      for (const Json& job : node.at("jobs"))
-        held[job.at("job")][node.at("node")] = job.at("devices");
+      for (const auto& [job, devices] : node.at("jobs").items())
+        held[std::stoll(job)][node.at("node")] = devices;
     for (Json& job : list)
       if (const auto found = held.find(job.at("id")); found != held.end())
         job["holdings"] = found->second;

@@ -46,45 +46,15 @@ Answer resize_job(Request& request) {
   });
 }
 
-Answer list_nodes(Request& request) {
-  Json nodes = Json::array();
-  const auto drains = request.reader.drains();
-  const auto holders = request.reader.holders();
-  for (const NodeFacts& node :
-       request.view() ? request.view()->nodes() : std::vector<NodeFacts>{}) {
-    const auto drain =
-        std::ranges::find_if(drains, [&](const Drain& d) { return d.node == node.name; });
-    const bool drained = drain != drains.end();
-    Json jobs = Json::array();
-    int64_t held = 0;
-    for (const Holder& h : holders) {
-      if (h.node != node.name) continue;
-      jobs.push_back({{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
-      held += h.devices;
-    }
-    Json out = {{"node", node.name},
-                {"type", node.type},
-                {"state", drained ? (held > 0 ? "draining" : "drained") : "up"},
-                {"reason", drained ? drain->reason : ""},
-                {"devices", node.devices},
-                {"free", drained ? 0 : std::max<int64_t>(0, node.devices - held)}};
-    out["jobs"] = std::move(jobs);
-    nodes.push_back(std::move(out));
-  }
-  Answer out;
-  out.body = dump_json(Json{{"nodes", std::move(nodes)}});
-  return out;
-}
-
 std::string why(Request& request, const JobRecord& job) {
   WhyFacts facts;
   facts.job = job;
+  facts.nodes = request.reader.nodes();
   facts.drains = request.reader.drains();
   facts.holders = request.reader.holders();
   const LiveView* view = request.view();
   if (view == nullptr) return job.reason;
   facts.live = view->of(job.id);
-  facts.nodes = view->nodes();
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
   return why(facts);

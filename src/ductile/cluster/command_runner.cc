@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <poll.h>
 #include <sys/wait.h>
@@ -50,18 +53,18 @@ class CommandRunner : public JobRunner {
     reap();
   }
 
-  void start(int64_t devices, OnEnd on_end) override {
+  void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     on_end_ = std::move(on_end);
-    devices_ = devices;
+    devices_ = count(devices);
     if (adopt()) return;
     const Attempt last = read_attempt(run_);
     if (last.end && is_final(last)) return end_soon(end_of(last));
-    if (devices == 0 && (last.number == 0 || last.end)) return end_soon({});
-    begin(devices == 0 ? 0 : last.number + 1);
+    if (devices_ == 0 && (last.number == 0 || last.end)) return end_soon({});
+    begin(devices_ == 0 ? 0 : last.number + 1);
   }
 
-  void resize(int64_t devices, std::function<void(bool)> taken) override {
-    taken(devices == devices_);
+  void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
+    taken(count(devices) == devices_);
   }
 
   void preempt() override {
@@ -70,11 +73,20 @@ class CommandRunner : public JobRunner {
   }
 
   int64_t wanted() const override { return devices_; }
-  int64_t used() const override { return devices_; }
+  std::map<std::string, int64_t> used() const override {
+    if (devices_ == 0) return {};
+    return {{"", devices_}};  // of the service's own machine
+  }
   // How far it is nobody knows.
   JobProgress progress() const override { return {pid_fd_ ? attempt_ : -1, 0, 0}; }
 
  private:
+  static int64_t count(const std::vector<Holding>& devices) {
+    int64_t sum = 0;
+    for (const Holding& h : devices) sum += h.devices;
+    return sum;
+  }
+
   // A keeper that an earlier service started. Its number cannot have gone to another process where
   // that still has the lock's file after it is held by a descriptor.
   bool adopt() {

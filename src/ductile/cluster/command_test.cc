@@ -6,7 +6,7 @@
 
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/store.h"
-#include "ductile/cluster/testing/service_process.h"
+#include "ductile/cluster/testing/live_service.h"
 #include "ductile/process/spawn.h"
 #include "ductile/sched/policy.h"
 
@@ -32,7 +32,7 @@ std::string alone(const std::string& rest) {
 }
 
 TEST(CommandJob, RunsWithWhatItWasPromised) {
-  Cluster cluster;
+  LiveService cluster;
   fs::create_directory(cluster.folder() / "work");
   const JobId id = cluster.submit_command("tool", "echo said; echo complained >&2; pwd; env",
                                           {{"directory", (cluster.folder() / "work").string()},
@@ -55,7 +55,7 @@ TEST(CommandJob, RunsWithWhatItWasPromised) {
 }
 
 TEST(CommandJob, ItsReasonSaysHowItEnded) {
-  Cluster cluster;
+  LiveService cluster;
   const auto reason = [&](const std::string& script, const Json& more = {}) {
     const JobId id = cluster.submit_command("job", script, more);
     const Json job = cluster.wait(id, [](const Json& j) { return !j.at("ended").is_null(); });
@@ -75,7 +75,7 @@ TEST(CommandJob, ItsReasonSaysHowItEnded) {
 }
 
 TEST(CommandJob, IsTriedAgainAsOftenAsItsUserSaid) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit_command("job", alone("exit 7"), {{"retries", 1}});
   const Json job = cluster.wait_for(id, "failed");
   EXPECT_NE(job.value("reason", "").find("exit code 7, after a retry"), std::string::npos) << job;
@@ -87,7 +87,7 @@ TEST(CommandJob, IsTriedAgainAsOftenAsItsUserSaid) {
 
 // SIGTERM, time to save, and a start anew; what is deaf is killed, and all that it has started.
 TEST(CommandJob, IsPausedAndResumed) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId saves =
       cluster.submit_command("saves",
                              "trap 'echo saved >> $DUCTILE_CHECKPOINT_DIR/state; exit 0' TERM\n"
@@ -113,7 +113,7 @@ TEST(CommandJob, IsPausedAndResumed) {
 }
 
 TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit_command(
       "job", "(setsid sh -c 'sleep 1000 & setsid sleep 1000 & sleep 1000' &) ; sleep 0.2; exit 0");
   cluster.wait_for(id, "finished");
@@ -121,7 +121,7 @@ TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
 }
 
 TEST(CommandJob, GoesOnWithoutAServiceAndIsFoundAgain) {
-  Cluster cluster;
+  LiveService cluster;
   const fs::path go = cluster.folder() / "go";
   const JobId id =
       cluster.submit_command("job", alone("while [ ! -e go ]; do sleep 0.02; done; exit 0"));
@@ -147,7 +147,7 @@ TEST(CommandJob, GoesOnWithoutAServiceAndIsFoundAgain) {
 
 // At any instant of a start, again and again.
 TEST(CommandJob, AKilledServiceNeverRunsItTwice) {
-  Cluster cluster(2);
+  LiveService cluster(2);
   std::vector<JobId> jobs;
   for (int i = 0; i < 12; ++i) {
     jobs.push_back(cluster.submit_command(
@@ -164,7 +164,7 @@ TEST(CommandJob, AKilledServiceNeverRunsItTwice) {
   EXPECT_TRUE(Reader(cluster.folder() / "store.db").check().empty());
 }
 
-pid_t keeper_of(const Cluster& cluster) {
+pid_t keeper_of(const LiveService& cluster) {
   for (const pid_t pid : cluster.workers())
     if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n") return pid;
   return -1;
@@ -172,7 +172,7 @@ pid_t keeper_of(const Cluster& cluster) {
 
 // Nothing of the first attempt is left when the next one begins.
 TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit_command(
       "job", alone("[ $DUCTILE_RESTART = 2 ] && exit 0\n"
                    "setsid sh -c 'echo >> detached; sleep 1000' & sleep 1000"));
@@ -191,7 +191,7 @@ TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
 }
 
 TEST(CommandJob, AStopOfTheServiceSavesItAndTheNextOneGoesOn) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id =
       cluster.submit_command("job", alone("trap 'exit 1' TERM; [ $DUCTILE_RESTART = 1 ] && exit 0\n"
                                           "while :; do sleep 0.05; done"));
@@ -204,7 +204,7 @@ TEST(CommandJob, AStopOfTheServiceSavesItAndTheNextOneGoesOn) {
 
 TEST(CommandJob, RunsUnderEachPolicyBesideOtherJobs) {
   for (const std::string& policy : sched::policy_names()) {
-    Cluster cluster(3, policy);
+    LiveService cluster(3, policy);
     const JobId training = cluster.submit("training", 300, 3);
     const JobId tool = cluster.submit_command("tool", "sleep 0.5", {}, 2);
     cluster.wait_for(tool, "finished");
@@ -213,7 +213,7 @@ TEST(CommandJob, RunsUnderEachPolicyBesideOtherJobs) {
 }
 
 TEST(CommandJob, WhatCannotRunIsRefused) {
-  Cluster cluster;
+  LiveService cluster;
   const auto error = [&](const Json& spec, int64_t most = 1) {
     const Json answer =
         cluster.send("POST", "/v1/jobs",
@@ -261,7 +261,7 @@ TEST(Keeper, AFenceReachesItsOwnProcessesAlone) {
 
 // The lock's file names a process that has nothing to do with it: the keeper's number was reused.
 TEST(CommandJob, ANumberThatWasReusedIsNotSignalled) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit_command("job", alone("sleep 1000"), {{"grace", 0.1}});
   wait_for_lines(cluster.folder() / "starts", 1);
   const fs::path run = cluster.wait_for(id, "running").value("run", "");

@@ -66,7 +66,6 @@ void require_owner(const Request& request, const JobRecord& job);
 
 // Handlers that need what the service says of itself (cluster_routes.cc).
 Answer resize_job(Request& request);
-Answer list_nodes(Request& request);
 std::string why(Request& request, const JobRecord& job);
 
 // A job as the interface shows it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "ductile/base/error.h"
 
@@ -239,6 +240,11 @@ std::vector<Allotment> Scheduler::decide(double now) {
       job.view.remaining = job.view.remaining_steps =
           std::max(0.0, job.total_steps - job.view.progress);
     views.push_back(job.view);
+    // What it holds on a node that is not there any more is no device to a policy.
+    sched::JobView& view = views.back();
+    std::erase_if(view.allocation,
+                  [&](const sched::NodeShare& share) { return cluster_.usable(share.node) == 0; });
+    if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
   }
   views = within_quotas(std::move(views));
   const sched::Round round{now, interval_, cluster_, views};
@@ -247,8 +253,14 @@ std::vector<Allotment> Scheduler::decide(double now) {
   keep_what_nobody_takes(round, decisions);
   sched::check_decisions(round, decisions);
   std::vector<Allotment> out;
-  for (sched::Decision& change : decisions.changes)
+  std::set<JobId> named;
+  for (sched::Decision& change : decisions.changes) {
+    named.insert(change.job);
     out.push_back({change.job, std::move(change.allocation), std::move(change.reason)});
+  }
+  for (const sched::JobView& view : views)
+    if (view.allocation != jobs_.at(view.id).view.allocation && !named.contains(view.id))
+      out.push_back({view.id, view.allocation, "a node is drained or lost"});
   return out;
 }
 

@@ -12,6 +12,14 @@ namespace {
 
 constexpr double kInterval = 10;
 
+spec::Cluster one_machine(int64_t devices, const std::map<std::string, int64_t>& quotas = {}) {
+  ServiceOptions options;
+  options.node = "here";
+  options.devices = devices;
+  options.quotas = quotas;
+  return cluster_of(options);
+}
+
 JobDemand demand(JobId id, int32_t least, int32_t most, double arrival = 0, bool rigid = false) {
   JobDemand out;
   out.id = id;
@@ -29,7 +37,7 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
     using Range = std::pair<int32_t, int32_t>;
     for (const auto& [least, most] : {Range{1, 4}, {2, 4}, {3, 3}, {4, 4}}) {
-      Scheduler scheduler(one_machine("here", "cpu", 4), policy, kInterval);
+      Scheduler scheduler(one_machine(4), policy, kInterval);
       scheduler.add(demand(1, least, most));
       int32_t held = 0;
       for (int round = 0; round < 8; ++round) {
@@ -48,7 +56,7 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
 
 TEST(Scheduler, ARigidJobRunsBesideAnotherOneUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
-    Scheduler scheduler(one_machine("here", "cpu", 3), policy, kInterval);
+    Scheduler scheduler(one_machine(3), policy, kInterval);
     scheduler.add(demand(1, 1, 3));
     scheduler.add(demand(2, 2, 2, 0, true));
     bool ran = false;
@@ -72,7 +80,7 @@ TEST(Scheduler, NobodyIsPreemptedForNobody) {
     const int rounds = policy == "pollux" ? 8 : 60;  // it looks at 10,000 allocations in each
     Rng rng(17, 4);
     const int32_t devices = 6;
-    Scheduler scheduler(one_machine("here", "cpu", devices), policy, kInterval);
+    Scheduler scheduler(one_machine(devices), policy, kInterval);
     std::map<JobId, int32_t> held;
     JobId next = 1;
     for (int round = 0; round < rounds; ++round) {
@@ -113,7 +121,7 @@ TEST(Scheduler, NoTeamHoldsMoreThanItsQuotaUnderAnyPolicy) {
   for (const std::string& policy : sched::policy_names()) {
     const int rounds = policy == "pollux" ? 8 : 40;
     Rng rng(18, 5);
-    Scheduler scheduler(one_machine("here", "cpu", 6, {{"a", 3}, {"b", 2}}), policy, kInterval);
+    Scheduler scheduler(one_machine(6, {{"a", 3}, {"b", 2}}), policy, kInterval);
     std::map<JobId, std::pair<int32_t, int32_t>> held;  // team, devices
     JobId next = 1;
     for (int round = 0; round < rounds; ++round) {
@@ -143,7 +151,7 @@ TEST(Scheduler, NoTeamHoldsMoreThanItsQuotaUnderAnyPolicy) {
 }
 
 TEST(Scheduler, AJobBehindAQuotaIsInNobodysWay) {
-  Scheduler scheduler(one_machine("here", "cpu", 3, {{"a", 1}}), "fifo", kInterval);
+  Scheduler scheduler(one_machine(3, {{"a", 1}}), "fifo", kInterval);
   JobDemand first = demand(1, 2, 2);
   first.team = 1;
   scheduler.add(first);
@@ -157,7 +165,7 @@ TEST(Scheduler, AJobBehindAQuotaIsInNobodysWay) {
 // What runs follows its user, too, and the same way under each policy.
 TEST(Scheduler, NewBoundsAreObeyedUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
-    Scheduler scheduler(one_machine("here", "cpu", 4), policy, kInterval);
+    Scheduler scheduler(one_machine(4), policy, kInterval);
     scheduler.add(demand(1, 2, 2));
     int round = 0;
     const auto held_after = [&](int rounds) {

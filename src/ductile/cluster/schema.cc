@@ -79,6 +79,17 @@ CREATE TABLE requests (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX requests_by_time ON requests (time);
 )",
+    R"(
+CREATE TABLE nodes (
+  node TEXT PRIMARY KEY,
+  place INTEGER NOT NULL,
+  type TEXT NOT NULL,
+  devices INTEGER NOT NULL CHECK (devices >= 1),
+  state TEXT NOT NULL CHECK (state IN ('up', 'away', 'lost')),
+  why TEXT NOT NULL,
+  since REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

@@ -68,8 +68,8 @@ int64_t batch_of(const Work& work) {
   return job == nullptr ? 1 : job->train.batch_size;
 }
 
-JobDemand demand_of(const JobRecord& record, const Work& work, const ServiceOptions& options,
-                    double now) {
+JobDemand demand_of(const JobRecord& record, const Work& work,
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
@@ -77,31 +77,41 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const ServiceOpti
   demand.application = s.name;
   demand.arrival = std::min(record.submitted, now);
   demand.tier = tier_of(s.tier);
-  if (const auto team = options.quotas.find(s.team); team != options.quotas.end())
-    demand.team = static_cast<int32_t>(std::distance(options.quotas.begin(), team)) + 1;
+  if (const auto team = quotas.find(s.team); team != quotas.end())
+    demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
   demand.rigid = std::holds_alternative<CommandSpec>(work);
   demand.min_devices = static_cast<int32_t>(s.min_devices);
-  demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, options.devices));
+  demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
   demand.batch = static_cast<int32_t>(batch_of(work));
   return demand;
 }
 
-std::unique_ptr<JobRunner> make_runner(net::Loop& loop, const ServiceOptions& options,
-                                       const JobRecord& record, const fs::path& run, Work& work) {
+std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
+                                       const ServiceOptions& options, const JobRecord& record,
+                                       const fs::path& run, Work& work) {
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, options.worker, run, *job);
+    return make_train_runner(loop, engine, run, *job);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
   command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
   return make_command_runner(loop, options.keeper, run, command);
 }
 
-fs::path runs_of(const fs::path& folder) {
+namespace {
+
+const fs::path& shared_of(const ServiceOptions& options) {
+  return options.shared.empty() ? options.folder : options.shared;
+}
+
+}  // namespace
+
+fs::path runs_of(const ServiceOptions& options) {
+  const fs::path runs = shared_of(options) / "runs";
   std::error_code error;
-  fs::create_directories(folder / "runs", error);
-  if (error)
-    fail_errno((folder / "runs").string() + ": the service keeps its runs there", error.value());
-  return folder / "runs";
+  fs::create_directories(options.folder, error);
+  fs::create_directories(runs, error);
+  if (error) fail_errno(runs.string() + ": the service keeps its runs there", error.value());
+  return runs;
 }
 
 fs::path unused(const fs::path& path) {
@@ -119,23 +129,35 @@ run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
   return run::RunFolder::open(run);
 }
 
-spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices,
-                          const std::map<std::string, int64_t>& quotas) {
-  spec::NodeGroup group;
-  group.type = type;
-  group.devices = devices;
-  group.hosts = {node};
-  spec::Cluster out{{group}, {}};
-  for (const auto& [team, quota] : quotas)
+spec::Cluster cluster_of(const ServiceOptions& options) {
+  spec::Cluster out;
+  if (options.cluster) {
+    out = *options.cluster;
+    out.teams.clear();  // a job names its team, which has no number of its own
+  } else {
+    spec::NodeGroup group;
+    group.type = options.device_type;
+    group.devices = options.devices;
+    group.hosts = {options.node};
+    out.groups = {group};
+  }
+  for (const auto& [team, quota] : options.quotas)
     out.teams.push_back({static_cast<int64_t>(out.teams.size()) + 1, 0, quota});
   return out;
+}
+
+std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
+  if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  return make_hosts_engine(
+      loop, *options.cluster,
+      {shared_of(options), options.program, options.worker, options.launcher, options.listen});
 }
 
 std::string lack_of_devices(const JobRecord& record, int64_t devices) {
   const int64_t least = record.submission.min_devices;
   if (least <= devices) return "";
   return fmt::format(
-      "It needs {} devices, and this service has {}; it runs when `ductile up` is started again "
+      "It needs {} devices, and this service has {}; it runs when the service is started again "
       "with more.",
       least, devices);
 }

@@ -9,6 +9,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/cluster/command_impl.h"
+#include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/scheduler.h"
@@ -28,23 +29,25 @@ Work work_of(const std::string& kind, const nlohmann::json& spec);
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 
-// What a job asks of such a service. `now`: of the clock of Scheduler::decide().
-JobDemand demand_of(const JobRecord& record, const Work& work, const ServiceOptions& options,
-                    double now);
+// What a job asks of a service with so many devices. `now`: of the clock of Scheduler::decide().
+JobDemand demand_of(const JobRecord& record, const Work& work,
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now);
 
 // The processes of the job. Throws as the runners of the kinds do.
-std::unique_ptr<JobRunner> make_runner(net::Loop& loop, const ServiceOptions& options,
-                                       const JobRecord& record, const fs::path& run, Work& work);
+std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
+                                       const ServiceOptions& options, const JobRecord& record,
+                                       const fs::path& run, Work& work);
 
-// A cluster of this machine alone. Teams with a quota are numbered from 1 in the order of names.
-spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices,
-                          const std::map<std::string, int64_t>& quotas = {});
+// The cluster that the options name, or one of this machine alone. Its teams are those with a
+// quota, numbered from 1 in the order of their names.
+spec::Cluster cluster_of(const ServiceOptions& options);
+std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 
 // In a sentence, that the job needs more devices than there are; empty: it does not.
 std::string lack_of_devices(const JobRecord& record, int64_t devices);
 
 // The folder of the runs, made where it is missing.
-fs::path runs_of(const fs::path& folder);
+fs::path runs_of(const ServiceOptions& options);
 
 // A run directory of this name that nobody has used. There is one of the name itself already where
 // an earlier store, which was lost, counted its jobs from 1, too.

@@ -21,7 +21,7 @@
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
-#include "ductile/cluster/testing/service_process.h"
+#include "ductile/cluster/testing/live_service.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/run/lock.h"
 #include "ductile/sched/policy.h"
@@ -32,7 +32,7 @@ namespace {
 using namespace testing;
 
 TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
-  Cluster cluster;
+  LiveService cluster;
   std::vector<JobId> jobs;
   for (int i = 0; i < 5; ++i) jobs.push_back(cluster.submit("job" + std::to_string(i), 100 + i, 3));
   for (const JobId id : jobs) cluster.expect_result(id);
@@ -47,7 +47,7 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
 }
 
 TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
-  Cluster cluster(2);
+  LiveService cluster(2);
   const JobId first = cluster.submit("first", 4000, 2);
   cluster.wait(first, [](const Json& job) { return job.at("holdings").value("here", 0) == 2; });
   const JobId second = cluster.submit("second", 4000, 2);
@@ -60,7 +60,7 @@ TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
 }
 
 TEST(Service, AJobIsPausedResumedAndCancelled) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit("job", 3000);
   const JobId other = cluster.submit("other", 100000);
   const std::string path = "/v1/jobs/" + std::to_string(id);
@@ -77,7 +77,7 @@ TEST(Service, AJobIsPausedResumedAndCancelled) {
 }
 
 TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
-  Cluster cluster;
+  LiveService cluster;
   const auto refused = [&](const Json& body) {
     const Json answer = cluster.send("POST", "/v1/jobs", dump_json(body));
     EXPECT_EQ(answer.value("status", 0), 400) << answer;
@@ -101,7 +101,7 @@ TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
 }
 
 TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId running = cluster.submit("running", 3000, 2);
   cluster.wait_for(running, "running");
   EXPECT_EQ(cluster.stop(), 0);
@@ -113,7 +113,7 @@ TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
 
 // Killed again and again, at any instant: no job is lost or run twice, and all bits are right.
 TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
-  Cluster cluster;
+  LiveService cluster;
   std::vector<JobId> jobs;
   for (int i = 0; i < 6; ++i) {
     jobs.push_back(cluster.submit("job" + std::to_string(i), 1000 + 100 * i, 1 + i % 3));
@@ -135,7 +135,7 @@ TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
 
 // What was asked for, and not yet done, when the service was killed.
 TEST(Service, AWishIsFollowedByTheNextService) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId paused = cluster.submit("paused", 100000);
   const JobId cancelled = cluster.submit("cancelled", 100000);
   for (const JobId id : {paused, cancelled}) cluster.wait_for(id, "running");
@@ -155,7 +155,7 @@ TEST(Service, AWishIsFollowedByTheNextService) {
 
 // It is started again with fewer devices than the jobs held, or than one of them needs.
 TEST(Service, FewerDevicesThanBefore) {
-  Cluster cluster(4);
+  LiveService cluster(4);
   const JobId pair = cluster.submit("pair", 400, 2, 2);
   const JobId other = cluster.submit("other", 400, 2, 1);
   cluster.wait_for(pair, "running");
@@ -174,7 +174,7 @@ TEST(Service, FewerDevicesThanBefore) {
 }
 
 TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
-  Cluster cluster(1);
+  LiveService cluster(1);
   cluster.send("POST", "/v1/nodes/elsewhere/drain", "{}");
   cluster.expect_result(cluster.submit("elsewhere", 20));
   cluster.send("POST", "/v1/nodes/here/drain", "{}");
@@ -190,7 +190,7 @@ TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
 
 // Somebody else trains in its run directory: it waits for them, and nobody waits for it.
 TEST(Service, AJobThatCannotStartIsInNobodysWay) {
-  Cluster cluster(1, "fifo");
+  LiveService cluster(1, "fifo");
   const JobId locked = cluster.submit("locked", 200);
   cluster.wait_for(locked, "running");
   cluster.act(locked, "pause");
@@ -208,7 +208,7 @@ TEST(Service, AJobThatCannotStartIsInNobodysWay) {
 
 // A run directory that cannot be made, and a cancel that comes while it is tried.
 TEST(Service, AJobIsCancelledWhileItsStartFails) {
-  Cluster cluster;
+  LiveService cluster;
   fs::remove(cluster.folder() / "runs");
   write_file_atomic(cluster.folder() / "runs", "a file");
   std::vector<JobId> jobs;
@@ -224,7 +224,7 @@ TEST(Service, AJobIsCancelledWhileItsStartFails) {
 
 // A store that was lost begins with job 1 again; what the job 1 of the earlier one left stays its.
 TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
-  Cluster cluster;
+  LiveService cluster;
   cluster.expect_result(cluster.submit("job", 200));
   EXPECT_EQ(cluster.stop(), 0);
   for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
@@ -236,7 +236,7 @@ TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
 
 // The service was killed after it made the folder, before it wrote the job into it.
 TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
-  Cluster cluster(1);
+  LiveService cluster(1);
   const JobId first = cluster.submit("first", 100000);
   const JobId second = cluster.submit("second", 40);
   cluster.wait_for(first, "running");
@@ -260,7 +260,11 @@ TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
 // A policy that decides once an hour: on an idle machine that is no reason to wait.
 TEST(Service, AnIdleMachineStartsAJobAtOnceUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
-    Cluster cluster(2, policy, DUCTILE_TEST_WORKER, 3600);
+    LiveService cluster([&](ServiceOptions& options) {
+      options.devices = 2;
+      options.policy = policy;
+      options.interval = 3600;
+    });
     cluster.expect_result(cluster.submit("first", 20));
     cluster.expect_result(cluster.submit("second", 20));
   }
@@ -268,7 +272,7 @@ TEST(Service, AnIdleMachineStartsAJobAtOnceUnderEachPolicy) {
 
 // Somebody else wrote into its store: it does not act upon what it could not write.
 TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
-  Cluster cluster(2);
+  LiveService cluster(2);
   const JobId runs = cluster.submit("runs", 100000);
   const JobId ends = cluster.submit("ends", 100000);
   for (const JobId id : {runs, ends}) cluster.wait_for(id, "running");
@@ -298,7 +302,7 @@ TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
                         " ]; do sleep 0.05; done;; esac\n"
                         "exec " DUCTILE_TEST_WORKER " \"$@\"\n");
   fs::permissions(script, fs::perms::owner_all);
-  Cluster cluster(3, "ductile", script);
+  LiveService cluster(3, "ductile", script);
   const JobId grows = cluster.submit("grows", 100000, 3);
   cluster.wait(grows, [](const Json& job) { return job.at("holdings").value("here", 0) == 3; });
   const JobId other = cluster.submit("other", 100000, 1);

@@ -68,25 +68,44 @@ std::string named(const WhyFacts& facts, const std::vector<Share>& shares) {
   return out;
 }
 
-bool is_drained(const WhyFacts& facts, const std::string& node) {
-  return std::ranges::any_of(facts.drains, [&](const Drain& d) { return d.node == node; });
+const Drain* drain_of(const WhyFacts& facts, const std::string& node) {
+  const auto found =
+      std::ranges::find_if(facts.drains, [&](const Drain& d) { return d.node == node; });
+  return found == facts.drains.end() ? nullptr : &*found;
 }
 
-// Too few devices can be used at all, with or without those of drained nodes; empty: enough can.
+bool is_usable(const WhyFacts& facts, const NodeRecord& node) {
+  return node.state == NodeState::up && drain_of(facts, node.node) == nullptr;
+}
+
+bool is_usable(const WhyFacts& facts, const std::string& name) {
+  return std::ranges::any_of(facts.nodes, [&](const NodeRecord& node) {
+    return node.node == name && is_usable(facts, node);
+  });
+}
+
+// "node1 (2 devices, drained: "new disk")".
+std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+  const Drain* drain = drain_of(facts, node.node);
+  std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
+  if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
+  if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
+  return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
+}
+
+// Too few devices can be used at all, with or without those of other nodes; empty: enough can.
 std::string lack(const WhyFacts& facts, int64_t asked) {
   int64_t all = 0, usable = 0;
-  std::string drained;
-  for (const NodeFacts& node : facts.nodes) {
+  std::string others;
+  bool drained = false;
+  for (const NodeRecord& node : facts.nodes) {
     all += node.devices;
-    if (!is_drained(facts, node.name)) {
+    if (is_usable(facts, node)) {
       usable += node.devices;
       continue;
     }
-    const auto drain =
-        std::ranges::find_if(facts.drains, [&](const Drain& d) { return d.node == node.name; });
-    drained +=
-        fmt::format("{}{} ({}{})", drained.empty() ? "" : ", ", node.name, counted(node.devices),
-                    drain->reason.empty() ? "" : fmt::format(", \"{}\"", drain->reason));
+    drained = drained || drain_of(facts, node.node) != nullptr;
+    others += (others.empty() ? "" : ", ") + text_of_unusable(facts, node);
   }
   if (asked > all)
     return fmt::format(
@@ -95,9 +114,10 @@ std::string lack(const WhyFacts& facts, int64_t asked) {
         counted(asked), all, facts.job.id);
   if (asked > usable)
     return fmt::format(
-        "It asks for {}, and {} can be used, since nothing starts on a drained node: {}; it starts "
-        "when `ductile undrain NODE` takes it back.",
-        counted(asked), usable == 0 ? "none" : std::to_string(usable), drained);
+        "It asks for {}, and {} can be used, since nothing starts on {}; it starts {}.",
+        counted(asked), usable == 0 ? "none" : std::to_string(usable), others,
+        drained ? "when `ductile undrain NODE` takes a drained node back"
+                : "when a node is up again");
   return "";
 }
 
@@ -126,9 +146,9 @@ std::string why_it_waits(const WhyFacts& facts) {
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   int64_t usable = 0;
-  for (const NodeFacts& node : facts.nodes)
-    if (!is_drained(facts, node.name)) usable += node.devices;
-  const auto others = shares(facts, [&](const Holder& h) { return !is_drained(facts, h.node); });
+  for (const NodeRecord& node : facts.nodes)
+    if (is_usable(facts, node)) usable += node.devices;
+  const auto others = shares(facts, [&](const Holder& h) { return is_usable(facts, h.node); });
   const int64_t free = std::max<int64_t>(0, usable - sum_of(others));
   const std::string policy = facts.live ? without_stop(facts.live->text) : "";
   const std::string says = policy.empty() ? "" : fmt::format(" (the policy says: {})", policy);

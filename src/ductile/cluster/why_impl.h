@@ -11,11 +11,6 @@
 
 namespace ductile::cluster {
 
-struct NodeFacts {
-  std::string name, type;
-  int64_t devices = 1;
-};
-
 // What a service is just doing with a job, beyond what the store says.
 struct LiveState {
   enum class Moment : uint8_t { waiting, starting, running, saving, resting };
@@ -27,18 +22,15 @@ struct LiveState {
 // What the service tells those who ask, on other threads. Thread-safe.
 class LiveView {
  public:
-  LiveView(std::vector<NodeFacts> nodes, std::map<std::string, int64_t> quotas)
-      : nodes_(std::move(nodes)), quotas_(std::move(quotas)) {}
+  explicit LiveView(std::map<std::string, int64_t> quotas) : quotas_(std::move(quotas)) {}
 
   void set(JobId job, LiveState state);
   void forget(JobId job);
 
   std::optional<LiveState> of(JobId job) const;
-  const std::vector<NodeFacts>& nodes() const { return nodes_; }
   const std::map<std::string, int64_t>& quotas() const { return quotas_; }  // devices, by team
 
  private:
-  const std::vector<NodeFacts> nodes_;
   const std::map<std::string, int64_t> quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
@@ -47,7 +39,7 @@ class LiveView {
 struct WhyFacts {
   JobRecord job;
   std::optional<LiveState> live;
-  std::vector<NodeFacts> nodes;
+  std::vector<NodeRecord> nodes;
   std::vector<Drain> drains;
   std::vector<Holder> holders;   // all that is held, by any job
   std::optional<int64_t> quota;  // of its team

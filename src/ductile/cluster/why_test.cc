@@ -1,7 +1,7 @@
 // What the service says of a job, in each situation that a job can be in.
 #include <gtest/gtest.h>
 
-#include "ductile/cluster/testing/service_process.h"
+#include "ductile/cluster/testing/live_service.h"
 #include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
@@ -15,7 +15,7 @@ void expect_parts(const std::string& text, const std::vector<std::string>& parts
 }
 
 // Waits until the sentence has the first part, then checks the others.
-void expect_why(Cluster& cluster, JobId id, const std::vector<std::string>& parts) {
+void expect_why(LiveService& cluster, JobId id, const std::vector<std::string>& parts) {
   const Json job = cluster.wait(id, [&](const Json& j) {
     return j.value("why", "").find(parts.front()) != std::string::npos;
   });
@@ -23,7 +23,7 @@ void expect_why(Cluster& cluster, JobId id, const std::vector<std::string>& part
 }
 
 TEST(Why, SaysWhoHoldsTheClusterAndWhatWouldHaveToHappen) {
-  Cluster cluster(3, "fifo");
+  LiveService cluster(3, "fifo");
   const JobId first = cluster.submit_command("first", "sleep 1000", {}, 2);
   cluster.wait_for(first, "running");
   const JobId second = cluster.submit_command("second", "sleep 1000", {}, 2);
@@ -37,7 +37,7 @@ TEST(Why, SaysWhoHoldsTheClusterAndWhatWouldHaveToHappen) {
 }
 
 TEST(Why, SaysThatAHigherTierComesFirst) {
-  Cluster cluster(1);
+  LiveService cluster(1);
   const JobId high = cluster.submit_command("high", "sleep 1000");
   cluster.wait_for(high, "running");
   const Json body = {{"name", "low"}, {"tier", "basic"}, {"spec", {{"job", ""}}}};
@@ -49,14 +49,14 @@ TEST(Why, SaysThatAHigherTierComesFirst) {
 }
 
 TEST(Why, SaysThatANodeIsDrained) {
-  Cluster cluster(2);
+  LiveService cluster(2);
   cluster.send("POST", "/v1/nodes/here/drain", "{\"reason\": \"new disk\"}");
   const JobId id = cluster.submit("waits", 20);
   expect_why(cluster, id,
-             {"It asks for 1 device, and none can be used", "here (2 devices, \"new disk\")",
-              "`ductile undrain NODE`"});
+             {"It asks for 1 device, and none can be used",
+              "here (2 devices, drained: \"new disk\")", "`ductile undrain NODE`"});
   const Json nodes = cluster.get("/v1/nodes").at("nodes");
-  EXPECT_EQ(nodes.at(0).at("state"), "drained");
+  EXPECT_EQ(nodes.at(0).at("drained"), true);
   EXPECT_EQ(nodes.at(0).at("free"), 0);
   cluster.send("POST", "/v1/nodes/here/undrain");
   cluster.expect_result(id);
@@ -65,7 +65,7 @@ TEST(Why, SaysThatANodeIsDrained) {
 
 // It was submitted to a larger service.
 TEST(Why, SaysThatAJobIsTooLarge) {
-  Cluster cluster(4);
+  LiveService cluster(4);
   const JobId id = cluster.submit_command("large", "sleep 1000", {}, 4);
   cluster.wait_for(id, "running");
   EXPECT_EQ(cluster.stop(), 0);
@@ -79,7 +79,7 @@ TEST(Why, SaysThatAJobIsTooLarge) {
 }
 
 TEST(Why, SaysThatAJobIsTriedAgainAndWhatWentWrong) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit_command("fails", "exit 3", {{"retries", 5}});
   expect_why(cluster, id, {"tried again within a few seconds", "exit code 3; retry 1 of 5"});
 }
@@ -91,7 +91,7 @@ TEST(Why, SaysThatAJobIsJustStartingOrBeingSaved) {
   write_file_atomic(script, "#!/bin/sh\nwhile [ -e " + hold.string() +
                                 " ]; do sleep 0.05; done\nexec " DUCTILE_TEST_WORKER " \"$@\"\n");
   fs::permissions(script, fs::perms::owner_all);
-  Cluster cluster(2, "ductile", script);
+  LiveService cluster(2, "ductile", script);
   const JobId slow = cluster.submit("slow", 20);
   expect_why(cluster, slow, {"It is just starting on 1 device"});
   const JobId saves = cluster.submit_command(
@@ -105,7 +105,11 @@ TEST(Why, SaysThatAJobIsJustStartingOrBeingSaved) {
 }
 
 TEST(Why, NamesTheQuota) {
-  Cluster cluster(3, "fifo", DUCTILE_TEST_WORKER, 0.2, {{"vision", 2}});
+  LiveService cluster([](ServiceOptions& options) {
+    options.devices = 3;
+    options.policy = "fifo";
+    options.quotas = {{"vision", 2}};
+  });
   const auto submit = [&](const char* name, const char* team, int64_t devices) {
     const Json body = {{"name", name},
                        {"team", team},
@@ -135,7 +139,7 @@ TEST(Why, NamesTheQuota) {
 // The user's wish for more or fewer devices: recorded, obeyed, and no fight with the policy.
 TEST(Resize, AJobGetsWhatItsUserWants) {
   for (const char* policy : {"ductile", "fifo", "sia"}) {
-    Cluster cluster(4, policy);
+    LiveService cluster(4, policy);
     const JobId id = cluster.submit("job", 100000, 1);
     const auto held = [&](int64_t devices) {
       cluster.wait(id,
@@ -162,7 +166,7 @@ TEST(Resize, AJobGetsWhatItsUserWants) {
 }
 
 TEST(Resize, ACommandKeepsItsDevicesWhileItRuns) {
-  Cluster cluster(3);
+  LiveService cluster(3);
   const JobId id =
       cluster.submit_command("job", "echo $DUCTILE_DEVICES; sleep 1000", {{"grace", 1}});
   const fs::path run = cluster.wait_for(id, "running").value("run", "");

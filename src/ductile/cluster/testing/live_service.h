@@ -22,33 +22,47 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/cluster/records.h"
 #include "ductile/cluster/service.h"
 #include "ductile/link/testing/test_model.h"
+#include "ductile/link/worker_processes.h"
 
-// A real service, as the tests of whole jobs start it.
+// A service with real processes: torch-free workers that speak the real protocol.
 namespace ductile::cluster::testing {
 
 using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
-constexpr int64_t kRanks = 4;
-constexpr auto kPatience = 120s;
+inline constexpr int64_t kRanks = 4;
+inline constexpr auto kPatience = 120s;
 
 // A service in a process of its own, as `ductile up` is.
-class Cluster {
+class LiveService {
  public:
-  explicit Cluster(int64_t devices = 3, std::string policy = "ductile",
-                   fs::path worker = DUCTILE_TEST_WORKER, double interval = 0.2,
-                   std::map<std::string, int64_t> quotas = {})
-      : devices_(devices),
-        policy_(std::move(policy)),
-        worker_(std::move(worker)),
-        interval_(interval),
-        quotas_(std::move(quotas)) {
+  explicit LiveService(int64_t devices = 3, std::string policy = "ductile",
+                       fs::path worker = DUCTILE_TEST_WORKER)
+      : LiveService([&](ServiceOptions& options) {
+          options.devices = devices;
+          options.policy = policy;
+          options.worker = worker;
+        }) {}
+  // `enter` is called in the service's process before it begins.
+  explicit LiveService(const std::function<void(ServiceOptions&)>& choose,
+                       std::function<void()> enter = {})
+      : enter_(std::move(enter)) {
+    options_.folder = folder();
+    options_.worker = DUCTILE_TEST_WORKER;
+    options_.keeper = DUCTILE_KEEPER;
+    options_.on_failure = [](const Error&) { ::_exit(7); };
+    options_.node = "here";
+    options_.interval = 0.2;
+    choose(options_);
     prctl(PR_SET_CHILD_SUBREAPER, 1);  // workers of a killed service come here
     start();
   }
-  ~Cluster() {
+  LiveService(const LiveService&) = delete;
+  LiveService& operator=(const LiveService&) = delete;
+  ~LiveService() {
     kill_service();
     for (const pid_t pid : workers()) ::kill(pid, SIGKILL);
     while (::waitpid(-1, nullptr, WNOHANG) > 0) continue;
@@ -63,17 +77,8 @@ class Cluster {
       pthread_sigmask(SIG_BLOCK, &set, nullptr);
       try {
         net::Loop loop;
-        ServiceOptions options;
-        options.folder = folder();
-        options.worker = worker_;
-        options.keeper = DUCTILE_KEEPER;
-        options.policy = policy_;
-        options.devices = devices_;
-        options.node = "here";
-        options.interval = interval_;
-        options.quotas = quotas_;
-        options.on_failure = [](const Error&) { ::_exit(7); };
-        Service service(loop, options);
+        if (enter_) enter_();
+        Service service(loop, options_);
         std::thread([&] {
           int signal = 0;
           sigwait(&set, &signal);
@@ -87,14 +92,41 @@ class Cluster {
       }
     }
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (get("/v1/jobs").is_null() && std::chrono::steady_clock::now() < deadline)
+    while (lives() && get("/v1/jobs").is_null() && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(5ms);
   }
   void start(int64_t devices) {
-    devices_ = devices;
+    options_.devices = devices;
     start();
   }
-  bool lives() const { return pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0; }
+  pid_t process() const { return pid_; }
+  // For the next start.
+  void choose(const std::function<void(ServiceOptions&)>& choose) { choose(options_); }
+  // The agent of a node of this service, which is a child of the service.
+  void kill_agent(const std::string& node, int signal = SIGKILL) const {
+    for (const pid_t pid : agents(node)) ::kill(pid, signal);
+  }
+  // The launcher command leaves the node's name in their environment, as NODE.
+  std::set<pid_t> agents(const std::string& node) const {
+    std::set<pid_t> out;
+    for (const pid_t pid : link::all_processes()) {
+      try {
+        const fs::path process = fs::path("/proc") / std::to_string(pid);
+        const std::string stat = read_file(process / "stat");
+        const std::string parent = " " + std::to_string(pid_) + " ";
+        if (stat.substr(stat.rfind(')')).find(parent) == 3 &&
+            read_file(process / "cmdline").find("host-agent") != std::string::npos &&
+            read_file(process / "environ").find("NODE=" + node + '\0') != std::string::npos)
+          out.insert(pid);
+      } catch (const Error&) {  // gone
+      }
+    }
+    return out;
+  }
+  bool lives() {
+    if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != 0) pid_ = -1;
+    return pid_ > 0;
+  }
   void kill_service() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
@@ -179,6 +211,12 @@ class Cluster {
   void act(JobId id, const std::string& what) {
     send("POST", "/v1/jobs/" + std::to_string(id) + "/" + what);
   }
+  // Until one of the job's processes runs.
+  void wait_for_workers(JobId id) {
+    wait(id, [&](const Json& job) {
+      return job.at("phase") == "running" && !link::workers_of(job.value("run", "")).empty();
+    });
+  }
   void wait_for_no_workers() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!workers().empty() && std::chrono::steady_clock::now() < deadline)
@@ -194,7 +232,6 @@ class Cluster {
               link::testing::run_undisturbed(steps, kRanks));
   }
 
-  // Processes of jobs: the folder is on their command line or in their environment.
   std::set<pid_t> workers() const {
     std::set<pid_t> out;
     std::error_code error;
@@ -203,9 +240,12 @@ class Cluster {
       const std::string name = it->path().filename().string();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
       try {
-        for (const char* text : {"cmdline", "environ"})
-          if (read_file(it->path() / text).find(folder().string()) != std::string::npos)
-            out.insert(std::stoi(name));
+        const auto has = [&](const char* file, const std::string& text) {
+          return read_file(it->path() / file).find(text) != std::string::npos;
+        };
+        if (has("cmdline", folder().string()) ||
+            has("environ", "DUCTILE_RUN_DIR=" + folder().string()))
+          out.insert(std::stoi(name));
       } catch (const Error&) {  // gone
       }
     }
@@ -215,11 +255,8 @@ class Cluster {
 
  private:
   TempFolder folder_;
-  int64_t devices_;
-  const std::string policy_;
-  const fs::path worker_;
-  const double interval_;
-  const std::map<std::string, int64_t> quotas_;
+  ServiceOptions options_;
+  std::function<void()> enter_;
   pid_t pid_ = -1;
   std::map<std::string, int64_t> steps_of_;
 };
