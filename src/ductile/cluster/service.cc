@@ -1,5 +1,3 @@
-#include "ductile/cluster/service.h"
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -17,113 +15,26 @@
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
 #include "ductile/cluster/scheduler.h"
-#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/service_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
-#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgain{1000};  // after a store that could not be read
 constexpr milliseconds kPause{5000};  // after a job that could not be started
-constexpr milliseconds kShow{500};    // while jobs start
 constexpr milliseconds kSettle{100};  // while devices are given up
 constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
 
-using Counts = std::vector<int64_t>;  // by node
-
-Counts by_node(const spec::Allocation& allocation, int32_t nodes) {
-  Counts out(static_cast<size_t>(nodes));
+std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
+  std::vector<int64_t> out(static_cast<size_t>(nodes));
   for (const spec::NodeShare& share : allocation)
     out[static_cast<size_t>(share.node)] += share.devices;
   return out;
 }
 
 }  // namespace
-
-class Service::Impl {
- public:
-  Impl(net::Loop& loop, ServiceOptions options);
-  ~Impl();
-
-  void stop(std::function<void()> on_stopped);
-
-  uint16_t port() const { return http_->port(); }
-
- private:
-  // A job that has not ended.
-  struct Live {
-    JobRecord record;
-    Work work;
-    fs::path run;
-    spec::Allocation granted;  // what the policy wants it to hold
-    std::string why;           // of this grant
-    spec::Allocation asked;    // what its workers were told to take
-    int waits = 0;             // for devices, one after the other
-    bool starting = false, stopping = false;
-    net::Loop::Timer rest;  // after a start that failed: until it is tried again
-    // Where the steps of the present workers were counted from.
-    int64_t generation = -1, first_step = 0;
-    net::Deadline first_time{};
-    std::unique_ptr<JobRunner> runner;
-  };
-
-  void take_up(JobRecord record);
-  void admit(Live& live);  // to those that the policy decides about
-  void go_on();            // with what ran when the last service ended
-  void look();             // at what the store says anew
-  void look_at_events();
-  void look_at_drains();
-  void look_at_nodes();
-  spec::Allocation held_before(JobId id, Counts& left);
-  void follow_wish(Live& live);
-  void follow_devices(Live& live, const Submission& wanted);
-  void measure(Live& live);
-  void keep_in_place(Live& live);
-  void decide();
-  void settle();
-  bool approach(Live& live, Counts& free);
-  void begin(Live& live, const spec::Allocation& devices);
-  void start_runner(Live& live, const spec::Allocation& devices);
-  void resize(Live& live, const spec::Allocation& devices);
-  void preempt(Live& live);
-  void ended(JobId id, RunnerEnd end);
-  void end(JobId id, Phase phase, const std::string& reason);
-  void say(Live& live, const std::string& reason);
-  LiveState state_of(const Live& live) const;
-  void show();  // to those who ask: what each job is doing
-  void decide_soon();
-  void end_if_idle();
-  Counts held(const Live& live) const;
-  Counts free_devices() const;
-  double schedule_time() const;  // seconds since 1970 that never go back
-
-  net::Loop& loop_;
-  const ServiceOptions options_;
-  const spec::Cluster cluster_;
-  const fs::path runs_;
-  Store store_;
-  CommitQueue queue_;
-  StoreWriter writer_{loop_, queue_};
-  Reader reader_;
-  const std::unique_ptr<Engine> engine_;
-  Nodes nodes_;
-  Scheduler scheduler_;
-  LiveView view_;
-  std::map<JobId, Live> live_;
-  std::set<JobId> ending_;  // have ended, and the store does not say so yet
-  Revision seen_ = 0;
-  const double began_ = wall_seconds();
-  const net::Deadline began_steady_ = loop_.now();
-  bool stopping_ = false;
-  std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::unique_ptr<Api> api_;
-  std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
-};
 
 Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
     : loop_(loop),
@@ -240,98 +151,6 @@ spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
   return out;
 }
 
-void Service::Impl::look() {
-  try {
-    look_at_events();
-  } catch (const Error& error) {
-    log_line(fmt::format("store: {}", error.what()));
-    look_again_ = loop_.after(kAgain, [this] { look(); });
-  }
-}
-
-void Service::Impl::look_at_drains() {
-  std::set<std::string> drained;
-  for (const Drain& drain : reader_.drains()) drained.insert(drain.node);
-  nodes_.drained(drained);
-}
-
-void Service::Impl::look_at_nodes() {
-  for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
-  decide_soon();
-}
-
-void Service::Impl::look_at_events() {
-  constexpr int64_t kPage = 1000;
-  std::set<JobId> changed;
-  bool drains = false;
-  Revision seen = seen_;
-  while (true) {
-    const std::vector<Event> events = reader_.events(seen, kPage);
-    for (const Event& event : events) {
-      seen = event.seq;
-      if (event.job != 0) changed.insert(event.job);
-      if (event.kind == "drain" || event.kind == "undrain") drains = true;
-    }
-    if (static_cast<int64_t>(events.size()) < kPage) break;
-  }
-  if (drains) look_at_drains();
-  for (const JobId id : changed) {
-    JobRecord record = reader_.job(id);
-    const auto known = live_.find(id);
-    if (known == live_.end()) {
-      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
-      continue;
-    }
-    // The rest is this service's own doing.
-    known->second.record.wish = record.wish;
-    follow_devices(known->second, record.submission);
-    follow_wish(known->second);
-  }
-  seen_ = seen;
-  if (drains || !changed.empty()) decide_soon();
-}
-
-void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
-  if (wanted == live.record.submission) return;
-  live.record.submission = wanted;
-  const JobId id = live.record.id;
-  if (scheduler_.knows(id)) {
-    scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
-                          static_cast<int32_t>(std::min(wanted.max_devices, nodes_.devices())));
-  } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
-    admit(live);  // it asked for more than there is
-  }
-}
-
-void Service::Impl::follow_wish(Live& live) {
-  const JobId id = live.record.id;
-  const Wish wish = live.record.wish;
-  if (live.starting || stopping_) return;  // looked at again when it has started
-  if (live.runner) {
-    if (wish != Wish::run) preempt(live);
-    return;
-  }
-  if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
-  if (wish == Wish::pause && live.record.phase == Phase::queued) {
-    scheduler_.remove(id);
-    live.rest.cancel();
-    live.granted.clear();
-    live.record.phase = Phase::paused;
-    writer_.write([id](Change& change) {
-      change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
-    });
-  }
-  if (wish == Wish::run && live.record.phase == Phase::paused) {
-    JobRecord record = live.record;
-    record.phase = Phase::queued;
-    live_.erase(id);
-    writer_.write([id](Change& change) {
-      change.set_phase(id, Phase::queued, "Its user let it go on.", wall_seconds());
-    });
-    take_up(std::move(record));
-  }
-}
-
 // The job is over. Until the store says so, it says that the job lives, which must not be believed.
 void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
@@ -344,14 +163,6 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
         ending_.erase(id);
         decide_soon();
       });
-}
-
-void Service::Impl::say(Live& live, const std::string& reason) {
-  if (reason.empty() || reason == live.record.reason) return;
-  live.record.reason = reason;
-  writer_.write([id = live.record.id, reason](Change& change) {
-    change.set_reason(id, reason, wall_seconds());
-  });
 }
 
 // From the steps that it committed while its workers were the same.
@@ -417,35 +228,9 @@ void Service::Impl::decide() {
   show();
 }
 
-LiveState Service::Impl::state_of(const Live& live) const {
-  using Moment = LiveState::Moment;
-  if (live.runner && live.stopping) {
-    const Wish wish = live.record.wish;
-    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
-                            : wish == Wish::cancel ? "it is being cancelled"
-                            : stopping_            ? "the service stops"
-                                                   : "others get what it holds"};
-  }
-  if (live.starting || (live.runner && live.runner->progress().generation < 0))
-    return {Moment::starting, ""};
-  if (live.runner) return {Moment::running, ""};
-  if (live.rest.armed()) return {Moment::resting, live.record.reason};
-  return {Moment::waiting, scheduler_.why(live.record.id)};
-}
-
-void Service::Impl::show() {
-  bool moves = false;  // somebody's state changes soon, without an event
-  for (const auto& [id, live] : live_) {
-    LiveState state = state_of(live);
-    moves = moves || state.moment == LiveState::Moment::starting;
-    view_.set(id, std::move(state));
-  }
-  if (moves) show_soon_ = loop_.after(kShow, [this] { show(); });
-}
-
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
 // go and has not gone, and of one that somebody else asked for (`ductile resize`).
-Counts Service::Impl::held(const Live& live) const {
+Service::Impl::Counts Service::Impl::held(const Live& live) const {
   Counts out = by_node(live.asked, nodes_.count());
   if (!live.runner) return out;
   for (const auto& [name, used] : live.runner->used()) {
@@ -457,7 +242,7 @@ Counts Service::Impl::held(const Live& live) const {
 }
 
 // Of a node that cannot be used now none is free.
-Counts Service::Impl::free_devices() const {
+Service::Impl::Counts Service::Impl::free_devices() const {
   Counts free(static_cast<size_t>(nodes_.count()));
   for (int32_t n = 0; n < nodes_.count(); ++n)
     if (nodes_.usable(n)) free[static_cast<size_t>(n)] = nodes_.devices(n);
