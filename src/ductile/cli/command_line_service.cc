@@ -42,6 +42,15 @@ void add_policy(CLI::App& sub, ServiceCommand& c) {
       ->check(CLI::IsMember(sched::policy_names()));
 }
 
+void add_page(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option(
+         "--port", c.port,
+         fmt::format("of the page, on this machine (default {}, or any free one)", kPagePort))
+      ->option_text("N")
+      ->check(CLI::Range(1, 65535));
+  sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
+}
+
 void add_quota(CLI::App& sub, ServiceCommand& c) {
   sub.add_option("--quota", c.quotas,
                  "devices that the jobs of a team hold at most: --quota vision=4 (repeatable)")
@@ -144,6 +153,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
       ->check(count);
   add_quota(*sub, c);
   add_policy(*sub, c);
+  add_page(*sub, c);
   sub = add_service_command(
       app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
@@ -164,6 +174,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(0.0, 1e6));
   add_policy(*sub, c);
   add_quota(*sub, c);
+  add_page(*sub, c);
   add_submit(app, parsed, count);
   sub =
       add_service_command(app, parsed, "jobs", "list the jobs of the service",
@@ -175,6 +186,11 @@ void add_service(CLI::App& app, Parsed& parsed) {
                c);
   add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
   add_cluster(app, parsed);
+  add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
+                                "\n\nThe link logs one browser in as you. Over a network, first: "
+                                "ssh -L 8470:127.0.0.1:8470 HOST",
+                                page_link),
+           c.json);
 }
 
 }  // namespace ductile::cli

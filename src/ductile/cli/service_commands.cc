@@ -165,6 +165,17 @@ std::string job_table(const Json& job) {
 }
 
 namespace {
+// The link lets in whoever opens it first, so it goes to a person, and into no log file.
+void say_page(cluster::Service& service, Context& context) {
+  Console& console = context.console;
+  if (!console.err_terminal) {
+    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
+                service.port());
+    return;
+  }
+  console.say("the page, for the first browser that opens it: {}", service.page_link());
+  console.say("`ductile page` prints a link for another one");
+}
 
 cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
@@ -173,11 +184,14 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   options.keeper = find_keeper();
   options.quotas = quotas_of(command);
   options.policy = command.policy;
+  if (!command.no_page) options.port = command.port.value_or(kPagePort);
+  options.or_any_port = !command.port;
   return options;
 }
 
 // Until a signal ends it; `what` are the devices, in words.
-ExitCode serve(cluster::ServiceOptions options, const std::string& what, Console& console) {
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
+  Console& console = context.console;
   net::Loop loop;
   HeldSignals held;
   ExitCode code = kDone;
@@ -191,6 +205,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Console
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
               options.folder.string(), options.policy);
+  if (options.port) say_page(service, context);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -217,8 +232,7 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node),
-               context.console);
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
 }
 
 ExitCode server(const ServiceCommand& command, Context& context) {
@@ -232,7 +246,7 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   return serve(
       options,
       fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      context.console);
+      context);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -264,8 +278,8 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
     std::map<int64_t, std::map<std::string, int64_t>> held;
     const Json nodes = client.get("/v1/nodes").at("nodes");
     for (const Json& node : nodes)
-      for (const auto& [job, devices] : node.at("jobs").items())
-        held[std::stoll(job)][node.at("node")] = devices;
+      for (const Json& job : node.at("jobs"))
+        held[job.at("job")][node.at("node")] = job.at("devices");
     for (Json& job : list)
       if (const auto found = held.find(job.at("id")); found != held.end())
         job["holdings"] = found->second;
@@ -294,6 +308,18 @@ ExitCode why(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json job = client.get(path_of(command.job));
     context.console.print("{}", command.json ? dump_json(job, 2) + "\n" : job_table(job));
+  });
+}
+
+ExitCode page_link(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", answer.at("link").get<std::string>());
+      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
+    }
   });
 }
 

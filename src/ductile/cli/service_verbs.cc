@@ -100,14 +100,13 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
         {"node", "type", "state", "devices", "free", "held by", "reason"}};
     for (const Json& node : list) {
       std::string held;
-      for (const auto& [job, devices] : node.at("jobs").items())
-        held += fmt::format("{}job {}: {}", held.empty() ? "" : ", ", job, devices.get<int64_t>());
-      const bool drained = node.at("drained").get<bool>();
-      const std::string reason = node.at(drained ? "drain_reason" : "why").get<std::string>();
-      rows.push_back({node.at("node"), node.at("type"),
-                      drained ? "drained" : node.at("state").get<std::string>(),
+      for (const Json& job : node.at("jobs"))
+        held +=
+            fmt::format("{}job {} ({}): {}", held.empty() ? "" : ", ", job.at("job").get<int64_t>(),
+                        job.at("name").get<std::string>(), job.at("devices").get<int64_t>());
+      rows.push_back({node.at("node"), node.at("type"), node.at("state"),
                       std::to_string(node.at("devices").get<int64_t>()),
-                      std::to_string(node.at("free").get<int64_t>()), held, reason});
+                      std::to_string(node.at("free").get<int64_t>()), held, node.at("reason")});
     }
     context.console.print(
         "{}", page::table(rows, {Align::left, Align::left, Align::left, Align::right, Align::right,

@@ -13,6 +13,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/curve_cache.h"
+#include "ductile/cluster/ledger.h"
 #include "ductile/cluster/principal.h"
 #include "ductile/cluster/store.h"
 
@@ -56,6 +58,10 @@ class Api {
   // What the service says of itself, which must outlive this object; null: nothing.
   void show(const LiveView* view) { view_ = view; }
   void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
+  void set_policy(std::string name) { policy_ = std::move(name); }
+  // A link that lets a browser in as this principal; without it there is no page.
+  using MakeLink = std::function<std::string(const Principal&)>;
+  void make_links(MakeLink link) { make_link_ = std::move(link); }
 
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
@@ -77,6 +83,11 @@ class Api {
   CheckSubmission check_submission_;
   const LiveView* view_ = nullptr;
   std::function<void()> on_commit_;
+  std::string policy_;
+  MakeLink make_link_;
+  std::mutex ledger_mutex_;
+  Ledger ledger_;
+  CurveCache curves_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle
 };

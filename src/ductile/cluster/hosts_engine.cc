@@ -39,7 +39,7 @@ class HostsEngine final : public Engine {
         agents_(std::make_shared<server::Agents>(loop, std::move(options))) {}
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) override {
-    return server::make_hosts_launcher(agents_, {run.log_file(), 1, false}, run.path());
+    return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
   }
   std::string trouble(int32_t node) const override {
     return agents_->error(static_cast<size_t>(node));

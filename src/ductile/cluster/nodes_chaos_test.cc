@@ -4,7 +4,7 @@
 //
 //   DUCTILE_CHAOS_SEED=n    another course of events (1)
 //   DUCTILE_CHAOS_FAULTS=n  so many of them (25)
-//   DUCTILE_CHAOS_JOBS=n    for so many jobs (6)
+//   DUCTILE_CHAOS_JOBS=n    for so many jobs, and more where these end before (6)
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -75,13 +75,19 @@ class Chaos {
 
   void run(int64_t faults, int64_t jobs) {
     std::vector<JobId> ids;
-    for (int64_t j = 0; j < jobs; ++j)
-      ids.push_back(service_->submit("job" + std::to_string(j), 300 + 40 * (j % 5), 1 + j % 4));
-    for (const JobId id : ids) done_["jobs"] += id > 0;
-    for (int64_t f = 0; f < faults; ++f) {
+    const auto submit = [&] {
+      const auto n = static_cast<int64_t>(ids.size());
+      ids.push_back(service_->submit("job" + std::to_string(n), 400 + 80 * (n % 5), 1 + n % 4));
+    };
+    for (int64_t j = 0; j < jobs; ++j) submit();
+    while (faults_ < faults && !::testing::Test::HasFailure()) {
       disturb();
       std::this_thread::sleep_for(milliseconds(rng_.below(400)));
+      const Json live = service_->get("/v1/jobs?live=1");
+      if (live.is_null() || live.at("jobs").size() >= 2) continue;
+      submit();  // there is always something to disturb
     }
+    done_["jobs"] = static_cast<int>(ids.size());
     for (const std::string& node : nodes_) service_->send("POST", "/v1/nodes/" + node + "/undrain");
     for (const JobId id : ids) service_->expect_result(id);
     EXPECT_EQ(service_->stop(), 0);
@@ -102,6 +108,7 @@ class Chaos {
     if (dice < 72) return pause("agent stopped", service_->agents(some_node()));
     if (dice < 82) {
       ++done_["service killed"];
+      ++faults_;
       service_->kill_service();
       std::this_thread::sleep_for(milliseconds(rng_.below(500)));
       return service_->start();
@@ -111,6 +118,7 @@ class Chaos {
     const std::string node = some_node();
     const bool drains = rng_.below(2) == 0;
     ++done_[drains ? "drain" : "undrain"];
+    ++faults_;
     service_->send("POST", "/v1/nodes/" + node + (drains ? "/drain" : "/undrain"), "{}");
   }
 
@@ -122,12 +130,15 @@ class Chaos {
   }
   void hit(const char* what, const std::set<pid_t>& pids, int signal) {
     const pid_t pid = one_of(pids);
-    if (pid > 0 && ::kill(pid, signal) == 0) ++done_[what];
+    if (pid <= 0 || ::kill(pid, signal) != 0) return;
+    ++done_[what];
+    ++faults_;
   }
   void pause(const char* what, const std::set<pid_t>& pids) {
     const pid_t pid = one_of(pids);
     if (pid <= 0 || ::kill(pid, SIGSTOP) != 0) return;
     ++done_[what];
+    ++faults_;
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(2500)));
     ::kill(pid, SIGCONT);
   }
@@ -137,6 +148,7 @@ class Chaos {
     const int host = 1 + static_cast<int>(rng_.below(kNodes));
     hosts_->cut(host);
     ++done_["cut"];
+    ++faults_;
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(5000)));
     hosts_->restore(host);
   }
@@ -160,6 +172,7 @@ class Chaos {
   const std::shared_ptr<EmulatedHosts> hosts_;
   std::vector<std::string> nodes_;
   std::optional<LiveService> service_;
+  int64_t faults_ = 0;
   std::map<std::string, int> done_;
 };
 

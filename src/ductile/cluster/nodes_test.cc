@@ -8,7 +8,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include "ductile/base/machine.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
@@ -71,7 +73,7 @@ TEST(Nodes, JobsRunOnAllOfThem) {
     EXPECT_EQ(node.at("state"), "up");
     EXPECT_EQ(node.at("devices"), 1);
     EXPECT_EQ(node.at("free"), 0);
-    EXPECT_EQ(node.at("jobs"), (Json{{std::to_string(wide), 1}}));
+    EXPECT_EQ(node.at("jobs"), (Json::array({{{"job", wide}, {"name", "wide"}, {"devices", 1}}})));
   }
   service.expect_result(wide);
   std::vector<JobId> jobs;
@@ -91,7 +93,7 @@ TEST(Nodes, ADrainMovesWhatRunsThere) {
     return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
   });
   EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
-  EXPECT_EQ(node_of(service, before).at("drained"), true);
+  wait_for_node(service, before, "drained");
   EXPECT_EQ(node_of(service, before).at("free"), 0);
   service.expect_result(id);
   // It never lost a worker, and was never saved and started anew.
@@ -157,6 +159,24 @@ TEST(Nodes, ANodeWhoseJobsRunIsNotForgotten) {
   service.choose(on_nodes({"one", "two"}, 1));
   service.start();
   service.expect_result(id);
+}
+
+// Also where there is no cluster file.
+TEST(Nodes, JobsOfOneMachineNeverShareACore) {
+  if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
+  LiveService service(2);
+  for (const char* name : {"a", "b"}) service.wait_for_workers(service.submit(name, 100000));
+  std::set<int> seen;
+  for (const pid_t pid : service.workers()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ASSERT_EQ(::sched_getaffinity(pid, sizeof set, &set), 0);
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(static_cast<size_t>(core), &set)) {
+        EXPECT_TRUE(seen.insert(core).second) << "core " << core;
+      }
+  }
+  EXPECT_EQ(service.workers().size(), 2u);
 }
 
 // Whatever decides who runs where, a drained node becomes empty, and a job that fits elsewhere

@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <map>
 #include <set>
 #include <utility>
+
+#include <unistd.h>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -14,6 +17,7 @@
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
+#include "ductile/cluster/page_access.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
@@ -70,11 +74,21 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   });
   api_->show(&view_);
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
+  api_->set_policy(options_.policy);
   HttpOptions http;
   http.socket = options_.folder / "api.sock";
-  http.port = options_.port;
+  if (options_.port) {
+    http.port = options_.port;
+    http.or_any_port = options_.or_any_port;
+    http.page = &page_;
+    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
+  }
   http_ = std::make_unique<HttpServer>(*api_, std::move(http));
   decide();
+}
+
+std::string Service::Impl::page_link() {
+  return page_.link_for({user_name(::geteuid()), Role::admin});
 }
 
 Service::Impl::~Impl() {
@@ -186,6 +200,25 @@ void Service::Impl::measure(Live& live) {
   scheduler_.measured(live.record.id, steps * static_cast<double>(batch_of(live.work)) / seconds);
   live.first_step = progress.step;
   live.first_time = now;
+}
+
+// For people: what was measured, and what the model makes of it, where that is news.
+void Service::Impl::note_speed(Live& live, double speed, const JobProgress& progress) {
+  constexpr double kNews = 0.25;
+  const int64_t devices = sched::device_count(live.asked);
+  if (live.noted_devices == devices &&
+      std::abs(speed - live.noted_speed) <= kNews * live.noted_speed)
+    return;
+  live.noted_devices = devices;
+  live.noted_speed = speed;
+  const nlohmann::json body = {{"devices", devices},
+                               {"samples_per_second", speed},
+                               {"model", scheduler_.modelled_speeds(live.record.id)},
+                               {"step", progress.step},
+                               {"total_steps", progress.total_steps}};
+  writer_.write([id = live.record.id, body = dump_json(body)](Change& change) {
+    change.record(id, "speed", body, wall_seconds());
+  });
 }
 
 // Workers that an earlier service placed elsewhere, or that were to go when nobody heard it.
@@ -448,5 +481,6 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
+std::string Service::page_link() { return impl_->page_link(); }
 
 }  // namespace ductile::cluster

@@ -14,6 +14,7 @@
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
+#include "ductile/cluster/page_access.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
@@ -32,6 +33,7 @@ class Service::Impl {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const { return http_->port(); }
+  std::string page_link();
 
  private:
   using Counts = std::vector<int64_t>;  // by node
@@ -50,6 +52,9 @@ class Service::Impl {
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0;
     net::Deadline first_time{};
+    // The speed that was noted last, and on how many devices it was measured.
+    int64_t noted_devices = 0;
+    double noted_speed = 0;
     std::unique_ptr<JobRunner> runner;
   };
 
@@ -64,6 +69,7 @@ class Service::Impl {
   void follow_wish(Live& live);
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
+  void note_speed(Live& live, double speed, const JobProgress& progress);
   void keep_in_place(Live& live);
   void decide();
   void settle();
@@ -104,6 +110,7 @@ class Service::Impl {
   std::function<void()> on_stopped_;
   net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  PageAccess page_;
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
 };

@@ -56,7 +56,7 @@ TEST(Why, SaysThatANodeIsDrained) {
              {"It asks for 1 device, and none can be used",
               "here (2 devices, drained: \"new disk\")", "`ductile undrain NODE`"});
   const Json nodes = cluster.get("/v1/nodes").at("nodes");
-  EXPECT_EQ(nodes.at(0).at("drained"), true);
+  EXPECT_EQ(nodes.at(0).at("state"), "drained");
   EXPECT_EQ(nodes.at(0).at("free"), 0);
   cluster.send("POST", "/v1/nodes/here/undrain");
   cluster.expect_result(id);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -101,7 +102,7 @@ class Fleet {
     o.membership.backoff_max = 200ms;
     o.membership.num_hosts = static_cast<int64_t>(hosts_.size());
     o.membership.checkpoint_steps = 10;
-    auto launcher = make_hosts_launcher(agents, {job.run / "worker.log", 1, false}, job.run);
+    auto launcher = make_hosts_launcher(agents, {job.run / "worker.log", 0, false}, job.run);
     job.launcher = launcher.get();
     job.launcher->place(shares);
     job.host = std::make_unique<JobHost>(loop, *job.lock, std::move(o), std::move(launcher));
@@ -195,6 +196,12 @@ TEST(Agents, TwoJobsNeverShareACore) {
       for (const int core : own) EXPECT_TRUE(seen.insert(core).second) << "core " << core;
   };
   disjoint();
+  // As many threads as cores.
+  for (const auto& [pid, own] : fleet.cores()) {
+    const std::string environment = read_file(fs::path("/proc") / std::to_string(pid) / "environ");
+    EXPECT_NE(environment.find(fmt::format("OMP_NUM_THREADS={}", own.size()) + '\0'),
+              std::string::npos);
+  }
   // A new agent knows whose cores are taken.
   for (const pid_t agent : Fleet::agents_alive()) ::kill(agent, SIGKILL);
   for (const pid_t worker : link::workers_of(a.run)) ::kill(worker, SIGKILL);

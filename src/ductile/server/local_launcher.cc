@@ -72,8 +72,10 @@ class LocalLauncher : public Launcher {
     worker.place = free_place();
     const int64_t sharing = std::max<int64_t>(1, start.workers);
     const char* told = std::getenv("OMP_NUM_THREADS");
-    const int64_t threads =
-        options_.threads > 0 ? options_.threads : threads_on(cpu_share().usable() / sharing, told);
+    if (options_.cores) worker.share = options_.cores->take();
+    const int64_t cores =
+        worker.share ? static_cast<int64_t>(worker.share->size()) : cpu_share().usable() / sharing;
+    const int64_t threads = options_.threads > 0 ? options_.threads : threads_on(cores, told);
     process::SpawnOptions launch;
     launch.program = options_.program;
     launch.arguments = start.arguments;
@@ -83,9 +85,9 @@ class LocalLauncher : public Launcher {
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
-    if (options_.cores) {
-      if ((worker.share = options_.cores->take())) launch.cpus = *worker.share;
-    } else {
+    if (worker.share) {
+      launch.cpus = *worker.share;
+    } else if (!options_.cores) {
       // Where workers come and go later, they share these cores anew, as far as the user lets them.
       const std::vector<int> cores = usable_cores();
       launch.environment.emplace_back("DUCTILE_CORES", fmt::format("{}", fmt::join(cores, ",")));
