@@ -1,6 +1,11 @@
 #include "ductile/cli/command_line.h"
 
+#include <algorithm>
 #include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -85,6 +90,15 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
   return kUsage;
 }
 
+// What follows -- of `submit` is another program's, to the last letter. How many words are ours.
+int take_command(int argc, const char* const* argv,
+                 std::optional<std::vector<std::string>>& command) {
+  const char* const* end = std::find(argv, argv + argc, std::string_view("--"));
+  if (end == argv + argc || std::find(argv, end, std::string_view("submit")) == end) return argc;
+  command.emplace(end + 1, argv + argc);
+  return static_cast<int>(end - argv);
+}
+
 // What launcher commands start; not for people.
 void add_host_agent(CLI::App& app, Parsed& parsed) {
   app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
@@ -155,6 +169,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       return kUsage;
     }
   }
+  argc = take_command(argc, argv, parsed.service.command);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

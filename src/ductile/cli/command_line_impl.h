@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct Parsed {
 void add_set(CLI::App& app, std::vector<std::string>& assignments);
 void add_job(CLI::App& app, JobRequest& job);
 void add_json(CLI::App& app, bool& json);
+void add_service_folder(CLI::App& app, std::optional<fs::path>& folder);
 
 // One each of the program's commands.
 void add_train(CLI::App& app, Parsed& parsed);

@@ -1,4 +1,8 @@
 // The options of the commands of a service: the one that starts it, and those that ask it.
+#include <map>
+#include <optional>
+#include <string>
+
 #include "ductile/cli/command_line_impl.h"
 #include "ductile/sched/policy.h"
 
@@ -11,12 +15,20 @@ CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, c
   ServiceCommand& c = parsed.service;
   CLI::App* sub = app.add_subcommand(name, help);
   parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
-  sub->add_option("--folder", c.folder, "the service's folder (default: ~/.local/state/ductile)")
-      ->option_text("DIR");
+  add_service_folder(*sub, c.folder);
   sub->callback([&parsed, run] {
     parsed.chosen = [&parsed, run](Context& context) { return run(parsed.service, context); };
   });
   return sub;
+}
+
+// Seconds, or with a unit: 90, 30m, 12h, 2d.
+CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const char* help) {
+  return sub.add_option(name, seconds, help)
+      ->option_text("TIME")
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}))
+      ->check(CLI::NonNegativeNumber);
 }
 
 void add_job_name(CLI::App& sub, ServiceCommand& c) {
@@ -39,6 +51,93 @@ void add_page(CLI::App& sub, ServiceCommand& c) {
   sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
 }
 
+void add_quota(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--quota", c.quotas,
+                 "devices that the jobs of a team hold at most: --quota vision=4 (repeatable)")
+      ->option_text("TEAM=N")
+      ->allow_extra_args(false);
+}
+
+}  // namespace
+
+void add_service_folder(CLI::App& app, std::optional<fs::path>& folder) {
+  app.add_option("--folder", folder, "the service's folder (default: ~/.local/state/ductile)")
+      ->option_text("DIR");
+}
+
+namespace {
+
+void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
+  ServiceCommand& c = parsed.service;
+  CLI::App* sub = add_service_command(
+      app, parsed, "submit", "hand a job to the service",
+      " job.toml --name trial --max 4\n  ductile submit --devices 2 --retries 3 -- python train.py "
+      "--lr 0.1\n\nThe command prints the job's number. The result of a Ductile job is that of "
+      "`ductile train` to\nthe bit. What follows -- is any program: it runs on a fixed number of "
+      "devices, in the folder of\nthis command, and is told by its environment where to save "
+      "(DUCTILE_CHECKPOINT_DIR) and how often it\nhas begun before (DUCTILE_RESTART).",
+      submit);
+  add_job(*sub, c.request);
+  sub->add_option("--name", c.name, "what to call it (default: the name of job file or program)")
+      ->option_text("TEXT");
+  sub->add_option("--team", c.team, "whose quota it uses")->option_text("NAME");
+  sub->add_option("--tier", c.tier, "premium, standard or basic (default standard)")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"premium", "standard", "basic"}));
+  sub->add_option("--min", c.min, "devices without which it does not run (default 1)")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
+      ->option_text("N")
+      ->check(count);
+  sub->add_option("--env", c.environment,
+                  "of a command: a variable of its environment; without a value, the one here "
+                  "(repeatable)")
+      ->option_text("NAME[=VALUE]")
+      ->allow_extra_args(false);
+  sub->add_option("--retries", c.retries, "of a command: starts after it failed (default 0)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}));
+  add_seconds(*sub, "--time-limit", c.time_limit,
+              "of a command: time that it may run at a stretch: 90, 30m, 12h (default: any)");
+  add_seconds(*sub, "--grace", c.grace,
+              "of a command: time to save between SIGTERM and SIGKILL (default 30)");
+  add_json(*sub, c.json);
+}
+
+void add_cluster(CLI::App& app, Parsed& parsed) {
+  ServiceCommand& c = parsed.service;
+  CLI::App* sub = add_service_command(app, parsed, "events", "list what happened to the jobs",
+                                      " trial --follow\n\nWithout a job the command lists the "
+                                      "events of all of them.",
+                                      events);
+  sub->add_option("job", c.job, "a job's number or name")->option_text("[JOB]");
+  sub->add_option("-n,--lines", c.lines, "print the last N events (default 50)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  sub->add_flag("-f,--follow", c.follow, "go on as things happen, until Ctrl-C");
+  add_json(*sub, c.json);
+  sub = add_service_command(app, parsed, "nodes", "list the nodes, and who holds their devices", "",
+                            nodes);
+  add_json(*sub, c.json);
+  for (const bool away : {true, false}) {
+    sub = add_service_command(
+        app, parsed, away ? "drain" : "undrain",
+        away ? "let nothing run on a node any more" : "take a drained node back",
+        away ? " node1 --reason \"new disk\"\n\nWhat runs there is saved, and goes on elsewhere."
+             : " node1",
+        away ? drain : undrain);
+    sub->add_option("node", c.node, "a node, as `ductile nodes` calls it")
+        ->option_text(" ")
+        ->required();
+    if (away) sub->add_option("--reason", c.reason, "for those who wonder")->option_text("TEXT");
+    add_json(*sub, c.json);
+  }
+}
+
 }  // namespace
 
 void add_service(CLI::App& app, Parsed& parsed) {
@@ -52,6 +151,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   sub->add_option("--devices", c.devices, "workers that run at once (default: the cores)")
       ->option_text("N")
       ->check(count);
+  add_quota(*sub, c);
   add_policy(*sub, c);
   add_page(*sub, c);
   sub = add_service_command(
@@ -73,26 +173,9 @@ void add_service(CLI::App& app, Parsed& parsed) {
       ->option_text("SECONDS")
       ->check(CLI::Range(0.0, 1e6));
   add_policy(*sub, c);
+  add_quota(*sub, c);
   add_page(*sub, c);
-  sub = add_service_command(
-      app, parsed, "submit", "hand a job to the service",
-      " job.toml --name trial --max 4\n\nThe command prints the job's number. The job's result is "
-      "that of `ductile train` to the bit.",
-      submit);
-  add_job(*sub, c.request);
-  sub->add_option("--name", c.name, "what to call it (default: the job file's name)")
-      ->option_text("TEXT");
-  sub->add_option("--team", c.team, "whose share it uses")->option_text("NAME");
-  sub->add_option("--tier", c.tier, "premium, standard or basic (default standard)")
-      ->option_text("NAME")
-      ->check(CLI::IsMember({"premium", "standard", "basic"}));
-  sub->add_option("--min", c.min, "devices without which it does not run (default 1)")
-      ->option_text("N")
-      ->check(count);
-  sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
-      ->option_text("N")
-      ->check(count);
-  add_json(*sub, c.json);
+  add_submit(app, parsed, count);
   sub =
       add_service_command(app, parsed, "jobs", "list the jobs of the service",
                           " --all\n\nWithout --all the command lists jobs that run or wait.", jobs);
@@ -102,6 +185,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
                                     " 17", why),
                c);
   add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+  add_cluster(app, parsed);
   add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
                                 "\n\nThe link logs one browser in as you. Over a network, first: "
                                 "ssh -L 8470:127.0.0.1:8470 HOST",

@@ -53,14 +53,16 @@ struct TuneCommand {
 };
 ExitCode tune(const TuneCommand& command, Context& context);
 
-// What acts on a live job, from another terminal.
+// What acts on a job: one of a service, or a run directory (job_reference.h).
 struct LiveCommand {
-  fs::path run;
-  std::optional<int64_t> workers;  // resize, resume
-  HostsRequest hosts;              // resume
-  bool trust = false;              // resume
-  int64_t lines = 50;              // logs
-  bool follow = false;             // logs
+  std::string job;                  // a run directory, or a job's number or name
+  std::optional<fs::path> folder;   // of the service
+  std::optional<int64_t> workers;   // resize, resume
+  std::optional<int64_t> min, max;  // resize
+  HostsRequest hosts;               // resume
+  bool trust = false;               // resume
+  int64_t lines = 50;               // logs
+  bool follow = false;              // logs
   bool json = false;
 };
 ExitCode status(const LiveCommand& command, Context& context);
@@ -77,20 +79,30 @@ struct ServiceCommand {
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
-  std::optional<uint16_t> port;  // of the page; default: kPagePort, or any free one
+  std::vector<std::string> quotas;  // TEAM=DEVICES
+  std::optional<uint16_t> port;     // of the page; default: kPagePort, or any free one
   bool no_page = false;
   // server
   fs::path cluster;  // the cluster file
   std::optional<fs::path> shared;
   std::string launcher = "ssh {host}", listen;
-  double grace = 30;  // seconds
+  double grace = 30;  // seconds; of submit, too
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
   std::string team, tier = "standard";
   std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
-  std::string job;                  // why, cancel: a number or a name
-  bool all = false;                 // jobs: also those that have ended
+  std::optional<std::vector<std::string>>
+      command;                           // a program and its arguments, instead of a Ductile job
+  std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
+  int64_t retries = 0;
+  double time_limit = 0;  // seconds
+  std::string job;        // why, cancel: a number or a name; events: empty for all
+  std::string node;       // drain, undrain
+  std::string reason;     // drain
+  int64_t lines = 50;     // events
+  bool follow = false;    // events
+  bool all = false;       // jobs: also those that have ended
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);
@@ -99,6 +111,10 @@ ExitCode submit(const ServiceCommand& command, Context& context);
 ExitCode jobs(const ServiceCommand& command, Context& context);
 ExitCode why(const ServiceCommand& command, Context& context);
 ExitCode cancel(const ServiceCommand& command, Context& context);
+ExitCode events(const ServiceCommand& command, Context& context);
+ExitCode nodes(const ServiceCommand& command, Context& context);
+ExitCode drain(const ServiceCommand& command, Context& context);
+ExitCode undrain(const ServiceCommand& command, Context& context);
 ExitCode page_link(const ServiceCommand& command, Context& context);
 
 struct ConfigCommand {
@@ -182,7 +198,8 @@ struct ModelsCommand {
 ExitCode models(const ModelsCommand& command, Context& context);
 
 struct ReportCommand {
-  fs::path run;
+  std::string job;                 // a run directory, or a job's number or name
+  std::optional<fs::path> folder;  // of the service
   bool json = false;
 };
 ExitCode report(const ReportCommand& command, Context& context);

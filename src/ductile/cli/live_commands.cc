@@ -2,11 +2,14 @@
 #include <fstream>
 #include <iterator>
 #include <thread>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/job_reference.h"
+#include "ductile/cli/service_request_impl.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/client.h"
@@ -20,7 +23,21 @@ using nlohmann::json;
 constexpr std::chrono::seconds kPreemptPatience{120};
 constexpr std::chrono::milliseconds kLook{100};
 
-run::RunFolder live_run(const LiveCommand& command) { return run::RunFolder::open(command.run); }
+JobReference named(const LiveCommand& command, const Context& context) {
+  return find_job(command.job, command.folder, context);
+}
+
+// Of a service's job: until it holds nothing any more.
+void await_pause(const JobReference::OfService& job) {
+  const auto deadline = std::chrono::steady_clock::now() + kPreemptPatience;
+  while (job.record().at("phase") == "running") {
+    if (std::chrono::steady_clock::now() > deadline)
+      fail(ErrorCode::deadline,
+           "job {} still saves after {} seconds; `ductile why {}` says what it does", job.id,
+           kPreemptPatience.count(), job.id);
+    std::this_thread::sleep_for(kLook);
+  }
+}
 
 std::string ranks_of(const json& worker) {
   if (!worker.contains("ranks")) return "-";
@@ -51,13 +68,10 @@ std::streamoff tail_begin(const std::string& text, int64_t lines) {
 
 }  // namespace
 
-ExitCode status(const LiveCommand& command, Context& context) {
-  const json answer = server::ask(live_run(command).path(), {{"request", "status"}});
-  Console& console = context.console;
-  if (command.json) {
-    console.print("{}\n", dump_json(answer, 2));
-    return kDone;
-  }
+namespace {
+
+// What a run's controller says of it.
+void print_status(Console& console, const json& answer) {
   const auto number = [&](const char* key) {
     return std::to_string(answer.at(key).get<int64_t>());
   };
@@ -81,36 +95,101 @@ ExitCode status(const LiveCommand& command, Context& context) {
          worker.at("connected").get<bool>() ? "" : "not connected"});
   }
   if (rows.size() > 1) console.print("\n{}", page::table(rows));
+}
+
+}  // namespace
+
+ExitCode status(const LiveCommand& command, Context& context) {
+  const JobReference job = named(command, context);
+  Console& console = context.console;
+  nlohmann::ordered_json record;
+  if (job.service) record = job.service->record();
+  // A job of a service that is not training now has no controller, which is no error.
+  const bool trains =
+      !job.service || (record.at("phase") == "running" && record.at("kind") == "train" &&
+                       server::has_controller(job.run));
+  json answer;
+  if (trains) answer = server::ask(job.run, {{"request", "status"}});
+  if (command.json) {
+    if (!job.service) console.print("{}\n", dump_json(answer, 2));
+    if (!job.service) return kDone;
+    if (trains) record["controller"] = answer;
+    console.print("{}\n", dump_json(record, 2));
+    return kDone;
+  }
+  if (job.service) console.print("{}{}", job_table(record), trains ? "\n" : "");
+  if (trains) print_status(console, answer);
   return kDone;
 }
 
 ExitCode resize(const LiveCommand& command, Context& context) {
-  const json answer =
-      server::ask(live_run(command).path(), {{"request", "resize"}, {"workers", *command.workers}});
+  const JobReference job = named(command, context);
+  const bool range = command.min || command.max;
+  if (command.workers.has_value() == range)
+    fail(ErrorCode::invalid_argument,
+         "resize: a number of workers is required, or --min and --max of a service's job");
+  if (!job.service) {
+    if (range)
+      fail(ErrorCode::invalid_argument,
+           "--min and --max are of a service's job; {} is a run of its own: ductile resize {} N",
+           job.run.string(), job.run.string());
+    const json answer =
+        server::ask(job.run, {{"request", "resize"}, {"workers", *command.workers}});
+    print_answer(command, context.console, answer,
+                 fmt::format("resizing to {} workers", *command.workers));
+    return kDone;
+  }
+  json body = json::object();
+  if (const auto least = command.workers ? command.workers : command.min)
+    body["min_devices"] = *least;
+  if (const auto most = command.workers ? command.workers : command.max)
+    body["max_devices"] = *most;
+  const json answer = job.service->client.post(job.service->path("/resize"), body);
   print_answer(command, context.console, answer,
-               fmt::format("resizing to {} workers", *command.workers));
+               fmt::format("job {} is to have {} to {} devices", job.service->id,
+                           answer.at("min_devices").get<int64_t>(),
+                           answer.at("max_devices").get<int64_t>()));
   return kDone;
 }
 
 ExitCode preempt(const LiveCommand& command, Context& context) {
-  const run::RunFolder folder = live_run(command);
-  const json answer = server::ask(folder.path(), {{"request", "preempt"}});
-  server::await_end(folder.path(), kPreemptPatience);
+  const JobReference job = named(command, context);
+  if (job.service) {
+    const json answer = job.service->client.post(job.service->path("/pause"), json::object());
+    await_pause(*job.service);
+    print_answer(command, context.console, answer,
+                 fmt::format("paused; to go on: ductile resume {}", job.service->id));
+    return kDone;
+  }
+  const json answer = server::ask(job.run, {{"request", "preempt"}});
+  server::await_end(job.run, kPreemptPatience);
   print_answer(command, context.console, answer,
-               fmt::format("preempted; to go on: ductile resume {}", folder.path().string()));
+               fmt::format("preempted; to go on: ductile resume {}", job.run.string()));
   return kDone;
 }
 
 ExitCode resume(const LiveCommand& command, Context& context) {
-  const run::RunFolder folder = live_run(command);
-  if (server::has_controller(folder.path())) {  // it is being preempted: that is taken back
-    const json answer = server::ask(
-        folder.path(), {{"request", "resume"}, {"workers", command.workers.value_or(0)}});
+  const JobReference job = named(command, context);
+  if (job.service) {
+    if (command.workers || command.hosts.hosts)
+      fail(
+          ErrorCode::invalid_argument,
+          "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
+          "says how many devices it is to have",
+          job.service->id);
+    const json answer = job.service->client.post(job.service->path("/resume"), json::object());
+    print_answer(command, context.console, answer,
+                 fmt::format("job {} goes on when it is its turn", job.service->id));
+    return kDone;
+  }
+  if (server::has_controller(job.run)) {  // it is being preempted: that is taken back
+    const json answer =
+        server::ask(job.run, {{"request", "resume"}, {"workers", command.workers.value_or(0)}});
     print_answer(command, context.console, answer, "resuming");
     return kDone;
   }
   TrainCommand again;
-  again.resume = folder.path();
+  again.resume = job.run;
   again.workers = command.workers;
   again.hosts = command.hosts;
   again.trust = command.trust;
@@ -118,21 +197,71 @@ ExitCode resume(const LiveCommand& command, Context& context) {
   return train(again, context);
 }
 
-ExitCode logs(const LiveCommand& command, Context& context) {
-  const run::RunFolder folder = live_run(command);
-  std::ifstream log(folder.log_file(), std::ios::binary);
-  if (!log) {
-    fail(ErrorCode::not_found, "{}: no worker has said anything yet", folder.log_file().string());
+namespace {
+
+// What is written to a file, as it comes; the file may not be there yet.
+class LogReader {
+ public:
+  explicit LogReader(Console& console) : console_(console) {}
+
+  bool open(const fs::path& file) {
+    if (!log_.is_open()) log_.open(file, std::ios::binary);
+    return log_.is_open();
   }
-  std::string text((std::istreambuf_iterator<char>(log)), std::istreambuf_iterator<char>());
-  context.console.out() << text.substr(static_cast<size_t>(tail_begin(text, command.lines)))
-                        << std::flush;
-  bool live = command.follow;
-  while (live) {
-    live = server::has_controller(folder.path());  // before reading: nothing is missed at the end
-    log.clear();
-    text.assign(std::istreambuf_iterator<char>(log), std::istreambuf_iterator<char>());
-    context.console.out() << text << std::flush;
+  void print_last(int64_t lines) {
+    const std::string text = rest();
+    console_.out() << text.substr(static_cast<size_t>(tail_begin(text, lines))) << std::flush;
+  }
+  void print_rest() { console_.out() << rest() << std::flush; }
+
+ private:
+  std::string rest() {
+    log_.clear();
+    return {std::istreambuf_iterator<char>(log_), std::istreambuf_iterator<char>()};
+  }
+
+  Console& console_;
+  std::ifstream log_;
+};
+
+// Across preemptions, waiting and restarts of the service, until the job has ended.
+ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console) {
+  LogReader log(console);
+  bool begun = false, said = false;
+  for (;; std::this_thread::sleep_for(kLook)) {
+    nlohmann::ordered_json record;
+    try {
+      record = job.record();  // before reading: nothing is missed at the end
+      said = false;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unavailable) throw;
+      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+    }
+    const std::string run = record.is_null() ? "" : record.at("run").get<std::string>();
+    if (begun || (!run.empty() && log.open(fs::path(run) / "worker.log"))) {
+      begun ? log.print_rest() : log.print_last(lines);
+      begun = true;
+    }
+    if (record.is_null() || record.at("ended").is_null()) continue;
+    console.say("job {} is {}: {}", job.id, record.at("phase").get<std::string>(),
+                record.at("reason").get<std::string>());
+    return record.at("phase") == "finished" ? kDone : kJobFailed;
+  }
+}
+
+}  // namespace
+
+ExitCode logs(const LiveCommand& command, Context& context) {
+  const JobReference job = named(command, context);
+  if (job.service && command.follow) return follow(*job.service, command.lines, context.console);
+  const fs::path file = run_of(job) / "worker.log";
+  LogReader log(context.console);
+  if (!log.open(file))
+    fail(ErrorCode::not_found, "{}: no worker has said anything yet", file.string());
+  log.print_last(command.lines);
+  for (bool live = command.follow; live;) {
+    live = server::has_controller(job.run);  // before reading: nothing is missed at the end
+    log.print_rest();
     if (live) std::this_thread::sleep_for(kLook);
   }
   return kDone;

@@ -1,7 +1,9 @@
 
+#include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/job_reference.h"
 #include "ductile/run/history.h"
 #include "ductile/run/minima.h"
 #include "ductile/run/report.h"
@@ -9,7 +11,12 @@
 namespace ductile::cli {
 
 ExitCode report(const ReportCommand& command, Context& context) {
-  const run::RunFolder folder = run::RunFolder::open(command.run);
+  const JobReference job = find_job(command.job, command.folder, context);
+  if (job.service && job.service->record().at("kind") == "command")
+    fail(ErrorCode::conflict,
+         "job {0} is a command, of which nothing but its output is known: ductile logs {0}",
+         job.service->id);
+  const run::RunFolder folder = run::RunFolder::open(run_of(job));
   run::write_report(folder);
   if (command.json) {
     nlohmann::json all = run::to_json(run::read_history(folder));

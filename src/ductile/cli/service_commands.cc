@@ -1,5 +1,8 @@
 // The service of this machine, and what people ask it for.
+#include <charconv>
 #include <csignal>
+#include <map>
+#include <optional>
 #include <thread>
 
 #include <fcntl.h>
@@ -11,6 +14,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/cli/service_request_impl.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
 #include "ductile/page/numbers.h"
@@ -22,15 +26,114 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// NAME=VALUE pairs of --env, and the PATH by which the program is found here.
+Json environment_of(const ServiceCommand& command, const Context& context) {
+  const auto here = [&](const std::string& name) -> std::optional<std::string> {
+    for (const char* const* at = context.environment; *at != nullptr; ++at) {
+      const std::string_view entry = *at;
+      if (entry.starts_with(name + "=")) return std::string(entry.substr(name.size() + 1));
+    }
+    return std::nullopt;
+  };
+  Json out = Json::object();
+  if (const auto path = here("PATH")) out["PATH"] = *path;
+  for (const std::string& entry : command.environment) {
+    const size_t equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    const auto value = equals == std::string::npos ? here(name) : entry.substr(equals + 1);
+    if (!value)
+      fail(ErrorCode::invalid_argument,
+           "--env {}: there is no such variable here; give --env {}=...", name, name);
+    out[name] = *value;
+  }
+  return out;
+}
+
+nlohmann::json command_body(const ServiceCommand& command, const Context& context) {
+  if (command.command->empty()) fail(ErrorCode::invalid_argument, "submit: no command follows --");
+  if (command.request.file || !command.request.assignments.empty())
+    fail(ErrorCode::invalid_argument,
+         "a job file and --set are of Ductile jobs; what follows -- is another program");
+  if (command.min || command.max)
+    fail(ErrorCode::invalid_argument,
+         "--min and --max are of Ductile jobs; a command takes --devices N");
+  const int64_t devices = command.devices.value_or(1);
+  const std::string program = fs::path(command.command->front()).filename().string();
+  return {{"name", command.name.value_or(program.empty() ? "command" : program)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"kind", "command"},
+          {"min_devices", devices},
+          {"max_devices", devices},
+          {"spec",
+           {{"command", *command.command},
+            {"directory", fs::current_path().string()},
+            {"environment", environment_of(command, context)},
+            {"retries", command.retries},
+            {"time_limit", command.time_limit},
+            {"grace", command.grace}}}};
+}
+
+nlohmann::json training_body(const ServiceCommand& command, const Context& context) {
+  if (command.devices || !command.environment.empty() || command.retries > 0 ||
+      command.time_limit > 0)
+    fail(ErrorCode::invalid_argument,
+         "--devices, --env, --retries and --time-limit are of a command, which follows --; a "
+         "Ductile job takes --min and --max");
+  JobConfig config;
+  config.read(command.request, context.environment);
+  config.make_paths_absolute();
+  const spec::JobOptions& job = config.job;
+  const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
+  return {{"name", command.name.value_or(job.name)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"min_devices", command.min.value_or(1)},
+          {"max_devices", command.max.value_or(most)},
+          {"spec", {{"job", config.options.to_toml()}}}};
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
+}
+
+std::map<std::string, int64_t> quotas_of(const ServiceCommand& command) {
+  std::map<std::string, int64_t> out;
+  for (const std::string& entry : command.quotas) {
+    const size_t equals = entry.rfind('=');
+    const std::string team = entry.substr(0, equals);
+    int64_t devices = 0;
+    const char* end = entry.data() + entry.size();
+    if (equals == std::string::npos || team.empty() ||
+        std::from_chars(entry.data() + equals + 1, end, devices).ptr != end || devices < 1)
+      fail(ErrorCode::invalid_argument,
+           "--quota {}: a team and a number of devices from 1 on are wanted, such as vision=4",
+           entry);
+    if (!out.emplace(team, devices).second)
+      fail(ErrorCode::invalid_argument, "--quota {}: the team {} has a quota already", entry, team);
+  }
+  return out;
+}
+
+fs::path find_keeper() {
+  const fs::path keeper = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
+  if (access(keeper.c_str(), X_OK) != 0)
+    fail(ErrorCode::not_found, "{}: not beside this program; build it, or install Ductile again",
+         keeper.string());
+  return keeper;
+}
+
+}  // namespace
+
 fs::path folder_of(const ServiceCommand& command, const Context& context) {
   return command.folder ? *command.folder : cluster::usual_folder(context.environment);
 }
 
-std::string path_of(const std::string& job, const char* rest = "") {
+std::string path_of(const std::string& job, const char* rest) {
   return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
 }
 
-// Runs `ask` if a service answers; else says how to start one.
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask) {
   const fs::path folder = folder_of(command, context);
@@ -44,17 +147,24 @@ ExitCode with_service(const ServiceCommand& command, Context& context,
   return kDone;
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
-}
-
 std::string held_text(const Json& job) {
   int64_t devices = 0;
   for (const auto& [node, count] : job.at("holdings").items()) devices += count.get<int64_t>();
   return devices == 0 ? "" : std::to_string(devices);
 }
 
+std::string job_table(const Json& job) {
+  std::vector<std::vector<std::string>> rows = {
+      {"job",
+       fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
+      {"phase", job.at("phase")},
+      {"why", job.at("why")}};
+  if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (job.at("run") != "") rows.push_back({"run", job.at("run")});
+  return page::table(rows);
+}
+
+namespace {
 // The link lets in whoever opens it first, so it goes to a person, and into no log file.
 void say_page(cluster::Service& service, Context& context) {
   Console& console = context.console;
@@ -71,6 +181,8 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   cluster::ServiceOptions options;
   options.folder = fs::absolute(folder_of(command, context));
   options.worker = process::find_worker();
+  options.keeper = find_keeper();
+  options.quotas = quotas_of(command);
   options.policy = command.policy;
   if (!command.no_page) options.port = command.port.value_or(kPagePort);
   options.or_any_port = !command.port;
@@ -78,10 +190,18 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
 }
 
 // Until a signal ends it; `what` are the devices, in words.
-ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, Context& context) {
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
   Console& console = context.console;
   net::Loop loop;
   HeldSignals held;
+  ExitCode code = kDone;
+  options.on_failure = [&](const Error& error) {
+    console.error(fmt::format(
+        "{}; all jobs are saved, and `ductile up` goes on with them when that is mended",
+        error.what()));
+    code = exit_code(error.code());
+    loop.stop();
+  };
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
               options.folder.string(), options.policy);
@@ -103,7 +223,7 @@ ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, 
     }
   });
   loop.run();
-  return kDone;
+  return code;
 }
 
 }  // namespace
@@ -130,17 +250,8 @@ ExitCode server(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
-  JobConfig config;
-  config.read(command.request, context.environment);
-  config.make_paths_absolute();
-  const spec::JobOptions& job = config.job;
-  const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
-  const nlohmann::json body = {{"name", command.name.value_or(job.name)},
-                               {"team", command.team},
-                               {"tier", command.tier},
-                               {"min_devices", command.min.value_or(1)},
-                               {"max_devices", command.max.value_or(most)},
-                               {"spec", {{"job", config.options.to_toml()}}}};
+  const nlohmann::json body =
+      command.command ? command_body(command, context) : training_body(command, context);
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json answer = client.post("/v1/jobs", body);
     const auto id = answer.at("id").get<int64_t>();
@@ -155,13 +266,23 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
 
 ExitCode jobs(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
-    const std::string query = command.all ? "?limit=1000" : "?limit=1000&live=1";
-    Json list = client.get("/v1/jobs" + query).at("jobs");
-    for (Json& job : list) {
-      if (job.at("phase") != "running") continue;
-      job["holdings"] =
-          client.get(path_of(std::to_string(job.at("id").get<int64_t>())))["holdings"];
+    Json list = Json::array();
+    std::string page = command.all ? "?limit=1000" : "?limit=1000&live=1";
+    for (std::string next = page; !next.empty();) {
+      Json answer = client.get("/v1/jobs" + next);
+      for (Json& job : answer.at("jobs")) list.push_back(std::move(job));
+      next = answer.contains("before")
+                 ? fmt::format("{}&before={}", page, answer["before"].get<int64_t>())
+                 : "";
     }
+    std::map<int64_t, std::map<std::string, int64_t>> held;
+    const Json nodes = client.get("/v1/nodes").at("nodes");
+    for (const Json& node : nodes)
+      for (const Json& job : node.at("jobs"))
+        held[job.at("job")][node.at("node")] = job.at("devices");
+    for (Json& job : list)
+      if (const auto found = held.find(job.at("id")); found != held.end())
+        job["holdings"] = found->second;
     if (command.json) {
       context.console.print("{}\n", dump_json(list, 2));
       return;
@@ -186,18 +307,7 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
 ExitCode why(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json job = client.get(path_of(command.job));
-    if (command.json) {
-      context.console.print("{}\n", dump_json(job, 2));
-      return;
-    }
-    std::vector<std::vector<std::string>> rows = {
-        {"job",
-         fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
-        {"phase", job.at("phase")},
-        {"reason", job.at("reason")}};
-    if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
-    if (job.at("run") != "") rows.push_back({"run", job.at("run")});
-    context.console.print("{}", page::table(rows));
+    context.console.print("{}", command.json ? dump_json(job, 2) + "\n" : job_table(job));
   });
 }
 

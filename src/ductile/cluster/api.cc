@@ -216,6 +216,8 @@ nlohmann::json Request::object() const {
   return value;
 }
 
+const LiveView* Request::view() const { return api_.view_; }
+
 void Request::check(const Submission& submission, const nlohmann::json& spec) const {
   if (api_.check_submission_) api_.check_submission_(submission, spec);
 }

@@ -23,6 +23,8 @@
 // OpenAPI page is made, too.
 namespace ductile::cluster {
 
+class LiveView;
+
 struct Call {
   std::string method;  // GET, POST
   std::string path;    // "/v1/jobs/17", without the query, decoded
@@ -53,6 +55,8 @@ class Api {
   // on the thread of the request.
   using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
+  // What the service says of itself, which must outlive this object; null: nothing.
+  void show(const LiveView* view) { view_ = view; }
   void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
   void set_policy(std::string name) { policy_ = std::move(name); }
   // A link that lets a browser in as this principal; without it there is no page.
@@ -77,6 +81,7 @@ class Api {
   CommitQueue& queue_;
   const std::function<double()> clock_;
   CheckSubmission check_submission_;
+  const LiveView* view_ = nullptr;
   std::function<void()> on_commit_;
   std::string policy_;
   MakeLink make_link_;

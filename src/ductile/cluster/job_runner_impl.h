@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
@@ -58,6 +59,11 @@ class JobRunner {
 // conflict if somebody else runs it, and as run::RunFolder does.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job);
+
+// Any program (command_impl.h): one keeper for each attempt, on the run directory `run`. `keeper`:
+// the program ductile-keeper. Throws unavailable if the directory cannot be made.
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
+                                               const fs::path& run, const CommandSpec& command);
 
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);

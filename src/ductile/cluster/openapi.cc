@@ -27,6 +27,12 @@ Json schemas() {
         {"min_devices", schema("integer", "fewer are no use to it; default: 1")},
         {"max_devices", schema("integer", "more are no use to it; default: min_devices")},
         {"spec", schema("object", "what to run")}}}};
+  out["Devices"] = {
+      {"type", "object"},
+      {"additionalProperties", false},
+      {"properties",
+       {{"min_devices", schema("integer", "fewer are no use to it; default: as before")},
+        {"max_devices", schema("integer", "more are no use to it; default: as before")}}}};
   out["Drain"] = {{"type", "object"},
                   {"additionalProperties", false},
                   {"properties", {{"reason", schema("string", "for those who wonder")}}}};

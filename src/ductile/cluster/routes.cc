@@ -85,6 +85,8 @@ Answer submit_job(Request& request) {
   s.owner = request.call.principal.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
+  if (s.kind == "command" && request.call.principal.role < Role::admin)
+    throw Refused("a command runs as the user of the service, so only that user may submit one");
   const nlohmann::json& spec = fields.at("spec");
   if (!spec.is_object()) fields.wrong("spec", "an object", spec);
   request.check(s, spec);
@@ -97,6 +99,7 @@ Answer submit_job(Request& request) {
 Answer show_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   Json out = to_json(job);
+  out["why"] = why(request, job);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
   request.with_ledger([&](const Ledger& ledger) {
@@ -107,14 +110,11 @@ Answer show_job(Request& request) {
   return json_answer(out);
 }
 
-// Only the owner and an admin may act on a job.
 template <Wish wish>
 Answer wish_for_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   const Principal& who = request.call.principal;
-  if (who.role < Role::admin && job.submission.owner != who.name)
-    throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,
-                              job.submission.owner));
+  require_owner(request, job);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
     change.set_wish(job.id, wish, who.name, request.now());
     return {{"id", job.id}, {"wish", to_string(wish)}};
@@ -126,8 +126,10 @@ Answer list_events(Request& request) {
   if (const auto text = request.text("job")) job = request.reader.find(*text).id;
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
   const Revision after = request.number("after", 0, 0, INT64_MAX);
+  const int64_t newest = request.number("newest", 0, 0, kMostPage);
   Json out = {{"events", Json::array()}, {"after", after}};
-  for (const Event& event : request.reader.events(after, limit, job)) {
+  for (const Event& event : newest > 0 ? request.reader.newest_events(newest, job)
+                                       : request.reader.events(after, limit, job)) {
     out["events"].push_back(to_json(event));
     out["after"] = event.seq;  // the cursor of the next page
   }
@@ -226,6 +228,7 @@ constexpr Parameter kEventFilters[] = {
     {"job", "string", "a number or a name: events of this job alone"},
     {"after", "integer", "the cursor: events with larger numbers"},
     {"limit", "integer", "events of a page, at most 1000; default 100"},
+    {"newest", "integer", "the last so many events, in order, instead of those after the cursor"},
 };
 
 constexpr Parameter kAllocationFilters[] = {
@@ -264,6 +267,13 @@ constexpr Route kRoutes[] = {
      "Ends a job for good.",
      {},
      ""},
+    {"POST",
+     "/v1/jobs/{job}/resize",
+     Role::submit,
+     resize_job,
+     "Says how many devices a job is to have.",
+     {},
+     "Devices"},
     {"GET", "/v1/events", Role::read, list_events,
      "What happened, in order. With \"Accept: text/event-stream\" it goes on as it happens.",
      kEventFilters, ""},
@@ -329,6 +339,13 @@ constexpr Route kRoutes[] = {
 }  // namespace
 
 std::span<const Route> routes() { return kRoutes; }
+
+void require_owner(const Request& request, const JobRecord& job) {
+  const Principal& who = request.call.principal;
+  if (who.role < Role::admin && job.submission.owner != who.name)
+    throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,
+                              job.submission.owner));
+}
 
 Answer json_answer(const Json& value) {
   Answer out;

@@ -39,6 +39,7 @@ class Request {
   // The body as a JSON object; an empty one for no body.
   nlohmann::json object() const;
 
+  const LiveView* view() const;  // null: nobody shows one
   void check(const Submission& submission, const nlohmann::json& spec) const;
 
   // Makes a change and answers with what `write` gives. A request with a key is carried out once:
@@ -64,6 +65,13 @@ struct Route {
 };
 
 std::span<const Route> routes();
+
+// Only the owner of a job and an admin may act on it; throws Refused.
+void require_owner(const Request& request, const JobRecord& job);
+
+// Handlers that need what the service says of itself (cluster_routes.cc).
+Answer resize_job(Request& request);
+std::string why(Request& request, const JobRecord& job);
 
 // Those that pages are made of (routes_page.cc).
 Answer show_overview(Request& request);

@@ -16,7 +16,8 @@ constexpr double kRestartSeconds = 3;
 sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
   sched::AgentFacts out;
   out.application = demand.application;
-  out.scaling = sched::Scaling::strong;  // the batch is the job's own: its bits depend on it
+  // The batch is the job's own: its bits depend on it.
+  out.scaling = demand.rigid ? sched::Scaling::rigid : sched::Scaling::strong;
   out.requested_replicas = demand.min_devices;
   out.requested_batch = demand.batch;
   out.most_devices = demand.max_devices;
@@ -24,39 +25,85 @@ sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluste
     sched::AgentType known;
     known.name = type;
     known.limits = {demand.batch, demand.batch, 1, demand.batch};
+    // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
+    // it gets nowhere.
+    if (demand.rigid) known.unit_rate = 1;
     out.types.push_back(std::move(known));
   }
   return out;
 }
 
-// Some published policies know no least number of devices. What is less than a job needs is made up
-// to it where the node has room beside everything else, and is nothing where it has not.
-void give_least_or_nothing(const sched::Round& round, sched::Decisions& decisions) {
-  std::map<JobId, const sched::JobView*> jobs;
+// Devices of each node that are held once the decisions are carried out.
+std::map<int32_t, int32_t> used_after(const sched::Round& round,
+                                      const sched::Decisions& decisions) {
   std::map<JobId, const sched::Allocation*> after;
-  for (const sched::JobView& job : round.jobs) {
-    jobs.emplace(job.id, &job);
-    after[job.id] = &job.allocation;
-  }
+  for (const sched::JobView& job : round.jobs) after[job.id] = &job.allocation;
   for (const sched::Decision& change : decisions.changes) after[change.job] = &change.allocation;
   std::map<int32_t, int32_t> used;
   for (const auto& [id, allocation] : after)
     for (const sched::NodeShare& share : *allocation) used[share.node] += share.devices;
-  for (sched::Decision& change : decisions.changes) {
-    const auto job = jobs.find(change.job);
-    const int32_t given = sched::device_count(change.allocation);
-    if (given == 0 || job == jobs.end() || given >= job->second->min_devices) continue;
-    sched::NodeShare& share = change.allocation.front();
-    const int32_t missing = job->second->min_devices - given;
-    if (used[share.node] + missing <= round.cluster.usable(share.node)) {
-      used[share.node] += missing;
-      share.devices += missing;
-      continue;
+  return used;
+}
+
+// Some published policies know no least number of devices, and none changes what runs because its
+// user wants another number. What is less than a job needs is made up to it where the node has room
+// beside everything else, and is nothing where it has not; what is more than it wants is cut.
+void keep_bounds(const sched::Round& round, sched::Decisions& decisions) {
+  std::map<JobId, size_t> decided;
+  for (size_t i = 0; i < decisions.changes.size(); ++i) decided[decisions.changes[i].job] = i;
+  std::map<int32_t, int32_t> used = used_after(round, decisions);
+  for (const sched::JobView& job : round.jobs) {
+    const auto found = decided.find(job.id);
+    const bool changes = found != decided.end();
+    sched::Decision change =
+        changes ? decisions.changes[found->second] : sched::Decision{job.id, job.allocation, ""};
+    int32_t given = sched::device_count(change.allocation);
+    if (given == 0 || (given >= job.min_devices && given <= job.max_devices)) continue;
+    for (; given > job.max_devices; --given) {
+      sched::NodeShare& last = change.allocation.back();
+      --used[last.node];
+      change.reason = fmt::format("its user wants at most {} devices", job.max_devices);
+      if (--last.devices == 0) change.allocation.pop_back();
     }
-    for (const sched::NodeShare& each : change.allocation) used[each.node] -= each.devices;
-    change.allocation.clear();
-    change.reason = fmt::format("waits for {} devices at once", job->second->min_devices);
+    const int32_t missing = job.min_devices - given;
+    if (missing > 0 && used[change.allocation.front().node] + missing <=
+                           round.cluster.usable(change.allocation.front().node)) {
+      used[change.allocation.front().node] += missing;
+      change.allocation.front().devices += missing;
+      if (change.reason.empty())
+        change.reason = fmt::format("its user wants at least {} devices", job.min_devices);
+    } else if (missing > 0) {
+      for (const sched::NodeShare& each : change.allocation) used[each.node] -= each.devices;
+      change.allocation.clear();
+      change.reason = fmt::format("waits for {} devices at once", job.min_devices);
+    }
+    if (changes)
+      decisions.changes[found->second] = std::move(change);
+    else
+      decisions.changes.push_back(std::move(change));
   }
+}
+
+// A job is preempted for another one, or because its node goes, never for nobody. A published
+// policy that does not know a job's least number of devices takes what the job holds for a mistake
+// of its own, and would let it wait beside idle devices.
+void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisions) {
+  std::map<JobId, const sched::JobView*> jobs;
+  for (const sched::JobView& job : round.jobs) jobs.emplace(job.id, &job);
+  std::map<int32_t, int32_t> used = used_after(round, decisions);
+  std::erase_if(decisions.changes, [&](const sched::Decision& change) {
+    const sched::JobView& job = *jobs.at(change.job);
+    const sched::Allocation& held = job.allocation;
+    const int32_t devices = sched::device_count(held);
+    if (!change.allocation.empty() || devices == 0) return false;
+    if (devices < job.min_devices || devices > job.max_devices) return false;
+    const bool fits = std::ranges::all_of(held, [&](const sched::NodeShare& share) {
+      return used[share.node] + share.devices <= round.cluster.usable(share.node);
+    });
+    if (!fits) return false;
+    for (const sched::NodeShare& share : held) used[share.node] += share.devices;
+    return true;
+  });
 }
 
 }  // namespace
@@ -88,6 +135,52 @@ void Scheduler::add(const JobDemand& demand) {
 }
 
 void Scheduler::remove(JobId id) { jobs_.erase(id); }
+
+void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
+  Job& job = jobs_.at(id);
+  sched::JobView& view = job.view;
+  view.requested_devices = view.min_devices = least;
+  view.max_devices = most;
+  const int32_t batch = job.agent->facts().requested_batch;
+  for (sched::TypeModel& type : view.types)
+    type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+}
+
+// Of each team with a quota, as the jobs of the highest tier, and of these the oldest, fit into it:
+// what would be too much waits unseen, and nobody grows beyond it. What runs counts first.
+std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView> views) {
+  over_quota_.clear();
+  for (const sched::Team& team : cluster_.teams) {
+    if (team.quota <= 0) continue;
+    std::vector<sched::JobView*> jobs;
+    for (sched::JobView& view : views)
+      if (view.team == team.id) jobs.push_back(&view);
+    std::ranges::stable_sort(jobs, [](const sched::JobView* a, const sched::JobView* b) {
+      return std::pair(a->tier, a->arrival) < std::pair(b->tier, b->arrival);
+    });
+    int64_t room = team.quota;
+    for (const sched::JobView* job : jobs) room -= sched::device_count(job->allocation);
+    std::vector<std::pair<sched::JobView*, int32_t>> seen;
+    for (sched::JobView* job : jobs) {
+      const int32_t held = sched::device_count(job->allocation);
+      const int32_t base = std::max(held, job->min_devices);
+      if (held == 0 && base > room) {
+        over_quota_.insert(job->id);
+        continue;
+      }
+      room -= base - held;
+      seen.emplace_back(job, base);
+    }
+    for (const auto& [job, base] : seen) {
+      const auto more =
+          static_cast<int32_t>(std::clamp<int64_t>(room, 0, std::max(0, job->max_devices - base)));
+      room -= more;
+      job->max_devices = std::min(job->max_devices, base + more);
+    }
+  }
+  std::erase_if(views, [&](const sched::JobView& view) { return over_quota_.contains(view.id); });
+  return views;
+}
 
 void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) {
   Job& job = jobs_.at(id);
@@ -153,9 +246,11 @@ std::vector<Allotment> Scheduler::decide(double now) {
                   [&](const sched::NodeShare& share) { return cluster_.usable(share.node) == 0; });
     if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
   }
+  views = within_quotas(std::move(views));
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
-  give_least_or_nothing(round, decisions);
+  keep_bounds(round, decisions);
+  keep_what_nobody_takes(round, decisions);
   sched::check_decisions(round, decisions);
   std::vector<Allotment> out;
   std::set<JobId> named;
@@ -167,6 +262,15 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (view.allocation != jobs_.at(view.id).view.allocation && !named.contains(view.id))
       out.push_back({view.id, view.allocation, "a node is drained or lost"});
   return out;
+}
+
+bool Scheduler::nothing_runs() const {
+  return std::ranges::all_of(jobs_,
+                             [](const auto& job) { return job.second.view.allocation.empty(); });
+}
+
+std::string Scheduler::why(JobId id) const {
+  return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
 }
 
 std::vector<double> Scheduler::modelled_speeds(JobId id) const {
@@ -189,7 +293,5 @@ std::vector<double> Scheduler::modelled_speeds(JobId id) const {
   }
   return out;
 }
-
-std::string Scheduler::why(JobId id) const { return policy_->explain(id); }
 
 }  // namespace ductile::cluster

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct JobDemand {
   double arrival = 0;       // seconds of the clock of decide()
   sched::Tier tier = sched::Tier::standard;
   int32_t team = 0;
+  bool rigid = false;  // it runs on min_devices or not at all
   int32_t min_devices = 1, max_devices = 1;
   int32_t batch = 1;  // samples of a step, over all devices; it stays as it is
 };
@@ -38,11 +40,14 @@ struct Allotment {
 // that the same calls give the same answers. One thread at a time.
 class Scheduler {
  public:
-  // Throws invalid_argument for an unknown policy. `interval`: seconds between two decisions.
+  // Throws invalid_argument for an unknown policy. `interval`: seconds between two decisions. The
+  // quotas of the cluster's teams are kept under every policy.
   Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval);
 
   void add(const JobDemand& demand);
   void remove(JobId job);  // it has ended, or is not to run now
+  // Its user wants another number of devices; what it holds beyond that changes with decide().
+  void set_bounds(JobId job, int32_t least, int32_t most);
   bool knows(JobId job) const { return jobs_.contains(job); }
 
   // The job holds this from now on.
@@ -62,6 +67,8 @@ class Scheduler {
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
 
+  bool nothing_runs() const;  // no job holds a device
+
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
  private:
@@ -73,12 +80,15 @@ class Scheduler {
     double rate_of_one = 0;  // samples per second that one device was seen to take
   };
 
+  std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
+
   const double interval_;
   sched::Cluster cluster_;
   std::unique_ptr<sched::Policy> policy_;
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
   std::map<JobId, Job> jobs_;
+  std::set<JobId> over_quota_;  // were kept from the policy in the last decision
 };
 
 }  // namespace ductile::cluster

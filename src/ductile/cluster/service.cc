@@ -1,7 +1,3 @@
-// Who runs where, from one decision to the next. It is one file because all of it acts on the same
-// table of live jobs, in one thread.
-#include "ductile/cluster/service.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,114 +19,26 @@
 #include "ductile/cluster/nodes_impl.h"
 #include "ductile/cluster/page_access.h"
 #include "ductile/cluster/scheduler.h"
-#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/service_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
-#include "ductile/spec/job.h"
 
 namespace ductile::cluster {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgain{1000};  // after a store that could not be read
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
 constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
 
-using Counts = std::vector<int64_t>;  // by node
-
-Counts by_node(const spec::Allocation& allocation, int32_t nodes) {
-  Counts out(static_cast<size_t>(nodes));
+std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
+  std::vector<int64_t> out(static_cast<size_t>(nodes));
   for (const spec::NodeShare& share : allocation)
     out[static_cast<size_t>(share.node)] += share.devices;
   return out;
 }
 
 }  // namespace
-
-class Service::Impl {
- public:
-  Impl(net::Loop& loop, ServiceOptions options);
-  ~Impl();
-
-  void stop(std::function<void()> on_stopped);
-
-  uint16_t port() const { return http_->port(); }
-  std::string page_link() { return page_.link_for({user_name(::geteuid()), Role::admin}); }
-
- private:
-  // A job that has not ended.
-  struct Live {
-    JobRecord record;
-    spec::JobOptions job;
-    fs::path run;
-    spec::Allocation granted;  // what the policy wants it to hold
-    std::string why;           // of this grant
-    spec::Allocation asked;    // what its workers were told to take
-    int waits = 0;             // for devices, one after the other
-    bool starting = false, stopping = false;
-    net::Loop::Timer rest;  // after a start that failed: until it is tried again
-    // Where the steps of the present workers were counted from.
-    int64_t generation = -1, first_step = 0;
-    net::Deadline first_time{};
-    // The speed that was noted last, and on how many devices it was measured.
-    int64_t noted_devices = 0;
-    double noted_speed = 0;
-    std::unique_ptr<JobRunner> runner;
-  };
-
-  void take_up(JobRecord record);
-  void admit(Live& live);  // to those that the policy decides about
-  void go_on();            // with what ran when the last service ended
-  void look();             // at what the store says anew
-  void look_at_events();
-  void look_at_drains();
-  void look_at_nodes();
-  spec::Allocation held_before(JobId id, Counts& left);
-  void follow_wish(Live& live);
-  void measure(Live& live);
-  void note_speed(Live& live, double speed, const JobProgress& progress);
-  void keep_in_place(Live& live);
-  void decide();
-  void settle();
-  bool approach(Live& live, Counts& free);
-  void begin(Live& live, const spec::Allocation& devices);
-  void start_runner(Live& live, const spec::Allocation& devices);
-  void resize(Live& live, const spec::Allocation& devices);
-  void preempt(Live& live);
-  void ended(JobId id, RunnerEnd end);
-  void end(JobId id, Phase phase, const std::string& reason);
-  void say(Live& live, const std::string& reason);
-  void decide_soon();
-  void end_if_idle();
-  Counts held(const Live& live) const;
-  Counts free_devices() const;
-  double schedule_time() const;  // seconds since 1970 that never go back
-
-  net::Loop& loop_;
-  const ServiceOptions options_;
-  const spec::Cluster cluster_;
-  const fs::path runs_;
-  Store store_;
-  CommitQueue queue_;
-  StoreWriter writer_{loop_, queue_};
-  Reader reader_;
-  const std::unique_ptr<Engine> engine_;
-  Nodes nodes_;
-  Scheduler scheduler_;
-  std::map<JobId, Live> live_;
-  std::set<JobId> ending_;  // have ended, and the store does not say so yet
-  Revision seen_ = 0;
-  const double began_ = wall_seconds();
-  const net::Deadline began_steady_ = loop_.now();
-  bool stopping_ = false;
-  std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  PageAccess page_;
-  std::unique_ptr<Api> api_;
-  std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
-};
 
 Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
     : loop_(loop),
@@ -142,18 +50,29 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       reader_(options_.folder / "store.db"),
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
-      scheduler_(cluster_, options_.policy, options_.interval) {
+      scheduler_(cluster_, options_.policy, options_.interval),
+      view_(options_.quotas) {
   seen_ = reader_.last_event();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
   look_at_drains();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
+  writer_.call_at_failure([this](const Error& error) {
+    for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
+    stop([failed = options_.on_failure, error] {
+      if (failed) failed(error);
+    });
+  });
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission(
-      [devices = nodes_.devices()](const Submission& s, const nlohmann::json& spec) {
-        check_spec(s, spec, devices);
-      });
+  api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
+                             const Submission& s, const nlohmann::json& spec) {
+    check_spec(s, spec, devices);
+    if (several && s.kind == "command")
+      fail(ErrorCode::invalid_argument,
+           "kind = \"command\": commands run on one machine so far, under `ductile up`");
+  });
+  api_->show(&view_);
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
   api_->set_policy(options_.policy);
   HttpOptions http;
@@ -168,6 +87,10 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   decide();
 }
 
+std::string Service::Impl::page_link() {
+  return page_.link_for({user_name(::geteuid()), Role::admin});
+}
+
 Service::Impl::~Impl() {
   http_.reset();
   for (auto& [id, live] : live_) live.runner.reset();
@@ -177,7 +100,8 @@ void Service::Impl::take_up(JobRecord record) {
   const JobId id = record.id;
   Live live;
   try {
-    live.job = job_of(parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
+    live.work =
+        work_of(record.submission.kind, parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
@@ -195,7 +119,8 @@ void Service::Impl::take_up(JobRecord record) {
 void Service::Impl::admit(Live& live) {
   if (const std::string lack = lack_of_devices(live.record, nodes_.devices()); !lack.empty())
     return say(live, lack);
-  scheduler_.add(demand_of(live.record, live.job, nodes_.devices(), schedule_time()));
+  scheduler_.add(
+      demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -240,88 +165,11 @@ spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
   return out;
 }
 
-void Service::Impl::look() {
-  try {
-    look_at_events();
-  } catch (const Error& error) {
-    log_line(fmt::format("store: {}", error.what()));
-    look_again_ = loop_.after(kAgain, [this] { look(); });
-  }
-}
-
-void Service::Impl::look_at_drains() {
-  std::set<std::string> drained;
-  for (const Drain& drain : reader_.drains()) drained.insert(drain.node);
-  nodes_.drained(drained);
-}
-
-void Service::Impl::look_at_nodes() {
-  for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
-  decide_soon();
-}
-
-void Service::Impl::look_at_events() {
-  constexpr int64_t kPage = 1000;
-  std::set<JobId> changed;
-  bool drains = false;
-  Revision seen = seen_;
-  while (true) {
-    const std::vector<Event> events = reader_.events(seen, kPage);
-    for (const Event& event : events) {
-      seen = event.seq;
-      if (event.job != 0) changed.insert(event.job);
-      if (event.kind == "drain" || event.kind == "undrain") drains = true;
-    }
-    if (static_cast<int64_t>(events.size()) < kPage) break;
-  }
-  if (drains) look_at_drains();
-  for (const JobId id : changed) {
-    JobRecord record = reader_.job(id);
-    const auto known = live_.find(id);
-    if (known == live_.end()) {
-      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
-      continue;
-    }
-    known->second.record.wish = record.wish;  // the rest is this service's own doing
-    follow_wish(known->second);
-  }
-  seen_ = seen;
-  if (drains || !changed.empty()) decide_soon();
-}
-
-void Service::Impl::follow_wish(Live& live) {
-  const JobId id = live.record.id;
-  const Wish wish = live.record.wish;
-  if (live.starting || stopping_) return;  // looked at again when it has started
-  if (live.runner) {
-    if (wish != Wish::run) preempt(live);
-    return;
-  }
-  if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
-  if (wish == Wish::pause && live.record.phase == Phase::queued) {
-    scheduler_.remove(id);
-    live.rest.cancel();
-    live.granted.clear();
-    live.record.phase = Phase::paused;
-    writer_.write([id](Change& change) {
-      change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
-    });
-  }
-  if (wish == Wish::run && live.record.phase == Phase::paused) {
-    JobRecord record = live.record;
-    record.phase = Phase::queued;
-    live_.erase(id);
-    writer_.write([id](Change& change) {
-      change.set_phase(id, Phase::queued, "Its user let it go on.", wall_seconds());
-    });
-    take_up(std::move(record));
-  }
-}
-
 // The job is over. Until the store says so, it says that the job lives, which must not be believed.
 void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
   live_.erase(id);
+  view_.forget(id);
   ending_.insert(id);
   writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
@@ -329,14 +177,6 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
         ending_.erase(id);
         decide_soon();
       });
-}
-
-void Service::Impl::say(Live& live, const std::string& reason) {
-  if (reason.empty() || reason == live.record.reason) return;
-  live.record.reason = reason;
-  writer_.write([id = live.record.id, reason](Change& change) {
-    change.set_reason(id, reason, wall_seconds());
-  });
 }
 
 // From the steps that it committed while its workers were the same.
@@ -356,10 +196,8 @@ void Service::Impl::measure(Live& live) {
   }
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double speed = static_cast<double>(progress.step - live.first_step) *
-                       static_cast<double>(live.job.train.batch_size) / seconds;
-  scheduler_.measured(live.record.id, speed);
-  note_speed(live, speed, progress);
+  const double steps = static_cast<double>(progress.step - live.first_step);
+  scheduler_.measured(live.record.id, steps * static_cast<double>(batch_of(live.work)) / seconds);
   live.first_step = progress.step;
   live.first_time = now;
 }
@@ -391,7 +229,8 @@ void Service::Impl::keep_in_place(Live& live) {
 }
 
 void Service::Impl::decide_soon() {
-  if (stopping_ || !scheduler_.traits().on_events) return;
+  // A policy of rounds begins one at once where nothing runs: nobody's share is disturbed by it.
+  if (stopping_ || !(scheduler_.traits().on_events || scheduler_.nothing_runs())) return;
   decide_soon_ = loop_.after(milliseconds(0), [this] { decide(); });
 }
 
@@ -419,11 +258,12 @@ void Service::Impl::decide() {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
     if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
+  show();
 }
 
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
 // go and has not gone, and of one that somebody else asked for (`ductile resize`).
-Counts Service::Impl::held(const Live& live) const {
+Service::Impl::Counts Service::Impl::held(const Live& live) const {
   Counts out = by_node(live.asked, nodes_.count());
   if (!live.runner) return out;
   for (const auto& [name, used] : live.runner->used()) {
@@ -435,7 +275,7 @@ Counts Service::Impl::held(const Live& live) const {
 }
 
 // Of a node that cannot be used now none is free.
-Counts Service::Impl::free_devices() const {
+Service::Impl::Counts Service::Impl::free_devices() const {
   Counts free(static_cast<size_t>(nodes_.count()));
   for (int32_t n = 0; n < nodes_.count(); ++n)
     if (nodes_.usable(n)) free[static_cast<size_t>(n)] = nodes_.devices(n);
@@ -514,6 +354,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   live.record.run = live.run.string();
   live.record.reason = live.why;
   const std::string why = live.why;
+  view_.set(id, state_of(live));
   writer_.write(
       [id, held = nodes_.holdings(devices), why, run = live.run.string()](Change& change) {
         const double now = wall_seconds();
@@ -535,7 +376,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
 void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   try {
-    live.runner = make_train_runner(loop_, *engine_, live.run, live.job);
+    live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work);
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
@@ -570,6 +411,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
 void Service::Impl::preempt(Live& live) {
   if (std::exchange(live.stopping, true)) return;
   live.runner->preempt();
+  view_.set(live.record.id, state_of(live));
 }
 
 void Service::Impl::ended(JobId id, RunnerEnd end) {
@@ -594,7 +436,10 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
     phase = Phase::paused;
     reason = "Its user paused it.";
   }
-  if (has_ended(phase)) return this->end(id, phase, reason);
+  if (has_ended(phase)) {
+    this->end(id, phase, reason);
+    return end_if_idle();
+  }
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
@@ -605,9 +450,11 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
       decide_soon();
     });
   }
+  view_.set(id, state_of(live));
   writer_.write(
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
       [this] { decide_soon(); });
+  end_if_idle();
 }
 
 void Service::Impl::end_if_idle() {
@@ -626,6 +473,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
     if (live.runner) preempt(live);
   }
   writer_.write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
+  end_if_idle();  // where nothing is written any more
 }
 
 Service::Service(net::Loop& loop, ServiceOptions options)

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
@@ -19,10 +21,15 @@ struct ServiceOptions {
   fs::path folder;      // store.db, api.sock: on a local disk
   fs::path shared;      // runs/, secret: where all nodes see them; empty: in `folder`
   fs::path worker;      // the program ductile-worker
+  fs::path keeper;      // the program ductile-keeper, which starts commands
   int64_t devices = 1;  // of this machine: as many workers run at once
   std::string node;     // this machine's name
   std::string device_type = "cpu";
   std::string policy = "ductile";
+  std::map<std::string, int64_t> quotas;  // devices that a team's jobs hold at most
+  // The store cannot be written any more, for a reason that does not pass: all jobs were saved and
+  // stopped, and the store still has them as they were. May destroy the service.
+  std::function<void(const Error&)> on_failure;
   double interval = 10;  // seconds between two decisions, if nothing happens
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
@@ -39,8 +46,10 @@ struct ServiceOptions {
 // store. A service that is killed at any instant and started again goes on where it was: workers
 // that outlived it are found, and no job is lost or run twice.
 //
-// A job's spec is {"job": the text of a job file with absolute paths}. Its run directory is
-// runs/NUMBER-NAME, and is like any other. All methods belong to the loop's thread.
+// A job's run directory is runs/NUMBER-NAME. The spec of kind "train" is {"job": the text of a job
+// file with absolute paths}, and its run directory is like any other; that of kind "command" is
+// {"command": [program, arguments ...], "directory": where it starts, "environment": {name: text},
+// "retries", "time_limit", "grace"}. All methods belong to the loop's thread.
 class Service {
  public:
   // Throws conflict if another service uses the folder, or if a job runs on a node that the cluster

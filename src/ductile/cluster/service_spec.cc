@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -22,9 +23,29 @@ sched::Tier tier_of(const std::string& name) {
   fail_unknown_name("tier", name, known);
 }
 
+// Empty folders, and job.toml before it got its name: what a service that was killed while it made
+// the directory has left. Anything else stays, and is then in the way.
+void remove_half_made(const fs::path& run) {
+  std::error_code error;
+  std::vector<fs::path> halves;
+  for (auto it = fs::directory_iterator(run, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    constexpr std::string_view kHalf = "job.toml.tmp";
+    if (name.starts_with(kHalf) &&
+        name.find_first_not_of("0123456789", kHalf.size()) == std::string::npos)
+      halves.push_back(it->path());
+  }
+  std::error_code ignored;
+  for (const fs::path& half : halves) fs::remove(half, ignored);
+  for (const char* empty : {"checkpoints", "tensorboard", ""}) fs::remove(run / empty, ignored);
+}
+
 }  // namespace
 
-spec::JobOptions job_of(const nlohmann::json& spec) {
+namespace {
+
+spec::JobOptions training_of(const nlohmann::json& spec) {
   const JsonFields fields(spec, "spec");
   fields.only({"job"});
   spec::JobOptions job;
@@ -34,8 +55,21 @@ spec::JobOptions job_of(const nlohmann::json& spec) {
   return job;
 }
 
-JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_t devices,
-                    double now) {
+}  // namespace
+
+Work work_of(const std::string& kind, const nlohmann::json& spec) {
+  if (kind == "train") return training_of(spec);
+  if (kind == "command") return command_of(spec);
+  fail_unknown_name("kind =", kind, std::vector<std::string>{"train", "command"});
+}
+
+int64_t batch_of(const Work& work) {
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job == nullptr ? 1 : job->train.batch_size;
+}
+
+JobDemand demand_of(const JobRecord& record, const Work& work,
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
@@ -43,10 +77,24 @@ JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_
   demand.application = s.name;
   demand.arrival = std::min(record.submitted, now);
   demand.tier = tier_of(s.tier);
+  if (const auto team = quotas.find(s.team); team != quotas.end())
+    demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
+  demand.rigid = std::holds_alternative<CommandSpec>(work);
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
-  demand.batch = static_cast<int32_t>(job.train.batch_size);
+  demand.batch = static_cast<int32_t>(batch_of(work));
   return demand;
+}
+
+std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
+                                       const ServiceOptions& options, const JobRecord& record,
+                                       const fs::path& run, Work& work) {
+  if (auto* job = std::get_if<spec::JobOptions>(&work))
+    return make_train_runner(loop, engine, run, *job);
+  CommandSpec command = std::get<CommandSpec>(work);
+  command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
+  command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
+  return make_command_runner(loop, options.keeper, run, command);
 }
 
 namespace {
@@ -75,20 +123,27 @@ fs::path unused(const fs::path& path) {
 
 run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
   if (kind_of(run / "job.toml") == FileKind::none) {
-    std::error_code ignored;
-    for (const char* empty : {"checkpoints", "tensorboard", ""}) fs::remove(run / empty, ignored);
+    remove_half_made(run);
     if (kind_of(run) == FileKind::none) run::RunFolder::create_at(run, OptionSet(job).to_toml());
   }
   return run::RunFolder::open(run);
 }
 
 spec::Cluster cluster_of(const ServiceOptions& options) {
-  if (options.cluster) return *options.cluster;
-  spec::NodeGroup group;
-  group.type = options.device_type;
-  group.devices = options.devices;
-  group.hosts = {options.node};
-  return {{group}, {}};
+  spec::Cluster out;
+  if (options.cluster) {
+    out = *options.cluster;
+    out.teams.clear();  // a job names its team, which has no number of its own
+  } else {
+    spec::NodeGroup group;
+    group.type = options.device_type;
+    group.devices = options.devices;
+    group.hosts = {options.node};
+    out.groups = {group};
+  }
+  for (const auto& [team, quota] : options.quotas)
+    out.teams.push_back({static_cast<int64_t>(out.teams.size()) + 1, 0, quota});
+  return out;
 }
 
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
@@ -108,18 +163,20 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices) {
 }
 
 void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices) {
-  if (submission.kind != "train")
-    fail(ErrorCode::invalid_argument, "kind = \"{}\": this service runs jobs of kind \"train\"",
-         submission.kind);
   tier_of(submission.tier);
-  const spec::JobOptions job = job_of(spec);
+  const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
     fail(ErrorCode::invalid_argument, "min_devices = {}: this service has {}",
          submission.min_devices, devices);
-  if (submission.max_devices > job.train.virtual_ranks)
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  if (job != nullptr && submission.max_devices > job->train.virtual_ranks)
     fail(ErrorCode::invalid_argument,
          "max_devices = {}: train.virtual_ranks is {}, and each device hosts at least one of them",
-         submission.max_devices, job.train.virtual_ranks);
+         submission.max_devices, job->train.virtual_ranks);
+  if (job == nullptr && submission.max_devices != submission.min_devices)
+    fail(ErrorCode::invalid_argument,
+         "min_devices = {}, max_devices = {}: a command runs on a fixed number of devices",
+         submission.min_devices, submission.max_devices);
 }
 
 }  // namespace ductile::cluster

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <variant>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service.h"
@@ -16,14 +20,26 @@
 
 namespace ductile::cluster {
 
-// The job that a spec says. Throws invalid_argument for one that this program does not know.
-spec::JobOptions job_of(const nlohmann::json& spec);
+// What a job runs: one alternative for each kind.
+using Work = std::variant<spec::JobOptions, CommandSpec>;
+
+// Throws invalid_argument for a kind or a spec that this program does not know.
+Work work_of(const std::string& kind, const nlohmann::json& spec);
+
+// Samples of one step; 1 where there is no such thing.
+int64_t batch_of(const Work& work);
 
 // What a job asks of a service with so many devices. `now`: of the clock of Scheduler::decide().
-JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_t devices,
-                    double now);
+JobDemand demand_of(const JobRecord& record, const Work& work,
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now);
 
-// The cluster that the options name, or one of this machine alone.
+// The processes of the job. Throws as the runners of the kinds do.
+std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
+                                       const ServiceOptions& options, const JobRecord& record,
+                                       const fs::path& run, Work& work);
+
+// The cluster that the options name, or one of this machine alone. Its teams are those with a
+// quota, numbered from 1 in the order of their names.
 spec::Cluster cluster_of(const ServiceOptions& options);
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 

@@ -18,11 +18,13 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/run/lock.h"
+#include "ductile/sched/policy.h"
 
 namespace ductile::cluster {
 namespace {
@@ -241,6 +243,7 @@ TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
   cluster.kill_service();
   const fs::path run = cluster.folder() / "runs" / "2-second";
   fs::create_directories(run / "checkpoints");
+  write_file_atomic(run / "job.toml.tmp4711", "[train]");  // before it got its name
   {
     Store store(cluster.folder() / "store.db");
     CommitQueue(store).commit([&](Change& change) {
@@ -252,6 +255,39 @@ TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
   cluster.start(2);
   cluster.act(first, "cancel");
   cluster.expect_result(second);
+}
+
+// A policy that decides once an hour: on an idle machine that is no reason to wait.
+TEST(Service, AnIdleMachineStartsAJobAtOnceUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    LiveService cluster([&](ServiceOptions& options) {
+      options.devices = 2;
+      options.policy = policy;
+      options.interval = 3600;
+    });
+    cluster.expect_result(cluster.submit("first", 20));
+    cluster.expect_result(cluster.submit("second", 20));
+  }
+}
+
+// Somebody else wrote into its store: it does not act upon what it could not write.
+TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
+  LiveService cluster(2);
+  const JobId runs = cluster.submit("runs", 100000);
+  const JobId ends = cluster.submit("ends", 100000);
+  for (const JobId id : {runs, ends}) cluster.wait_for(id, "running");
+  {
+    Database database(cluster.folder() / "store.db", Database::Access::write);
+    Transaction transaction(database);
+    Change(database).set_phase(ends, Phase::failed, "somebody else says so", 1);
+    transaction.commit();
+  }
+  EXPECT_EQ(WEXITSTATUS(cluster.stop()), 7);
+  EXPECT_TRUE(cluster.workers().empty());
+  cluster.start();
+  cluster.wait_for(runs, "running");
+  cluster.act(runs, "cancel");
+  cluster.wait_for(runs, "cancelled");
 }
 
 // It was to grow, and is to shrink before those that were to join it have begun.

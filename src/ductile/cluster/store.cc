@@ -1,5 +1,6 @@
 #include "ductile/cluster/store.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 
@@ -153,6 +154,23 @@ std::vector<Event> Reader::events(Revision after, int64_t limit, std::optional<J
   return out;
 }
 
+std::vector<Event> Reader::newest_events(int64_t count, std::optional<JobId> job) {
+  std::vector<Event> out;
+  const auto add = [&](const Row& row) {
+    out.push_back({row.integer(0), row.real(1), row.integer(2), row.text(3), row.text(4)});
+  };
+  if (job) {
+    database_.query(
+        "SELECT seq, time, job, kind, body FROM events WHERE job = ? ORDER BY seq DESC LIMIT ?",
+        add, *job, count);
+  } else {
+    database_.query("SELECT seq, time, job, kind, body FROM events ORDER BY seq DESC LIMIT ?", add,
+                    count);
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
 Revision Reader::last_event() { return database_.integer("SELECT max(seq) FROM events", 0); }
 
 std::vector<Holding> Reader::holdings(JobId job) {
@@ -295,6 +313,19 @@ void Change::set_wish(JobId id, Wish wish, std::string_view principal, double no
   if (before.wish == wish) return;
   database_.run("UPDATE jobs SET wish = ? WHERE id = ?", to_string(wish), id);
   touch(id, "wish", dump_json(Json{{"wish", to_string(wish)}, {"by", principal}}), now);
+}
+
+void Change::set_devices(JobId id, int64_t least, int64_t most, std::string_view principal,
+                         double now) {
+  const JobRecord before = live_job(id);
+  if (least < 1 || most < least)
+    fail(ErrorCode::invalid_argument, "job {}: from {} to {} devices; a job takes at least one", id,
+         least, most);
+  const Submission& s = before.submission;
+  if (s.min_devices == least && s.max_devices == most) return;
+  database_.run("UPDATE jobs SET min_devices = ?, max_devices = ? WHERE id = ?", least, most, id);
+  touch(id, "devices",
+        dump_json(Json{{"min_devices", least}, {"max_devices", most}, {"by", principal}}), now);
 }
 
 void Change::set_reason(JobId id, std::string_view reason, double now) {

@@ -51,6 +51,8 @@ class Reader {
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
+  // The newest `count`, in order.
+  std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
   Revision last_event();  // 0: none yet
 
   std::vector<Holding> holdings(JobId job);
@@ -90,6 +92,8 @@ class Change {
   // the transaction: a change that goes on after that may leave half of it there.
   void set_phase(JobId job, Phase phase, std::string_view reason, double now);
   void set_wish(JobId job, Wish wish, std::string_view principal, double now);
+  // How many devices its user wants it to have; throws invalid_argument for a range that is none.
+  void set_devices(JobId job, int64_t least, int64_t most, std::string_view principal, double now);
   void set_reason(JobId job, std::string_view reason, double now);  // no event if it is the same
   void set_run(JobId job, std::string_view run, double now);
   // What the job holds from now on; nothing: empty. Gives the allocation's generation.

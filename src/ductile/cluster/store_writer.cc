@@ -22,6 +22,7 @@ Poster make_poster(net::Loop& loop, const std::weak_ptr<void>& alive) {
 }
 
 void StoreWriter::write(CommitQueue::Write write, std::function<void()> then) {
+  if (failed_) return;
   writes_.push_back({std::move(write), std::move(then)});
   write_next();
 }
@@ -46,10 +47,15 @@ void StoreWriter::written(const std::optional<Error>& error) {
     again_ = loop_.after(kAfterFailure, [this] { write_next(); });
     return;
   }
+  if (error) {
+    failed_ = true;
+    writes_.clear();
+    log_line(fmt::format("store: {}", error->what()));
+    if (on_failure_) on_failure_(*error);
+    return;
+  }
   const Pending done = std::move(writes_.front());
   writes_.pop_front();
-  // Its own changes never contradict the store; if they did, this says so.
-  if (error) log_line(fmt::format("store: {}", error->what()));
   if (done.then) done.then();
   write_next();
   if (idle() && on_idle_) on_idle_();

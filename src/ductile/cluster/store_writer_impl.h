@@ -16,7 +16,9 @@ using Poster = std::function<void(std::function<void()>)>;
 Poster make_poster(net::Loop& loop, const std::weak_ptr<void>& alive);
 
 // The service's own changes of the store: carried out in order, and again and again while the disk
-// is full. The queue must outlive this object, which belongs to the loop's thread.
+// is full. One that fails for good (a damaged file, or a store that contradicts it) is the last:
+// what follows builds upon it, so nothing more is written or called. The queue must outlive this
+// object, which belongs to the loop's thread.
 class StoreWriter {
  public:
   StoreWriter(net::Loop& loop, CommitQueue& queue) : loop_(loop), queue_(queue) {}
@@ -26,6 +28,10 @@ class StoreWriter {
   // `then` is called in the loop once the change is on the disk.
   void write(CommitQueue::Write write, std::function<void()> then = {});
   bool idle() const { return writes_.empty() && !writing_; }
+  // Once, with what made the writer give up.
+  void call_at_failure(std::function<void(const Error&)> failed) {
+    on_failure_ = std::move(failed);
+  }
   void call_when_idle(std::function<void()> on_idle) { on_idle_ = std::move(on_idle); }
 
  private:
@@ -39,8 +45,9 @@ class StoreWriter {
   net::Loop& loop_;
   CommitQueue& queue_;
   std::deque<Pending> writes_;
-  bool writing_ = false;
+  bool writing_ = false, failed_ = false;
   std::function<void()> on_idle_;
+  std::function<void(const Error&)> on_failure_;
   net::Loop::Timer again_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -74,12 +74,15 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
       if (t.fitted) seen_devices = std::max(seen_devices, t.max_profiled);
   std::optional<GradientNoise> noise = job.noise;
   if (!noise && application) noise = application->noise_at(job.progress);
-  if (s.modelled && s.seen_devices == seen_devices &&
+  if (s.modelled && s.seen_devices == seen_devices && s.least == job.min_devices &&
+      s.most_wanted == job.max_devices &&
       (noise.has_value() == s.noise.has_value() &&
        (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
     return;
   s.modelled = true;
   s.seen_devices = seen_devices;
+  s.least = job.min_devices;
+  s.most_wanted = job.max_devices;
   s.noise = noise;
   s.configurations = configurations(job, application, pools_, per_node_, options_.growth, noise);
   s.given_weight = -1;

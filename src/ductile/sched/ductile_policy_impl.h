@@ -31,6 +31,7 @@ class DuctilePolicy::Impl {
     // Models last used.
     bool modelled = false;
     int32_t seen_devices = -1;
+    int32_t least = 0, most_wanted = 0;  // the bounds that were modelled
     std::optional<GradientNoise> noise;
     std::vector<Configuration> configurations;
     double best_per_cost = 0;  // progress per device-second of the reference type

@@ -43,6 +43,29 @@ const ApplicationModel* ApplicationModels::find(const std::string& application) 
   return found == models_.end() ? nullptr : &found->second;
 }
 
+namespace {
+
+// The sizes that a job is offered; `limit`: what was seen of it lets it grow so far.
+std::vector<int32_t> counts_of(const JobView& job, const TypeModel& type, const Pool& pool,
+                               int32_t least, int32_t most, int32_t limit) {
+  std::vector<int32_t> counts;
+  if (job.scaling == Scaling::rigid) {
+    if (job.requested_devices <= pool.devices) counts.push_back(job.requested_devices);
+    return counts;
+  }
+  counts = device_counts(pool, type.unit, least, std::min(most, std::max(least, limit)));
+  if (!counts.empty()) return counts;
+  // The least size is not one of the usual ones: the next that is.
+  counts = device_counts(pool, type.unit, least, most);
+  if (counts.size() > 1) counts.erase(counts.begin() + 1, counts.end());
+  // No usual size is in between: the job asks for this one, or for nothing.
+  const int32_t whole = (least + type.unit - 1) / type.unit * type.unit;
+  if (counts.empty() && whole <= std::min<int64_t>(most, pool.devices)) counts.push_back(whole);
+  return counts;
+}
+
+}  // namespace
+
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
                                           std::span<const int32_t> per_node, double growth,
@@ -100,20 +123,8 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
     int32_t most = job.max_devices;
     if (type.max_useful > 0) most = std::min(most, type.max_useful);
     const int32_t least = std::max(job.min_devices, type.unit);
-    std::vector<int32_t> counts;
-    if (job.scaling == Scaling::rigid) {
-      if (job.requested_devices <= pool.devices) counts.push_back(job.requested_devices);
-    } else {
-      const int32_t first = std::max(least, type.unit);
-      const auto limit = static_cast<int32_t>(growth * seen);
-      counts = device_counts(pool, type.unit, least, std::min(most, std::max(first, limit)));
-      if (counts.empty()) {
-        // The least size is not one of the usual ones: the next that is.
-        counts = device_counts(pool, type.unit, least, most);
-        if (counts.size() > 1) counts.erase(counts.begin() + 1, counts.end());
-      }
-    }
-    for (int32_t k : counts) {
+    const auto limit = static_cast<int32_t>(growth * seen);
+    for (const int32_t k : counts_of(job, type, pool, least, most, limit)) {
       Configuration c{static_cast<int32_t>(p), k, (k + pool.per_node - 1) / pool.per_node, 0};
       if (anything)
         c.rate = trust[t] * estimated_goodput(known, pool.type, c.nodes, k, per_node) /

@@ -52,6 +52,8 @@ class LiveService {
       : enter_(std::move(enter)) {
     options_.folder = folder();
     options_.worker = DUCTILE_TEST_WORKER;
+    options_.keeper = DUCTILE_KEEPER;
+    options_.on_failure = [](const Error&) { ::_exit(7); };
     options_.node = "here";
     options_.interval = 0.2;
     choose(options_);
@@ -178,6 +180,20 @@ class LiveService {
     EXPECT_EQ(answer.value("status", 0), 201) << answer;
     return answer.at("body").value("id", JobId{0});
   }
+  // A job of kind "command", which a shell carries out in the service's folder.
+  JobId submit_command(const std::string& name, const std::string& script, const Json& more = {},
+                       int64_t devices = 1) {
+    Json spec = {{"command", {"/bin/sh", "-c", script}}, {"directory", folder().string()}};
+    if (more.is_object()) spec.update(more);
+    const Json body = {{"name", name},
+                       {"kind", "command"},
+                       {"min_devices", devices},
+                       {"max_devices", devices},
+                       {"spec", spec}};
+    const Json answer = send("POST", "/v1/jobs", dump_json(body));
+    EXPECT_EQ(answer.value("status", 0), 201) << answer;
+    return answer.is_null() ? 0 : answer.at("body").value("id", JobId{0});
+  }
   Json wait(JobId id, const std::function<bool(const Json&)>& holds) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     Json job;
@@ -224,8 +240,12 @@ class LiveService {
       const std::string name = it->path().filename().string();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
       try {
-        const std::string line = read_file(it->path() / "cmdline");
-        if (line.find(folder().string()) != std::string::npos) out.insert(std::stoi(name));
+        const auto has = [&](const char* file, const std::string& text) {
+          return read_file(it->path() / file).find(text) != std::string::npos;
+        };
+        if (has("cmdline", folder().string()) ||
+            has("environ", "DUCTILE_RUN_DIR=" + folder().string()))
+          out.insert(std::stoi(name));
       } catch (const Error&) {  // gone
       }
     }

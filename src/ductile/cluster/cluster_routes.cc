@@ -1,0 +1,63 @@
+// Routes that tell what the service is just doing, and why.
+#include <algorithm>
+#include <optional>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/why_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMostDevices = 1 << 20;
+
+}  // namespace
+
+Answer resize_job(Request& request) {
+  const JobRecord job = request.reader.find(request.argument);
+  require_owner(request, job);
+  const nlohmann::json body = request.object();
+  const JsonFields fields(body, "body");
+  fields.only({"min_devices", "max_devices"});
+  Submission wanted = job.submission;
+  wanted.min_devices = fields.integer_or("min_devices", wanted.min_devices, 1, kMostDevices);
+  wanted.max_devices = fields.integer_or(
+      "max_devices", std::max(wanted.max_devices, wanted.min_devices), 1, kMostDevices);
+  if (wanted.max_devices < wanted.min_devices)
+    fail(ErrorCode::invalid_argument, "body: from {} to {} devices: the first must not be larger",
+         wanted.min_devices, wanted.max_devices);
+  request.check(wanted,
+                parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
+                           ErrorCode::data_loss));
+  return request.commit(200, [&](Change& change) -> nlohmann::json {
+    if (job.submission.kind == "command" && change.job(job.id).phase == Phase::running)
+      fail(ErrorCode::conflict,
+           "job {} is a command, which keeps its devices while it runs; `ductile preempt {}` comes "
+           "first",
+           job.id, job.id);
+    change.set_devices(job.id, wanted.min_devices, wanted.max_devices, request.call.principal.name,
+                       request.now());
+    return {
+        {"id", job.id}, {"min_devices", wanted.min_devices}, {"max_devices", wanted.max_devices}};
+  });
+}
+
+std::string why(Request& request, const JobRecord& job) {
+  WhyFacts facts;
+  facts.job = job;
+  facts.nodes = request.reader.nodes();
+  facts.drains = request.reader.drains();
+  facts.holders = request.reader.holders();
+  const LiveView* view = request.view();
+  if (view == nullptr) return job.reason;
+  facts.live = view->of(job.id);
+  const auto quota = view->quotas().find(job.submission.team);
+  if (quota != view->quotas().end()) facts.quota = quota->second;
+  return why(facts);
+}
+
+}  // namespace ductile::cluster

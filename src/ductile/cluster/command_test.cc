@@ -1,0 +1,308 @@
+// Jobs that are any program, with real services, keepers and processes.
+#include <algorithm>
+#include <sstream>
+
+#include <fcntl.h>
+
+#include "ductile/cluster/command_impl.h"
+#include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/process/spawn.h"
+#include "ductile/sched/policy.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+std::string text_of(const fs::path& file) { return fs::exists(file) ? read_file(file) : ""; }
+
+int64_t lines_of(const fs::path& file) { return std::ranges::count(text_of(file), '\n'); }
+
+void wait_for_lines(const fs::path& file, int64_t lines) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (lines_of(file) < lines && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_GE(lines_of(file), lines) << file;
+}
+
+// Says `twice` where another one of its kind, or anything that came of one, is alive.
+std::string alone(const std::string& rest) {
+  return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
+}
+
+TEST(CommandJob, RunsWithWhatItWasPromised) {
+  LiveService cluster;
+  fs::create_directory(cluster.folder() / "work");
+  const JobId id = cluster.submit_command("tool", "echo said; echo complained >&2; pwd; env",
+                                          {{"directory", (cluster.folder() / "work").string()},
+                                           {"environment", {{"COLOUR", "red = 1"}}}},
+                                          2);
+  const Json job = cluster.wait_for(id, "finished");
+  EXPECT_EQ(job.at("reason"), "It ended with exit code 0.");
+  const fs::path run = job.value("run", "");
+  const std::string log = "\n" + read_file(run / "worker.log");
+  for (const std::string& line :
+       {std::string("said"), std::string("complained"), (cluster.folder() / "work").string(),
+        std::string("COLOUR=red = 1"), std::string("DUCTILE_DEVICES=2"),
+        std::string("OMP_NUM_THREADS=2"), std::string("DUCTILE_RESTART=0"),
+        "DUCTILE_JOB=" + std::to_string(id), std::string("DUCTILE_JOB_NAME=tool"),
+        "DUCTILE_RUN_DIR=" + run.string(),
+        "DUCTILE_CHECKPOINT_DIR=" + (run / "checkpoints").string()})
+    EXPECT_NE(log.find("\n" + line + "\n"), std::string::npos) << line << " in" << log;
+  EXPECT_TRUE(fs::is_directory(run / "checkpoints"));
+  cluster.wait_for_no_workers();
+}
+
+TEST(CommandJob, ItsReasonSaysHowItEnded) {
+  LiveService cluster;
+  const auto reason = [&](const std::string& script, const Json& more = {}) {
+    const JobId id = cluster.submit_command("job", script, more);
+    const Json job = cluster.wait(id, [](const Json& j) { return !j.at("ended").is_null(); });
+    EXPECT_EQ(job.at("phase"), "failed") << job;
+    return job.value("reason", "");
+  };
+  EXPECT_NE(reason("exit 3").find("exit code 3"), std::string::npos);
+  EXPECT_NE(reason("kill -SEGV $$").find("signal 11 (Segmentation fault)"), std::string::npos);
+  EXPECT_NE(reason("kill -KILL $$").find("memory is short"), std::string::npos);
+  EXPECT_NE(reason("true", {{"command", {"no-such-program"}}}).find("no-such-program"),
+            std::string::npos);
+  EXPECT_NE(reason("true", {{"directory", "/no/such/folder"}}).find("/no/such/folder"),
+            std::string::npos);
+  EXPECT_NE(reason("sleep 1000", {{"time_limit", 0.2}, {"retries", 3}}).find("time limit"),
+            std::string::npos);
+  EXPECT_EQ(cluster.stop(), 0);
+}
+
+TEST(CommandJob, IsTriedAgainAsOftenAsItsUserSaid) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("job", alone("exit 7"), {{"retries", 1}});
+  const Json job = cluster.wait_for(id, "failed");
+  EXPECT_NE(job.value("reason", "").find("exit code 7, after a retry"), std::string::npos) << job;
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n");
+  const JobId second =
+      cluster.submit_command("second", "[ $DUCTILE_RESTART = 1 ]", {{"retries", 5}});
+  cluster.wait_for(second, "finished");
+}
+
+// SIGTERM, time to save, and a start anew; what is deaf is killed, and all that it has started.
+TEST(CommandJob, IsPausedAndResumed) {
+  LiveService cluster;
+  const JobId saves =
+      cluster.submit_command("saves",
+                             "trap 'echo saved >> $DUCTILE_CHECKPOINT_DIR/state; exit 0' TERM\n"
+                             "[ -e $DUCTILE_CHECKPOINT_DIR/state ] && exit 0\n"
+                             "echo started; while :; do sleep 0.05; done");
+  const JobId deaf = cluster.submit_command(
+      "deaf", alone("setsid sh -c 'echo >> detached; sleep 1000' & trap '' TERM; sleep 1000"),
+      {{"grace", 0.1}});
+  const Json job = cluster.wait_for(saves, "running");
+  wait_for_lines(fs::path(job.value("run", "")) / "worker.log", 1);
+  wait_for_lines(cluster.folder() / "detached", 1);
+  for (const JobId id : {saves, deaf}) cluster.act(id, "pause");
+  for (const JobId id : {saves, deaf}) cluster.wait_for(id, "paused");
+  EXPECT_TRUE(cluster.workers().empty());
+  EXPECT_EQ(text_of(fs::path(job.value("run", "")) / "checkpoints" / "state"), "saved\n");
+  for (const JobId id : {saves, deaf}) cluster.act(id, "resume");
+  cluster.wait_for(saves, "finished");
+  wait_for_lines(cluster.folder() / "starts", 2);
+  cluster.act(deaf, "cancel");
+  cluster.wait_for(deaf, "cancelled");
+  EXPECT_TRUE(cluster.workers().empty());
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+}
+
+TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", "(setsid sh -c 'sleep 1000 & setsid sleep 1000 & sleep 1000' &) ; sleep 0.2; exit 0");
+  cluster.wait_for(id, "finished");
+  EXPECT_TRUE(cluster.workers().empty());
+}
+
+TEST(CommandJob, GoesOnWithoutAServiceAndIsFoundAgain) {
+  LiveService cluster;
+  const fs::path go = cluster.folder() / "go";
+  const JobId id =
+      cluster.submit_command("job", alone("while [ ! -e go ]; do sleep 0.02; done; exit 0"));
+  const JobId other = cluster.submit_command("other", "exec sleep 1000", {{"grace", 0.1}});
+  wait_for_lines(cluster.folder() / "starts", 1);
+  cluster.wait_for(other, "running");
+  for (int i = 0; i < 5; ++i) {
+    cluster.kill_service();
+    cluster.start();
+    std::this_thread::sleep_for(std::chrono::milliseconds(40 * i));
+  }
+  EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  cluster.act(other, "cancel");  // of a keeper that is not this service's child
+  cluster.wait_for(other, "cancelled");
+  cluster.kill_service();
+  write_file_atomic(go, "");
+  cluster.wait_for_no_workers();  // it ends while no service is there
+  cluster.start();
+  EXPECT_EQ(cluster.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n");
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+}
+
+// At any instant of a start, again and again.
+TEST(CommandJob, AKilledServiceNeverRunsItTwice) {
+  LiveService cluster(2);
+  std::vector<JobId> jobs;
+  for (int i = 0; i < 12; ++i) {
+    jobs.push_back(cluster.submit_command(
+        "job" + std::to_string(i),
+        "exec 9>only$DUCTILE_JOB; flock -n 9 || echo twice >> twice; echo x >> done$DUCTILE_JOB"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 * i));
+    cluster.kill_service();
+    cluster.start();
+  }
+  for (const JobId id : jobs) cluster.wait_for(id, "finished");
+  for (const JobId id : jobs)
+    EXPECT_EQ(text_of(cluster.folder() / ("done" + std::to_string(id))), "x\n");
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+  EXPECT_TRUE(Reader(cluster.folder() / "store.db").check().empty());
+}
+
+pid_t keeper_of(const LiveService& cluster) {
+  for (const pid_t pid : cluster.workers())
+    if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n") return pid;
+  return -1;
+}
+
+// Nothing of the first attempt is left when the next one begins.
+TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", alone("[ $DUCTILE_RESTART = 2 ] && exit 0\n"
+                   "setsid sh -c 'echo >> detached; sleep 1000' & sleep 1000"));
+  for (int i = 1; i <= 2; ++i) {
+    wait_for_lines(cluster.folder() / "detached", i);
+    const pid_t keeper = keeper_of(cluster);
+    ASSERT_GT(keeper, 0);
+    if (i == 2) cluster.kill_service();  // both at once
+    ::kill(keeper, SIGKILL);
+    if (i == 2) cluster.start();
+  }
+  cluster.wait_for(id, "finished");
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n2\n");
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+  cluster.wait_for_no_workers();
+}
+
+TEST(CommandJob, AStopOfTheServiceSavesItAndTheNextOneGoesOn) {
+  LiveService cluster;
+  const JobId id =
+      cluster.submit_command("job", alone("trap 'exit 1' TERM; [ $DUCTILE_RESTART = 1 ] && exit 0\n"
+                                          "while :; do sleep 0.05; done"));
+  wait_for_lines(cluster.folder() / "starts", 1);
+  EXPECT_EQ(cluster.stop(), 0);
+  EXPECT_TRUE(cluster.workers().empty());
+  cluster.start();
+  cluster.wait_for(id, "finished");
+}
+
+TEST(CommandJob, RunsUnderEachPolicyBesideOtherJobs) {
+  for (const std::string& policy : sched::policy_names()) {
+    LiveService cluster(3, policy);
+    const JobId training = cluster.submit("training", 300, 3);
+    const JobId tool = cluster.submit_command("tool", "sleep 0.5", {}, 2);
+    cluster.wait_for(tool, "finished");
+    cluster.expect_result(training);
+  }
+}
+
+TEST(CommandJob, WhatCannotRunIsRefused) {
+  LiveService cluster;
+  const auto error = [&](const Json& spec, int64_t most = 1) {
+    const Json answer =
+        cluster.send("POST", "/v1/jobs",
+                     dump_json(Json{{"kind", "command"}, {"max_devices", most}, {"spec", spec}}));
+    EXPECT_EQ(answer.value("status", 0), 400) << answer;
+    return answer.at("body").value("error", "");
+  };
+  const Json good = {{"command", {"true"}}, {"directory", "/"}};
+  const auto with = [&](const char* key, const Json& value) {
+    Json out = good;
+    out[key] = value;
+    return out;
+  };
+  EXPECT_NE(error(with("command", Json::array())).find("no program"), std::string::npos);
+  EXPECT_NE(error(with("command", "true")).find("list"), std::string::npos);
+  EXPECT_NE(error(with("command", {std::string("a\0b", 3)})).find("zero byte"), std::string::npos);
+  EXPECT_NE(error(with("directory", "here")).find("absolute"), std::string::npos);
+  EXPECT_NE(error(with("environment", {{"A=B", "c"}})).find("variable"), std::string::npos);
+  EXPECT_NE(error(with("retry", 3)).find("retries"), std::string::npos);
+  EXPECT_NE(error(with("time_limit", -1)).find("time_limit"), std::string::npos);
+  EXPECT_NE(error(good, 2).find("fixed number"), std::string::npos);
+}
+
+pid_t sleeper(const std::string& fence) {
+  process::SpawnOptions launch;
+  launch.program = "/bin/sleep";
+  launch.arguments = {"1000"};
+  launch.environment = {{"DUCTILE_FENCE", fence}};
+  return process::spawn(launch);
+}
+
+// Also not what looks much like it.
+TEST(Keeper, AFenceReachesItsOwnProcessesAlone) {
+  const pid_t own = sleeper("abcd"), longer = sleeper("abcde"), other = sleeper("bcd");
+  end_fenced("abcd");
+  int status = 0;
+  EXPECT_EQ(::waitpid(own, &status, 0), own);
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+  for (const pid_t pid : {longer, other}) {
+    EXPECT_EQ(::waitpid(pid, &status, WNOHANG), 0);
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+}
+
+// The lock's file names a process that has nothing to do with it: the keeper's number was reused.
+TEST(CommandJob, ANumberThatWasReusedIsNotSignalled) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("job", alone("sleep 1000"), {{"grace", 0.1}});
+  wait_for_lines(cluster.folder() / "starts", 1);
+  const fs::path run = cluster.wait_for(id, "running").value("run", "");
+  const pid_t keeper = keeper_of(cluster);
+  cluster.kill_service();
+  ::kill(keeper, SIGKILL);
+  const pid_t stranger = sleeper("none");
+  std::string lock = read_file(run / "run.lock");
+  lock.replace(0, lock.find(' '), std::to_string(stranger));
+  write_file_atomic(run / "run.lock", lock);
+  cluster.start();
+  wait_for_lines(cluster.folder() / "starts", 2);
+  cluster.act(id, "cancel");
+  cluster.wait_for(id, "cancelled");
+  EXPECT_EQ(::waitpid(stranger, nullptr, WNOHANG), 0);
+  ::kill(stranger, SIGKILL);
+  ::waitpid(stranger, nullptr, 0);
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+}
+
+TEST(Attempt, ADamagedFileIsSaidToBeSo) {
+  const TempFolder folder;
+  EXPECT_EQ(read_attempt(folder.path()).number, 0);
+  Attempt attempt{3, "abcd", 1, AttemptEnd{AttemptEnd::Kind::killed, 0, 11, "text"}};
+  write_attempt(folder.path(), attempt);
+  const Attempt again = read_attempt(folder.path());
+  EXPECT_EQ(again.number, 3);
+  EXPECT_EQ(again.fence, "abcd");
+  EXPECT_EQ(again.failures, 1);
+  EXPECT_EQ(again.end->kind, AttemptEnd::Kind::killed);
+  EXPECT_EQ(again.end->signal, 11);
+  for (const char* text : {"", "{", "[]", "{\"number\": \"x\"}", "{\"number\": 1}"}) {
+    write_file_atomic(folder.path() / "attempt.json", text);
+    try {
+      read_attempt(folder.path());
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::data_loss) << text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern "C" {  // glibc 2.36 forgot to say so
+#include <sys/pidfd.h>
+}
+
+#include "ductile/base/descriptor.h"
+#include "ductile/base/error.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/command_impl.h"
+#include "ductile/link/worker_processes.h"
+#include "ductile/net/secret.h"
+#include "ductile/run/lock.h"
+
+extern char** environ;
+
+namespace ductile::cluster {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using Kind = AttemptEnd::Kind;
+
+constexpr milliseconds kAgain{5};
+constexpr std::string_view kFence = "DUCTILE_FENCE";
+
+fs::path process_folder(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
+
+// What /proc says of a process; empty where it is gone or belongs to another user.
+std::string text_of(pid_t pid, const char* file) {
+  try {
+    return read_file(process_folder(pid) / file);
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+bool has_fence(pid_t pid, const std::string& fence) {
+  std::string environment(1, '\0');
+  environment += text_of(pid, "environ");
+  std::string entry(1, '\0');
+  entry.append(kFence).append("=").append(fence).append(1, '\0');
+  return environment.find(entry) != std::string::npos;
+}
+
+// The number of its parent; 0: it is gone, or has ended and waits to be reaped.
+pid_t parent_of(pid_t pid) {
+  const std::string stat = text_of(pid, "stat");
+  const size_t name_end = stat.rfind(')');  // a name may have spaces and brackets
+  if (name_end == std::string::npos || stat.size() < name_end + 4) return 0;
+  if (stat[name_end + 2] == 'Z' || stat[name_end + 2] == 'X') return 0;
+  return static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 3, nullptr, 10));
+}
+
+// Sends SIGKILL if `is_it` still holds once the process is held by a descriptor: its number could
+// have gone to another one. False: it may not be sent one.
+template <class Check>
+bool kill_if(pid_t pid, const Check& is_it) {
+  const Descriptor fd(::pidfd_open(pid, 0));
+  if (!fd || !is_it()) return true;
+  return ::pidfd_send_signal(fd.get(), SIGKILL, nullptr, 0) == 0 || errno == ESRCH;
+}
+
+// All that came of this process, however it was detached: it is their subreaper.
+std::set<pid_t> descendants() {
+  std::map<pid_t, pid_t> parents;
+  for (const pid_t pid : link::all_processes())
+    if (const pid_t parent = parent_of(pid); parent > 0) parents[pid] = parent;
+  std::set<pid_t> out = {::getpid()};
+  for (bool more = true; more;) {
+    more = false;
+    for (const auto& [pid, parent] : parents)
+      if (out.contains(parent)) more = out.insert(pid).second || more;
+  }
+  out.erase(::getpid());
+  return out;
+}
+
+// Until none is left but those that may not be killed. Whoever is born meanwhile is in the next
+// look, since its parent's death makes it ours.
+void end_descendants() {
+  while (true) {
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) continue;
+    const std::set<pid_t> left = descendants();
+    bool some = false;
+    for (const pid_t pid : left)
+      some = kill_if(pid,
+                     [&] {
+                       const pid_t parent = parent_of(pid);
+                       return parent == ::getpid() || left.contains(parent);
+                     }) ||
+             some;
+    if (!some) return;
+    std::this_thread::sleep_for(kAgain);
+  }
+}
+
+std::vector<std::string> environment_for(const CommandSpec& command, const std::string& fence) {
+  std::vector<std::pair<std::string, std::string>> added = command.environment;
+  added.emplace_back(kFence, fence);
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (std::ranges::none_of(added, [&](const auto& pair) { return pair.first == name; }))
+      out.emplace_back(text);
+  }
+  for (const auto& [name, value] : added) out.push_back(name + "=" + value);
+  return out;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& text : texts) out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// What could not be done before the command began, with the errno of it.
+struct StartFailure {
+  int error = 0;
+  bool directory = false;
+};
+
+// In a session of its own, with the log as its output. It dies with its keeper.
+pid_t start_command(const CommandSpec& command, const std::string& fence, StartFailure& failure) {
+  std::vector<std::string> arguments = command.command;
+  std::vector<std::string> environment = environment_for(command, fence);
+  const std::vector<char*> argv = pointers_to(arguments);
+  std::vector<char*> envp = pointers_to(environment);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
+  const Descriptor read_end(ends[0]);
+  Descriptor write_end(ends[1]);
+  const pid_t keeper = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) fail_errno("fork", errno);
+  if (child == 0) {
+    ::setsid();
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != keeper) ::_exit(127);
+    for (const int signal : {SIGHUP, SIGPIPE, SIGINT}) ::signal(signal, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    StartFailure what;
+    if (::chdir(command.directory.c_str()) != 0) {
+      what = {errno, true};
+    } else {
+      environ = envp.data();  // execvp() seeks in its PATH
+      ::execvp(argv[0], argv.data());
+      what = {errno, false};
+    }
+    [[maybe_unused]] const ssize_t n = ::write(write_end.get(), &what, sizeof what);
+    ::_exit(127);
+  }
+  write_end.close();
+  while (::read(read_end.get(), &failure, sizeof failure) < 0 && errno == EINTR) continue;
+  return child;
+}
+
+// Watches one command from its start to its end.
+class Keeping {
+ public:
+  explicit Keeping(const CommandSpec& command) : command_(command) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+    signals_ = opened(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
+  }
+
+  AttemptEnd run(const std::string& fence) {
+    StartFailure failure;
+    child_ = start_command(command_, fence, failure);
+    if (failure.error != 0) {
+      ::waitpid(child_, nullptr, 0);
+      return {Kind::refused, 0, 0,
+              failure.directory
+                  ? fmt::format("it was to start in {}: {}", command_.directory.string(),
+                                std::strerror(failure.error))
+                  : fmt::format("{} could not be started: {}", command_.command.front(),
+                                std::strerror(failure.error))};
+    }
+    if (command_.time_limit > 0) limit_ = steady_clock::now() + seconds(command_.time_limit);
+    while (!reap()) {
+      wait();
+      const auto now = steady_clock::now();
+      if (!end_.has_value() && now >= limit_) ask_to_end(Kind::late);
+      if (now >= last_) {
+        last_ = steady_clock::time_point::max();
+        ::kill(child_, SIGKILL);  // the others follow when it has ended
+      }
+    }
+    end_descendants();
+    if (end_ && (*end_ == Kind::late || *end_ == Kind::stopped)) return {*end_, 0, 0, ""};
+    if (WIFSIGNALED(status_)) return {Kind::killed, 0, WTERMSIG(status_), ""};
+    return {Kind::exited, WEXITSTATUS(status_), 0, ""};
+  }
+
+ private:
+  static steady_clock::duration seconds(double count) {
+    return std::chrono::duration_cast<steady_clock::duration>(duration<double>(count));
+  }
+
+  // Whether the command itself has ended.
+  bool reap() {
+    int status = 0;
+    for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+      if (pid != child_) continue;  // one that was left behind
+      status_ = status;
+      return true;
+    }
+    return false;
+  }
+
+  void wait() {
+    const auto until = std::min(limit_, last_);
+    int patience = -1;
+    if (until != steady_clock::time_point::max())
+      patience = static_cast<int>(std::clamp<int64_t>(
+          std::chrono::ceil<milliseconds>(until - steady_clock::now()).count(), 0, 3'600'000));
+    pollfd look{signals_.get(), POLLIN, 0};
+    ::poll(&look, 1, patience);
+    signalfd_siginfo info;
+    while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo == SIGTERM) ask_to_end(Kind::stopped);
+      if (info.ssi_signo == SIGQUIT) {
+        ask_to_end(Kind::stopped);
+        last_ = steady_clock::now();
+      }
+    }
+  }
+
+  void ask_to_end(Kind why) {
+    if (end_) return;
+    end_ = why;
+    limit_ = steady_clock::time_point::max();
+    last_ = steady_clock::now() + seconds(command_.grace);
+    ::kill(-child_, SIGTERM);  // it leads its group, and was not reaped
+    ::kill(-child_, SIGCONT);
+  }
+
+  const CommandSpec& command_;
+  Descriptor signals_;
+  pid_t child_ = -1;
+  int status_ = 0;
+  std::optional<Kind> end_;                                           // asked for by its keeper
+  steady_clock::time_point limit_ = steady_clock::time_point::max();  // of its time
+  steady_clock::time_point last_ = steady_clock::time_point::max();   // of its grace
+};
+
+// The end of an attempt is lost to nobody because a disk is full now.
+void write_end(const fs::path& run, const Attempt& attempt) {
+  for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+    try {
+      return write_attempt(run, attempt);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unavailable) throw;
+      if (!std::exchange(said, true)) log_line(fmt::format("{}; trying again", error.what()));
+    }
+  }
+}
+
+}  // namespace
+
+void end_fenced(const std::string& fence) {
+  if (fence.empty()) return;
+  while (true) {
+    bool some = false;
+    for (const pid_t pid : link::all_processes()) {
+      if (pid == ::getpid() || !has_fence(pid, fence)) continue;
+      some = kill_if(pid, [&] { return has_fence(pid, fence); }) || some;
+    }
+    if (!some) return;
+    std::this_thread::sleep_for(kAgain);
+  }
+}
+
+void keep(const fs::path& run) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  const run::RunLock lock(run, "command");
+  const KeeperOrders orders = read_orders(run);
+  Attempt attempt = read_attempt(run);
+  if (orders.attempt != 0 && attempt.number >= orders.attempt) return;  // ordered twice
+  end_fenced(attempt.fence);
+  if (orders.attempt == 0) {
+    if (attempt.number > 0 && !attempt.end) {
+      attempt.end.emplace();
+      write_end(run, attempt);
+    }
+    return;
+  }
+  attempt.number = orders.attempt;
+  attempt.fence = net::to_hex(net::random_nonce());
+  attempt.end.reset();
+  write_attempt(run, attempt);
+  attempt.end = Keeping(orders.command).run(attempt.fence);
+  const AttemptEnd& end = *attempt.end;
+  if (end.kind == Kind::killed || (end.kind == Kind::exited && end.code != 0)) ++attempt.failures;
+  write_end(run, attempt);
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,189 @@
+#include "ductile/cluster/scheduler.h"
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/cluster/service_spec_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+constexpr double kInterval = 10;
+
+spec::Cluster one_machine(int64_t devices, const std::map<std::string, int64_t>& quotas = {}) {
+  ServiceOptions options;
+  options.node = "here";
+  options.devices = devices;
+  options.quotas = quotas;
+  return cluster_of(options);
+}
+
+JobDemand demand(JobId id, int32_t least, int32_t most, double arrival = 0, bool rigid = false) {
+  JobDemand out;
+  out.id = id;
+  out.name = out.application = "job" + std::to_string(id);
+  out.arrival = arrival;
+  out.min_devices = least;
+  out.max_devices = most;
+  out.rigid = rigid;
+  out.batch = rigid ? 1 : 64;
+  return out;
+}
+
+// Nobody else is there, so nothing is a reason to stop it.
+TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    using Range = std::pair<int32_t, int32_t>;
+    for (const auto& [least, most] : {Range{1, 4}, {2, 4}, {3, 3}, {4, 4}}) {
+      Scheduler scheduler(one_machine(4), policy, kInterval);
+      scheduler.add(demand(1, least, most));
+      int32_t held = 0;
+      for (int round = 0; round < 8; ++round) {
+        const double now = round * kInterval;
+        for (const Allotment& a : scheduler.decide(now)) {
+          held = sched::device_count(a.allocation);
+          EXPECT_GE(held, least) << policy << ", round " << round;
+          scheduler.holds(a.job, a.allocation, now);
+        }
+        ASSERT_GE(held, least) << policy << " leaves it waiting in round " << round;
+        scheduler.measured(1, 100.0 * held);
+      }
+    }
+  }
+}
+
+TEST(Scheduler, ARigidJobRunsBesideAnotherOneUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(one_machine(3), policy, kInterval);
+    scheduler.add(demand(1, 1, 3));
+    scheduler.add(demand(2, 2, 2, 0, true));
+    bool ran = false;
+    for (int round = 0; round < 12 && !ran; ++round) {
+      for (const Allotment& a : scheduler.decide(round * kInterval)) {
+        if (a.job == 2 && !a.allocation.empty()) {
+          EXPECT_EQ(sched::device_count(a.allocation), 2) << policy;
+          ran = true;
+        }
+        scheduler.holds(a.job, a.allocation, round * kInterval);
+      }
+      scheduler.measured(1, 100);
+    }
+    EXPECT_TRUE(ran) << policy << ": " << scheduler.why(2);
+  }
+}
+
+// In random worlds: whoever loses all of its devices loses them to somebody.
+TEST(Scheduler, NobodyIsPreemptedForNobody) {
+  for (const std::string& policy : sched::policy_names()) {
+    const int rounds = policy == "pollux" ? 8 : 60;  // it looks at 10,000 allocations in each
+    Rng rng(17, 4);
+    const int32_t devices = 6;
+    Scheduler scheduler(one_machine(devices), policy, kInterval);
+    std::map<JobId, int32_t> held;
+    JobId next = 1;
+    for (int round = 0; round < rounds; ++round) {
+      const double now = round * kInterval;
+      if (held.size() < 6 && rng.below(3) == 0) {
+        const auto least = static_cast<int32_t>(1 + rng.below(4));
+        const auto most = least + static_cast<int32_t>(rng.below(3));
+        const bool rigid = rng.below(4) == 0;
+        scheduler.add(demand(next, least, rigid ? least : most, now, rigid));
+        held[next++] = 0;
+      }
+      if (!held.empty() && rng.below(8) == 0) {
+        scheduler.remove(held.begin()->first);
+        held.erase(held.begin());
+      }
+      std::map<JobId, int32_t> before = held;
+      for (const Allotment& a : scheduler.decide(now)) {
+        held.at(a.job) = sched::device_count(a.allocation);
+        scheduler.holds(a.job, a.allocation, now);
+      }
+      int32_t used = 0;
+      for (const auto& [id, count] : held) used += count;
+      EXPECT_LE(used, devices);
+      for (const auto& [id, count] : held) {
+        if (count == 0 && before[id] > 0) {
+          EXPECT_GT(used + before[id], devices)
+              << policy << " preempts job " << id << " for nobody in round " << round;
+        }
+        if (count > 0 && rng.below(2) == 0) scheduler.measured(id, 50.0 * count);
+      }
+    }
+  }
+}
+
+// Whatever the policy knows of teams; and nobody waits beside devices that another team may not
+// have.
+TEST(Scheduler, NoTeamHoldsMoreThanItsQuotaUnderAnyPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    const int rounds = policy == "pollux" ? 8 : 40;
+    Rng rng(18, 5);
+    Scheduler scheduler(one_machine(6, {{"a", 3}, {"b", 2}}), policy, kInterval);
+    std::map<JobId, std::pair<int32_t, int32_t>> held;  // team, devices
+    JobId next = 1;
+    for (int round = 0; round < rounds; ++round) {
+      const double now = round * kInterval;
+      if (held.size() < 6) {
+        const auto least = static_cast<int32_t>(1 + rng.below(3));
+        JobDemand one = demand(next, least, least + static_cast<int32_t>(rng.below(4)), now);
+        one.team = static_cast<int32_t>(rng.below(3));  // 0: without a quota
+        one.tier = static_cast<sched::Tier>(rng.below(3));
+        scheduler.add(one);
+        held[next++] = {one.team, 0};
+      }
+      if (rng.below(6) == 0) {
+        scheduler.remove(held.begin()->first);
+        held.erase(held.begin());
+      }
+      for (const Allotment& a : scheduler.decide(now)) {
+        held.at(a.job).second = sched::device_count(a.allocation);
+        scheduler.holds(a.job, a.allocation, now);
+      }
+      std::map<int32_t, int32_t> of_team;
+      for (const auto& [id, job] : held) of_team[job.first] += job.second;
+      EXPECT_LE(of_team[1], 3) << policy << ", round " << round;
+      EXPECT_LE(of_team[2], 2) << policy << ", round " << round;
+    }
+  }
+}
+
+TEST(Scheduler, AJobBehindAQuotaIsInNobodysWay) {
+  Scheduler scheduler(one_machine(3, {{"a", 1}}), "fifo", kInterval);
+  JobDemand first = demand(1, 2, 2);
+  first.team = 1;
+  scheduler.add(first);
+  scheduler.add(demand(2, 2, 2, 1));
+  std::vector<JobId> started;
+  for (const Allotment& a : scheduler.decide(2)) started.push_back(a.job);
+  EXPECT_EQ(started, std::vector<JobId>{2});
+  EXPECT_EQ(scheduler.why(1), "its team holds its quota");
+}
+
+// What runs follows its user, too, and the same way under each policy.
+TEST(Scheduler, NewBoundsAreObeyedUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(one_machine(4), policy, kInterval);
+    scheduler.add(demand(1, 2, 2));
+    int round = 0;
+    const auto held_after = [&](int rounds) {
+      static int32_t held;
+      for (int i = 0; i < rounds; ++i, ++round)
+        for (const Allotment& a : scheduler.decide(round * kInterval)) {
+          held = sched::device_count(a.allocation);
+          scheduler.holds(a.job, a.allocation, round * kInterval);
+        }
+      return held;
+    };
+    EXPECT_EQ(held_after(2), 2) << policy;
+    for (const int32_t wanted : {4, 1, 3}) {
+      scheduler.set_bounds(1, wanted, wanted);
+      EXPECT_EQ(held_after(2), wanted) << policy << ": " << scheduler.why(1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster

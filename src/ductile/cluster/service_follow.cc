@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <utility>
+
+#include "ductile/base/error.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/service_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAgain{1000};  // after a store that could not be read
+constexpr milliseconds kShow{500};    // while jobs start
+
+}  // namespace
+
+void Service::Impl::look() {
+  try {
+    look_at_events();
+  } catch (const Error& error) {
+    log_line(fmt::format("store: {}", error.what()));
+    look_again_ = loop_.after(kAgain, [this] { look(); });
+  }
+}
+
+void Service::Impl::look_at_drains() {
+  std::set<std::string> drained;
+  for (const Drain& drain : reader_.drains()) drained.insert(drain.node);
+  nodes_.drained(drained);
+}
+
+void Service::Impl::look_at_nodes() {
+  for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
+  decide_soon();
+}
+
+void Service::Impl::look_at_events() {
+  constexpr int64_t kPage = 1000;
+  std::set<JobId> changed;
+  bool drains = false;
+  Revision seen = seen_;
+  while (true) {
+    const std::vector<Event> events = reader_.events(seen, kPage);
+    for (const Event& event : events) {
+      seen = event.seq;
+      if (event.job != 0) changed.insert(event.job);
+      if (event.kind == "drain" || event.kind == "undrain") drains = true;
+    }
+    if (static_cast<int64_t>(events.size()) < kPage) break;
+  }
+  if (drains) look_at_drains();
+  for (const JobId id : changed) {
+    JobRecord record = reader_.job(id);
+    const auto known = live_.find(id);
+    if (known == live_.end()) {
+      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
+      continue;
+    }
+    // The rest is this service's own doing.
+    known->second.record.wish = record.wish;
+    follow_devices(known->second, record.submission);
+    follow_wish(known->second);
+  }
+  seen_ = seen;
+  if (drains || !changed.empty()) decide_soon();
+}
+
+void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
+  if (wanted == live.record.submission) return;
+  live.record.submission = wanted;
+  const JobId id = live.record.id;
+  if (scheduler_.knows(id)) {
+    scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
+                          static_cast<int32_t>(std::min(wanted.max_devices, nodes_.devices())));
+  } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
+    admit(live);  // it asked for more than there is
+  }
+}
+
+void Service::Impl::follow_wish(Live& live) {
+  const JobId id = live.record.id;
+  const Wish wish = live.record.wish;
+  if (live.starting || stopping_) return;  // looked at again when it has started
+  if (live.runner) {
+    if (wish != Wish::run) preempt(live);
+    return;
+  }
+  if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
+  if (wish == Wish::pause && live.record.phase == Phase::queued) {
+    scheduler_.remove(id);
+    live.rest.cancel();
+    live.granted.clear();
+    live.record.phase = Phase::paused;
+    writer_.write([id](Change& change) {
+      change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
+    });
+  }
+  if (wish == Wish::run && live.record.phase == Phase::paused) {
+    JobRecord record = live.record;
+    record.phase = Phase::queued;
+    live_.erase(id);
+    writer_.write([id](Change& change) {
+      change.set_phase(id, Phase::queued, "Its user let it go on.", wall_seconds());
+    });
+    take_up(std::move(record));
+  }
+}
+
+LiveState Service::Impl::state_of(const Live& live) const {
+  using Moment = LiveState::Moment;
+  if (live.runner && live.stopping) {
+    const Wish wish = live.record.wish;
+    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
+                            : wish == Wish::cancel ? "it is being cancelled"
+                            : stopping_            ? "the service stops"
+                                                   : "others get what it holds"};
+  }
+  if (live.starting || (live.runner && live.runner->progress().generation < 0))
+    return {Moment::starting, ""};
+  if (live.runner) return {Moment::running, ""};
+  if (live.rest.armed()) return {Moment::resting, live.record.reason};
+  return {Moment::waiting, scheduler_.why(live.record.id)};
+}
+
+void Service::Impl::show() {
+  bool moves = false;  // somebody's state changes soon, without an event
+  for (const auto& [id, live] : live_) {
+    LiveState state = state_of(live);
+    moves = moves || state.moment == LiveState::Moment::starting;
+    view_.set(id, std::move(state));
+  }
+  if (moves) show_soon_ = loop_.after(kShow, [this] { show(); });
+}
+
+void Service::Impl::say(Live& live, const std::string& reason) {
+  if (reason.empty() || reason == live.record.reason) return;
+  live.record.reason = reason;
+  writer_.write([id = live.record.id, reason](Change& change) {
+    change.set_reason(id, reason, wall_seconds());
+  });
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ductile/base/clock.h"
+#include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/http_server.h"
+#include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/nodes_impl.h"
+#include "ductile/cluster/page_access.h"
+#include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/service.h"
+#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/store_writer_impl.h"
+#include "ductile/cluster/why_impl.h"
+
+namespace ductile::cluster {
+
+// The service itself: service.cc goes from what is granted to what is held, service_follow.cc
+// follows what the store, its users and its nodes say, and tells them what becomes of it.
+class Service::Impl {
+ public:
+  Impl(net::Loop& loop, ServiceOptions options);
+  ~Impl();
+
+  void stop(std::function<void()> on_stopped);
+
+  uint16_t port() const { return http_->port(); }
+  std::string page_link();
+
+ private:
+  using Counts = std::vector<int64_t>;  // by node
+
+  // A job that has not ended.
+  struct Live {
+    JobRecord record;
+    Work work;
+    fs::path run;
+    spec::Allocation granted;  // what the policy wants it to hold
+    std::string why;           // of this grant
+    spec::Allocation asked;    // what its workers were told to take
+    int waits = 0;             // for devices, one after the other
+    bool starting = false, stopping = false;
+    net::Loop::Timer rest;  // after a start that failed: until it is tried again
+    // Where the steps of the present workers were counted from.
+    int64_t generation = -1, first_step = 0;
+    net::Deadline first_time{};
+    // The speed that was noted last, and on how many devices it was measured.
+    int64_t noted_devices = 0;
+    double noted_speed = 0;
+    std::unique_ptr<JobRunner> runner;
+  };
+
+  void take_up(JobRecord record);
+  void admit(Live& live);  // to those that the policy decides about
+  void go_on();            // with what ran when the last service ended
+  void look();             // at what the store says anew
+  void look_at_events();
+  void look_at_drains();
+  void look_at_nodes();
+  spec::Allocation held_before(JobId id, Counts& left);
+  void follow_wish(Live& live);
+  void follow_devices(Live& live, const Submission& wanted);
+  void measure(Live& live);
+  void note_speed(Live& live, double speed, const JobProgress& progress);
+  void keep_in_place(Live& live);
+  void decide();
+  void settle();
+  bool approach(Live& live, Counts& free);
+  void begin(Live& live, const spec::Allocation& devices);
+  void start_runner(Live& live, const spec::Allocation& devices);
+  void resize(Live& live, const spec::Allocation& devices);
+  void preempt(Live& live);
+  void ended(JobId id, RunnerEnd end);
+  void end(JobId id, Phase phase, const std::string& reason);
+  void say(Live& live, const std::string& reason);
+  LiveState state_of(const Live& live) const;
+  void show();  // to those who ask: what each job is doing
+  void decide_soon();
+  void end_if_idle();
+  Counts held(const Live& live) const;
+  Counts free_devices() const;
+  double schedule_time() const;  // seconds since 1970 that never go back
+
+  net::Loop& loop_;
+  const ServiceOptions options_;
+  const spec::Cluster cluster_;
+  const fs::path runs_;
+  Store store_;
+  CommitQueue queue_;
+  StoreWriter writer_{loop_, queue_};
+  Reader reader_;
+  const std::unique_ptr<Engine> engine_;
+  Nodes nodes_;
+  Scheduler scheduler_;
+  LiveView view_;
+  std::map<JobId, Live> live_;
+  std::set<JobId> ending_;  // have ended, and the store does not say so yet
+  Revision seen_ = 0;
+  const double began_ = wall_seconds();
+  const net::Deadline began_steady_ = loop_.now();
+  bool stopping_ = false;
+  std::function<void()> on_stopped_;
+  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  PageAccess page_;
+  std::unique_ptr<Api> api_;
+  std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
+};
+
+}  // namespace ductile::cluster

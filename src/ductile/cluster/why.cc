@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ductile/cluster/why_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Moment = LiveState::Moment;
+
+constexpr size_t kMostNamed = 5;  // jobs in one sentence
+
+std::string counted(int64_t devices) {
+  return fmt::format("{} {}", devices, devices == 1 ? "device" : "devices");
+}
+
+// As the middle of a sentence.
+std::string without_stop(std::string text) {
+  while (!text.empty() && (text.back() == '.' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+struct Share {
+  JobId job = 0;
+  std::string name, tier;
+  int64_t devices = 0;
+};
+
+// Whoever holds most comes first.
+template <class Which>
+std::vector<Share> shares(const WhyFacts& facts, const Which& which) {
+  std::vector<Share> out;
+  for (const Holder& h : facts.holders) {
+    if (!which(h)) continue;
+    if (out.empty() || out.back().job != h.job) out.push_back({h.job, h.name, h.tier, 0});
+    out.back().devices += h.devices;
+  }
+  std::ranges::stable_sort(out,
+                           [](const Share& a, const Share& b) { return a.devices > b.devices; });
+  return out;
+}
+
+int64_t sum_of(const std::vector<Share>& shares) {
+  int64_t sum = 0;
+  for (const Share& share : shares) sum += share.devices;
+  return sum;
+}
+
+int rank_of(const std::string& tier) { return tier == "premium" ? 0 : tier == "standard" ? 1 : 2; }
+
+// "job 1 (first) holds 2, and job 4 (other) holds 1".
+std::string named(const WhyFacts& facts, const std::vector<Share>& shares) {
+  std::string out;
+  const size_t count = std::min(shares.size(), kMostNamed);
+  for (size_t i = 0; i < count; ++i) {
+    const Share& s = shares[i];
+    const bool first = rank_of(s.tier) < rank_of(facts.job.submission.tier);
+    out += fmt::format("{}job {} ({}) holds {}{}", i == 0 ? "" : ", ", s.job, s.name, s.devices,
+                       first ? fmt::format(" and comes first, since its tier is {}", s.tier) : "");
+  }
+  if (shares.size() > count) {
+    int64_t rest = 0;
+    for (size_t i = count; i < shares.size(); ++i) rest += shares[i].devices;
+    out += fmt::format(", and {} other jobs hold {}", shares.size() - count, rest);
+  }
+  return out;
+}
+
+const Drain* drain_of(const WhyFacts& facts, const std::string& node) {
+  const auto found =
+      std::ranges::find_if(facts.drains, [&](const Drain& d) { return d.node == node; });
+  return found == facts.drains.end() ? nullptr : &*found;
+}
+
+bool is_usable(const WhyFacts& facts, const NodeRecord& node) {
+  return node.state == NodeState::up && drain_of(facts, node.node) == nullptr;
+}
+
+bool is_usable(const WhyFacts& facts, const std::string& name) {
+  return std::ranges::any_of(facts.nodes, [&](const NodeRecord& node) {
+    return node.node == name && is_usable(facts, node);
+  });
+}
+
+// "node1 (2 devices, drained: "new disk")".
+std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+  const Drain* drain = drain_of(facts, node.node);
+  std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
+  if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
+  if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
+  return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
+}
+
+// Too few devices can be used at all, with or without those of other nodes; empty: enough can.
+std::string lack(const WhyFacts& facts, int64_t asked) {
+  int64_t all = 0, usable = 0;
+  std::string others;
+  bool drained = false;
+  for (const NodeRecord& node : facts.nodes) {
+    all += node.devices;
+    if (is_usable(facts, node)) {
+      usable += node.devices;
+      continue;
+    }
+    drained = drained || drain_of(facts, node.node) != nullptr;
+    others += (others.empty() ? "" : ", ") + text_of_unusable(facts, node);
+  }
+  if (asked > all)
+    return fmt::format(
+        "It asks for {}, and this service has {} in all: it runs when the service is started again "
+        "with more, or when `ductile resize {} N` asks for fewer.",
+        counted(asked), all, facts.job.id);
+  if (asked > usable)
+    return fmt::format(
+        "It asks for {}, and {} can be used, since nothing starts on {}; it starts {}.",
+        counted(asked), usable == 0 ? "none" : std::to_string(usable), others,
+        drained ? "when `ductile undrain NODE` takes a drained node back"
+                : "when a node is up again");
+  return "";
+}
+
+// Its team's quota has no room; empty: it has.
+std::string quota_reason(const WhyFacts& facts, int64_t asked) {
+  if (!facts.quota) return "";
+  const std::string& team = facts.job.submission.team;
+  const auto of_team = shares(facts, [&](const Holder& h) { return h.team == team; });
+  const int64_t held = sum_of(of_team);
+  if (held + asked <= *facts.quota) return "";
+  if (asked > *facts.quota)
+    return fmt::format(
+        "It asks for {}, and the quota of team {} is {}: it runs when the service is started with "
+        "a "
+        "larger one, or when `ductile resize {} N` asks for fewer.",
+        counted(asked), team, *facts.quota, facts.job.id);
+  return fmt::format(
+      "It asks for {}, and team {} holds {} of its quota of {}: {}; it starts when the team gives "
+      "up {}.",
+      counted(asked), team, held, *facts.quota, named(facts, of_team),
+      counted(held + asked - *facts.quota));
+}
+
+std::string why_it_waits(const WhyFacts& facts) {
+  const int64_t asked = facts.job.submission.min_devices;
+  if (std::string text = lack(facts, asked); !text.empty()) return text;
+  if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
+  int64_t usable = 0;
+  for (const NodeRecord& node : facts.nodes)
+    if (is_usable(facts, node)) usable += node.devices;
+  const auto others = shares(facts, [&](const Holder& h) { return is_usable(facts, h.node); });
+  const int64_t free = std::max<int64_t>(0, usable - sum_of(others));
+  const std::string policy = facts.live ? without_stop(facts.live->text) : "";
+  const std::string says = policy.empty() ? "" : fmt::format(" (the policy says: {})", policy);
+  if (free >= asked)
+    return fmt::format("It asks for {}, and {} of {} are free: it is decided about next{}.",
+                       counted(asked), free, usable, says);
+  return fmt::format(
+      "It asks for {}, and {} of {} are free: {}; it starts when {} more {} free, as one of these "
+      "ends, is paused or shrinks{}.",
+      counted(asked), free == 0 ? "none" : std::to_string(free), usable, named(facts, others),
+      asked - free, asked - free == 1 ? "is" : "are", says);
+}
+
+std::string why_it_runs(const WhyFacts& facts) {
+  const Submission& s = facts.job.submission;
+  const auto own = shares(facts, [&](const Holder& h) { return h.job == facts.job.id; });
+  const int64_t held = sum_of(own);
+  const std::string range = s.min_devices == s.max_devices
+                                ? ""
+                                : fmt::format(" of {} to {}", s.min_devices, s.max_devices);
+  const Moment moment = facts.live ? facts.live->moment : Moment::running;
+  if (moment == Moment::saving)
+    return fmt::format("It is being saved, and gives up {}: {}.", counted(held),
+                       without_stop(facts.live->text));
+  if (moment == Moment::starting)
+    return fmt::format("It is just starting on {}{}: its processes have not done a step yet.",
+                       counted(held), range);
+  return fmt::format("It runs on {}{}: {}.", counted(held), range, without_stop(facts.job.reason));
+}
+
+}  // namespace
+
+void LiveView::set(JobId job, LiveState state) {
+  const std::lock_guard lock(mutex_);
+  states_[job] = std::move(state);
+}
+
+void LiveView::forget(JobId job) {
+  const std::lock_guard lock(mutex_);
+  states_.erase(job);
+}
+
+std::optional<LiveState> LiveView::of(JobId job) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = states_.find(job);
+  return found == states_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::string why(const WhyFacts& facts) {
+  const JobRecord& job = facts.job;
+  switch (job.phase) {
+    case Phase::finished:
+    case Phase::failed:
+    case Phase::cancelled:
+      return job.reason;
+    case Phase::paused:
+      return fmt::format("Its user paused it; `ductile resume {}` lets it go on.", job.id);
+    case Phase::running:
+      return why_it_runs(facts);
+    case Phase::queued:
+      break;
+  }
+  if (job.wish == Wish::cancel) return "It is being cancelled.";
+  if (facts.live && facts.live->moment == Moment::resting)
+    return fmt::format("It is tried again within a few seconds, since this went wrong: {}.",
+                       without_stop(facts.live->text));
+  if (facts.live && facts.live->moment == Moment::starting) return "It is just starting.";
+  return why_it_waits(facts);
+}
+
+}  // namespace ductile::cluster
