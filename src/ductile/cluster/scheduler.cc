@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "ductile/base/error.h"
 
@@ -62,6 +63,7 @@ void give_least_or_nothing(const sched::Round& round, sched::Decisions& decision
 
 Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval)
     : interval_(interval),
+      policy_name_(policy),
       cluster_(sched::cluster_of(cluster)),
       policy_(sched::make_policy(policy, {.interval = interval})),
       fits_(policy_->traits().fit_least_gain) {}
@@ -86,12 +88,20 @@ void Scheduler::add(const JobDemand& demand) {
   jobs_.emplace(demand.id, std::move(job));
 }
 
-void Scheduler::remove(JobId id) { jobs_.erase(id); }
+void Scheduler::remove(JobId id, bool ended) {
+  if (!ended) policy_->forget(id);
+  jobs_.erase(id);
+}
 
 void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
+  if (job.granted == allocation) job.granted.reset();
   if (view.allocation == allocation) return;
+  if (std::exchange(job.held_before, std::nullopt) == allocation) {
+    view.allocation = allocation;
+    return;
+  }
   view.attained_service +=
       sched::device_count(view.allocation) * std::max(0.0, now - job.accounted);
   job.accounted = now;
@@ -135,6 +145,32 @@ void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
 }
 
+const std::optional<spec::Allocation>& Scheduler::on_its_way(JobId id) const {
+  static const std::optional<spec::Allocation> kNothing;
+  const auto found = jobs_.find(id);
+  return found == jobs_.end() ? kNothing : found->second.granted;
+}
+
+void Scheduler::withdrawn(JobId id) {
+  if (const auto found = jobs_.find(id); found != jobs_.end()) found->second.granted.reset();
+}
+
+// What the job is to a policy: what it was granted counts as held, with all of the start before it,
+// since its devices are nobody else's; what it has on a drained node counts for nothing.
+sched::JobView Scheduler::view_of(const Job& job, double now) const {
+  sched::JobView view = job.view;
+  if (job.granted) {
+    view.allocation = *job.granted;
+    view.granted = now - job.granted_at <= kPatience;
+    view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
+  }
+  const auto is_drained = [&](const spec::NodeShare& share) {
+    return cluster_.node_up[static_cast<size_t>(share.node)] == 0;
+  };
+  if (std::ranges::any_of(view.allocation, is_drained)) view.allocation.clear();
+  return view;
+}
+
 std::vector<Allotment> Scheduler::decide(double now) {
   std::vector<sched::JobView> views;
   for (auto& [id, job] : jobs_) {
@@ -145,16 +181,33 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (job.total_steps > 0)
       job.view.remaining = job.view.remaining_steps =
           std::max(0.0, job.total_steps - job.view.progress);
-    views.push_back(job.view);
+    views.push_back(view_of(job, now));
   }
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   give_least_or_nothing(round, decisions);
   sched::check_decisions(round, decisions);
-  std::vector<Allotment> out;
+  std::map<JobId, Allotment> out;
+  std::map<JobId, const spec::Allocation*> before;
+  for (const sched::JobView& view : views) {
+    before[view.id] = &view.allocation;
+    const Job& job = jobs_.at(view.id);  // it may have to leave a drained node
+    if (view.allocation.empty() && !job.granted.value_or(job.view.allocation).empty())
+      out[view.id] = {view.id, {}, "its node is drained, and it waits for devices elsewhere"};
+  }
   for (sched::Decision& change : decisions.changes)
-    out.push_back({change.job, std::move(change.allocation), std::move(change.reason)});
-  return out;
+    if (change.allocation != *before[change.job])
+      out[change.job] = {change.job, std::move(change.allocation), std::move(change.reason)};
+  std::vector<Allotment> list;
+  for (auto& [id, allotment] : out) {
+    Job& job = jobs_.at(id);
+    // One that was told to stop, and is to go on with what it has, stops first.
+    if (job.granted || allotment.allocation != job.view.allocation)
+      job.granted = allotment.allocation;
+    job.granted_at = now;
+    list.push_back(std::move(allotment));
+  }
+  return list;
 }
 
 std::string Scheduler::why(JobId id) const { return policy_->explain(id); }

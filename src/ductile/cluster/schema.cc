@@ -79,6 +79,13 @@ CREATE TABLE requests (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX requests_by_time ON requests (time);
 )",
+    R"(
+-- What the service would otherwise have to learn again; of no other consequence.
+CREATE TABLE memory (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

@@ -27,6 +27,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAgain{1000};  // after a store that could not be read
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
+constexpr milliseconds kRemember{60'000};
+constexpr size_t kMostMemory = 16 << 20;
+constexpr const char* kMemory = "scheduler";  // its name in the store
 
 }  // namespace
 
@@ -58,6 +61,8 @@ class Service::Impl {
 
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
+  void recall();           // what the last service had learnt
+  void remember();         // the same, for the next one
   void go_on();            // with what ran when the last service ended
   void look();             // at what the store says anew
   void look_at_events();
@@ -94,7 +99,7 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_;
+  net::Loop::Timer remember_, round_, look_again_, decide_soon_, settle_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
@@ -111,6 +116,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   seen_ = reader_.last_event();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   look_at_drains();
+  recall();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
@@ -124,6 +130,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   http.port = options_.port;
   http_ = std::make_unique<HttpServer>(*api_, std::move(http));
   decide();
+  remember_ = loop_.after(kRemember, [this] { remember(); });
 }
 
 Service::Impl::~Impl() {
@@ -154,6 +161,32 @@ void Service::Impl::admit(Live& live) {
   if (const std::string lack = lack_of_devices(live.record, options_.devices); !lack.empty())
     return say(live, lack);
   scheduler_.add(demand_of(live.record, live.job, options_.devices, schedule_time()));
+}
+
+// Without it jobs and policy learn the same again: damage is said, and stops nothing.
+void Service::Impl::recall() {
+  try {
+    const std::string text = reader_.memory(kMemory);
+    if (text.empty()) return;
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    log_line(error.message());
+  }
+}
+
+void Service::Impl::remember() {
+  if (stopping_) return;
+  const bool free = writer_.idle();  // where the disk is full, nothing piles up
+  remember_ = loop_.after(free ? kRemember : kAgain, [this] { remember(); });
+  if (!free) return;
+  std::string text = dump_json(scheduler_.state());
+  if (text.size() > kMostMemory)
+    return log_line(
+        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} "
+                    "are kept: the next service will learn anew",
+                    text.size(), kMostMemory));
+  writer_.write([text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -232,7 +265,7 @@ void Service::Impl::follow_wish(Live& live) {
   }
   if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
-    scheduler_.remove(id);
+    scheduler_.remove(id, false);
     live.rest.cancel();
     live.granted = 0;
     live.record.phase = Phase::paused;
@@ -305,9 +338,9 @@ void Service::Impl::decide() {
   if (stopping_) return;
   round_ = loop_.after(milliseconds(static_cast<int64_t>(options_.interval * 1000)),
                        [this] { decide(); });
-  // A grant that was not taken up yet is decided upon anew.
   for (auto& [id, live] : live_) {
-    live.granted = live.stopping ? 0 : live.asked;
+    const auto& coming = scheduler_.on_its_way(id);
+    live.granted = coming ? sched::device_count(*coming) : live.stopping ? 0 : live.asked;
     measure(live);
   }
   try {
@@ -422,6 +455,7 @@ void Service::Impl::resize(Live& live, int64_t devices) {
     Live& live = found->second;
     if (!taken) {  // it is just ending; what it has it keeps until then
       live.asked = live.granted = std::max<int64_t>(1, live.runner->wanted());
+      scheduler_.withdrawn(id);
       return;
     }
     live.record.reason = why;
@@ -462,7 +496,7 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
-  if (phase == Phase::paused || rests) scheduler_.remove(id);
+  if (phase == Phase::paused || rests) scheduler_.remove(id, false);
   if (phase == Phase::queued && rests) {  // meanwhile nobody waits for it
     live.rest = loop_.after(kPause, [this, id] {
       admit(live_.at(id));
@@ -485,6 +519,7 @@ void Service::Impl::end_if_idle() {
 void Service::Impl::stop(std::function<void()> on_stopped) {
   http_.reset();
   on_stopped_ = std::move(on_stopped);
+  remember();
   stopping_ = true;
   for (auto& [id, live] : live_) {
     if (live.runner) preempt(live);
