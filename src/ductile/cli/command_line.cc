@@ -140,6 +140,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_data(app, parsed);
   add_ckpt(app, parsed);
   add_trained(app, parsed);
+  add_serve(app, parsed);
   add_models(app, parsed);
   add_report(app, parsed);
   add_plan(app, parsed);

@@ -23,6 +23,7 @@ struct Parsed {
   DataConvertCommand data_convert;
   CkptCommand ckpt;
   TrainedCommand trained;
+  ServeCommand serve;
   ModelsCommand models;
   LiveCommand live;
   ServiceCommand service;
@@ -48,6 +49,7 @@ void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);
 void add_trained(CLI::App& app, Parsed& parsed);
+void add_serve(CLI::App& app, Parsed& parsed);
 void add_models(CLI::App& app, Parsed& parsed);
 void add_report(CLI::App& app, Parsed& parsed);
 void add_plan(CLI::App& app, Parsed& parsed);

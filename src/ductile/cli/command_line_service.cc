@@ -24,6 +24,12 @@ void add_job_name(CLI::App& sub, ServiceCommand& c) {
   add_json(sub, c.json);
 }
 
+void add_policy(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
+      ->option_text("NAME")
+      ->check(CLI::IsMember(sched::policy_names()));
+}
+
 }  // namespace
 
 void add_service(CLI::App& app, Parsed& parsed) {
@@ -37,9 +43,26 @@ void add_service(CLI::App& app, Parsed& parsed) {
   sub->add_option("--devices", c.devices, "workers that run at once (default: the cores)")
       ->option_text("N")
       ->check(count);
-  sub->add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
-      ->option_text("NAME")
-      ->check(CLI::IsMember(sched::policy_names()));
+  add_policy(*sub, c);
+  sub = add_service_command(
+      app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
+      " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
+      "the cluster file names, and needs what `ductile train --hosts` needs.",
+      server);
+  sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ")->required();
+  sub->add_option("--shared", c.shared,
+                  "a folder that all nodes see, for the runs (default: the service's folder)")
+      ->option_text("DIR");
+  sub->add_option("--launcher", c.launcher, "starts a program on a node (default 'ssh {host}')")
+      ->option_text("COMMAND");
+  sub->add_option("--listen", c.listen,
+                  "the address under which the nodes reach this machine (default: detected)")
+      ->option_text("ADDRESS");
+  sub->add_option("--grace", c.grace,
+                  "seconds that jobs keep their places on a node that does not answer (default 30)")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.0, 1e6));
+  add_policy(*sub, c);
   sub = add_service_command(
       app, parsed, "submit", "hand a job to the service",
       " job.toml --name trial --max 4\n\nThe command prints the job's number. The job's result is "

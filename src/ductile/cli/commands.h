@@ -75,6 +75,11 @@ struct ServiceCommand {
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
+  // server
+  fs::path cluster;  // the cluster file
+  std::optional<fs::path> shared;
+  std::string launcher = "ssh {host}", listen;
+  double grace = 30;  // seconds
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
@@ -85,6 +90,7 @@ struct ServiceCommand {
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);
+ExitCode server(const ServiceCommand& command, Context& context);
 ExitCode submit(const ServiceCommand& command, Context& context);
 ExitCode jobs(const ServiceCommand& command, Context& context);
 ExitCode why(const ServiceCommand& command, Context& context);
@@ -151,6 +157,19 @@ struct TrainedCommand {
 ExitCode eval(const TrainedCommand& command, Context& context);
 ExitCode predict(const TrainedCommand& command, Context& context);
 ExitCode minima(const TrainedCommand& command, Context& context);
+
+struct ServeCommand {
+  fs::path run;
+  std::string host = "127.0.0.1";
+  int64_t port = 0;
+  std::optional<int64_t> checkpoint;  // default: the newest weights
+  std::optional<std::string> name;    // default: the job's
+  bool follow = false;
+  int64_t max_batch = 32, max_waiting = 1024, threads = 0;
+  double max_delay = 0;  // milliseconds
+  bool trust = false;
+};
+ExitCode serve(const ServeCommand& command, Context& context);
 
 struct ModelsCommand {
   bool json = false;

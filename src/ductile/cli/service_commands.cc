@@ -57,19 +57,23 @@ std::string held_text(const Json& job) {
 
 }  // namespace
 
-ExitCode up(const ServiceCommand& command, Context& context) {
-  Console& console = context.console;
+namespace {
+
+cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
   options.folder = fs::absolute(folder_of(command, context));
   options.worker = process::find_worker();
-  options.devices = command.devices.value_or(cpu_share().usable());
-  options.node = host_name();
   options.policy = command.policy;
+  return options;
+}
+
+// Until a signal ends it; `what` are the devices, in words.
+ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, Console& console) {
   net::Loop loop;
   HeldSignals held;
   cluster::Service service(loop, options);
-  console.say("{} devices of {} in {}, policy {}; submit a job with: ductile submit job.toml",
-              options.devices, options.node, options.folder.string(), options.policy);
+  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
+              options.folder.string(), options.policy);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -88,6 +92,30 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   });
   loop.run();
   return kDone;
+}
+
+}  // namespace
+
+ExitCode up(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.devices = command.devices.value_or(cpu_share().usable());
+  options.node = host_name();
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node),
+               context.console);
+}
+
+ExitCode server(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.cluster = spec::read_cluster(command.cluster);
+  if (command.shared) options.shared = fs::absolute(*command.shared);
+  options.launcher = command.launcher;
+  options.listen = command.listen;
+  options.grace = command.grace;
+  options.program = fs::read_symlink("/proc/self/exe");
+  return serve(
+      options,
+      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
+      context.console);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {

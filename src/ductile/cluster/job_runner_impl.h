@@ -3,10 +3,13 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/job.h"
@@ -36,24 +39,25 @@ class JobRunner {
   virtual ~JobRunner() = default;  // before the end: kills its processes
 
   // Starts the job, or goes on with it, also with processes that an earlier service left. `on_end`
-  // is called when no process is left, and may destroy this object. `devices` 0: only what is left
-  // of it is taken over.
-  virtual void start(int64_t devices, OnEnd on_end) = 0;
-  // `taken` is told whether it was taken up; a job that is just ending takes up nothing.
-  virtual void resize(int64_t devices, std::function<void(bool)> taken) = 0;
+  // is called when no process is left, and may destroy this object. Without devices only what is
+  // left of it is taken over.
+  virtual void start(const std::vector<Holding>& devices, OnEnd on_end) = 0;
+  // From now on it has these. `taken` is told whether it was taken up; a job that is just ending
+  // takes up nothing.
+  virtual void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) = 0;
   virtual void preempt() = 0;  // it saves what it can and ends
 
   // Devices that somebody wants it to have, and those that its processes use, also those which were
-  // told to go and have not gone.
+  // told to go and have not gone: by node, where the service's own machine may have no name.
   virtual int64_t wanted() const = 0;
-  virtual int64_t used() const = 0;
+  virtual std::map<std::string, int64_t> used() const = 0;
   virtual JobProgress progress() const = 0;
 };
 
 // Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
 // conflict if somebody else runs it, and as run::RunFolder does.
-std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, const fs::path& worker,
-                                             const fs::path& run, spec::JobOptions& job);
+std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                             spec::JobOptions& job);
 
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);

@@ -23,10 +23,20 @@ constexpr WishEntry kWishes[] = {
     {"run", Wish::run}, {"pause", Wish::pause}, {"cancel", Wish::cancel}};
 constexpr Table<WishEntry> kWishTable("wish:", kWishes);
 
+struct NodeStateEntry {
+  std::string_view name;
+  NodeState state;
+};
+constexpr NodeStateEntry kNodeStates[] = {
+    {"up", NodeState::up}, {"away", NodeState::away}, {"lost", NodeState::lost}};
+constexpr Table<NodeStateEntry> kNodeStateTable("state:", kNodeStates);
+
 }  // namespace
 
 std::string_view to_string(Phase phase) { return kPhases[static_cast<size_t>(phase)].name; }
 std::string_view to_string(Wish wish) { return kWishes[static_cast<size_t>(wish)].name; }
+std::string_view to_string(NodeState state) { return kNodeStates[static_cast<size_t>(state)].name; }
+NodeState node_state_from(std::string_view text) { return kNodeStateTable.at(text).state; }
 Phase phase_from(std::string_view text) { return kPhaseTable.at(text).phase; }
 Wish wish_from(std::string_view text) { return kWishTable.at(text).wish; }
 

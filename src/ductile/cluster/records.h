@@ -68,6 +68,21 @@ struct Event {
   bool operator==(const Event&) const = default;
 };
 
+// away: it does not answer, or is not ready for jobs yet; its jobs keep their places there for a
+// while, after which it is lost.
+enum class NodeState : uint8_t { up, away, lost };
+std::string_view to_string(NodeState state);
+NodeState node_state_from(std::string_view text);  // throws invalid_argument, as the others
+
+struct NodeRecord {
+  std::string node, type;
+  int64_t devices = 1;
+  NodeState state = NodeState::away;
+  std::string why;  // it is not up, in a sentence
+  double since = 0;
+  bool operator==(const NodeRecord&) const = default;
+};
+
 struct Drain {
   std::string node;
   double time = 0;

@@ -129,6 +129,35 @@ Answer list_events(Request& request) {
   return json_answer(out);
 }
 
+Answer list_nodes(Request& request) {
+  std::map<std::string, std::string> drains;
+  for (const Drain& drain : request.reader.drains()) drains.emplace(drain.node, drain.reason);
+  auto held = request.reader.held_by_node();
+  Json out = {{"nodes", Json::array()}};
+  for (const NodeRecord& node : request.reader.nodes()) {
+    const auto drain = drains.find(node.node);
+    Json jobs = Json::object();
+    int64_t used = 0;
+    for (const auto& [job, devices] : held[node.node]) {
+      jobs[std::to_string(job)] = devices;
+      used += devices;
+    }
+    const bool takes = node.state == NodeState::up && drain == drains.end();
+    Json one = {{"node", node.node},
+                {"type", node.type},
+                {"state", to_string(node.state)},
+                {"why", node.why},
+                {"since", node.since},
+                {"drained", drain != drains.end()},
+                {"drain_reason", drain == drains.end() ? "" : drain->second},
+                {"devices", node.devices},
+                {"free", takes ? std::max<int64_t>(0, node.devices - used) : 0},
+                {"jobs", jobs}};
+    out["nodes"].push_back(std::move(one));
+  }
+  return json_answer(out);
+}
+
 Answer drain_node(Request& request) {
   const std::string node(request.argument);
   require_name(node, "node");
@@ -217,11 +246,18 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/events", Role::read, list_events,
      "What happened, in order. With \"Accept: text/event-stream\" it goes on as it happens.",
      kEventFilters, ""},
+    {"GET",
+     "/v1/nodes",
+     Role::read,
+     list_nodes,
+     "Nodes: their states, and who holds what.",
+     {},
+     ""},
     {"POST",
      "/v1/nodes/{node}/drain",
      Role::admin,
      drain_node,
-     "Lets nothing new start on a node.",
+     "Lets nothing new start on a node, and moves away what runs there.",
      {},
      "Drain"},
     {"POST",

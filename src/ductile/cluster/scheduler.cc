@@ -156,7 +156,8 @@ void Scheduler::withdrawn(JobId id) {
 }
 
 // What the job is to a policy: what it was granted counts as held, with all of the start before it,
-// since its devices are nobody else's; what it has on a drained node counts for nothing.
+// since its devices are nobody else's; what it has on a node that is not there any more is no
+// device to a policy.
 sched::JobView Scheduler::view_of(const Job& job, double now) const {
   sched::JobView view = job.view;
   if (job.granted) {
@@ -164,10 +165,12 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
     view.granted = now - job.granted_at <= kPatience;
     view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
   }
-  const auto is_drained = [&](const spec::NodeShare& share) {
-    return cluster_.node_up[static_cast<size_t>(share.node)] == 0;
-  };
-  if (std::ranges::any_of(view.allocation, is_drained)) view.allocation.clear();
+  if (std::erase_if(view.allocation, [&](const sched::NodeShare& share) {
+        return cluster_.usable(share.node) == 0;
+      }) == 0)
+    return view;
+  view.granted = false;
+  if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
   return view;
 }
 
@@ -191,9 +194,9 @@ std::vector<Allotment> Scheduler::decide(double now) {
   std::map<JobId, const spec::Allocation*> before;
   for (const sched::JobView& view : views) {
     before[view.id] = &view.allocation;
-    const Job& job = jobs_.at(view.id);  // it may have to leave a drained node
-    if (view.allocation.empty() && !job.granted.value_or(job.view.allocation).empty())
-      out[view.id] = {view.id, {}, "its node is drained, and it waits for devices elsewhere"};
+    const Job& job = jobs_.at(view.id);
+    if (view.allocation != job.granted.value_or(job.view.allocation))
+      out[view.id] = {view.id, view.allocation, "a node is drained or lost"};
   }
   for (sched::Decision& change : decisions.changes)
     if (change.allocation != *before[change.job])

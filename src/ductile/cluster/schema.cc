@@ -80,6 +80,17 @@ CREATE TABLE requests (
 CREATE INDEX requests_by_time ON requests (time);
 )",
     R"(
+CREATE TABLE nodes (
+  node TEXT PRIMARY KEY,
+  place INTEGER NOT NULL,
+  type TEXT NOT NULL,
+  devices INTEGER NOT NULL CHECK (devices >= 1),
+  state TEXT NOT NULL CHECK (state IN ('up', 'away', 'lost')),
+  why TEXT NOT NULL,
+  since REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
+    R"(
 -- What the service would otherwise have to learn again; of no other consequence.
 CREATE TABLE memory (
   name TEXT PRIMARY KEY,

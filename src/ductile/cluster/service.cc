@@ -12,8 +12,10 @@
 #include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/nodes_impl.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
@@ -30,6 +32,16 @@ constexpr milliseconds kSettle{100};  // while devices are given up
 constexpr milliseconds kRemember{60'000};
 constexpr size_t kMostMemory = 16 << 20;
 constexpr const char* kMemory = "scheduler";  // its name in the store
+constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
+
+using Counts = std::vector<int64_t>;  // by node
+
+Counts by_node(const spec::Allocation& allocation, int32_t nodes) {
+  Counts out(static_cast<size_t>(nodes));
+  for (const spec::NodeShare& share : allocation)
+    out[static_cast<size_t>(share.node)] += share.devices;
+  return out;
+}
 
 }  // namespace
 
@@ -48,9 +60,10 @@ class Service::Impl {
     JobRecord record;
     spec::JobOptions job;
     fs::path run;
-    int64_t granted = 0;  // devices that the policy wants it to hold
-    std::string why;      // of this grant
-    int64_t asked = 0;    // that its workers were told to take
+    spec::Allocation granted;  // what the policy wants it to hold
+    std::string why;           // of this grant
+    spec::Allocation asked;    // what its workers were told to take
+    int waits = 0;             // for devices, one after the other
     bool starting = false, stopping = false;
     net::Loop::Timer rest;  // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
@@ -67,30 +80,37 @@ class Service::Impl {
   void look();             // at what the store says anew
   void look_at_events();
   void look_at_drains();
+  void look_at_nodes();
+  spec::Allocation held_before(JobId id, Counts& left);
   void follow_wish(Live& live);
   void measure(Live& live);
+  void keep_in_place(Live& live);
   void decide();
   void settle();
-  void begin(Live& live, int64_t devices);
-  void start_runner(Live& live, int64_t devices);
-  void resize(Live& live, int64_t devices);
+  bool approach(Live& live, Counts& free);
+  void begin(Live& live, const spec::Allocation& devices);
+  void start_runner(Live& live, const spec::Allocation& devices);
+  void resize(Live& live, const spec::Allocation& devices);
   void preempt(Live& live);
   void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason);
   void say(Live& live, const std::string& reason);
   void decide_soon();
   void end_if_idle();
-  static int64_t held(const Live& live);
-  int64_t free_devices() const;
+  Counts held(const Live& live) const;
+  Counts free_devices() const;
   double schedule_time() const;  // seconds since 1970 that never go back
-  std::vector<Holding> holding(int64_t devices) const { return {{options_.node, devices}}; }
 
   net::Loop& loop_;
   const ServiceOptions options_;
+  const spec::Cluster cluster_;
+  const fs::path runs_;
   Store store_;
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  const std::unique_ptr<Engine> engine_;
+  Nodes nodes_;
   Scheduler scheduler_;
   std::map<JobId, Live> live_;
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
@@ -108,20 +128,24 @@ class Service::Impl {
 Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
     : loop_(loop),
       options_(std::move(options)),
-      store_((runs_of(options_.folder), options_.folder / "store.db")),
+      cluster_(cluster_of(options_)),
+      runs_(runs_of(options_)),
+      store_(options_.folder / "store.db"),
       queue_(store_),
       reader_(options_.folder / "store.db"),
-      scheduler_(one_machine(options_.node, options_.device_type, options_.devices),
-                 options_.policy, options_.interval) {
+      engine_(engine_of(loop_, options_)),
+      nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
+      scheduler_(cluster_, options_.policy, options_.interval) {
   seen_ = reader_.last_event();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
+  nodes_.call_on_change([this] { look_at_nodes(); });
   look_at_drains();
   recall();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission(
-      [devices = options_.devices](const Submission& s, const nlohmann::json& spec) {
+      [devices = nodes_.devices()](const Submission& s, const nlohmann::json& spec) {
         check_spec(s, spec, devices);
       });
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
@@ -150,7 +174,7 @@ void Service::Impl::take_up(JobRecord record) {
   const std::string name = record.run.empty()
                                ? fmt::format("{}-{}", id, run::file_name_of(record.submission.name))
                                : fs::path(record.run).filename().string();
-  live.run = options_.folder / "runs" / name;
+  live.run = runs_ / name;
   live.record = std::move(record);
   Live& kept = live_[id] = std::move(live);
   if (kept.record.phase != Phase::paused) admit(kept);
@@ -158,9 +182,9 @@ void Service::Impl::take_up(JobRecord record) {
 }
 
 void Service::Impl::admit(Live& live) {
-  if (const std::string lack = lack_of_devices(live.record, options_.devices); !lack.empty())
+  if (const std::string lack = lack_of_devices(live.record, nodes_.devices()); !lack.empty())
     return say(live, lack);
-  scheduler_.add(demand_of(live.record, live.job, options_.devices, schedule_time()));
+  scheduler_.add(demand_of(live.record, live.job, nodes_.devices(), schedule_time()));
 }
 
 // Without it jobs and policy learn the same again: damage is said, and stops nothing.
@@ -192,23 +216,43 @@ void Service::Impl::remember() {
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
 // that is to run no longer is taken over, too, and then stopped.
 void Service::Impl::go_on() {
-  int64_t left = options_.devices;
+  Counts left;
+  for (int32_t n = 0; n < nodes_.count(); ++n) left.push_back(nodes_.devices(n));
   for (auto& [id, live] : live_) {
     if (live.record.phase != Phase::running) continue;
-    int64_t devices = 0;
-    for (const Holding& h : reader_.holdings(id)) devices += h.devices;
-    devices = std::min(devices, left);
-    const bool fits = devices >= live.record.submission.min_devices;
+    const spec::Allocation devices = held_before(id, left);
+    const bool fits = spec::device_count(devices) >= live.record.submission.min_devices;
     if (fits) {
-      left -= devices;
       live.asked = devices;
-      scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
+      scheduler_.holds(id, devices, schedule_time());
+    } else {
+      for (const spec::NodeShare& share : devices)
+        left[static_cast<size_t>(share.node)] += share.devices;
     }
     start_runner(live, live.asked);
     if (!live.runner) continue;
     if (!fits) preempt(live);
     follow_wish(live);
   }
+}
+
+// What the store says that it holds, as far as it is left; which is then less. A service of one
+// machine may find it under another name.
+spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
+  spec::Allocation out;
+  for (const Holding& h : reader_.holdings(id)) {
+    const int32_t node = nodes_.count() == 1 ? 0 : nodes_.find(h.node);
+    if (node < 0)
+      fail(ErrorCode::conflict,
+           "job {} runs on node {}, which is not in the cluster file any more; put it back, and "
+           "drain the node before you take it away",
+           id, h.node);
+    int64_t& here = left[static_cast<size_t>(node)];
+    const int64_t devices = std::min(h.devices, here);
+    here -= devices;
+    if (devices > 0) out.push_back({node, static_cast<int32_t>(devices)});
+  }
+  return out;
 }
 
 void Service::Impl::look() {
@@ -221,9 +265,14 @@ void Service::Impl::look() {
 }
 
 void Service::Impl::look_at_drains() {
-  const std::vector<Drain> drains = reader_.drains();
-  scheduler_.drain(
-      0, std::ranges::any_of(drains, [&](const Drain& d) { return d.node == options_.node; }));
+  std::set<std::string> drained;
+  for (const Drain& drain : reader_.drains()) drained.insert(drain.node);
+  nodes_.drained(drained);
+}
+
+void Service::Impl::look_at_nodes() {
+  for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
+  decide_soon();
 }
 
 void Service::Impl::look_at_events() {
@@ -267,7 +316,7 @@ void Service::Impl::follow_wish(Live& live) {
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
     scheduler_.remove(id, false);
     live.rest.cancel();
-    live.granted = 0;
+    live.granted.clear();
     live.record.phase = Phase::paused;
     writer_.write([id](Change& change) {
       change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
@@ -329,6 +378,13 @@ void Service::Impl::measure(Live& live) {
   live.first_time = now;
 }
 
+// Workers that an earlier service placed elsewhere, or that were to go when nobody heard it.
+void Service::Impl::keep_in_place(Live& live) {
+  if (!live.runner || live.stopping || live.asked.empty()) return;
+  if (held(live) != by_node(live.asked, nodes_.count()))
+    live.runner->resize(nodes_.holdings(live.asked), [](bool) {});
+}
+
 void Service::Impl::decide_soon() {
   if (stopping_ || !scheduler_.traits().on_events) return;
   decide_soon_ = loop_.after(milliseconds(0), [this] { decide(); });
@@ -340,13 +396,14 @@ void Service::Impl::decide() {
                        [this] { decide(); });
   for (auto& [id, live] : live_) {
     const auto& coming = scheduler_.on_its_way(id);
-    live.granted = coming ? sched::device_count(*coming) : live.stopping ? 0 : live.asked;
+    live.granted = coming ? *coming : live.stopping ? spec::Allocation{} : live.asked;
     measure(live);
+    keep_in_place(live);
   }
   try {
     for (const Allotment& allotment : scheduler_.decide(schedule_time())) {
       Live& live = live_.at(allotment.job);
-      live.granted = sched::device_count(allotment.allocation);
+      live.granted = allotment.allocation;
       live.why = allotment.reason;
     }
   } catch (const Error& error) {  // jobs outlive a policy's fault: each keeps what it has
@@ -361,53 +418,90 @@ void Service::Impl::decide() {
 
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
 // go and has not gone, and of one that somebody else asked for (`ductile resize`).
-int64_t Service::Impl::held(const Live& live) {
-  if (!live.runner) return live.asked;
-  return std::max({live.asked, live.runner->wanted(), live.runner->used()});
+Counts Service::Impl::held(const Live& live) const {
+  Counts out = by_node(live.asked, nodes_.count());
+  if (!live.runner) return out;
+  for (const auto& [name, used] : live.runner->used()) {
+    const int32_t node = name.empty() ? 0 : nodes_.find(name);
+    if (node >= 0) out[static_cast<size_t>(node)] = std::max(out[static_cast<size_t>(node)], used);
+  }
+  if (nodes_.count() == 1) out[0] = std::max(out[0], live.runner->wanted());
+  return out;
 }
 
-int64_t Service::Impl::free_devices() const {
-  int64_t sum = 0;
-  for (const auto& [id, live] : live_) sum += held(live);
-  return options_.devices - sum;
+// Of a node that cannot be used now none is free.
+Counts Service::Impl::free_devices() const {
+  Counts free(static_cast<size_t>(nodes_.count()));
+  for (int32_t n = 0; n < nodes_.count(); ++n)
+    if (nodes_.usable(n)) free[static_cast<size_t>(n)] = nodes_.devices(n);
+  for (const auto& [id, live] : live_) {
+    const Counts taken = held(live);
+    for (size_t n = 0; n < free.size(); ++n) free[n] = std::max<int64_t>(0, free[n] - taken[n]);
+  }
+  return free;
 }
 
 double Service::Impl::schedule_time() const {
   return began_ + std::chrono::duration<double>(loop_.now() - began_steady_).count();
 }
 
-// Goes from what is held to what is granted: first what gives up devices, then, as far as they are
-// free, what takes them. What has to wait for devices looks again.
+// Goes from what is held to what is granted: what gives up devices does so at once, what takes them
+// does it as far as they are free. What has to wait for devices looks again.
 void Service::Impl::settle() {
   if (stopping_) return;
-  for (auto& [id, live] : live_) {
-    if (!live.runner || live.stopping) continue;
-    if (live.granted == 0) {
-      preempt(live);
-    } else if (live.granted < std::max(live.asked, live.runner->wanted())) {
-      resize(live, live.granted);
-    }
-  }
   bool waits = false;
-  int64_t free = free_devices();
+  Counts free = free_devices();
   for (auto& [id, live] : live_) {
-    if (live.starting || live.stopping || live.granted <= live.asked) continue;
-    const int64_t more = live.granted - live.asked;
+    if (live.starting || live.stopping) continue;
     if (live.runner) {
-      const int64_t taken = std::min(more, free);
-      if (taken > 0) resize(live, live.asked + taken);
-      free -= std::max<int64_t>(0, taken);
-    } else if (live.record.phase == Phase::queued && free >= more) {
-      begin(live, live.granted);
-      free -= more;
+      if (live.granted.empty()) {
+        preempt(live);
+      } else {
+        waits = approach(live, free) || waits;
+      }
+      continue;
     }
-    waits = waits || live.granted > live.asked;
+    if (live.granted.empty() || live.record.phase != Phase::queued) continue;
+    const Counts wanted = by_node(live.granted, nodes_.count());
+    const bool fits = std::ranges::equal(wanted, free, std::less_equal<>());
+    waits = waits || !fits;
+    if (!fits) continue;
+    for (size_t n = 0; n < free.size(); ++n) free[n] -= wanted[n];
+    begin(live, live.granted);
   }
   if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
 }
 
+// Takes a job that runs towards what it was granted, as far as that is free, and its least number
+// of devices allows; whether it has to look again. Two jobs that are to change places would wait
+// for each other, so a job is saved and begins anew where that takes too long.
+bool Service::Impl::approach(Live& live, Counts& free) {
+  const Counts has = by_node(live.asked, nodes_.count());
+  spec::Allocation next;
+  for (const spec::NodeShare& share : live.granted) {
+    const auto n = static_cast<size_t>(share.node);
+    const int64_t devices = std::min<int64_t>(share.devices, has[n] + free[n]);
+    if (devices > 0) next.push_back({share.node, static_cast<int32_t>(devices)});
+  }
+  const int64_t least = std::max<int64_t>(1, live.record.submission.min_devices);
+  if (spec::device_count(next) < least) {
+    if (++live.waits > kMostWaits) preempt(live);
+    return true;
+  }
+  const bool too_many = live.runner->wanted() > spec::device_count(live.asked);
+  if (next != live.asked || (next == live.granted && too_many)) {
+    for (const spec::NodeShare& share : next) {
+      const auto n = static_cast<size_t>(share.node);
+      free[n] -= std::max<int64_t>(0, share.devices - has[n]);
+    }
+    resize(live, next);
+  }
+  live.waits = 0;
+  return next != live.granted;
+}
+
 // The store says that a job runs before any of it does.
-void Service::Impl::begin(Live& live, int64_t devices) {
+void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   live.starting = true;
   live.asked = devices;
@@ -416,28 +510,29 @@ void Service::Impl::begin(Live& live, int64_t devices) {
   live.record.reason = live.why;
   const std::string why = live.why;
   writer_.write(
-      [this, id, devices, why, run = live.run.string()](Change& change) {
+      [id, held = nodes_.holdings(devices), why, run = live.run.string()](Change& change) {
         const double now = wall_seconds();
         change.set_run(id, run, now);
         change.set_phase(id, Phase::running, why, now);
-        change.set_holdings(id, holding(devices), why, now);
+        change.set_holdings(id, held, why, now);
       },
       [this, id, devices] {
         Live& live = live_.at(id);
         live.starting = false;
         live.record.phase = Phase::running;
-        scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
+        scheduler_.holds(id, devices, schedule_time());
         if (stopping_) return ended(id, {});
         start_runner(live, devices);
         follow_wish(live);
       });
 }
 
-void Service::Impl::start_runner(Live& live, int64_t devices) {
+void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   try {
-    live.runner = make_train_runner(loop_, options_.worker, live.run, live.job);
-    live.runner->start(devices, [this, id](RunnerEnd end) { ended(id, std::move(end)); });
+    live.runner = make_train_runner(loop_, *engine_, live.run, live.job);
+    live.runner->start(nodes_.holdings(devices),
+                       [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
     live.runner.reset();
     live.starting = true;  // until ended(): nobody else ends it
@@ -446,25 +541,26 @@ void Service::Impl::start_runner(Live& live, int64_t devices) {
   }
 }
 
-void Service::Impl::resize(Live& live, int64_t devices) {
+void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
-  live.asked = devices;
-  live.runner->resize(devices, [this, id, devices, why = live.why](bool taken) {
-    const auto found = live_.find(id);
-    if (found == live_.end() || !found->second.runner) return;
-    Live& live = found->second;
-    if (!taken) {  // it is just ending; what it has it keeps until then
-      live.asked = live.granted = std::max<int64_t>(1, live.runner->wanted());
-      scheduler_.withdrawn(id);
-      return;
-    }
-    live.record.reason = why;
-    scheduler_.holds(id, {{0, static_cast<int32_t>(devices)}}, schedule_time());
-    writer_.write([this, id, devices, why](Change& change) {
-      if (change.job(id).phase == Phase::running)
-        change.set_holdings(id, holding(devices), why, wall_seconds());
-    });
-  });
+  const spec::Allocation before = std::exchange(live.asked, devices);
+  live.runner->resize(nodes_.holdings(devices),
+                      [this, id, devices, before, why = live.why](bool taken) {
+                        const auto found = live_.find(id);
+                        if (found == live_.end() || !found->second.runner) return;
+                        Live& live = found->second;
+                        if (!taken) {  // it is just ending; what it has it keeps until then
+                          live.asked = live.granted = before;
+                          scheduler_.withdrawn(id);
+                          return;
+                        }
+                        live.record.reason = why;
+                        scheduler_.holds(id, devices, schedule_time());
+                        writer_.write([id, held = nodes_.holdings(devices), why](Change& change) {
+                          if (change.job(id).phase == Phase::running)
+                            change.set_holdings(id, held, why, wall_seconds());
+                        });
+                      });
 }
 
 void Service::Impl::preempt(Live& live) {
@@ -476,11 +572,13 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   Live& live = live_.at(id);
   live.runner.reset();
   live.stopping = live.starting = false;
-  live.asked = live.granted = 0;
+  live.asked.clear();
+  live.granted.clear();
+  live.waits = 0;
   const bool rests = end.rests;
   Phase phase = end.phase;
   std::string reason = std::move(end.reason);
-  if (reason.empty()) reason = lack_of_devices(live.record, options_.devices);
+  if (reason.empty()) reason = lack_of_devices(live.record, nodes_.devices());
   if (reason.empty())
     reason = stopping_ ? "The service stopped; it goes on when the service does."
                        : "It made room for others.";

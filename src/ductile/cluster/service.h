@@ -11,30 +11,39 @@
 #include "ductile/base/files.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
+#include "ductile/spec/cluster.h"
 
 namespace ductile::cluster {
 
 struct ServiceOptions {
-  fs::path folder;      // store.db, api.sock, runs/: all that it keeps
+  fs::path folder;      // store.db, api.sock: on a local disk
+  fs::path shared;      // runs/, secret: where all nodes see them; empty: in `folder`
   fs::path worker;      // the program ductile-worker
   int64_t devices = 1;  // of this machine: as many workers run at once
   std::string node;     // this machine's name
   std::string device_type = "cpu";
   std::string policy = "ductile";
-  double interval = 10;          // seconds between two decisions, if nothing happens
+  double interval = 10;  // seconds between two decisions, if nothing happens
+  // Several nodes instead of this machine, which then needs no device of its own.
+  std::optional<spec::Cluster> cluster;
+  std::string launcher = "ssh {host}";  // starts a program on a node
+  std::string listen;                   // where the nodes reach this machine; empty: detected
+  fs::path program;                     // ductile, for the agents of the nodes
+  double grace = 30;  // seconds that jobs keep their places on a node that does not answer
   std::optional<uint16_t> port;  // of the loopback interface; none: the unix socket alone
 };
 
-// The service of one machine: takes jobs over its Api, asks a policy which of them run on how many
-// devices, runs each as a server::JobHost in this loop, and keeps all of it in a store. A service
-// that is killed at any instant and started again goes on where it was: workers that outlived it
-// are found, and no job is lost or run twice.
+// The service of one machine or of a cluster: takes jobs over its Api, asks a policy which of them
+// run on which devices, runs each as a server::JobHost in this loop, and keeps all of it in a
+// store. A service that is killed at any instant and started again goes on where it was: workers
+// that outlived it are found, and no job is lost or run twice.
 //
 // A job's spec is {"job": the text of a job file with absolute paths}. Its run directory is
 // runs/NUMBER-NAME, and is like any other. All methods belong to the loop's thread.
 class Service {
  public:
-  // Throws conflict if another service uses the folder, and as Store and HttpServer do.
+  // Throws conflict if another service uses the folder, or if a job runs on a node that the cluster
+  // does not have any more, and as Store and HttpServer do.
   Service(net::Loop& loop, ServiceOptions options);
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

@@ -49,12 +49,21 @@ JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_
   return demand;
 }
 
-fs::path runs_of(const fs::path& folder) {
+namespace {
+
+const fs::path& shared_of(const ServiceOptions& options) {
+  return options.shared.empty() ? options.folder : options.shared;
+}
+
+}  // namespace
+
+fs::path runs_of(const ServiceOptions& options) {
+  const fs::path runs = shared_of(options) / "runs";
   std::error_code error;
-  fs::create_directories(folder / "runs", error);
-  if (error)
-    fail_errno((folder / "runs").string() + ": the service keeps its runs there", error.value());
-  return folder / "runs";
+  fs::create_directories(options.folder, error);
+  fs::create_directories(runs, error);
+  if (error) fail_errno(runs.string() + ": the service keeps its runs there", error.value());
+  return runs;
 }
 
 fs::path unused(const fs::path& path) {
@@ -73,19 +82,27 @@ run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
   return run::RunFolder::open(run);
 }
 
-spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices) {
+spec::Cluster cluster_of(const ServiceOptions& options) {
+  if (options.cluster) return *options.cluster;
   spec::NodeGroup group;
-  group.type = type;
-  group.devices = devices;
-  group.hosts = {node};
+  group.type = options.device_type;
+  group.devices = options.devices;
+  group.hosts = {options.node};
   return {{group}, {}};
+}
+
+std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
+  if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  return make_hosts_engine(
+      loop, *options.cluster,
+      {shared_of(options), options.program, options.worker, options.launcher, options.listen});
 }
 
 std::string lack_of_devices(const JobRecord& record, int64_t devices) {
   const int64_t least = record.submission.min_devices;
   if (least <= devices) return "";
   return fmt::format(
-      "It needs {} devices, and this service has {}; it runs when `ductile up` is started again "
+      "It needs {} devices, and this service has {}; it runs when the service is started again "
       "with more.",
       least, devices);
 }

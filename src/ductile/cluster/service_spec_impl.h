@@ -1,12 +1,15 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/service.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/cluster.h"
 #include "ductile/spec/job.h"
@@ -20,14 +23,15 @@ spec::JobOptions job_of(const nlohmann::json& spec);
 JobDemand demand_of(const JobRecord& record, const spec::JobOptions& job, int64_t devices,
                     double now);
 
-// A cluster of this machine alone.
-spec::Cluster one_machine(const std::string& node, const std::string& type, int64_t devices);
+// The cluster that the options name, or one of this machine alone.
+spec::Cluster cluster_of(const ServiceOptions& options);
+std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 
 // In a sentence, that the job needs more devices than there are; empty: it does not.
 std::string lack_of_devices(const JobRecord& record, int64_t devices);
 
 // The folder of the runs, made where it is missing.
-fs::path runs_of(const fs::path& folder);
+fs::path runs_of(const ServiceOptions& options);
 
 // A run directory of this name that nobody has used. There is one of the name itself already where
 // an earlier store, which was lost, counted its jobs from 1, too.

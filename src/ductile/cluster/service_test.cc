@@ -20,184 +20,17 @@
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/live_service.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/run/lock.h"
 
 namespace ductile::cluster {
 namespace {
 
-using Json = nlohmann::json;
-using namespace std::chrono_literals;
-
-constexpr int64_t kRanks = 4;
-constexpr auto kPatience = 120s;
-
-// A service in a process of its own, as `ductile up` is.
-class Cluster {
- public:
-  explicit Cluster(int64_t devices = 3, std::string policy = "ductile",
-                   fs::path worker = DUCTILE_TEST_WORKER)
-      : devices_(devices), policy_(std::move(policy)), worker_(std::move(worker)) {
-    prctl(PR_SET_CHILD_SUBREAPER, 1);  // workers of a killed service come here
-    start();
-  }
-  ~Cluster() {
-    kill_service();
-    for (const pid_t pid : workers()) ::kill(pid, SIGKILL);
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) continue;
-  }
-
-  void start() {
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      sigset_t set;
-      sigemptyset(&set);
-      sigaddset(&set, SIGTERM);
-      pthread_sigmask(SIG_BLOCK, &set, nullptr);
-      try {
-        net::Loop loop;
-        ServiceOptions options;
-        options.folder = folder();
-        options.worker = worker_;
-        options.policy = policy_;
-        options.devices = devices_;
-        options.node = "here";
-        options.interval = 0.2;
-        Service service(loop, options);
-        std::thread([&] {
-          int signal = 0;
-          sigwait(&set, &signal);
-          loop.post([&] { service.stop([&] { loop.stop(); }); });
-        }).detach();
-        loop.run();
-        ::_exit(0);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "service: %s\n", error.what());
-        ::_exit(1);
-      }
-    }
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (get("/v1/jobs").is_null() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(5ms);
-  }
-  void start(int64_t devices) {
-    devices_ = devices;
-    start();
-  }
-  bool lives() const { return pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0; }
-  void kill_service() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  int stop() {
-    ::kill(pid_, SIGTERM);
-    int status = -1;
-    ::waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return status;
-  }
-
-  // {"status", "body"}, or null where nobody answers.
-  Json send(const std::string& method, const std::string& path, const std::string& body = "") {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    const std::string socket = (folder() / "api.sock").string();
-    std::memcpy(address.sun_path, socket.c_str(), socket.size());
-    const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-      return {};
-    const std::string text =
-        method + " " + path +
-        " HTTP/1.1\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
-        "\r\n\r\n" + body;
-    if (::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) return {};
-    std::string answer;
-    char block[4096];
-    for (ssize_t n; (n = ::recv(fd.get(), block, sizeof block, 0)) > 0;)
-      answer.append(block, static_cast<size_t>(n));
-    const size_t head = answer.find("\r\n\r\n");
-    if (head == std::string::npos) return {};
-    return {{"status", std::stoi(answer.substr(9, 3))},
-            {"body", parse_json(answer.substr(head + 4))}};
-  }
-  Json get(const std::string& path) {
-    const Json answer = send("GET", path);
-    return answer.is_null() ? answer : answer.at("body");
-  }
-
-  JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1) {
-    const std::string toml =
-        "[train]\nmax_steps = " + std::to_string(steps) +
-        "\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 20\n";
-    steps_of_[name] = steps;
-    const Json body = {
-        {"name", name}, {"min_devices", least}, {"max_devices", most}, {"spec", {{"job", toml}}}};
-    const Json answer = send("POST", "/v1/jobs", dump_json(body));
-    EXPECT_EQ(answer.value("status", 0), 201) << answer;
-    return answer.at("body").value("id", JobId{0});
-  }
-  Json wait(JobId id, const std::function<bool(const Json&)>& holds) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    Json job;
-    while (std::chrono::steady_clock::now() < deadline) {
-      job = get("/v1/jobs/" + std::to_string(id));
-      if (!job.is_null() && holds(job)) return job;
-      std::this_thread::sleep_for(5ms);
-    }
-    ADD_FAILURE() << "waited in vain: " << job << "\n" << get("/v1/events?limit=1000").dump(1);
-    return job;
-  }
-  Json wait_for(JobId id, const std::string& phase) {
-    return wait(id, [&](const Json& job) { return job.at("phase") == phase; });
-  }
-  void act(JobId id, const std::string& what) {
-    send("POST", "/v1/jobs/" + std::to_string(id) + "/" + what);
-  }
-  void wait_for_no_workers() {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (!workers().empty() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(5ms);
-    EXPECT_TRUE(workers().empty());
-  }
-  // It is finished, and its result is that of the undisturbed job.
-  void expect_result(JobId id) {
-    const Json job = wait_for(id, "finished");
-    const int64_t steps = steps_of_.at(job.at("name"));
-    const fs::path run = job.value("run", "");
-    EXPECT_EQ(link::testing::read_checkpoint(run / "checkpoints", steps),
-              link::testing::run_undisturbed(steps, kRanks));
-  }
-
-  std::set<pid_t> workers() const {
-    std::set<pid_t> out;
-    std::error_code error;
-    for (auto it = fs::directory_iterator("/proc", error); !error && it != fs::directory_iterator();
-         it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      try {
-        const std::string line = read_file(it->path() / "cmdline");
-        if (line.find(folder().string()) != std::string::npos) out.insert(std::stoi(name));
-      } catch (const Error&) {  // gone
-      }
-    }
-    return out;
-  }
-  const fs::path& folder() const { return folder_.path(); }
-
- private:
-  TempFolder folder_;
-  int64_t devices_;
-  const std::string policy_;
-  const fs::path worker_;
-  pid_t pid_ = -1;
-  std::map<std::string, int64_t> steps_of_;
-};
+using namespace testing;
 
 TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
-  Cluster cluster;
+  LiveService cluster;
   std::vector<JobId> jobs;
   for (int i = 0; i < 5; ++i) jobs.push_back(cluster.submit("job" + std::to_string(i), 100 + i, 3));
   for (const JobId id : jobs) cluster.expect_result(id);
@@ -212,7 +45,7 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
 }
 
 TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
-  Cluster cluster(2);
+  LiveService cluster(2);
   const JobId first = cluster.submit("first", 4000, 2);
   cluster.wait(first, [](const Json& job) { return job.at("holdings").value("here", 0) == 2; });
   const JobId second = cluster.submit("second", 4000, 2);
@@ -225,7 +58,7 @@ TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
 }
 
 TEST(Service, AJobIsPausedResumedAndCancelled) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId id = cluster.submit("job", 3000);
   const JobId other = cluster.submit("other", 100000);
   const std::string path = "/v1/jobs/" + std::to_string(id);
@@ -242,7 +75,7 @@ TEST(Service, AJobIsPausedResumedAndCancelled) {
 }
 
 TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
-  Cluster cluster;
+  LiveService cluster;
   const auto refused = [&](const Json& body) {
     const Json answer = cluster.send("POST", "/v1/jobs", dump_json(body));
     EXPECT_EQ(answer.value("status", 0), 400) << answer;
@@ -266,7 +99,7 @@ TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
 }
 
 TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId running = cluster.submit("running", 3000, 2);
   cluster.wait_for(running, "running");
   EXPECT_EQ(cluster.stop(), 0);
@@ -278,7 +111,7 @@ TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
 
 // Killed again and again, at any instant: no job is lost or run twice, and all bits are right.
 TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
-  Cluster cluster;
+  LiveService cluster;
   std::vector<JobId> jobs;
   for (int i = 0; i < 6; ++i) {
     jobs.push_back(cluster.submit("job" + std::to_string(i), 1000 + 100 * i, 1 + i % 3));
@@ -300,7 +133,7 @@ TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
 
 // What was asked for, and not yet done, when the service was killed.
 TEST(Service, AWishIsFollowedByTheNextService) {
-  Cluster cluster;
+  LiveService cluster;
   const JobId paused = cluster.submit("paused", 100000);
   const JobId cancelled = cluster.submit("cancelled", 100000);
   for (const JobId id : {paused, cancelled}) cluster.wait_for(id, "running");
@@ -320,7 +153,7 @@ TEST(Service, AWishIsFollowedByTheNextService) {
 
 // It is started again with fewer devices than the jobs held, or than one of them needs.
 TEST(Service, FewerDevicesThanBefore) {
-  Cluster cluster(4);
+  LiveService cluster(4);
   const JobId pair = cluster.submit("pair", 400, 2, 2);
   const JobId other = cluster.submit("other", 400, 2, 1);
   cluster.wait_for(pair, "running");
@@ -339,7 +172,7 @@ TEST(Service, FewerDevicesThanBefore) {
 }
 
 TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
-  Cluster cluster(1);
+  LiveService cluster(1);
   cluster.send("POST", "/v1/nodes/elsewhere/drain", "{}");
   cluster.expect_result(cluster.submit("elsewhere", 20));
   cluster.send("POST", "/v1/nodes/here/drain", "{}");
@@ -355,7 +188,7 @@ TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
 
 // Somebody else trains in its run directory: it waits for them, and nobody waits for it.
 TEST(Service, AJobThatCannotStartIsInNobodysWay) {
-  Cluster cluster(1, "fifo");
+  LiveService cluster(1, "fifo");
   const JobId locked = cluster.submit("locked", 200);
   cluster.wait_for(locked, "running");
   cluster.act(locked, "pause");
@@ -373,7 +206,7 @@ TEST(Service, AJobThatCannotStartIsInNobodysWay) {
 
 // A run directory that cannot be made, and a cancel that comes while it is tried.
 TEST(Service, AJobIsCancelledWhileItsStartFails) {
-  Cluster cluster;
+  LiveService cluster;
   fs::remove(cluster.folder() / "runs");
   write_file_atomic(cluster.folder() / "runs", "a file");
   std::vector<JobId> jobs;
@@ -389,7 +222,7 @@ TEST(Service, AJobIsCancelledWhileItsStartFails) {
 
 // A store that was lost begins with job 1 again; what the job 1 of the earlier one left stays its.
 TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
-  Cluster cluster;
+  LiveService cluster;
   cluster.expect_result(cluster.submit("job", 200));
   EXPECT_EQ(cluster.stop(), 0);
   for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
@@ -401,7 +234,7 @@ TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
 
 // The service was killed after it made the folder, before it wrote the job into it.
 TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
-  Cluster cluster(1);
+  LiveService cluster(1);
   const JobId first = cluster.submit("first", 100000);
   const JobId second = cluster.submit("second", 40);
   cluster.wait_for(first, "running");
@@ -433,7 +266,7 @@ TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
                         " ]; do sleep 0.05; done;; esac\n"
                         "exec " DUCTILE_TEST_WORKER " \"$@\"\n");
   fs::permissions(script, fs::perms::owner_all);
-  Cluster cluster(3, "ductile", script);
+  LiveService cluster(3, "ductile", script);
   const JobId grows = cluster.submit("grows", 100000, 3);
   cluster.wait(grows, [](const Json& job) { return job.at("holdings").value("here", 0) == 3; });
   const JobId other = cluster.submit("other", 100000, 1);

@@ -179,6 +179,23 @@ std::string Reader::memory(std::string_view name) {
   return value;
 }
 
+std::vector<NodeRecord> Reader::nodes() {
+  std::vector<NodeRecord> out;
+  database_.query("SELECT node, type, devices, state, why, since FROM nodes ORDER BY place",
+                  [&](const Row& row) {
+                    out.push_back({row.text(0), row.text(1), row.integer(2),
+                                   node_state_from(row.text(3)), row.text(4), row.real(5)});
+                  });
+  return out;
+}
+
+std::map<std::string, std::map<JobId, int64_t>> Reader::held_by_node() {
+  std::map<std::string, std::map<JobId, int64_t>> out;
+  database_.query("SELECT node, job, devices FROM holdings",
+                  [&](const Row& row) { out[row.text(0)][row.integer(1)] = row.integer(2); });
+  return out;
+}
+
 std::vector<std::string> Reader::check() {
   std::vector<std::string> out;
   const auto each = [&](const char* sql, auto&& say) {
@@ -310,6 +327,31 @@ int64_t Change::set_holdings(JobId id, const std::vector<Holding>& holdings,
   touch(id, "allocation",
         dump_json(Json{{"generation", generation}, {"nodes", held}, {"reason", reason}}), now);
   return generation;
+}
+
+void Change::set_nodes(const std::vector<NodeRecord>& nodes, double now) {
+  database_.run("DELETE FROM nodes");
+  Json names = Json::array();
+  for (size_t place = 0; place < nodes.size(); ++place) {
+    const NodeRecord& node = nodes[place];
+    database_.run(
+        "INSERT INTO nodes (node, place, type, devices, state, why, since) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        node.node, static_cast<int64_t>(place), node.type, node.devices, to_string(node.state),
+        node.why, node.since);
+    names.push_back(node.node);
+  }
+  record(0, "nodes", dump_json(Json{{"nodes", names}}), now);
+}
+
+void Change::set_node(const NodeRecord& node) {
+  database_.run("UPDATE nodes SET state = ?, why = ?, since = ? WHERE node = ?",
+                to_string(node.state), node.why, node.since, node.node);
+  if (database_.changed_rows() == 0)
+    fail(ErrorCode::not_found, "there is no node \"{}\"", node.node);
+  record(0, "node",
+         dump_json(Json{{"node", node.node}, {"state", to_string(node.state)}, {"why", node.why}}),
+         node.since);
 }
 
 void Change::drain(std::string_view node, std::string_view reason, double now) {

@@ -55,6 +55,10 @@ class Reader {
   std::vector<Holding> holdings(JobId job);
   std::vector<Drain> drains();
   std::string memory(std::string_view name);  // empty: nothing
+  // In the order of the service that wrote them.
+  std::vector<NodeRecord> nodes();
+  // By node: who holds how many of its devices.
+  std::map<std::string, std::map<JobId, int64_t>> held_by_node();
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
@@ -82,6 +86,10 @@ class Change {
   // What the job holds from now on; nothing: empty. Gives the allocation's generation.
   int64_t set_holdings(JobId job, const std::vector<Holding>& holdings, std::string_view reason,
                        double now);
+
+  // The nodes that there are, in place of those before.
+  void set_nodes(const std::vector<NodeRecord>& nodes, double now);
+  void set_node(const NodeRecord& node);  // one of them; its event has the time `since`
 
   void drain(std::string_view node, std::string_view reason, double now);
   // Throws not_found if the node is not drained.

@@ -23,29 +23,32 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
 
 class TrainRunner : public JobRunner {
  public:
-  TrainRunner(net::Loop& loop, const fs::path& worker, const run::RunFolder& folder,
+  TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
               const spec::JobOptions& job)
       : lock_(folder.path(), run::RunLock::kController) {
     folder.remove_leftovers();
-    auto launcher =
-        server::make_local_launcher(loop, {worker, folder.log_file(), 1}, folder.path());
+    auto launcher = engine.launcher(folder);
+    launcher_ = launcher.get();
     server::JobHostOptions options;
     options.run = folder.path();
     options.membership = link::membership_options(job);
     options.membership.max_workers = job.train.virtual_ranks;
+    options.membership.num_hosts = engine.nodes();
+    options.listen = engine.listen();
     options.keep_checkpoints = job.checkpoint.keep;
     options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
     host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
   }
 
-  void start(int64_t devices, OnEnd on_end) override {
-    host_->start(devices, [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
+  void start(const std::vector<Holding>& devices, OnEnd on_end) override {
+    launcher_->place(shares_of(devices));
+    host_->start(count(devices), [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
       on_end(end_of(outcome));
     });
   }
 
-  void resize(int64_t devices, std::function<void(bool)> taken) override {
-    host_->request(control::ResizeJob{devices},
+  void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
+    host_->request(control::ResizeJob{count(devices), launcher_->place(shares_of(devices))},
                    [taken = std::move(taken)](const link::RequestAnswer& answer) {
                      taken(answer.refused.empty());
                    });
@@ -56,7 +59,7 @@ class TrainRunner : public JobRunner {
   }
 
   int64_t wanted() const override { return host_->wanted_workers(); }
-  int64_t used() const override { return host_->status().value("processes", int64_t{0}); }
+  std::map<std::string, int64_t> used() const override { return launcher_->by_host(); }
 
   JobProgress progress() const override {
     const nlohmann::json status = host_->status();
@@ -80,16 +83,28 @@ class TrainRunner : public JobRunner {
     }
   }
 
+  static std::vector<server::HostShare> shares_of(const std::vector<Holding>& devices) {
+    std::vector<server::HostShare> out;
+    for (const Holding& h : devices) out.push_back({h.node, h.devices});
+    return out;
+  }
+  static int64_t count(const std::vector<Holding>& devices) {
+    int64_t sum = 0;
+    for (const Holding& h : devices) sum += h.devices;
+    return sum;
+  }
+
   const run::RunLock lock_;
+  server::Launcher* launcher_ = nullptr;  // the host's
   int64_t total_steps_ = 0;
   std::unique_ptr<server::JobHost> host_;
 };
 
 }  // namespace
 
-std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, const fs::path& worker,
-                                             const fs::path& run, spec::JobOptions& job) {
-  return std::make_unique<TrainRunner>(loop, worker, made_run(run, job), job);
+std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                             spec::JobOptions& job) {
+  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

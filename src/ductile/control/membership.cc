@@ -186,7 +186,17 @@ void Membership::State::on(const StartJob& event) {
 
 void Membership::State::on(const ResizeJob& event) {
   if (phase == Phase::finished || phase == Phase::failed) return refuse("resize");
-  if (!count_in_range(event.workers) || wanted == event.workers) return;
+  if (!count_in_range(event.workers)) return;
+  for (auto& [id, worker] : workers) {
+    const bool goes = std::ranges::find(event.leave, id) != event.leave.end();
+    if (worker.sent_away == goes) continue;
+    worker.sent_away = goes;
+    note("resize", fmt::format("worker {} is to {}", id, goes ? "make room" : "stay after all"));
+    out.must_save = true;
+  }
+  launch_failures = 0;  // there may be other places now
+  next_launch = now;
+  if (wanted == event.workers) return;
   note("resize", fmt::format("from {} to {} workers asked for", wanted, event.workers));
   wanted = event.workers;
   out.must_save = true;
@@ -281,7 +291,7 @@ void Membership::State::on(const LaunchFailed& event) {
 void Membership::State::on(const WorkerExited& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr) return;
-  const bool asked = worker->doomed || (worker->report.leaving && event.code == 0);
+  const bool asked = worker->doomed || (worker->leaving() && event.code == 0);
   const std::string how = end_of(event, asked);
   note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));
   forget(event.worker);

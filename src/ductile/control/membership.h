@@ -39,6 +39,10 @@ struct StartJob {
 };
 struct ResizeJob {
   int64_t workers = 1;
+  // These go, whoever stays: their devices are given to somebody else. Each is replaced where more
+  // than the others are wanted, and takes part until then. Those that an earlier resize named, and
+  // this one does not, stay after all.
+  std::vector<WorkerId> leave{};
 };
 struct PreemptJob {};
 struct ResumeJob {

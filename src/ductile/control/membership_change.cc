@@ -21,7 +21,7 @@ std::vector<WorkerRecord*> Membership::State::participants() {
 std::vector<WorkerRecord*> Membership::State::joiners() {
   std::vector<WorkerRecord*> found;
   for (auto& [id, worker] : workers)
-    if (worker.live() && worker.loaded() && !worker.report.leaving && plan->find(id) == nullptr)
+    if (worker.live() && worker.loaded() && !worker.leaving() && plan->find(id) == nullptr)
       found.push_back(&worker);
   return found;
 }
@@ -71,7 +71,7 @@ std::string Membership::State::change_asked() {
     // First let everyone get the state: a change in between would begin the feeding anew.
     if (worker->report.generation != plan->number || worker->report.phase == WorkerPhase::restoring)
       return "";
-    if (worker->report.leaving)
+    if (worker->leaving())
       leaver = true;
     else
       ++staying;
@@ -80,8 +80,7 @@ std::string Membership::State::change_asked() {
   const auto members = static_cast<int64_t>(plan->members.size());
   if (staying > wanted) return fmt::format("from {} to {} workers", members, wanted);
   if (leaver && staying >= options.min_workers) return "a worker was asked to leave its host";
-  const bool room = staying > 0 || members < max_workers();
-  if (staying < wanted && room && !joiners().empty() && joiners_complete())
+  if (staying < wanted && !joiners().empty() && joiners_complete())
     return fmt::format("{} of {} wanted workers, and more are ready", members, wanted);
   return "";
 }
@@ -276,7 +275,7 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
   std::vector<WorkerRecord*> ranked, leavers;
   const auto holds = [&](const WorkerRecord* worker) { return worker->can_start(start); };
   for (WorkerRecord* worker : survivors)
-    (worker->report.leaving || worker->report.faulted ? leavers : ranked).push_back(worker);
+    (worker->leaving() || worker->report.faulted ? leavers : ranked).push_back(worker);
   std::stable_partition(ranked.begin(), ranked.end(), holds);
   std::stable_partition(leavers.begin(), leavers.end(), holds);
   ranked.insert(ranked.end(), joined.begin(), joined.end());

@@ -15,6 +15,7 @@ struct WorkerRecord {
   bool reachable = false;  // and is not overdue
   bool doomed = false;     // told to stop; whatever it says, it takes part in nothing any more
   bool killed = false;
+  bool sent_away = false;  // a resize named it
   Time launched_at{0};
   Time heard_at{0};
   Time acked_at{0};  // the last Ack: its lease ends no later than options.lease after this
@@ -22,6 +23,7 @@ struct WorkerRecord {
   Time told_at{0};  // the last instruction that it has to follow
   Time doomed_at{0};
 
+  bool leaving() const { return sent_away || report.leaving; }
   bool live() const { return !doomed && connected && reachable; }
   bool loaded() const { return connected && report.phase != WorkerPhase::loading; }
   bool halted_for(Generation generation) const { return report.promised >= generation; }

@@ -26,7 +26,9 @@ json named(const char* kind, const char* name, json rest = json::object()) {
 
 struct EventWriter {
   json operator()(const StartJob& e) { return named("event", "start", {{"workers", e.workers}}); }
-  json operator()(const ResizeJob& e) { return named("event", "resize", {{"workers", e.workers}}); }
+  json operator()(const ResizeJob& e) {
+    return named("event", "resize", {{"workers", e.workers}, {"leave", e.leave}});
+  }
   json operator()(const PreemptJob&) { return named("event", "preempt"); }
   json operator()(const ResumeJob& e) { return named("event", "resume", {{"workers", e.workers}}); }
   json operator()(const StopJob& e) { return named("event", "stop", {{"reason", e.reason}}); }
@@ -78,7 +80,8 @@ struct CommandWriter {
 json save_worker(const WorkerRecord& worker) {
   return {{"report", to_json(worker.report)},
           {"connected", worker.connected},
-          {"doomed", worker.doomed}};
+          {"doomed", worker.doomed},
+          {"sent_away", worker.sent_away}};
 }
 
 }  // namespace
@@ -113,7 +116,15 @@ Event event_from_json(const json& value) {
     return words;
   };
   if (name == "start") return StartJob{workers()};
-  if (name == "resize") return ResizeJob{workers()};
+  if (name == "resize") {
+    ResizeJob event{workers()};
+    for (const json& entry : in.array("leave")) {
+      if (!entry.is_number_unsigned())
+        fail(ErrorCode::invalid_argument, "event: 'leave' is not a list of workers");
+      event.leave.push_back(entry.get<WorkerId>());
+    }
+    return event;
+  }
   if (name == "preempt") return PreemptJob{};
   if (name == "resume") return ResumeJob{workers()};
   if (name == "stop") {
@@ -212,6 +223,7 @@ WorkerRecord worker_from_json(const json& entry, int64_t format, const Membershi
   if (format <= kWithoutParts) put_in_one_part(worker.report);
   in.read("connected", worker.connected);
   in.read("doomed", worker.doomed);
+  if (entry.contains("sent_away")) in.read("sent_away", worker.sent_away);
   worker.id = worker.report.worker;
   // Everyone is given time to report, and held for able to act until a lease from now ends.
   worker.reachable = worker.connected;

@@ -30,7 +30,7 @@ void Membership::State::check_timeouts() {
       lose(worker, "was not ready in time");
     } else if (plan->find(id) == nullptr && worker.connected && !worker.reachable) {
       lose(worker, "went silent before it took part");
-    } else if (plan->find(id) == nullptr && worker.report.leaving) {
+    } else if (plan->find(id) == nullptr && worker.leaving()) {
       doom(worker, false, "it was asked to leave its host");
     }
   }
@@ -62,7 +62,7 @@ void Membership::State::launch_and_trim() {
   if (phase == Phase::preempting || phase == Phase::finishing) return;
   int64_t usable = 0;
   for (const auto& [id, worker] : workers)
-    usable += !worker.doomed && !worker.report.leaving && (worker.reachable || !worker.connected);
+    usable += !worker.doomed && !worker.leaving() && (worker.reachable || !worker.connected);
   if (usable < wanted && due(next_try) && due(next_begin) && due(next_launch)) {
     std::vector<std::string> avoid;
     for (const auto& [host, trouble] : troubled) avoid.push_back(host);

@@ -60,6 +60,7 @@ std::vector<Instruction> some_instructions() {
 std::vector<Event> some_events() {
   return {StartJob{2},
           ResizeJob{3},
+          ResizeJob{3, {4, 5}},
           PreemptJob{},
           ResumeJob{0},
           StopJob{},

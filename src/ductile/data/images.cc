@@ -33,7 +33,12 @@ std::vector<fs::path> images_in(const fs::path& path) {
   return found;
 }
 
-// The brightness of an encoded image's pixels (ITU-R BT.601), which `scratch` then holds.
+// Of a pixel (ITU-R BT.601).
+std::byte brightness(const uint8_t* rgb) {
+  return std::byte((299 * rgb[0] + 587 * rgb[1] + 114 * rgb[2] + 500) / 1000);
+}
+
+// The brightness of an encoded image's pixels, which `scratch` then holds.
 Sample grey(const Sample& file, std::vector<std::byte>& scratch) {
   std::vector<uint8_t> pixels;
   JpegDecoder decoder;
@@ -47,8 +52,7 @@ Sample grey(const Sample& file, std::vector<std::byte>& scratch) {
   scratch.clear();
   for (int64_t y = 0; y < image.height; ++y) {
     const uint8_t* rgb = image.row(y);
-    for (int64_t x = 0; x < image.width; ++x, rgb += image.step)
-      scratch.push_back(std::byte((299 * rgb[0] + 587 * rgb[1] + 114 * rgb[2] + 500) / 1000));
+    for (int64_t x = 0; x < image.width; ++x, rgb += image.step) scratch.push_back(brightness(rgb));
   }
   return {Encoding::pixels, scratch, image.height, image.width, 1};
 }
@@ -117,6 +121,22 @@ class Renumbered final : public Dataset {
 };
 
 }  // namespace
+
+Sample with_channels(const Sample& sample, int64_t channels, std::vector<std::byte>& scratch) {
+  if (sample.encoding != Encoding::pixels) return channels == 1 ? grey(sample, scratch) : sample;
+  if (sample.channels == channels) return sample;
+  scratch.clear();
+  const auto count = static_cast<size_t>(sample.height * sample.width);
+  const auto* from = reinterpret_cast<const uint8_t*>(sample.bytes.data());
+  for (size_t i = 0; i < count; ++i) {
+    if (channels == 1) {
+      scratch.push_back(brightness(from + 3 * i));
+    } else {
+      scratch.insert(scratch.end(), static_cast<size_t>(channels), std::byte{from[i]});
+    }
+  }
+  return {Encoding::pixels, scratch, sample.height, sample.width, channels};
+}
 
 bool holds_images(const fs::path& path) {
   const FileKind kind = kind_of(path);

@@ -18,6 +18,11 @@ bool holds_images(const fs::path& path);
 std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad,
                                            int64_t channels = 3);
 
+// An image as a model of 1 or 3 channels reads it: with one, it is the brightness of the image's
+// pixels, which `scratch` then holds; a grey image stands for three equal channels. `sample` is
+// pixels or a whole file. Throws data_loss.
+Sample with_channels(const Sample& sample, int64_t channels, std::vector<std::byte>& scratch);
+
 // The same samples with the classes of another set, by their names as UTF-8: a set that has fewer
 // classes, or numbers them in another way, gets the numbers of `class_names`. Returns the set
 // itself if the names are the same. Throws invalid_argument, naming a class that is not among them.

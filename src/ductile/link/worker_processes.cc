@@ -138,4 +138,35 @@ std::vector<pid_t> workers_of(const fs::path& run) {
   return found;
 }
 
+namespace {
+
+// What follows `key` among the arguments; empty: it is not there.
+std::string_view after(std::string_view arguments, std::string_view key) {
+  std::string part(1, '\0');
+  part.append(key).append(1, '\0');
+  const size_t at = arguments.find(part);
+  if (at == std::string_view::npos) return {};
+  const std::string_view rest = arguments.substr(at + part.size());
+  return rest.substr(0, rest.find('\0'));
+}
+
+}  // namespace
+
+std::vector<FoundWorker> workers_below(const fs::path& folder, const std::string& host) {
+  std::vector<FoundWorker> found;
+  const std::string inside = folder.string() + "/";
+  for (const pid_t pid : all_processes()) {
+    if (!is_ours(pid)) continue;
+    const std::string arguments = arguments_of(pid);
+    const std::string_view run = after(arguments, "--run"), id = after(arguments, "--worker");
+    if (!has(arguments, "--host", host) || (run != folder.string() && !run.starts_with(inside)))
+      continue;
+    FoundWorker worker{std::string(run), 0};
+    const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), worker.worker);
+    if (error == std::errc() && !id.empty() && end == id.data() + id.size())
+      found.push_back(std::move(worker));
+  }
+  return found;
+}
+
 }  // namespace ductile::link

@@ -24,6 +24,15 @@ bool is_worker(pid_t pid, const fs::path& program, const std::string& run, contr
 // This user's processes that look like workers of the run, whatever their number and program.
 std::vector<pid_t> workers_of(const fs::path& run);
 
+struct FoundWorker {
+  std::string run;
+  control::WorkerId worker = 0;
+  bool operator==(const FoundWorker&) const = default;
+};
+// This user's processes that look like workers of `folder`, or of a run in it, and were started
+// with `--host HOST`.
+std::vector<FoundWorker> workers_below(const fs::path& folder, const std::string& host);
+
 // Whether no process of this worker runs on this machine any more. One that runs `program`, which
 // another controller started, is killed; one of another program is left alone, and counts. An
 // empty `program` kills nobody.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -18,12 +19,16 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/machine.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/core_pool.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/sole_agent_impl.h"
 
 namespace ductile::server {
 namespace {
@@ -44,20 +49,18 @@ class HostAgent {
   }
 
  private:
+  struct Job {
+    std::unique_ptr<Launcher> launcher;
+    bool ready = false;  // the launcher has something to tell
+    bool closing = false;
+    std::set<control::WorkerId> own;  // running
+  };
+
   void hear() {
     std::vector<std::string> requests;
     const bool open = lines_.read(in_, [&](std::string_view line) { requests.emplace_back(line); });
-    for (const std::string& request : requests)
-      if (!quitting_) handle(request);
-    take();
-    if (!open && !quitting_) loop_.stop();
-  }
-
-  void take() {
-    ready_ = false;
-    if (!launcher_) return;
-    pass_on(launcher_->take());
-    if (quitting_ && launcher_->running() == 0) loop_.stop();
+    for (const std::string& request : requests) handle(request);
+    if (!open) loop_.stop();
   }
 
   void handle(const std::string& line) {
@@ -67,59 +70,83 @@ class HostAgent {
     const std::string what = request.begin().key();
     const json& value = request.begin().value();
     try {
-      if (what == "hello") hello(value);
-      if (what == "start" && launcher_) start(value);
-      if (what == "kill" && launcher_) launcher_->kill(value.get<control::WorkerId>());
-      if (what == "adopt" && launcher_) adopt(value.get<std::vector<control::WorkerId>>());
-      if (what == "quit") quit();
+      if (what == "hello") return hello(value);
+      if (!place_) fail(ErrorCode::invalid_argument, "'{}' before 'hello'", what);
+      if (what == "census") return census();
+      const std::string run = value.at("run");
+      if (what == "open") open(run, value);
+      if (what == "end") end(run, value.at("worker"));
+      const auto found = jobs_.find(run);
+      if (found == jobs_.end()) return;
+      Job& job = found->second;
+      if (what == "start") start(run, job, value);
+      if (what == "kill") job.launcher->kill(value.at("worker").get<control::WorkerId>());
+      if (what == "adopt")
+        adopt(run, job, value.at("workers").get<std::vector<control::WorkerId>>());
+      if (what == "close") close(run, job);
     } catch (const std::exception& e) {
       say({{"error", e.what()}});
     }
   }
 
-  // Up to five seconds, for those that do not end by a kill.
-  void quit() {
-    quitting_ = true;
-    in_watch_.end();
-    if (!launcher_ || launcher_->running() == 0) return loop_.stop();
-    for (const control::WorkerId worker : own_) launcher_->kill(worker);
-    end_ = loop_.after(std::chrono::seconds(5), [this] { loop_.stop(); });
-  }
-
   void hello(const json& value) {
-    const fs::path run = value.at("run").get<std::string>();
+    const fs::path folder = value.at("folder").get<std::string>();
     const std::string host = value.at("host");
     constexpr const char* kShared =
-        "the run directory of a job on several hosts must lie on a file system that all of them "
+        "the folder of what runs on several hosts must lie on a file system that all of them "
         "share, under the same path";
-    if (::access((run / "job.toml").c_str(), R_OK) != 0) {
+    if (::access((folder / "secret").c_str(), R_OK) != 0) {
       const int error = errno;
       if (error == ENOENT || error == ENOTDIR)
-        fail(ErrorCode::not_found, "host {} does not see {}; {}", host, run.string(), kShared);
-      fail(ErrorCode::unavailable, "host {} cannot read {}: {}", host, (run / "job.toml").string(),
+        fail(ErrorCode::not_found, "host {} does not see {}; {}", host, folder.string(), kShared);
+      fail(ErrorCode::unavailable, "host {} cannot read {}: {}", host, (folder / "secret").string(),
            std::strerror(error));
     }
-    if (::access(run.c_str(), W_OK | X_OK) != 0) {
+    if (::access(folder.c_str(), W_OK | X_OK) != 0) {
       const int error = errno;
-      fail(ErrorCode::unavailable, "host {} cannot write to {}: {}; {}", host, run.string(),
+      fail(ErrorCode::unavailable, "host {} cannot write to {}: {}; {}", host, folder.string(),
            std::strerror(error), kShared);
     }
-    const net::Secret secret = net::Secret::from_file(run / "secret");
-    options_.program = value.at("worker").get<std::string>();
-    if (::access(options_.program.c_str(), X_OK) != 0) options_.program = process::find_worker();
-    options_.log = value.at("log").get<std::string>();
-    options_.threads = value.at("threads");
-    options_.host = host;
-    options_.kills_at_end = false;
-    launcher_.reset();
-    launcher_ = make_local_launcher(loop_, options_, run);
-    launcher_->call_when_ready([this] {
-      if (!std::exchange(ready_, true)) loop_.post([this] { take(); });
-    });
-    say({{"ready", {{"proof", agent_proof(secret, value.at("nonce"))}}}});
+    const net::Secret secret = net::Secret::from_file(folder / "secret");
+    place_ = sole_agent(agent_proof(secret, "place of " + host));
+    folder_ = folder;
+    host_ = host;
+    program_ = value.at("worker").get<std::string>();
+    if (::access(program_.c_str(), X_OK) != 0) program_ = process::find_worker();
+    if (const int64_t devices = value.at("devices"); devices > 0)
+      cores_ = std::make_shared<CorePool>(devices);
+    say({{"ready",
+          {{"proof", agent_proof(secret, value.at("nonce"))}, {"cores", usable_cores().size()}}}});
   }
 
-  void start(const json& value) {
+  void open(const std::string& run, const json& value) {
+    if (jobs_.contains(run)) return;
+    LocalLauncherOptions options;
+    options.program = program_;
+    options.log = value.at("log").get<std::string>();
+    options.threads = value.at("threads");
+    options.host = host_;
+    options.kills_at_end = false;
+    options.cores = cores_;
+    Job& job = jobs_[run];
+    job.launcher = make_local_launcher(loop_, options, run);
+    job.launcher->call_when_ready([this, run] {
+      const auto found = jobs_.find(run);
+      if (found != jobs_.end() && !std::exchange(found->second.ready, true))
+        loop_.post([this, run] { take(run); });
+    });
+  }
+
+  void take(const std::string& run) {
+    const auto found = jobs_.find(run);
+    if (found == jobs_.end()) return;
+    Job& job = found->second;
+    job.ready = false;
+    pass_on(run, job, job.launcher->take());
+    end_closed(run, job);
+  }
+
+  void start(const std::string& run, Job& job, const json& value) {
     WorkerStart start;
     start.worker = value.at("worker");
     start.arguments = value.at("arguments").get<std::vector<std::string>>();
@@ -127,19 +154,19 @@ class HostAgent {
       start.environment.emplace_back(pair.at(0), pair.at(1));
     start.workers = value.at("workers");
     try {
-      launcher_->start(start);
-      own_.insert(start.worker);
+      job.launcher->start(start);
+      job.own.insert(start.worker);
     } catch (const Error& e) {
-      say({{"failed", {{"worker", start.worker}, {"text", e.what()}}}});
+      say({{"failed", {{"run", run}, {"worker", start.worker}, {"text", e.what()}}}});
     }
   }
 
-  void adopt(const std::vector<control::WorkerId>& workers) {
-    pass_on(launcher_->take());
-    launcher_->adopt(workers);
+  void adopt(const std::string& run, Job& job, const std::vector<control::WorkerId>& workers) {
+    pass_on(run, job, job.launcher->take());
+    job.launcher->adopt(workers);
     json gone = json::array();
     std::vector<LauncherEvent> others;
-    for (LauncherEvent& event : launcher_->take()) {
+    for (LauncherEvent& event : job.launcher->take()) {
       const auto* exited = std::get_if<control::WorkerExited>(&event);
       if (exited != nullptr) {
         gone.push_back(exited->worker);
@@ -147,24 +174,56 @@ class HostAgent {
         others.push_back(std::move(event));
       }
     }
-    pass_on(std::move(others));
+    pass_on(run, job, others);
     json found = json::array();
     for (const control::WorkerId worker : workers)
       if (std::find(gone.begin(), gone.end(), json(worker)) == gone.end()) {
         found.push_back(worker);
-        own_.insert(worker);
+        job.own.insert(worker);
       }
-    say({{"adopted", {{"found", found}, {"gone", gone}}}});
+    say({{"adopted", {{"run", run}, {"found", found}, {"gone", gone}}}});
   }
 
-  void pass_on(std::vector<LauncherEvent> events) {
+  void close(const std::string& run, Job& job) {
+    job.closing = true;
+    for (const control::WorkerId worker : job.own) job.launcher->kill(worker);
+    end_closed(run, job);
+  }
+
+  void end_closed(const std::string& run, const Job& job) {
+    if (!job.closing || job.launcher->running() > 0) return;
+    say({{"closed", {{"run", run}}}});
+    jobs_.erase(run);
+  }
+
+  void census() {
+    json workers = json::array();
+    for (const link::FoundWorker& found : link::workers_below(folder_, host_))
+      workers.push_back({{"run", found.run}, {"worker", found.worker}});
+    say({{"census", workers}});
+  }
+
+  // A child is ended through its launcher, which reaps it.
+  void end(const std::string& run, control::WorkerId worker) {
+    const auto found = jobs_.find(run);
+    if (found != jobs_.end() && found->second.own.contains(worker)) {
+      found->second.launcher->kill(worker);
+    } else {
+      link::end_worker(program_, run, worker);
+    }
+  }
+
+  void pass_on(const std::string& run, Job& job, const std::vector<LauncherEvent>& events) {
     for (const LauncherEvent& event : events) {
       if (const auto* line = std::get_if<WorkerLine>(&event)) {
-        say({{"line", {{"worker", line->worker}, {"text", line->text}}}});
+        say({{"line", {{"run", run}, {"worker", line->worker}, {"text", line->text}}}});
       } else if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
-        own_.erase(exited->worker);
+        job.own.erase(exited->worker);
         say({{"exited",
-              {{"worker", exited->worker}, {"code", exited->code}, {"signal", exited->signal}}}});
+              {{"run", run},
+               {"worker", exited->worker},
+               {"code", exited->code},
+               {"signal", exited->signal}}}});
       }
     }
   }
@@ -188,14 +247,13 @@ class HostAgent {
   const int in_, out_;
   net::Loop loop_;
   net::Loop::Watch in_watch_;
-  net::Loop::Timer end_;
   process::LineReader lines_;
-  bool quitting_ = false;
-  bool ready_ = false;   // the launcher has something to tell
   bool broken_ = false;  // nobody reads what it says
-  LocalLauncherOptions options_;
-  std::unique_ptr<Launcher> launcher_;
-  std::set<control::WorkerId> own_;  // of this host's, running
+  Descriptor place_;     // while it is held, this is the host's agent
+  fs::path folder_, program_;
+  std::string host_;
+  std::shared_ptr<CorePool> cores_;
+  std::map<std::string, Job> jobs_;  // by their runs
 };
 
 }  // namespace

@@ -1,21 +1,29 @@
 #pragma once
 
-// What runs on each host of a job beside its workers.
+// What runs on each host beside the workers of all jobs there.
 namespace ductile::server {
 
 inline constexpr const char* kHostAgent = "host-agent";  // the argument that runs it
 
-// `ductile host-agent`: takes requests from a controller as JSON lines from `in`, answers on `out`:
+// `ductile host-agent`: takes requests from a controller as JSON lines from `in`, answers on `out`.
+// RUN is the run directory of a job, by which the agent tells the jobs apart.
 //
-//   {"hello": {"run", "host", "nonce", "worker", "log", "threads"}} -> {"ready": {"proof"}}
-//   {"start": {"worker", "arguments", "environment", "workers"}}    -> nothing, or {"failed": ...}
-//   {"kill": ID}                                                    -> {"exited": ...}, in the end
-//   {"adopt": [ID, ...]}                         -> {"adopted": {"found": [...], "gone": [...]}}
-//   {"quit": true}: kills what runs, and ends
+//   {"hello": {"folder", "host", "nonce", "worker", "devices"}} -> {"ready": {"proof", "cores"}}
+//   {"open": {"run", "log", "threads"}}                  before anything else about a run
+//   {"start": {"run", "worker", "arguments", "environment", "workers"}}  -> nothing, or "failed"
+//   {"kill": {"run", "worker"}}                          -> {"exited": ...}, in the end
+//   {"adopt": {"run", "workers": [ID, ...]}} -> {"adopted": {"run", "found": [], "gone": []}}
+//   {"close": {"run"}}: kills what runs of it            -> {"closed": {"run"}}, in the end
+//   {"census": {}} -> {"census": [{"run", "worker"}, ...]}: all workers of this host, in the folder
+//   {"end": {"run", "worker"}}: ends what the census showed, of whatever run
 //
-// and says by itself {"exited": {"worker", "code", "signal"}}, {"line": {"worker", "text"}}, and
-// {"beat": true} every second. Ends without a kill when `in` ends: the workers go on, and end
-// themselves when no controller comes for them. Returns the exit code.
+// and says by itself {"exited": {"run", "worker", "code", "signal"}}, {"line": {"run", "worker",
+// "text"}}, and {"beat": true} every second. With `devices` each worker gets a share of the cores
+// for itself (core_pool.h).
+//
+// A host has one agent for a folder: a new one ends an earlier one that is still there, so that a
+// request which was long on its way is never carried out. Ends without a kill when `in` ends: the
+// workers go on, and end themselves when no controller comes for them. Returns the exit code.
 int run_host_agent(int in, int out);
 
 }  // namespace ductile::server

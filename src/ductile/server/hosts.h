@@ -77,16 +77,27 @@ struct HostsLauncherOptions {
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
 };
 
-// Workers as processes of several hosts. On each runs one `ductile host-agent` (host_agent.h) at
-// the other end of the launcher command's stdin and stdout; it starts, watches and kills the
-// workers of its host. An agent whose connection breaks leaves them at work, and the next one finds
-// them, so neither a controller that is killed nor a broken ssh connection costs a worker.
+// Workers as processes of several hosts, all of this one job. On each runs one `ductile host-agent`
+// (host_agent.h) at the other end of the launcher command's stdin and stdout; it starts, watches
+// and kills the workers of its host. An agent whose connection breaks leaves them at work, and the
+// next one finds them, so neither a controller that is killed nor a broken ssh connection costs a
+// worker.
 //
 // Workers fill the hosts in order; hosts without a number of places share them evenly. Throws if
 // hosts do not answer, or do not see the run directory, with their names and what they said.
 //
 // This call waits for the hosts, up to `patience`; only after it the launcher needs the loop.
 std::unique_ptr<Launcher> make_hosts_launcher(net::Loop& loop, HostsLauncherOptions options,
+                                              const fs::path& run);
+
+class Agents;
+struct JobOnHosts {
+  fs::path log;
+  int64_t threads = 0;
+  bool elsewhere = false;  // as above
+};
+// The same with agents that other jobs use, too. It waits for nobody.
+std::unique_ptr<Launcher> make_hosts_launcher(std::shared_ptr<Agents> agents, JobOnHosts options,
                                               const fs::path& run);
 
 }  // namespace ductile::server

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
 #include "ductile/net/loop.h"
+#include "ductile/server/core_pool.h"
 
 namespace ductile::server {
 
@@ -29,6 +31,12 @@ struct WorkerLine {  // of its progress pipe
   std::string text;
 };
 using LauncherEvent = std::variant<control::WorkerExited, control::LaunchFailed, WorkerLine>;
+
+// So many workers on one host.
+struct HostShare {
+  std::string host;
+  int64_t workers = 0;
+};
 
 struct WorkerPlace {
   std::string host;   // empty: this one, or unknown
@@ -63,6 +71,13 @@ class Launcher {
   virtual void finish() = 0;
   virtual bool finished() const = 0;
 
+  // From now on workers are started on these hosts alone, with so many on each at most, in this
+  // order; on all that there are where this was never called. Returns those that run and are too
+  // many for it; they go on until somebody ends them.
+  virtual std::vector<control::WorkerId> place(std::span<const HostShare>) { return {}; }
+  // How many run, or may run, on each host; this one alone has no name.
+  virtual std::map<std::string, int64_t> by_host() const = 0;
+
   // Whether any host can be reached now; if not, start() tried nothing.
   virtual bool reachable() const { return true; }
   virtual WorkerPlace place_of(control::WorkerId) const { return {}; }
@@ -76,6 +91,8 @@ struct LocalLauncherOptions {
   // of the run do.
   std::string host;
   bool kills_at_end = true;
+  // Whose shares the workers run on, one each; null: they share all cores with each other.
+  std::shared_ptr<CorePool> cores;
 };
 
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher

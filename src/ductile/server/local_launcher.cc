@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +29,17 @@ namespace ductile::server {
 namespace {
 
 using control::WorkerId;
+
+// Where a process may run; empty: nobody knows.
+std::vector<int> cores_of(pid_t pid) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (::sched_getaffinity(pid, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(static_cast<size_t>(core), &set)) cores.push_back(core);
+  return cores;
+}
 
 class LocalLauncher : public Launcher {
  public:
@@ -71,11 +83,15 @@ class LocalLauncher : public Launcher {
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
-    // Where workers come and go later, they share these cores anew, as far as the user lets them.
-    const std::vector<int> cores = usable_cores();
-    launch.environment.emplace_back("DUCTILE_CORES", fmt::format("{}", fmt::join(cores, ",")));
-    if (told != nullptr) launch.environment.emplace_back("DUCTILE_THREADS", told);
-    launch.cpus = core_share(worker.place, sharing, cores);
+    if (options_.cores) {
+      if ((worker.share = options_.cores->take())) launch.cpus = *worker.share;
+    } else {
+      // Where workers come and go later, they share these cores anew, as far as the user lets them.
+      const std::vector<int> cores = usable_cores();
+      launch.environment.emplace_back("DUCTILE_CORES", fmt::format("{}", fmt::join(cores, ",")));
+      if (told != nullptr) launch.environment.emplace_back("DUCTILE_THREADS", told);
+      launch.cpus = core_share(worker.place, sharing, cores);
+    }
     const pid_t pid = process::spawn(launch);
     worker.child = true;
     worker.pid = pid;
@@ -103,6 +119,7 @@ class LocalLauncher : public Launcher {
   void adopt(std::span<const WorkerId> ids) override {
     const std::vector<pid_t> pids = link::all_processes();
     for (const WorkerId id : ids) {
+      if (workers_.contains(id)) continue;
       Worker worker;
       for (const pid_t pid : pids) {
         const auto is_it = [&] {
@@ -121,8 +138,8 @@ class LocalLauncher : public Launcher {
         continue;
       }
       worker.place = free_place();
+      if (options_.cores) worker.share = options_.cores->take_again(cores_of(worker.pid));
       worker.end_watch = events_.watch(worker.pid_fd.get());
-      workers_.erase(id);
       workers_.emplace(id, std::move(worker));
     }
   }
@@ -131,6 +148,9 @@ class LocalLauncher : public Launcher {
     events_.call_when_ready(std::move(on_ready));
   }
   size_t running() const override { return workers_.size(); }
+  std::map<std::string, int64_t> by_host() const override {
+    return {{"", static_cast<int64_t>(workers_.size())}};
+  }
   WorkerPlace place_of(WorkerId id) const override {
     const auto found = workers_.find(id);
     return {"", found == workers_.end() ? 0 : found->second.pid};
@@ -168,6 +188,7 @@ class LocalLauncher : public Launcher {
     process::LineReader lines;
     pid_t pid = 0;
     int64_t place = 0;
+    CorePool::Share share;
     bool child = false;
     net::Loop::Watch end_watch, line_watch;
   };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "ductile/data/images.h"
 #include "ductile/data/loader.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/serving/inference.h"
 #include "ductile/train/class_scores.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/minimum.h"
@@ -123,26 +123,10 @@ Json evaluate_run(Trained& trained, const DataSet& samples, Origin origin,
   return out;
 }
 
-// The places of the `count` largest logits, the first of equal ones first; as for
-// predicted_class(), what is not a number is larger than any number.
-std::vector<int64_t> likeliest(std::span<const float> logits, int64_t count) {
-  const auto is_larger = [](float a, float b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
-  std::vector<int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), int64_t{0});
-  const auto comes_before = [&](int64_t a, int64_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return is_larger(x, y) || (!is_larger(y, x) && a < b);
-  };
-  const auto end = order.begin() + std::min(count, static_cast<int64_t>(order.size()));
-  std::partial_sort(order.begin(), end, order.end(), comes_before);
-  order.erase(end, order.end());
-  return order;
-}
-
 Json predicted(std::span<const float> logits, int64_t top, const std::vector<std::string>& names) {
   const std::vector<double> probabilities = probabilities_of(logits);
   Json out = Json::array();
-  for (const int64_t label : likeliest(logits, top)) {
+  for (const int64_t label : serving::largest(logits, top)) {
     const auto i = static_cast<size_t>(label);
     Json one = {{"class", label}, {"probability", run::json_number(probabilities[i])}};
     if (i < names.size()) one["name"] = names[i];

@@ -2,8 +2,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,6 +24,7 @@
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
 #include "ductile/train/questions.h"
+#include "ductile/train/serve.h"
 #include "ductile/train/torch_error.h"
 #include "ductile/train/workers.h"
 
@@ -38,6 +41,7 @@ struct Arguments {
   bool describe = false;
   std::string model;    // a library whose model is asked about
   std::string ask;      // a question about the run's model (questions.h), as JSON
+  std::string serve;    // a request to serve the run's model (serve.h), as JSON
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   ductile::net::Address controller, store;
   std::string address;  // of its host
@@ -71,12 +75,15 @@ Arguments parse(int argc, char** argv) {
       out.model = value(i);
     } else if (arg == "--ask") {
       out.ask = value(i);
+    } else if (arg == "--serve") {
+      out.serve = value(i);
     } else {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
                     "[--host NAME] [--address ADDRESS]] | "
-                    "--run DIR --ask JSON [--progress-fd N] | --model LIBRARY [--progress-fd N] | "
+                    "--run DIR --ask JSON [--progress-fd N] | --run DIR --serve JSON "
+                    "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
                     "--describe",
                     arg);
     }
@@ -103,16 +110,26 @@ int run(const Arguments& arguments) {
   spec::JobOptions job;
   OptionSet(job).read_toml(folder.job_file(), Moved::follow);
   spec::check(job);
+  std::optional<train::ServeRequest> request;
+  if (!arguments.serve.empty()) {
+    request = train::ServeRequest::from_json(
+        parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
+    if (request->threads > 0) job.train.threads = request->threads;
+  }
   train::resolve_threads(job);
   train::prepare_torch(job);
 
+  const auto row = [&](const nlohmann::json& values) {
+    run::write_line(arguments.progress_fd, run::Row{values});
+  };
+  const auto interrupted = [] { return train::pending_interrupt() != 0; };
+  if (request) {
+    train::serve(std::move(*request), folder, job, row, interrupted);
+    return kDone;
+  }
   if (!arguments.ask.empty()) {
     const auto question =
         train::Question::from_json(parse_json(arguments.ask, "--ask", ErrorCode::invalid_argument));
-    const auto row = [&](const nlohmann::json& values) {
-      run::write_line(arguments.progress_fd, run::Row{values});
-    };
-    const auto interrupted = [] { return train::pending_interrupt() != 0; };
     run::write_line(arguments.progress_fd,
                     run::Done{train::answer(question, folder, job, row, interrupted)});
     return kDone;

@@ -542,7 +542,8 @@ void ModelJob::inject() {
       feed_worker(victim, *living(victim), LeaveAsked{});
       break;
     case 8:
-      request(ResizeJob{between(options_.min_workers, options_.max_workers)});
+      request(ResizeJob{between(options_.min_workers, options_.max_workers),
+                        chance(0.3) ? std::vector<WorkerId>{victim} : std::vector<WorkerId>()});
       break;
     case 9:
       request(PreemptJob{});

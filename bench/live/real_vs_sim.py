@@ -1,0 +1,285 @@
+#!/usr/bin/python3
+"""Real jobs under each policy on the slots of this machine, and the same workload in the simulator.
+
+Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--workloads a,b]
+                                 [--slots 2] [--rounds 1] [--data FOLDER] [--build build/release]
+
+1. Each kind of job runs alone on each number of slots, while the other slots do the like, as they
+   do on a busy machine: its time per step, and the seconds that a start takes (the profile).
+2. Each workload runs under each policy with `ductile up`, jobs arriving when they should. Policies
+   take turns.
+3. The same workload runs in `ductile sim` with the profile. Seconds are ten there for one here,
+   since the simulator rounds its epochs to whole seconds.
+4. Each kind of job runs alone to its end; the weights of every job must have that digest.
+
+FOLDER has fashion-mnist and cifar10 as `ductile data` takes them. Workload a was there while this was
+written; b was kept apart. Policies that do not resize jobs run each with the slots that it asks for;
+the others may give it from one slot to all. It wants a quiet machine, and resumes where it stopped:
+what lies in OUT is not run again. Writes OUT/report.json and prints a table.
+"""
+import argparse
+import array
+import http.client
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESIZES = {"fifo": False, "srtf": False, "tiresias": False, "gavel": False}
+SCALE = 10  # seconds of the simulator for one of ours
+
+# Options beside the batch; steps of the shortest job.
+KINDS = {
+    "digits_cnn": (["data.format=digits", "model.name=cnn", "optimizer.lr=0.05"], 128, 400),
+    "fashion_cnn": (["data.format=idx", "data.path={data}/fashion-mnist", "model.name=cnn",
+                     "optimizer.lr=0.05", "data.test_limit=512"], 128, 400),
+    "resnet8": (["data.format=cifar10", "data.path={data}/cifar10", "model.name=resnet8",
+                 "data.test_limit=512"], 128, 150),
+    "resnet20": (["data.format=cifar10", "data.path={data}/cifar10", "model.name=resnet20",
+                  "data.test_limit=512"], 128, 60),
+    "gpt": (["data.format=tokens", "data.path={out}/text.bin", "data.test_path={out}/text_test.bin",
+             "data.tokens.type=u16", "data.tokens.sequence_length=64", "data.test_limit=32", "model.name=gpt",
+             "model.layers=2", "model.heads=4", "model.dim=64", "optimizer.name=adamw",
+             "optimizer.lr=0.001"], 32, 200),
+}
+
+
+def workload(name, slots):
+    """(name, kind, length in multiples of the kind's shortest, slots asked for, arrival)."""
+    draw = random.Random(f"live {name}")
+    jobs, now = [], 0.0
+    for number in range(14):
+        kind = draw.choice(sorted(KINDS))
+        length = draw.choice([1, 1, 2, 2, 3, 5])
+        jobs.append((f"{name}-{number}-{kind}", kind, length, draw.choice([1, 1, slots]), now))
+        now += draw.expovariate(1 / 8.0)
+    return jobs
+
+
+def options_of(args, kind, length):
+    sets, batch, steps = KINDS[kind]
+    words = [s.format(data=args.data, out=args.out.resolve()) for s in sets]
+    words += [f"train.batch_size={batch}", f"train.max_steps={steps * length}", "train.epochs=100000",
+              f"train.virtual_ranks={args.slots}", "train.eval_every_epochs=0", "train.log_every=5"]
+    return [w for word in words for w in ("--set", word)]
+
+
+class Connection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=60)
+        self.path = str(path)
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
+
+
+def get(folder, path):
+    connection = Connection(folder / "api.sock")
+    connection.request("GET", path)
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def records(run, file):
+    return [json.loads(line) for line in (run / file).read_text().splitlines()]
+
+
+def digest_of(run):
+    return [r for r in records(run, "events.jsonl") if r.get("kind") == "end"][-1]["weights_digest"]
+
+
+def train(args, run, kind, length, workers):
+    """Starts it; the run's folder is made by it."""
+    environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
+    words = [args.build / "bin" / "ductile", "-q", "train", "--out", run, "--workers", str(workers),
+             "--set", "train.threads=1", *options_of(args, kind, length)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
+
+
+def profile(args, kind):
+    """{slots: seconds per step}, the seconds from a start to its first step, and of an end."""
+    out = {"steps": {}}
+    length = 4
+    for slots in range(1, args.slots + 1):
+        folder = args.out / "profile"
+        runs = [folder / f"{kind}-{slots}-{i}" for i in range(args.slots // slots)]
+        for run in runs:
+            shutil.rmtree(run, ignore_errors=True)
+        begin = time.time()
+        for process in [train(args, run, kind, length, slots) for run in runs]:
+            assert process.wait() == 0, (kind, slots)
+        seconds = []
+        for run in runs:
+            steps = [r for r in records(run, "metrics.jsonl") if "train/loss" in r]
+            seconds.append((steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"]))
+            first = steps[0]["time"] - seconds[-1] * steps[0]["step"]
+            end = records(run, "events.jsonl")[-1]["time"]
+            out.setdefault("start", []).append(first - begin)
+            out.setdefault("end", []).append(end - steps[-1]["time"])
+        out["steps"][str(slots)] = statistics.mean(seconds)
+    out["start"] = statistics.median(out["start"])
+    out["end"] = statistics.median(out["end"])
+    return out
+
+
+def kept(path, make):
+    """What lies there, or is made now."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        value = make()
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(value, indent=1))
+        temporary.rename(path)
+    return json.loads(path.read_text())
+
+
+def real(args, name, policy, digests):
+    """One workload under one policy: jobs with arrival, start, end, changes and whether their weights
+    are those of the job alone."""
+    folder = args.out / "service"
+    shutil.rmtree(folder, ignore_errors=True)
+    jobs = workload(name, args.slots)
+    environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
+    ductile = args.build / "bin" / "ductile"
+    service = subprocess.Popen([ductile, "up", "--folder", folder, "--devices", str(args.slots),
+                                "--policy", policy], env=environment, stdout=subprocess.DEVNULL,
+                               stderr=open(args.out / "service.log", "a"))
+    try:
+        while not (folder / "api.sock").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        begin = time.time()
+        numbers = {}
+        for job, kind, length, asked, arrival in jobs:
+            time.sleep(max(0.0, begin + arrival - time.time()))
+            least = 1 if RESIZES.get(policy, True) else asked
+            most = args.slots if RESIZES.get(policy, True) else asked
+            done = subprocess.run([ductile, "submit", "--folder", folder, "--name", job, "--min", str(least),
+                                   "--max", str(most), *options_of(args, kind, length)],
+                                  check=True, capture_output=True, text=True)
+            numbers[job] = int(done.stdout)
+        while True:
+            live = get(folder, "/v1/jobs?live=1&limit=1000")["jobs"]
+            if not live:
+                break
+            time.sleep(0.25)
+        out = []
+        for job, kind, length, asked, arrival in jobs:
+            record = get(folder, f"/v1/jobs/{numbers[job]}")
+            run = pathlib.Path(record["run"])
+            out.append({"name": job, "arrival": arrival, "jct": record["ended"] - record["submitted"],
+                        "waited": record["started"] - record["submitted"],
+                        "allocations": record["generation"], "phase": record["phase"],
+                        "same_bits": digest_of(run) == digests[f"{kind}-{length}"]})
+        return out
+    finally:
+        service.send_signal(signal.SIGINT)
+        service.wait()
+
+
+def alone(args):
+    """{kind-length: digest of the weights} of each job, run alone."""
+    out = {}
+    for kind, length in sorted({(k, n) for w in args.workloads for _, k, n, _, _ in workload(w, args.slots)}):
+        run = args.out / "alone" / f"{kind}-{length}"
+        shutil.rmtree(run, ignore_errors=True)
+        assert train(args, run, kind, length, args.slots).wait() == 0
+        out[f"{kind}-{length}"] = digest_of(run)
+    return out
+
+
+def simulated(args, name, policy, profiles):
+    """The mean completion time in our seconds, and those of the jobs."""
+    folder = args.out / "sim"
+    shutil.rmtree(folder, ignore_errors=True)
+    jobs = workload(name, args.slots)
+    for kind, length in {(k, n) for _, k, n, _, _ in jobs}:
+        application = folder / "traces" / f"{kind}-{length}"
+        application.mkdir(parents=True)
+        _, batch, steps = KINDS[kind]
+        epochs, rows = 20, ["progress,iteration,metric,grad_sqr,grad_var"]
+        for epoch in range(1, epochs + 1):
+            done = steps * length * epoch / epochs
+            rows.append(f"{done},{done},0,1,1")
+        (application / f"validation-{batch}.csv").write_text("\n".join(rows) + "\n")
+        placements = ["placement,local_bsz,step_time,sync_time"]
+        scaling = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
+        one = profiles[kind]["steps"]["1"]
+        for slots in range(1, args.slots + 1):
+            step = profiles[kind]["steps"][str(slots)]
+            sync = max(0.0, step - one / slots) if slots > 1 else 0.0
+            row = f"{-(-batch // slots)},{step * SCALE},{sync * SCALE}"
+            placements.append(f"{slots},{row}")
+            scaling.append(f"1,{slots},{row}")
+        (application / "placements-cpu.csv").write_text("\n".join(placements) + "\n")
+        (application / "scalability-cpu.csv").write_text("\n".join(scaling) + "\n")
+    rows = ["name,time,application,num_replicas,batch_size,scaling"]
+    for job, kind, length, asked, arrival in jobs:
+        scaling = "strong" if RESIZES.get(policy, True) else "rigid"
+        rows.append(f"{job},{arrival * SCALE:.1f},{kind}-{length},{asked},{KINDS[kind][1]},{scaling}")
+    (folder / "jobs.csv").write_text("\n".join(rows) + "\n")
+    (folder / "cluster.toml").write_text(f'[[nodes]]\ntype = "cpu"\ncount = 1\ndevices = {args.slots}\n')
+    pause = statistics.mean(p["start"] + p["end"] for p in profiles.values())
+    words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
+             "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(10 * SCALE),
+             "--restart", str(pause * SCALE), "--json", "--out", folder / "out"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["runs"][0]["mean_jct"] / SCALE
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--policies", default="fifo,tiresias,pollux,sia,ductile")
+    parser.add_argument("--workloads", default="a,b")
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    args = parser.parse_args()
+    args.data, args.build = args.data.resolve(), args.build.resolve()
+    args.policies, args.workloads = args.policies.split(","), args.workloads.split(",")
+    args.out.mkdir(parents=True, exist_ok=True)
+    text = b"".join(f.read_bytes() for f in sorted(ROOT.glob("docs/**/*.md")))
+    numbers = array.array("H", list(text))
+    (args.out / "text.bin").write_bytes(numbers[:len(text) * 9 // 10].tobytes())
+    (args.out / "text_test.bin").write_bytes(numbers[len(text) * 9 // 10:].tobytes())
+
+    profiles = {k: kept(args.out / f"profile-{k}.json", lambda k=k: profile(args, k)) for k in KINDS}
+    digests = kept(args.out / "alone.json", lambda: alone(args))
+    rows = []
+    for round_number in range(args.rounds):
+        for name in args.workloads:
+            for policy in args.policies:
+                file = args.out / f"real-{name}-{policy}-{round_number}.json"
+                jobs = kept(file, lambda: real(args, name, policy, digests))
+                row = {"workload": name, "policy": policy, "round": round_number,
+                       "real": statistics.mean(j["jct"] for j in jobs),
+                       "sim": simulated(args, name, policy, profiles),
+                       "allocations": sum(j["allocations"] for j in jobs),
+                       "finished": sum(j["phase"] == "finished" for j in jobs),
+                       "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)}
+                row["ratio"] = row["real"] / row["sim"]
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+    (args.out / "report.json").write_text(json.dumps({"profiles": profiles, "rows": rows}, indent=1))
+    print("\n| workload | policy | real s | simulated s | real / simulated | allocations | same bits |")
+    print("|---|---|---|---|---|---|---|")
+    for r in rows:
+        print(f"| {r['workload']} | {r['policy']} | {r['real']:.1f} | {r['sim']:.1f} | {r['ratio']:.3f} | "
+              f"{r['allocations']} | {r['same_bits']} of {r['jobs']} |")
+
+
+if __name__ == "__main__":
+    main()

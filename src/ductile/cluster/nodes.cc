@@ -1,0 +1,104 @@
+#include <chrono>
+
+#include "ductile/base/clock.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/nodes_impl.h"
+#include "ductile/cluster/store.h"
+
+namespace ductile::cluster {
+
+Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, StoreWriter& writer,
+             double grace)
+    : loop_(loop), engine_(engine), writer_(writer), grace_(grace) {
+  const double now = wall_seconds();
+  std::vector<NodeRecord> records;
+  for (const spec::NodeGroup& group : cluster.groups)
+    for (int64_t n = 0; n < group.count; ++n) {
+      NodeRecord& record = records.emplace_back();
+      record.node = group.hosts[static_cast<size_t>(n)];
+      record.type = group.type;
+      record.devices = group.devices;
+      record.since = now;
+    }
+  nodes_.resize(records.size());
+  for (size_t n = 0; n < records.size(); ++n) {
+    Node& node = nodes_[n];
+    node.record = records[n];
+    node.record.why = engine_.trouble(static_cast<int32_t>(n));
+    if (node.record.why.empty()) node.record.state = NodeState::up;
+    records[n] = node.record;
+    if (!usable(static_cast<int32_t>(n)))
+      node.grace = loop_.after(
+          std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
+          [this, &node] { lose(node); });
+  }
+  writer_.write([records, now](Change& change) { change.set_nodes(records, now); });
+  engine_.call_on_change([this] { look(); });
+}
+
+int64_t Nodes::devices() const {
+  int64_t sum = 0;
+  for (const Node& node : nodes_) sum += node.record.devices;
+  return sum;
+}
+
+int32_t Nodes::find(std::string_view name) const {
+  for (int32_t n = 0; n < count(); ++n)
+    if (this->name(n) == name) return n;
+  return -1;
+}
+
+void Nodes::drained(const std::set<std::string>& names) {
+  for (Node& node : nodes_) node.drained = names.contains(node.record.node);
+  if (on_change_) on_change_();
+}
+
+void Nodes::look() {
+  bool news = false;
+  for (int32_t n = 0; n < count(); ++n) {
+    Node& node = nodes_[static_cast<size_t>(n)];
+    const std::string trouble = engine_.trouble(n);
+    const bool up = trouble.empty();
+    if (up == usable(n)) {
+      if (!up) node.record.why = trouble;
+      continue;
+    }
+    news = true;
+    node.record.why = trouble;
+    if (up) {
+      node.lost = false;
+      node.grace.cancel();
+      node.record.state = NodeState::up;
+    } else {
+      node.record.state = NodeState::away;
+      node.grace = loop_.after(
+          std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
+          [this, &node] { lose(node); });
+    }
+    node.record.since = wall_seconds();
+    told(node);
+  }
+  if (news && on_change_) on_change_();
+}
+
+void Nodes::lose(Node& node) {
+  node.lost = true;
+  node.record.state = NodeState::lost;
+  node.record.since = wall_seconds();
+  told(node);
+  if (on_change_) on_change_();
+}
+
+void Nodes::told(const Node& node) {
+  log_line(fmt::format("node {} is {}{}{}", node.record.node, to_string(node.record.state),
+                       node.record.why.empty() ? "" : ": ", node.record.why));
+  writer_.write([record = node.record](Change& change) { change.set_node(record); });
+}
+
+std::vector<Holding> Nodes::holdings(const spec::Allocation& allocation) const {
+  std::vector<Holding> out;
+  for (const spec::NodeShare& share : allocation) out.push_back({name(share.node), share.devices});
+  return out;
+}
+
+}  // namespace ductile::cluster

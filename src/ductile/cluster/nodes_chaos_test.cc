@@ -1,0 +1,181 @@
+// A service of several nodes with several jobs, to which everything happens that may: at random, by
+// a seed. All jobs end with the results of undisturbed runs, and nothing is left. The nodes have
+// networks of their own where this machine allows it; else they are this machine under other names.
+//
+//   DUCTILE_CHAOS_SEED=n    another course of events (1)
+//   DUCTILE_CHAOS_FAULTS=n  so many of them (25)
+//   DUCTILE_CHAOS_JOBS=n    for so many jobs (6)
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+using server::testing::EmulatedHosts;
+using std::chrono::milliseconds;
+
+constexpr int kNodes = 4;
+
+int64_t from_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+std::set<std::string> shared_files() {
+  std::set<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/dev/shm", error))
+    names.insert(entry.path().filename().string());
+  return names;
+}
+
+class Chaos {
+ public:
+  Chaos(uint64_t seed, std::shared_ptr<EmulatedHosts> hosts)
+      : rng_(seed), hosts_(std::move(hosts)) {
+    spec::NodeGroup group;
+    group.type = "cpu";
+    group.devices = 2;
+    group.count = kNodes;
+    for (int n = 1; n <= kNodes; ++n) {
+      group.hosts.push_back(hosts_ ? hosts_->name(n) : "node" + std::to_string(n));
+      if (hosts_) group.addresses.push_back(EmulatedHosts::address(n));
+    }
+    nodes_ = group.hosts;
+    service_.emplace(
+        [&](ServiceOptions& options) {
+          options.cluster = spec::Cluster{{group}, {}};
+          options.launcher =
+              "env NODE={host}" + (hosts_ ? " " + EmulatedHosts::launcher() : std::string());
+          options.listen = hosts_ ? EmulatedHosts::address(0) : "127.0.0.1";
+          options.program = DUCTILE_TEST_WORKER;
+          options.grace = 2;
+        },
+        [this] {
+          if (hosts_) hosts_->enter(0);
+        });
+  }
+
+  void run(int64_t faults, int64_t jobs) {
+    std::vector<JobId> ids;
+    for (int64_t j = 0; j < jobs; ++j)
+      ids.push_back(service_->submit("job" + std::to_string(j), 300 + 40 * (j % 5), 1 + j % 4));
+    for (const JobId id : ids) done_["jobs"] += id > 0;
+    for (int64_t f = 0; f < faults; ++f) {
+      disturb();
+      std::this_thread::sleep_for(milliseconds(rng_.below(400)));
+    }
+    for (const std::string& node : nodes_) service_->send("POST", "/v1/nodes/" + node + "/undrain");
+    for (const JobId id : ids) service_->expect_result(id);
+    EXPECT_EQ(service_->stop(), 0);
+    EXPECT_TRUE(service_->workers().empty());
+    for (const std::string& node : nodes_) EXPECT_TRUE(agents_anywhere(node).empty()) << node;
+    Reader reader(service_->folder() / "store.db");
+    EXPECT_TRUE(reader.check().empty()) << ::testing::PrintToString(reader.check());
+    EXPECT_FALSE(fs::exists(service_->folder() / "api.sock"));
+    for (const auto& [what, count] : done_) std::printf("%s: %d\n", what.c_str(), count);
+  }
+
+ private:
+  void disturb() {
+    const uint32_t dice = rng_.below(100);
+    if (dice < 40) return hit("worker killed", service_->workers(), SIGKILL);
+    if (dice < 52) return pause("worker stopped", service_->workers());
+    if (dice < 64) return hit("agent killed", service_->agents(some_node()), SIGKILL);
+    if (dice < 72) return pause("agent stopped", service_->agents(some_node()));
+    if (dice < 82) {
+      ++done_["service killed"];
+      service_->kill_service();
+      std::this_thread::sleep_for(milliseconds(rng_.below(500)));
+      return service_->start();
+    }
+    if (dice < 87) return pause("service stopped", {service_->process()});
+    if (dice < 94) return cut();
+    const std::string node = some_node();
+    const bool drains = rng_.below(2) == 0;
+    ++done_[drains ? "drain" : "undrain"];
+    service_->send("POST", "/v1/nodes/" + node + (drains ? "/drain" : "/undrain"), "{}");
+  }
+
+  std::string some_node() { return nodes_[rng_.below(kNodes)]; }
+
+  pid_t one_of(const std::set<pid_t>& pids) {
+    if (pids.empty()) return 0;
+    return *std::next(pids.begin(), rng_.below(static_cast<uint32_t>(pids.size())));
+  }
+  void hit(const char* what, const std::set<pid_t>& pids, int signal) {
+    const pid_t pid = one_of(pids);
+    if (pid > 0 && ::kill(pid, signal) == 0) ++done_[what];
+  }
+  void pause(const char* what, const std::set<pid_t>& pids) {
+    const pid_t pid = one_of(pids);
+    if (pid <= 0 || ::kill(pid, SIGSTOP) != 0) return;
+    ++done_[what];
+    std::this_thread::sleep_for(milliseconds(100 + rng_.below(2500)));
+    ::kill(pid, SIGCONT);
+  }
+  // Sometimes for longer than the grace.
+  void cut() {
+    if (!hosts_) return hit("agent killed", service_->agents(some_node()), SIGKILL);
+    const int host = 1 + static_cast<int>(rng_.below(kNodes));
+    hosts_->cut(host);
+    ++done_["cut"];
+    std::this_thread::sleep_for(milliseconds(100 + rng_.below(5000)));
+    hosts_->restore(host);
+  }
+
+  // Also those whose service is gone.
+  static std::set<pid_t> agents_anywhere(const std::string& node) {
+    std::set<pid_t> out;
+    for (const pid_t pid : link::all_processes()) {
+      try {
+        const fs::path process = fs::path("/proc") / std::to_string(pid);
+        if (read_file(process / "cmdline").find("host-agent") != std::string::npos &&
+            read_file(process / "environ").find("NODE=" + node + '\0') != std::string::npos)
+          out.insert(pid);
+      } catch (const Error&) {  // gone
+      }
+    }
+    return out;
+  }
+
+  Rng rng_;
+  const std::shared_ptr<EmulatedHosts> hosts_;
+  std::vector<std::string> nodes_;
+  std::optional<LiveService> service_;
+  std::map<std::string, int> done_;
+};
+
+TEST(Nodes, NothingThatHappensToThemChangesAnyResult) {
+  const std::set<std::string> before = shared_files();
+  auto hosts = std::make_shared<EmulatedHosts>(kNodes + 1);
+  if (!hosts->why().empty()) {
+    std::printf("one network, and no cut links: %s\n", hosts->why().c_str());
+    hosts = nullptr;
+  }
+  const int64_t seed = from_environment("DUCTILE_CHAOS_SEED", 1);
+  std::printf("DUCTILE_CHAOS_SEED=%lld\n", static_cast<long long>(seed));
+  Chaos(static_cast<uint64_t>(seed), hosts)
+      .run(from_environment("DUCTILE_CHAOS_FAULTS", 25), from_environment("DUCTILE_CHAOS_JOBS", 6));
+  EXPECT_EQ(shared_files(), before);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/records.h"
+#include "ductile/cluster/store_writer_impl.h"
+#include "ductile/net/loop.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cluster {
+
+// The nodes of a service: their names, and what state each is in, which it also writes into the
+// store. A node that cannot be used keeps its jobs for `grace` seconds; then it counts as lost.
+class Nodes {
+ public:
+  // The others must outlive it. All nodes begin as ones that have not answered yet, and keep their
+  // jobs for the grace, too.
+  Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, StoreWriter& writer,
+        double grace);
+
+  int32_t count() const { return static_cast<int32_t>(nodes_.size()); }
+  int64_t devices() const;  // of all
+  int64_t devices(int32_t node) const { return at(node).record.devices; }
+  const std::string& name(int32_t node) const { return at(node).record.node; }
+  int32_t find(std::string_view name) const;  // -1: there is none
+
+  // Something can be started there now.
+  bool usable(int32_t node) const { return at(node).record.state == NodeState::up; }
+  // Jobs may stay there: it is neither drained nor lost.
+  bool keeps_jobs(int32_t node) const { return !at(node).drained && !at(node).lost; }
+
+  void drained(const std::set<std::string>& names);
+  // When usable() or keeps_jobs() says something else.
+  void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
+
+  std::vector<Holding> holdings(const spec::Allocation& allocation) const;
+
+ private:
+  struct Node {
+    NodeRecord record;
+    bool drained = false, lost = false;
+    net::Loop::Timer grace;
+  };
+  const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
+  void look();
+  void lose(Node& node);
+  void told(const Node& node);
+
+  net::Loop& loop_;
+  Engine& engine_;
+  StoreWriter& writer_;
+  const double grace_;
+  std::vector<Node> nodes_;
+  std::function<void()> on_change_;
+};
+
+}  // namespace ductile::cluster

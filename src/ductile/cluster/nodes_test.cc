@@ -1,0 +1,196 @@
+// A service of several nodes, with real agents and workers. Each node is this machine under another
+// name, since the launcher command `env` starts a program right here; in nodes_faults_test.cc each
+// has a network of its own.
+#include <csignal>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/sched/policy.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+spec::Cluster nodes_named(const std::vector<std::string>& names, int64_t devices) {
+  spec::NodeGroup group;
+  group.type = "cpu";
+  group.devices = devices;
+  group.hosts = names;
+  group.count = static_cast<int64_t>(names.size());
+  return {{group}, {}};
+}
+
+auto on_nodes(std::vector<std::string> names, int64_t devices, double grace = 30) {
+  return [names = std::move(names), devices, grace](ServiceOptions& options) {
+    options.cluster = nodes_named(names, devices);
+    options.launcher = "env NODE={host}";
+    options.listen = "127.0.0.1";
+    options.program = DUCTILE_TEST_WORKER;
+    options.grace = grace;
+  };
+}
+
+Json node_of(LiveService& service, const std::string& name) {
+  const Json answer = service.get("/v1/nodes");
+  if (!answer.is_null())
+    for (const Json& node : answer.at("nodes"))
+      if (node.at("node") == name) return node;
+  return {};
+}
+
+void wait_for_node(LiveService& service, const std::string& name, const std::string& state) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (node_of(service, name).value("state", "") != state) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << service.get("/v1/nodes");
+    std::this_thread::sleep_for(5ms);
+  }
+}
+
+std::set<std::string> nodes_of(const Json& job) {
+  std::set<std::string> out;
+  for (const auto& [node, devices] : job.at("holdings").items()) out.insert(node);
+  return out;
+}
+
+TEST(Nodes, JobsRunOnAllOfThem) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId wide = service.submit("wide", 600, 2, 2);
+  const Json job = service.wait_for(wide, "running");
+  EXPECT_EQ(nodes_of(job), (std::set<std::string>{"one", "two"}));
+  for (const char* name : {"one", "two"}) {
+    const Json node = node_of(service, name);
+    EXPECT_EQ(node.at("state"), "up");
+    EXPECT_EQ(node.at("devices"), 1);
+    EXPECT_EQ(node.at("free"), 0);
+    EXPECT_EQ(node.at("jobs"), (Json{{std::to_string(wide), 1}}));
+  }
+  service.expect_result(wide);
+  std::vector<JobId> jobs;
+  for (int i = 0; i < 4; ++i) jobs.push_back(service.submit("job" + std::to_string(i), 60 + i));
+  for (const JobId id : jobs) service.expect_result(id);
+  EXPECT_EQ(service.stop(), 0);
+  EXPECT_TRUE(service.workers().empty());
+}
+
+TEST(Nodes, ADrainMovesWhatRunsThere) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit("job", 1000);
+  Json job = service.wait_for(id, "running");
+  const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
+  service.send("POST", "/v1/nodes/" + before + "/drain", "{}");
+  job = service.wait(id, [&](const Json& now) {
+    return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
+  });
+  EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
+  EXPECT_EQ(node_of(service, before).at("drained"), true);
+  EXPECT_EQ(node_of(service, before).at("free"), 0);
+  service.expect_result(id);
+  // It never lost a worker, and was never saved and started anew.
+  const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
+  EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
+  EXPECT_EQ(events.find("preempt"), std::string::npos) << events;
+}
+
+// Its agent cannot be called, and its workers are killed with it.
+TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
+  TempFolder away;
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"one", "two"}, 1, 0.5)(options);
+    options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
+                       "/{host} && exec \"$0\" \"$@\"'";
+  });
+  const JobId id = service.submit("job", 1500);
+  Json job = service.wait_for(id, "running");
+  service.wait(id, [](const Json& now) { return !nodes_of(now).empty(); });
+  const std::string before = *nodes_of(service.get("/v1/jobs/" + std::to_string(id))).begin();
+  const std::string after = before == "one" ? "two" : "one";
+  write_file_atomic(away.path() / before, "");
+  service.kill_agent(before);
+  wait_for_node(service, before, "lost");
+  job = service.wait(id, [&](const Json& now) {
+    return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
+  });
+  EXPECT_EQ(nodes_of(job), std::set<std::string>{after});
+  // The old worker lives, since nobody could end it; it is ended before its device counts.
+  fs::remove(away.path() / before);
+  wait_for_node(service, before, "up");
+  for (const pid_t pid : service.workers()) {
+    const std::string line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
+    EXPECT_EQ(line.find(std::string("--host") + '\0' + before + '\0'), std::string::npos);
+  }
+  service.expect_result(id);
+}
+
+TEST(Nodes, JobsAndWorkersOutliveTheService) {
+  LiveService service(on_nodes({"one", "two"}, 2));
+  std::vector<JobId> jobs;
+  for (int i = 0; i < 3; ++i) {
+    jobs.push_back(service.submit("job" + std::to_string(i), 600 + 50 * i, 2));
+    service.wait_for_workers(jobs.back());
+    service.kill_service();
+    service.start();
+    for (const char* name : {"one", "two"}) wait_for_node(service, name, "up");
+  }
+  for (const JobId id : jobs) service.expect_result(id);
+  EXPECT_EQ(service.stop(), 0);
+  EXPECT_TRUE(service.workers().empty());
+  EXPECT_TRUE(Reader(service.folder() / "store.db").check().empty());
+}
+
+TEST(Nodes, ANodeWhoseJobsRunIsNotForgotten) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit("job", 600, 2, 2);
+  service.wait_for(id, "running");
+  service.kill_service();
+  service.choose(on_nodes({"one", "three"}, 1));
+  service.start();
+  EXPECT_FALSE(service.lives());
+  service.choose(on_nodes({"one", "two"}, 1));
+  service.start();
+  service.expect_result(id);
+}
+
+// Whatever decides who runs where, a drained node becomes empty, and a job that fits elsewhere
+// goes on there.
+TEST(Scheduler, EveryPolicyLeavesADrainedNode) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(nodes_named({"one", "two"}, 2), policy, 10);
+    JobDemand demand;
+    demand.id = 1;
+    demand.name = demand.application = "job";
+    demand.max_devices = 2;
+    demand.batch = 64;
+    scheduler.add(demand);
+    spec::Allocation holds;
+    double now = 0;
+    const auto decide = [&] {
+      now += 10;
+      for (const Allotment& allotment : scheduler.decide(now)) holds = allotment.allocation;
+      scheduler.holds(1, holds, now);
+      if (!holds.empty()) scheduler.measured(1, 100);
+    };
+    for (int round = 0; round < 20 && holds.empty(); ++round) decide();
+    ASSERT_FALSE(holds.empty()) << policy;
+    const int32_t drained = holds.front().node;
+    scheduler.drain(drained, true);
+    const auto elsewhere = [&] {
+      for (const spec::NodeShare& share : holds)
+        if (share.node == drained) return false;
+      return !holds.empty();
+    };
+    for (int round = 0; round < 20 && !elsewhere(); ++round) decide();
+    EXPECT_TRUE(elsewhere()) << policy;
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <string_view>
+
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/process/spawn.h"
+#include "ductile/server/agent_link_impl.h"
+#include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/host_agent.h"
+
+namespace ductile::server {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstRetry{500};
+constexpr milliseconds kLastRetry{30000};
+
+struct Pipe {
+  Descriptor read_end, write_end;
+  Pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
+    read_end = Descriptor(ends[0]);
+    write_end = Descriptor(ends[1]);
+  }
+};
+
+fs::path on_path(const std::string& program) {
+  if (program.find('/') != std::string::npos) return program;
+  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
+  while (!path.empty()) {
+    const size_t colon = path.find(':');
+    const fs::path place = fs::path(path.substr(0, colon)) / program;
+    if (colon != 0 && ::access(place.c_str(), X_OK) == 0) return place;
+    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
+  }
+  fail(ErrorCode::not_found, "launcher: there is no program '{}' on PATH", program);
+}
+
+}  // namespace
+
+AgentLink::AgentLink(net::Loop& loop, const AgentsOptions& options, const Host& host,
+                     std::function<void()> on_words)
+    : loop_(loop),
+      options_(options),
+      host_(host),
+      on_words_(std::move(on_words)),
+      retry_in_(kFirstRetry / 2) {
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+AgentLink::~AgentLink() { hang_up(); }
+
+void AgentLink::dial(const net::Secret& secret) {
+  try {
+    Pipe to, from, talk;
+    process::SpawnOptions launch;
+    std::vector<std::string> words;
+    if (!is_this_machine(host_)) words = launch_words(options_.setup.launcher, host_.name);
+    words.push_back(options_.program.string());
+    words.emplace_back(kHostAgent);
+    launch.program = on_path(words.front());
+    launch.arguments.assign(words.begin() + 1, words.end());
+    launch.input_fd = to.read_end.get();
+    launch.output_fd = from.write_end.get();
+    launch.error_fd = talk.write_end.get();
+    pid_ = process::spawn(launch);
+    to_ = std::move(to.write_end);
+    from_ = std::move(from.read_end);
+    talk_ = std::move(talk.read_end);
+    for (Descriptor* fd : {&to_, &from_, &talk_}) fcntl(fd->get(), F_SETFL, O_NONBLOCK);
+    const auto on_ready = [this](net::Ready) { on_words_(); };
+    from_watch_ = loop_.watch(from_.get(), net::Interest::read, on_ready);
+    talk_watch_ = loop_.watch(talk_.get(), net::Interest::read, on_ready);
+  } catch (const Error& e) {
+    return fall(e.what());
+  }
+  state_ = State::greeting;
+  dialled_at_ = heard_at_ = Clock::now();
+  last_words_.clear();
+  unsent_.clear();
+  lines_ = talk_lines_ = {};
+  const net::Nonce nonce = net::random_nonce();
+  nonce_ = net::to_hex(nonce);
+  proof_ = agent_proof(secret, nonce_);
+  say({{"hello",
+        {{"folder", options_.folder.string()},
+         {"host", host_.name},
+         {"nonce", nonce_},
+         {"worker", options_.worker.string()},
+         {"devices", options_.devices ? host_.places : 0}}}});
+}
+
+bool AgentLink::may_dial() const { return state_ == State::down && Clock::now() >= retry_at_; }
+
+void AgentLink::say(const json& value) {
+  unsent_ += dump_json(value) + "\n";
+  flush();
+}
+
+std::vector<json> AgentLink::take() {
+  std::vector<json> said;
+  if (state_ == State::down) return said;
+  flush();
+  const bool talks = talk_lines_.read(talk_.get(), [&](std::string_view line) {
+    last_words_.emplace_back(line);
+    if (last_words_.size() > 5) last_words_.erase(last_words_.begin());
+  });
+  if (!talks) {
+    talk_watch_.end();
+    talk_.close();
+  }
+  std::string trouble;
+  const bool open = hear(trouble, said);
+  const auto now = Clock::now();
+  if (!trouble.empty()) {
+    fall(trouble);
+  } else if (!open) {
+    fall(fmt::format("host {}: '{}' ended{}{}", host_.name, command(),
+                     last_words_.empty() ? "" : ": ", fmt::join(last_words_, "; ")));
+  } else if (state_ == State::greeting && now > dialled_at_ + options_.patience) {
+    fall(fmt::format("host {}: '{}' did not answer in {} s", host_.name, command(),
+                     options_.patience.count() / 1000));
+  } else if (now > heard_at_ + std::max<milliseconds>(kAgentSilence, options_.patience)) {
+    fall(fmt::format("host {}: silent for {} s", host_.name,
+                     std::chrono::duration_cast<std::chrono::seconds>(now - heard_at_).count()));
+  }
+  return said;
+}
+
+bool AgentLink::hear(std::string& trouble, std::vector<json>& said) {
+  return lines_.read(from_.get(), [&](std::string_view line) {
+    heard_at_ = Clock::now();
+    json value = parse_json(line);
+    if (!value.is_object() || value.empty()) {  // a login script that prints, or the like
+      last_words_.emplace_back(line);
+    } else if (value.contains("error")) {
+      trouble = value["error"].is_string() ? value["error"].get<std::string>() : line;
+    } else if (value.contains("ready")) {
+      const json& ready = value["ready"];
+      if (ready.is_object() && ready.value("proof", json()) == proof_) {
+        state_ = State::ready;
+        cores_ =
+            ready.value("cores", json()).is_number_integer() ? ready["cores"].get<int64_t>() : 0;
+      } else {
+        trouble = fmt::format("host {} has another folder at {} than this machine", host_.name,
+                              options_.folder.string());
+      }
+    } else if (!value.contains("beat")) {
+      said.push_back(std::move(value));
+    }
+  });
+}
+
+void AgentLink::hang_up() {
+  from_watch_.end();
+  talk_watch_.end();
+  to_.close();
+  from_.close();
+  talk_.close();
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  state_ = State::down;
+}
+
+std::string AgentLink::command() const {
+  if (is_this_machine(host_)) return options_.program.string() + " host-agent";
+  return fmt::format("{}", fmt::join(launch_words(options_.setup.launcher, host_.name), " "));
+}
+
+void AgentLink::fall(const std::string& why) {
+  hang_up();
+  error_ = why;
+  const bool was_up = Clock::now() - dialled_at_ > kLastRetry + options_.patience;
+  retry_in_ = was_up ? kFirstRetry : std::min(2 * retry_in_, kLastRetry);
+  retry_at_ = Clock::now() + retry_in_;
+}
+
+void AgentLink::flush() {
+  while (!unsent_.empty() && to_.get() >= 0) {
+    const ssize_t n = ::write(to_.get(), unsent_.data(), unsent_.size());
+    if (n <= 0) return;  // full, or broken: the other pipe tells
+    unsent_.erase(0, static_cast<size_t>(n));
+  }
+}
+
+}  // namespace ductile::server

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "ductile/base/descriptor.h"
+#include "ductile/base/json_value.h"
+#include "ductile/net/loop.h"
+#include "ductile/net/secret.h"
+#include "ductile/process/line_reader.h"
+#include "ductile/server/agents.h"
+
+namespace ductile::server {
+
+// The controller's end of the connection to one host's agent.
+class AgentLink {
+ public:
+  enum class State { down, greeting, ready };
+
+  // `on_words` is called when take() may have something.
+  AgentLink(net::Loop& loop, const AgentsOptions& options, const Host& host,
+            std::function<void()> on_words);
+  AgentLink(const AgentLink&) = delete;
+  AgentLink& operator=(const AgentLink&) = delete;
+  ~AgentLink();
+
+  const Host& host() const { return host_; }
+  State state() const { return state_; }
+  const std::string& error() const { return error_; }  // why it is down; empty: it was never up
+  int64_t cores() const { return cores_; }
+
+  void dial(const net::Secret& secret);  // starts the agent
+  bool may_dial() const;
+  void say(const nlohmann::json& value);
+  // What the agent said, but for the greeting; notices when it is gone.
+  std::vector<nlohmann::json> take();
+  // Ends the launcher command; the agent sees the end of its input.
+  void hang_up();
+
+  const Descriptor& answers() const { return from_; }
+  const Descriptor& talk() const { return talk_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  std::string command() const;
+  void fall(const std::string& why);
+  void flush();
+  bool hear(std::string& trouble, std::vector<nlohmann::json>& said);
+
+  net::Loop& loop_;
+  const AgentsOptions& options_;
+  const Host host_;
+  const std::function<void()> on_words_;
+  State state_ = State::down;
+  std::string error_;
+  int64_t cores_ = 0;
+  pid_t pid_ = -1;
+  Descriptor to_, from_, talk_;
+  net::Loop::Watch from_watch_, talk_watch_;
+  process::LineReader lines_, talk_lines_;
+  std::vector<std::string> last_words_;  // of the launcher command
+  std::string unsent_, nonce_, proof_;
+  Clock::time_point dialled_at_{}, heard_at_{}, retry_at_{};
+  milliseconds retry_in_;
+};
+
+}  // namespace ductile::server

@@ -1,0 +1,169 @@
+#include "ductile/server/agents.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/ranges.h>
+#include <poll.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/server/agent_link_impl.h"
+#include "ductile/server/agent_protocol_impl.h"
+
+namespace ductile::server {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{250};  // looks for silence, and calls those that are down
+constexpr milliseconds kCensusSoon{300}, kCensus{10000};
+
+}  // namespace
+
+Agents::Agents(net::Loop& loop, AgentsOptions options)
+    : loop_(loop), options_(std::move(options)), secret_(secret_of(options_.folder)) {
+  for (const Host& host : options_.setup.hosts) {
+    states_.emplace_back().link =
+        std::make_unique<AgentLink>(loop_, options_, host, [this] { wake(); });
+    states_.back().link->dial(secret_);
+  }
+  tick_ = loop_.every(kTick, [this] { turn(); });
+}
+
+Agents::~Agents() { *alive_ = false; }
+
+const Host& Agents::host(size_t h) const { return states_[h].link->host(); }
+
+bool Agents::ready(size_t h) const { return states_[h].link->state() == AgentLink::State::ready; }
+
+bool Agents::clean(size_t h) const { return ready(h) && states_[h].clean; }
+
+bool Agents::calling(size_t h) const {
+  return states_[h].link->state() == AgentLink::State::greeting;
+}
+
+int64_t Agents::cores(size_t h) const { return states_[h].link->cores(); }
+
+std::string Agents::error(size_t h) const {
+  const State& state = states_[h];
+  if (clean(h)) return "";
+  if (ready(h))
+    return state.strays > 0 ? fmt::format("{} processes of its past are being ended", state.strays)
+                            : "it is being looked at what runs there";
+  if (!state.link->error().empty()) return state.link->error();
+  return "it is being called";
+}
+
+void Agents::say(size_t h, const json& request) {
+  if (ready(h)) states_[h].link->say(request);
+}
+
+void Agents::join(const std::string& run, Job& job) { jobs_[run] = &job; }
+
+void Agents::leave(const std::string& run) {
+  jobs_.erase(run);
+  for (State& state : states_) state.next_census = {};  // what it leaves behind, is ended
+}
+
+void Agents::wake() {
+  if (std::exchange(awake_, true)) return;
+  loop_.post([this, alive = alive_] {
+    if (!*alive) return;
+    awake_ = false;
+    turn();
+  });
+}
+
+void Agents::turn() {
+  for (size_t h = 0; h < states_.size(); ++h) {
+    State& state = states_[h];
+    const AgentLink::State before = state.link->state();
+    const std::vector<json> said = state.link->take();
+    if (state.link->state() != before) {
+      state.clean = state.asked = false;
+      state.strays = 0;
+      state.next_census = {};
+      if (ready(h))
+        for (const auto& [run, job] : std::map(jobs_)) job->ready(h);
+      changed(h);
+    }
+    for (const json& one : said) hear(h, one);
+    if (ready(h) && !state.asked && loop_.now() >= state.next_census) {
+      state.asked = true;
+      say(h, {{"census", json::object()}});
+    }
+    if (!meeting_ && state.link->may_dial()) state.link->dial(secret_);
+  }
+}
+
+void Agents::changed(size_t h) {
+  for (const auto& [run, job] : std::map(jobs_)) job->changed(h);
+  if (on_change_) on_change_();
+}
+
+void Agents::hear(size_t h, const json& said) {
+  try {
+    if (said.contains("census")) return take_census(h, said["census"]);
+    const json& value = said.begin().value();
+    const auto job = jobs_.find(value.at("run").get<std::string>());
+    if (job != jobs_.end()) job->second->heard(h, said);
+  } catch (const json::exception&) {  // not an agent of this version: its words are lost
+  }
+}
+
+void Agents::take_census(size_t h, const json& workers) {
+  State& state = states_[h];
+  size_t strays = 0, open = 0;
+  for (const json& found : workers) {
+    const std::string run = found.at("run");
+    const control::WorkerId worker = found.at("worker");
+    const auto job = jobs_.find(run);
+    const Job::Knows knows = job == jobs_.end() ? Job::Knows::no : job->second->knows(worker);
+    if (knows == Job::Knows::not_yet) ++open;
+    if (knows != Job::Knows::no) continue;
+    ++strays;
+    say(h, {{"end", {{"run", run}, {"worker", worker}}}});
+  }
+  const bool clean = strays == 0 && open == 0;
+  const bool news = clean != state.clean || strays != state.strays;
+  state.asked = false;
+  state.clean = clean;
+  state.strays = strays;
+  state.next_census = loop_.now() + (clean ? kCensus : kCensusSoon);
+  if (news) changed(h);
+}
+
+void Agents::await(milliseconds wait) {
+  std::vector<pollfd> words;
+  for (const State& state : states_)
+    for (const Descriptor* fd : {&state.link->answers(), &state.link->talk()})
+      words.push_back({fd->get(), POLLIN, 0});
+  ::poll(words.data(), words.size(), static_cast<int>(wait.count()));
+  turn();
+}
+
+void Agents::meet(bool all) {
+  const auto any_greeting = [&] {
+    for (size_t h = 0; h < hosts(); ++h)
+      if (calling(h)) return true;
+    return false;
+  };
+  meeting_ = true;  // who fails now has failed
+  while (any_greeting()) await(milliseconds(100));
+  meeting_ = false;
+  std::vector<std::string> why;
+  size_t up = 0;
+  for (size_t h = 0; h < hosts(); ++h) {
+    if (ready(h))
+      ++up;
+    else
+      why.push_back(error(h));
+  }
+  if (up > 0 && (!all || up == hosts())) return;
+  fail(ErrorCode::unavailable, "{} of {} hosts cannot be used: {}", why.size(), hosts(),
+       fmt::join(why, "; "));
+}
+
+}  // namespace ductile::server

@@ -1,0 +1,281 @@
+// One agent on each host for all jobs, with real agents and workers. Each "host" is this machine
+// under another name, since the launcher command `env` starts a program right here.
+#include "ductile/server/agents.h"
+
+#include <chrono>
+#include <csignal>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/machine.h"
+#include "ductile/link/testing/test_model.h"
+#include "ductile/link/worker_processes.h"
+#include "ductile/run/lock.h"
+#include "ductile/server/job_host.h"
+
+namespace ductile::server {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+constexpr int64_t kRanks = 4;
+constexpr auto kPatience = 60s;
+
+// A folder with runs, its agents, and the jobs of one controller.
+class Fleet {
+ public:
+  struct Job {
+    fs::path run;
+    int64_t steps = 0;
+    std::unique_ptr<run::RunLock> lock;
+    std::unique_ptr<JobHost> host;
+    Launcher* launcher = nullptr;  // the host's
+    std::optional<JobOutcome> outcome;
+  };
+
+  explicit Fleet(std::vector<Host> hosts = {{"one", "", 2}, {"two", "", 2}})
+      : hosts_(std::move(hosts)) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    begin();
+  }
+  ~Fleet() {
+    end();
+    for (const auto& host : hosts_)
+      for (const link::FoundWorker& worker : link::workers_below(folder_.path(), host.name))
+        link::end_worker(DUCTILE_TEST_WORKER, worker.run, worker.worker);
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) continue;
+  }
+
+  void begin() {
+    AgentsOptions options;
+    options.setup = {hosts_, "env", "127.0.0.1"};
+    options.folder = folder_.path();
+    options.program = options.worker = DUCTILE_TEST_WORKER;
+    options.devices = true;
+    agents = std::make_shared<Agents>(loop, options);
+  }
+  // As a controller does that ends: jobs end without saving.
+  void end() {
+    for (Job& job : jobs) job.host.reset();
+    jobs.clear();
+    agents.reset();
+  }
+
+  Job& make(const std::string& name, int64_t steps, int64_t step_ms = 5) {
+    Job& job = jobs.emplace_back();
+    job.run = folder_.path() / "runs" / name;
+    job.steps = steps;
+    for (const char* part : {"checkpoints", "tensorboard"}) fs::create_directories(job.run / part);
+    write_file_atomic(job.run / "job.toml", "");
+    write_file_atomic(
+        job.run / "test.json",
+        json{{"steps", steps}, {"step_ms", step_ms}, {"virtual_ranks", kRanks}, {"lease_ms", 2000}}
+            .dump());
+    return job;
+  }
+  void start(Job& job, int64_t workers, const std::vector<HostShare>& shares) {
+    job.lock = std::make_unique<run::RunLock>(job.run, run::RunLock::kController);
+    JobHostOptions o;
+    o.run = job.run;
+    o.membership.virtual_ranks = kRanks;
+    o.membership.heartbeat_deadline = 600ms;
+    o.membership.lease = 2s;
+    o.membership.reattach = 1500ms;
+    o.membership.backoff_base = 20ms;
+    o.membership.backoff_max = 200ms;
+    o.membership.num_hosts = static_cast<int64_t>(hosts_.size());
+    o.membership.checkpoint_steps = 10;
+    auto launcher = make_hosts_launcher(agents, {job.run / "worker.log", 1, false}, job.run);
+    job.launcher = launcher.get();
+    job.launcher->place(shares);
+    job.host = std::make_unique<JobHost>(loop, *job.lock, std::move(o), std::move(launcher));
+    job.host->start(workers, [&job](JobOutcome outcome) { job.outcome = std::move(outcome); });
+  }
+
+  bool turn_until(const std::function<bool()>& holds) {
+    const auto deadline = loop.now() + kPatience;
+    while (!holds() && loop.now() < deadline) loop.turn(loop.now() + 20ms);
+    return holds();
+  }
+  void expect_result(Job& job) {
+    ASSERT_TRUE(turn_until([&] { return job.outcome.has_value(); }))
+        << job.host->status() << read_file(job.run / "events.jsonl");
+    if (job.outcome->error) std::rethrow_exception(job.outcome->error);
+    EXPECT_EQ(job.outcome->end.phase, control::Phase::finished) << job.outcome->end.reason;
+    EXPECT_EQ(link::testing::read_checkpoint(job.run / "checkpoints", job.steps),
+              link::testing::run_undisturbed(job.steps, kRanks));
+  }
+  int64_t step(const Job& job) const { return job.host->status().value("step", int64_t{0}); }
+
+  // Of the workers of all jobs: process, and where it may run.
+  std::map<pid_t, std::vector<int>> cores() const {
+    std::map<pid_t, std::vector<int>> out;
+    for (const Job& job : jobs) {
+      for (const pid_t pid : link::workers_of(job.run)) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        if (::sched_getaffinity(pid, sizeof set, &set) != 0) continue;
+        for (int c = 0; c < CPU_SETSIZE; ++c)
+          if (CPU_ISSET(static_cast<size_t>(c), &set)) out[pid].push_back(c);
+      }
+    }
+    return out;
+  }
+  // The agents: children of this process that the launcher command became.
+  static std::vector<pid_t> agents_alive() {
+    std::vector<pid_t> out;
+    for (const pid_t pid : link::all_processes()) {
+      try {
+        const fs::path process = fs::path("/proc") / std::to_string(pid);
+        const std::string stat = read_file(process / "stat");
+        const std::string parent = " " + std::to_string(::getpid()) + " ";
+        if (stat.substr(stat.rfind(')')).find(parent) == 3 &&
+            read_file(process / "cmdline").find("host-agent") != std::string::npos)
+          out.push_back(pid);
+      } catch (const Error&) {  // gone
+      }
+    }
+    return out;
+  }
+  const fs::path& folder() const { return folder_.path(); }
+
+  net::Loop loop;
+  std::shared_ptr<Agents> agents;
+  std::list<Job> jobs;
+
+ private:
+  TempFolder folder_;
+  const std::vector<Host> hosts_;
+};
+
+TEST(Agents, AllJobsUseOneOnEachHost) {
+  Fleet fleet;
+  Fleet::Job& a = fleet.make("a", 150);
+  Fleet::Job& b = fleet.make("b", 150);
+  fleet.start(a, 2, {{"one", 1}, {"two", 1}});
+  fleet.start(b, 2, {{"one", 1}, {"two", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(a) > 5 && fleet.step(b) > 5; }));
+  EXPECT_EQ(Fleet::agents_alive().size(), 2u);
+  const std::map<std::string, int64_t> one_each = {{"one", 1}, {"two", 1}};
+  EXPECT_EQ(a.launcher->by_host(), one_each);
+  EXPECT_EQ(b.launcher->by_host(), one_each);
+  fleet.expect_result(a);
+  fleet.expect_result(b);
+}
+
+TEST(Agents, TwoJobsNeverShareACore) {
+  if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
+  Fleet fleet({{"one", "", 2}});
+  Fleet::Job& a = fleet.make("a", 300);
+  Fleet::Job& b = fleet.make("b", 300);
+  fleet.start(a, 1, {{"one", 1}});
+  fleet.start(b, 1, {{"one", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(a) > 5 && fleet.step(b) > 5; }));
+  const auto disjoint = [&] {
+    std::set<int> seen;
+    const auto cores = fleet.cores();
+    EXPECT_EQ(cores.size(), 2u);
+    for (const auto& [pid, own] : cores)
+      for (const int core : own) EXPECT_TRUE(seen.insert(core).second) << "core " << core;
+  };
+  disjoint();
+  // A new agent knows whose cores are taken.
+  for (const pid_t agent : Fleet::agents_alive()) ::kill(agent, SIGKILL);
+  for (const pid_t worker : link::workers_of(a.run)) ::kill(worker, SIGKILL);
+  const int64_t step = fleet.step(a);
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(a) > step + 5; }));
+  disjoint();
+  fleet.expect_result(a);
+  fleet.expect_result(b);
+}
+
+TEST(Agents, AKilledOneIsStartedAgainAndFindsTheWorkers) {
+  Fleet fleet;
+  Fleet::Job& job = fleet.make("a", 400);
+  fleet.start(job, 2, {{"one", 1}, {"two", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
+  const std::vector<pid_t> before = link::workers_of(job.run);
+  for (const pid_t agent : Fleet::agents_alive()) ::kill(agent, SIGKILL);
+  ASSERT_TRUE(fleet.turn_until([&] { return !fleet.agents->ready(0); }));
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0) && fleet.agents->clean(1); }));
+  EXPECT_EQ(link::workers_of(job.run), before);
+  EXPECT_EQ(job.launcher->running(), 2u);
+  fleet.expect_result(job);
+}
+
+// The controller takes a stopped agent for one without a connection; when it wakes up, the new one
+// has taken its place.
+TEST(Agents, ANewOneEndsTheOneBeforeIt) {
+  Fleet fleet({{"one", "", 2}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0); }));
+  const std::vector<pid_t> before = Fleet::agents_alive();
+  ASSERT_EQ(before.size(), 1u);
+  ::kill(before[0], SIGSTOP);
+  AgentsOptions options;
+  options.setup = {{{"one", "", 2}}, "env", "127.0.0.1"};
+  options.folder = fleet.folder();
+  options.program = options.worker = DUCTILE_TEST_WORKER;
+  Agents next(fleet.loop, options);
+  next.meet(true);
+  const auto is_over = [&] {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(before[0]), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+           info.si_pid == before[0];
+  };
+  EXPECT_TRUE(fleet.turn_until(is_over));
+}
+
+TEST(Agents, WorkersThatNoJobKnowsAreEndedBeforeTheHostIsClean) {
+  Fleet fleet({{"one", "", 2}});
+  Fleet::Job& job = fleet.make("a", 100000);
+  fleet.start(job, 2, {{"one", 2}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
+  // The agent is gone when the job's end wants to have its workers killed.
+  for (const pid_t agent : Fleet::agents_alive()) ::kill(agent, SIGKILL);
+  ASSERT_TRUE(fleet.turn_until([&] { return !fleet.agents->ready(0); }));
+  EXPECT_EQ(link::workers_of(job.run).size(), 2u);
+  job.host.reset();
+  EXPECT_FALSE(fleet.agents->clean(0));
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0); }));
+  EXPECT_TRUE(link::workers_of(job.run).empty());
+}
+
+TEST(Agents, AJobMovesToOtherHosts) {
+  Fleet fleet;
+  Fleet::Job& job = fleet.make("a", 600);
+  fleet.start(job, 2, {{"one", 2}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
+  const auto move = [&](const std::vector<HostShare>& shares, int64_t workers) {
+    bool taken = false;
+    job.host->request(control::ResizeJob{workers, job.launcher->place(shares)},
+                      [&](const link::RequestAnswer& answer) { taken = answer.refused.empty(); });
+    EXPECT_TRUE(fleet.turn_until([&] { return taken; }));
+    std::map<std::string, int64_t> wanted;
+    for (const HostShare& share : shares) wanted[share.host] = share.workers;
+    EXPECT_TRUE(fleet.turn_until([&] { return job.launcher->by_host() == wanted; }));
+  };
+  move({{"two", 2}}, 2);
+  move({{"one", 1}, {"two", 1}}, 2);
+  move({{"one", 1}}, 1);
+  fleet.expect_result(job);
+  EXPECT_EQ(read_file(job.run / "events.jsonl").find("\"lost\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ductile::server
