@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Scheduling policies in every scenario of bench/scheduler/scenarios, one table each.
 
-    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--ductile PROGRAM]
+    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--spot FOLDER] [--ductile PROGRAM]
 
-TRACES is a folder with pollux/ and sia/. A scenario says which workloads, on which cluster, what is
+TRACES is a folder with pollux/ and sia/; FOLDER has the traces of spot machines that some scenarios
+name, and without it those are skipped. A scenario says which workloads, on which cluster, what is
 changed in them (from a seed) and with which options all policies run; its defaults are below. The
 workloads 1 and 2 were in sight while Ductile's policy was made, 3 and 4
 were kept apart: each table gives both halves. Virtual time: figures do not depend on the machine.
@@ -26,6 +27,10 @@ RUNS = [
     ("sia", "sia", "none"),
     ("tiresias", "tiresias", "none"),
     ("srtf, budgets", "srtf", "exact"),
+]
+REGIONAL = [
+    ("regional, budgets", "regional", "exact"),
+    ("regional, nothing declared", "regional", "none"),
 ]
 HALVES = [("shown", (1, 2)), ("kept apart", (3, 4))]
 
@@ -52,6 +57,9 @@ def changed(rows, scenario, number):
             row["time"] = str(float(first["time"]) + 3 * (i % scenario["burst"]))
         if "scaling" in scenario:
             row["scaling"] = scenario["scaling"]
+        if "regions" in scenario:
+            row["region"] = f"region-{draw.randrange(scenario['regions'])}"
+            row["transfer"] = str(scenario["transfer"])
     return sorted(rows, key=lambda row: float(row["time"]))
 
 
@@ -62,6 +70,14 @@ def write_workload(source, scenario, number, target):
         out = csv.DictWriter(file, rows[0].keys())
         out.writeheader()
         out.writerows(rows)
+
+
+def write_faults(scenario, folder, target):
+    """The nodes come and go as the machines of a trace did."""
+    nodes = list(range(sum(count for _, count, _ in scenario["cluster"])))
+    trace = (folder / scenario["spot"]).resolve()
+    target.write_text(f'lost_work_seconds = {scenario["lost_work"]}\n[[fault]]\nkind = "reclaim"\n'
+                      f'trace = "{trace}"\nnodes = {nodes}\nnotice = {scenario["notice"]}\n')
 
 
 def run(program, workload, traces, policy, budget, cluster, arguments):
@@ -78,16 +94,23 @@ def run(program, workload, traces, policy, budget, cluster, arguments):
 def play(scenario, name, args, scratch):
     """Lines of the scenario's table, by load."""
     cluster = scratch / "cluster.toml"
+    regions = ([f'region = "region-{i}"\n' for i in range(scenario["regions"])]
+               if "regions" in scenario else [""])  # each has these nodes
     cluster.write_text("".join(
-        f'[[nodes]]\ntype = "{t}"\ncount = {n}\ndevices = {d}\n' for t, n, d in scenario["cluster"]))
+        f'[[nodes]]\ntype = "{t}"\ncount = {n}\ndevices = {d}\n{region}'
+        for region in regions for t, n, d in scenario["cluster"]))
     mixed = len(scenario["cluster"]) > 1
+    faults = []
+    if "spot" in scenario:
+        write_faults(scenario, args.spot, scratch / "faults.toml")
+        faults = ["--scenario", str(scratch / "faults.toml")]
     text = [f"## {name}: {scenario['title']}", "",
             f"`--cluster` {scenario['cluster']}, {' '.join(scenario.get('arguments', [])) or 'no option'}",
             "", "| load | policy | shown: mean JCT s | p99 | GPU h | restarts | worst rho | "
             "kept apart: mean JCT s | p99 | GPU h | restarts | worst rho |",
             "| ---: | --- |" + " ---: |" * 10]
     for load in scenario.get("load", [1]):
-        for label, policy, budget in RUNS:
+        for label, policy, budget in (REGIONAL if "regions" in scenario else []) + RUNS:
             if mixed and policy == "srtf":
                 continue  # it knows one device type
             cells = []
@@ -98,7 +121,7 @@ def play(scenario, name, args, scratch):
                         target = scratch / f"workload-{number}.csv"
                         write_workload(args.traces / folder / f"workload-{number}.csv", scenario,
                                        number, target)
-                        extra = ["--load", str(load), "--seed", "1",
+                        extra = ["--load", str(load), "--seed", "1", *faults,
                                  *scenario.get("arguments", []),
                                  *(scenario.get("ductile", []) if policy == "ductile" else [])]
                         runs.append(run(args.ductile, target,
@@ -127,6 +150,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=pathlib.Path)
     parser.add_argument("-o", "--output", type=pathlib.Path)
+    parser.add_argument("--spot", type=pathlib.Path)
     parser.add_argument("--only", help="only these scenarios, by name")
     parser.add_argument("--ductile", default=str(HERE.parents[1] / "build/release/bin/ductile"))
     args = parser.parse_args()
@@ -135,8 +159,12 @@ def main():
     for file in sorted((HERE / "scenarios").glob("*.toml")):
         if chosen and file.stem not in chosen:
             continue
+        scenario = tomllib.loads(file.read_text())
+        if "spot" in scenario and not args.spot:
+            print(f"{file.stem}: skipped, since --spot is not given", file=sys.stderr)
+            continue
         with tempfile.TemporaryDirectory() as scratch:
-            text += play(tomllib.loads(file.read_text()), file.stem, args, pathlib.Path(scratch))
+            text += play(scenario, file.stem, args, pathlib.Path(scratch))
         print(file.stem, file=sys.stderr, flush=True)
         if args.output:  # whatever ends it, what is done is there
             args.output.write_text("\n".join(text))

@@ -3,7 +3,10 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "ductile/sched/hull.h"
 
@@ -69,6 +72,11 @@ class Allocator {
   std::span<const int64_t> capacity() const { return capacity_; }
   int num_jobs() const { return static_cast<int>(jobs_.size()); }
   std::span<const Option> choices(int job) const;
+  // Choices, prices and what was chosen, as JSON: from_state() gives an allocator that goes on to
+  // the bit. It throws data_loss, beginning with `where`, if the state is damaged.
+  nlohmann::json state() const;
+  static Allocator from_state(const nlohmann::json& state, const std::string& where,
+                              AllocatorOptions options);
   // The best difference of value and price that the job can have at these prices; 0 if it should
   // wait.
   double surplus(int job) const { return jobs_[static_cast<size_t>(job)].surplus; }

@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/sched/ductile_policy_impl.h"
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/valuation.h"
 
 namespace ductile::sched {
 
@@ -33,6 +34,7 @@ bool close(double a, double b, double tolerance) {
 
 void DuctilePolicy::Impl::update_pools(const Round& round) {
   const double horizon = horizon_of(round);
+  if (restored_) go_on_in(round);
   if (nodes_ != static_cast<size_t>(round.cluster.nodes()) || pools_.empty()) {
     pools_ = find_pools(round.cluster, horizon);
     nodes_ = static_cast<size_t>(round.cluster.nodes());
@@ -48,10 +50,10 @@ void DuctilePolicy::Impl::update_pools(const Round& round) {
     allocator_.reset();
     free_slots_.clear();
     slots_ = 0;
-    for (auto& [id, s] : states_) {
-      s.slot = slots_++;
-      s.modelled = false;
-      s.given_weight = -1;
+    for (auto& [id, s] : states_in_order()) {
+      s->slot = slots_++;
+      s->modelled = false;
+      s->given_weight = -1;
     }
   } else {
     std::vector<std::pair<int64_t, int32_t>> before;
@@ -106,6 +108,7 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
     }
     s.seen = round_;
     s.view = &job;
+    s.gone = false;
     s.grant = -1;
     s.progress = job.progress;
     s.service = job.attained_service;
@@ -113,19 +116,25 @@ void DuctilePolicy::Impl::update_jobs(const Round& round) {
   }
 }
 
+// States by job: the order of a hash table is not that of one restored from it.
+std::vector<std::pair<JobId, DuctilePolicy::Impl::State*>> DuctilePolicy::Impl::states_in_order() {
+  std::vector<std::pair<JobId, State*>> out;
+  out.reserve(states_.size());
+  for (auto& [id, s] : states_) out.emplace_back(id, &s);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 void DuctilePolicy::Impl::forget_ended() {
-  for (auto at = states_.begin(); at != states_.end();) {
-    State& s = at->second;
-    if (s.seen == round_) {
-      ++at;
-      continue;
-    }
-    if (s.grant < 0)
+  for (const auto& [id, state] : states_in_order()) {
+    State& s = *state;
+    if (s.seen == round_) continue;
+    if (s.grant < 0 && !s.gone)
       work_left_.ended(options_.share_by_application ? s.application : std::string(), s.progress,
                        s.service);
     if (allocator_ && s.slot < allocator_->num_jobs()) allocator_->set_job(s.slot, {});
     free_slots_.push_back(s.slot);
-    at = states_.erase(at);
+    states_.erase(id);
   }
   std::sort(free_slots_.begin(), free_slots_.end(), std::greater<>());
 }
@@ -164,7 +173,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
       if (pools_[p].cluster == round.cluster.node_cluster[first] &&
           pools_[p].type == round.cluster.node_type[first])
         s.pool_now = static_cast<int32_t>(p);
-    if (job.preemptible) continue;
+    if (!job.is_fixed()) continue;
     s.pinned = true;
     for (const NodeShare& share : job.allocation)
       if (usable_until(round.cluster, share.node, horizon_of(round)))
@@ -173,9 +182,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
   serve(round, capacity);
   for (int64_t& c : capacity) c = std::max<int64_t>(c, 0);
   if (!allocator_) {
-    AllocatorOptions o;
-    o.target_gap = options_.target_gap;
-    allocator_ = std::make_unique<Allocator>(capacity, o);
+    allocator_ = std::make_unique<Allocator>(capacity, allocator_options());
   } else {
     allocator_->set_capacity(capacity);
   }
@@ -217,7 +224,7 @@ double DuctilePolicy::Impl::value(const JobView& job, const State& s,
   const double lost = same          ? job.pause_left
                       : devices > 0 ? job.restart_seconds + job.unsaved_seconds
                                     : job.restart_seconds;
-  value *= h / (h + lost);
+  value *= after_pause(h, lost);
   if (devices > 0 && (c.devices > devices || c.pool != s.pool_now)) {
     // Where a restart takes longer than a round, a start under way is not given up for something
     // better: two jobs could change places for ever.
@@ -364,7 +371,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
       if (c < 0) continue;
       pool = s.configurations[static_cast<size_t>(c)].pool;
       r.devices = s.configurations[static_cast<size_t>(c)].devices;
-      r.movable = job.preemptible || job.allocation.empty();
+      r.movable = !job.is_fixed();
     }
     if (pool == s.pool_now && r.devices == device_count(job.allocation)) r.held = &job.allocation;
     requests[static_cast<size_t>(pool)].push_back(r);
@@ -379,7 +386,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     State& s = states_.at(job.id);
     const bool fragmented = settled[i] != 0;
     s.reason = s.grant >= 0 ? reason_for(s, next[i])
-               : s.pinned   ? "it may not be preempted and keeps what it has"
+               : s.pinned   ? reason_of_fixed(job.granted)
                : fragmented ? "its devices are free only in pieces spread over too many nodes"
                             : reason_for(s, next[i]);
     if (next[i] == job.allocation) continue;
@@ -390,7 +397,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
 
 std::string DuctilePolicy::Impl::explain(JobId id) const {
   const auto found = states_.find(id);
-  if (found == states_.end() || !allocator_) return "";
+  if (found == states_.end() || !allocator_ || restored_) return "";
   const State& s = found->second;
   const int c = allocator_->chosen(s.slot);
   if (s.grant >= 0) return s.reason;
@@ -435,6 +442,7 @@ DuctilePolicy::DuctilePolicy(const DuctileOptions& options)
 DuctilePolicy::~DuctilePolicy() = default;
 Decisions DuctilePolicy::decide(const Round& round) { return impl_->decide(round); }
 std::string DuctilePolicy::explain(JobId job) const { return impl_->explain(job); }
+void DuctilePolicy::forget(JobId job) { impl_->forget(job); }
 
 std::unique_ptr<Policy> make_ductile(const PolicyOptions& options) {
   DuctileOptions own;

@@ -54,6 +54,9 @@ class DuctilePolicy final : public Policy {
   }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;
+  void forget(JobId job) override;
+  nlohmann::json state() const override;
+  void restore(const nlohmann::json& state, const std::string& where) override;
 
  private:
   class Impl;

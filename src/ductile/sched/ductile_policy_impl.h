@@ -4,7 +4,10 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "ductile/sched/allocator.h"
 #include "ductile/sched/ductile_policy.h"
@@ -12,8 +15,12 @@
 #include "ductile/sched/services.h"
 #include "ductile/sched/work_left.h"
 
+namespace ductile {
+class JsonFields;
+}
+
 // The state of Ductile's policy: ductile_policy.cc makes rounds of it, ductile_weights.cc says what
-// each job's progress is worth.
+// each job's progress is worth, ductile_state.cc saves and restores it.
 namespace ductile::sched {
 
 class DuctilePolicy::Impl {
@@ -22,6 +29,11 @@ class DuctilePolicy::Impl {
 
   Decisions decide(const Round& round);
   std::string explain(JobId id) const;
+  void forget(JobId id) {
+    if (const auto found = states_.find(id); found != states_.end()) found->second.gone = true;
+  }
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state, const std::string& where);
 
  private:
   struct State {
@@ -50,6 +62,7 @@ class DuctilePolicy::Impl {
     int32_t pool_now = -1;
     double remaining = 0;  // best guess, steps of batch M0
     bool pinned = false;
+    bool gone = false;         // forget()
     int32_t grant = -1;        // of a service: in grants_
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
@@ -64,6 +77,16 @@ class DuctilePolicy::Impl {
     int32_t given_most = -1;
   };
 
+  AllocatorOptions allocator_options() const {
+    AllocatorOptions o;
+    o.target_gap = options_.target_gap;
+    return o;
+  }
+  std::vector<std::pair<JobId, State*>> states_in_order();
+  static nlohmann::json to_json(const State& s);
+  static State state_from(const nlohmann::json& item, const std::string& where, size_t pools);
+  void read_jobs(const JsonFields& f);
+  void go_on_in(const Round& round);
   void update_pools(const Round& round);
   void update_jobs(const Round& round);
   void forget_ended();
@@ -90,6 +113,8 @@ class DuctilePolicy::Impl {
   std::vector<int32_t> per_node_;  // by type
   std::vector<std::string> type_names_;
   size_t nodes_ = 0;
+  bool restored_ = false;  // and no round since: the pools have no nodes yet, but so many:
+  std::vector<size_t> nodes_in_pools_;
   std::unique_ptr<Allocator> allocator_;
   std::vector<ServiceGrant> grants_;
   std::vector<Option> choices_;

@@ -4,6 +4,7 @@
 
 #include "ductile/sched/ductile_policy_impl.h"
 #include "ductile/sched/shadow_cost.h"
+#include "ductile/sched/valuation.h"
 
 namespace ductile::sched {
 
@@ -23,7 +24,6 @@ constexpr double kTurn = 2;
 // A device that a tier's window still needs is worth so many times the best other use of any.
 constexpr double kPromised[] = {4, 1.5, 0};
 constexpr double kUrgent = 1.5;
-constexpr double kPromiseMargin = 0.03;
 
 }  // namespace
 
@@ -190,8 +190,7 @@ void DuctilePolicy::Impl::promise(const Round& round) {
   }
 }
 
-// Below 1 for the jobs of a team that holds more than its share; in coarse steps, or teams would
-// take turns.
+// Below 1 for the jobs of a team that holds more than its share.
 double DuctilePolicy::Impl::team_factor(const Round& round, int32_t team) const {
   for (const Team& t : round.cluster.teams) {
     if (t.id != team || t.share <= 0) continue;
@@ -199,7 +198,7 @@ double DuctilePolicy::Impl::team_factor(const Round& round, int32_t team) const 
     for (const JobView& job : round.jobs)
       if (job.team == team) held += device_count(job.allocation);
     for (const Pool& p : pools_) all += static_cast<double>(p.devices);
-    return held <= 1.25 * t.share * all ? 1 : held <= 2 * t.share * all ? 0.6 : 0.3;
+    return sched::team_factor(held, t.share * all);
   }
   return 1;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ductile/base/error.h"
+#include "ductile/sched/valuation.h"
 
 namespace ductile::sched {
 
@@ -125,14 +126,12 @@ class FleetScheduler::Impl {
     for (const Region& r : regions_)
       for (int64_t c : r.capacity) total += static_cast<double>(c);
     const double share = t.share > 0 ? t.share : 1.0 / static_cast<double>(teams_.size());
-    // In coarse steps: a factor that follows every job would make teams take turns.
-    const double excess = held / (share * total);
-    return excess <= 1.25 ? 1 : excess <= 2 ? 0.6 : 0.3;
+    return sched::team_factor(held, share * total);
   }
 
   Owed owed(const State& s) const {
-    return owed_devices(s.job.tier, options_.guarantee[static_cast<size_t>(s.job.tier)],
-                        options_.margin, s.job.demand, {0, 0, s.granted, s.asked}, options_.window);
+    return owed_devices(s.job.tier, guarantee(s.job.tier), kPromiseMargin, s.job.demand,
+                        {0, 0, s.granted, s.asked}, options_.window);
   }
 
   void weigh(int32_t job) {
@@ -159,8 +158,7 @@ class FleetScheduler::Impl {
                        kPlain[tier] * team * std::max(0.0, std::min(x, d) - need) +
                        kSpare * team * std::max(0.0, x - std::max(d, need));
         if (s.pool >= 0 && (s.devices != k || s.pool != r.pools[p]))
-          value *=
-              options_.horizon / (options_.horizon + kReluctance[tier] * s.job.restart_seconds);
+          value *= after_pause(options_.horizon, kReluctance[tier] * s.job.restart_seconds);
         // A service grows and shrinks where it is; going elsewhere interrupts it.
         if (!s.job.elastic && s.pool >= 0 && s.pool != r.pools[p]) value *= kServiceMoves;
         offers_.push_back({static_cast<int32_t>(p), k, value});
@@ -405,9 +403,9 @@ std::string FleetScheduler::explain(int32_t job) const {
   if (!s.alive) return "";
   const Impl::Region& r = impl_->regions_[static_cast<size_t>(s.region)];
   const double fraction = s.asked > 0 ? s.granted / s.asked : 1;
-  const std::string account = fmt::format(
-      "{} tier, {:.0f} % of its demand in this window (guarantee {:.0f} %)", to_string(s.job.tier),
-      100 * fraction, 100 * impl_->options_.guarantee[static_cast<size_t>(s.job.tier)]);
+  const std::string account =
+      fmt::format("{} tier, {:.0f} % of its demand in this window (guarantee {:.0f} %)",
+                  to_string(s.job.tier), 100 * fraction, 100 * guarantee(s.job.tier));
   if (s.pool >= 0)
     return fmt::format("runs on {} of {} devices asked for: {}", s.devices, s.job.demand, account);
   double price = HUGE_VAL, value = 0;

@@ -27,11 +27,9 @@ struct FleetJob {
 };
 
 struct FleetOptions {
-  double window = 3600;                     // seconds over which guarantees are accounted
-  double guarantee[3] = {0.95, 0.70, 0.0};  // of demand, by tier (Singularity, section 2.3)
-  double margin = 0.03;                     // worked for above the guarantee
-  double horizon = 1800;                    // over which a change is expected to pay off
-  double migrate_above = 1.3;               // price ratio of regions that makes waiting jobs move
+  double window = kSlaWindow;  // seconds over which guarantees are accounted
+  double horizon = 1800;       // seconds over which a change is expected to pay off
+  double migrate_above = 1.3;  // price ratio of regions that makes waiting jobs move
   double lead = 120;  // seconds before an announced loss from which its devices are given to nobody
   double target_gap = 0.001;
 };

@@ -91,6 +91,17 @@ struct JobView {
   double started = -1;          // first start; -1: never
   double last_change = -1;      // last start or change of allocation; -1: never
   Allocation allocation;        // now
+  // Regions (Cluster::regions). A start elsewhere than where its data are pays `transfer_seconds`
+  // besides the restart, and the data are then there.
+  int32_t region = -1;  // of its data; -1: they are everywhere
+  double transfer_seconds = 0;
+  bool movable = true;  // false: it runs in the region of its data alone
+  // The allocation was granted and is on its way: the job does not hold all of it yet. Until it
+  // does, no policy changes it, so that a slow start is neither granted twice nor taken back. Not
+  // for services, whose replicas come one by one.
+  bool granted = false;
+  // Whether it keeps what it has whatever a policy would like.
+  bool is_fixed() const { return !service && (!preemptible || granted) && !allocation.empty(); }
 
   std::optional<GradientNoise> noise;  // none before the first step
   std::vector<TypeModel> types;        // by type id of the cluster

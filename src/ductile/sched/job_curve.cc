@@ -4,12 +4,17 @@
 #include <cmath>
 
 #include "ductile/sched/hetero.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 
 namespace {
+
+constexpr size_t kMostApplications = 1 << 14, kMostTypes = 1024, kMostBuckets = 1 << 13;
+
 size_t bucket(double progress) {
-  return static_cast<size_t>(8 * std::log2(1 + std::max(0.0, progress)));
+  return std::min(kMostBuckets - 1,
+                  static_cast<size_t>(8 * std::log2(1 + std::max(0.0, progress))));
 }
 }  // namespace
 
@@ -18,6 +23,7 @@ void ApplicationModels::learn(const JobView& job) {
   bool anything = job.noise.has_value();
   for (const TypeModel& t : job.types) anything = anything || t.fitted;
   if (!anything) return;
+  if (models_.size() == kMostApplications && !models_.contains(job.application)) models_.clear();
   ApplicationModel& model = models_[job.application];
   if (model.types.size() < job.types.size()) model.types.resize(job.types.size());
   for (size_t t = 0; t < job.types.size(); ++t)
@@ -41,6 +47,44 @@ std::optional<GradientNoise> ApplicationModel::noise_at(double progress) const {
 const ApplicationModel* ApplicationModels::find(const std::string& application) const {
   const auto found = models_.find(application);
   return found == models_.end() ? nullptr : &found->second;
+}
+
+nlohmann::json ApplicationModels::state() const {
+  nlohmann::json out = nlohmann::json::object();
+  for (const auto& [application, model] : models_) {
+    nlohmann::json types = nlohmann::json::array(), noise = nlohmann::json::array();
+    for (const TypeModel& type : model.types) types.push_back(to_json(type));
+    for (size_t b = 0; b < model.noise.size(); ++b)
+      if (model.noise[b]) noise.push_back({b, to_json(*model.noise[b])});
+    out[application] = {{"types", std::move(types)}, {"noise", std::move(noise)}};
+  }
+  return out;
+}
+
+ApplicationModels ApplicationModels::from_state(const nlohmann::json& state,
+                                                const std::string& where) {
+  return as_data_loss([&] {
+    if (!state.is_object() || state.size() > kMostApplications)
+      fail(ErrorCode::data_loss, "{}: no object of at most 16384 applications", where);
+    ApplicationModels out;
+    for (const auto& [application, item] : state.items()) {
+      const JsonFields f(item, fmt::format("{}: {}", where, application));
+      f.only({"types", "noise"});
+      ApplicationModel& model = out.models_[application];
+      for (const nlohmann::json& type : f.array("types"))
+        model.types.push_back(type_model_from(type, f.where()));
+      if (model.types.size() > kMostTypes)
+        f.wrong("types", "a list of at most 1024 types", f.at("types"));
+      for (const nlohmann::json& entry : f.array("noise")) {
+        if (!entry.is_array() || entry.size() != 2)
+          f.wrong("noise", "a list of [place, noise]", entry);
+        const auto at = static_cast<size_t>(f.as_integer(entry[0], "noise", 0, kMostBuckets - 1));
+        if (model.noise.size() <= at) model.noise.resize(at + 1);
+        model.noise[at] = noise_from(f, entry[1], "noise");
+      }
+    }
+    return out;
+  });
 }
 
 namespace {

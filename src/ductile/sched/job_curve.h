@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/sched/pools.h"
 
 namespace ductile::sched {
@@ -33,7 +35,12 @@ class ApplicationModels {
   void learn(const JobView& job);
   const ApplicationModel* find(const std::string& application) const;
 
+  // All of it as JSON. from_state() throws data_loss, beginning with `where`, for a damaged state.
+  nlohmann::json state() const;
+  static ApplicationModels from_state(const nlohmann::json& state, const std::string& where);
+
  private:
+  // At most kMostApplications: a further one takes the place of all.
   std::unordered_map<std::string, ApplicationModel> models_;
 };
 

@@ -19,10 +19,7 @@ constexpr double kStraggler = 0.35, kSameStep = 0.005;
 constexpr int32_t kMostReadings = 64;
 
 constexpr double kLeastSeconds = 1e-9, kMostSeconds = 1e6;
-constexpr int32_t kMostCount = 1 << 30;
 constexpr size_t kMostFits = 1 << 16;
-// Bounds of the logarithm of a measured over a fitted time, far beyond what samples can give.
-constexpr double kMostLogarithm = 1000;
 
 uint64_t hash_of(std::span<const StepSample> samples) {
   uint64_t key = samples.size();
@@ -33,54 +30,6 @@ uint64_t hash_of(std::span<const StepSample> samples) {
     key = mix(key, std::bit_cast<uint64_t>(s.step_seconds));
   }
   return key;
-}
-
-json to_json(const PerfParams& p) {
-  return {p.alpha_c, p.beta_c, p.alpha_n, p.beta_n, p.alpha_r, p.beta_r, p.gamma};
-}
-
-PerfParams perf_from(const JsonFields& f) {
-  const json& list = f.array("perf");
-  if (list.size() != 7) f.wrong("perf", "a list of 7 numbers", list);
-  double v[7];
-  for (size_t i = 0; i < 7; ++i) v[i] = f.as_number(list[i], "perf", 0, 1e30);
-  return {v[0], v[1], v[2], v[3], v[4], v[5], f.as_number(list[6], "perf", 1, 10)};
-}
-
-int32_t count_from(const JsonFields& f, const json& v, const char* key) {
-  return static_cast<int32_t>(f.as_integer(v, key, 1, kMostCount));
-}
-
-json to_json(std::span<const StepModel::Shape> shapes) {
-  json out = json::array();
-  for (const StepModel::Shape& shape : shapes) {
-    json points = json::array();
-    for (const StepModel::Point& p : shape.points) points.push_back({p.local, p.gradient, p.step});
-    out.push_back({shape.nodes, shape.replicas, std::move(points)});
-  }
-  return out;
-}
-
-std::vector<StepModel::Shape> shapes_from(const JsonFields& f) {
-  std::vector<StepModel::Shape> shapes;
-  size_t points = 0;
-  for (const json& item : f.array("shapes")) {
-    if (!item.is_array() || item.size() != 3 || !item[2].is_array() || item[2].empty())
-      f.wrong("shapes", "a list of [nodes, replicas, points]", item);
-    StepModel::Shape shape{count_from(f, item[0], "shapes"), count_from(f, item[1], "shapes"), {}};
-    for (const json& point : item[2]) {
-      if (!point.is_array() || point.size() != 3 || ++points > Measurements::kMostSamples)
-        f.wrong("shapes", "a list of at most 1024 points of 3 numbers", point);
-      double v[3];
-      for (size_t i = 0; i < 3; ++i)
-        v[i] = f.as_number(point[i], "shapes", -kMostLogarithm, kMostLogarithm);
-      if (!shape.points.empty() && !(v[0] > shape.points.back().local))
-        f.wrong("shapes", "a list of rising points", point);
-      shape.points.push_back({v[0], v[1], v[2]});
-    }
-    shapes.push_back(std::move(shape));
-  }
-  return shapes;
 }
 
 }  // namespace

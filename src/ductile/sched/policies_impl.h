@@ -10,6 +10,12 @@
 // What the policies of this module share.
 namespace ductile::sched {
 
+// Why a job that JobView::is_fixed() keeps what it has.
+inline const char* reason_of_fixed(bool granted) {
+  return granted ? "what it was granted is on its way"
+                 : "it may not be preempted and keeps what it has";
+}
+
 std::unique_ptr<Policy> make_fifo(const PolicyOptions& options);
 std::unique_ptr<Policy> make_srtf(const PolicyOptions& options);
 std::unique_ptr<Policy> make_tiresias(const PolicyOptions& options);
@@ -18,6 +24,7 @@ std::unique_ptr<Policy> make_gavel(const PolicyOptions& options);
 std::unique_ptr<Policy> make_pollux(const PolicyOptions& options);
 std::unique_ptr<Policy> make_sia(const PolicyOptions& options);
 std::unique_ptr<Policy> make_ductile(const PolicyOptions& options);
+std::unique_ptr<Policy> make_regional(const PolicyOptions& options);
 
 // A policy that decides as `inner` does, from which it hides the jobs that run and may not be
 // preempted, and the devices that they hold.

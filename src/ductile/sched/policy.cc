@@ -5,7 +5,9 @@
 #include <unordered_set>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 namespace {
@@ -18,6 +20,7 @@ constexpr PolicyEntry kPolicies[] = {
     {"gavel", make_gavel, "shares of time on each device type, for the most throughput", 360},
     {"pollux", make_pollux, "a genetic search for the best mean of goodput", 60},
     {"sia", make_sia, "an integer programme of goodput over device types", 60},
+    {"regional", make_regional, "`ductile` in each region, between which jobs move", 60},
     {"ductile", make_ductile,
      "prices and shadow costs, with a proven gap; also services and promises", 60},
 };
@@ -37,7 +40,7 @@ class Reserving final : public Policy {
   Decisions decide(const Round& round) override {
     fixed_.clear();
     for (const JobView& job : round.jobs)
-      if (!job.preemptible && !job.allocation.empty()) fixed_.insert(job.id);
+      if (job.is_fixed()) fixed_.emplace(job.id, job.granted);
     if (fixed_.empty()) return inner_->decide(round);
     Cluster cluster = round.cluster;
     std::vector<JobView> jobs;
@@ -58,17 +61,29 @@ class Reserving final : public Policy {
     return inner_->decide({round.now, round.interval, cluster, jobs});
   }
 
+  void forget(JobId job) override { inner_->forget(job); }
+  nlohmann::json state() const override { return inner_->state(); }
+  void restore(const nlohmann::json& state, const std::string& where) override {
+    inner_->restore(state, where);
+  }
+
   std::string explain(JobId job) const override {
-    return fixed_.contains(job) ? "it may not be preempted and keeps what it has"
-                                : inner_->explain(job);
+    const auto found = fixed_.find(job);
+    return found == fixed_.end() ? inner_->explain(job) : reason_of_fixed(found->second);
   }
 
  private:
   std::unique_ptr<Policy> inner_;
-  std::unordered_set<JobId> fixed_;
+  std::unordered_map<JobId, bool> fixed_;  // and whether that is JobView::granted
 };
 
 }  // namespace
+
+nlohmann::json Policy::state() const { return nlohmann::json::object(); }
+
+void Policy::restore(const nlohmann::json& state, const std::string& where) {
+  as_data_loss([&] { JsonFields(state, where).only({}); });
+}
 
 std::unique_ptr<Policy> reserve_fixed(std::unique_ptr<Policy> inner) {
   return std::make_unique<Reserving>(std::move(inner));
@@ -110,9 +125,8 @@ void check_decisions(const Round& round, const Decisions& decisions) {
     DUCTILE_CHECK(decided.insert(decision.job).second, "two decisions for {}", found->second->name);
     const JobView& job = *found->second;
     DUCTILE_CHECK(!decision.reason.empty(), "job {}: no reason", job.name);
-    DUCTILE_CHECK(
-        job.preemptible || job.allocation.empty() || decision.allocation == job.allocation,
-        "job {} must keep what it has", job.name);
+    DUCTILE_CHECK(!job.is_fixed() || decision.allocation == job.allocation,
+                  "job {} must keep what it has", job.name);
     if (!decision.allocation.empty()) {
       const int32_t devices = device_count(decision.allocation);
       DUCTILE_CHECK(devices <= job.max_devices && devices >= job.min_devices,

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/base/table.h"
 #include "ductile/sched/cluster.h"
 #include "ductile/sched/job.h"
@@ -51,6 +53,17 @@ class Policy {
   // Why, after the last decide(), the job waits or holds its devices, and what would change that.
   // Empty for an unknown job.
   virtual std::string explain(JobId job) const = 0;
+
+  // The job will not be there in the next round although it has not ended: it is paused, or goes
+  // elsewhere. Of others that are gone a policy may learn how long jobs are.
+  virtual void forget(JobId) {}
+
+  // All that the policy remembers of earlier rounds, as JSON; explain() has nothing to say after
+  // restore() until the next decide(). A policy of the same name and options that is restored from
+  // it decides as this one would, to the byte. restore() throws data_loss, beginning with `where`,
+  // for a damaged state; then the policy is unchanged. A policy without memory needs neither.
+  virtual nlohmann::json state() const;
+  virtual void restore(const nlohmann::json& state, const std::string& where);
 };
 
 struct PolicyOptions {

@@ -20,14 +20,12 @@ struct WithTraits : Policy {
 
 // Traits that differ from the default ones in one field each.
 std::vector<std::pair<const char*, PolicyTraits>> each_trait() {
-  return {{"uses", {.uses = Scaling::strong}},
-          {"measures", {.measures = true}},
-          {"on_events", {.on_events = true}},
-          {"serves", {.serves = true}},
-          {"keeps_fixed", {.keeps_fixed = true}},
-          {"sees_types", {.sees_types = false}},
-          {"scales_pipelines", {.scales_pipelines = true}},
-          {"fit_least_gain", {.fit_least_gain = 0.5}}};
+  return {
+      {"uses", {.uses = Scaling::strong}},        {"measures", {.measures = true}},
+      {"on_events", {.on_events = true}},         {"serves", {.serves = true}},
+      {"keeps_fixed", {.keeps_fixed = true}},     {"sees_regions", {.sees_regions = true}},
+      {"sees_types", {.sees_types = false}},      {"scales_pipelines", {.scales_pipelines = true}},
+      {"fit_least_gain", {.fit_least_gain = 0.5}}};
 }
 
 TEST(ReserveFixed, KeepsEveryTraitOfThePolicyThatItWraps) {

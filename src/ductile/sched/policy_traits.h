@@ -23,6 +23,8 @@ struct PolicyTraits {
   // Whether it leaves the jobs that may not be preempted as they are. make_policy() hides them from
   // the others.
   bool keeps_fixed = false;
+  // Whether it knows regions, and keeps jobs that may not move (JobView::movable) in theirs.
+  bool sees_regions = false;
   // Whether it knows that a job may not run on some device types.
   bool sees_types = true;
   // Whether it gives pipelines any number of replicas (TypeModel::unit). For other policies

@@ -24,7 +24,7 @@ class Granter {
         continue;
       }
       for (const NodeShare& s : job.allocation) {
-        if (job.preemptible)
+        if (!job.is_fixed())
           trained_[s.node] += s.devices;
         else
           room_[s.node] = std::max(0, room_[s.node] - s.devices);

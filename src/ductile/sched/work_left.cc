@@ -4,10 +4,13 @@
 #include <cmath>
 #include <cstddef>
 
+#include "ductile/sched/saved_state_impl.h"
+
 namespace ductile::sched {
 
 namespace {
 
+constexpr size_t kMostApplications = 1 << 14;
 constexpr size_t kRemembered = 512;  // jobs of one kind; beyond it every second is dropped
 
 void remember(std::vector<double>& sorted, double value) {
@@ -21,8 +24,41 @@ void remember(std::vector<double>& sorted, double value) {
 }  // namespace
 
 void WorkLeft::ended(const std::string& application, double progress, double service) {
-  if (!application.empty() && progress > 0) remember(progress_[application], progress);
+  if (!application.empty() && progress > 0) {
+    if (progress_.size() == kMostApplications && !progress_.contains(application))
+      progress_.clear();
+    remember(progress_[application], progress);
+  }
   if (service > 0) remember(service_, service);
+}
+
+nlohmann::json WorkLeft::state() const {
+  nlohmann::json out = {{"service", service_}, {"progress", nlohmann::json::object()}};
+  for (const auto& [application, ended] : progress_) out["progress"][application] = ended;
+  return out;
+}
+
+WorkLeft WorkLeft::from_state(const nlohmann::json& state, const std::string& where) {
+  return as_data_loss([&] {
+    const JsonFields f(state, where);
+    f.only({"service", "progress"});
+    const auto ended = [&](const nlohmann::json& list, const char* key) {
+      std::vector<double> out =
+          numbers_from(f, list, key, 1e-300, kMostSaved, SIZE_MAX, kRemembered);
+      if (!std::is_sorted(out.begin(), out.end())) f.wrong(key, "lists of rising numbers", list);
+      return out;
+    };
+    WorkLeft out;
+    out.service_ = ended(f.at("service"), "service");
+    const nlohmann::json& progress = f.at("progress");
+    if (!progress.is_object() || progress.size() > kMostApplications)
+      f.wrong("progress", "an object of at most 16384 applications", progress);
+    for (const auto& [application, list] : progress.items()) {
+      if (list.empty()) f.wrong("progress", "lists that are not empty", list);
+      out.progress_[application] = ended(list, "progress");
+    }
+    return out;
+  });
 }
 
 std::vector<double> WorkLeft::guess(const std::string& application, double progress, double service,

@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 namespace ductile::sched {
 
 // Estimates how much work jobs have, from past jobs and never from the future. Sizes are in
@@ -28,9 +30,15 @@ class WorkLeft {
 
   static constexpr double kLeastService = 3000;  // device-seconds
 
+  // All of it as JSON. from_state() throws data_loss, beginning with `where`, for a damaged state.
+  nlohmann::json state() const;
+  static WorkLeft from_state(const nlohmann::json& state, const std::string& where);
+
  private:
-  std::unordered_map<std::string, std::vector<double>> progress_;  // of ended jobs, sorted
-  std::vector<double> service_;                                    // of ended jobs, sorted
+  // Of ended jobs, sorted, for at most kMostApplications applications: a further one takes the
+  // place of all.
+  std::unordered_map<std::string, std::vector<double>> progress_;
+  std::vector<double> service_;  // of ended jobs, sorted
 };
 
 }  // namespace ductile::sched

@@ -171,7 +171,8 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
   return std::nullopt;
 }
 
-void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t type) {
+void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t type,
+                        double transfer) {
   go_back();
   const bool ran = !counts_.empty();
   allocation_ = allocation;
@@ -194,7 +195,7 @@ void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t
     DUCTILE_CHECK(replicas_ * units_[type] == devices_, "{}: {} devices for pipelines of {}",
                   submission_.name, devices_, units_[type]);
     choose_batch();
-    pause_left_ = pause();
+    pause_left_ = pause() + transfer;
     ++starts_;
   }
   if (first_start_ < 0) first_start_ = now;

@@ -41,8 +41,9 @@ class JobRun {
   // its life's end, whether it holds anything or not).
   std::optional<double> advance(double now, double seconds, const Conditions& conditions);
 
-  // A new allocation, at `now`: a restart unless empty. Empty: stops.
-  void reallocate(double now, const sched::Allocation& allocation, int32_t type);
+  // A new allocation, at `now`: a restart, and `transfer` seconds more, unless empty. Empty: stops.
+  void reallocate(double now, const sched::Allocation& allocation, int32_t type,
+                  double transfer = 0);
   // As reallocate() with the same shape where moves are free: no restart.
   void move(const sched::Allocation& allocation) { allocation_ = allocation; }
   // Takes back up to `seconds` of progress at the present rate (work since the last checkpoint).

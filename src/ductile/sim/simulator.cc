@@ -58,6 +58,7 @@ class Simulation {
   std::span<const double> step_seconds(const Submission& job);
   double asked_rate(const Submission& job, const sched::JobView& view, int32_t type) const;
   void end_job(int32_t job, double at);
+  int32_t region_of_data(const Submission& job) const;
   void lose_node(int32_t job, int32_t node);
 
   sched::PolicyTraits traits_;  // of the policy, with SimOptions::information
@@ -80,6 +81,7 @@ class Simulation {
   std::vector<std::set<double>> announced_;  // times of losses to come, by node
   double network_slow_ = 1, lost_decisions_ = 0, late_reports_ = 0;
   MessageFaults messages_;
+  std::vector<int32_t> data_;  // by job: the region of its data; -1: everywhere
   std::vector<std::unique_ptr<ControlledJob>> controlled_;  // by job, with options_.control
   std::vector<uint8_t> interfered_;                         // by job
   std::vector<double> segment_start_;
@@ -122,6 +124,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
            job.name, unit, largest);
     job.devices -= job.devices % unit;
   }
+  for (const Submission& job : workload_.jobs) data_.push_back(region_of_data(job));
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
     runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, traits_,
@@ -160,6 +163,21 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   faults_ = plan_faults(options.scenario, cluster_, options.seed, options.most_seconds);
   result_.workload = workload.name;
   result_.policy = policy.name();
+}
+
+int32_t Simulation::region_of_data(const Submission& job) const {
+  if (!job.movable && !traits_.sees_regions)
+    fail(ErrorCode::invalid_argument,
+         "{} may not leave region {}, and policy {} knows nothing of regions; use policy regional",
+         job.name, job.region, policy_.name());
+  if (job.region.empty()) return -1;
+  const auto found = std::find(cluster_.regions.begin(), cluster_.regions.end(), job.region);
+  if (found != cluster_.regions.end())
+    return static_cast<int32_t>(found - cluster_.regions.begin());
+  std::string known;
+  for (const std::string& name : cluster_.regions) known += (known.empty() ? "" : ", ") + name;
+  fail(ErrorCode::invalid_argument, "{}: no region {} in the cluster, which has {}", job.name,
+       job.region, known);
 }
 
 // Seconds of a step at the batch asked for on `devices` packed devices of a type. One device always
@@ -213,6 +231,9 @@ void Simulation::arrive() {
     view.id = j;
     runs_[j].describe(view);
     const Submission& job = workload_.jobs[j];
+    view.region = data_[j];
+    view.transfer_seconds = job.transfer;
+    view.movable = job.movable;
     // Sia keeps to the batch that was asked for, and would know less than the jobs themselves.
     if (options_.information == Information::full && view.scaling == sched::Scaling::adaptive)
       view.requested_batch = 0;
@@ -338,7 +359,14 @@ void Simulation::change(int32_t job, const sched::Allocation& allocation) {
   if (same_shape && catalog_.rules.free_moves && !workload_.jobs[job].service) {
     run.move(allocation);
   } else {
-    run.reallocate(now_, allocation, type);
+    double transfer = 0;
+    if (!allocation.empty() && data_[job] >= 0) {
+      const int32_t cluster = cluster_.node_cluster[allocation.front().node];
+      const int32_t region = cluster_.cluster_region[cluster];
+      if (region != data_[job]) transfer = workload_.jobs[job].transfer;
+      data_[job] = region;
+    }
+    run.reallocate(now_, allocation, type, transfer);
   }
 }
 
@@ -449,6 +477,7 @@ void Simulation::round() {
     JobRun& run = runs_[j];
     sched::JobView& view = views_[i];
     view.allocation = run.allocation();
+    view.region = data_[j];
     contention_[j] += static_cast<double>(active_.size());
     rounds_lived_[j] += 1;
     view.window = accounts_[j].open();

@@ -126,6 +126,12 @@ Workload from_jobs(const Csv& csv, const Catalog& catalog) {
     if (csv.has("preemptible")) job.preemptible = csv.whole(row, "preemptible", 0, 1) == 1;
     if (csv.has("work")) job.work = csv.number(row, "work", 1e-6, 1e6);
     if (csv.has("checkpoint")) job.checkpoint_every = csv.number(row, "checkpoint", 0, 1e7);
+    if (csv.has("region")) job.region = csv.text(row, "region");
+    if (csv.has("transfer")) job.transfer = csv.number(row, "transfer", 0, 1e7);
+    if (csv.has("movable")) job.movable = csv.whole(row, "movable", 0, 1) == 1;
+    if (!job.movable && job.region.empty())
+      fail(ErrorCode::invalid_argument, "{}: a job that may not move needs a region",
+           csv.where(row, "movable"));
     if (csv.has("load") && !csv.text(row, "load").empty())
       job.service = read_service(csv, row, job);
     workload.jobs.push_back(std::move(job));
@@ -318,14 +324,16 @@ Workload synthetic_workload(const SyntheticOptions& options, const Catalog& cata
 }
 
 std::string to_csv(const Workload& workload) {
-  bool checkpoints = false, services = false;
+  bool checkpoints = false, services = false, regions = false;
   for (const Submission& job : workload.jobs) {
     checkpoints |= job.checkpoint_every > 0;
     services |= job.service.has_value();
+    regions |= !job.region.empty();
   }
   std::string out =
       "name,time,application,num_replicas,batch_size,scaling,tier,team,preemptible,work";
   if (checkpoints) out += ",checkpoint";
+  if (regions) out += ",region,transfer,movable";
   if (services) out += ",load,replica_rate,latency,replica_devices,seconds";
   out += "\n";
   for (const Submission& job : workload.jobs) {
@@ -333,6 +341,7 @@ std::string to_csv(const Workload& workload) {
                        job.devices, job.batch, sched::to_string(job.scaling),
                        sched::to_string(job.tier), job.team, job.preemptible ? 1 : 0, job.work);
     if (checkpoints) out += fmt::format(",{}", job.checkpoint_every);
+    if (regions) out += fmt::format(",{},{},{}", job.region, job.transfer, job.movable ? 1 : 0);
     if (services && !job.service) out += ",,,,,";
     if (job.service) {
       out += ",";

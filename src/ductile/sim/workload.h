@@ -27,6 +27,11 @@ struct Submission {
   // Seconds of work between checkpoints. A change or loss takes back the work since the last one.
   // With 0 nothing is lost (the job saves when it is told to stop, or loses at most one step).
   double checkpoint_every = 0;
+  // Region of its data; empty: they are everywhere. To start elsewhere takes the transfer of its
+  // data, in seconds, besides the restart; the data are then there.
+  std::string region;
+  double transfer = 0;
+  bool movable = true;  // false: it runs in that region alone
   // For an inference service; `devices` is then its floor, and `work` and `batch` are not used.
   std::optional<ServiceSpec> service;
 };
@@ -44,9 +49,9 @@ struct Workload {
 //    virtual cluster is a team.
 //  - Our own: the first form, in which batch_size may be absent, with any of scaling (rigid,
 //    strong, adaptive), tier (premium, standard, basic), team, preemptible (0, 1), work,
-//    checkpoint. A row with `load` is an inference service: load ("3" or "0:3; 43200:9; 86400:3",
-//    requests per second by time), replica_rate, latency, replica_devices and seconds as in
-//    ServiceSpec; num_replicas is its floor.
+//    checkpoint, region, transfer, movable (0, 1). A row with `load` is an inference service: load
+//    ("3" or "0:3; 43200:9; 86400:3", requests per second by time), replica_rate, latency,
+//    replica_devices and seconds as in ServiceSpec; num_replicas is its floor.
 // Rows may be in any order. Throws the errors of Csv; the error of an unknown application also
 // names line and column.
 Workload read_workload(const fs::path& file, const Catalog& catalog);

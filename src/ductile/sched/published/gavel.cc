@@ -9,6 +9,7 @@
 
 #include "ductile/sched/linear_program.h"
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 namespace {
@@ -21,7 +22,10 @@ class Gavel : public ReasonedPolicy {
   Decisions decide(const Round& round) override {
     const size_t count = round.jobs.size();
     const auto types = static_cast<size_t>(round.cluster.type_count());
-    type_time_.resize(types, 0);
+    if (type_time_.size() != types) {  // also after restore() on another cluster
+      type_time_.assign(types, 0);
+      job_time_.clear();
+    }
     std::unordered_map<JobId, bool> present;
     for (const JobView& job : round.jobs) {
       present[job.id] = true;
@@ -91,6 +95,34 @@ class Gavel : public ReasonedPolicy {
     for (size_t t = 0; t < types; ++t)
       place(round, static_cast<int32_t>(t), std::move(chosen[t]), next);
     return decisions(round, std::move(next), std::move(reasons));
+  }
+
+  nlohmann::json state() const override {
+    nlohmann::json jobs = nlohmann::json::array();
+    const std::map<JobId, std::vector<double>> sorted(job_time_.begin(), job_time_.end());
+    for (const auto& [id, times] : sorted) jobs.push_back({id, times});
+    return {{"jobs", std::move(jobs)}, {"types", type_time_}};
+  }
+
+  void restore(const nlohmann::json& state, const std::string& where) override {
+    as_data_loss([&] {
+      const JsonFields f(state, where);
+      f.only({"jobs", "types"});
+      const std::vector<double> types =
+          numbers_from(f, f.at("types"), "types", 0, kMostSaved, SIZE_MAX, 1024);
+      std::unordered_map<JobId, std::vector<double>> jobs;
+      for (const nlohmann::json& item : f.array("jobs")) {
+        if (!item.is_array() || item.size() != 2 || jobs.size() > kMostSavedJobs)
+          f.wrong("jobs", "a list of [job, seconds by type]", item);
+        jobs[f.as_integer(item[0], "jobs", 0, INT64_MAX)] =
+            numbers_from(f, item[1], "jobs", 1e-300, kMostSaved, types.size());
+      }
+      // Shares are divided by it.
+      if (!jobs.empty() && std::count(types.begin(), types.end(), 0.0) > 0)
+        f.wrong("types", "a list of times above 0 once there are jobs", f.at("types"));
+      job_time_ = std::move(jobs);
+      type_time_ = types;
+    });
   }
 
  private:

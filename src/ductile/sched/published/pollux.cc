@@ -9,6 +9,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/sched/policies_impl.h"
 #include "ductile/sched/published/pollux_search_impl.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 namespace {
@@ -109,6 +110,33 @@ class Pollux : public ReasonedPolicy {
     Decisions out = decisions(round, std::move(next), std::move(reasons));
     out.objective = front.fitness;
     return out;
+  }
+
+  nlohmann::json state() const override {
+    return {{"rounds", rounds_}, {"front", front_}, {"rows", rows_}, {"columns", columns_}};
+  }
+
+  void restore(const nlohmann::json& state, const std::string& where) override {
+    as_data_loss([&] {
+      const JsonFields f(state, where);
+      f.only({"rounds", "front", "rows", "columns"});
+      const int64_t rounds = f.integer("rounds", 0, INT64_MAX);
+      const auto columns = static_cast<size_t>(f.integer("columns", 0, 1 << 20));
+      std::vector<JobId> rows = jobs_from(f, "rows");
+      std::vector<PolluxState> front;
+      for (const nlohmann::json& item : f.array("front")) {
+        PolluxState one;
+        for (const double v : numbers_from(f, item, "front", 0, 127, rows.size() * columns)) {
+          if (v != std::floor(v)) f.wrong("front", "lists of whole numbers", item);
+          one.push_back(static_cast<int8_t>(v));
+        }
+        front.push_back(std::move(one));
+      }
+      rounds_ = static_cast<uint64_t>(rounds);
+      columns_ = columns;
+      rows_ = std::move(rows);
+      front_ = std::move(front);
+    });
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 namespace {
@@ -79,6 +80,46 @@ class Tiresias : public ReasonedPolicy {
       if (next[i].empty()) next[i] = free.take_most_free_first(type[i], job.requested_devices);
     }
     return decisions(round, std::move(next), std::move(reasons));
+  }
+
+  nlohmann::json state() const override {
+    nlohmann::json out = {{"queues", {queues_[0], queues_[1]}}, {"jobs", nlohmann::json::array()}};
+    for (const auto& queue : queues_)
+      for (const JobId id : queue) {
+        const State& s = states_.at(id);
+        out["jobs"].push_back({s.running, s.executed, s.checked});
+      }
+    return out;
+  }
+
+  void restore(const nlohmann::json& state, const std::string& where) override {
+    as_data_loss([&] {
+      const JsonFields f(state, where);
+      f.only({"queues", "jobs"});
+      const nlohmann::json& queues = f.array("queues");
+      const nlohmann::json& jobs = f.array("jobs");
+      if (queues.size() != 2) f.wrong("queues", "a list of two queues", queues);
+      std::vector<JobId> queued[2];
+      std::unordered_map<JobId, State> states;
+      for (size_t q = 0, at = 0; q < 2; ++q) {
+        if (!queues[q].is_array()) f.wrong("queues", "a list of two queues", queues);
+        for (const nlohmann::json& item : queues[q]) {
+          const JobId id = f.as_integer(item, "queues", 0, INT64_MAX);
+          if (at >= jobs.size() || !jobs[at].is_array() || jobs[at].size() != 3 ||
+              !jobs[at][0].is_boolean())
+            f.wrong("jobs", "a list of [running, seconds, time] for each queued job", jobs);
+          const State s{jobs[at][0].get<bool>(), q == 1,
+                        f.as_number(jobs[at][1], "jobs", 0, kMostSaved),
+                        f.as_number(jobs[at][2], "jobs", -kMostSaved, kMostSaved)};
+          ++at;
+          if (!states.emplace(id, s).second) f.wrong("queues", "queues of different jobs", queues);
+          queued[q].push_back(id);
+        }
+      }
+      if (jobs.size() != states.size()) f.wrong("jobs", "as long as the queues", jobs);
+      states_ = std::move(states);
+      for (size_t q = 0; q < 2; ++q) queues_[q] = std::move(queued[q]);
+    });
   }
 
  private:
