@@ -256,7 +256,9 @@ TEST(Agents, WorkersThatNoJobKnowsAreEndedBeforeTheHostIsClean) {
   // The agent is gone when the job's end wants to have its workers killed.
   for (const pid_t agent : Fleet::agents_alive()) ::kill(agent, SIGKILL);
   ASSERT_TRUE(fleet.turn_until([&] { return !fleet.agents->ready(0); }));
-  EXPECT_EQ(link::workers_of(job.run).size(), 2u);
+  const std::vector<pid_t> workers = link::workers_of(job.run);
+  EXPECT_EQ(workers.size(), 2u);
+  for (const pid_t worker : workers) ::kill(worker, SIGSTOP);  // none ends by itself
   job.host.reset();
   EXPECT_FALSE(fleet.agents->clean(0));
   ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0); }));
