@@ -30,6 +30,15 @@ void add_policy(CLI::App& sub, ServiceCommand& c) {
       ->check(CLI::IsMember(sched::policy_names()));
 }
 
+void add_page(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option(
+         "--port", c.port,
+         fmt::format("of the page, on this machine (default {}, or any free one)", kPagePort))
+      ->option_text("N")
+      ->check(CLI::Range(1, 65535));
+  sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
+}
+
 }  // namespace
 
 void add_service(CLI::App& app, Parsed& parsed) {
@@ -44,6 +53,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
       ->option_text("N")
       ->check(count);
   add_policy(*sub, c);
+  add_page(*sub, c);
   sub = add_service_command(
       app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
@@ -63,6 +73,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
       ->option_text("SECONDS")
       ->check(CLI::Range(0.0, 1e6));
   add_policy(*sub, c);
+  add_page(*sub, c);
   sub = add_service_command(
       app, parsed, "submit", "hand a job to the service",
       " job.toml --name trial --max 4\n\nThe command prints the job's number. The job's result is "
@@ -91,6 +102,11 @@ void add_service(CLI::App& app, Parsed& parsed) {
                                     " 17", why),
                c);
   add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+  add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
+                                "\n\nThe link logs one browser in as you. Over a network, first: "
+                                "ssh -L 8470:127.0.0.1:8470 HOST",
+                                page_link),
+           c.json);
 }
 
 }  // namespace ductile::cli

@@ -37,7 +37,11 @@ void add_serve(CLI::App& app, Parsed& parsed) {
                   "samples that wait at most; requests beyond them are refused (default 1,024)")
       ->option_text("N")
       ->check(CLI::Range(1, 1 << 20));
-  sub->add_option("--threads", c.threads, "threads that compute (default: as the job says)")
+  sub->add_option("--replicas", c.replicas,
+                  "workers that compute, behind one address; a lost one is replaced (default 1)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1024));
+  sub->add_option("--threads", c.threads, "threads of each worker (default: as the job says)")
       ->option_text("N")
       ->check(CLI::Range(1, 4096));
   sub->add_flag("--trust", c.trust,

@@ -70,11 +70,15 @@ ExitCode resume(const LiveCommand& command, Context& context);
 ExitCode logs(const LiveCommand& command, Context& context);
 
 // The service of this machine, and its jobs.
+inline constexpr uint16_t kPagePort = 8470;
+
 struct ServiceCommand {
   std::optional<fs::path> folder;  // of the service; default: the user's own
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
+  std::optional<uint16_t> port;  // of the page; default: kPagePort, or any free one
+  bool no_page = false;
   // server
   fs::path cluster;  // the cluster file
   std::optional<fs::path> shared;
@@ -95,6 +99,7 @@ ExitCode submit(const ServiceCommand& command, Context& context);
 ExitCode jobs(const ServiceCommand& command, Context& context);
 ExitCode why(const ServiceCommand& command, Context& context);
 ExitCode cancel(const ServiceCommand& command, Context& context);
+ExitCode page_link(const ServiceCommand& command, Context& context);
 
 struct ConfigCommand {
   JobRequest job;
@@ -165,7 +170,7 @@ struct ServeCommand {
   std::optional<int64_t> checkpoint;  // default: the newest weights
   std::optional<std::string> name;    // default: the job's
   bool follow = false;
-  int64_t max_batch = 32, max_waiting = 1024, threads = 0;
+  int64_t max_batch = 32, max_waiting = 1024, threads = 0, replicas = 1;
   double max_delay = 0;  // milliseconds
   bool trust = false;
 };

@@ -1,18 +1,97 @@
-// A trained model, answering over HTTP; the worker, which links torch, computes and listens.
+// A trained model, answering over HTTP; workers, which link torch, compute and listen.
+#include <algorithm>
+#include <csignal>
+#include <optional>
+
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/held_signals.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/net/loop.h"
+#include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
+#include "ductile/serving/replicas.h"
+#include "ductile/serving/router.h"
 
 namespace ductile::cli {
+namespace {
 
 using nlohmann::json;
+
+void tell_address(Console& console, const std::string& address, const std::string& name) {
+  console.print("http://{}/v2/models/{}\n", address, name);
+  console.out().flush();
+}
+
+// One worker, which listens itself.
+void serve_alone(const fs::path& run, const json& request, int64_t threads, Console& console) {
+  ask_worker({.arguments = {"--run", run.string(), "--serve", dump_json_exactly(request, "--name")},
+              .threads = threads,
+              .on_row = [&](const json& row) {
+                if (row.contains("told"))
+                  return console.say("{}", row.at("told").get<std::string>());
+                tell_address(console, row.at("address"), row.at("name"));
+                console.say("the weights are those of step {}; Ctrl-C finishes what was accepted",
+                            row.at("version").get<int64_t>());
+              }});
+}
+
+// Several workers behind one address.
+void serve_replicas(const fs::path& run, json request, int64_t threads, int64_t count,
+                    Console& console) {
+  net::Loop loop;
+  HeldSignals held;
+  serving::RouterOptions options;
+  options.http.at = {request.at("host"), request.at("port")};
+  serving::Router router(loop, options);
+  request["host"] = "127.0.0.1";
+  request["port"] = 0;
+  const serving::ReplicaCommand command{
+      process::find_worker(),
+      {"--run", run.string(), "--serve", dump_json_exactly(request, "--name")},
+      process::worker_environment(threads),
+      "/dev/null"};
+  std::optional<Error> failed;
+  const std::string name = request.at("name");
+  serving::Replicas replicas(loop, router, command,
+                             {.tell = [&](const std::string& line) { console.say("{}", line); },
+                              .on_failed =
+                                  [&](const Error& error) {
+                                    failed = error;
+                                    loop.stop();
+                                  },
+                              .on_ready =
+                                  [&] {
+                                    tell_address(console, router.address().to_string(), name);
+                                    console.say("{} replicas; Ctrl-C finishes what was accepted",
+                                                count);
+                                  }});
+  bool ending = false;
+  const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
+    signalfd_siginfo info;
+    while (read(held.fd(), &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo == SIGTSTP) raise(SIGSTOP);
+      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
+        continue;
+      if (ending) return loop.stop();  // once more: what was accepted is not answered
+      ending = true;
+      console.say("finishing what was accepted; once more ends at once");
+      router.drain([&] { replicas.end([&] { loop.stop(); }); });
+    }
+  });
+  replicas.resize(count);
+  loop.run();
+  if (failed) throw Error(*failed);
+}
+
+}  // namespace
 
 ExitCode serve(const ServeCommand& command, Context& context) {
   Console& console = context.console;
@@ -32,19 +111,13 @@ ExitCode serve(const ServeCommand& command, Context& context) {
   if (request["name"] != run::file_name_of(request["name"].get<std::string>()))
     fail(ErrorCode::invalid_argument, "--name {}: a model's name has letters, digits, . _ and -",
          *command.name);
-  const int64_t threads = command.threads > 0 ? command.threads : config.job.train.threads;
-  ask_worker({.arguments = {"--run", folder.path().string(), "--serve",
-                            dump_json_exactly(request, "--name")},
-              .threads = threads,
-              .on_row = [&](const json& row) {
-                if (row.contains("told"))
-                  return console.say("{}", row.at("told").get<std::string>());
-                console.print("http://{}/v2/models/{}\n", row.at("address").get<std::string>(),
-                              row.at("name").get<std::string>());
-                console.out().flush();
-                console.say("the weights are those of step {}; Ctrl-C finishes what was accepted",
-                            row.at("version").get<int64_t>());
-              }});
+  int64_t threads = command.threads > 0 ? command.threads : config.job.train.threads;
+  if (command.replicas == 1) {
+    serve_alone(folder.path(), request, threads, console);
+  } else {
+    if (threads == 0) threads = std::max<int64_t>(1, cpu_share().usable() / command.replicas);
+    serve_replicas(folder.path(), request, threads, command.replicas, console);
+  }
   return kDone;
 }
 

@@ -55,25 +55,37 @@ std::string held_text(const Json& job) {
   return devices == 0 ? "" : std::to_string(devices);
 }
 
-}  // namespace
-
-namespace {
+// The link lets in whoever opens it first, so it goes to a person, and into no log file.
+void say_page(cluster::Service& service, Context& context) {
+  Console& console = context.console;
+  if (!console.err_terminal) {
+    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
+                service.port());
+    return;
+  }
+  console.say("the page, for the first browser that opens it: {}", service.page_link());
+  console.say("`ductile page` prints a link for another one");
+}
 
 cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
   options.folder = fs::absolute(folder_of(command, context));
   options.worker = process::find_worker();
   options.policy = command.policy;
+  if (!command.no_page) options.port = command.port.value_or(kPagePort);
+  options.or_any_port = !command.port;
   return options;
 }
 
 // Until a signal ends it; `what` are the devices, in words.
-ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, Console& console) {
+ExitCode serve(const cluster::ServiceOptions& options, const std::string& what, Context& context) {
+  Console& console = context.console;
   net::Loop loop;
   HeldSignals held;
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
               options.folder.string(), options.policy);
+  if (options.port) say_page(service, context);
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -100,8 +112,7 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node),
-               context.console);
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
 }
 
 ExitCode server(const ServiceCommand& command, Context& context) {
@@ -115,7 +126,7 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   return serve(
       options,
       fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      context.console);
+      context);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -187,6 +198,18 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
     if (job.at("run") != "") rows.push_back({"run", job.at("run")});
     context.console.print("{}", page::table(rows));
+  });
+}
+
+ExitCode page_link(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", answer.at("link").get<std::string>());
+      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
+    }
   });
 }
 

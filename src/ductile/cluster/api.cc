@@ -170,6 +170,27 @@ JobId Api::find_job(std::string_view text) {
 
 double Request::now() const { return api_.clock_(); }
 
+const std::string& Request::policy() const { return api_.policy_; }
+
+std::string Request::link() const {
+  if (!api_.make_link_)
+    fail(ErrorCode::not_found, "this service has no page; `ductile up` without --no-page has one");
+  return api_.make_link_(call.principal);
+}
+
+CurveCache& Request::curves() { return api_.curves_; }
+
+void Request::with_ledger(const std::function<void(const Ledger&)>& look) {
+  constexpr int64_t kPage = 1000;
+  const std::lock_guard lock(api_.ledger_mutex_);
+  while (true) {
+    const std::vector<Event> events = reader.allocation_events(api_.ledger_.seen(), kPage);
+    for (const Event& event : events) api_.ledger_.add(event);
+    if (static_cast<int64_t>(events.size()) < kPage) break;
+  }
+  look(api_.ledger_);
+}
+
 std::optional<std::string> Request::text(std::string_view name) const {
   const auto found = call.query.find(name);
   return found == call.query.end() ? std::nullopt : std::optional(found->second);

@@ -13,6 +13,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/curve_cache.h"
+#include "ductile/cluster/ledger.h"
 #include "ductile/cluster/principal.h"
 #include "ductile/cluster/store.h"
 
@@ -52,6 +54,10 @@ class Api {
   using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   void on_commit(std::function<void()> told) { on_commit_ = std::move(told); }
+  void set_policy(std::string name) { policy_ = std::move(name); }
+  // A link that lets a browser in as this principal; without it there is no page.
+  using MakeLink = std::function<std::string(const Principal&)>;
+  void make_links(MakeLink link) { make_link_ = std::move(link); }
 
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
@@ -72,6 +78,11 @@ class Api {
   const std::function<double()> clock_;
   CheckSubmission check_submission_;
   std::function<void()> on_commit_;
+  std::string policy_;
+  MakeLink make_link_;
+  std::mutex ledger_mutex_;
+  Ledger ledger_;
+  CurveCache curves_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle
 };

@@ -26,6 +26,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/lock_impl.h"
+#include "ductile/cluster/page_server_impl.h"
 #include "ductile/cluster/routes_impl.h"
 
 namespace ductile::cluster {
@@ -150,8 +151,9 @@ std::optional<Refusal> refusal_of(const httplib::Request& request) {
   const auto bad = [](std::string text, int status = 400) {
     return Refusal{status, ErrorCode::invalid_argument, std::move(text)};
   };
-  for (const char* name : {"Authorization", "Content-Encoding", "Content-Length", "Host",
-                           "Idempotency-Key", "Last-Event-ID", "Transfer-Encoding"}) {
+  for (const char* name :
+       {"Authorization", "Content-Encoding", "Cookie", "Content-Length", "Host", "Idempotency-Key",
+        "Last-Event-ID", "Origin", "Transfer-Encoding", "X-Ductile-Key"}) {
     if (request.get_header_value_count(name) > 1)
       return bad(fmt::format("the header {} stands there more than once", name));
   }
@@ -172,14 +174,6 @@ std::optional<Refusal> refusal_of(const httplib::Request& request) {
   if (!request.path.starts_with('/') || std::ranges::any_of(request.path, control))
     return bad("a path begins with a slash and has no control characters");
   return std::nullopt;
-}
-
-std::string name_of(uid_t user) {
-  passwd entry{};
-  passwd* found = nullptr;
-  char text[4096];
-  ::getpwuid_r(user, &entry, text, sizeof text, &found);
-  return found != nullptr ? found->pw_name : std::to_string(user);
 }
 
 // Under the lock of this path, so that no other server of ours is about to serve it. A socket that
@@ -213,7 +207,7 @@ Descriptor listen_unix(const fs::path& path) {
   return out;
 }
 
-Descriptor listen_loopback(uint16_t port, uint16_t* got) {
+Descriptor listen_loopback(uint16_t port, bool or_any, uint16_t* got) {
   Descriptor out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   ::setsockopt(out.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -223,14 +217,26 @@ Descriptor listen_loopback(uint16_t port, uint16_t* got) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* const where = reinterpret_cast<sockaddr*>(&address);
-  if (out.get() < 0 || ::bind(out.get(), where, size) != 0 || ::listen(out.get(), SOMAXCONN) != 0 ||
-      ::getsockname(out.get(), where, &size) != 0)
+  bool bound = out.get() >= 0 && ::bind(out.get(), where, size) == 0;
+  if (!bound && or_any && errno == EADDRINUSE) {
+    address.sin_port = 0;
+    bound = ::bind(out.get(), where, size) == 0;
+  }
+  if (!bound || ::listen(out.get(), SOMAXCONN) != 0 || ::getsockname(out.get(), where, &size) != 0)
     fail_errno(fmt::format("127.0.0.1:{}", port), errno);
   *got = ntohs(address.sin_port);
   return out;
 }
 
 }  // namespace
+
+std::string user_name(uid_t user) {
+  passwd entry{};
+  passwd* found = nullptr;
+  char text[4096];
+  ::getpwuid_r(user, &entry, text, sizeof text, &found);
+  return found != nullptr ? found->pw_name : std::to_string(user);
+}
 
 class HttpServer::Impl : httplib::Server {
  public:
@@ -265,6 +271,7 @@ class HttpServer::Impl : httplib::Server {
 
   Api& api_;
   const HttpOptions options_;
+  std::optional<PageServer> page_;
   Descriptor lock_, unix_, loopback_, wake_in_, wake_out_;
   uint16_t port_ = 0;
   std::atomic<bool> stopping_ = false;
@@ -278,7 +285,11 @@ HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std:
     lock_ = lock_of(options_.socket);
     unix_ = listen_unix(options_.socket);
   }
-  if (options_.port) loopback_ = listen_loopback(*options_.port, &port_);
+  if (options_.port) loopback_ = listen_loopback(*options_.port, options_.or_any_port, &port_);
+  if (options_.page != nullptr) {
+    options_.page->set_port(port_);
+    page_.emplace(*options_.page);
+  }
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
   wake_out_ = Descriptor(ends[0]);
@@ -337,7 +348,7 @@ void HttpServer::Impl::accept_one(int listener, bool from_unix) {
     const Role role = options_.role_of         ? options_.role_of(who.uid)
                       : who.uid == ::geteuid() ? Role::admin
                                                : Role::submit;
-    peer.principal = Principal{name_of(who.uid), role};
+    peer.principal = Principal{user_name(who.uid), role};
     peer.share = static_cast<int64_t>(who.uid);
   } else {
     const int on = 1;
@@ -413,6 +424,7 @@ std::optional<Principal> HttpServer::Impl::principal_of(const httplib::Request& 
   if (t_connection->principal) return t_connection->principal;
   constexpr std::string_view kBearer = "Bearer ";
   const std::string given = request.get_header_value("Authorization");
+  if (given.empty() && page_) return page_->principal_of(request);
   if (!options_.principal_of ||
       !same_word(std::string_view(given).substr(0, kBearer.size()), kBearer))
     return std::nullopt;
@@ -432,6 +444,12 @@ bool HttpServer::Impl::refuse(const httplib::Request& request, httplib::Response
   };
   if (const auto refusal = refusal_of(request))
     return set(refusal->status, to_string(refusal->code), refusal->text);
+  if (page_ && !t_connection->principal) {
+    if (const std::string fault = PageServer::fault(request); !fault.empty())
+      return set(403, "refused", fault);
+    if (page_->gave_file(request, response)) return true;
+    if (PageServer::is_login(request)) return false;
+  }
   if (!principal_of(request))
     return set(401, "refused", "a token is wanted: \"Authorization: Bearer ...\"");
   return false;
@@ -457,6 +475,8 @@ void HttpServer::Impl::answer_with_body(const httplib::Request& request,
 
 void HttpServer::Impl::answer(const httplib::Request& request, std::string body,
                               httplib::Response& response) {
+  if (page_ && !t_connection->principal && PageServer::is_login(request))
+    return page_->answer(request, body, response);
   Call call;
   call.method = request.method == "HEAD" ? "GET" : request.method;
   call.path = request.path;

@@ -11,8 +11,12 @@
 
 #include "ductile/base/files.h"
 #include "ductile/cluster/api.h"
+#include "ductile/cluster/page_access.h"
 
 namespace ductile::cluster {
+
+// A user's name, or the number where there is none.
+std::string user_name(uid_t user);
 
 struct HttpOptions {
   // A unix socket. Who connects is known from the kernel, so it needs no token. Everybody on this
@@ -20,10 +24,12 @@ struct HttpOptions {
   fs::path socket;
   std::function<Role(uid_t)> role_of;  // default: the service's own user is admin, others submit
 
-  // A port of the loopback interface for browsers and programs that bring a token ("Authorization:
-  // Bearer ..."); no cookie ever counts, so pages of other sites cannot send requests. 0: any free
-  // one; none: no port is opened.
+  // A port of the loopback interface for programs that bring a token ("Authorization: Bearer ...")
+  // and, where `page` is given (it outlives the server), for browsers. 0: any free one; none: no
+  // port is opened. `or_any_port`: any free one where this one is taken.
   std::optional<uint16_t> port;
+  bool or_any_port = false;
+  PageAccess* page = nullptr;
   std::function<std::optional<Principal>(std::string_view token)> principal_of;
 
   int most_connections = 1024;                                    // more are told to come again

@@ -14,12 +14,6 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
 
-Answer json_answer(const Json& value) {
-  Answer out;
-  out.body = dump_json(value);
-  return out;
-}
-
 // A text on one line that a person can type and a page can show.
 void require_line(std::string_view text, std::string_view what) {
   bool odd = text.size() > kMostName ||
@@ -55,11 +49,19 @@ Answer list_jobs(Request& request) {
   filter.name = request.text("name");
   filter.owner = request.text("owner");
   filter.team = request.text("team");
+  filter.part = request.text("part");
   filter.live = request.number("live", 0, 0, 1) == 1;
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
   const auto jobs = request.reader.jobs(filter, request.number("before", 0, 0, INT64_MAX), limit);
   Json out = {{"jobs", Json::array()}};
-  for (const JobRecord& job : jobs) out["jobs"].push_back(to_json(job));
+  const auto held = request.reader.all_holdings();
+  for (const JobRecord& job : jobs) {
+    Json& shown = out["jobs"].emplace_back(to_json(job));
+    shown["devices"] = 0;
+    if (const auto found = held.find(job.id); found != held.end())
+      for (const Holding& h : found->second)
+        shown["devices"] = shown["devices"].get<int64_t>() + h.devices;
+  }
   // The cursor of the next page.
   if (static_cast<int64_t>(jobs.size()) == limit) out["before"] = jobs.back().id;
   return json_answer(out);
@@ -97,6 +99,9 @@ Answer show_job(Request& request) {
   Json out = to_json(job);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
+  request.with_ledger([&](const Ledger& ledger) {
+    out["device_seconds"] = ledger.device_seconds(job.id, request.now());
+  });
   out["spec"] = parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
                            ErrorCode::data_loss);
   return json_answer(out);
@@ -213,6 +218,7 @@ constexpr Parameter kJobFilters[] = {
     {"name", "string", "of the job"},
     {"owner", "string", "who submitted it"},
     {"team", "string", "whose quota it uses"},
+    {"part", "string", "of its name, owner or team, without regard to case"},
     {"before", "integer", "the cursor: jobs with smaller numbers"},
     {"limit", "integer", "jobs of a page, at most 1000; default 100"},
 };
@@ -220,6 +226,17 @@ constexpr Parameter kEventFilters[] = {
     {"job", "string", "a number or a name: events of this job alone"},
     {"after", "integer", "the cursor: events with larger numbers"},
     {"limit", "integer", "events of a page, at most 1000; default 100"},
+};
+
+constexpr Parameter kAllocationFilters[] = {
+    {"since", "integer",
+     "seconds since 1970: what reaches beyond that time; default: the last hour"},
+};
+constexpr Parameter kCurvesFilters[] = {
+    {"known", "string", "the version that is known: its curves are not sent again"},
+};
+constexpr Parameter kLogFilters[] = {
+    {"from", "integer", "the cursor: bytes from there on; default: the last 64 KiB"},
 };
 
 constexpr Route kRoutes[] = {
@@ -271,6 +288,40 @@ constexpr Route kRoutes[] = {
      "Takes a drained node back.",
      {},
      ""},
+    {"GET",
+     "/v1/overview",
+     Role::read,
+     show_overview,
+     "Who asks, the policy, and how many jobs there are.",
+     {},
+     ""},
+    {"GET", "/v1/allocations", Role::read, show_allocations,
+     "Who held how many devices of which node, and when.", kAllocationFilters, ""},
+    {"GET",
+     "/v1/accounts",
+     Role::read,
+     show_accounts,
+     "Jobs and device-seconds by team, tier and owner.",
+     {},
+     ""},
+    {"GET", "/v1/jobs/{job}/curves", Role::read, show_curves,
+     "What a job has measured of itself, at most 2,000 points a curve.", kCurvesFilters, ""},
+    {"GET", "/v1/jobs/{job}/log", Role::read, show_log,
+     "What a job's workers printed, at most 64 KiB at once.", kLogFilters, ""},
+    {"GET",
+     "/v1/jobs/{job}/options",
+     Role::read,
+     show_options,
+     "All options of a job, as TOML writes their values, and which of them are not the default.",
+     {},
+     ""},
+    {"POST",
+     "/v1/page/links",
+     Role::read,
+     make_page_link,
+     "A link that lets one browser in as the user who asks.",
+     {},
+     ""},
     {"GET", "/metrics", Role::read, metrics, "Figures for Prometheus.", {}, ""},
     {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
 };
@@ -278,6 +329,12 @@ constexpr Route kRoutes[] = {
 }  // namespace
 
 std::span<const Route> routes() { return kRoutes; }
+
+Answer json_answer(const Json& value) {
+  Answer out;
+  out.body = dump_json(value);
+  return out;
+}
 
 Json to_json(const JobRecord& job) {
   const Submission& s = job.submission;

@@ -28,6 +28,11 @@ class Request {
   Reader& reader;
 
   double now() const;
+  const std::string& policy() const;
+  std::string link() const;
+  CurveCache& curves();
+  // The ledger with all that is committed.
+  void with_ledger(const std::function<void(const Ledger&)>& look);
   // A number of the query; throws invalid_argument outside its range.
   int64_t number(std::string_view name, int64_t otherwise, int64_t low, int64_t high) const;
   std::optional<std::string> text(std::string_view name) const;
@@ -59,6 +64,17 @@ struct Route {
 };
 
 std::span<const Route> routes();
+
+// Those that pages are made of (routes_page.cc).
+Answer show_overview(Request& request);
+Answer show_allocations(Request& request);
+Answer show_accounts(Request& request);
+Answer show_curves(Request& request);
+Answer show_log(Request& request);
+Answer show_options(Request& request);
+Answer make_page_link(Request& request);
+
+Answer json_answer(const nlohmann::ordered_json& value);
 
 // A job as the interface shows it.
 nlohmann::ordered_json to_json(const JobRecord& job);

@@ -169,6 +169,27 @@ std::vector<Allotment> Scheduler::decide(double now) {
   return out;
 }
 
+std::vector<double> Scheduler::modelled_speeds(JobId id) const {
+  const Job& job = jobs_.at(id);
+  sched::JobView view = job.view;
+  job.agent->models(view);
+  std::vector<double> out;
+  if (view.allocation.empty()) return out;
+  const auto node = static_cast<size_t>(view.allocation.front().node);
+  const sched::TypeModel& model = view.types.at(static_cast<size_t>(cluster_.node_type[node]));
+  if (!model.fitted && !model.steps) return out;
+  const double batch = job.agent->facts().requested_batch;
+  for (int32_t n = 1; n <= view.max_devices; ++n) {
+    const double local = std::ceil(batch / n);
+    const double seconds =
+        model.steps ? model.steps->step_seconds(1, n, local)
+                    : sched::step_seconds(model.perf, 1, n, static_cast<int32_t>(local), 0);
+    if (!(seconds > 0)) return {};
+    out.push_back(batch / seconds);
+  }
+  return out;
+}
+
 std::string Scheduler::why(JobId id) const { return policy_->explain(id); }
 
 }  // namespace ductile::cluster

@@ -56,6 +56,9 @@ class Scheduler {
 
   // What changes. Jobs that it does not name keep what they have.
   std::vector<Allotment> decide(double now);
+  // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
+  // holds, up to what it may have; empty: nothing was measured yet.
+  std::vector<double> modelled_speeds(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
 

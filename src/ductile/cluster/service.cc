@@ -1,11 +1,16 @@
+// Who runs where, from one decision to the next. It is one file because all of it acts on the same
+// table of live jobs, in one thread.
 #include "ductile/cluster/service.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <map>
 #include <set>
 #include <utility>
+
+#include <unistd.h>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -16,6 +21,7 @@
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
+#include "ductile/cluster/page_access.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
@@ -50,6 +56,7 @@ class Service::Impl {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const { return http_->port(); }
+  std::string page_link() { return page_.link_for({user_name(::geteuid()), Role::admin}); }
 
  private:
   // A job that has not ended.
@@ -66,6 +73,9 @@ class Service::Impl {
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0;
     net::Deadline first_time{};
+    // The speed that was noted last, and on how many devices it was measured.
+    int64_t noted_devices = 0;
+    double noted_speed = 0;
     std::unique_ptr<JobRunner> runner;
   };
 
@@ -79,6 +89,7 @@ class Service::Impl {
   spec::Allocation held_before(JobId id, Counts& left);
   void follow_wish(Live& live);
   void measure(Live& live);
+  void note_speed(Live& live, double speed, const JobProgress& progress);
   void keep_in_place(Live& live);
   void decide();
   void settle();
@@ -116,6 +127,7 @@ class Service::Impl {
   std::function<void()> on_stopped_;
   net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  PageAccess page_;
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
 };
@@ -143,9 +155,15 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
         check_spec(s, spec, devices);
       });
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
+  api_->set_policy(options_.policy);
   HttpOptions http;
   http.socket = options_.folder / "api.sock";
-  http.port = options_.port;
+  if (options_.port) {
+    http.port = options_.port;
+    http.or_any_port = options_.or_any_port;
+    http.page = &page_;
+    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
+  }
   http_ = std::make_unique<HttpServer>(*api_, std::move(http));
   decide();
 }
@@ -338,11 +356,31 @@ void Service::Impl::measure(Live& live) {
   }
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double steps = static_cast<double>(progress.step - live.first_step);
-  scheduler_.measured(live.record.id,
-                      steps * static_cast<double>(live.job.train.batch_size) / seconds);
+  const double speed = static_cast<double>(progress.step - live.first_step) *
+                       static_cast<double>(live.job.train.batch_size) / seconds;
+  scheduler_.measured(live.record.id, speed);
+  note_speed(live, speed, progress);
   live.first_step = progress.step;
   live.first_time = now;
+}
+
+// For people: what was measured, and what the model makes of it, where that is news.
+void Service::Impl::note_speed(Live& live, double speed, const JobProgress& progress) {
+  constexpr double kNews = 0.25;
+  const int64_t devices = sched::device_count(live.asked);
+  if (live.noted_devices == devices &&
+      std::abs(speed - live.noted_speed) <= kNews * live.noted_speed)
+    return;
+  live.noted_devices = devices;
+  live.noted_speed = speed;
+  const nlohmann::json body = {{"devices", devices},
+                               {"samples_per_second", speed},
+                               {"model", scheduler_.modelled_speeds(live.record.id)},
+                               {"step", progress.step},
+                               {"total_steps", progress.total_steps}};
+  writer_.write([id = live.record.id, body = dump_json(body)](Change& change) {
+    change.record(id, "speed", body, wall_seconds());
+  });
 }
 
 // Workers that an earlier service placed elsewhere, or that were to go when nobody heard it.
@@ -595,5 +633,6 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
+std::string Service::page_link() { return impl_->page_link(); }
 
 }  // namespace ductile::cluster

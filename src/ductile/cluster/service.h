@@ -30,7 +30,8 @@ struct ServiceOptions {
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
   double grace = 30;  // seconds that jobs keep their places on a node that does not answer
-  std::optional<uint16_t> port;  // of the loopback interface; none: the unix socket alone
+  std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
+  bool or_any_port = false;      // where that one is taken
 };
 
 // The service of one machine or of a cluster: takes jobs over its Api, asks a policy which of them
@@ -54,6 +55,8 @@ class Service {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;
+  // A link that lets one browser in as the service's own user.
+  std::string page_link();
 
  private:
   class Impl;

@@ -109,12 +109,15 @@ std::vector<JobRecord> Reader::jobs(const JobFilter& filter, JobId before, int64
   condition("name", filter.name.has_value());
   condition("owner", filter.owner.has_value());
   condition("team", filter.team.has_value());
+  where += filter.part
+               ? " AND instr(lower(name || char(10) || owner || char(10) || team), lower(?)) > 0"
+               : " AND ? = ''";
   std::vector<JobRecord> out;
   database_.query(
       select_jobs(where + " ORDER BY id DESC LIMIT ?"),
       [&](const Row& row) { out.push_back(job_of(row)); }, before > 0 ? before : INT64_MAX,
       filter.phase ? to_string(*filter.phase) : "", filter.name.value_or(""),
-      filter.owner.value_or(""), filter.team.value_or(""), limit);
+      filter.owner.value_or(""), filter.team.value_or(""), filter.part.value_or(""), limit);
   return out;
 }
 

@@ -25,6 +25,7 @@ struct JobFilter {
   std::optional<Phase> phase;
   bool live = false;  // has not ended
   std::optional<std::string> name, owner, team;
+  std::optional<std::string> part;  // of its name, owner or team, without regard to case
 };
 
 // Reads what is committed. One thread at a time uses a Reader; each call sees one state of the
@@ -53,8 +54,17 @@ class Reader {
   Revision last_event();  // 0: none yet
 
   std::vector<Holding> holdings(JobId job);
-  // Of all jobs, by job and node.
-  std::vector<Holder> holders();
+  std::vector<Holder> holders();  // of all jobs, by job and node
+  std::map<JobId, std::vector<Holding>> all_holdings();
+  // Those that say who held what (ledger.h).
+  std::vector<Event> allocation_events(Revision after, int64_t limit);
+  // Of every job there is, in order of submission.
+  struct JobOwner {
+    JobId id;
+    std::string team, tier, owner;
+    Phase phase;
+  };
+  void for_each_owner(const std::function<void(const JobOwner&)>& look);
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();

@@ -17,6 +17,7 @@
       : document.createElement(name);
     for (const [key, value] of Object.entries(attributes || {})) {
       if (key.startsWith("on")) e.addEventListener(key.slice(2), value);
+      else if (key === "style") e.style.cssText = value;  // an attribute falls under a page's policy
       else e.setAttribute(key, value);
     }
     e.append(...children);
@@ -329,13 +330,14 @@
   }
 
   // spec: title, label (for who cannot see it), rows: [[name, count]], bars: [[row, rows, from, to,
-  // of]], color(of) a number, text(bar) of a bar, marks: [x], x: { lo, hi }.
+  // of]], color(of) a number, text(bar) of a bar, marks: [x], x: { lo, hi }; as needed: tallest (row,
+  // in pixels), tick(x) the text of a place on the axis, choose(bar) when one is clicked.
   function timeline(group, spec) {
     const canvas = element("canvas", { role: "img", "aria-label": spec.label });
     const box = element("div", { class: "panel stacked" },
       element("div", { class: "panel-head" }, element("h3", {}, spec.title)), canvas);
     const total = spec.rows.reduce((sum, [, n]) => sum + n, 0);
-    const row = Math.max(3, Math.min(7, 480 / total)), left = 62, right = 8, bottom = 20;
+    const row = Math.max(3, Math.min(spec.tallest || 7, 480 / total)), left = 62, right = 8, bottom = 20;
     const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     let x = null, shaded = false;
 
@@ -358,7 +360,7 @@
       }
       g.textAlign = "center";
       for (const v of ticks(x.lo, x.hi, Math.max(2, Math.floor(width / 110)), timeSteps).values) {
-        g.fillText(tickText(v, 1, "duration"), Math.min(Math.max(x.at(v), left + 14), width - 24),
+        g.fillText(spec.tick ? spec.tick(v) : tickText(v, 1, "duration"), Math.min(Math.max(x.at(v), left + 14), width - 24),
           total * row + 15);
       }
     };
@@ -414,12 +416,23 @@
         g.globalAlpha = 1;
       },
     };
-    canvas.addEventListener("pointermove", event => {
+    const barAt = event => {
       const rect = canvas.getBoundingClientRect();
       const at = Math.floor((event.clientY - rect.top) / row), t = x.value(event.clientX - rect.left);
-      const bar = spec.bars.find(b => at >= b[0] && at < b[0] + b[1] && t >= b[2] && t <= b[3]);
+      return spec.bars.find(b => at >= b[0] && at < b[0] + b[1] && t >= b[2] && t <= b[3]);
+    };
+    canvas.addEventListener("pointermove", event => {
+      const bar = barAt(event);
       showTip(bar ? spec.text(bar) : null, event);
     });
+    if (spec.choose) {
+      canvas.addEventListener("click", event => {
+        const bar = barAt(event);
+        if (!bar) return;
+        showTip(null);
+        spec.choose(bar);
+      });
+    }
     canvas.addEventListener("pointerleave", () => showTip(null));
     listen(canvas, group, () => x && { x });
     whenResized(box, chart.draw);

@@ -57,6 +57,16 @@ void read_job(Job& job, std::string_view toml) {
   }
 }
 
+// Empty: there is none.
+std::string job_text(const RunFolder& folder) {
+  try {
+    return read_file(folder.job_file());
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::not_found) throw;
+    return "";
+  }
+}
+
 std::string where(const Point& p) {
   return fmt::format("step {}, {}", with_thousands(static_cast<double>(p.step)),
                      as_duration(p.seconds));
@@ -391,13 +401,14 @@ std::string report_html(const RunFolder& folder, const History& history,
 }
 
 void write_report(const RunFolder& folder) {
-  std::string job;
-  try {
-    job = read_file(folder.job_file());
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::not_found) throw;
-  }
-  write_file_atomic(folder.report_file(), report_html(folder, read_history(folder), job));
+  write_file_atomic(folder.report_file(),
+                    report_html(folder, read_history(folder), job_text(folder)));
+}
+
+json chart_data(const RunFolder& folder) {
+  Job job;
+  read_job(job, job_text(folder));
+  return report::chart_data(read_history(folder), job.options);
 }
 
 std::string leave_report(const RunFolder& folder) {

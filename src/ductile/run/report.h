@@ -3,6 +3,8 @@
 #include <string>
 #include <string_view>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/run/folder.h"
 #include "ductile/run/history.h"
 
@@ -21,5 +23,9 @@ std::string leave_report(const RunFolder& folder);
 
 // The same page from its parts. `job_toml` is the text of job.toml; empty: there is none.
 std::string report_html(const RunFolder& folder, const History& history, std::string_view job_toml);
+
+// What the page's charts are drawn from: "panels" of curves, "marks" of events, "steps", "epoch"
+// and "seconds". Damage and absence of files make it emptier.
+nlohmann::json chart_data(const RunFolder& folder);
 
 }  // namespace ductile::run

@@ -1,0 +1,138 @@
+// The routes that pages are made of: how the cluster is used, and what a job shows of itself.
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <tuple>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/base/options.h"
+#include "ductile/cluster/curve_cache.h"
+#include "ductile/cluster/ledger.h"
+#include "ductile/cluster/routes_impl.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::cluster {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMostLog = 64 << 10;
+
+run::RunFolder run_of(const JobRecord& job) {
+  if (job.run.empty())
+    fail(ErrorCode::not_found, "job {} has not begun; it leaves nothing to look at yet", job.id);
+  return run::RunFolder::open(job.run);
+}
+
+}  // namespace
+
+Answer show_overview(Request& request) {
+  Json out = {{"principal", request.call.principal.name},
+              {"role", to_string(request.call.principal.role)},
+              {"now", request.now()},
+              {"event", request.reader.last_event()},
+              {"policy", request.policy()},
+              {"jobs", Json::object()}};
+  for (const auto& [phase, count] : request.reader.count_by_phase())
+    out["jobs"][std::string(to_string(phase))] = count;
+  return json_answer(out);
+}
+
+Answer show_allocations(Request& request) {
+  const double now = request.now();
+  const auto since =
+      static_cast<double>(request.number("since", static_cast<int64_t>(now) - 3600, 0, INT64_MAX));
+  Json out = {{"now", now}, {"spans", Json::array()}};
+  request.with_ledger([&](const Ledger& ledger) {
+    for (const HeldSpan& span : ledger.spans(since)) {
+      Json shown = {{"job", span.job},
+                    {"node", span.node},
+                    {"devices", span.devices},
+                    {"from", span.from},
+                    {"to", nullptr}};
+      if (span.to) shown["to"] = *span.to;
+      out["spans"].push_back(std::move(shown));
+    }
+  });
+  return json_answer(out);
+}
+
+Answer show_accounts(Request& request) {
+  struct Account {
+    std::map<Phase, int64_t> jobs;
+    int64_t devices = 0;
+    double device_seconds = 0;
+  };
+  std::map<std::tuple<std::string, std::string, std::string>, Account> accounts;
+  const auto held = request.reader.all_holdings();
+  const double now = request.now();
+  request.with_ledger([&](const Ledger& ledger) {
+    request.reader.for_each_owner([&](const Reader::JobOwner& job) {
+      Account& account = accounts[{job.team, job.tier, job.owner}];
+      ++account.jobs[job.phase];
+      account.device_seconds += ledger.device_seconds(job.id, now);
+      if (const auto found = held.find(job.id); found != held.end())
+        for (const Holding& h : found->second) account.devices += h.devices;
+    });
+  });
+  Json out = {{"accounts", Json::array()}};
+  for (const auto& [key, account] : accounts) {
+    Json jobs = Json::object();
+    for (const auto& [phase, count] : account.jobs) jobs[std::string(to_string(phase))] = count;
+    out["accounts"].push_back({{"team", std::get<0>(key)},
+                               {"tier", std::get<1>(key)},
+                               {"owner", std::get<2>(key)},
+                               {"jobs", jobs},
+                               {"devices", account.devices},
+                               {"device_seconds", account.device_seconds}});
+  }
+  return json_answer(out);
+}
+
+Answer show_curves(Request& request) {
+  const auto [version, text] =
+      request.curves().of(run_of(request.reader.find(request.argument)).path());
+  Answer out;
+  out.body = fmt::format("{{\"version\":{},\"curves\":{}}}", dump_json(nlohmann::json(version)),
+                         request.text("known") == version ? "null" : text);
+  return out;
+}
+
+Answer show_log(Request& request) {
+  const fs::path file = run_of(request.reader.find(request.argument)).log_file();
+  std::error_code error;
+  int64_t size = 0;
+  if (fs::is_regular_file(file, error)) size = static_cast<int64_t>(fs::file_size(file, error));
+  const int64_t from =
+      std::min(size, request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX));
+  std::string text(static_cast<size_t>(std::min(size - from, kMostLog)), '\0');
+  std::ifstream in(file, std::ios::binary);
+  in.seekg(from);
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, in.gcount())));
+  const int64_t next = from + static_cast<int64_t>(text.size());
+  return json_answer({{"from", from}, {"next", next}, {"size", size}, {"text", text}});
+}
+
+Answer show_options(Request& request) {
+  const JobRecord job = request.reader.find(request.argument);
+  const nlohmann::json spec = parse_json(
+      request.reader.spec(job.id), fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
+  spec::JobOptions options;
+  OptionSet set(options);  // knows the defaults from what it is made of
+  set.read_toml_text(JsonFields(spec, "spec").text("job"), "spec.job", Moved::follow);
+  Json out = {{"options", Json::object()}, {"changed", Json::array()}};
+  for (const OptionField& field : set.fields()) {
+    const std::string value = to_toml(field.ref);
+    out["options"][field.path] = value;
+    if (value != to_toml(field.default_value)) out["changed"].push_back(field.path);
+  }
+  return json_answer(out);
+}
+
+Answer make_page_link(Request& request) { return json_answer({{"link", request.link()}}); }
+
+}  // namespace ductile::cluster

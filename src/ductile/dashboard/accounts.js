@@ -1,0 +1,41 @@
+// Who uses how much: by team, tier and owner.
+"use strict";
+
+import { tally } from "./figures.js";
+import { deviceTime, element, redraw, section, table } from "./parts.js";
+import { get } from "./service.js";
+
+const kGroups = [["team", "Teams", "no team"], ["tier", "Tiers", "none"], ["owner", "Owners", "nobody"]];
+
+export function accountsPage(root) {
+  let alive = true;
+  const body = element("div");
+  root.replaceChildren(element("h1", {}, "Accounts"), element("p", { class: "about" },
+    "Device time is the number of devices times how long they were held, of all jobs in the store."), body);
+  async function read() {
+    try {
+      const { accounts } = await get("/v1/accounts");
+      if (!alive) return;
+      redraw(body, JSON.stringify(accounts), () => kGroups.map(([by, heading, none]) => section(heading, groupTable(accounts, by, none))));
+    } catch { /* the line at the top says that the service is away */ }
+  }
+  function groupTable(accounts, by, none) {
+    const rows = tally(accounts, by);
+    if (!rows.length) return element("p", { class: "empty" }, "No job was submitted yet.");
+    const total = rows.reduce((sum, row) => sum + row.seconds, 0);
+    return table(by, [[by[0].toUpperCase() + by.slice(1)], ["Running", true], ["Waiting", true], ["Ended", true],
+      ["Devices now", true], ["Device time", true], ["Share"]],
+    rows.map(row => [row.name || element("span", { class: "muted" }, none), String(row.running), String(row.queued),
+      String(row.ended), String(row.devices), deviceTime(row.seconds), share(total ? row.seconds / total : 0)]));
+  }
+  function share(value) {
+    return element("span", { class: "row nowrap" }, element("span", { class: "meter" },
+      element("i", { style: `width: ${(100 * value).toFixed(1)}%` })), `${Math.round(100 * value)} %`);
+  }
+  read();
+  const timer = setInterval(() => { if (!document.hidden) read(); }, 10000);
+  return { heard: what => { if (what === "online") read(); }, end: () => {
+    alive = false;
+    clearInterval(timer);
+  } };
+}

@@ -1,0 +1,134 @@
+// What the pages compute: pure functions of what the service answered.
+"use strict";
+
+export const isLive = job => ["queued", "running", "paused"].includes(job.phase);
+
+const kTones = { running: "good", finished: "plain", queued: "notice", paused: "notice",
+  failed: "bad", cancelled: "plain" };
+export const toneOf = phase => kTones[phase] || "plain";
+
+/** Whether each word of the text is found in what the job is called, or is its number. */
+export function matches(job, text) {
+  const all = `${job.name}\n${job.owner}\n${job.team}\n${job.tier}\n${job.phase}`.toLowerCase();
+  return text.toLowerCase().split(/\s+/).filter(Boolean)
+    .every(word => all.includes(word) || word.replace(/^#/, "") === String(job.id));
+}
+
+const kTiers = ["premium", "standard", "basic"];
+/** Of each queued job: how many of its tier and of higher ones were submitted before it. */
+export function places(jobs) {
+  const rank = job => (kTiers.indexOf(job.tier) + 3) % 3;
+  const queued = jobs.filter(job => job.phase === "queued")
+    .sort((a, b) => rank(a) - rank(b) || a.id - b.id);
+  return new Map(queued.map((job, i) => [job.id, i + 1]));
+}
+
+/**
+ * Bars of a timeline from spans of time: each device of a node is a row, and a job takes the lowest
+ * free ones. Gives [row, rows, from, to, job] for each, times as they came.
+ */
+export function lanes(spans, nodes, now) {
+  const bars = [];
+  let first = 0;
+  for (const node of nodes) {
+    const free = new Array(node.devices).fill(-Infinity);  // until when a row is taken
+    const own = spans.filter(s => s.node === node.node).sort((a, b) => a.from - b.from);
+    for (const span of own) {
+      const to = span.to === null ? now : span.to;
+      if (to <= span.from) continue;
+      let left = span.devices;
+      for (let row = 0; row < free.length && left > 0; ++row) {
+        if (free[row] > span.from) continue;
+        let rows = 0;
+        while (row + rows < free.length && rows < left && free[row + rows] <= span.from) {
+          free[row + rows++] = to;
+        }
+        bars.push([first + row, rows, span.from, to, span.job]);
+        left -= rows;
+        row += rows - 1;
+      }
+    }
+    first += node.devices;
+  }
+  return bars;
+}
+
+/** Devices that a job held over time, from its events: seconds since it was submitted. */
+export function devicesOverTime(events, submitted, now) {
+  const x = [0], y = [0];
+  const add = (time, value) => {
+    x.push(Math.max(time - submitted, x[x.length - 1]));
+    y.push(value);
+  };
+  let ended = false;
+  for (const event of events) {
+    if (event.kind === "allocation") {
+      add(event.time, Object.values(event.body.nodes || {}).reduce((sum, n) => sum + n, 0));
+    } else if (["queued", "paused", "finished", "failed", "cancelled"].includes(event.kind)) {
+      add(event.time, 0);
+      ended = !["queued", "paused"].includes(event.kind);
+    }
+  }
+  if (!ended) add(now, y[y.length - 1]);
+  return { x, y };
+}
+
+/** Speeds by devices: what was measured last on each number, and what the model says of all. */
+export function speeds(events) {
+  const measured = new Map();
+  let model = null;
+  for (const event of events) {
+    if (event.kind !== "speed") continue;
+    measured.set(event.body.devices, event.body.samples_per_second);
+    if (event.body.model && event.body.model.length) model = event.body.model;
+  }
+  const x = [...measured.keys()].sort((a, b) => a - b);
+  return { measured: { x, y: x.map(n => measured.get(n)) },
+    model: model && { x: model.map((_, i) => i + 1), y: model } };
+}
+
+/** The options that differ: [name, value of a, value of b]. */
+export function differences(a, b) {
+  return [...new Set([...Object.keys(a), ...Object.keys(b)])].sort()
+    .filter(name => a[name] !== b[name])
+    .map(name => [name, a[name] ?? "", b[name] ?? ""]);
+}
+
+/** Accounts put together by one of "team", "tier", "owner". */
+export function tally(accounts, by) {
+  const out = new Map();
+  for (const account of accounts) {
+    const name = account[by];
+    if (!out.has(name)) out.set(name, { name, running: 0, queued: 0, ended: 0, devices: 0, seconds: 0 });
+    const sum = out.get(name);
+    for (const [phase, count] of Object.entries(account.jobs)) {
+      if (phase === "running") sum.running += count;
+      else if (phase === "queued" || phase === "paused") sum.queued += count;
+      else sum.ended += count;
+    }
+    sum.devices += account.devices;
+    sum.seconds += account.device_seconds;
+  }
+  return [...out.values()].sort((a, b) => b.seconds - a.seconds || (a.name < b.name ? -1 : 1));
+}
+
+/** What happened, in a sentence. */
+export function sentence(event) {
+  const b = event.body || {};
+  const held = () => Object.entries(b.nodes || {}).map(([node, n]) => `${n} of ${node}`).join(", ");
+  switch (event.kind) {
+    case "submitted": return `Submitted by ${b.owner}.`;
+    case "allocation": return `Holds ${held() || "nothing"}. ${b.reason || ""}`;
+    case "wish": return `${b.by} wants it to ${b.wish}.`;
+    case "run": return `Its run directory is ${b.run}.`;
+    case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}.`;
+    case "drain": return `Node ${b.node} is drained. ${b.reason || ""}`;
+    case "undrain": return `Node ${b.node} is taken back.`;
+    case "stopped": return "The service was stopped.";
+    default: {
+      if (b.reason) return b.reason;
+      const text = JSON.stringify(b);
+      return text === "{}" ? "" : text;
+    }
+  }
+}

@@ -1,0 +1,120 @@
+// What the page of a service computes. Run by ctest where node is, or: node --test src/ductile/dashboard
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+
+// As a module, whatever this version of Node takes a .js file for.
+const text = readFileSync(new URL("figures.js", import.meta.url), "utf8");
+const f = await import(`data:text/javascript;base64,${Buffer.from(text).toString("base64")}`);
+
+// The same numbers in every run: a linear congruence.
+let seed = 1;
+const below = n => Math.floor((seed = (seed * 1103515245 + 12345) % 2147483648) / 2147483648 * n);
+
+test("a job is found by every word of the search, or by its number", () => {
+  const job = { id: 17, name: "ResNet-20", owner: "tia", team: "vision", tier: "basic", phase: "queued" };
+  for (const text of ["", " ", "resnet", "VISION tia", "17", "#17", "res queued"]) {
+    assert.ok(f.matches(job, text), text);
+  }
+  for (const text of ["resnet-21", "1", "vision gpt", "##17"]) assert.ok(!f.matches(job, text), text);
+});
+
+test("places in line go by tier, then by submission; who does not wait has none", () => {
+  const job = (id, tier, phase = "queued") => ({ id, tier, phase });
+  const places = f.places([job(1, "basic"), job(2, "standard"), job(3, "premium"), job(4, "standard"),
+    job(5, "premium", "running"), job(6, "no such tier")]);
+  assert.deepEqual([...places], [[3, 1], [2, 2], [4, 3], [1, 4], [6, 5]]);
+});
+
+test("the rows of a timeline hold each device once, and all that is held", () => {
+  for (let round = 0; round < 200; ++round) {
+    // Jobs that come and go on nodes that have room for them, second by second.
+    const nodes = [{ node: "a", devices: 1 + below(5) }, { node: "b", devices: 1 + below(3) }];
+    const spans = [], held = { a: [], b: [] };
+    for (let t = 0; t < 40; ++t) {
+      for (const node of nodes) {
+        held[node.node] = held[node.node].filter(span => {
+          if (below(4) > 0) return true;
+          span.to = t;
+          return false;
+        });
+        const free = node.devices - held[node.node].reduce((sum, span) => sum + span.devices, 0);
+        if (free === 0 || below(3) > 0) continue;
+        const span = { job: spans.length, node: node.node, devices: 1 + below(free), from: t, to: null };
+        held[node.node].push(span);
+        spans.push(span);
+      }
+    }
+    const bars = f.lanes(spans, nodes, 40);
+    for (let t = 0; t < 40; ++t) {
+      const seen = new Map();
+      for (const [row, rows, from, to, job] of bars) {
+        if (t + 0.5 < from || t + 0.5 > to) continue;
+        for (let i = row; i < row + rows; ++i) {
+          assert.ok(!seen.has(i), `row ${i} twice at ${t}`);
+          seen.set(i, job);
+        }
+      }
+      for (const span of spans) {
+        if (t + 0.5 < span.from || t + 0.5 > (span.to ?? 40)) continue;
+        const own = [...seen].filter(([, job]) => job === span.job).map(([row]) => row);
+        assert.equal(own.length, span.devices);
+        const first = span.node === "a" ? 0 : nodes[0].devices;
+        const last = first + nodes[span.node === "a" ? 0 : 1].devices;
+        assert.ok(own.every(row => row >= first && row < last));
+      }
+    }
+  }
+});
+
+test("devices over time follow the events, and time never goes back", () => {
+  const events = [{ kind: "submitted", time: 100, body: {} },
+    { kind: "allocation", time: 110, body: { nodes: { a: 2, b: 1 } } },
+    { kind: "allocation", time: 105, body: { nodes: { a: 1 } } },  // a clock that was set back
+    { kind: "queued", time: 120, body: {} }];
+  assert.deepEqual(f.devicesOverTime(events, 100, 130), { x: [0, 10, 10, 20, 30], y: [0, 3, 1, 0, 0] });
+  events.push({ kind: "finished", time: 125, body: {} });
+  assert.deepEqual(f.devicesOverTime(events, 100, 130).x, [0, 10, 10, 20, 25]);
+  assert.deepEqual(f.devicesOverTime([], 100, 130), { x: [0, 30], y: [0, 0] });
+});
+
+test("speeds: the last measurement of each number of devices, the last model", () => {
+  const speed = (devices, rate, model) => ({ kind: "speed", body: { devices, samples_per_second: rate, model } });
+  assert.deepEqual(f.speeds([speed(2, 150, []), speed(1, 100, [100, 190]), speed(2, 180, [100, 185]), { kind: "wish" }]),
+    { measured: { x: [1, 2], y: [100, 180] }, model: { x: [1, 2], y: [100, 185] } });
+  assert.deepEqual(f.speeds([]), { measured: { x: [], y: [] }, model: null });
+});
+
+test("options that differ, also where one job lacks them", () => {
+  assert.deepEqual(f.differences({ a: "1", b: "2", c: "3" }, { a: "1", b: "5", d: "4" }),
+    [["b", "2", "5"], ["c", "3", ""], ["d", "", "4"]]);
+});
+
+test("accounts add up, however they are put together", () => {
+  const accounts = [];
+  for (let i = 0; i < 60; ++i) {
+    accounts.push({ team: `t${below(4)}`, tier: `s${below(3)}`, owner: `o${below(5)}`, devices: below(4),
+      device_seconds: below(1000), jobs: { running: below(3), queued: below(3), paused: below(3), failed: below(3) } });
+  }
+  for (const by of ["team", "tier", "owner"]) {
+    const rows = f.tally(accounts, by);
+    const total = pick => rows.reduce((sum, row) => sum + pick(row), 0);
+    const all = pick => accounts.reduce((sum, a) => sum + pick(a), 0);
+    assert.equal(total(r => r.seconds), all(a => a.device_seconds));
+    assert.equal(total(r => r.devices), all(a => a.devices));
+    assert.equal(total(r => r.running), all(a => a.jobs.running));
+    assert.equal(total(r => r.queued), all(a => a.jobs.queued + a.jobs.paused));
+    assert.equal(total(r => r.ended), all(a => a.jobs.failed));
+    assert.equal(new Set(rows.map(r => r.name)).size, rows.length);
+  }
+});
+
+test("every event has a sentence, also one that nobody knows", () => {
+  for (const kind of ["submitted", "allocation", "wish", "run", "speed", "drain", "undrain", "stopped", "running", "new"]) {
+    for (const body of [undefined, {}, { reason: "why" }, { nodes: { a: 1 } }, { some: ["thing"] }]) {
+      assert.equal(typeof f.sentence({ kind, body }), "string");
+    }
+  }
+  assert.equal(f.sentence({ kind: "allocation", body: { nodes: { a: 2 }, reason: "It grows." } }), "Holds 2 of a. It grows.");
+  assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
+});

@@ -1,0 +1,402 @@
+#include "ductile/serving/router.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <list>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include "ductile/base/error.h"
+
+namespace ductile::serving {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry{100};
+
+using Reply = HttpServer::Reply;
+using ReplicaId = Router::ReplicaId;
+
+// A connection that is being made; the first write tells whether that worked.
+net::Socket begin_connect(const net::Address& to) {
+  net::Socket out(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), to.to_string());
+  if (!out) fail_errno("socket", errno);
+  const int on = 1;
+  ::setsockopt(out.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(to.port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(out.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+      errno != EINPROGRESS)
+    fail_errno(to.to_string(), errno);
+  return out;
+}
+
+// A request from its arrival to its answer.
+struct Passage {
+  std::string bytes;  // as it goes to a replica
+  Reply reply;
+  net::Deadline arrived{}, asked{};
+  net::Loop::Timer limit;
+  ReplicaId at = 0;                // the replica that has it; 0: it waits for one
+  std::vector<ReplicaId> refused;  // that were lost with it, or are ending
+  bool loads = false;              // weights, of every replica: `left` have not done so yet
+  std::vector<ReplicaId> left;
+};
+using PassagePtr = std::shared_ptr<Passage>;
+
+}  // namespace
+
+class Router::Impl {
+ public:
+  Impl(net::Loop& loop, RouterOptions options);
+
+  net::Address address() const { return http_.address(); }
+  void add(ReplicaId id, const net::Address& address);
+  void retire(ReplicaId id, std::function<void()> on_idle);
+  void remove(ReplicaId id);
+  Load load() const;
+  void drain(std::function<void()> on_drained);
+
+ private:
+  // A connection to a replica, with a request or between two.
+  struct Link {
+    net::Socket socket;
+    net::Loop::Watch watch;
+    HttpReader reader{HttpReader::Kind::response};
+    PassagePtr passage;
+    size_t sent = 0;
+  };
+  struct Replica {
+    net::Address address;
+    std::list<Link> links;
+    size_t in_flight = 0;
+    bool retiring = false;
+    std::function<void()> on_idle;
+  };
+
+  void handle(HttpRequest request, Reply reply);
+  std::string metrics() const;
+  void dispatch(const PassagePtr& passage);
+  void dispatch_all();
+  ReplicaId choose(const Passage& passage) const;
+  bool hand_to(ReplicaId id, const PassagePtr& passage);
+  void on_ready(ReplicaId id, std::list<Link>::iterator link);
+  bool write(Link& link);
+  void end_link(ReplicaId id, std::list<Link>::iterator link);
+  void lost(ReplicaId id, std::list<Link>::iterator link);
+  void answered(ReplicaId id, std::list<Link>::iterator link);
+  void again(const PassagePtr& passage, ReplicaId refused);
+  void finish(const PassagePtr& passage, HttpResponse response);
+  void leave(ReplicaId id, Passage& passage);
+  void look_idle(ReplicaId id);
+  void end_drain();
+
+  net::Loop& loop_;
+  const RouterOptions options_;
+  std::map<ReplicaId, Replica> replicas_;
+  std::deque<PassagePtr> waiting_;
+  Load load_;
+  int64_t open_ = 0;  // requests that are not answered
+  bool draining_ = false;
+  std::function<void()> on_drained_;
+  net::Loop::Timer retry_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  HttpServer http_;
+};
+
+Router::Impl::Impl(net::Loop& loop, RouterOptions options)
+    : loop_(loop),
+      options_(std::move(options)),
+      http_(loop, options_.http, [this](HttpRequest request, Reply reply) {
+        handle(std::move(request), std::move(reply));
+      }) {}
+
+std::string Router::Impl::metrics() const {
+  const Load now = load();
+  std::string out;
+  const auto add = [&](const char* name, const char* help, const char* type, auto value) {
+    out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0} {3}\n", name, help, type, value);
+  };
+  add("ductile_router_replicas", "Replicas that take requests.", "gauge",
+      std::ranges::count_if(replicas_, [](const auto& one) { return !one.second.retiring; }));
+  add("ductile_router_requests_total", "Requests that arrived.", "counter", now.arrived);
+  add("ductile_router_answers_total", "Requests that a replica answered.", "counter", now.answered);
+  add("ductile_router_retries_total", "Requests that went to another replica.", "counter",
+      now.retried);
+  add("ductile_router_in_flight", "Requests at replicas.", "gauge", now.in_flight);
+  add("ductile_router_waiting", "Requests without a replica.", "gauge", now.waiting);
+  add("ductile_router_busy_seconds_total", "Time of requests at replicas.", "counter",
+      now.busy_seconds);
+  return out;
+}
+
+void Router::Impl::handle(HttpRequest request, Reply reply) {
+  const auto plain = [&](int status, std::string text) {
+    HttpResponse response;
+    response.status = status;
+    response.type = "text/plain; charset=utf-8";
+    response.body = std::move(text);
+    reply(std::move(response));
+  };
+  if (request.method == "GET" && request.path == "/healthz") return plain(200, "ok\n");
+  if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
+  if (request.method == "GET" && request.path == "/readyz" && (draining_ || replicas_.empty()))
+    return plain(503, draining_ ? "draining\n" : "no replica\n");
+  const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
+  if (draining_ || full) {
+    HttpResponse response =
+        error_response(503, draining_ ? "the server is ending; ask another one"
+                                      : "too many requests wait; try again later");
+    response.headers.emplace_back("Retry-After", "1");
+    return reply(std::move(response));
+  }
+  ++load_.arrived;
+  ++open_;
+  const auto passage = std::make_shared<Passage>();
+  passage->bytes = to_bytes(request, address().to_string());
+  passage->reply = std::move(reply);
+  passage->arrived = loop_.now();
+  if (request.method == "POST" && request.path.ends_with("/load")) {
+    passage->loads = true;
+    for (const auto& [id, replica] : replicas_) {
+      if (!replica.retiring) passage->left.push_back(id);
+    }
+  }
+  passage->limit = loop_.after(options_.patience, [this, weak = std::weak_ptr(passage)] {
+    if (const PassagePtr passage = weak.lock())
+      finish(passage, error_response(504, "no replica answered in time"));
+  });
+  dispatch(passage);
+}
+
+// The one with the fewest requests, of those that have not refused this one; if all have, any.
+ReplicaId Router::Impl::choose(const Passage& passage) const {
+  if (passage.loads) {
+    for (const ReplicaId id : passage.left) {
+      if (replicas_.contains(id)) return id;
+    }
+    return 0;
+  }
+  ReplicaId best = 0;
+  const auto rank = [&](ReplicaId id) {
+    const bool refused = std::ranges::find(passage.refused, id) != passage.refused.end();
+    return std::pair(refused, replicas_.at(id).in_flight);
+  };
+  for (const auto& [id, replica] : replicas_) {
+    if (!replica.retiring && (best == 0 || rank(id) < rank(best))) best = id;
+  }
+  return best;
+}
+
+void Router::Impl::dispatch(const PassagePtr& passage) {
+  if (passage->loads && choose(*passage) == 0)
+    return finish(passage, error_response(503, "there is no replica that could load weights"));
+  const ReplicaId id = choose(*passage);
+  const bool refused = std::ranges::find(passage->refused, id) != passage->refused.end();
+  if (id != 0 && !refused && hand_to(id, passage)) return;
+  if (id != 0 && !refused) return again(passage, id);  // nobody listens there any more
+  // None, or none that has not lost this one: a new one comes, or one of these recovers.
+  passage->refused.clear();
+  waiting_.push_back(passage);
+  if (!retry_.armed()) retry_ = loop_.after(kRetry, [this] { dispatch_all(); });
+}
+
+void Router::Impl::dispatch_all() {
+  for (const PassagePtr& passage : std::exchange(waiting_, {})) dispatch(passage);
+}
+
+bool Router::Impl::hand_to(ReplicaId id, const PassagePtr& passage) {
+  Replica& replica = replicas_.at(id);
+  auto link = std::ranges::find_if(replica.links, [](const Link& l) { return !l.passage; });
+  if (link == replica.links.end()) {
+    try {
+      Link made;
+      made.socket = begin_connect(replica.address);
+      link = replica.links.insert(replica.links.end(), std::move(made));
+      link->watch = loop_.watch(link->socket.fd(), net::Interest::both,
+                                [this, id, link](net::Ready) { on_ready(id, link); });
+    } catch (const Error&) {
+      return false;
+    }
+  } else {
+    link->watch.set(net::Interest::both);
+  }
+  link->passage = passage;
+  link->sent = 0;
+  link->reader = HttpReader(HttpReader::Kind::response, {.body = options_.most_answer});
+  passage->at = id;
+  passage->asked = loop_.now();
+  ++replica.in_flight;
+  return true;
+}
+
+// False: the connection is broken.
+bool Router::Impl::write(Link& link) {
+  const std::string& bytes = link.passage->bytes;
+  while (link.sent < bytes.size()) {
+    const ssize_t n = ::send(link.socket.fd(), bytes.data() + link.sent, bytes.size() - link.sent,
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    if (n <= 0) return false;
+    link.sent += static_cast<size_t>(n);
+  }
+  link.watch.set(net::Interest::read);
+  return true;
+}
+
+void Router::Impl::on_ready(ReplicaId id, std::list<Link>::iterator link) {
+  if (link->passage && link->sent < link->passage->bytes.size() && !write(*link))
+    return lost(id, link);
+  char block[65536];
+  const ssize_t n = ::recv(link->socket.fd(), block, sizeof block, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (n <= 0 || !link->passage) return lost(id, link);
+  link->reader.take(std::string_view(block, static_cast<size_t>(n)));
+  if (link->reader.fault()) return lost(id, link);
+  if (link->reader.whole()) answered(id, link);
+}
+
+void Router::Impl::end_link(ReplicaId id, std::list<Link>::iterator link) {
+  link->watch.end();
+  replicas_.at(id).links.erase(link);
+}
+
+// The request is no longer at the replica.
+void Router::Impl::leave(ReplicaId id, Passage& passage) {
+  --replicas_.at(id).in_flight;
+  passage.at = 0;
+  load_.busy_seconds += std::chrono::duration<double>(loop_.now() - passage.asked).count();
+}
+
+void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
+  const PassagePtr passage = std::move(link->passage);
+  end_link(id, link);
+  if (!passage) return;  // it was between two requests
+  leave(id, *passage);
+  again(passage, id);
+  look_idle(id);
+}
+
+void Router::Impl::again(const PassagePtr& passage, ReplicaId refused) {
+  passage->refused.push_back(refused);
+  std::erase(passage->left, refused);
+  ++load_.retried;
+  if (passage->reply) {
+    // Not from here: the replica that is lost may be about to be removed.
+    loop_.post([this, passage, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired() && passage->reply && passage->at == 0) dispatch(passage);
+    });
+  }
+}
+
+void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
+  const PassagePtr passage = std::move(link->passage);
+  HttpResponse response = link->reader.response();
+  const bool goes_on = response.keep_alive;
+  response.keep_alive = true;
+  if (goes_on) {
+    link->watch.set(net::Interest::read);
+  } else {
+    end_link(id, link);
+  }
+  leave(id, *passage);
+  const bool others = std::ranges::any_of(
+      replicas_, [&](const auto& one) { return one.first != id && !one.second.retiring; });
+  std::erase(passage->left, id);
+  if (passage->loads && response.status == 200 && !passage->left.empty()) {
+    dispatch(passage);  // the next replica loads them
+  } else if (response.status == 503 && others && !passage->loads && passage->refused.size() < 8) {
+    again(passage, id);
+  } else {
+    ++load_.answered;
+    finish(passage, std::move(response));
+  }
+  look_idle(id);
+}
+
+void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
+  if (!passage->reply) return;
+  passage->limit.cancel();
+  std::erase(waiting_, passage);
+  std::exchange(passage->reply, {})(std::move(response));
+  --open_;
+  if (passage->at != 0) {  // given up: what it would answer is not waited for
+    const ReplicaId id = passage->at;
+    auto& links = replicas_.at(id).links;
+    const auto link =
+        std::ranges::find_if(links, [&](const Link& l) { return l.passage == passage; });
+    leave(id, *passage);
+    if (link != links.end()) end_link(id, link);
+    look_idle(id);
+  }
+  if (draining_ && open_ == 0) end_drain();
+}
+
+void Router::Impl::look_idle(ReplicaId id) {
+  const auto found = replicas_.find(id);
+  if (found == replicas_.end() || !found->second.retiring || found->second.in_flight > 0) return;
+  const auto on_idle = std::exchange(found->second.on_idle, {});
+  if (on_idle) loop_.post(on_idle);
+}
+
+void Router::Impl::add(ReplicaId id, const net::Address& address) {
+  DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
+  replicas_[id].address = address;
+  dispatch_all();
+}
+
+void Router::Impl::retire(ReplicaId id, std::function<void()> on_idle) {
+  Replica& replica = replicas_.at(id);
+  replica.retiring = true;
+  replica.on_idle = std::move(on_idle);
+  look_idle(id);
+}
+
+void Router::Impl::remove(ReplicaId id) {
+  const auto found = replicas_.find(id);
+  if (found == replicas_.end()) return;
+  found->second.retiring = true;
+  while (!found->second.links.empty()) lost(id, found->second.links.begin());
+  replicas_.erase(found);
+}
+
+Router::Load Router::Impl::load() const {
+  Load out = load_;
+  for (const auto& [id, replica] : replicas_)
+    out.in_flight += static_cast<int64_t>(replica.in_flight);
+  out.waiting = static_cast<int64_t>(waiting_.size());
+  return out;
+}
+
+void Router::Impl::drain(std::function<void()> on_drained) {
+  draining_ = true;
+  on_drained_ = std::move(on_drained);
+  if (open_ == 0) end_drain();
+}
+
+void Router::Impl::end_drain() {
+  http_.drain([this] {
+    if (on_drained_) std::exchange(on_drained_, {})();
+  });
+}
+
+Router::Router(net::Loop& loop, RouterOptions options)
+    : impl_(std::make_unique<Impl>(loop, std::move(options))) {}
+Router::~Router() = default;
+net::Address Router::address() const { return impl_->address(); }
+void Router::add(ReplicaId id, const net::Address& address) { impl_->add(id, address); }
+void Router::retire(ReplicaId id, std::function<void()> on_idle) {
+  impl_->retire(id, std::move(on_idle));
+}
+void Router::remove(ReplicaId id) { impl_->remove(id); }
+Router::Load Router::load() const { return impl_->load(); }
+void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }
+
+}  // namespace ductile::serving

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "ductile/net/loop.h"
+#include "ductile/net/socket.h"
+#include "ductile/serving/http_server.h"
+
+namespace ductile::serving {
+
+struct RouterOptions {
+  HttpOptions http;
+  size_t most_waiting = 1024;                                     // requests without a replica
+  std::chrono::milliseconds patience = std::chrono::seconds(60);  // for an answer, with all tries
+  size_t most_answer = size_t{256} << 20;                         // bytes of a replica's answer
+};
+
+// One address in front of several servers of the same model (InferenceServer). Each request goes to
+// the replica that has the fewest; if that one is lost, or is ending, before its whole answer has
+// arrived, the request goes to another one, which is safe since a prediction changes nothing. While
+// there is no replica, requests wait. A request to load weights goes to one replica after the
+// other. All methods and callbacks belong to the loop's thread; replicas are on this machine.
+class Router {
+ public:
+  using ReplicaId = uint64_t;
+
+  // Throws as HttpServer does.
+  Router(net::Loop& loop, RouterOptions options);
+  Router(const Router&) = delete;
+  Router& operator=(const Router&) = delete;
+  ~Router();
+
+  net::Address address() const;
+
+  void add(ReplicaId id, const net::Address& address);
+  // It gets no more requests; `on_idle` is called when it has answered those that it has.
+  void retire(ReplicaId id, std::function<void()> on_idle);
+  // It is gone; what it has not answered goes to others.
+  void remove(ReplicaId id);
+
+  // Since the beginning: from it a scheduler takes how many replicas there should be.
+  struct Load {
+    int64_t arrived = 0, answered = 0, retried = 0;
+    int64_t in_flight = 0, waiting = 0;  // now: at replicas, and without one
+    double busy_seconds = 0;             // summed over all requests: at a replica
+  };
+  Load load() const;
+
+  // Answers what was accepted, refuses what comes, and calls `on_drained`.
+  void drain(std::function<void()> on_drained);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ductile::serving

@@ -1,0 +1,237 @@
+#include "ductile/serving/router.h"
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json.h"
+#include "ductile/base/paths.h"
+#include "ductile/base/rng.h"
+#include "ductile/serving/replicas.h"
+#include "ductile/serving/testing/client.h"
+#include "ductile/serving/testing/small_model.h"
+
+namespace ductile::serving {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using testing::Client;
+using testing::json_of;
+
+const std::string kInfer = "/v2/models/small/infer";
+const std::string kLoad = "/v2/repository/models/small/load";
+
+std::vector<float> image(uint64_t seed) {
+  Rng rng(seed, 78);
+  std::vector<float> values(16);
+  for (float& v : values) v = rng.normal();
+  return values;
+}
+
+std::string body_of(const std::vector<float>& values) {
+  const json body = {
+      {"inputs",
+       {{{"name", "images"}, {"datatype", "FP32"}, {"shape", {1, 1, 4, 4}}, {"data", values}}}},
+      {"outputs", {{{"name", "logits"}}}}};
+  return dump_json(body);
+}
+
+std::vector<float> answer_of(const std::vector<float>& values, int64_t version) {
+  std::vector<float> out(3);
+  testing::make_small_model({}, version)
+      ->run(reinterpret_cast<const std::byte*>(values.data()), 1, out.data());
+  return out;
+}
+
+// A router in a loop of its own, and real processes behind it.
+struct Rig {
+  explicit Rig(int64_t replicas, std::vector<std::string> arguments = {}) {
+    thread.call([&] {
+      router = std::make_unique<Router>(thread.loop(), RouterOptions{});
+      address = router->address();
+      Replicas::Callbacks callbacks;
+      callbacks.on_failed = [this](const Error& error) {
+        const std::lock_guard lock(mutex);
+        failed = error.what();
+      };
+      set = std::make_unique<Replicas>(
+          thread.loop(), *router,
+          ReplicaCommand{DUCTILE_TEST_REPLICA, std::move(arguments), {}, "/dev/null"}, callbacks);
+      set->resize(replicas);
+    });
+  }
+  ~Rig() {
+    thread.call([&] {
+      set.reset();
+      router.reset();
+    });
+  }
+
+  template <class What>
+  auto on_loop(What what) {
+    decltype(what()) out;
+    thread.call([&] { out = what(); });
+    return out;
+  }
+  void resize(int64_t count) {
+    thread.call([&] { set->resize(count); });
+  }
+  void await_ready(int64_t count) {
+    while (on_loop([&] { return set->ready(); }) != count)
+      std::this_thread::sleep_for(milliseconds(2));
+  }
+  std::string failure() {
+    const std::lock_guard lock(mutex);
+    return failed;
+  }
+
+  net::LoopThread thread;
+  std::unique_ptr<Router> router;
+  std::unique_ptr<Replicas> set;
+  net::Address address;
+  std::mutex mutex;
+  std::string failed;
+};
+
+// Clients that ask without a pause, and count what is not as it should be.
+struct Clients {
+  Clients(const net::Address& to, int count) {
+    for (int t = 0; t < count; ++t) {
+      threads.emplace_back([this, to, t] {
+        Client client(to);
+        Rng rng(static_cast<uint64_t>(t), 5);
+        while (!stop) {
+          const std::vector<float> values = image(rng.below(50));
+          const auto got = client.post(kInfer, body_of(values));
+          ++asked;
+          if (!got || got->status != 200) {
+            ++lost;
+            continue;
+          }
+          const json answer = json_of(*got);
+          const int64_t version = std::stoll(answer["model_version"].get<std::string>());
+          if (answer["outputs"][0]["data"].get<std::vector<float>>() != answer_of(values, version))
+            ++wrong;
+        }
+      });
+    }
+  }
+  void end() {
+    stop = true;
+    threads.clear();
+  }
+  std::atomic<bool> stop = false;
+  std::atomic<int> asked = 0, lost = 0, wrong = 0;
+  std::vector<std::jthread> threads;
+};
+
+TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
+  Rig rig(2, {"--takes", "500"});
+  rig.await_ready(2);
+  Clients clients(rig.address, 5);
+  Rng rng(1);
+  for (int turn = 0; turn < 24; ++turn) {
+    const int before = clients.asked;
+    if (rng.below(2) == 0) {
+      const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+      if (!pids.empty()) ::kill(pids[rng.below(static_cast<uint32_t>(pids.size()))], SIGKILL);
+    } else {
+      rig.resize(1 + rng.below(4));
+    }
+    while (clients.asked < before + 20) std::this_thread::sleep_for(milliseconds(1));
+  }
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+  EXPECT_GT(rig.on_loop([&] { return rig.router->load().retried; }), 0);
+}
+
+TEST(Router, SpreadsRequestsOverAllReplicas) {
+  Rig rig(3, {"--takes", "5000"});
+  rig.await_ready(3);
+  Clients clients(rig.address, 6);
+  while (clients.asked < 60) std::this_thread::sleep_for(milliseconds(5));
+  const auto load = rig.on_loop([&] { return rig.router->load(); });
+  EXPECT_LE(load.in_flight, 6);
+  EXPECT_GT(load.busy_seconds, 0);
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  // Each server counts its own; the router's way to it is the only one.
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->load().answered; }), clients.asked);
+}
+
+TEST(Router, RequestsWaitForTheFirstReplica) {
+  Rig rig(0);
+  Client client(rig.address);
+  EXPECT_EQ(client.get("/readyz")->status, 503);
+  EXPECT_EQ(client.get("/healthz")->status, 200);
+  std::atomic<int> status = 0;
+  std::jthread waiting(
+      [&] { status = Client(rig.address).post(kInfer, body_of(image(1)))->status; });
+  while (rig.on_loop([&] { return rig.router->load().waiting; }) == 0)
+    std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(client.post(kLoad, "")->status, 503);
+  rig.resize(1);
+  waiting.join();
+  EXPECT_EQ(status, 200);
+  EXPECT_NE(client.get("/metrics")->body.find("ductile_router_replicas 1\n"), std::string::npos);
+}
+
+TEST(Router, LoadsWeightsInOneReplicaAfterTheOtherWithoutLosingARequest) {
+  Rig rig(3);
+  rig.await_ready(3);
+  Clients clients(rig.address, 4);
+  Client client(rig.address);
+  for (const char* version : {"2", "3", "9"}) {
+    const auto got =
+        client.post(kLoad, fmt::format(R"({{"parameters": {{"version": "{}"}}}})", version));
+    ASSERT_EQ(got->status, 200) << got->body;
+    // From here on every answer is of these weights.
+    for (int i = 0; i < 12; ++i)
+      EXPECT_EQ(json_of(*client.post(kInfer, body_of(image(1))))["model_version"], version);
+  }
+  EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "10"}})")->status, 404);
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+}
+
+TEST(Replicas, SayWhyTheFirstOneCannotStart) {
+  Rig rig(2, {"--fails", "the run has no weights"});
+  while (rig.failure().empty()) std::this_thread::sleep_for(milliseconds(2));
+  EXPECT_EQ(rig.failure(), "the run has no weights");
+  while (rig.on_loop([&] { return rig.set->used(); }) > 0)
+    std::this_thread::sleep_for(milliseconds(2));
+}
+
+TEST(Replicas, EndAfterWhatTheyHave) {
+  Rig rig(2, {"--takes", "20000"});
+  rig.await_ready(2);
+  std::atomic<int> good = 0;
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      if (Client(rig.address).post(kInfer, body_of(image(1)))->status == 200) ++good;
+    });
+  while (rig.on_loop([&] { return rig.router->load().in_flight; }) < 4)
+    std::this_thread::sleep_for(milliseconds(1));
+  const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+  std::atomic<bool> ended = false;
+  rig.thread.call([&] { rig.router->drain([&] { rig.set->end([&] { ended = true; }); }); });
+  threads.clear();
+  EXPECT_EQ(good, 4);
+  while (!ended) std::this_thread::sleep_for(milliseconds(1));
+  for (const int pid : pids) EXPECT_NE(::kill(pid, 0), 0);
+}
+
+}  // namespace
+}  // namespace ductile::serving

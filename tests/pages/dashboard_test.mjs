@@ -1,0 +1,366 @@
+// The page of a service in a real browser, with a real service behind it whose store is filled over
+// its interface. Usage: node --test dashboard_test.mjs, with DUCTILE and DUCTILE_WORKER set to the
+// programs. With DUCTILE_SHOTS=FOLDER it leaves pictures of every page there.
+import assert from "node:assert/strict";
+import { execFileSync, spawn } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { Agent, request } from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+import { Browser, chromium, until } from "./browser.mjs";
+
+const ductile = process.env.DUCTILE || "";
+const kMany = 1000;
+// Were it ever markup, the page would have the attribute data-owned.
+const evil = "<img src=x onerror=document.documentElement.dataset.owned=1>'\"&${1}`\u202e]]>";
+
+if (!chromium()) {
+  console.log("skipped: there is no chromium here");
+  process.exit(0);
+}
+
+const folder = mkdtempSync(join(tmpdir(), "ductile-dashboard-"));
+const hindrances = readFileSync(new URL("accessible.js", import.meta.url), "utf8");
+let service, browser, page, port = 0;
+
+function start() {
+  service = spawn(ductile, ["up", "--folder", folder, "--devices", "4", "--policy", "fifo",
+    ...(port ? ["--port", String(port)] : [])], { stdio: ["ignore", "ignore", "pipe"] });
+  let said = "";
+  service.stderr.setEncoding("utf8").on("data", text => { said += text; });
+  return until("the address of the page", async () => {
+    const found = /http:\/\/127\.0\.0\.1:(\d+)\//.exec(said);
+    port = found ? Number(found[1]) : port;
+    return found;
+  });
+}
+function end(signal) {
+  const ended = new Promise(done => service.on("exit", done));
+  service.kill(signal);
+  return ended;
+}
+const link = () => execFileSync(ductile, ["-q", "page", "--folder", folder], { encoding: "utf8" }).trim();
+
+const agent = new Agent({ keepAlive: true, maxSockets: 8 });
+function ask(method, path, body = undefined) {
+  return new Promise((done, fail) => {
+    const text = body === undefined ? "" : JSON.stringify(body);
+    const asked = request({ socketPath: join(folder, "api.sock"), agent, method, path,
+      headers: { "Content-Length": Buffer.byteLength(text) } }, answer => {
+      let all = "";
+      answer.setEncoding("utf8").on("data", part => { all += part; });
+      answer.on("end", () => {
+        if (answer.statusCode < 300) return done(JSON.parse(all));
+        return fail(new Error(`${method} ${path}: ${all}`));
+      });
+    });
+    asked.on("error", fail);
+    asked.end(text);
+  });
+}
+const submit = (name, more = {}, options = "max_steps = 1000000") => ask("POST", "/v1/jobs", { name, team: "vision", ...more,
+  spec: { job: `[train]\n${options}\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 50\n` } })
+  .then(answer => answer.id);
+const phaseOf = async id => (await ask("GET", `/v1/jobs/${id}`)).phase;
+const becomes = (id, phase) => until(`job ${id} is ${phase}`, async () => await phaseOf(id) === phase);
+
+async function go(hash) {
+  await page.eval(`location.hash = ${JSON.stringify(hash)}`);
+  await page.wait(`document.querySelector("h1") && document.title.includes("Ductile")`);
+}
+// The first click of a dialog's button with this text.
+const answer = text => page.click("dialog button", text);
+
+let done = 0, first = 0;
+before(async () => {
+  await start();
+  done = await submit("short", {}, "max_steps = 30");
+  await becomes(done, "finished");
+  first = await submit("first", { max_devices: 2 });
+  await becomes(first, "running");
+  const others = [];
+  const tiers = ["premium", "standard", "basic"], teams = ["vision", "text", evil, ""];
+  for (let i = 0; i < kMany; ++i) {
+    others.push(submit(i === 500 ? "needle in the haystack" : i % 50 === 7 ? `${evil.replace("/", "")}${i}` : `trial-${i}`,
+      { tier: tiers[i % 3], team: teams[i % 4], max_devices: 1 + i % 4 }));
+  }
+  await Promise.all(others);
+  browser = await Browser.start();
+  page = await browser.page();
+  await page.looks();
+}, { timeout: 300000 });
+
+after(async () => {
+  await browser?.stop();
+  agent.destroy();
+  if (service) await end("SIGKILL");
+  // Workers outlive a killed service for a while; the next one takes them over, and ends them.
+  service = null;
+  await start();
+  await end("SIGINT");
+  rmSync(folder, { recursive: true, force: true });
+}, { timeout: 120000 });
+
+test("a link lets one browser in, and nobody else sees anything", async () => {
+  const stranger = await browser.page();
+  const address = `http://127.0.0.1:${port}/`;
+  await stranger.open(address);
+  await stranger.sees("Log in", "h1");
+  const one = link();
+  await page.open(one);
+  await page.sees("Cluster", "h1");
+  assert.equal(await page.eval("location.href.includes('login')"), false, "the code stays in the address");
+  assert.equal(await page.eval("document.cookie"), "", "scripts see the cookie");
+  await stranger.open(one);
+  await stranger.sees("this link was used");
+  assert.equal(await stranger.eval("fetch('/v1/jobs').then(a => a.status)"), 401);
+  assert.equal((await stranger.eval("document.body.innerText")).includes("trial-"), false);
+  // A second link, pasted.
+  await stranger.click("#link");
+  await stranger.type(link());
+  await stranger.press("Enter");
+  await stranger.sees("Cluster", "h1");
+  await stranger.click("button", "Log out");
+  await stranger.sees("Log in", "h1");
+  assert.equal(await stranger.eval("fetch('/v1/jobs').then(a => a.status)"), 401);
+  assert.deepEqual(stranger.faults, []);
+});
+
+test("no other origin gets at the page: no frame, no request", async () => {
+  const other = await browser.page();
+  await other.open(`http://localhost:${port}/`);
+  const origin = `http://127.0.0.1:${port}`;
+  assert.equal(await other.eval(`fetch("${origin}/v1/jobs", { credentials: "include" }).then(() => "read", () => "refused")`), "refused");
+  await other.eval(`fetch("${origin}/v1/nodes/x/drain", { method: "POST", mode: "no-cors", credentials: "include", body: "{}" }).catch(() => {})`);
+  assert.equal((await ask("GET", "/v1/events?limit=1000")).events.some(e => e.kind === "drain"), false);
+});
+
+test("the cluster page says what is used, by whom, and what waits", async () => {
+  await go("#/");
+  await page.sees("4 of 4", ".tiles");
+  await page.sees(`#${first} first`, "#nodes");
+  await page.sees("All", "#waiting");
+  assert.equal(await page.eval("document.querySelector('#timeline canvas').height > 40"), true);
+});
+
+test("a thousand jobs are listed, and only those that are seen are drawn", async () => {
+  await go("#/jobs");
+  await page.wait(`parseInt(document.querySelector("#count").textContent) > ${kMany}`);
+  const rows = "document.querySelectorAll('.jobs tbody tr:not(.space)').length";
+  assert.ok(await page.eval(rows) < 80, `${await page.eval(rows)} rows`);
+  assert.ok(await page.eval("document.querySelector('.list').scrollHeight") > kMany * 30);
+  await page.eval("document.querySelector('.list').scrollTop = 1e9");
+  await page.wait(`document.querySelector('.jobs a[href="#/job/${first}"]')`);
+  assert.ok(await page.eval(rows) < 80);
+  // Each row is where it was promised to be.
+  assert.equal(await page.eval(`(() => { const list = document.querySelector(".list"), out = [];
+    for (const at of [0, 5000, 17000, 31000]) {
+      list.scrollTop = at; list.dispatchEvent(new Event("scroll"));
+    }
+    return list.scrollTop; })()`) > 0, true);
+});
+
+test("jobs are found by words, by number and by phase", async () => {
+  await go("#/jobs");
+  await page.press("/");
+  await page.type("needle hay");
+  await page.wait(`document.querySelector("#count").textContent === "1 job"`);
+  await page.press("Escape");
+  await page.eval("document.querySelector('#search').value = ''; document.querySelector('#search').dispatchEvent(new Event('input'))");
+  await page.click(".choice button", "Ended");
+  await page.sees("#1 short", ".list");
+  await page.wait(`document.querySelector("#count").textContent === "1 job"`);
+  await page.click(".choice button", "Queued");
+  const total = (await ask("GET", "/v1/overview")).jobs.queued;
+  await page.wait(`document.querySelector("#count").textContent === "${total} jobs"`);
+  // The first in line is the oldest of the highest tier.
+  await page.eval("document.querySelector('.list').scrollTop = 1e9");
+  await page.wait(`[...document.querySelectorAll(".jobs td.line")].some(td => td.textContent === "1")`);
+});
+
+test("names are text wherever they stand", async () => {
+  await go("#/jobs");
+  await page.eval(`document.querySelector("#search").value = "onerror"; document.querySelector("#search").dispatchEvent(new Event("input"))`);
+  await page.sees("onerror", ".list");
+  const list = await ask("GET", "/v1/jobs?limit=1000&part=onerror");
+  await go(`#/job/${list.jobs.find(job => job.name.includes("onerror")).id}`);
+  await page.sees("onerror", "h1");
+  for (const hash of ["#/accounts", "#/events", "#/", `#/job/${encodeURIComponent(evil)}`, "#/job/%zz", "#/job/99999999", "#/no/such/page"]) {
+    await go(hash);
+    assert.equal(await page.eval("document.documentElement.dataset.owned"), undefined, hash);
+    assert.equal(await page.eval("document.querySelectorAll('img, iframe, main script').length"), 0, hash);
+  }
+});
+
+test("a name that turns the direction of writing turns nothing else", async () => {
+  await go("#/");
+  await page.wait("document.querySelector('#nodes a')");
+  assert.equal(await page.eval("[...document.querySelectorAll('main a')].every(a => getComputedStyle(a).unicodeBidi === 'isolate')"), true);
+});
+
+test("a job's page: what it holds, its events, its options, its speed", async () => {
+  await go(`#/job/${first}`);
+  await page.sees("running", ".title");
+  await page.sees("Devices", ".tiles");
+  await page.wait("document.querySelector('#life path')");
+  await page.sees("Submitted by", "#events");
+  await page.sees("train.max_steps", "#options");
+  await page.sees("1000000", "#options");
+  assert.equal(await page.eval("document.querySelector('#log') !== null"), true);
+});
+
+test("two jobs are compared: the options that differ", async () => {
+  await go(`#/job/${first}`);
+  await page.click("#actions button", "Compare");
+  await page.click("dialog input");
+  await page.type(`#${done}`);
+  await answer("Compare");
+  await page.sees("train.max_steps", "#comparison");
+  assert.equal((await page.eval("document.querySelector('#comparison').innerText")).includes("train.batch_size"), false);
+  await page.click("#comparison a", "Stop comparing");
+  await page.wait("document.querySelector('#comparison').innerText === ''");
+});
+
+test("pause, resume, cancel ask first, are carried out, and are seen without a reload", async () => {
+  await go(`#/job/${first}`);
+  await page.click("#actions button", "Pause");
+  await answer("Leave as it is");
+  await page.wait("!document.querySelector('dialog')");
+  assert.equal((await ask("GET", `/v1/jobs/${first}`)).wish, "run");
+  await page.press("p");
+  await answer("Pause");
+  await becomes(first, "paused");
+  await page.sees("paused", ".title");
+  await page.click("#actions button", "Resume");
+  await answer("Resume");
+  await page.sees("queued", ".title");
+  await page.click("#actions button", "Cancel");
+  // Somebody else was faster: the page says what the service says.
+  await ask("POST", `/v1/jobs/${first}/cancel`, {});
+  await becomes(first, "cancelled");
+  await answer("Cancel for good");
+  await page.sees("is cancelled already", "dialog");
+  await page.press("Escape");
+  await page.sees("cancelled", ".title");
+  await page.wait("document.querySelectorAll('#actions button').length === 1");
+});
+
+test("a job that is submitted, runs and ends is seen without a reload", async () => {
+  await go("#/events");
+  const id = await submit("comes and goes", { tier: "premium" }, "max_steps = 20");
+  await page.sees("comes and goes", "table");
+  await ask("POST", `/v1/jobs/${id}/cancel`, {});
+  await page.sees("It was cancelled.", "table");
+});
+
+test("a node is drained with a reason, and taken back", async () => {
+  await go("#/");
+  await page.click("#nodes button", "Drain");
+  await page.click("dialog input");
+  await page.type("a new fan");
+  await answer("Drain");
+  await page.sees("a new fan", "#nodes");
+  assert.equal((await ask("GET", "/v1/nodes")).nodes[0].drain_reason, "a new fan");
+  await page.click("#nodes button", "Take back");
+  await answer("Take back");
+  await page.wait("!document.querySelector('#nodes').innerText.includes('a new fan')");
+  assert.equal((await ask("GET", "/v1/nodes")).nodes[0].drained, false);
+});
+
+test("accounts add up to what the store says", async () => {
+  await go("#/accounts");
+  await page.sees("Tiers");
+  const accounts = (await ask("GET", "/v1/accounts")).accounts;
+  const waits = accounts.filter(a => a.tier === "premium").reduce((sum, a) => sum + (a.jobs.queued || 0) + (a.jobs.paused || 0), 0);
+  await page.wait(`[...document.querySelectorAll("[aria-label=tier] tr")].some(tr => tr.cells[0].innerText === "premium" && Math.abs(tr.cells[2].innerText - ${waits}) < 5)`);
+});
+
+test("everything can be done by keys", async () => {
+  await go("#/");
+  for (const [key, title] of [["2", "Jobs"], ["3", "Accounts"], ["4", "Events"], ["1", "Cluster"]]) {
+    await page.press(key);
+    await page.sees(title, "h1");
+  }
+  await page.press("?");
+  await page.sees("the next job of the list", "dialog");
+  await page.press("3");  // a dialog takes all keys
+  await page.press("Escape");
+  await page.sees("Cluster", "h1");
+  await page.press("2");
+  await page.sees("Jobs", "h1");
+  await page.press("j");
+  await page.press("j");
+  await page.press("k");
+  const chosen = await page.eval("document.activeElement.getAttribute('href')");
+  assert.match(chosen, /^#\/job\/\d+$/);
+  await page.press("Enter");
+  await page.wait(`location.hash === ${JSON.stringify(chosen)}`);
+  // The order of Tab is that of the page: the skip link, the pages, then the content.
+  await go("#/");
+  await page.eval("document.activeElement.blur(); getSelection().removeAllRanges(); document.querySelector('.skip').focus()");
+  const order = [];
+  for (let i = 0; i < 12; ++i) {
+    order.push(await page.eval("document.activeElement.innerText.split('\\n')[0]"));
+    await page.press("Tab");
+  }
+  assert.deepEqual(order.slice(0, 7), ["Skip to the content", "Cluster", "Jobs", "Accounts", "Events", "?", "Log out"]);
+  // Letters can be switched off.
+  await page.press("?");
+  await page.click("dialog input[type=checkbox]");
+  await page.press("Escape");
+  await page.press("2");
+  assert.equal(await page.eval("location.hash"), "#/");
+  await page.eval("localStorage.removeItem('ductile-letters')");
+});
+
+test("nothing hinders people: contrast, names, headings, width, in light and dark, wide and narrow", async () => {
+  const shots = process.env.DUCTILE_SHOTS || "";
+  if (shots) mkdirSync(shots, { recursive: true });
+  const pages = { cluster: "#/", jobs: "#/jobs", job: `#/job/${done}`, job_running: "#/job/3", accounts: "#/accounts", events: "#/events",
+    compared: `#/job/${done}?with=${first}` };
+  const faults = [];
+  for (const [name, hash] of Object.entries(pages)) {
+    for (const [look, how] of Object.entries({ light: {}, dark: { dark: true }, phone: { width: 390, height: 844, phone: true },
+      phone_dark: { width: 390, height: 844, phone: true, dark: true } })) {
+      await page.looks(how);
+      await go(hash);
+      await page.wait("document.querySelectorAll('main h1').length === 1");
+      await page.wait(name.startsWith("job_") || name === "job" ? "document.querySelector('#life path')" : name === "compared"
+        ? "document.querySelector('#comparison table')" : "true");
+      for (const fault of await page.eval(`${hindrances}; hindrances()`)) faults.push(`${name}, ${look}: ${fault}`);
+      for (const { role, name: called, focusable } of await page.accessible()) {
+        if (focusable && !called && !["RootWebArea", "main"].includes(role)) faults.push(`${name}, ${look}: a ${role} without a name`);
+      }
+      if (shots) writeFileSync(join(shots, `${name}_${look}.png`), await page.screenshot());
+    }
+  }
+  await page.looks();
+  await page.press("?");
+  for (const fault of await page.eval(`${hindrances}; hindrances()`)) faults.push(`help: ${fault}`);
+  await page.press("Escape");
+  assert.deepEqual([...new Set(faults)], []);
+});
+
+test("the page says that the service is away, and goes on when it is back", async () => {
+  const here = `#/job/${done}`;
+  await go(here);
+  await end("SIGKILL");
+  await page.sees("The service does not answer", "#away");
+  await page.sees("#1 short", "h1");  // what was known stays
+  await start();
+  await page.sees("Log in", "h1");  // passes end with the service
+  await page.click("#link");
+  await page.type(link());
+  await page.press("Enter");
+  await page.sees("#1 short", "h1");
+  assert.equal(await page.eval("location.hash"), here);
+  await page.wait("document.querySelector('#away').hidden");
+  await go("#/jobs");
+  await page.wait(`parseInt(document.querySelector("#count").textContent) > ${kMany - 10}`);
+});
+
+test("no script failed, and the page's policy refused nothing", () => {
+  assert.deepEqual(page.faults, []);
+});
