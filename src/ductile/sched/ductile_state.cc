@@ -16,6 +16,7 @@ json DuctilePolicy::Impl::to_json(const State& s) {
   json out = {{"slot", s.slot},
               {"modelled", s.modelled},
               {"seen_devices", s.seen_devices},
+              {"bounds", {s.least, s.most_wanted}},
               {"configurations", std::move(configurations)},
               {"application", s.application},
               {"service", s.grant >= 0 || s.gone},
@@ -32,12 +33,17 @@ json DuctilePolicy::Impl::to_json(const State& s) {
 DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
                                                            const std::string& where, size_t pools) {
   const JsonFields f(item, where);
-  f.only({"job", "slot", "modelled", "seen_devices", "configurations", "application", "service",
-          "had", "times", "fair_progress", "best_per_device", "given", "given_shape", "noise"});
+  f.only({"job", "slot", "modelled", "seen_devices", "bounds", "configurations", "application",
+          "service", "had", "times", "fair_progress", "best_per_device", "given", "given_shape",
+          "noise"});
   State s;
   s.slot = static_cast<int>(f.integer("slot", 0, kMostSavedJobs));
   s.modelled = f.boolean("modelled");
   s.seen_devices = static_cast<int32_t>(f.integer("seen_devices", -1, 1 << 30));
+  const json& bounds = f.array("bounds");
+  if (bounds.size() != 2) f.wrong("bounds", "a list of [least, most]", bounds);
+  s.least = static_cast<int32_t>(f.as_integer(bounds[0], "bounds", 0, INT32_MAX));
+  s.most_wanted = static_cast<int32_t>(f.as_integer(bounds[1], "bounds", 0, INT32_MAX));
   for (const json& c : f.array("configurations")) {
     if (!c.is_array() || c.size() != 4)
       f.wrong("configurations", "a list of [pool, devices, nodes, rate]", c);
