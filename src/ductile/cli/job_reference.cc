@@ -29,6 +29,17 @@ std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& fo
   }
 }
 
+// Without a home there is no service of this user either, and a run directory needs none.
+bool has_usual_folder(const Context& context) {
+  try {
+    cluster::usual_folder(context.environment);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    return false;
+  }
+}
+
 }  // namespace
 
 std::string JobReference::OfService::path(const char* rest) const {
@@ -47,7 +58,8 @@ JobReference find_job(const std::string& text, const std::optional<fs::path>& fo
                        (!folder && (text == "." || fs::is_directory(text, ignored)));
   if (is_path) {
     const fs::path run = fs::canonical(text, ignored);
-    const auto job = ignored ? std::nullopt : job_with_run(run, home_of());
+    std::optional<JobReference> job;
+    if (!ignored && (folder || has_usual_folder(context))) job = job_with_run(run, home_of());
     return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
   }
   const fs::path home = home_of();
