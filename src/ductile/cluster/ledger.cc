@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 
 namespace ductile::cluster {
@@ -27,7 +28,7 @@ void Ledger::add(const Event& event) {
       if (event.kind == phase) end_spans(event.job, event.time);
     return;
   }
-  const auto body = nlohmann::json::parse(event.body, nullptr, false);
+  const auto body = parse_json(event.body);
   if (!body.is_object() || !body.contains("nodes") || !body["nodes"].is_object()) return;
   end_spans(event.job, event.time);
   for (const auto& [node, devices] : body["nodes"].items()) {
