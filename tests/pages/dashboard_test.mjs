@@ -262,7 +262,7 @@ test("a node is drained with a reason, and taken back", async () => {
   await page.type("a new fan");
   await answer("Drain");
   await page.sees("a new fan", "#nodes");
-  assert.equal((await ask("GET", "/v1/nodes")).nodes[0].drain_reason, "a new fan");
+  assert.equal((await ask("GET", "/v1/nodes")).nodes[0].reason, "a new fan");
   await page.click("#nodes button", "Take back");
   await answer("Take back");
   await page.wait("!document.querySelector('#nodes').innerText.includes('a new fan')");

@@ -154,6 +154,7 @@ Answer list_nodes(Request& request) {
     Json one = {{"node", node.node},
                 {"type", node.type},
                 {"state", to_string(node.state)},
+                {"drained", drained},
                 {"reason", node.why},
                 {"since", node.since},
                 {"devices", node.devices},

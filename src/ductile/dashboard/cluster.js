@@ -72,8 +72,7 @@ export function clusterPage(root) {
         count("paused") ? `and ${count("paused")} paused` : ""),
       tile("Failed", String(count("failed")), `of ${count("failed") + count("finished") + count("cancelled")} that ended`),
       tile("Policy", overview.policy || "none")]);
-    const names = overview.nodes.map(node => Object.keys(node.jobs).map(id => state.jobs.get(Number(id))?.name));
-    redraw(nodes, JSON.stringify([overview.nodes, overview.role, names]), () => [
+    redraw(nodes, JSON.stringify([overview.nodes, overview.role]), () => [
       table("nodes", [["Node"], ["Type"], ["State"], ["In use", true], ["Holders"], ["Actions"]],
         overview.nodes.map(node => [node.node, node.type, stateOf(node), `${node.used} of ${node.devices}`,
           holders(node), nodeAction(node)]))]);
@@ -90,20 +89,18 @@ export function clusterPage(root) {
   }
 
   function stateOf(node) {
-    const up = node.state === "up";
-    const out = element("span", { class: "row" }, element("span", { class: `kind ${!up ? "bad" : node.drained ? "notice" : "good"}` },
-      !up || !node.drained ? node.state : "drained"));
-    const why = [up ? "" : node.why, node.drained ? node.drain_reason : ""].filter(Boolean).join("; ");
-    if (why) out.append(why);
+    const look = node.state === "up" ? "good" : node.state.startsWith("drain") ? "notice" : "bad";
+    const out = element("span", { class: "row" }, element("span", { class: `kind ${look}` }, node.state));
+    if (node.state !== "up" && node.reason) out.append(node.reason);
     return out;
   }
 
   function holders(node) {
-    const known = Object.entries(node.jobs);
+    const known = node.jobs;
     if (!known.length) return "none";
     const out = element("span", { class: "holders" });
-    for (const [id, devices] of known.slice(0, 12)) {
-      out.append(element("span", {}, jobLink(id, `#${id} ${state.jobs.get(Number(id))?.name ?? ""}`), ` ${devices}`));
+    for (const { job, name, devices } of known.slice(0, 12)) {
+      out.append(element("span", {}, jobLink(job, `#${job} ${name}`), ` ${devices}`));
     }
     if (known.length > 12) out.append(element("span", {}, `and ${known.length - 12} more`));
     return out;

@@ -108,7 +108,7 @@ const isLive = job => ["queued", "running", "paused"].includes(job.phase);
 async function readOverview() {
   const [overview, { nodes }] = await Promise.all([get("/v1/overview"), get("/v1/nodes")]);
   state.overview = { ...overview, nodes: nodes.map(node => ({ ...node,
-    used: Object.values(node.jobs).reduce((sum, n) => sum + n, 0) })) };
+    used: node.jobs.reduce((sum, held) => sum + held.devices, 0) })) };
 }
 
 async function readAll() {
