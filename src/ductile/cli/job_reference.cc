@@ -58,8 +58,8 @@ JobReference find_job(const std::string& text, const std::optional<fs::path>& fo
                        (!folder && (text == "." || fs::is_directory(text, ignored)));
   if (is_path) {
     const fs::path run = fs::canonical(text, ignored);
-    std::optional<JobReference> job;
-    if (!ignored && (folder || has_usual_folder(context))) job = job_with_run(run, home_of());
+    const bool may_be_of_service = !ignored && (folder || has_usual_folder(context));
+    const auto job = may_be_of_service ? job_with_run(run, home_of()) : std::nullopt;
     return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
   }
   const fs::path home = home_of();

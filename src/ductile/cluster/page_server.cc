@@ -73,7 +73,7 @@ void PageServer::answer(const httplib::Request& request, const std::string& body
     response.set_header("Set-Cookie", fmt::format(fmt::runtime(kCookie), cookie_name(), "", 0));
     return answer_json(response, 200, nlohmann::json::object());
   }
-  const nlohmann::json given = nlohmann::json::parse(body, nullptr, false);
+  const nlohmann::json given = parse_json(body);
   std::string code;
   if (given.is_object() && given.contains("code") && given["code"].is_string())
     code = given["code"].get<std::string>();
