@@ -95,7 +95,8 @@ export class Browser {
     const ended = new Promise(done => this.process.on("exit", done));
     this.process.kill("SIGKILL");
     await ended;
-    rmSync(this.folder, { recursive: true, force: true, maxRetries: 5 });
+    // Its own children outlive it for a moment, and write.
+    rmSync(this.folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
   }
 }
 

@@ -93,7 +93,6 @@ before(async () => {
 }, { timeout: 300000 });
 
 after(async () => {
-  await browser?.stop();
   agent.destroy();
   if (service) await end("SIGKILL");
   // Workers outlive a killed service for a while; the next one takes them over, and ends them.
@@ -101,6 +100,7 @@ after(async () => {
   await start();
   await end("SIGINT");
   rmSync(folder, { recursive: true, force: true });
+  await browser?.stop();  // last: whatever becomes of its folder, no process is left
 }, { timeout: 120000 });
 
 test("a link lets one browser in, and nobody else sees anything", async () => {
@@ -235,7 +235,7 @@ test("pause, resume, cancel ask first, are carried out, and are seen without a r
   await page.sees("paused", ".title");
   await page.click("#actions button", "Resume");
   await answer("Resume");
-  await page.sees("queued", ".title");
+  await page.wait("/queued|running/.test(document.querySelector('.title')?.innerText)");
   await page.click("#actions button", "Cancel");
   // Somebody else was faster: the page says what the service says.
   await ask("POST", `/v1/jobs/${first}/cancel`, {});
