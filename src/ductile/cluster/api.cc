@@ -12,6 +12,7 @@
 #include "ductile/base/table.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/sha256_impl.h"
+#include "ductile/net/http_status.h"
 
 namespace ductile::cluster {
 namespace {
@@ -27,26 +28,6 @@ constexpr Table<RoleEntry> kRoleTable("role:", kRoles);
 constexpr size_t kMostKey = 200;
 constexpr size_t kMostPath = 1000;
 constexpr size_t kIdleReaders = 16;  // kept open, with a cache of its own each
-
-int status_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return 400;
-    case ErrorCode::not_found:
-      return 404;
-    case ErrorCode::conflict:
-      return 409;
-    case ErrorCode::unavailable:
-      return 503;
-    case ErrorCode::deadline:
-      return 504;
-    case ErrorCode::data_loss:
-    case ErrorCode::peer_lost:
-    case ErrorCode::internal:
-      return 500;
-  }
-  return 500;
-}
 
 Answer error_answer(int status, std::string_view code, std::string_view text) {
   Answer out{status};
@@ -143,7 +124,7 @@ Answer Api::handle(const Call& call) {
   } catch (const Refused& refused) {
     return error_answer(403, "refused", refused.what());
   } catch (const Error& error) {
-    return error_answer(status_of(error.code()), to_string(error.code()), error.what());
+    return error_answer(net::http_status(error.code()), to_string(error.code()), error.what());
   } catch (const std::exception& error) {
     return error_answer(500, "internal", error.what());
   }

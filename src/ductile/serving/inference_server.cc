@@ -7,6 +7,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/net/http_status.h"
 #include "ductile/serving/batcher.h"
 #include "ductile/serving/inference.h"
 #include "ductile/serving/metrics.h"
@@ -17,25 +18,8 @@ namespace {
 using nlohmann::json;
 using Reply = HttpServer::Reply;
 
-int status_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return 400;
-    case ErrorCode::not_found:
-      return 404;
-    case ErrorCode::conflict:
-      return 409;
-    case ErrorCode::unavailable:
-      return 503;
-    case ErrorCode::deadline:
-      return 504;
-    default:
-      return 500;
-  }
-}
-
 HttpResponse answer_of(const Error& error) {
-  return error_response(status_of(error.code()), error.what());
+  return error_response(net::http_status(error.code()), error.what());
 }
 
 HttpResponse answer_of(const json& value) {
@@ -157,7 +141,7 @@ void InferenceServer::Impl::handle(HttpRequest request, Reply reply) {
       return reply(error_response(404, fmt::format("there is no {}", path)));
     infer(request, rest.empty() ? "" : rest.substr(std::strlen("/versions/")), reply);
   } catch (const Error& error) {
-    if (request.path.ends_with("/infer")) ++metrics_.answers[status_of(error.code())];
+    if (request.path.ends_with("/infer")) ++metrics_.answers[net::http_status(error.code())];
     reply(answer_of(error));
   }
 }
@@ -393,7 +377,7 @@ void InferenceServer::Impl::not_loaded(const Error& error, const Reply& reply) {
   loading_ = false;
   const std::string text =
       fmt::format("the weights stay those of step {}: {}", version(), error.what());
-  if (reply) reply(error_response(status_of(error.code()), text));
+  if (reply) reply(error_response(net::http_status(error.code()), text));
   // One that is followed is tried again and again, and is told of once.
   if (!reply && text == last_refusal_) return;
   ++metrics_.refused_reloads;
