@@ -3,7 +3,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/job_reference.h"
+#include "ductile/fleet/job_reference.h"
 #include "ductile/run/history.h"
 #include "ductile/run/minima.h"
 #include "ductile/run/report.h"

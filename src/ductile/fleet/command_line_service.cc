@@ -3,17 +3,17 @@
 #include <optional>
 #include <string>
 
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/fleet/command_line_impl.h"
 #include "ductile/sched/policy.h"
 
 namespace ductile::cli {
 namespace {
 
-CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
-                              const char* example,
+CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* example,
                               ExitCode (*run)(const ServiceCommand&, Context&)) {
   ServiceCommand& c = parsed.service;
-  CLI::App* sub = app.add_subcommand(name, help);
+  CLI::App* sub = app.add_subcommand(name, other_help(name));
   parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
   add_service_folder(*sub, c.folder);
   sub->callback([&parsed, run] {
@@ -70,7 +70,7 @@ namespace {
 void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   ServiceCommand& c = parsed.service;
   CLI::App* sub = add_service_command(
-      app, parsed, "submit", "hand a job to the service",
+      app, parsed, "submit",
       " job.toml --name trial --max 4\n  ductile submit --devices 2 --retries 3 -- python train.py "
       "--lr 0.1\n\nThe command prints the job's number. The result of a Ductile job is that of "
       "`ductile train` to\nthe bit. What follows -- is any program: it runs on a fixed number of "
@@ -110,7 +110,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
 
 void add_cluster(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
-  CLI::App* sub = add_service_command(app, parsed, "events", "list what happened to the jobs",
+  CLI::App* sub = add_service_command(app, parsed, "events",
                                       " trial --follow\n\nWithout a job the command lists the "
                                       "events of all of them.",
                                       events);
@@ -120,13 +120,11 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   sub->add_flag("-f,--follow", c.follow, "go on as things happen, until Ctrl-C");
   add_json(*sub, c.json);
-  sub = add_service_command(app, parsed, "nodes", "list the nodes, and who holds their devices", "",
-                            nodes);
+  sub = add_service_command(app, parsed, "nodes", "", nodes);
   add_json(*sub, c.json);
   for (const bool away : {true, false}) {
     sub = add_service_command(
         app, parsed, away ? "drain" : "undrain",
-        away ? "let nothing run on a node any more" : "take a drained node back",
         away ? " node1 --reason \"new disk\"\n\nWhat runs there is saved, and goes on elsewhere."
              : " node1",
         away ? drain : undrain);
@@ -144,7 +142,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_service_command(
-      app, parsed, "up", "run a service that takes jobs and shares this machine among them",
+      app, parsed, "up",
       "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
       "them.",
       up);
@@ -155,7 +153,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_policy(*sub, c);
   add_page(*sub, c);
   sub = add_service_command(
-      app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
+      app, parsed, "server",
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
       "the cluster file names, and needs what `ductile train --hosts` needs.",
       server);
@@ -177,16 +175,14 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_page(*sub, c);
   add_submit(app, parsed, count);
   sub =
-      add_service_command(app, parsed, "jobs", "list the jobs of the service",
+      add_service_command(app, parsed, "jobs",
                           " --all\n\nWithout --all the command lists jobs that run or wait.", jobs);
   sub->add_flag("--all", c.all, "also jobs that have ended");
   add_json(*sub, c.json);
-  add_job_name(*add_service_command(app, parsed, "why", "say why a job waits, or runs as it does",
-                                    " 17", why),
-               c);
-  add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+  add_job_name(*add_service_command(app, parsed, "why", " 17", why), c);
+  add_job_name(*add_service_command(app, parsed, "cancel", " 17", cancel), c);
   add_cluster(app, parsed);
-  add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
+  add_json(*add_service_command(app, parsed, "page",
                                 "\n\nThe link logs one browser in as you. Over a network, first: "
                                 "ssh -L 8470:127.0.0.1:8470 HOST",
                                 page_link),

@@ -1,4 +1,4 @@
-#include "ductile/cli/job_reference.h"
+#include "ductile/fleet/job_reference.h"
 
 #include <system_error>
 

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <optional>
+
+#include "ductile/cli/parsed.h"
+
+namespace ductile::cli {
+
+void add_service_folder(CLI::App& app, std::optional<fs::path>& folder);
+
+void add_live(CLI::App& app, Parsed& parsed);
+void add_report(CLI::App& app, Parsed& parsed);
+void add_service(CLI::App& app, Parsed& parsed);
+void add_plan(CLI::App& app, Parsed& parsed);
+void add_sim(CLI::App& app, Parsed& parsed);
+void add_bench(CLI::App& app, Parsed& parsed);
+
+}  // namespace ductile::cli
