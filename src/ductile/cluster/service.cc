@@ -64,31 +64,8 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       if (failed) failed(error);
     });
   });
-  api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec) {
-    check_spec(s, spec, devices);
-    if (several && s.kind == "command")
-      fail(ErrorCode::invalid_argument,
-           "kind = \"command\": commands run on one machine so far, under `ductile up`");
-  });
-  api_->show(&view_);
-  api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
-  api_->set_policy(options_.policy);
-  HttpOptions http;
-  http.socket = options_.folder / "api.sock";
-  if (options_.port) {
-    http.port = options_.port;
-    http.or_any_port = options_.or_any_port;
-    http.page = &page_;
-    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
-  }
-  http_ = std::make_unique<HttpServer>(*api_, std::move(http));
+  open_interface();
   decide();
-}
-
-std::string Service::Impl::page_link() {
-  return page_.link_for({user_name(::geteuid()), Role::admin});
 }
 
 Service::Impl::~Impl() {
@@ -481,6 +458,7 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
+const std::string& Service::address() const { return impl_->address(); }
 std::string Service::page_link() { return impl_->page_link(); }
 
 }  // namespace ductile::cluster

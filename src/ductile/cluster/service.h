@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/cluster/http_server.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/cluster.h"
@@ -39,6 +40,9 @@ struct ServiceOptions {
   double grace = 30;  // seconds that jobs keep their places on a node that does not answer
   std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
   bool or_any_port = false;      // where that one is taken
+  // The interface beyond this machine, by TLS for those with a token. A service that nobody has a
+  // token for makes one for its own user, and writes it to access.json in `folder`.
+  std::optional<HttpTls> tls;  // without files: certificate.pem and certificate.key in `folder`
 };
 
 // The service of one machine or of a cluster: takes jobs over its Api, asks a policy which of them
@@ -64,6 +68,8 @@ class Service {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;
+  // Where programs on other machines reach it; empty: nowhere.
+  const std::string& address() const;
   // A link that lets one browser in as the service's own user.
   std::string page_link();
 

@@ -34,6 +34,7 @@ class Service::Impl {
 
   uint16_t port() const { return http_->port(); }
   std::string page_link();
+  const std::string& address() const { return address_; }
 
  private:
   using Counts = std::vector<int64_t>;  // by node
@@ -58,6 +59,8 @@ class Service::Impl {
     std::unique_ptr<JobRunner> runner;
   };
 
+  void open_interface();
+  void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
   void go_on();            // with what ran when the last service ended
@@ -111,6 +114,7 @@ class Service::Impl {
   net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
+  std::string address_;
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
 };
