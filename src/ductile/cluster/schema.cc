@@ -90,6 +90,13 @@ CREATE TABLE nodes (
   since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 )",
+    R"(
+-- What the service would otherwise have to learn again; of no other consequence.
+CREATE TABLE memory (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

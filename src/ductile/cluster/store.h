@@ -70,6 +70,7 @@ class Reader {
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();
+  std::string memory(std::string_view name);  // empty: nothing
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
@@ -107,6 +108,9 @@ class Change {
   void drain(std::string_view node, std::string_view reason, double now);
   // Throws not_found if the node is not drained.
   void undrain(std::string_view node, double now);
+
+  // What is to be known after a restart, under a name; it replaces what was there.
+  void set_memory(std::string_view name, std::string_view value);
 
   // An event of its own, of a job or (0) of none. `body`: JSON.
   Revision record(JobId job, std::string_view kind, std::string_view body, double now);
