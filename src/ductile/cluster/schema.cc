@@ -103,6 +103,13 @@ CREATE TABLE tokens (
 ) STRICT;
 CREATE UNIQUE INDEX living_tokens ON tokens (name) WHERE revoked IS NULL;
 )",
+    R"(
+-- What the service would otherwise have to learn again; of no other consequence.
+CREATE TABLE memory (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

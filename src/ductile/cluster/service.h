@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -37,6 +38,7 @@ struct ServiceOptions {
   std::string launcher = "ssh {host}";  // starts a program on a node
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
+  std::chrono::hours alone{1};          // workers go on without a service for so long
   double grace = 30;  // seconds that jobs keep their places on a node that does not answer
   std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
   bool or_any_port = false;      // where that one is taken
@@ -77,6 +79,9 @@ class Service {
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Whether it brings code of its submitter, besides what Ductile has. The spec was checked.
+bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
 
 // Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
 void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices);

@@ -8,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/access_file.h"
+#include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/service_impl.h"
 
 namespace ductile::cluster {
@@ -15,8 +16,11 @@ namespace ductile::cluster {
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec) {
+                             const Submission& s, const nlohmann::json& spec, Role role) {
     check_spec(s, spec, devices);
+    if (role < Role::admin && runs_own_code(s, spec))
+      throw Refused(
+          "model.library runs as the user of the service, so only that user may submit such a job");
     if (several && s.kind == "command")
       fail(ErrorCode::invalid_argument,
            "kind = \"command\": commands run on one machine so far, under `ductile up`");

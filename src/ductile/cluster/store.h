@@ -73,6 +73,7 @@ class Reader {
   std::vector<NodeRecord> nodes();
   // All, the oldest first, with those that were revoked.
   std::vector<TokenRecord> tokens();
+  std::string memory(std::string_view name);  // empty: nothing
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
@@ -115,6 +116,8 @@ class Change {
   int64_t add_token(const TokenRecord& token, std::string_view by);
   // Throws not_found if none of that name is left to revoke.
   void revoke_token(std::string_view name, std::string_view by, double now);
+  // What is to be known after a restart, under a name; it replaces what was there.
+  void set_memory(std::string_view name, std::string_view value);
 
   // An event of its own, of a job or (0) of none. `body`: JSON.
   Revision record(JobId job, std::string_view kind, std::string_view body, double now);

@@ -1,4 +1,5 @@
 // ductile-worker: one process that hosts virtual ranks of one job. Started by the command line.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -45,6 +46,7 @@ struct Arguments {
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   ductile::net::Address controller, store;
   std::string address;  // of its host
+  int64_t alone = 0;    // seconds that it goes on without a controller
 };
 
 Arguments parse(int argc, char** argv) {
@@ -67,6 +69,8 @@ Arguments parse(int argc, char** argv) {
       out.store = ductile::net::Address::parse(value(i));
     } else if (arg == "--address") {
       out.address = value(i);
+    } else if (arg == "--alone") {
+      out.alone = std::strtoll(value(i).c_str(), nullptr, 10);
     } else if (arg == "--host") {
       value(i);  // for those who look for it among a host's processes
     } else if (arg == "--describe") {
@@ -81,7 +85,7 @@ Arguments parse(int argc, char** argv) {
       ductile::fail(ErrorCode::invalid_argument,
                     "unknown argument {}; usage: ductile-worker --run DIR "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
-                    "[--host NAME] [--address ADDRESS]] | "
+                    "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
                     "--run DIR --ask JSON [--progress-fd N] | --run DIR --serve JSON "
                     "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
                     "--describe",
@@ -136,7 +140,7 @@ int run(const Arguments& arguments) {
   }
   if (arguments.worker != 0) {
     train::work({folder, job, arguments.worker, arguments.controller, arguments.store,
-                 arguments.address, arguments.progress_fd});
+                 arguments.address, arguments.progress_fd, std::chrono::seconds(arguments.alone)});
     return kDone;
   }
   const run::RunLock lock(folder.path(), run::RunLock::kLocal);
