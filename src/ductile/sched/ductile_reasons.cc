@@ -1,13 +1,11 @@
 // Why a job waits, runs or stops, in words for the people who own it: what it would take, what is
 // free, who holds the rest, and what would have to happen.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
 
 #include "ductile/sched/ductile_policy_impl.h"
-#include "ductile/sched/policies_impl.h"
 
 namespace ductile::sched {
 
