@@ -40,7 +40,7 @@ struct Parsed {
 void add_set(CLI::App& app, std::vector<std::string>& assignments);
 void add_job(CLI::App& app, JobRequest& job);
 void add_json(CLI::App& app, bool& json);
-void add_service_folder(CLI::App& app, std::optional<fs::path>& folder);
+void add_service_at(CLI::App& app, ServiceAt& at);
 
 // One each of the program's commands.
 void add_train(CLI::App& app, Parsed& parsed);
