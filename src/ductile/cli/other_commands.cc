@@ -31,6 +31,7 @@ constexpr OtherCommand kService[] = {
     {"nodes", "list the nodes, and who holds their devices"},
     {"drain", "let nothing run on a node any more"},
     {"undrain", "take a drained node back"},
+    {"token", "say who may use a service from other machines"},
     {"page", "print a link to the service's page"},
 };
 constexpr OtherCommand kLab[] = {

@@ -65,7 +65,8 @@ Answer submit_job(Request& request) {
          "body: name = \"{}\": a job is found by its number, too, so its name needs a letter",
          s.name);
   const Principal& who = request.call.principal;
-  s.team = checked_line(fields, "team", who.team);
+  s.team = checked_line(fields, "team", "");
+  if (s.team.empty()) s.team = who.team;
   if (!who.team.empty() && s.team != who.team && who.role < Role::admin)
     throw Refused(fmt::format("{} submits jobs of the team {} alone, and not of \"{}\"", who.name,
                               who.team, s.team));

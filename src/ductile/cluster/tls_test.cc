@@ -150,6 +150,8 @@ TEST_F(Tls, ATokenIsShownOnceAndIsNowhereInTheStore) {
   const Client ann = with(token);
   EXPECT_EQ(ann.post("/v1/jobs", kSubmission).at("id"), 1);
   EXPECT_EQ(ann.get("/v1/jobs/1").at("team"), "vision");
+  ann.post("/v1/jobs", {{"name", "second"}, {"team", ""}, {"spec", Json::object()}});
+  EXPECT_EQ(ann.get("/v1/jobs/2").at("team"), "vision");
   for (const char* name : {"store.db", "store.db-wal"})
     EXPECT_EQ(read_file(folder.path() / name).find(token.substr(8)), std::string::npos);
   EXPECT_EQ(dump_json(Json(with(admin).get("/v1/tokens"))).find(token.substr(8)),

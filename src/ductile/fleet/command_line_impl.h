@@ -1,12 +1,10 @@
 #pragma once
 
-#include <optional>
-
 #include "ductile/cli/parsed.h"
 
 namespace ductile::cli {
 
-void add_service_folder(CLI::App& app, std::optional<fs::path>& folder);
+void add_service_at(CLI::App& app, ServiceAt& at);
 
 void add_live(CLI::App& app, Parsed& parsed);
 void add_report(CLI::App& app, Parsed& parsed);

@@ -13,7 +13,7 @@ CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, cons
   sub->add_option("job", c.job, "a run directory, or the number or name of a service's job")
       ->option_text(" ")
       ->required();
-  add_service_folder(*sub, c.folder);
+  add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
     parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
   });
@@ -35,7 +35,7 @@ void add_report(CLI::App& app, Parsed& parsed) {
                   "a run directory, or the number or name of a service's job")
       ->option_text(" ")
       ->required();
-  add_service_folder(*sub, parsed.report.folder);
+  add_service_at(*sub, parsed.report.at);
   add_json(*sub, parsed.report.json);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return report(parsed.report, context); };

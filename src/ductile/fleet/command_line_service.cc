@@ -10,16 +10,27 @@
 namespace ductile::cli {
 namespace {
 
-CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* example,
-                              ExitCode (*run)(const ServiceCommand&, Context&)) {
+void add_service_folder(CLI::App& app, ServiceAt& at) {
+  app.add_option("--folder", at.folder, "the service's folder (default: ~/.local/state/ductile)")
+      ->option_text("DIR");
+}
+
+CLI::App* asks_service(CLI::App* sub, Parsed& parsed,
+                       ExitCode (*run)(const ServiceCommand&, Context&)) {
   ServiceCommand& c = parsed.service;
-  CLI::App* sub = app.add_subcommand(name, other_help(name));
-  parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
-  add_service_folder(*sub, c.folder);
+  const bool is_service = run == up || run == server;
+  is_service ? add_service_folder(*sub, c.at) : add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
     parsed.chosen = [&parsed, run](Context& context) { return run(parsed.service, context); };
   });
   return sub;
+}
+
+CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* example,
+                              ExitCode (*run)(const ServiceCommand&, Context&)) {
+  CLI::App* sub = app.add_subcommand(name, other_help(name));
+  parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
+  return asks_service(sub, parsed, run);
 }
 
 // Seconds, or with a unit: 90, 30m, 12h, 2d.
@@ -49,6 +60,13 @@ void add_page(CLI::App& sub, ServiceCommand& c) {
       ->option_text("N")
       ->check(CLI::Range(1, 65535));
   sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
+  sub.add_option("--https", c.https,
+                 "take requests from other machines there, by TLS 1.3 and with a token")
+      ->option_text("ADDRESS:PORT");
+  sub.add_option("--certificate", c.certificate,
+                 "of --https, as PEM (default: one is made, and clients pin its key)")
+      ->option_text("FILE");
+  sub.add_option("--key", c.key, "of the certificate, as PEM")->option_text("FILE");
 }
 
 void add_quota(CLI::App& sub, ServiceCommand& c) {
@@ -60,9 +78,12 @@ void add_quota(CLI::App& sub, ServiceCommand& c) {
 
 }  // namespace
 
-void add_service_folder(CLI::App& app, std::optional<fs::path>& folder) {
-  app.add_option("--folder", folder, "the service's folder (default: ~/.local/state/ductile)")
-      ->option_text("DIR");
+void add_service_at(CLI::App& app, ServiceAt& at) {
+  add_service_folder(app, at);
+  app.add_option("--server", at.server,
+                 "an access file, for a service on another machine (default: $DUCTILE_SERVER)")
+      ->option_text("FILE")
+      ->excludes("--folder");
 }
 
 namespace {
@@ -136,6 +157,43 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
   }
 }
 
+void add_token(CLI::App& app, Parsed& parsed) {
+  ServiceCommand& c = parsed.service;
+  CLI::App* token = app.add_subcommand("token", other_help("token"));
+  token->require_subcommand(1);
+  parsed.example[token] =
+      "Example:\n  ductile token add ann --role submit --team vision -o ann.json\n"
+      "  ductile jobs --server ann.json          # on another machine\n"
+      "  ductile token revoke ann\n";
+  const auto add = [&](const char* name, const char* help, const std::string& example,
+                       ExitCode (*run)(const ServiceCommand&, Context&)) {
+    CLI::App* sub = asks_service(token->add_subcommand(name, help), parsed, run);
+    parsed.example[sub] = fmt::format("Example:\n  ductile token {}{}\n", name, example);
+    return sub;
+  };
+  CLI::App* sub = add("add", "make a token, and an access file with it",
+                      " ann --role submit --team vision -o ann.json\n\nThe token is shown once; "
+                      "whoever has it is let in. What it stands for is the owner of the jobs that\n"
+                      "it submits.",
+                      token_add);
+  sub->add_option("name", c.token, "whom it stands for")->option_text(" ")->required();
+  sub->add_option("--role", c.role, "read, submit or admin: each may do what the ones before may")
+      ->option_text("ROLE")
+      ->required()
+      ->check(CLI::IsMember({"read", "submit", "admin"}));
+  sub->add_option("--team", c.team, "whose jobs it submits, and may act on")->option_text("NAME");
+  add_seconds(*sub, "--expires", c.expires,
+              "after which it lets nobody in: 12h, 90d (default: never)");
+  sub->add_option("-o,--out", c.out, "the access file (default: it is printed)")
+      ->option_text("FILE");
+  add_json(*add("list", "list the tokens, but not what they are", "", token_list), c.json);
+  sub = add("revoke", "let nobody in by a token any more", " ann", token_revoke);
+  sub->add_option("name", c.token, "as `ductile token list` calls it")
+      ->option_text(" ")
+      ->required();
+  add_json(*sub, c.json);
+}
+
 }  // namespace
 
 void add_service(CLI::App& app, Parsed& parsed) {
@@ -157,7 +215,14 @@ void add_service(CLI::App& app, Parsed& parsed) {
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
       "the cluster file names, and needs what `ductile train --hosts` needs.",
       server);
-  sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ")->required();
+  CLI::Option* const cluster =
+      sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ");
+  sub->add_option(
+         "--check", c.check,
+         "look at the whole store of a service's folder, also while none runs; exit code 1 "
+         "if something is wrong")
+      ->option_text("DIR")
+      ->excludes(cluster);
   sub->add_option("--shared", c.shared,
                   "a folder that all nodes see, for the runs (default: the service's folder)")
       ->option_text("DIR");
@@ -182,6 +247,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_job_name(*add_service_command(app, parsed, "why", " 17", why), c);
   add_job_name(*add_service_command(app, parsed, "cancel", " 17", cancel), c);
   add_cluster(app, parsed);
+  add_token(app, parsed);
   add_json(*add_service_command(app, parsed, "page",
                                 "\n\nThe link logs one browser in as you. Over a network, first: "
                                 "ssh -L 8470:127.0.0.1:8470 HOST",
