@@ -1,6 +1,7 @@
 #include "ductile/cli/command_line.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "ductile/cli/command_line_impl.h"
 #include "ductile/cli/version.h"
 #include "ductile/server/host_agent.h"
+#include "ductile/server/pilot.h"
 
 namespace ductile::cli {
 namespace {
@@ -108,6 +110,29 @@ void add_host_agent(CLI::App& app, Parsed& parsed) {
   });
 }
 
+// What batch systems start, and what calls that; not for people.
+void add_pilot(CLI::App& app, Parsed& parsed) {
+  const auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* pilot = app.add_subcommand(server::kPilot, "the agent of a batch job")->group("");
+  pilot->add_option("words", *words)->expected(1, 2);
+  pilot->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::run_pilot(words->at(0), words->size() > 1 ? words->at(1) : "") == 0 ? kDone
+                                                                                         : kFailed;
+    };
+  });
+  CLI::App* call = app.add_subcommand(server::kCallPilot, "talk to a pilot's agent")->group("");
+  call->add_option("words", *words)->expected(2);
+  call->allow_extras();  // those of the host's agent, as for any other launcher command
+  call->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::call_pilot(words->at(0), words->at(1), STDIN_FILENO, STDOUT_FILENO) == 0
+                 ? kDone
+                 : kFailed;
+    };
+  });
+}
+
 }  // namespace
 
 void add_set(CLI::App& app, std::vector<std::string>& assignments) {
@@ -162,6 +187,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   add_sim(app, parsed);
   add_bench(app, parsed);
   add_host_agent(app, parsed);
+  add_pilot(app, parsed);
 
   for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8
     if (const size_t at = find_not_utf8(argv[i]); at != std::string_view::npos) {

@@ -238,6 +238,7 @@ ExitCode up(const ServiceCommand& command, Context& context) {
 ExitCode server(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   options.cluster = spec::read_cluster(command.cluster);
+  options.pools = spec::read_pools(command.cluster);
   if (command.shared) options.shared = fs::absolute(*command.shared);
   options.launcher = command.launcher;
   options.listen = command.listen;
