@@ -332,6 +332,7 @@ void Service::Impl::settle() {
     for (size_t n = 0; n < free.size(); ++n) free[n] -= wanted[n];
     begin(live, live.granted);
   }
+  follow_demand();
   if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
 }
 

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
@@ -65,6 +66,7 @@ void Service::Impl::look_at_events() {
     follow_wish(known->second);
   }
   seen_ = seen;
+  if (!changed.empty()) follow_demand();
   if (drains || !changed.empty()) decide_soon();
 }
 
@@ -107,6 +109,19 @@ void Service::Impl::follow_wish(Live& live) {
     });
     take_up(std::move(record));
   }
+}
+
+// Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
+void Service::Impl::follow_demand() {
+  int64_t devices = 0;
+  std::vector<bool> held(static_cast<size_t>(nodes_.count()));
+  for (const auto& [id, live] : live_) {
+    if (scheduler_.knows(id) && live.record.wish == Wish::run)
+      devices += live.record.submission.max_devices;
+    const Counts has = this->held(live);
+    for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
+  }
+  engine_->follow(devices, held);
 }
 
 LiveState Service::Impl::state_of(const Live& live) const {

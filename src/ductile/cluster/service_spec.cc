@@ -148,6 +148,10 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
 
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
   if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  if (!options.pools.empty())
+    return make_slurm_engine(
+        loop, *options.cluster,
+        {shared_of(options), options.program, options.worker, options.pools, options.listen});
   return make_hosts_engine(
       loop, *options.cluster,
       {shared_of(options), options.program, options.worker, options.launcher, options.listen});

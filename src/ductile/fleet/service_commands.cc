@@ -285,6 +285,7 @@ ExitCode server(const ServiceCommand& command, Context& context) {
     fail(ErrorCode::invalid_argument, "server: a cluster file is wanted, or --check DIR");
   cluster::ServiceOptions options = options_of(command, context);
   options.cluster = spec::read_cluster(command.cluster);
+  options.pools = spec::read_pools(command.cluster);
   if (command.shared) options.shared = fs::absolute(*command.shared);
   options.launcher = command.launcher;
   options.listen = command.listen;
