@@ -175,16 +175,22 @@ TEST_F(Service, CursorsLeadThroughAllPages) {
 
 TEST_F(Service, WhoWaitsForEventsIsWokenByTheNextOne) {
   using std::chrono::milliseconds;
-  EXPECT_TRUE(api.wait_for_events(0, 0, 10, milliseconds(1)).empty());
+  Revision at = 0;
+  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
   std::thread late([&] {
     std::this_thread::sleep_for(milliseconds(20));
     submit("job");
   });
-  EXPECT_EQ(api.wait_for_events(0, 0, 10, std::chrono::minutes(10)).size(), 1u);
+  EXPECT_NE(api.wait_for_events(at, 0, std::chrono::minutes(10)).find("id: 1\n"),
+            std::string::npos);
   late.join();
-  EXPECT_TRUE(api.wait_for_events(1, 0, 10, milliseconds(1)).empty());
+  EXPECT_EQ(at, 1);
+  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
   const JobId second = submit("second");
-  EXPECT_EQ(api.wait_for_events(0, second, 10, milliseconds(1)).size(), 1u) << "of one job alone";
+  at = 0;
+  const std::string one = api.wait_for_events(at, second, milliseconds(1));
+  EXPECT_EQ(one.find("id: 1\n"), std::string::npos) << "of one job alone";
+  EXPECT_NE(one.find("id: 2\n"), std::string::npos);
 }
 
 TEST_F(Service, TheDescriptionNamesEveryRoute) {
