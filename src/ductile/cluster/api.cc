@@ -253,6 +253,7 @@ Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>&
   const std::string digest = digest_of(call);
   api_.queue_.commit([&](Change& change) {
     if (!call.key.empty()) {
+      change.forget_answers(now() - Api::kRemembered);
       if (const auto before = change.answered(call.principal.name, call.key, digest)) {
         out.body = *before;
         return;

@@ -81,6 +81,8 @@ class Api {
   // A request that was refused before it came here, for the figures.
   void count_refusal(int status);
 
+  static constexpr double kRemembered = 86400;  // seconds that the answer for a key is kept
+
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
 

@@ -7,6 +7,7 @@
 
 #include "ductile/base/json.h"
 #include "ductile/base/rng.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/testing/failing_vfs.h"
 
@@ -52,7 +53,8 @@ class Service : public ::testing::Test {
   const fs::path file = folder.path() / "store.db";
   Store store{file, testing::FailingVfs::name()};
   CommitQueue queue{store};
-  Api api{file, queue, [] { return 1e9; }};
+  double now = 1e9;
+  Api api{file, queue, [this] { return now; }};
   Principal who{"ada", Role::submit};
 };
 
@@ -150,6 +152,24 @@ TEST_F(Service, ARequestWithAKeyIsCarriedOutOnceHoweverOftenAndFromManyThreads) 
   EXPECT_EQ(send("POST", "/v1/jobs", R"({"name": "other", "spec": {}})", "k").status, 409);
   who.name = "bo";
   EXPECT_NE(submit("once", "k"), ids[0]) << "a key is its principal's own";
+}
+
+TEST_F(Service, AnAnswerIsKeptForADayAndNoLonger) {
+  const auto kept = [this] {
+    int64_t count = 0;
+    Database(file, Database::Access::read)
+        .query("SELECT count(*) FROM requests", [&](const Row& row) { count = row.integer(0); });
+    return count;
+  };
+  const JobId id = submit("once", "k");
+  now += Api::kRemembered;
+  EXPECT_EQ(submit("once", "k"), id);
+  submit("other", "l");
+  EXPECT_EQ(kept(), 2);
+  now += 1;
+  submit("third", "m");
+  EXPECT_EQ(kept(), 2) << "the oldest answer is gone";
+  EXPECT_NE(submit("once", "k"), id);
 }
 
 TEST_F(Service, CursorsLeadThroughAllPages) {

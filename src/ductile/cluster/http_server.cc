@@ -36,7 +36,8 @@ using std::chrono::milliseconds;
 
 constexpr int64_t kMostRequests = 10000;  // of one connection
 constexpr size_t kMostLogin = 4096;       // bytes of a body that comes before it is known who
-constexpr milliseconds kStreamRest{50};   // between two looks of a stream
+constexpr milliseconds kStreamRest{50};   // between two looks of a stream, at least
+constexpr int kLooks = 2000;              // of all streams, a second
 constexpr milliseconds kNap{50};          // of a connection that asks faster than it may
 
 // Without regard to case.
@@ -493,8 +494,11 @@ void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
                                size_t, httplib::DataSink& sink) mutable {
         std::string text;
         try {
-          // What happens at once is sent at once: each stream wakes a few times a second.
-          if (!first_time) std::this_thread::sleep_for(kStreamRest);
+          // What happens at once is sent at once. Many streams rest longer, so that they leave the
+          // processors to the others.
+          if (!first_time)
+            std::this_thread::sleep_for(
+                std::max(kStreamRest, milliseconds(1000 * limits_.streams() / kLooks)));
           first_time = false;
           // Short waits, so that the end of the service is not held up.
           const auto until = Clock::now() + options_.heartbeat;
