@@ -126,18 +126,24 @@ void Service::Impl::follow_demand() {
 
 LiveState Service::Impl::state_of(const Live& live) const {
   using Moment = LiveState::Moment;
+  using Cause = LiveState::Cause;
+  const JobId id = live.record.id;
   if (live.runner && live.stopping) {
     const Wish wish = live.record.wish;
-    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
-                            : wish == Wish::cancel ? "it is being cancelled"
-                            : stopping_            ? "the service stops"
-                                                   : "others get what it holds"};
+    if (wish == Wish::pause) return {Moment::saving, "its user paused it", Cause::user};
+    if (wish == Wish::cancel) return {Moment::saving, "it is being cancelled", Cause::user};
+    if (stopping_) return {Moment::saving, "the service stops", Cause::end};
+    return {Moment::saving, "others get what it holds", Cause::room};
   }
   if (live.starting || (live.runner && live.runner->progress().generation < 0))
     return {Moment::starting, ""};
   if (live.runner) return {Moment::running, ""};
-  if (live.rest.armed()) return {Moment::resting, live.record.reason};
-  return {Moment::waiting, scheduler_.why(live.record.id)};
+  if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
+  const Cause cause = live.record.phase == Phase::paused ? Cause::user
+                      : !scheduler_.knows(id)            ? Cause::too_large
+                      : scheduler_.over_quota(id)        ? Cause::quota
+                                                         : Cause::devices;
+  return {Moment::waiting, scheduler_.why(id), cause};
 }
 
 void Service::Impl::show() {
