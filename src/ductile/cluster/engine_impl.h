@@ -40,6 +40,7 @@ class Engine {
   // What jobs could use, and on which nodes any of them holds something, now and from now on. An
   // engine that borrows its nodes borrows as many.
   virtual void follow(int64_t /*devices*/, const std::vector<bool>& /*held*/) {}
+  virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()
 
   virtual int64_t nodes() const = 0;
   virtual std::string listen() const = 0;  // the address under which workers reach this machine

@@ -113,6 +113,7 @@ void Service::Impl::follow_wish(Live& live) {
 
 // Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
 void Service::Impl::follow_demand() {
+  if (!engine_->borrows_nodes()) return;  // this looks at all jobs
   int64_t devices = 0;
   std::vector<bool> held(static_cast<size_t>(nodes_.count()));
   for (const auto& [id, live] : live_) {

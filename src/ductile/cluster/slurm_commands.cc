@@ -3,7 +3,6 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
@@ -16,6 +15,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/text.h"
 #include "ductile/cluster/slurm_impl.h"
+#include "ductile/process/find_program.h"
 #include "ductile/process/spawn.h"
 
 namespace ductile::cluster {
@@ -28,14 +28,7 @@ constexpr std::chrono::milliseconds kCommandLimit{20000};
 constexpr std::string_view kQueueFormat = "%i|%T|%P|%e|%r|%j";
 
 fs::path program_on_path(const std::string& name) {
-  const char* variable = std::getenv("PATH");
-  std::string_view path = variable == nullptr ? "" : variable;
-  while (!path.empty()) {
-    const size_t colon = path.find(':');
-    const fs::path file = fs::path(path.substr(0, colon)) / name;
-    if (colon != 0 && ::access(file.c_str(), X_OK) == 0) return file;
-    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
-  }
+  if (auto found = process::find_program(name)) return *std::move(found);
   fail(
       ErrorCode::not_found,
       "there is no program '{}' on PATH; a [[pool]] of engine \"slurm\" needs a machine from which "

@@ -20,6 +20,7 @@
 #include "ductile/cluster/slurm_pool_impl.h"
 #include "ductile/net/secret.h"
 #include "ductile/net/socket.h"
+#include "ductile/page/terminal.h"
 #include "ductile/server/agents.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/pilot.h"
@@ -29,12 +30,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kTurn{500};
 constexpr uint64_t kKeptTickets = 10;  // with the output of their pilots, for each node
-
-std::string shell_quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
 
 // Makes the same name in every service of this folder, and in no other one.
 std::string pool_name_of(const fs::path& folder) {
@@ -126,8 +121,8 @@ class SlurmErrands {
         script,
         fmt::format("#!/bin/sh\nexec srun --nodes=1 --ntasks=1 --cpu-bind=none --mpi=none {} {} {} "
                     "{}\n",
-                    shell_quoted(options_.program.string()), server::kPilot,
-                    shell_quoted(ticket.path().string()), shell_quoted(options_.listen)));
+                    page::shell_word(options_.program.string()), server::kPilot,
+                    page::shell_word(ticket.path().string()), page::shell_word(options_.listen)));
     const spec::Pool& pool = pools_[key.node];
     std::string output = (ticket.path() / "output").string();
     for (size_t at = 0; (at = output.find('%', at)) != std::string::npos; at += 2)
@@ -172,8 +167,8 @@ server::AgentsOptions slurm_agents_of(const spec::Cluster& cluster,
                                       const SlurmEngineOptions& options) {
   server::AgentsOptions out;
   out.setup.hosts = server::hosts_of(cluster, spec::whole(cluster));
-  out.setup.launcher = fmt::format("{} {} {} {{host}}", shell_quoted(options.program.string()),
-                                   server::kCallPilot, shell_quoted(options.folder.string()));
+  out.setup.launcher = fmt::format("{} {} {} {{host}}", page::shell_word(options.program.string()),
+                                   server::kCallPilot, page::shell_word(options.folder.string()));
   out.setup.listen = options.listen;
   out.folder = options.folder;
   out.program = options.program;
@@ -227,6 +222,7 @@ class SlurmEngine final : public Engine {
   std::string leaving(int32_t node) const override {
     return pool_.leaving(static_cast<size_t>(node));
   }
+  bool borrows_nodes() const override { return true; }
   void follow(int64_t devices, const std::vector<bool>& held) override {
     pool_.follow(devices, held);
   }
