@@ -50,8 +50,8 @@ set(DUCTILE_SOURCE_ROOT ${CMAKE_CURRENT_LIST_DIR}/../src)
 set(DUCTILE_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
 include(${CMAKE_CURRENT_LIST_DIR}/DuctilePch.cmake)
 
-# The sources of a library are compiled eight at a time as one, which takes less than half the time of compiling
-# them one by one. Two that use one name in their unnamed namespaces then do not compile: one of them
+# The sources of a library are compiled eight at a time as one, those of a test program four at a time,
+# which takes less than half the time of compiling them one by one. Two that use one name in their unnamed namespaces then do not compile: one of them
 # gets a better name. Each source compiles alone, too (.ci/run headers; -DDUCTILE_UNITY=OFF).
 option(DUCTILE_UNITY "Compile the sources of a library eight at a time" ON)
 
@@ -145,6 +145,11 @@ endfunction()
 function(ductile_test name)
   cmake_parse_arguments(T "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_executable(ductile_${name} ${T_SOURCES})
+  set_target_properties(ductile_${name} PROPERTIES
+    UNITY_BUILD ${DUCTILE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
+  if(DUCTILE_UNITY)
+    target_compile_options(ductile_${name} PRIVATE -Wno-subobject-linkage)
+  endif()
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
   # What is tested is optimised in full; the tests themselves a third faster to compile.

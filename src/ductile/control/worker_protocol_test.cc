@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // Worker 1 of a job with two members, driven by hand.
-class WorkerProtocolTest : public testing::Test {
+class WorkerProtocolTest : public ::testing::Test {
  protected:
   WorkerProtocolTest() : machine_(WorkerOptions{1, "here", milliseconds(200), seconds(10)}) {
     tell(Beat{});

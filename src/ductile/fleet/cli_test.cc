@@ -41,7 +41,7 @@ Said say(std::vector<const char*> words, std::vector<const char*> environment = 
 }
 
 // A folder with programs that stand in for workers that misbehave.
-class Worker : public testing::Test {
+class Worker : public ::testing::Test {
  protected:
   fs::path program(const std::string& name, const std::string& body) {
     const fs::path file = folder_.path() / name;

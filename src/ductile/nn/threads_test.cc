@@ -109,7 +109,7 @@ Result train(const Case& c, const char* precision, int threads) {
   return result;
 }
 
-class ThreadInvariant : public testing::TestWithParam<Case> {};
+class ThreadInvariant : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ThreadInvariant, OneTwoAndThreeThreadsGiveTheSameBits) {
   const int before = at::get_num_threads();
@@ -132,18 +132,19 @@ TEST_P(ThreadInvariant, OneTwoAndThreeThreadsGiveTheSameBits) {
 // Odd batches, batches above libtorch's grain, and widths and heads that our kernels do not take.
 INSTANTIATE_TEST_SUITE_P(
     Zoo, ThreadInvariant,
-    testing::Values(Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4},
-                    Case{"cnn", 1, 28}, Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12},
-                    Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24}, Case{"resnet8", 33, 32},
-                    Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32}, Case{"resnet32", 5, 32},
-                    Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64}, Case{"resnet18-cifar", 3, 32},
-                    Case{"resnet50", 3, 64}, Case{"unet", 1, 64}, Case{"unet", 5, 64},
-                    Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65}, Case{"gpt", 17, 65}));
+    ::testing::Values(Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4},
+                      Case{"cnn", 1, 28}, Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12},
+                      Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24},
+                      Case{"resnet8", 33, 32}, Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32},
+                      Case{"resnet32", 5, 32}, Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64},
+                      Case{"resnet18-cifar", 3, 32}, Case{"resnet50", 3, 64}, Case{"unet", 1, 64},
+                      Case{"unet", 5, 64}, Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65},
+                      Case{"gpt", 17, 65}));
 
 TEST(ThreadInvariant, EveryModelThatTheTableCallsSoIsTested) {
   const testing::TestSuite* suite = nullptr;
-  for (int i = 0; i < testing::UnitTest::GetInstance()->total_test_suite_count(); ++i) {
-    const testing::TestSuite* s = testing::UnitTest::GetInstance()->GetTestSuite(i);
+  for (int i = 0; i < ::testing::UnitTest::GetInstance()->total_test_suite_count(); ++i) {
+    const testing::TestSuite* s = ::testing::UnitTest::GetInstance()->GetTestSuite(i);
     if (std::string(s->name()) == "Zoo/ThreadInvariant") suite = s;
   }
   ASSERT_NE(suite, nullptr);

@@ -11,14 +11,13 @@
 #include "ductile/noise/noise_scale.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
 
-const Catalog& catalog() {
-  static const Catalog made = built_in_catalog();
-  return made;
-}
+using testing::catalog;
+using testing::run;
 
 Workload small_workload(uint64_t seed, int64_t jobs) {
   SyntheticOptions options;
@@ -34,14 +33,6 @@ Workload small_workload(uint64_t seed, int64_t jobs) {
                alone_seconds(job, app, catalog().rules, sched::homogeneous_cluster(2, 4), 2);
   }
   return workload;
-}
-
-SimResult run(const std::string& policy, const Workload& workload, const sched::Cluster& cluster,
-              SimOptions options = {}) {
-  options.check = true;
-  options.interval = sched::usual_interval(policy);
-  const auto made = sched::make_policy(policy, {options.seed, options.interval});
-  return simulate(workload, catalog(), cluster, *made, options);
 }
 
 // What holds at the end of any run.
