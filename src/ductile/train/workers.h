@@ -22,6 +22,7 @@ struct WorkerLaunch {
   std::string
       address;  // where workers of other hosts reach it; empty: as it reaches the controller
   int progress_fd = -1;  // run/progress.h
+  Recipe recipe = {};    // empty: from the job file
 };
 
 // Runs one worker under a controller until the controller tells it to exit. The job's secret comes
