@@ -42,6 +42,7 @@ foreach(m bench cluster)
   set(DUCTILE_LAYER_${m} 10)
 endforeach()
 set(DUCTILE_LAYER_cli 11)
+set(DUCTILE_LAYER_fleet 12)
 set(DUCTILE_LAYER_python 11)
 
 set(DUCTILE_SOURCE_ROOT ${CMAKE_CURRENT_LIST_DIR}/../src)

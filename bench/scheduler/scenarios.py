@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Scheduling policies in every scenario of bench/scheduler/scenarios, one table each.
 
-    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--spot FOLDER] [--ductile PROGRAM]
+    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--policies p,q] [--spot FOLDER]
+        [--ductile PROGRAM]
 
 TRACES is a folder with pollux/ and sia/; FOLDER has the traces of spot machines that some scenarios
 name, and without it those are skipped. A scenario says which workloads, on which cluster, what is
@@ -113,6 +114,8 @@ def play(scenario, name, args, scratch):
         for label, policy, budget in (REGIONAL if "regions" in scenario else []) + RUNS:
             if mixed and policy == "srtf":
                 continue  # it knows one device type
+            if args.policies and policy not in args.policies.split(","):
+                continue
             cells = []
             for _, numbers in HALVES:
                 runs = []
@@ -152,6 +155,7 @@ def main():
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--spot", type=pathlib.Path)
     parser.add_argument("--only", help="only these scenarios, by name")
+    parser.add_argument("--policies", help="only their rows; those of others do not change")
     parser.add_argument("--ductile", default=str(HERE.parents[1] / "build/release/bin/ductile"))
     args = parser.parse_args()
     chosen = args.only.split(",") if args.only else None

@@ -223,6 +223,34 @@ test("two jobs are compared: the options that differ", async () => {
   await page.wait("document.querySelector('#comparison').innerText === ''");
 });
 
+test("a job is resized within what it can use; what it cannot use is said in the dialog", async () => {
+  const set = (label, value) => page.eval(`document.querySelector('dialog input[aria-label="${label}"]').value = ${value}`);
+  const bounds = async () => {
+    const job = await ask("GET", `/v1/jobs/${first}`);
+    return [job.min_devices, job.max_devices];
+  };
+  await go(`#/job/${first}`);
+  await page.click("#actions button", "Resize");
+  await page.wait("document.querySelector('dialog input[aria-label=\"most devices\"]').value === '2'");
+  await set("most devices", 5);
+  await answer("Resize");
+  await page.sees("train.virtual_ranks is 4", "dialog");
+  await set("least devices", 4);
+  await set("most devices", 3);
+  await answer("Resize");
+  await page.sees("the first must not be larger", "dialog");
+  assert.deepEqual(await bounds(), [1, 2]);
+  await set("least devices", 1);
+  await answer("Resize");
+  await page.wait("!document.querySelector('dialog')");
+  assert.deepEqual(await bounds(), [1, 3]);
+  await page.press("r");
+  await set("most devices", 2);
+  await answer("Resize");
+  await page.wait("!document.querySelector('dialog')");
+  await until("the bounds as before", async () => (await bounds())[1] === 2);
+});
+
 test("pause, resume, cancel ask first, are carried out, and are seen without a reload", async () => {
   await go(`#/job/${first}`);
   await page.click("#actions button", "Pause");

@@ -14,7 +14,8 @@
 #include "ductile/base/paths.h"
 #include "ductile/base/table.h"
 #include "ductile/base/text.h"
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/cli/parsed.h"
 #include "ductile/cli/version.h"
 #include "ductile/server/host_agent.h"
 
@@ -117,6 +118,12 @@ void add_host_agent(CLI::App& app, Parsed& parsed) {
   });
 }
 
+// For the list of commands, and the nearest name.
+template <std::span<const OtherCommand> (*rows)()>
+void add_named(CLI::App& app, Parsed&) {
+  for (const OtherCommand& row : rows()) app.add_subcommand(row.name, row.help);
+}
+
 }  // namespace
 
 void add_set(CLI::App& app, std::vector<std::string>& assignments) {
@@ -136,7 +143,24 @@ void add_job(CLI::App& app, JobRequest& job) {
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
 
-ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
+std::span<const AddCommand> own_commands() {
+  static constexpr AddCommand kCommands[] = {add_train,
+                                             add_tune,
+                                             add_named<live_commands>,
+                                             add_named<service_commands>,
+                                             add_config,
+                                             add_data,
+                                             add_ckpt,
+                                             add_trained,
+                                             add_serve,
+                                             add_models,
+                                             add_named<lab_commands>,
+                                             add_doctor};
+  return kCommands;
+}
+
+ExitCode run_command_line(int argc, const char* const* argv, Context& context,
+                          std::span<const AddCommand> commands) {
   for (int i = 0; i < argc; ++i)
     context.command += (i > 0 ? " " : "") + (i > 0 ? std::string(argv[i]) : "ductile");
   Console& console = context.console;
@@ -157,21 +181,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   app.footer(
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
       "conflict, 5 server unreachable, 130 interrupted.");
-  add_train(app, parsed);
-  add_tune(app, parsed);
-  add_live(app, parsed);
-  add_service(app, parsed);
-  add_config(app, parsed);
-  add_data(app, parsed);
-  add_ckpt(app, parsed);
-  add_trained(app, parsed);
-  add_serve(app, parsed);
-  add_models(app, parsed);
-  add_report(app, parsed);
-  add_plan(app, parsed);
-  add_doctor(app, parsed);
-  add_sim(app, parsed);
-  add_bench(app, parsed);
+  for (const AddCommand add : commands) add(app, parsed);
   add_host_agent(app, parsed);
 
   for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8

@@ -53,10 +53,16 @@ struct TuneCommand {
 };
 ExitCode tune(const TuneCommand& command, Context& context);
 
+// Which service: one of them is given, or neither (client_of() in job_reference.h).
+struct ServiceAt {
+  std::optional<fs::path> folder;  // of a service on this machine
+  std::optional<fs::path> server;  // an access file
+};
+
 // What acts on a job: one of a service, or a run directory (job_reference.h).
 struct LiveCommand {
-  std::string job;                  // a run directory, or a job's number or name
-  std::optional<fs::path> folder;   // of the service
+  std::string job;  // a run directory, or a job's number or name
+  ServiceAt at;
   std::optional<int64_t> workers;   // resize, resume
   std::optional<int64_t> min, max;  // resize
   HostsRequest hosts;               // resume
@@ -75,18 +81,25 @@ ExitCode logs(const LiveCommand& command, Context& context);
 inline constexpr uint16_t kPagePort = 8470;
 
 struct ServiceCommand {
-  std::optional<fs::path> folder;  // of the service; default: the user's own
+  ServiceAt at;
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
   std::optional<uint16_t> port;     // of the page; default: kPagePort, or any free one
   bool no_page = false;
+  std::string https;                         // ADDRESS:PORT; empty: not beyond this machine
+  std::optional<fs::path> certificate, key;  // the operator's own
   // server
-  fs::path cluster;  // the cluster file
+  fs::path cluster;               // the cluster file
+  std::optional<fs::path> check;  // look at the store in this folder, and run nothing
   std::optional<fs::path> shared;
   std::string launcher = "ssh {host}", listen;
   double grace = 30;  // seconds; of submit, too
+  // token
+  std::string token, role;      // its name
+  double expires = 0;           // seconds; 0: never
+  std::optional<fs::path> out;  // where the access file goes; none: stdout
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
@@ -198,11 +211,15 @@ struct ModelsCommand {
 ExitCode models(const ModelsCommand& command, Context& context);
 
 struct ReportCommand {
-  std::string job;                 // a run directory, or a job's number or name
-  std::optional<fs::path> folder;  // of the service
+  std::string job;  // a run directory, or a job's number or name
+  ServiceAt at;
   bool json = false;
 };
 ExitCode report(const ReportCommand& command, Context& context);
+
+ExitCode token_add(const ServiceCommand& command, Context& context);
+ExitCode token_list(const ServiceCommand& command, Context& context);
+ExitCode token_revoke(const ServiceCommand& command, Context& context);
 
 struct PlanCommand {
   std::string graph;          // a file, or a built-in one; empty: list those

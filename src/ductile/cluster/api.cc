@@ -88,7 +88,12 @@ class Api::ReaderLease {
 };
 
 Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
-    : store_(std::move(store)), queue_(queue), clock_(clock ? std::move(clock) : wall_seconds) {}
+    : store_(std::move(store)),
+      queue_(queue),
+      clock_(clock ? std::move(clock) : wall_seconds),
+      tokens_(clock_) {
+  load_tokens();
+}
 
 Api::~Api() = default;
 
@@ -149,11 +154,23 @@ JobId Api::find_job(std::string_view text) {
   return (*reader).find(text).id;
 }
 
+void Api::load_tokens() {
+  ReaderLease reader(*this);
+  tokens_.load(*reader);
+}
+
+const std::string& Request::address() const { return api_.address_; }
+const std::string& Request::pin() const { return api_.pin_; }
+void Request::load_tokens() { api_.load_tokens(); }
+
 double Request::now() const { return api_.clock_(); }
 
 const std::string& Request::policy() const { return api_.policy_; }
 
 std::string Request::link() const {
+  if (call.principal.by_token)
+    throw Refused(
+        "a link would outlive the token; users of the service's machine get one: ductile page");
   if (!api_.make_link_)
     fail(ErrorCode::not_found, "this service has no page; `ductile up` without --no-page has one");
   return api_.make_link_(call.principal);
@@ -200,7 +217,7 @@ nlohmann::json Request::object() const {
 const LiveView* Request::view() const { return api_.view_; }
 
 void Request::check(const Submission& submission, const nlohmann::json& spec) const {
-  if (api_.check_submission_) api_.check_submission_(submission, spec);
+  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal.role);
 }
 
 Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write) {

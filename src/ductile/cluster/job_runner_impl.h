@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -57,8 +58,9 @@ class JobRunner {
 
 // Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
 // conflict if somebody else runs it, and as run::RunFolder does.
+// `alone`: server::JobHostOptions::alone.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job);
+                                             spec::JobOptions& job, std::chrono::seconds alone);
 
 // Any program (command_impl.h): one keeper for each attempt, on the run directory `run`. `keeper`:
 // the program ductile-keeper. Throws unavailable if the directory cannot be made.

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <utility>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/log.h"
@@ -60,7 +61,7 @@ void Nodes::look() {
     const std::string trouble = engine_.trouble(n);
     const bool up = trouble.empty();
     if (up == usable(n)) {
-      if (!up) node.record.why = trouble;
+      if (!up && std::exchange(node.record.why, trouble) != trouble) told(node);
       continue;
     }
     news = true;

@@ -14,21 +14,6 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
 
-// A text on one line that a person can type and a page can show.
-void require_line(std::string_view text, std::string_view what) {
-  bool odd = text.size() > kMostName ||
-             dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
-    odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
-  }
-  if (odd)
-    fail(ErrorCode::invalid_argument,
-         "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
-         kMostName);
-}
-
 std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
   std::string text = fields.text(key, std::move(otherwise));
   require_line(text, fmt::format("{}: {}", fields.where(), key));
@@ -79,10 +64,15 @@ Answer submit_job(Request& request) {
     fail(ErrorCode::invalid_argument,
          "body: name = \"{}\": a job is found by its number, too, so its name needs a letter",
          s.name);
+  const Principal& who = request.call.principal;
   s.team = checked_line(fields, "team", "");
+  if (s.team.empty()) s.team = who.team;
+  if (!who.team.empty() && s.team != who.team && who.role < Role::admin)
+    throw Refused(fmt::format("{} submits jobs of the team {} alone, and not of \"{}\"", who.name,
+                              who.team, s.team));
   s.tier = checked_line(fields, "tier", s.tier);
   s.kind = checked_line(fields, "kind", s.kind);
-  s.owner = request.call.principal.name;
+  s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
   if (s.kind == "command" && request.call.principal.role < Role::admin)
@@ -333,6 +323,27 @@ constexpr Route kRoutes[] = {
      "A link that lets one browser in as the user who asks.",
      {},
      ""},
+    {"GET",
+     "/v1/tokens",
+     Role::admin,
+     list_tokens,
+     "Tokens, with those that were revoked; not what they are.",
+     {},
+     ""},
+    {"POST",
+     "/v1/tokens",
+     Role::admin,
+     add_token,
+     "Makes a token, which this answer alone shows.",
+     {},
+     "Token"},
+    {"POST",
+     "/v1/tokens/{name}/revoke",
+     Role::admin,
+     revoke_token,
+     "Lets nobody in by a token any more, from this answer on.",
+     {},
+     ""},
     {"GET", "/metrics", Role::read, metrics, "Figures for Prometheus.", {}, ""},
     {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
 };
@@ -341,9 +352,24 @@ constexpr Route kRoutes[] = {
 
 std::span<const Route> routes() { return kRoutes; }
 
+void require_line(std::string_view text, std::string_view what) {
+  bool odd = text.size() > kMostName ||
+             dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
+    odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
+  }
+  if (odd)
+    fail(ErrorCode::invalid_argument,
+         "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
+         kMostName);
+}
+
 void require_owner(const Request& request, const JobRecord& job) {
   const Principal& who = request.call.principal;
-  if (who.role < Role::admin && job.submission.owner != who.name)
+  const bool of_team = !who.team.empty() && job.submission.team == who.team;
+  if (who.role < Role::admin && job.submission.owner != who.name && !of_team)
     throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,
                               job.submission.owner));
 }

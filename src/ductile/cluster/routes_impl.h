@@ -31,6 +31,9 @@ class Request {
   const std::string& policy() const;
   std::string link() const;
   CurveCache& curves();
+  const std::string& address() const;  // of the service, for other machines; empty: none
+  const std::string& pin() const;
+  void load_tokens();
   // The ledger with all that is committed.
   void with_ledger(const std::function<void(const Ledger&)>& look);
   // A number of the query; throws invalid_argument outside its range.
@@ -66,7 +69,7 @@ struct Route {
 
 std::span<const Route> routes();
 
-// Only the owner of a job and an admin may act on it; throws Refused.
+// Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
 void require_owner(const Request& request, const JobRecord& job);
 
 // Handlers that need what the service says of itself (cluster_routes.cc).
@@ -81,6 +84,14 @@ Answer show_curves(Request& request);
 Answer show_log(Request& request);
 Answer show_options(Request& request);
 Answer make_page_link(Request& request);
+
+// Of tokens (routes_tokens.cc).
+Answer list_tokens(Request& request);
+Answer add_token(Request& request);
+Answer revoke_token(Request& request);
+
+// Throws invalid_argument for what is no text on one line that a person can type and a page show.
+void require_line(std::string_view text, std::string_view what);
 
 Answer json_answer(const nlohmann::ordered_json& value);
 

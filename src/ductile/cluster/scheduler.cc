@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "ductile/base/error.h"
 
@@ -110,6 +111,7 @@ void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisio
 
 Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval)
     : interval_(interval),
+      policy_name_(policy),
       cluster_(sched::cluster_of(cluster)),
       policy_(sched::make_policy(policy, {.interval = interval})),
       fits_(policy_->traits().fit_least_gain) {}
@@ -134,7 +136,10 @@ void Scheduler::add(const JobDemand& demand) {
   jobs_.emplace(demand.id, std::move(job));
 }
 
-void Scheduler::remove(JobId id) { jobs_.erase(id); }
+void Scheduler::remove(JobId id, bool ended) {
+  if (!ended) policy_->forget(id);
+  jobs_.erase(id);
+}
 
 void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
   Job& job = jobs_.at(id);
@@ -144,6 +149,9 @@ void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
   const int32_t batch = job.agent->facts().requested_batch;
   for (sched::TypeModel& type : view.types)
     type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+  if (!job.granted || job.granted->empty()) return;
+  const int32_t coming = sched::device_count(*job.granted);
+  if (coming < least || coming > most) job.granted.reset();
 }
 
 // Of each team with a quota, as the jobs of the highest tier, and of these the oldest, fit into it:
@@ -185,7 +193,12 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
 void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
+  if (job.granted == allocation) job.granted.reset();
   if (view.allocation == allocation) return;
+  if (std::exchange(job.held_before, std::nullopt) == allocation) {
+    view.allocation = allocation;
+    return;
+  }
   view.attained_service +=
       sched::device_count(view.allocation) * std::max(0.0, now - job.accounted);
   job.accounted = now;
@@ -229,6 +242,33 @@ void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
 }
 
+std::optional<spec::Allocation> Scheduler::on_its_way(JobId id) const {
+  const auto found = jobs_.find(id);
+  return found == jobs_.end() ? std::nullopt : found->second.granted;
+}
+
+void Scheduler::withdrawn(JobId id) {
+  if (const auto found = jobs_.find(id); found != jobs_.end()) found->second.granted.reset();
+}
+
+// What the job is to a policy: what it was granted counts as held, with all of the start before it,
+// since its devices are nobody else's; what it has on a node that is not there any more is no
+// device.
+sched::JobView Scheduler::view_of(const Job& job, double now) const {
+  sched::JobView view = job.view;
+  if (job.granted) {
+    view.allocation = *job.granted;
+    view.granted = now - job.granted_at <= kPatience;
+    view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
+  }
+  const size_t gone = std::erase_if(view.allocation, [&](const sched::NodeShare& share) {
+    return cluster_.usable(share.node) == 0;
+  });
+  if (gone > 0) view.granted = false;
+  if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
+  return view;
+}
+
 std::vector<Allotment> Scheduler::decide(double now) {
   std::vector<sched::JobView> views;
   for (auto& [id, job] : jobs_) {
@@ -239,12 +279,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (job.total_steps > 0)
       job.view.remaining = job.view.remaining_steps =
           std::max(0.0, job.total_steps - job.view.progress);
-    views.push_back(job.view);
-    // What it holds on a node that is not there any more is no device to a policy.
-    sched::JobView& view = views.back();
-    std::erase_if(view.allocation,
-                  [&](const sched::NodeShare& share) { return cluster_.usable(share.node) == 0; });
-    if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
+    views.push_back(view_of(job, now));
   }
   views = within_quotas(std::move(views));
   const sched::Round round{now, interval_, cluster_, views};
@@ -252,21 +287,34 @@ std::vector<Allotment> Scheduler::decide(double now) {
   keep_bounds(round, decisions);
   keep_what_nobody_takes(round, decisions);
   sched::check_decisions(round, decisions);
-  std::vector<Allotment> out;
-  std::set<JobId> named;
-  for (sched::Decision& change : decisions.changes) {
-    named.insert(change.job);
-    out.push_back({change.job, std::move(change.allocation), std::move(change.reason)});
+  std::map<JobId, Allotment> out;
+  for (const sched::JobView& view : views) {
+    const Job& job = jobs_.at(view.id);
+    if (view.allocation != job.granted.value_or(job.view.allocation))
+      out[view.id] = {view.id, view.allocation, "a node is drained or lost"};
   }
-  for (const sched::JobView& view : views)
-    if (view.allocation != jobs_.at(view.id).view.allocation && !named.contains(view.id))
-      out.push_back({view.id, view.allocation, "a node is drained or lost"});
-  return out;
+  for (sched::Decision& change : decisions.changes) {
+    const Job& job = jobs_.at(change.job);
+    if (change.allocation == job.granted.value_or(job.view.allocation))
+      out.erase(change.job);
+    else
+      out[change.job] = {change.job, std::move(change.allocation), std::move(change.reason)};
+  }
+  std::vector<Allotment> list;
+  for (auto& [id, allotment] : out) {
+    Job& job = jobs_.at(id);
+    job.granted = allotment.allocation;  // also of one that is to keep what it was to give up
+    job.granted_at = now;
+    list.push_back(std::move(allotment));
+  }
+  return list;
 }
 
 bool Scheduler::nothing_runs() const {
-  return std::ranges::all_of(jobs_,
-                             [](const auto& job) { return job.second.view.allocation.empty(); });
+  return std::ranges::all_of(jobs_, [](const auto& one) {
+    const Job& job = one.second;
+    return job.view.allocation.empty() && (!job.granted || job.granted->empty());
+  });
 }
 
 std::string Scheduler::why(JobId id) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/cluster/records.h"
 #include "ductile/sched/job_agent.h"
 #include "ductile/sched/policy.h"
@@ -45,12 +47,12 @@ class Scheduler {
   Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval);
 
   void add(const JobDemand& demand);
-  void remove(JobId job);  // it has ended, or is not to run now
+  void remove(JobId job, bool ended = true);  // false: it is not to run now
   // Its user wants another number of devices; what it holds beyond that changes with decide().
   void set_bounds(JobId job, int32_t least, int32_t most);
   bool knows(JobId job) const { return jobs_.contains(job); }
 
-  // The job holds this from now on.
+  // The job holds this from now on, which need not be all that it was granted.
   void holds(JobId job, const spec::Allocation& allocation, double now);
   // What its workers say: how many samples they take per second together, and how far they are.
   // Absurd values change nothing.
@@ -59,15 +61,30 @@ class Scheduler {
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
 
-  // What changes. Jobs that it does not name keep what they have.
+  // What changes. Jobs that it does not name keep what they have, or go on towards what they were
+  // granted: from the decision until holds() says the same, a grant is on its way, and is neither
+  // made again nor changed, unless it takes more than kPatience seconds, or its node or its user
+  // wants something else.
   std::vector<Allotment> decide(double now);
+  static constexpr double kPatience = 60;
+  // What the job was granted and does not hold yet; empty: it is to give up all that it holds.
+  std::optional<spec::Allocation> on_its_way(JobId job) const;
+  // Nothing more will come of that.
+  void withdrawn(JobId job);
   // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
   // holds, up to what it may have; empty: nothing was measured yet.
   std::vector<double> modelled_speeds(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
 
-  bool nothing_runs() const;  // no job holds a device
+  bool nothing_runs() const;  // no job holds a device, or was granted one
+
+  // What policy and jobs have learnt, as JSON. restore(), to be called when the jobs have been
+  // added and none holds anything yet, goes on from it; jobs that it does not know begin anew, and
+  // under another policy all of it does. Throws data_loss for a damaged state; then all begins
+  // anew.
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state);
 
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
@@ -75,14 +92,20 @@ class Scheduler {
   struct Job {
     std::unique_ptr<sched::JobAgent> agent;
     sched::JobView view;
-    double accounted = 0;  // until when attained_service is counted
+    std::optional<spec::Allocation> granted;  // on its way
+    double granted_at = 0;
+    std::optional<spec::Allocation> held_before;  // restored: it may have held it all along
+    double accounted = 0;                         // until when attained_service is counted
     double total_steps = 0;
     double rate_of_one = 0;  // samples per second that one device was seen to take
   };
 
+  void restore_job(const nlohmann::json& item);
+  sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
 
   const double interval_;
+  const std::string policy_name_;
   sched::Cluster cluster_;
   std::unique_ptr<sched::Policy> policy_;
   sched::FitCache fits_;

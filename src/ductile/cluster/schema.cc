@@ -90,6 +90,26 @@ CREATE TABLE nodes (
   since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 )",
+    R"(
+CREATE TABLE tokens (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  role TEXT NOT NULL CHECK (role IN ('read', 'submit', 'admin')),
+  team TEXT NOT NULL,
+  digest TEXT NOT NULL UNIQUE,           -- SHA-256; the token itself is nowhere
+  made REAL NOT NULL,
+  expires REAL,
+  revoked REAL
+) STRICT;
+CREATE UNIQUE INDEX living_tokens ON tokens (name) WHERE revoked IS NULL;
+)",
+    R"(
+-- What the service would otherwise have to learn again; of no other consequence.
+CREATE TABLE memory (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

@@ -29,7 +29,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
-constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
+constexpr size_t kMostMemory = 16 << 20;
+constexpr const char* kMemory = "scheduler";  // its name in the store
+constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
 
 std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
   std::vector<int64_t> out(static_cast<size_t>(nodes));
@@ -56,6 +58,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
   look_at_drains();
+  recall();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
   writer_.call_at_failure([this](const Error& error) {
@@ -64,31 +67,9 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       if (failed) failed(error);
     });
   });
-  api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec) {
-    check_spec(s, spec, devices);
-    if (several && s.kind == "command")
-      fail(ErrorCode::invalid_argument,
-           "kind = \"command\": commands run on one machine so far, under `ductile up`");
-  });
-  api_->show(&view_);
-  api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
-  api_->set_policy(options_.policy);
-  HttpOptions http;
-  http.socket = options_.folder / "api.sock";
-  if (options_.port) {
-    http.port = options_.port;
-    http.or_any_port = options_.or_any_port;
-    http.page = &page_;
-    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
-  }
-  http_ = std::make_unique<HttpServer>(*api_, std::move(http));
+  open_interface();
   decide();
-}
-
-std::string Service::Impl::page_link() {
-  return page_.link_for({user_name(::geteuid()), Role::admin});
+  remember();
 }
 
 Service::Impl::~Impl() {
@@ -121,6 +102,39 @@ void Service::Impl::admit(Live& live) {
     return say(live, lack);
   scheduler_.add(
       demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
+}
+
+// Without it jobs and policy learn the same again: damage is said, and stops nothing.
+void Service::Impl::recall() {
+  try {
+    const std::string text = reader_.memory(kMemory);
+    if (text.empty()) return;
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    log_line(error.message());
+  }
+}
+
+void Service::Impl::remember() {
+  if (stopping_) return;
+  // Once a round, and of very many jobs less often. Where the disk is full nothing piles up.
+  constexpr int kMostShare = 20;
+  const net::Deadline begin = loop_.now();
+  if (writer_.idle()) remember_now();
+  const auto round = milliseconds(static_cast<int64_t>(options_.interval * 1000));
+  remember_ = loop_.after(std::max<net::Clock::duration>(round, kMostShare * (loop_.now() - begin)),
+                          [this] { remember(); });
+}
+
+void Service::Impl::remember_now() {
+  std::string text = dump_json(scheduler_.state());
+  if (text.size() > kMostMemory)
+    return log_line(
+        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
+                    "next service will learn anew",
+                    text.size(), kMostMemory));
+  writer_.write([text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -196,8 +210,10 @@ void Service::Impl::measure(Live& live) {
   }
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double steps = static_cast<double>(progress.step - live.first_step);
-  scheduler_.measured(live.record.id, steps * static_cast<double>(batch_of(live.work)) / seconds);
+  const double speed = static_cast<double>(progress.step - live.first_step) *
+                       static_cast<double>(batch_of(live.work)) / seconds;
+  scheduler_.measured(live.record.id, speed);
+  note_speed(live, speed, progress);
   live.first_step = progress.step;
   live.first_time = now;
 }
@@ -238,9 +254,11 @@ void Service::Impl::decide() {
   if (stopping_) return;
   round_ = loop_.after(milliseconds(static_cast<int64_t>(options_.interval * 1000)),
                        [this] { decide(); });
-  // A grant that was not taken up yet is decided upon anew.
   for (auto& [id, live] : live_) {
-    live.granted = live.stopping ? spec::Allocation{} : live.asked;
+    const auto coming = scheduler_.on_its_way(id);
+    live.granted = coming ? *coming : live.stopping ? spec::Allocation{} : live.asked;
+    // It is there already: before it could be taken away, it was granted again.
+    if (coming == live.asked && live.runner && !live.stopping) scheduler_.withdrawn(id);
     measure(live);
     keep_in_place(live);
   }
@@ -397,6 +415,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
                         Live& live = found->second;
                         if (!taken) {  // it is just ending; what it has it keeps until then
                           live.asked = live.granted = before;
+                          scheduler_.withdrawn(id);
                           return;
                         }
                         live.record.reason = why;
@@ -443,7 +462,7 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
-  if (phase == Phase::paused || rests) scheduler_.remove(id);
+  if (phase == Phase::paused || rests) scheduler_.remove(id, false);
   if (phase == Phase::queued && rests) {  // meanwhile nobody waits for it
     live.rest = loop_.after(kPause, [this, id] {
       admit(live_.at(id));
@@ -469,6 +488,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   http_.reset();
   on_stopped_ = std::move(on_stopped);
   stopping_ = true;
+  remember_now();
   for (auto& [id, live] : live_) {
     if (live.runner) preempt(live);
   }
@@ -481,6 +501,7 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
+const std::string& Service::address() const { return impl_->address(); }
 std::string Service::page_link() { return impl_->page_link(); }
 
 }  // namespace ductile::cluster

@@ -90,7 +90,7 @@ void Service::Impl::follow_wish(Live& live) {
   }
   if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
-    scheduler_.remove(id);
+    scheduler_.remove(id, false);
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;

@@ -34,6 +34,7 @@ class Service::Impl {
 
   uint16_t port() const { return http_->port(); }
   std::string page_link();
+  const std::string& address() const { return address_; }
 
  private:
   using Counts = std::vector<int64_t>;  // by node
@@ -58,10 +59,15 @@ class Service::Impl {
     std::unique_ptr<JobRunner> runner;
   };
 
+  void open_interface();
+  void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
-  void go_on();            // with what ran when the last service ended
-  void look();             // at what the store says anew
+  void recall();           // what the last service had learnt
+  void remember();         // the same, for the next one
+  void remember_now();
+  void go_on();  // with what ran when the last service ended
+  void look();   // at what the store says anew
   void look_at_events();
   void look_at_drains();
   void look_at_nodes();
@@ -108,9 +114,10 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
+  net::Loop::Timer remember_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
+  std::string address_;
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
 };

@@ -90,7 +90,7 @@ std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
                                        const fs::path& run, Work& work) {
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, engine, run, *job);
+    return make_train_runner(loop, engine, run, *job, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
   command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
@@ -177,6 +177,12 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
     fail(ErrorCode::invalid_argument,
          "min_devices = {}, max_devices = {}: a command runs on a fixed number of devices",
          submission.min_devices, submission.max_devices);
+}
+
+bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
+  const Work work = work_of(submission.kind, spec);
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job == nullptr || !job->model.library.empty();
 }
 
 }  // namespace ductile::cluster

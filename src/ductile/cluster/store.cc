@@ -214,6 +214,14 @@ std::vector<NodeRecord> Reader::nodes() {
   return out;
 }
 
+std::string Reader::memory(std::string_view name) {
+  std::string value;
+  database_.query(
+      "SELECT value FROM memory WHERE name = ?", [&](const Row& row) { value = row.text(0); },
+      name);
+  return value;
+}
+
 std::vector<std::string> Reader::check() {
   std::vector<std::string> out;
   const auto each = [&](const char* sql, auto&& say) {
@@ -395,6 +403,10 @@ void Change::undrain(std::string_view node, double now) {
   database_.run("DELETE FROM drains WHERE node = ?", node);
   if (database_.changed_rows() == 0) fail(ErrorCode::not_found, "node \"{}\" is not drained", node);
   record(0, "undrain", dump_json(Json{{"node", node}}), now);
+}
+
+void Change::set_memory(std::string_view name, std::string_view value) {
+  database_.run("INSERT OR REPLACE INTO memory (name, value) VALUES (?, ?)", name, value);
 }
 
 std::optional<std::string> Change::answered(std::string_view principal, std::string_view key,

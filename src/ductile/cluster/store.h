@@ -12,6 +12,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
+#include "ductile/cluster/tokens.h"
 
 // What the service of a cluster remembers: jobs, what they hold, drained nodes, every event, and
 // the answers to requests. One SQLite file.
@@ -70,6 +71,9 @@ class Reader {
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();
+  // All, the oldest first, with those that were revoked.
+  std::vector<TokenRecord> tokens();
+  std::string memory(std::string_view name);  // empty: nothing
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
@@ -107,6 +111,13 @@ class Change {
   void drain(std::string_view node, std::string_view reason, double now);
   // Throws not_found if the node is not drained.
   void undrain(std::string_view node, double now);
+
+  // Gives its number. Throws conflict if a token of that name is not revoked.
+  int64_t add_token(const TokenRecord& token, std::string_view by);
+  // Throws not_found if none of that name is left to revoke.
+  void revoke_token(std::string_view name, std::string_view by, double now);
+  // What is to be known after a restart, under a name; it replaces what was there.
+  void set_memory(std::string_view name, std::string_view value);
 
   // An event of its own, of a job or (0) of none. `body`: JSON.
   Revision record(JobId job, std::string_view kind, std::string_view body, double now);

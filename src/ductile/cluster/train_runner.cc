@@ -24,7 +24,7 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
-              const spec::JobOptions& job)
+              const spec::JobOptions& job, std::chrono::seconds alone)
       : lock_(folder.path(), run::RunLock::kController) {
     folder.remove_leftovers();
     auto launcher = engine.launcher(folder, !job.python.object.empty());
@@ -35,6 +35,7 @@ class TrainRunner : public JobRunner {
     options.membership.max_workers = job.train.virtual_ranks;
     options.membership.num_hosts = engine.nodes();
     options.listen = engine.listen();
+    options.alone = alone;
     options.keep_checkpoints = job.checkpoint.keep;
     options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
     host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
@@ -103,8 +104,8 @@ class TrainRunner : public JobRunner {
 }  // namespace
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job) {
-  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job);
+                                             spec::JobOptions& job, std::chrono::seconds alone) {
+  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job, alone);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

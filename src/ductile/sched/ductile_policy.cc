@@ -23,9 +23,6 @@ constexpr double kGuessedGrowthWorthwhile = 0.9;
 // A cost of devices is at most this much of what one is worth to the job.
 constexpr double kMostOfWorth = 0.25;
 
-// A node that leaves within two rounds is as good as gone.
-double horizon_of(const Round& round) { return round.now + 2 * round.interval; }
-
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
 }
@@ -139,6 +136,15 @@ void DuctilePolicy::Impl::forget_ended() {
   std::sort(free_slots_.begin(), free_slots_.end(), std::greater<>());
 }
 
+int32_t DuctilePolicy::Impl::pool_of(const Cluster& cluster, const Allocation& allocation) const {
+  const auto first = static_cast<size_t>(allocation.front().node);
+  for (size_t p = 0; p < pools_.size(); ++p)
+    if (pools_[p].cluster == cluster.node_cluster[first] &&
+        pools_[p].type == cluster.node_type[first])
+      return static_cast<int32_t>(p);
+  return -1;
+}
+
 // Services take theirs before training is weighed.
 void DuctilePolicy::Impl::serve(const Round& round, std::vector<int64_t>& capacity) {
   grants_.clear();
@@ -168,11 +174,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     s.pinned = false;
     s.most = INT32_MAX;
     if (job.allocation.empty() || job.service) continue;
-    const auto first = static_cast<size_t>(job.allocation[0].node);
-    for (size_t p = 0; p < pools_.size(); ++p)
-      if (pools_[p].cluster == round.cluster.node_cluster[first] &&
-          pools_[p].type == round.cluster.node_type[first])
-        s.pool_now = static_cast<int32_t>(p);
+    s.pool_now = pool_of(round.cluster, job.allocation);
     if (!job.is_fixed()) continue;
     s.pinned = true;
     for (const NodeShare& share : job.allocation)
@@ -315,22 +317,6 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
   }
 }
 
-std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& now) const {
-  if (s.grant >= 0) return grants_[static_cast<size_t>(s.grant)].reason;
-  const int c = allocator_->chosen(s.slot);
-  if (now.empty()) {
-    if (s.most < INT32_MAX) return "its team holds its quota";
-    if (s.configurations.empty()) return "no device type it may use is there";
-    return fmt::format("its devices are worth more to other jobs");
-  }
-  const auto& chosen = s.configurations[static_cast<size_t>(c)];
-  return fmt::format(
-      "{} {} are worth {:.3g} to it (in jobs spared waiting), the price is {:.3g}", chosen.devices,
-      type_names_[static_cast<size_t>(pools_[static_cast<size_t>(chosen.pool)].type)],
-      s.weight * chosen.rate,
-      allocator_->prices()[static_cast<size_t>(chosen.pool)] * chosen.devices);
-}
-
 Decisions DuctilePolicy::Impl::decide(const Round& round) {
   interval_ = round.interval;
   update_pools(round);
@@ -381,60 +367,22 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     for (const auto& [i, allocation] : placed.placed) next[static_cast<size_t>(i)] = allocation;
     for (int32_t i : placed.unplaced) settled[static_cast<size_t>(i)] = 1;
   }
+  use_leaving_nodes(round, next);
+  outlook_.reset();
   for (size_t i = 0; i < round.jobs.size(); ++i) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
-    const bool fragmented = settled[i] != 0;
-    s.reason = s.grant >= 0 ? reason_for(s, next[i])
-               : s.pinned   ? reason_of_fixed(job.granted)
-               : fragmented ? "its devices are free only in pieces spread over too many nodes"
-                            : reason_for(s, next[i]);
+    s.name = job.name;
+    s.requested = job.requested_devices;
+    s.fragmented = settled[i] != 0;
+    s.holds = device_count(next[i]);
+    s.holds_pool = s.holds > 0 ? pool_of(round.cluster, next[i]) : -1;
+    if (s.pinned && s.grant < 0) s.reason = reason_of_fixed(job.granted);
     if (next[i] == job.allocation) continue;
+    if (!s.pinned || s.grant >= 0) s.reason = reason_for(s, job.allocation, round);
     decisions.changes.push_back({job.id, next[i], s.reason});
   }
   return decisions;
-}
-
-std::string DuctilePolicy::Impl::explain(JobId id) const {
-  const auto found = states_.find(id);
-  if (found == states_.end() || !allocator_ || restored_) return "";
-  const State& s = found->second;
-  const int c = allocator_->chosen(s.slot);
-  if (s.grant >= 0) return s.reason;
-  if (s.pinned || c >= 0) return fmt::format("runs: {}", s.reason);
-  if (s.configurations.empty() || s.most < INT32_MAX) return fmt::format("waits: {}", s.reason);
-  // The configuration nearest to being worth its price.
-  double best = -1;
-  const Configuration* nearest = nullptr;
-  for (const Configuration& k : s.configurations) {
-    const double price = allocator_->prices()[static_cast<size_t>(k.pool)];
-    const double ratio = price > 0 ? s.weight * k.rate / (price * k.devices) : HUGE_VAL;
-    if (ratio > best) best = ratio, nearest = &k;
-  }
-  const Pool& pool = pools_[static_cast<size_t>(nearest->pool)];
-  const double value = s.weight * nearest->rate / nearest->devices;
-  // Devices asked for by jobs that wait and would pay more.
-  int64_t before = 0;
-  int jobs_before = 0;
-  for (const auto& [other_id, o] : states_) {
-    if (other_id == id || o.pinned || allocator_->chosen(o.slot) >= 0) continue;
-    double most = 0;
-    int32_t devices = 0;
-    for (const Configuration& k : o.configurations)
-      if (k.pool == nearest->pool && o.weight * k.rate / k.devices > most)
-        most = o.weight * k.rate / k.devices, devices = k.devices;
-    if (most > value) before += devices, ++jobs_before;
-  }
-  const int64_t left = allocator_->capacity()[static_cast<size_t>(nearest->pool)] -
-                       allocator_->used()[static_cast<size_t>(nearest->pool)];
-  const int64_t needed = std::max<int64_t>(0, nearest->devices + before - left);
-  return fmt::format(
-      "waits: {}; {} {} would be worth {:.3g} each to it, the price is {:.3g}. It starts when {} "
-      "more come free ({} waiting job{} before it), or earlier as its claim doubles with every {} "
-      "minutes of waiting",
-      s.reason, nearest->devices, type_names_[static_cast<size_t>(pool.type)], value,
-      allocator_->prices()[static_cast<size_t>(nearest->pool)], needed, jobs_before,
-      jobs_before == 1 ? "" : "s", static_cast<int>(patience_ / 60));
 }
 
 DuctilePolicy::DuctilePolicy(const DuctileOptions& options)

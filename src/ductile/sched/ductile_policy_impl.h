@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -22,6 +23,9 @@ class JsonFields;
 // The state of Ductile's policy: ductile_policy.cc makes rounds of it, ductile_weights.cc says what
 // each job's progress is worth, ductile_state.cc saves and restores it.
 namespace ductile::sched {
+
+// A node that leaves within two rounds is as good as gone.
+inline double horizon_of(const Round& round) { return round.now + 2 * round.interval; }
 
 class DuctilePolicy::Impl {
  public:
@@ -60,14 +64,19 @@ class DuctilePolicy::Impl {
     bool guessed = false;        // from a guessed size
     double best_per_device = 0;  // the most value of a device to it
     int32_t pool_now = -1;
-    double remaining = 0;  // best guess, steps of batch M0
+    double remaining = 0;   // best guess, steps of batch M0
+    double least_left = 0;  // the least of the guesses
     bool pinned = false;
     bool gone = false;         // forget()
     int32_t grant = -1;        // of a service: in grants_
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
-    std::string reason;
+    // Of the last round, for explain().
+    std::string name, reason;
+    int32_t requested = 0;
+    int32_t holds = 0, holds_pool = -1;
+    bool fragmented = false;  // what was chosen for it found no place
     // What the allocator was last given.
     double given_weight = -1;
     int32_t given_devices = -1;
@@ -103,7 +112,19 @@ class DuctilePolicy::Impl {
   double value(const JobView& job, const State& s, const Configuration& c) const;
   double eviction_cost(const JobView& job, const State& s) const;
   void keep_quotas(const Round& round);
-  std::string reason_for(const State& s, const Allocation& now) const;
+  int32_t pool_of(const Cluster& cluster, const Allocation& allocation) const;
+  // ductile_leaving.cc
+  void use_leaving_nodes(const Round& round, std::vector<Allocation>& next) const;
+  State as_if_staying(const JobView& job, std::span<const Pool> pools) const;
+  // ductile_reasons.cc
+  struct Outlook;
+  const Outlook& outlook() const;
+  std::pair<int32_t, double> nearest(const State& s) const;
+  std::string holders_of(int32_t pool) const;
+  const std::string& type_of(int32_t pool) const;
+  std::string why_it_runs(const State& s, int32_t devices, int32_t pool) const;
+  std::string why_it_waits(const State& s) const;
+  std::string reason_for(const State& s, const Allocation& before, const Round& round) const;
 
   DuctileOptions options_;
   WorkLeft work_left_;
@@ -122,8 +143,9 @@ class DuctilePolicy::Impl {
   std::vector<int> free_slots_;
   int slots_ = 0;
   int64_t round_ = 0;
-  double interval_ = 60;  // seconds between rounds
-  double patience_ = 0;   // seconds of waiting that double a claim
+  double interval_ = 60;                      // seconds between rounds
+  double patience_ = 0;                       // seconds of waiting that double a claim
+  mutable std::shared_ptr<Outlook> outlook_;  // of the last round, made when explain() needs it
 };
 
 }  // namespace ductile::sched

@@ -76,7 +76,12 @@ class World {
         DUCTILE_CHECK(!d.reason.empty());
         apply(all_[static_cast<size_t>(d.job)], d.allocation);
       }
-      for (const JobView& v : views) DUCTILE_CHECK(!policy.explain(v.id).empty());
+      for (const JobView& v : views) {
+        const std::string why = policy.explain(v.id);
+        const bool waits = all_[static_cast<size_t>(v.id)].view.allocation.empty();
+        DUCTILE_CHECK(why.starts_with(waits ? "waits: " : "runs on "), "{}", why);
+        DUCTILE_CHECK(why.find("price") == std::string::npos, "{}", why);
+      }
       check_devices();
       for (Job& j : all_)
         if (j.left > 0 && advance(j)) ++done;
@@ -228,10 +233,53 @@ TEST(DuctilePolicy, ServesTheShortJobFirstAndSaysWhatTheLongOneWaitsFor) {
   const Decisions d = policy.decide({0, 60, cluster, jobs});
   ASSERT_EQ(d.changes.size(), 1u);
   EXPECT_EQ(d.changes[0].job, 2);
-  EXPECT_NE(policy.explain(1).find("waits"), std::string::npos);
-  EXPECT_NE(policy.explain(1).find("come free"), std::string::npos);
-  EXPECT_NE(policy.explain(2).find("runs"), std::string::npos);
+  const std::string why = policy.explain(1);
+  EXPECT_TRUE(
+      why.starts_with("waits: it can start on 1 t4. None of 1 are free: job-2 holds 1. It "
+                      "starts when 1 more is free, or, if none is before then, in about "))
+      << why;
+  EXPECT_EQ(policy.explain(2), "runs on 1 t4, the most that it can use there now");
   EXPECT_EQ(policy.explain(3), "");
+}
+
+TEST(DuctilePolicy, SaysWhoHoldsMostAndWhoComesBefore) {
+  const Cluster cluster = homogeneous_cluster(2, 4);
+  DuctilePolicy policy;
+  std::vector<JobView> jobs;
+  for (JobId id = 1; id <= 12; ++id) {
+    jobs.push_back(simple_job(id, 1e3 * static_cast<double>(id)));
+    jobs.back().scaling = Scaling::rigid;
+    jobs.back().min_devices = jobs.back().max_devices = jobs.back().requested_devices = 2;
+  }
+  policy.decide({0, 60, cluster, jobs});
+  const std::string last = policy.explain(12);
+  EXPECT_NE(last.find("it can start on 2 t4. None of 8 are free: job-1 holds 2, job-2 holds 2, "
+                      "job-3 holds 2 and 1 other job holds 2; "),
+            std::string::npos)
+      << last;
+  EXPECT_NE(last.find(" other waiting jobs come before it. It starts when "), std::string::npos)
+      << last;
+}
+
+// One node, which leaves in two rounds: what runs there goes on until the last round before that,
+// or until it ends; what waits starts if it can end in time.
+TEST(DuctilePolicy, UsesANodeThatLeavesAsLongAsItIsThere) {
+  Cluster cluster = homogeneous_cluster(1, 1);
+  cluster.node_leaves_at[0] = 120;
+  const auto changes = [&](double now, double seconds, bool runs) {
+    DuctilePolicy policy;
+    JobView job = simple_job(1, seconds * simple_rate());
+    if (runs) job.allocation = {{0, 1}};
+    return policy.decide({now, 60, cluster, std::vector<JobView>{job}}).changes;
+  };
+  EXPECT_TRUE(changes(0, 1e5, true).empty());
+  EXPECT_TRUE(changes(60, 40, true).empty());
+  const auto stopped = changes(60, 1e5, true);
+  ASSERT_EQ(stopped.size(), 1u);
+  EXPECT_TRUE(stopped[0].allocation.empty());
+  EXPECT_NE(stopped[0].reason.find("leaves"), std::string::npos) << stopped[0].reason;
+  EXPECT_EQ(changes(0, 60, false).size(), 1u);  // 30 s of a start, and then 60
+  EXPECT_TRUE(changes(0, 1e3, false).empty());
 }
 
 // One device, a job that runs on it and one that waits, both of known length. Letting the second go

@@ -43,12 +43,12 @@ double DuctilePolicy::Impl::lateness(State& s, const JobView& job, const Round& 
   }
   s.fair_progress += share * (round.now - s.last_update);
   s.last_update = round.now;
-  if (share <= 0 || s.remaining <= 0) return 0;
-  const double need = job.progress + s.remaining;
+  if (share <= 0 || s.least_left <= 0) return 0;
+  const double need = job.progress + s.least_left;
   const double fair_left = std::max(0.0, need - s.fair_progress) / share;
   const double fair_end = s.fair_progress >= need ? age * need / s.fair_progress : age + fair_left;
   const double slack = job.restart_seconds + 2 * round.interval;  // what any start costs
-  return (age + s.remaining / share) / (fair_end + slack);
+  return (age + s.least_left / share) / (fair_end + slack);
 }
 
 // Relative cost of a device of each pool: the mean, over jobs, of its best progress per device
@@ -93,6 +93,7 @@ void DuctilePolicy::Impl::size(const JobView& job, State& s, double crowd,
     // A budget that is all but spent while the job goes on was wrong.
     s.remaining = std::max(*job.remaining, 0.02 * (job.progress + *job.remaining));
     if (s.remaining <= 0) s.remaining = 1;
+    s.least_left = s.remaining;
     parts.push_back(s.remaining / s.best_per_cost);
     return;
   }
@@ -104,6 +105,7 @@ void DuctilePolicy::Impl::size(const JobView& job, State& s, double crowd,
   parts = work_left_.guess(options_.share_by_application ? job.application : std::string(),
                            job.progress, job.attained_service, s.best_per_cost, claim);
   s.remaining = parts[parts.size() / 2] * s.best_per_cost;
+  s.least_left = parts.front() * s.best_per_cost;
 }
 
 void DuctilePolicy::Impl::weigh(const Round& round) {
@@ -131,7 +133,7 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
     const auto index = static_cast<int>(order.size());
     order.push_back(&s);
     s.weight = 0;
-    s.remaining = 0;
+    s.remaining = s.least_left = 0;
     if (curve.empty()) continue;
     s.best_per_cost = curve[0].rate / curve[0].cost;
     size(job, s, crowd, parts);

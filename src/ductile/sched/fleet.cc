@@ -408,16 +408,14 @@ std::string FleetScheduler::explain(int32_t job) const {
                   to_string(s.job.tier), 100 * fraction, 100 * guarantee(s.job.tier));
   if (s.pool >= 0)
     return fmt::format("runs on {} of {} devices asked for: {}", s.devices, s.job.demand, account);
-  double price = HUGE_VAL, value = 0;
-  for (const Option& o : r.allocator->choices(s.slot)) {
-    const double p = r.allocator->prices()[static_cast<size_t>(o.type)];
-    if (o.value / o.gpus - p > value - price) value = o.value / o.gpus, price = p;
-  }
+  int64_t free = 0;
+  for (size_t p = 0; p < r.allocator->capacity().size(); ++p)
+    free += r.allocator->capacity()[p] - r.allocator->used()[p];
   return fmt::format(
-      "waits: {}; a device is worth {:.3g} to it and costs {:.3g} in its region. It starts when "
-      "the "
-      "price falls, or when its window falls behind the guarantee",
-      account, value, price);
+      "waits: {}; it asks for {} devices, and {} of its region are free, the others serve jobs to "
+      "which more is promised or that make more of them. It starts when enough come free there, or "
+      "when its window falls behind the guarantee",
+      account, s.job.demand, free);
 }
 
 }  // namespace ductile::sched

@@ -1,5 +1,7 @@
 #include "ductile/serving/inference_server.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -90,7 +92,9 @@ class InferenceServer::Impl {
   std::unique_ptr<HttpServer> http_;
   std::jthread loader_;
   bool loading_ = false, draining_ = false;
-  std::optional<int64_t> damaged_;  // of the loading thread: not looked at again by itself
+  // Of the loading thread: what is not looked at again by itself, as damaged weights, and those
+  // that there were when somebody chose others.
+  std::optional<int64_t> damaged_, passed_over_;
   std::string last_refusal_;
   net::Loop::Timer follow_, drain_limit_;
   std::function<void()> on_drained_;
@@ -227,6 +231,10 @@ void InferenceServer::Impl::done(BatchReport report) {
     tasks_.erase(found);
     if (work->error) {
       answer(task, answer_of(*work->error));
+    } else if (!std::ranges::all_of(work->out, [](float v) { return std::isfinite(v); })) {
+      answer(task, error_response(400,
+                                  "what the model computes of these values is no number; they "
+                                  "are far from what it was trained with"));
     } else if (task->request.generation.max_tokens > 0) {
       advance(task);
     } else {
@@ -320,9 +328,12 @@ std::optional<Deployment> InferenceServer::Impl::load_now(std::optional<int64_t>
   if (now) {
     wanted = source_->newest();
     if (!wanted || *wanted <= *now || wanted == damaged_) return std::nullopt;
+    if (passed_over_ && *wanted <= *passed_over_) return std::nullopt;
   }
   try {
-    return deploy(source_->load(wanted), options_.batches.max_batch);
+    Deployment made = deploy(source_->load(wanted), options_.batches.max_batch);
+    if (!now) passed_over_ = wanted ? source_->newest() : std::nullopt;
+    return made;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::data_loss) damaged_ = wanted;
     throw;

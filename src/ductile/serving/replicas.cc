@@ -36,9 +36,14 @@ class Replicas::Impl {
         command_(std::move(command)),
         callbacks_(std::move(callbacks)) {
     look_ = loop_.every(kLook, [this] { look(); });
+    router_.call_when_lost([this](Router::ReplicaId id) {
+      if (const auto found = replicas_.find(id); found != replicas_.end())
+        ::kill(found->second.pid, SIGKILL);  // look() then finds it gone
+    });
   }
 
   ~Impl() {
+    router_.call_when_lost({});
     for (auto& [id, replica] : replicas_) {
       router_.remove(id);
       ::kill(replica.pid, SIGKILL);

@@ -61,6 +61,7 @@ class Router::Impl {
   void add(ReplicaId id, const net::Address& address);
   void retire(ReplicaId id, std::function<void()> on_idle);
   void remove(ReplicaId id);
+  void call_when_lost(std::function<void(ReplicaId)> on_lost) { on_lost_ = std::move(on_lost); }
   Load load() const;
   void drain(std::function<void()> on_drained);
 
@@ -73,16 +74,28 @@ class Router::Impl {
     PassagePtr passage;
     size_t sent = 0;
   };
+  // A question about a replica's health, which is on its way where there is a socket.
+  struct Probe {
+    net::Socket socket;
+    net::Loop::Watch watch;
+    bool sent = false;
+    net::Deadline heard{};  // when the replica last answered one, or came
+  };
   struct Replica {
     net::Address address;
     std::list<Link> links;
+    Probe probe;
     size_t in_flight = 0;
-    bool retiring = false;
+    bool retiring = false, silent = false, told_lost = false;
     std::function<void()> on_idle;
   };
 
   void handle(HttpRequest request, Reply reply);
   std::string metrics() const;
+  int64_t usable() const {
+    return std::ranges::count_if(
+        replicas_, [](const auto& one) { return !one.second.retiring && !one.second.silent; });
+  }
   void dispatch(const PassagePtr& passage);
   void dispatch_all();
   ReplicaId choose(const Passage& passage) const;
@@ -96,6 +109,10 @@ class Router::Impl {
   void finish(const PassagePtr& passage, HttpResponse response);
   void leave(ReplicaId id, Passage& passage);
   void look_idle(ReplicaId id);
+  void probe_all();
+  void ask_health(ReplicaId id, Replica& replica);
+  void on_probe(ReplicaId id);
+  void fall_silent(ReplicaId id, Replica& replica);
   void end_drain();
 
   net::Loop& loop_;
@@ -106,7 +123,8 @@ class Router::Impl {
   int64_t open_ = 0;  // requests that are not answered
   bool draining_ = false;
   std::function<void()> on_drained_;
-  net::Loop::Timer retry_;
+  net::Loop::Timer retry_, probe_;
+  std::function<void(ReplicaId)> on_lost_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   HttpServer http_;
 };
@@ -116,7 +134,9 @@ Router::Impl::Impl(net::Loop& loop, RouterOptions options)
       options_(std::move(options)),
       http_(loop, options_.http, [this](HttpRequest request, Reply reply) {
         handle(std::move(request), std::move(reply));
-      }) {}
+      }) {
+  probe_ = loop_.every(options_.silence / 4, [this] { probe_all(); });
+}
 
 std::string Router::Impl::metrics() const {
   const Load now = load();
@@ -124,8 +144,7 @@ std::string Router::Impl::metrics() const {
   const auto add = [&](const char* name, const char* help, const char* type, auto value) {
     out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0} {3}\n", name, help, type, value);
   };
-  add("ductile_router_replicas", "Replicas that take requests.", "gauge",
-      std::ranges::count_if(replicas_, [](const auto& one) { return !one.second.retiring; }));
+  add("ductile_router_replicas", "Replicas that take requests.", "gauge", usable());
   add("ductile_router_requests_total", "Requests that arrived.", "counter", now.arrived);
   add("ductile_router_answers_total", "Requests that a replica answered.", "counter", now.answered);
   add("ductile_router_retries_total", "Requests that went to another replica.", "counter",
@@ -147,7 +166,7 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   };
   if (request.method == "GET" && request.path == "/healthz") return plain(200, "ok\n");
   if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
-  if (request.method == "GET" && request.path == "/readyz" && (draining_ || replicas_.empty()))
+  if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
   if (draining_ || full) {
@@ -190,7 +209,7 @@ ReplicaId Router::Impl::choose(const Passage& passage) const {
     return std::pair(refused, replicas_.at(id).in_flight);
   };
   for (const auto& [id, replica] : replicas_) {
-    if (!replica.retiring && (best == 0 || rank(id) < rank(best))) best = id;
+    if (!replica.retiring && !replica.silent && (best == 0 || rank(id) < rank(best))) best = id;
   }
   return best;
 }
@@ -307,8 +326,9 @@ void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
     end_link(id, link);
   }
   leave(id, *passage);
-  const bool others = std::ranges::any_of(
-      replicas_, [&](const auto& one) { return one.first != id && !one.second.retiring; });
+  const bool others = std::ranges::any_of(replicas_, [&](const auto& one) {
+    return one.first != id && !one.second.retiring && !one.second.silent;
+  });
   std::erase(passage->left, id);
   if (passage->loads && response.status == 200 && !passage->left.empty()) {
     dispatch(passage);  // the next replica loads them
@@ -339,6 +359,70 @@ void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
   if (draining_ && open_ == 0) end_drain();
 }
 
+// ---- Health. A process that is stopped keeps its connections open, and answers nothing.
+
+void Router::Impl::probe_all() {
+  std::vector<ReplicaId> lost;
+  for (auto& [id, replica] : replicas_) {
+    const auto silent_for = loop_.now() - replica.probe.heard;
+    if (!replica.silent && silent_for > options_.silence) fall_silent(id, replica);
+    if (!replica.told_lost && silent_for > options_.lost * options_.silence) {
+      replica.told_lost = true;
+      lost.push_back(id);
+    }
+    if (!replica.probe.socket) ask_health(id, replica);
+  }
+  for (const ReplicaId id : lost)
+    if (on_lost_) on_lost_(id);
+}
+
+void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
+  Probe& probe = replica.probe;
+  try {
+    probe.socket = begin_connect(replica.address);
+    probe.sent = false;
+    probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
+                              [this, id](net::Ready) { on_probe(id); });
+  } catch (const Error&) {  // no descriptor is left: that says nothing of the replica
+    probe.socket = {};
+    probe.heard = loop_.now();
+  }
+}
+
+// Whatever it says, it lives. The question stays where nothing comes, so that its answer is heard
+// as soon as the replica goes on.
+void Router::Impl::on_probe(ReplicaId id) {
+  Replica& replica = replicas_.at(id);
+  Probe& probe = replica.probe;
+  char block[4096];
+  ssize_t n = 0;
+  if (!std::exchange(probe.sent, true)) {
+    static constexpr std::string_view kAsk =
+        "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
+    n = ::send(probe.socket.fd(), kAsk.data(), kAsk.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    probe.watch.set(net::Interest::read);
+    if (n > 0) return;
+  } else {
+    n = ::recv(probe.socket.fd(), block, sizeof block, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  }
+  probe.watch.end();
+  probe.socket = {};
+  if (n <= 0) return;  // it is gone, or has no place for one more: the next probe tells
+  probe.heard = loop_.now();
+  if (std::exchange(replica.silent, false)) dispatch_all();
+}
+
+// Weights are loaded by every replica, so those requests stay until it is lost.
+void Router::Impl::fall_silent(ReplicaId id, Replica& replica) {
+  replica.silent = true;
+  for (auto link = replica.links.begin(); link != replica.links.end();) {
+    const auto next = std::next(link);
+    if (!link->passage || !link->passage->loads) lost(id, link);
+    link = next;
+  }
+}
+
 void Router::Impl::look_idle(ReplicaId id) {
   const auto found = replicas_.find(id);
   if (found == replicas_.end() || !found->second.retiring || found->second.in_flight > 0) return;
@@ -349,6 +433,7 @@ void Router::Impl::look_idle(ReplicaId id) {
 void Router::Impl::add(ReplicaId id, const net::Address& address) {
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
   replicas_[id].address = address;
+  replicas_[id].probe.heard = loop_.now();
   dispatch_all();
 }
 
@@ -363,6 +448,7 @@ void Router::Impl::remove(ReplicaId id) {
   const auto found = replicas_.find(id);
   if (found == replicas_.end()) return;
   found->second.retiring = true;
+  found->second.probe.watch.end();
   while (!found->second.links.empty()) lost(id, found->second.links.begin());
   replicas_.erase(found);
 }
@@ -396,6 +482,9 @@ void Router::retire(ReplicaId id, std::function<void()> on_idle) {
   impl_->retire(id, std::move(on_idle));
 }
 void Router::remove(ReplicaId id) { impl_->remove(id); }
+void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
+  impl_->call_when_lost(std::move(on_lost));
+}
 Router::Load Router::load() const { return impl_->load(); }
 void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }
 

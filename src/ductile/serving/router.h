@@ -16,12 +16,17 @@ struct RouterOptions {
   size_t most_waiting = 1024;                                     // requests without a replica
   std::chrono::milliseconds patience = std::chrono::seconds(60);  // for an answer, with all tries
   size_t most_answer = size_t{256} << 20;                         // bytes of a replica's answer
+  // A replica that answers no question about its health for this long gets no requests until it
+  // does, and those that it has go to others. After `lost` of these it counts as lost.
+  std::chrono::milliseconds silence = std::chrono::seconds(2);
+  int lost = 15;
 };
 
 // One address in front of several servers of the same model (InferenceServer). Each request goes to
 // the replica that has the fewest; if that one is lost, or is ending, before its whole answer has
-// arrived, the request goes to another one, which is safe since a prediction changes nothing. While
-// there is no replica, requests wait. A request to load weights goes to one replica after the
+// arrived, the request goes to another one, which is safe since a prediction changes nothing; the
+// same holds for one that is silent, as a stopped process is. While there is no replica, requests
+// wait. A request to load weights goes to one replica after the
 // other. All methods and callbacks belong to the loop's thread; replicas are on this machine.
 class Router {
  public:
@@ -40,6 +45,9 @@ class Router {
   void retire(ReplicaId id, std::function<void()> on_idle);
   // It is gone; what it has not answered goes to others.
   void remove(ReplicaId id);
+
+  // Of a replica that counts as lost although nobody removed it: to be ended and replaced.
+  void call_when_lost(std::function<void(ReplicaId)> on_lost);
 
   // Since the beginning: from it a scheduler takes how many replicas there should be.
   struct Load {

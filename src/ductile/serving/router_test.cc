@@ -1,5 +1,6 @@
 #include "ductile/serving/router.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -54,9 +55,10 @@ std::vector<float> answer_of(const std::vector<float>& values, int64_t version) 
 
 // A router in a loop of its own, and real processes behind it.
 struct Rig {
-  explicit Rig(int64_t replicas, std::vector<std::string> arguments = {}) {
+  explicit Rig(int64_t replicas, std::vector<std::string> arguments = {},
+               const RouterOptions& options = {}) {
     thread.call([&] {
-      router = std::make_unique<Router>(thread.loop(), RouterOptions{});
+      router = std::make_unique<Router>(thread.loop(), options);
       address = router->address();
       Replicas::Callbacks callbacks;
       callbacks.on_failed = [this](const Error& error) {
@@ -153,6 +155,51 @@ TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   EXPECT_EQ(clients.lost, 0);
   EXPECT_EQ(clients.wrong, 0);
   EXPECT_GT(rig.on_loop([&] { return rig.router->load().retried; }), 0);
+}
+
+// A stopped process takes connections and requests, and answers nothing.
+TEST(Router, AStoppedReplicaHoldsUpNobodyAndIsReplaced) {
+  RouterOptions options;
+  options.lost = 2;
+  Rig rig(2, {"--takes", "500"}, options);
+  rig.await_ready(2);
+  Clients clients(rig.address, 4);
+  while (clients.asked < 50) std::this_thread::sleep_for(milliseconds(1));
+  const int stopped = rig.on_loop([&] { return rig.set->pids(); }).front();
+  ::kill(stopped, SIGSTOP);
+  // Far more than the four requests that the stopped one may have.
+  const int before = clients.asked;
+  while (clients.asked < before + 2000) std::this_thread::sleep_for(milliseconds(1));
+  const auto there = [&] {
+    const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+    return std::ranges::find(pids, stopped) != pids.end();
+  };
+  while (there()) std::this_thread::sleep_for(milliseconds(5));
+  rig.await_ready(2);
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+}
+
+// It comes back before it counts as lost, and gets requests again.
+TEST(Router, AReplicaThatWasStoppedForAWhileIsUsedAgain) {
+  RouterOptions options;
+  options.lost = 1000;
+  Rig rig(1, {}, options);
+  rig.await_ready(1);
+  const int pid = rig.on_loop([&] { return rig.set->pids(); }).front();
+  ::kill(pid, SIGSTOP);
+  std::atomic<int> status = 0;
+  std::jthread waiting(
+      [&] { status = Client(rig.address).post(kInfer, body_of(image(1)))->status; });
+  Client client(rig.address);
+  const auto replicas = [&] { return client.get("/metrics")->body; };
+  while (replicas().find("ductile_router_replicas 0\n") == std::string::npos)
+    std::this_thread::sleep_for(milliseconds(5));
+  ::kill(pid, SIGCONT);
+  waiting.join();
+  EXPECT_EQ(status, 200);
+  EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).front(), pid);
 }
 
 TEST(Router, SpreadsRequestsOverAllReplicas) {

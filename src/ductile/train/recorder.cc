@@ -85,7 +85,7 @@ void Recorder::flush() {
 
 void Recorder::warn_of_trouble() {
   if (const std::string text = metrics_.take_trouble(); !text.empty())
-    run::write_line(progress_fd_, run::Message{"warning", text});
+    run::offer_line(progress_fd_, run::Message{"warning", text});
 }
 
 void Recorder::log(const Window& window) {
@@ -226,7 +226,7 @@ void Recorder::make_up(const std::optional<Window>& window) {
         noted_hyper_ = optim::hyper_from_json(line.value("hyper", Json()));
     });
   } catch (const Error& e) {  // a line too many is better than one too few
-    run::write_line(progress_fd_, run::Message{"warning", e.what()});
+    run::offer_line(progress_fd_, run::Message{"warning", e.what()});
   }
   if (window && !has_window) log(*window);
   if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
@@ -239,7 +239,7 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
                                  : fmt::format("the checkpoint of step {} was not written: {}",
                                                report.step, report.error);
     event("error", {{"step", report.step}, {"message", text}});
-    run::write_line(progress_fd_, run::Message{"warning", text});
+    run::offer_line(progress_fd_, run::Message{"warning", text});
   }
   const double blocking = report.wait_seconds + report.copy_seconds;
   save_seconds_ += blocking;
@@ -286,7 +286,7 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
                       static_cast<double>(replica_.total_updates() - replica_.updates());
     }
   }
-  run::write_line(progress_fd_, p);
+  run::offer_line(progress_fd_, p);
 }
 
 Json Recorder::summary(std::string_view status) {

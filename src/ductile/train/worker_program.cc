@@ -1,5 +1,6 @@
 #include "ductile/train/worker_program.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -44,6 +45,7 @@ struct Arguments {
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   net::Address controller, store;
   std::string address;  // of its host
+  int64_t alone = 0;    // seconds that it goes on without a controller
 };
 
 Arguments parse(int argc, char** argv) {
@@ -66,6 +68,8 @@ Arguments parse(int argc, char** argv) {
       out.store = net::Address::parse(value(i));
     } else if (arg == "--address") {
       out.address = value(i);
+    } else if (arg == "--alone") {
+      out.alone = std::strtoll(value(i).c_str(), nullptr, 10);
     } else if (arg == "--host") {
       value(i);  // for those who look for it among a host's processes
     } else if (arg == "--describe") {
@@ -80,7 +84,7 @@ Arguments parse(int argc, char** argv) {
       fail(ErrorCode::invalid_argument,
            "unknown argument {}; usage: ductile-worker --run DIR "
            "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
-           "[--host NAME] [--address ADDRESS]] | "
+           "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
            "--run DIR --ask JSON [--progress-fd N] | --run DIR --serve JSON "
            "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
            "--describe",
@@ -140,7 +144,7 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
   const Recipe recipe = own ? own(job) : Recipe();
   if (arguments.worker != 0) {
     work({folder, job, arguments.worker, arguments.controller, arguments.store, arguments.address,
-          arguments.progress_fd, recipe});
+          arguments.progress_fd, recipe, std::chrono::seconds(arguments.alone)});
     return kDone;
   }
   const run::RunLock lock(folder.path(), run::RunLock::kLocal);

@@ -26,6 +26,7 @@ link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::stri
   options.controller = launch.controller;
   options.store = launch.store;
   options.run = launch.folder.path();
+  options.alone = launch.alone;
   options.log = log_line;
   return options;
 }

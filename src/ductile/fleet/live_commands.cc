@@ -8,8 +8,8 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/job_reference.h"
-#include "ductile/cli/service_request_impl.h"
+#include "ductile/fleet/job_reference.h"
+#include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/client.h"
@@ -22,9 +22,10 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kPreemptPatience{120};
 constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kLookThere{1000};  // over a network
 
 JobReference named(const LiveCommand& command, const Context& context) {
-  return find_job(command.job, command.folder, context);
+  return find_job(command.job, command.at, context);
 }
 
 // Of a service's job: until it holds nothing any more.
@@ -107,7 +108,7 @@ ExitCode status(const LiveCommand& command, Context& context) {
   // A job of a service that is not training now has no controller, which is no error.
   const bool trains =
       !job.service || (record.at("phase") == "running" && record.at("kind") == "train" &&
-                       server::has_controller(job.run));
+                       job.service->client.is_local() && server::has_controller(job.run));
   json answer;
   if (trains) answer = server::ask(job.run, {{"request", "status"}});
   if (command.json) {
@@ -224,6 +225,54 @@ class LogReader {
   std::ifstream log_;
 };
 
+// The same of a job of a service on another machine, which sends it.
+class RemoteLog {
+ public:
+  RemoteLog(const JobReference::OfService& job, Console& console) : job_(job), console_(console) {}
+
+  void print_last(int64_t lines) {
+    const json answer = job_.client.get(job_.path("/log"));
+    next_ = answer.at("next");
+    const auto text = answer.at("text").get<std::string>();
+    console_.out() << text.substr(static_cast<size_t>(tail_begin(text, lines))) << std::flush;
+  }
+  void print_rest() {
+    while (true) {
+      const json answer = job_.client.get(job_.path(fmt::format("/log?from={}", next_).c_str()));
+      if (answer.at("next") == next_) break;
+      next_ = answer.at("next");
+      console_.out() << answer.at("text").get<std::string>();
+    }
+    console_.out() << std::flush;
+  }
+
+ private:
+  const JobReference::OfService& job_;
+  Console& console_;
+  int64_t next_ = 0;
+};
+
+// Until the job has ended, also while the service is away.
+ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console) {
+  RemoteLog log(job, console);
+  bool begun = false, said = false;
+  for (;; std::this_thread::sleep_for(kLookThere)) {
+    try {
+      const nlohmann::ordered_json record = job.record();
+      if (record.at("run") != "") begun ? log.print_rest() : log.print_last(lines);
+      begun = begun || record.at("run") != "";
+      said = false;
+      if (record.at("ended").is_null()) continue;
+      console.say("job {} is {}: {}", job.id, record.at("phase").get<std::string>(),
+                  record.at("reason").get<std::string>());
+      return record.at("phase") == "finished" ? kDone : kJobFailed;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unavailable) throw;
+      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+    }
+  }
+}
+
 // Across preemptions, waiting and restarts of the service, until the job has ended.
 ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console) {
   LogReader log(console);
@@ -253,6 +302,11 @@ ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& cons
 
 ExitCode logs(const LiveCommand& command, Context& context) {
   const JobReference job = named(command, context);
+  if (job.service && !job.service->client.is_local()) {
+    if (command.follow) return follow_remote(*job.service, command.lines, context.console);
+    RemoteLog(*job.service, context.console).print_last(command.lines);
+    return kDone;
+  }
   if (job.service && command.follow) return follow(*job.service, command.lines, context.console);
   const fs::path file = run_of(job) / "worker.log";
   LogReader log(context.console);

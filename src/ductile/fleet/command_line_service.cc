@@ -3,23 +3,34 @@
 #include <optional>
 #include <string>
 
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/fleet/command_line_impl.h"
 #include "ductile/sched/policy.h"
 
 namespace ductile::cli {
 namespace {
 
-CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
-                              const char* example,
-                              ExitCode (*run)(const ServiceCommand&, Context&)) {
+void add_service_folder(CLI::App& app, ServiceAt& at) {
+  app.add_option("--folder", at.folder, "the service's folder (default: ~/.local/state/ductile)")
+      ->option_text("DIR");
+}
+
+CLI::App* asks_service(CLI::App* sub, Parsed& parsed,
+                       ExitCode (*run)(const ServiceCommand&, Context&)) {
   ServiceCommand& c = parsed.service;
-  CLI::App* sub = app.add_subcommand(name, help);
-  parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
-  add_service_folder(*sub, c.folder);
+  const bool is_service = run == up || run == server;
+  is_service ? add_service_folder(*sub, c.at) : add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
     parsed.chosen = [&parsed, run](Context& context) { return run(parsed.service, context); };
   });
   return sub;
+}
+
+CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, const char* example,
+                              ExitCode (*run)(const ServiceCommand&, Context&)) {
+  CLI::App* sub = app.add_subcommand(name, other_help(name));
+  parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
+  return asks_service(sub, parsed, run);
 }
 
 // Seconds, or with a unit: 90, 30m, 12h, 2d.
@@ -49,6 +60,13 @@ void add_page(CLI::App& sub, ServiceCommand& c) {
       ->option_text("N")
       ->check(CLI::Range(1, 65535));
   sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
+  sub.add_option("--https", c.https,
+                 "take requests from other machines there, by TLS 1.3 and with a token")
+      ->option_text("ADDRESS:PORT");
+  sub.add_option("--certificate", c.certificate,
+                 "of --https, as PEM (default: one is made, and clients pin its key)")
+      ->option_text("FILE");
+  sub.add_option("--key", c.key, "of the certificate, as PEM")->option_text("FILE");
 }
 
 void add_quota(CLI::App& sub, ServiceCommand& c) {
@@ -60,9 +78,12 @@ void add_quota(CLI::App& sub, ServiceCommand& c) {
 
 }  // namespace
 
-void add_service_folder(CLI::App& app, std::optional<fs::path>& folder) {
-  app.add_option("--folder", folder, "the service's folder (default: ~/.local/state/ductile)")
-      ->option_text("DIR");
+void add_service_at(CLI::App& app, ServiceAt& at) {
+  add_service_folder(app, at);
+  app.add_option("--server", at.server,
+                 "an access file, for a service on another machine (default: $DUCTILE_SERVER)")
+      ->option_text("FILE")
+      ->excludes("--folder");
 }
 
 namespace {
@@ -70,7 +91,7 @@ namespace {
 void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   ServiceCommand& c = parsed.service;
   CLI::App* sub = add_service_command(
-      app, parsed, "submit", "hand a job to the service",
+      app, parsed, "submit",
       " job.toml --name trial --max 4\n  ductile submit --devices 2 --retries 3 -- python train.py "
       "--lr 0.1\n\nThe command prints the job's number. The result of a Ductile job is that of "
       "`ductile train` to\nthe bit. What follows -- is any program: it runs on a fixed number of "
@@ -110,7 +131,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
 
 void add_cluster(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
-  CLI::App* sub = add_service_command(app, parsed, "events", "list what happened to the jobs",
+  CLI::App* sub = add_service_command(app, parsed, "events",
                                       " trial --follow\n\nWithout a job the command lists the "
                                       "events of all of them.",
                                       events);
@@ -120,13 +141,11 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   sub->add_flag("-f,--follow", c.follow, "go on as things happen, until Ctrl-C");
   add_json(*sub, c.json);
-  sub = add_service_command(app, parsed, "nodes", "list the nodes, and who holds their devices", "",
-                            nodes);
+  sub = add_service_command(app, parsed, "nodes", "", nodes);
   add_json(*sub, c.json);
   for (const bool away : {true, false}) {
     sub = add_service_command(
         app, parsed, away ? "drain" : "undrain",
-        away ? "let nothing run on a node any more" : "take a drained node back",
         away ? " node1 --reason \"new disk\"\n\nWhat runs there is saved, and goes on elsewhere."
              : " node1",
         away ? drain : undrain);
@@ -138,13 +157,50 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
   }
 }
 
+void add_token(CLI::App& app, Parsed& parsed) {
+  ServiceCommand& c = parsed.service;
+  CLI::App* token = app.add_subcommand("token", other_help("token"));
+  token->require_subcommand(1);
+  parsed.example[token] =
+      "Example:\n  ductile token add ann --role submit --team vision -o ann.json\n"
+      "  ductile jobs --server ann.json          # on another machine\n"
+      "  ductile token revoke ann\n";
+  const auto add = [&](const char* name, const char* help, const std::string& example,
+                       ExitCode (*run)(const ServiceCommand&, Context&)) {
+    CLI::App* sub = asks_service(token->add_subcommand(name, help), parsed, run);
+    parsed.example[sub] = fmt::format("Example:\n  ductile token {}{}\n", name, example);
+    return sub;
+  };
+  CLI::App* sub = add("add", "make a token, and an access file with it",
+                      " ann --role submit --team vision -o ann.json\n\nThe token is shown once; "
+                      "whoever has it is let in. What it stands for is the owner of the jobs that\n"
+                      "it submits.",
+                      token_add);
+  sub->add_option("name", c.token, "whom it stands for")->option_text(" ")->required();
+  sub->add_option("--role", c.role, "read, submit or admin: each may do what the ones before may")
+      ->option_text("ROLE")
+      ->required()
+      ->check(CLI::IsMember({"read", "submit", "admin"}));
+  sub->add_option("--team", c.team, "whose jobs it submits, and may act on")->option_text("NAME");
+  add_seconds(*sub, "--expires", c.expires,
+              "after which it lets nobody in: 12h, 90d (default: never)");
+  sub->add_option("-o,--out", c.out, "the access file (default: it is printed)")
+      ->option_text("FILE");
+  add_json(*add("list", "list the tokens, but not what they are", "", token_list), c.json);
+  sub = add("revoke", "let nobody in by a token any more", " ann", token_revoke);
+  sub->add_option("name", c.token, "as `ductile token list` calls it")
+      ->option_text(" ")
+      ->required();
+  add_json(*sub, c.json);
+}
+
 }  // namespace
 
 void add_service(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_service_command(
-      app, parsed, "up", "run a service that takes jobs and shares this machine among them",
+      app, parsed, "up",
       "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
       "them.",
       up);
@@ -155,11 +211,18 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_policy(*sub, c);
   add_page(*sub, c);
   sub = add_service_command(
-      app, parsed, "server", "run a service that shares the nodes of a cluster among jobs",
+      app, parsed, "server",
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
       "the cluster file names, and needs what `ductile train --hosts` needs.",
       server);
-  sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ")->required();
+  CLI::Option* const cluster =
+      sub->add_option("cluster", c.cluster, "the cluster file")->option_text(" ");
+  sub->add_option(
+         "--check", c.check,
+         "look at the whole store of a service's folder, also while none runs; exit code 1 "
+         "if something is wrong")
+      ->option_text("DIR")
+      ->excludes(cluster);
   sub->add_option("--shared", c.shared,
                   "a folder that all nodes see, for the runs (default: the service's folder)")
       ->option_text("DIR");
@@ -177,16 +240,15 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_page(*sub, c);
   add_submit(app, parsed, count);
   sub =
-      add_service_command(app, parsed, "jobs", "list the jobs of the service",
+      add_service_command(app, parsed, "jobs",
                           " --all\n\nWithout --all the command lists jobs that run or wait.", jobs);
   sub->add_flag("--all", c.all, "also jobs that have ended");
   add_json(*sub, c.json);
-  add_job_name(*add_service_command(app, parsed, "why", "say why a job waits, or runs as it does",
-                                    " 17", why),
-               c);
-  add_job_name(*add_service_command(app, parsed, "cancel", "end a job for good", " 17", cancel), c);
+  add_job_name(*add_service_command(app, parsed, "why", " 17", why), c);
+  add_job_name(*add_service_command(app, parsed, "cancel", " 17", cancel), c);
   add_cluster(app, parsed);
-  add_json(*add_service_command(app, parsed, "page", "print a link to the service's page",
+  add_token(app, parsed);
+  add_json(*add_service_command(app, parsed, "page",
                                 "\n\nThe link logs one browser in as you. Over a network, first: "
                                 "ssh -L 8470:127.0.0.1:8470 HOST",
                                 page_link),

@@ -13,7 +13,9 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/command_line.h"
+#include "ductile/cli/other_commands.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/fleet/fleet_commands.h"
 #include "ductile/run/lock.h"
 
 namespace ductile::cli {
@@ -31,7 +33,10 @@ Said say(std::vector<const char*> words, std::vector<const char*> environment = 
   std::ostringstream out, err;
   Console console(out, err);
   Context context{console, environment.data()};
-  const ExitCode code = run_command_line(static_cast<int>(words.size()), words.data(), context);
+  const int count = static_cast<int>(words.size());
+  const bool other = is_other_command(count, words.data());
+  const ExitCode code =
+      run_command_line(count, words.data(), context, other ? fleet_commands() : own_commands());
   return {code, out.str(), err.str()};
 }
 
@@ -116,6 +121,35 @@ TEST(CommandLine, EveryCommandHasHelpThatBeginsWithAnExample) {
     EXPECT_EQ(said.code, kDone) << words.back();
     EXPECT_EQ(said.out.rfind("Example:\n  ductile ", 0), 0u) << words.back();
   }
+}
+
+// The lists of both programs say the same of each command, and together have every command once.
+TEST(CommandLine, EachCommandOfTheOtherProgramIsThere) {
+  for (const auto rows : {live_commands(), service_commands(), lab_commands()}) {
+    for (const OtherCommand& row : rows) {
+      const Said said = say({row.name, "--help"});
+      EXPECT_EQ(said.code, kDone) << row.name << said.err;
+      EXPECT_NE(said.out.find(std::string("Usage: ductile ") + row.name + " "), std::string::npos)
+          << said.out;
+      const std::string list = say({"--help"}).out;
+      const auto first = list.find(std::string("\n  ") + row.name + " ");
+      EXPECT_NE(first, std::string::npos) << row.name << list;
+    }
+  }
+  EXPECT_NE(say({"pln"}).err.find("did you mean plan?"), std::string::npos);
+}
+
+TEST(CommandLine, TheFirstWordSaysWhichProgramHasTheCommand) {
+  const auto other = [](std::vector<const char*> words) {
+    words.insert(words.begin(), "ductile");
+    return is_other_command(static_cast<int>(words.size()), words.data());
+  };
+  EXPECT_TRUE(other({"plan"}));
+  EXPECT_TRUE(other({"-q", "--verbose", "submit", "train"}));
+  EXPECT_FALSE(other({"train", "plan"}));
+  EXPECT_FALSE(other({"--help", "plan"}));
+  EXPECT_FALSE(other({"-q"}));
+  EXPECT_FALSE(other({}));
 }
 
 TEST(CommandLine, TheStrongestOriginOfAValueWins) {

@@ -10,8 +10,6 @@
 // What the commands that ask a service share.
 namespace ductile::cli {
 
-fs::path folder_of(const ServiceCommand& command, const Context& context);
-
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 

@@ -3,7 +3,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/job_reference.h"
+#include "ductile/fleet/job_reference.h"
 #include "ductile/run/history.h"
 #include "ductile/run/minima.h"
 #include "ductile/run/report.h"
@@ -11,7 +11,7 @@
 namespace ductile::cli {
 
 ExitCode report(const ReportCommand& command, Context& context) {
-  const JobReference job = find_job(command.job, command.folder, context);
+  const JobReference job = find_job(command.job, command.at, context);
   if (job.service && job.service->record().at("kind") == "command")
     fail(ErrorCode::conflict,
          "job {0} is a command, of which nothing but its output is known: ductile logs {0}",

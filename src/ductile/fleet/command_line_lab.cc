@@ -1,6 +1,7 @@
 // The options of commands that try out: simulator, benchmarks, planner.
 #include "ductile/base/table.h"
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/fleet/command_line_impl.h"
 #include "ductile/plan/baselines/baselines.h"
 #include "ductile/sched/policy.h"
 
@@ -110,7 +111,7 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
 
 void add_sim(CLI::App& app, Parsed& parsed) {
   SimCommand& c = parsed.sim;
-  CLI::App* sub = app.add_subcommand("sim", "replay a workload under scheduling policies");
+  CLI::App* sub = app.add_subcommand("sim", other_help("sim"));
   parsed.example[sub] =
       "Example:\n"
       "  ductile sim                                   # 160 synthetic jobs, 64 devices\n"
@@ -171,8 +172,7 @@ void add_sim(CLI::App& app, Parsed& parsed) {
 
 void add_bench(CLI::App& app, Parsed& parsed) {
   BenchCommand& c = parsed.bench;
-  CLI::App* sub =
-      app.add_subcommand("bench", "measure this build, and its peers if they are installed");
+  CLI::App* sub = app.add_subcommand("bench", other_help("bench"));
   parsed.example[sub] =
       "Example:\n"
       "  ductile bench                       # list the benchmarks\n"
@@ -201,7 +201,7 @@ void add_bench(CLI::App& app, Parsed& parsed) {
 
 void add_plan(CLI::App& app, Parsed& parsed) {
   PlanCommand& c = parsed.plan;
-  CLI::App* sub = app.add_subcommand("plan", "cut a model into pipeline stages for given devices");
+  CLI::App* sub = app.add_subcommand("plan", other_help("plan"));
   parsed.example[sub] =
       "Example:\n"
       "  ductile plan                              # list the built-in graphs\n"

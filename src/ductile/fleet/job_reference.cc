@@ -1,14 +1,27 @@
-#include "ductile/cli/job_reference.h"
+#include "ductile/fleet/job_reference.h"
 
 #include <system_error>
 
 #include "ductile/base/error.h"
+#include "ductile/cluster/access_file.h"
 #include "ductile/run/folder.h"
 
 namespace ductile::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// The access file that the environment names; empty: none.
+std::string server_here(const Context& context) {
+  constexpr std::string_view kName = "DUCTILE_SERVER=";
+  for (const char* const* at = context.environment; *at != nullptr; ++at) {
+    const std::string_view entry = *at;
+    if (entry.starts_with(kName)) return std::string(entry.substr(kName.size()));
+  }
+  return "";
+}
+
+bool is_given(const ServiceAt& at) { return at.folder || at.server; }
 
 // The service's job whose run directory this is, if a service that is up has one.
 std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder) {
@@ -48,33 +61,43 @@ std::string JobReference::OfService::path(const char* rest) const {
 
 Json JobReference::OfService::record() const { return client.get(path()); }
 
-JobReference find_job(const std::string& text, const std::optional<fs::path>& folder,
-                      const Context& context) {
-  const auto home_of = [&] {
-    return folder ? *folder : cluster::usual_folder(context.environment);
-  };
+cluster::Client client_of(const ServiceAt& at, const Context& context) {
+  if (at.server) return cluster::Client(cluster::read_access(*at.server));
+  if (at.folder) return cluster::Client(*at.folder);
+  if (const std::string file = server_here(context); !file.empty()) {
+    try {
+      return cluster::Client(cluster::read_access(file));
+    } catch (Error& error) {
+      throw error.with_context("DUCTILE_SERVER");
+    }
+  }
+  return cluster::Client(cluster::usual_folder(context.environment));
+}
+
+JobReference find_job(const std::string& text, const ServiceAt& at, const Context& context) {
   std::error_code ignored;
   const bool is_path = text.find('/') != std::string::npos ||
-                       (!folder && (text == "." || fs::is_directory(text, ignored)));
+                       (!is_given(at) && (text == "." || fs::is_directory(text, ignored)));
   if (is_path) {
     const fs::path run = fs::canonical(text, ignored);
-    const bool may_be_of_service = !ignored && (folder || has_usual_folder(context));
-    const auto job = may_be_of_service ? job_with_run(run, home_of()) : std::nullopt;
+    // A run directory of another machine's service is none of this machine.
+    const bool may_be_of_service =
+        !ignored && !at.server && (at.folder || has_usual_folder(context));
+    const auto job =
+        may_be_of_service
+            ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment))
+            : std::nullopt;
     return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
   }
-  const fs::path home = home_of();
-  const cluster::Client client(home);
-  const char* here = folder ? "" : "no run directory of that name is here, and ";
-  if (!client.reachable())
-    fail(ErrorCode::not_found, "{}: {}no service answers in {}; `ductile up` starts one", text,
-         here, home.string());
+  const cluster::Client client = client_of(at, context);
+  const char* here = is_given(at) ? "" : "no run directory of that name is here, and ";
+  if (!client.reachable()) fail(ErrorCode::not_found, "{}: {}{}", text, here, client.where());
   try {
     const Json job = client.get("/v1/jobs/" + cluster::percent_encoded(text));
     return {JobReference::OfService{client, job.at("id")}, job.at("run").get<std::string>()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found) throw;
-    fail(ErrorCode::not_found, "{}: {}the service in {} says: {}", text, here, home.string(),
-         error.what());
+    fail(ErrorCode::not_found, "{}: {}{} says: {}", text, here, client.name(), error.what());
   }
 }
 
@@ -84,6 +107,12 @@ fs::path run_of(const JobReference& job) {
          "job {} has no run directory yet, since it has not run; `ductile why "
          "{}` says what it waits for",
          job.service->id, job.service->id);
+  std::error_code ignored;
+  if (job.service && !job.service->client.is_local() && !fs::exists(job.run, ignored))
+    fail(ErrorCode::not_found,
+         "job {}: its run directory {} is where the service runs, and not on this machine; do this "
+         "there, or where its folder can be seen",
+         job.service->id, job.run.string());
   return job.run;
 }
 

@@ -9,7 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/service_request_impl.h"
+#include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
 
 namespace ductile::cli {

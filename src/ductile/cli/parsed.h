@@ -10,7 +10,7 @@
 
 #include "ductile/cli/commands.h"
 
-// The parts of the command line. The files command_line*.cc alone see CLI11.
+// The parts of the command line. The files command_line*.cc and fleet_main.cc alone see CLI11.
 namespace ductile::cli {
 
 // Everything the command line can say, and the command it chose.
@@ -40,23 +40,18 @@ struct Parsed {
 void add_set(CLI::App& app, std::vector<std::string>& assignments);
 void add_job(CLI::App& app, JobRequest& job);
 void add_json(CLI::App& app, bool& json);
-void add_service_folder(CLI::App& app, std::optional<fs::path>& folder);
+void add_hosts(CLI::App& app, HostsRequest& hosts);
+void add_trust(CLI::App& app, bool& trust);
 
 // One each of the program's commands.
 void add_train(CLI::App& app, Parsed& parsed);
 void add_tune(CLI::App& app, Parsed& parsed);
-void add_live(CLI::App& app, Parsed& parsed);
-void add_service(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);
 void add_trained(CLI::App& app, Parsed& parsed);
 void add_serve(CLI::App& app, Parsed& parsed);
 void add_models(CLI::App& app, Parsed& parsed);
-void add_report(CLI::App& app, Parsed& parsed);
-void add_plan(CLI::App& app, Parsed& parsed);
 void add_doctor(CLI::App& app, Parsed& parsed);
-void add_sim(CLI::App& app, Parsed& parsed);
-void add_bench(CLI::App& app, Parsed& parsed);
 
 }  // namespace ductile::cli

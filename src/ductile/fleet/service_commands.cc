@@ -14,9 +14,12 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
-#include "ductile/cli/service_request_impl.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
+#include "ductile/cluster/store_check.h"
+#include "ductile/fleet/job_reference.h"
+#include "ductile/fleet/service_request_impl.h"
+#include "ductile/net/socket.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
@@ -126,21 +129,15 @@ fs::path find_keeper() {
 
 }  // namespace
 
-fs::path folder_of(const ServiceCommand& command, const Context& context) {
-  return command.folder ? *command.folder : cluster::usual_folder(context.environment);
-}
-
 std::string path_of(const std::string& job, const char* rest) {
   return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
 }
 
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask) {
-  const fs::path folder = folder_of(command, context);
-  const cluster::Client client(folder);
+  const cluster::Client client = client_of(command.at, context);
   if (!client.reachable()) {
-    context.console.error(
-        fmt::format("no service answers in {}; `ductile up` starts one", folder.string()));
+    context.console.error(client.where());
     return kServerUnreachable;
   }
   ask(client);
@@ -177,9 +174,33 @@ void say_page(cluster::Service& service, Context& context) {
   console.say("`ductile page` prints a link for another one");
 }
 
+std::optional<cluster::HttpTls> tls_of(const ServiceCommand& command) {
+  if (command.certificate.has_value() != command.key.has_value())
+    fail(ErrorCode::invalid_argument, "--certificate and --key belong together; one is missing");
+  if (command.https.empty()) {
+    if (command.certificate)
+      fail(ErrorCode::invalid_argument,
+           "--certificate is for --https ADDRESS:PORT, which is missing");
+    return std::nullopt;
+  }
+  if (command.https.starts_with("http://"))
+    fail(ErrorCode::invalid_argument,
+         "--https {}: nothing listens beyond this machine without TLS and a token; write {}",
+         command.https, command.https.substr(7));
+  std::optional<cluster::HttpTls> out;
+  out.emplace().address = net::Address::parse(command.https);
+  if (command.certificate) {
+    out->certificate = fs::absolute(*command.certificate);
+    out->key = fs::absolute(*command.key);
+  }
+  return out;
+}
+
 cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
   cluster::ServiceOptions options;
-  options.folder = fs::absolute(folder_of(command, context));
+  options.tls = tls_of(command);
+  options.folder = fs::absolute(command.at.folder ? *command.at.folder
+                                                  : cluster::usual_folder(context.environment));
   options.worker = process::find_worker();
   options.keeper = find_keeper();
   options.quotas = quotas_of(command);
@@ -206,6 +227,11 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context
   console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
               options.folder.string(), options.policy);
   if (options.port) say_page(service, context);
+  if (options.tls)
+    console.say(
+        "for other machines: {}, with a token; {} has one of yours, and `ductile token "
+        "add` makes others",
+        service.address(), (options.folder / "access.json").string());
   bool stopping = false;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
@@ -235,7 +261,28 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
 }
 
+namespace {
+
+ExitCode check(const fs::path& folder, Context& context) {
+  Console& console = context.console;
+  const cluster::StoreReport report = cluster::check_store(folder);
+  for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
+  for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
+  console.say("{}: schema {}, {} jobs, of which {} have not ended, {} events: {}",
+              report.file.string(), report.schema, report.jobs, report.live, report.events,
+              !report.faults.empty()   ? "it is damaged"
+              : !report.losses.empty() ? "it is whole, but what it names is not"
+                                       : "it is whole");
+  if (!report.remedy.empty()) console.say("{}", report.remedy);
+  return report.faults.empty() && report.losses.empty() ? kDone : kFailed;
+}
+
+}  // namespace
+
 ExitCode server(const ServiceCommand& command, Context& context) {
+  if (command.check) return check(*command.check, context);
+  if (command.cluster.empty())
+    fail(ErrorCode::invalid_argument, "server: a cluster file is wanted, or --check DIR");
   cluster::ServiceOptions options = options_of(command, context);
   options.cluster = spec::read_cluster(command.cluster);
   if (command.shared) options.shared = fs::absolute(*command.shared);

@@ -1,0 +1,215 @@
+// Why a job waits, runs or stops, in words for the people who own it: what it would take, what is
+// free, who holds the rest, and what would have to happen.
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "ductile/sched/ductile_policy_impl.h"
+
+namespace ductile::sched {
+
+namespace {
+
+constexpr size_t kMostNamed = 3;  // jobs in one sentence
+
+std::string some(int64_t count, const char* one, const char* many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+// Of an estimate: to the minute, from two hours on to the hour.
+std::string about(double seconds) {
+  const double minutes = std::max(1.0, std::ceil(seconds / 60));
+  if (minutes < 120) return "about " + some(static_cast<int64_t>(minutes), "minute", "minutes");
+  return fmt::format("about {} hours", static_cast<int64_t>(std::ceil(minutes / 60)));
+}
+
+}  // namespace
+
+// What is left and who holds it, in each pool, after a round.
+struct DuctilePolicy::Impl::Outlook {
+  struct Claim {
+    double worth = 0;  // a device
+    int32_t devices = 0;
+  };
+  struct OfPool {
+    int64_t held = 0;
+    int64_t holders = 0;
+    std::vector<std::pair<std::string, int32_t>> most;  // who holds most, first
+    std::vector<Claim> waiting;                         // by worth, highest first
+  };
+  std::vector<OfPool> pools;
+};
+
+// The configuration of a waiting job that is nearest to being worth the price of its devices, and
+// its worth over their price; -1: none.
+std::pair<int32_t, double> DuctilePolicy::Impl::nearest(const State& s) const {
+  const std::span<const Option> choices = allocator_->choices(s.slot);
+  std::pair<int32_t, double> best{-1, -1};
+  for (size_t i = 0; i < std::min(choices.size(), s.configurations.size()); ++i) {
+    const Configuration& c = s.configurations[i];
+    const double price = allocator_->prices()[static_cast<size_t>(c.pool)] * c.devices;
+    const double ratio = price > 0 ? choices[i].value / price : HUGE_VAL;
+    if (choices[i].value > 0 && ratio > best.second) best = {static_cast<int32_t>(i), ratio};
+  }
+  return best;
+}
+
+const DuctilePolicy::Impl::Outlook& DuctilePolicy::Impl::outlook() const {
+  if (outlook_) return *outlook_;
+  outlook_ = std::make_shared<Outlook>();
+  outlook_->pools.resize(pools_.size());
+  std::vector<std::pair<JobId, const State*>> order;
+  for (const auto& [id, s] : states_) order.emplace_back(id, &s);
+  std::sort(order.begin(), order.end());
+  for (const auto& [id, s] : order) {
+    if (s->holds > 0) {
+      Outlook::OfPool& pool = outlook_->pools[static_cast<size_t>(s->holds_pool)];
+      pool.held += s->holds;
+      ++pool.holders;
+      pool.most.emplace_back(s->name, s->holds);
+      continue;
+    }
+    if (s->grant >= 0) continue;
+    const auto [choice, ratio] = nearest(*s);
+    if (choice < 0) continue;
+    const Configuration& c = s->configurations[static_cast<size_t>(choice)];
+    const double worth = allocator_->choices(s->slot)[static_cast<size_t>(choice)].value;
+    outlook_->pools[static_cast<size_t>(c.pool)].waiting.push_back({worth / c.devices, c.devices});
+  }
+  for (Outlook::OfPool& pool : outlook_->pools) {
+    std::stable_sort(pool.most.begin(), pool.most.end(),
+                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    if (pool.most.size() > kMostNamed) pool.most.resize(kMostNamed);
+    std::stable_sort(
+        pool.waiting.begin(), pool.waiting.end(),
+        [](const Outlook::Claim& a, const Outlook::Claim& b) { return a.worth > b.worth; });
+  }
+  return *outlook_;
+}
+
+// "a holds 16, b holds 8 and 12 other jobs hold 32".
+std::string DuctilePolicy::Impl::holders_of(int32_t pool) const {
+  const Outlook::OfPool& p = outlook().pools[static_cast<size_t>(pool)];
+  std::string out;
+  int64_t rest = p.held;
+  const int64_t others = p.holders - static_cast<int64_t>(p.most.size());
+  for (size_t i = 0; i < p.most.size(); ++i) {
+    const bool last = i + 1 == p.most.size() && others == 0;
+    out += fmt::format("{}{} holds {}",
+                       i == 0 ? ""
+                       : last ? " and "
+                              : ", ",
+                       p.most[i].first, p.most[i].second);
+    rest -= p.most[i].second;
+  }
+  if (others > 0)
+    out += fmt::format(" and {} {} {}", some(others, "other job", "other jobs"),
+                       others == 1 ? "holds" : "hold", rest);
+  return out;
+}
+
+const std::string& DuctilePolicy::Impl::type_of(int32_t pool) const {
+  return type_names_[static_cast<size_t>(pools_[static_cast<size_t>(pool)].type)];
+}
+
+// Of a job that holds devices, or is given some.
+std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, int32_t pool) const {
+  std::string out = fmt::format("runs on {} {}", devices, type_of(pool));
+  const Configuration *now = nullptr, *more = nullptr;
+  for (const Configuration& c : s.configurations) {
+    if (c.pool != pool) continue;
+    if (c.devices == devices) now = &c;
+    if (c.devices > devices && (!more || c.devices < more->devices)) more = &c;
+  }
+  if (!now || !more) return out + ", the most that it can use there now";
+  const double gain = more->rate / now->rate;
+  if (!(gain > 1.02)) return out + fmt::format(", and would be no faster on {}", more->devices);
+  out += fmt::format("; on {} it would be {:.1f} times as fast", more->devices, gain);
+  const auto p = static_cast<size_t>(pool);
+  const int64_t left = allocator_->capacity()[p] - allocator_->used()[p];
+  if (left >= more->devices - devices)
+    return out + ", which is less than the change and the devices would cost";
+  return out + ", but other jobs would lose more by it";
+}
+
+std::string DuctilePolicy::Impl::why_it_waits(const State& s) const {
+  if (s.most < INT32_MAX)
+    return "waits: its team holds its quota. It starts when a job of its team ends or gives "
+           "devices up";
+  if (s.configurations.empty())
+    return fmt::format(
+        "waits: it asks for {}, and of no type that it may use there are as many as it needs. It "
+        "starts when nodes of such a type come up",
+        some(s.requested, "device", "devices"));
+  if (s.fragmented)
+    return "waits: its devices are free only in pieces spread over too many nodes. It starts when "
+           "a node is cleared";
+  const auto [choice, ratio] = nearest(s);
+  if (choice < 0)
+    return "waits: it has so little left that a start would cost more than it would do. It starts "
+           "when devices are free that nobody else can use";
+  const Configuration& c = s.configurations[static_cast<size_t>(choice)];
+  const auto p = static_cast<size_t>(c.pool);
+  const int64_t all = allocator_->capacity()[p], left = all - allocator_->used()[p];
+  std::string out = fmt::format("waits: it can start on {} {}", c.devices, type_of(c.pool));
+  if (s.requested != c.devices) out += fmt::format(" (it asked for {})", s.requested);
+  out += fmt::format(". {} of {} are free", left > 0 ? std::to_string(left) : "None", all);
+  if (const std::string holders = holders_of(c.pool); !holders.empty()) out += ": " + holders;
+  // Those who would be given devices first.
+  const double worth = allocator_->choices(s.slot)[static_cast<size_t>(choice)].value / c.devices;
+  int64_t before = 0, jobs_before = 0;
+  for (const Outlook::Claim& claim : outlook().pools[p].waiting) {
+    if (claim.worth <= worth) break;
+    before += claim.devices;
+    ++jobs_before;
+  }
+  if (jobs_before > 0)
+    out += fmt::format("; {} before it",
+                       jobs_before == 1 ? "1 other waiting job comes"
+                                        : fmt::format("{} other waiting jobs come", jobs_before));
+  const int64_t needed = std::max<int64_t>(0, c.devices + before - left);
+  out += needed > 0
+             ? fmt::format(". It starts when {} more {} free", needed, needed == 1 ? "is" : "are")
+             : std::string(". It starts when they are free together");
+  if (ratio < 1)
+    out +=
+        fmt::format(", or, if none is before then, in {}: the longer it waits, the more it counts",
+                    about(patience_ * std::log2(1 / ratio)));
+  return out;
+}
+
+std::string DuctilePolicy::Impl::reason_for(const State& s, const Allocation& before,
+                                            const Round& round) const {
+  if (s.grant >= 0) return grants_[static_cast<size_t>(s.grant)].reason;
+  if (s.holds > 0) return why_it_runs(s, s.holds, s.holds_pool);
+  if (before.empty()) return "waits";
+  const int32_t held = device_count(before);
+  const std::string what =
+      fmt::format("{} {}", held,
+                  round.cluster.types[static_cast<size_t>(
+                      round.cluster.node_type[static_cast<size_t>(before.front().node)])]);
+  if (s.most < INT32_MAX) return "stops: its team holds more than its quota";
+  const auto leaves = [&](const NodeShare& share) {
+    return !usable_until(round.cluster, share.node, horizon_of(round));
+  };
+  if (std::any_of(before.begin(), before.end(), leaves))
+    return fmt::format(
+        "stops: a node of its {} leaves, and those that stay are of more use to others", what);
+  if (s.fragmented)
+    return fmt::format("stops: its {} are needed in one piece, and what is free is not", what);
+  return fmt::format("stops: its {} go to jobs that end sooner with them or have waited longer",
+                     what);
+}
+
+std::string DuctilePolicy::Impl::explain(JobId id) const {
+  const auto found = states_.find(id);
+  if (found == states_.end() || !allocator_ || restored_) return "";
+  const State& s = found->second;
+  if (s.grant >= 0) return grants_[static_cast<size_t>(s.grant)].reason;
+  if (s.holds == 0) return why_it_waits(s);
+  if (s.pinned) return fmt::format("runs on {} {}: {}", s.holds, type_of(s.holds_pool), s.reason);
+  return why_it_runs(s, s.holds, s.holds_pool);
+}
+
+}  // namespace ductile::sched
