@@ -1,6 +1,7 @@
 #include "ductile/cli/command_line.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "ductile/cli/parsed.h"
 #include "ductile/cli/version.h"
 #include "ductile/server/host_agent.h"
+#include "ductile/server/pilot.h"
 
 namespace ductile::cli {
 namespace {
@@ -95,6 +97,8 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
 // ours.
 int take_command(int argc, const char* const* argv, Parsed& parsed) {
   const char* const* end = std::find(argv, argv + argc, std::string_view("--"));
+  // A launcher command is given the words of the host's agent; this one needs only its own.
+  if (argc > 4 && argv[1] == std::string_view(server::kCallPilot)) return 4;
   if (end == argv + argc) return argc;
   const auto is = [&](std::string_view name) { return std::find(argv, end, name) != end; };
   if (is("submit")) {
@@ -122,6 +126,28 @@ void add_host_agent(CLI::App& app, Parsed& parsed) {
 template <std::span<const OtherCommand> (*rows)()>
 void add_named(CLI::App& app, Parsed&) {
   for (const OtherCommand& row : rows()) app.add_subcommand(row.name, row.help);
+}
+
+// What batch systems start, and what calls that; not for people.
+void add_pilot(CLI::App& app, Parsed& parsed) {
+  const auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* pilot = app.add_subcommand(server::kPilot, "the agent of a batch job")->group("");
+  pilot->add_option("words", *words)->expected(1, 2);
+  pilot->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::run_pilot(words->at(0), words->size() > 1 ? words->at(1) : "") == 0 ? kDone
+                                                                                         : kFailed;
+    };
+  });
+  CLI::App* call = app.add_subcommand(server::kCallPilot, "talk to a pilot's agent")->group("");
+  call->add_option("words", *words)->expected(2);
+  call->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::call_pilot(words->at(0), words->at(1), STDIN_FILENO, STDOUT_FILENO) == 0
+                 ? kDone
+                 : kFailed;
+    };
+  });
 }
 
 }  // namespace
@@ -183,6 +209,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
       "conflict, 5 server unreachable, 130 interrupted.");
   for (const AddCommand add : commands) add(app, parsed);
   add_host_agent(app, parsed);
+  add_pilot(app, parsed);
 
   for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8
     if (const size_t at = find_not_utf8(argv[i]); at != std::string_view::npos) {

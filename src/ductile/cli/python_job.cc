@@ -1,7 +1,6 @@
 #include "ductile/cli/python_job.h"
 
 #include <cstdlib>
-#include <string_view>
 #include <system_error>
 
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/process/find_program.h"
 #include "ductile/process/worker.h"
 
 namespace ductile::cli {
@@ -38,13 +38,7 @@ std::string find_interpreter(const std::string& wanted) {
     const fs::path python = fs::path(folder) / "bin" / "python";
     if (access(python.c_str(), X_OK) == 0) return python.string();
   }
-  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
-  while (!path.empty()) {
-    const size_t colon = path.find(':');
-    const fs::path python = fs::path(path.substr(0, colon)) / "python3";
-    if (colon != 0 && access(python.c_str(), X_OK) == 0) return fs::absolute(python).string();
-    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
-  }
+  if (const auto found = process::find_program("python3")) return fs::absolute(*found).string();
   fail(ErrorCode::not_found,
        "python3 is not on PATH; name the Python that runs the job: --set "
        "python.interpreter=/usr/bin/python3");

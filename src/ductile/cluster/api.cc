@@ -10,6 +10,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/table.h"
+#include "ductile/cluster/event_feed_impl.h"
+#include "ductile/cluster/metrics_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/sha256_impl.h"
 #include "ductile/net/http_status.h"
@@ -91,13 +93,28 @@ Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
     : store_(std::move(store)),
       queue_(queue),
       clock_(clock ? std::move(clock) : wall_seconds),
-      tokens_(clock_) {
+      tokens_(clock_),
+      counts_(std::make_unique<RequestCounts>()),
+      feed_(std::make_unique<EventFeed>()) {
   load_tokens();
 }
 
 Api::~Api() = default;
 
+void Api::count_refusal(int status) { counts_->count("", "", status, 0); }
+
 Answer Api::handle(const Call& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string_view route;
+  Answer out = carry_out(call, route);
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  // What clients make up makes no new series.
+  const std::string_view method = route.empty() ? "" : call.method == "POST" ? "POST" : "GET";
+  counts_->count(method, route, out.status, time.count());
+  return out;
+}
+
+Answer Api::carry_out(const Call& call, std::string_view& which) {
   try {
     if (call.path.size() > kMostPath)
       return error_answer(414, "invalid_argument", "too long a path");
@@ -111,6 +128,7 @@ Answer Api::handle(const Call& call) {
       if (!argument) continue;
       known = true;
       if (route.method != call.method) continue;
+      which = route.path;
       for (const auto& [name, value] : call.query) {
         if (!std::ranges::any_of(route.query, [&](const Parameter& p) { return p.name == name; }))
           fail(ErrorCode::invalid_argument,
@@ -135,16 +153,24 @@ Answer Api::handle(const Call& call) {
   }
 }
 
-std::vector<Event> Api::wait_for_events(Revision after, JobId job, int64_t limit,
-                                        std::chrono::milliseconds patience) {
+std::string Api::wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::string text;
   while (true) {
     const uint64_t seen = queue_.commits();  // before the look: a commit in between is not missed
     {
       ReaderLease reader(*this);
-      auto events = (*reader).events(after, limit, job == 0 ? std::nullopt : std::optional(job));
-      if (!events.empty() || std::chrono::steady_clock::now() >= deadline) return events;
+      feed_->follow(*reader, seen);
+      if (!feed_->read(after, job, text)) {
+        for (const Event& event :
+             (*reader).events(after, static_cast<int64_t>(EventFeed::kMostOfOne),
+                              job == 0 ? std::nullopt : std::optional(job))) {
+          text += EventFeed::text_of(event);
+          after = event.seq;
+        }
+      }
     }
+    if (!text.empty() || std::chrono::steady_clock::now() >= deadline) return text;
     queue_.wait_for_commit(seen, deadline);
   }
 }
@@ -159,6 +185,8 @@ void Api::load_tokens() {
   tokens_.load(*reader);
 }
 
+QueueFigures Request::queue() const { return api_.queue_.figures(); }
+const RequestCounts& Request::counts() const { return *api_.counts_; }
 const std::string& Request::address() const { return api_.address_; }
 const std::string& Request::pin() const { return api_.pin_; }
 void Request::load_tokens() { api_.load_tokens(); }
@@ -225,6 +253,7 @@ Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>&
   const std::string digest = digest_of(call);
   api_.queue_.commit([&](Change& change) {
     if (!call.key.empty()) {
+      change.forget_answers(now() - Api::kRemembered);
       if (const auto before = change.answered(call.principal.name, call.key, digest)) {
         out.body = *before;
         return;

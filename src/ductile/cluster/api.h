@@ -24,7 +24,9 @@
 // OpenAPI page is made, too.
 namespace ductile::cluster {
 
+class EventFeed;
 class LiveView;
+class RequestCounts;
 
 struct Call {
   std::string method;  // GET, POST
@@ -76,19 +78,26 @@ class Api {
   // What the store says of tokens, from now on; for those that were not made by a request.
   void load_tokens();
 
+  // A request that was refused before it came here, for the figures.
+  void count_refusal(int status);
+
+  static constexpr double kRemembered = 86400;  // seconds that the answer for a key is kept
+
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
 
-  // At most `limit` events after number `after`, of one job or (0) of all; waits so long for the
-  // first one. For event streams. Throws as Reader does.
-  std::vector<Event> wait_for_events(Revision after, JobId job, int64_t limit,
-                                     std::chrono::milliseconds patience);
+  // The text of events after number `after`, of one job or (0) of all, for an event stream; waits
+  // so long for the first one. Moves `after` behind them. Throws as Reader does.
+  std::string wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience);
   // By number or name. Throws not_found.
   JobId find_job(std::string_view text);
 
  private:
   friend class Request;
   class ReaderLease;
+
+  // `route`: the path in the table that it is for.
+  Answer carry_out(const Call& call, std::string_view& route);
 
   const fs::path store_;
   CommitQueue& queue_;
@@ -100,6 +109,8 @@ class Api {
   MakeLink make_link_;
   std::string address_, pin_;
   Tokens tokens_;
+  const std::unique_ptr<RequestCounts> counts_;
+  const std::unique_ptr<EventFeed> feed_;
   std::mutex ledger_mutex_;
   Ledger ledger_;
   CurveCache curves_;

@@ -90,6 +90,7 @@ class Connection final : public httplib::Stream {
   bool ends = true;
   bool welcome;        // it has said who it is
   bool hasty = false;  // it asked faster than it may
+  int refused = 0;     // the status of a request that was refused by its head
 
   void begin();  // a request
   void begin_body();

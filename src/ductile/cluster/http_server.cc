@@ -36,8 +36,9 @@ using std::chrono::milliseconds;
 
 constexpr int64_t kMostRequests = 10000;  // of one connection
 constexpr size_t kMostLogin = 4096;       // bytes of a body that comes before it is known who
-constexpr int64_t kStreamPage = 200;
-constexpr milliseconds kNap{50};  // of a connection that asks faster than it may
+constexpr milliseconds kStreamRest{50};   // between two looks of a stream, at least
+constexpr int kLooks = 2000;              // of all streams, a second
+constexpr milliseconds kNap{50};          // of a connection that asks faster than it may
 
 // Without regard to case.
 bool same_word(std::string_view a, std::string_view b) {
@@ -318,6 +319,7 @@ void HttpServer::Impl::serve_requests(Client& client, Wire& wire) {
           for (const char* name : {"Range", "Content-Type"}) request.headers.erase(name);
         });
     connection.work.release();
+    if (const int status = std::exchange(connection.refused, 0)) api_.count_refusal(status);
     if (std::exchange(connection.hasty, false)) std::this_thread::sleep_for(kNap);
     if (!served || connection.ends) break;
   }
@@ -342,6 +344,7 @@ namespace {
 bool refuse_with(const httplib::Request& request, httplib::Response& response, int status,
                  std::string_view code, std::string_view text) {
   if (request.get_header_value("Content-Length") != "0") t_connection->ends = true;
+  t_connection->refused = status;
   response.status = status;
   response.set_content(dump_json(nlohmann::json{{"error", text}, {"code", code}}),
                        "application/json");
@@ -487,21 +490,22 @@ void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
   const JobId job = job_text == call.query.end() ? 0 : api_.find_job(job_text->second);
   const auto asked = std::make_shared<httplib::Request>(request);
   response.set_chunked_content_provider(
-      "text/event-stream",
-      [this, job, at = after, seat, asked](size_t, httplib::DataSink& sink) mutable {
+      "text/event-stream", [this, job, at = after, seat, asked, first_time = true](
+                               size_t, httplib::DataSink& sink) mutable {
         std::string text;
         try {
+          // What happens at once is sent at once. Many streams rest longer, so that they leave the
+          // processors to the others.
+          if (!first_time)
+            std::this_thread::sleep_for(
+                std::max(kStreamRest, milliseconds(1000 * limits_.streams() / kLooks)));
+          first_time = false;
           // Short waits, so that the end of the service is not held up.
           const auto until = Clock::now() + options_.heartbeat;
           while (text.empty() && Clock::now() < until) {
             const auto wait = std::min<milliseconds>(milliseconds(200), options_.heartbeat);
-            const std::vector<Event> events = api_.wait_for_events(at, job, kStreamPage, wait);
+            text = api_.wait_for_events(at, job, wait);
             if (stopping_ || !recognise(*asked).principal) return false;
-            for (const Event& event : events) {
-              text += fmt::format("id: {}\nevent: {}\ndata: {}\n\n", event.seq, event.kind,
-                                  dump_json(to_json(event)));
-              at = event.seq;
-            }
           }
         } catch (const std::exception&) {
           return false;  // the client comes again, and is told why

@@ -181,28 +181,6 @@ Answer undrain_node(Request& request) {
   });
 }
 
-// The text format of Prometheus.
-Answer metrics(Request& request) {
-  Answer out;
-  out.type = "text/plain; version=0.0.4; charset=utf-8";
-  out.body =
-      "# HELP ductile_jobs Jobs by phase.\n"
-      "# TYPE ductile_jobs gauge\n";
-  const auto counts = request.reader.count_by_phase();
-  for (const Phase phase : {Phase::queued, Phase::running, Phase::paused, Phase::finished,
-                            Phase::failed, Phase::cancelled}) {
-    const auto found = counts.find(phase);
-    out.body += fmt::format("ductile_jobs{{phase=\"{}\"}} {}\n", to_string(phase),
-                            found == counts.end() ? 0 : found->second);
-  }
-  out.body += fmt::format(
-      "# HELP ductile_events_total Events recorded.\n"
-      "# TYPE ductile_events_total counter\n"
-      "ductile_events_total {}\n",
-      request.reader.last_event());
-  return out;
-}
-
 Answer describe(Request&) { return json_answer(openapi()); }
 
 constexpr Parameter kJobFilters[] = {
@@ -344,7 +322,7 @@ constexpr Route kRoutes[] = {
      "Lets nobody in by a token any more, from this answer on.",
      {},
      ""},
-    {"GET", "/metrics", Role::read, metrics, "Figures for Prometheus.", {}, ""},
+    {"GET", "/metrics", Role::read, show_metrics, "Figures for Prometheus.", {}, ""},
     {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
 };
 

@@ -31,6 +31,8 @@ class Request {
   const std::string& policy() const;
   std::string link() const;
   CurveCache& curves();
+  QueueFigures queue() const;
+  const RequestCounts& counts() const;
   const std::string& address() const;  // of the service, for other machines; empty: none
   const std::string& pin() const;
   void load_tokens();
@@ -84,6 +86,8 @@ Answer show_curves(Request& request);
 Answer show_log(Request& request);
 Answer show_options(Request& request);
 Answer make_page_link(Request& request);
+
+Answer show_metrics(Request& request);  // routes_metrics.cc
 
 // Of tokens (routes_tokens.cc).
 Answer list_tokens(Request& request);

@@ -77,6 +77,8 @@ class Scheduler {
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
 
+  // Whether its team's quota alone kept it from the policy in the last decision.
+  bool over_quota(JobId job) const { return over_quota_.contains(job); }
   bool nothing_runs() const;  // no job holds a device, or was granted one
 
   // What policy and jobs have learnt, as JSON. restore(), to be called when the jobs have been

@@ -262,6 +262,7 @@ void Service::Impl::decide() {
     measure(live);
     keep_in_place(live);
   }
+  const auto begin = std::chrono::steady_clock::now();
   try {
     for (const Allotment& allotment : scheduler_.decide(schedule_time())) {
       Live& live = live_.at(allotment.job);
@@ -271,6 +272,7 @@ void Service::Impl::decide() {
   } catch (const Error& error) {  // jobs outlive a policy's fault: each keeps what it has
     log_line(fmt::format("policy {}: {}", options_.policy, error.what()));
   }
+  view_.note_round(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   settle();
   for (auto& [id, live] : live_) {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
@@ -332,6 +334,7 @@ void Service::Impl::settle() {
     for (size_t n = 0; n < free.size(); ++n) free[n] -= wanted[n];
     begin(live, live.granted);
   }
+  follow_demand();
   if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
 }
 

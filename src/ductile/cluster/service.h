@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -16,6 +17,7 @@
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/cluster.h"
+#include "ductile/spec/pool.h"
 
 namespace ductile::cluster {
 
@@ -35,6 +37,7 @@ struct ServiceOptions {
   double interval = 10;  // seconds between two decisions, if nothing happens
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
+  std::vector<spec::Pool> pools;        // of the cluster file, whose nodes are theirs then; or none
   std::string launcher = "ssh {host}";  // starts a program on a node
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
@@ -82,6 +85,7 @@ class Service {
 
 // Whether it brings code of its submitter, besides what Ductile has. The spec was checked.
 bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
+bool is_python(const Submission& submission, const nlohmann::json& spec);
 
 // Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
 void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices);

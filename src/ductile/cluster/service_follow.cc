@@ -2,6 +2,7 @@
 #include <chrono>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
@@ -65,6 +66,7 @@ void Service::Impl::look_at_events() {
     follow_wish(known->second);
   }
   seen_ = seen;
+  if (!changed.empty()) follow_demand();
   if (drains || !changed.empty()) decide_soon();
 }
 
@@ -109,20 +111,40 @@ void Service::Impl::follow_wish(Live& live) {
   }
 }
 
+// Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
+void Service::Impl::follow_demand() {
+  if (!engine_->borrows_nodes()) return;  // this looks at all jobs
+  int64_t devices = 0;
+  std::vector<bool> held(static_cast<size_t>(nodes_.count()));
+  for (const auto& [id, live] : live_) {
+    if (scheduler_.knows(id) && live.record.wish == Wish::run)
+      devices += live.record.submission.max_devices;
+    const Counts has = this->held(live);
+    for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
+  }
+  engine_->follow(devices, held);
+}
+
 LiveState Service::Impl::state_of(const Live& live) const {
   using Moment = LiveState::Moment;
+  using Cause = LiveState::Cause;
+  const JobId id = live.record.id;
   if (live.runner && live.stopping) {
     const Wish wish = live.record.wish;
-    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
-                            : wish == Wish::cancel ? "it is being cancelled"
-                            : stopping_            ? "the service stops"
-                                                   : "others get what it holds"};
+    if (wish == Wish::pause) return {Moment::saving, "its user paused it", Cause::user};
+    if (wish == Wish::cancel) return {Moment::saving, "it is being cancelled", Cause::user};
+    if (stopping_) return {Moment::saving, "the service stops", Cause::end};
+    return {Moment::saving, "others get what it holds", Cause::room};
   }
   if (live.starting || (live.runner && live.runner->progress().generation < 0))
     return {Moment::starting, ""};
   if (live.runner) return {Moment::running, ""};
-  if (live.rest.armed()) return {Moment::resting, live.record.reason};
-  return {Moment::waiting, scheduler_.why(live.record.id)};
+  if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
+  const Cause cause = live.record.phase == Phase::paused ? Cause::user
+                      : !scheduler_.knows(id)            ? Cause::too_large
+                      : scheduler_.over_quota(id)        ? Cause::quota
+                                                         : Cause::devices;
+  return {Moment::waiting, scheduler_.why(id), cause};
 }
 
 void Service::Impl::show() {

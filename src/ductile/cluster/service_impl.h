@@ -91,6 +91,7 @@ class Service::Impl {
   void show();  // to those who ask: what each job is doing
   void decide_soon();
   void end_if_idle();
+  void follow_demand();
   Counts held(const Live& live) const;
   Counts free_devices() const;
   double schedule_time() const;  // seconds since 1970 that never go back

@@ -148,6 +148,10 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
 
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
   if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  if (!options.pools.empty())
+    return make_slurm_engine(
+        loop, *options.cluster,
+        {shared_of(options), options.program, options.worker, options.pools, options.listen});
   return make_hosts_engine(
       loop, *options.cluster,
       {shared_of(options), options.program, options.worker, options.launcher, options.listen});
@@ -179,10 +183,16 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, submission.max_devices);
 }
 
+bool is_python(const Submission& submission, const nlohmann::json& spec) {
+  const Work work = work_of(submission.kind, spec);
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job != nullptr && !job->python.object.empty();
+}
+
 bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
   const Work work = work_of(submission.kind, spec);
   const auto* job = std::get_if<spec::JobOptions>(&work);
-  return job == nullptr || !job->model.library.empty();
+  return job == nullptr || !job->model.library.empty() || !job->python.object.empty();
 }
 
 }  // namespace ductile::cluster

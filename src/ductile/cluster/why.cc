@@ -186,6 +186,36 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
+void LiveView::note_round(double seconds) {
+  const std::lock_guard lock(mutex_);
+  ++rounds_.count;
+  rounds_.seconds += seconds;
+  rounds_.last = seconds;
+}
+
+std::map<LiveKind, int64_t> LiveView::counts() const {
+  std::map<LiveKind, int64_t> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [job, state] : states_) ++out[{state.moment, state.cause}];
+  return out;
+}
+
+RoundFigures LiveView::rounds() const {
+  const std::lock_guard lock(mutex_);
+  return rounds_;
+}
+
+std::string_view to_string(LiveState::Moment moment) {
+  constexpr std::string_view kNames[] = {"waiting", "starting", "running", "saving", "resting"};
+  return kNames[static_cast<size_t>(moment)];
+}
+
+std::string_view to_string(LiveState::Cause cause) {
+  constexpr std::string_view kNames[] = {"",     "devices", "quota", "too large",
+                                         "user", "room",    "end",   "failure"};
+  return kNames[static_cast<size_t>(cause)];
+}
+
 void LiveView::forget(JobId job) {
   const std::lock_guard lock(mutex_);
   states_.erase(job);

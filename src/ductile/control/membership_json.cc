@@ -344,8 +344,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       from.read("after_loss", s.change->after_loss);
       from.read("judged", s.change->judged);
       from.read("reason", s.change->reason);
-      s.change->since = now;
-      s.change->saved_at = now;
+      s.change->saved_at = s.change->since = now;
     }
     if (saved.contains("publishing")) {
       const JsonFields from(saved["publishing"], "saved publication");

@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kDialDeadline{1000};
 constexpr milliseconds kRedial{100};
 constexpr milliseconds kSendDeadline{2000};
-constexpr milliseconds kCostAge{100};
+constexpr milliseconds kReportedCostAge{100};
 constexpr milliseconds kPace{
     5};  // between reports of steps: those of short ones cost more than they
 
@@ -91,7 +91,7 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
     for (control::WorkerCommand& command : protocol_.apply(event, boot_time())) {
       if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
-        report_->cost = cost_.recent(kCostAge);
+        report_->cost = cost_.recent(kReportedCostAge);
         urgent_ = urgent_ || says_more_than_steps(*report_, taken_);
         report = urgent_ || boot_time() >= taken_at_ + kPace;
         continue;

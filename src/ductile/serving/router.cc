@@ -88,13 +88,14 @@ class Router::Impl {
     size_t in_flight = 0;
     bool retiring = false, silent = false, told_lost = false;
     std::function<void()> on_idle;
+    bool takes_requests() const { return !retiring && !silent; }
   };
 
   void handle(HttpRequest request, Reply reply);
   std::string metrics() const;
   int64_t usable() const {
-    return std::ranges::count_if(
-        replicas_, [](const auto& one) { return !one.second.retiring && !one.second.silent; });
+    return std::ranges::count_if(replicas_,
+                                 [](const auto& one) { return one.second.takes_requests(); });
   }
   void dispatch(const PassagePtr& passage);
   void dispatch_all();
@@ -209,7 +210,7 @@ ReplicaId Router::Impl::choose(const Passage& passage) const {
     return std::pair(refused, replicas_.at(id).in_flight);
   };
   for (const auto& [id, replica] : replicas_) {
-    if (!replica.retiring && !replica.silent && (best == 0 || rank(id) < rank(best))) best = id;
+    if (replica.takes_requests() && (best == 0 || rank(id) < rank(best))) best = id;
   }
   return best;
 }
@@ -326,9 +327,8 @@ void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
     end_link(id, link);
   }
   leave(id, *passage);
-  const bool others = std::ranges::any_of(replicas_, [&](const auto& one) {
-    return one.first != id && !one.second.retiring && !one.second.silent;
-  });
+  const bool others = std::ranges::any_of(
+      replicas_, [&](const auto& one) { return one.first != id && one.second.takes_requests(); });
   std::erase(passage->left, id);
   if (passage->loads && response.status == 200 && !passage->left.empty()) {
     dispatch(passage);  // the next replica loads them

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "ductile/base/json_value.h"
+#include "ductile/noise/noise_scale.h"
 
 namespace ductile::sim {
 namespace {
@@ -24,7 +25,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
     double seconds = 0;
     for (int32_t epoch = 0; epoch < app.epochs; ++epoch)
       seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) * step /
-                 sched::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
+                 noise::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
     return seconds * (rules.own_pause ? app.slowdown : 1);
   }
   const Profile& profile = app.profile(type);
@@ -51,7 +52,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
   for (int32_t epoch = 0; epoch < app.epochs; ++epoch) {
     double most = 0;
     for (const Candidate& c : candidates)
-      most = std::max(most, sched::gain(app.noise(c.batch, epoch),
+      most = std::max(most, noise::gain(app.noise(c.batch, epoch),
                                         static_cast<double>(c.batch) / app.init_batch) /
                                 c.step);
     seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) / most;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sched/queueing.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/simulator.h"
@@ -239,7 +240,7 @@ TEST(Pipelines, RunInMultiplesOfTheirStages) {
   double expected = 60 + 30, before = 0;
   for (int e = 0; e < 2; ++e) {
     expected +=
-        (gpt.progress_at(e + 1) - before) * 3 * 49 * 0.144 / sched::gain(gpt.noise(48, e), 4);
+        (gpt.progress_at(e + 1) - before) * 3 * 49 * 0.144 / noise::gain(gpt.noise(48, e), 4);
     before = gpt.progress_at(e + 1);
   }
   EXPECT_NEAR(result.jobs[0].finish, expected, 2);

@@ -8,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
 
@@ -138,7 +139,7 @@ TEST(Simulator, OneJobTakesItsEpochs) {
   double expected = 60 + 30;  // the first round, the pause
   double before = 0;
   for (int e = 0; e < app.epochs; ++e) {
-    const double gain = sched::gain(app.noise(512, e), 4);
+    const double gain = noise::gain(app.noise(512, e), 4);
     expected += (app.progress_at(e + 1) - before) / (gain / step.step);
     before = app.progress_at(e + 1);
   }

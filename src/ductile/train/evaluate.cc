@@ -39,8 +39,10 @@ Evaluation Evaluation::from_json(const nlohmann::json& value) {
   out.accuracy = value.value("accuracy", std::nan(""));
   value.at("samples").get_to(out.num_samples);
   run::number_from_json(value.at("loss"), out.loss);
-  for (const auto& [name, metric] : value.value("metrics", nlohmann::json::object()).items())
-    run::number_from_json(metric, out.metrics[name]);
+  if (const auto metrics = value.find("metrics"); metrics != value.end()) {
+    for (const auto& [name, metric] : metrics->items())
+      run::number_from_json(metric, out.metrics[name]);
+  }
   if (!value.contains("class_samples")) return out;
   ClassCounts& classes = out.classes.emplace();
   run::number_from_json(value.at("calibration_error"), classes.calibration_error);

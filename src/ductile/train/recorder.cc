@@ -9,9 +9,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
-#include "ductile/sched/noise_scale.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
@@ -103,7 +103,7 @@ void Recorder::log(const Window& window) {
   if (options.rate_control != "schedule")
     scalars.push_back({run::kBatchSize, static_cast<double>(replica_.hyper().batch_size)});
   if (const auto noise = replica_.noise()) {
-    const double scale = sched::noise_scale(*noise, static_cast<double>(options.batch_size));
+    const double scale = noise::noise_scale(*noise, static_cast<double>(options.batch_size));
     if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});
   }
   std::vector<std::string> names;  // of the figures that the step method adds, per update
@@ -312,7 +312,7 @@ Json Recorder::summary(std::string_view status) {
     out["samples_per_second"] = static_cast<double>(samples) / training;
   if (const auto noise = replica_.noise()) {
     const int64_t batch = replica_.job().train.batch_size;
-    const double scale = sched::noise_scale(*noise, static_cast<double>(batch));
+    const double scale = noise::noise_scale(*noise, static_cast<double>(batch));
     out["noise"] = {{"scale", run::json_number(scale)},
                     {"square", noise->sqr},
                     {"variance", noise->var},

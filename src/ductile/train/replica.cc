@@ -267,7 +267,7 @@ void Replica::note_noise(const Judgement& judgement) {
   if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
-  sched::NoiseSample sample;
+  noise::NoiseSample sample;
   sample.parts = static_cast<int32_t>(num_ranks());
   sample.scale =
       judgement.sums.at(std::string(kSamplesBackward)) / static_cast<double>(job_.train.batch_size);
@@ -277,7 +277,7 @@ void Replica::note_noise(const Judgement& judgement) {
   add_noise(state_, sample);
 }
 
-std::optional<sched::GradientNoise> Replica::noise() const { return noise_of(state_); }
+std::optional<noise::GradientNoise> Replica::noise() const { return noise_of(state_); }
 
 bool Replica::needs_norm() const {
   return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||

@@ -13,9 +13,9 @@
 
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/data/loader.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/sharded_update.h"
-#include "ductile/sched/goodput.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
@@ -106,7 +106,7 @@ class Replica {
   // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
   // of the virtual ranks' gradients and of their mean. None before the first update, and in a job
   // with one virtual rank.
-  std::optional<sched::GradientNoise> noise() const;
+  std::optional<noise::GradientNoise> noise() const;
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 
   // How much of the budget of a search for hyperparameters is given out; nothing where none goes

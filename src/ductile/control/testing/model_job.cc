@@ -177,9 +177,7 @@ void ModelJob::handle(Item& item) {
       break;
     case Kind::beat:
       if (process != nullptr) {
-        process->beat_at = Time{-1};
-        look_at_record(item.worker, *process);
-        feed_worker(item.worker, *process, Beat{});
+        beat(item.worker, *process);
       }
       break;
     case Kind::tick:
@@ -283,6 +281,12 @@ void ModelJob::check_failure() {
   const bool unsaved = controller_->reason().find("could not be saved") != std::string::npos;
   require(unsaved && now_ <= disk_full_until_ + milliseconds(250), "the job failed: {}",
           controller_->reason());
+}
+
+void ModelJob::beat(WorkerId id, Process& process) {
+  process.beat_at = Time{-1};
+  look_at_record(id, process);
+  feed_worker(id, process, Beat{});
 }
 
 void ModelJob::carry_out(const Outcome& outcome) {

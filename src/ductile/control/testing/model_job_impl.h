@@ -211,6 +211,7 @@ class ModelJob {
   std::string choose_host(const LaunchWorker& command);
   bool any_alive() const;
   void be_born(WorkerId id);
+  void beat(WorkerId id, Process& process);
   void look_at_record(WorkerId id, Process& process);
   void check_state(WorkerId id, const Process& process);
   void check_commit(WorkerId id, const Apply& command);

@@ -10,6 +10,7 @@ was asked for is asked again.
 """
 
 import collections
+import contextlib
 import pickle
 import select
 import socket
@@ -23,6 +24,16 @@ _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
 
 Place = collections.namedtuple("Place", "test epoch first count")
+
+
+@contextlib.contextmanager
+def _keeper_lives():
+    """A socket whose other end is gone, with or without something unread in it, has lost its keeper: a
+    data process alone leaves it open."""
+    try:
+        yield
+    except (BrokenPipeError, ConnectionResetError):
+        raise Error("unavailable", _KEEPER_GONE) from None
 
 
 class Feeder:
@@ -131,13 +142,12 @@ class Pool:
 
     def _ask(self, process, place):
         self.asked[process].append(place)
-        try:
+        with _keeper_lives():
             self.sockets[process].send(pickle.dumps((place, self.regions[process].free())))
-        except BrokenPipeError:
-            raise Error("unavailable", _KEEPER_GONE) from None
 
     def _take(self, process):
-        message, fds, _, _ = socket.recv_fds(self.sockets[process], 1 << 18, 1)
+        with _keeper_lives():
+            message, fds, _, _ = socket.recv_fds(self.sockets[process], 1 << 18, 1)
         if not message:
             raise Error("unavailable", _KEEPER_GONE)
         place, incarnation, error, number, parts = pickle.loads(message)
@@ -156,7 +166,8 @@ class Pool:
             self.ready[place] = (process, region, parts)
 
     def _hear_of_death(self):
-        message = self.control.recv(1 << 12)
+        with _keeper_lives():
+            message = self.control.recv(1 << 12)
         if not message:
             raise Error("unavailable", _KEEPER_GONE)
         process, why = pickle.loads(message)

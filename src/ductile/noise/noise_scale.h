@@ -3,11 +3,27 @@
 #include <cstdint>
 #include <optional>
 
-#include "ductile/sched/goodput.h"
+// The noise of gradients: what a larger batch gains, and how the noise is estimated while training,
+// from norms of gradients that are computed anyway (Pollux, sections 2.2 and 3.2; McCandlish et al.
+// 2018, appendix A). Training measures it and the scheduler reads it.
+namespace ductile::noise {
 
-// Estimates the gradient noise scale while training, from norms of gradients that are computed
-// anyway (Pollux, section 3.2; McCandlish et al. 2018, appendix A).
-namespace ductile::sched {
+// Estimates of |g|^2 and of tr(Sigma) / M0, both for the initial batch size M0. Never negative.
+struct GradientNoise {
+  double sqr = 0, var = 0;
+  bool operator==(const GradientNoise&) const = default;
+};
+
+// Progress of one step of batch M in steps of batch M0: (var + sqr) / (var M0/M + sqr), 1 if
+// nothing is known; scale is M/M0. It is also AdaScale's learning-rate factor (Johnson et al.,
+// ICML'20).
+double gain(const GradientNoise& noise, double scale);
+// gain / scale, in (0, 1].
+double efficiency(const GradientNoise& noise, double scale);
+// Factors on the learning rate for a batch `scale` times as large: for SGD, and for rules like
+// Adam.
+double adascale_factor(const GradientNoise& noise, double scale);
+double square_root_factor(double scale);
 
 // The measurements of one optimiser step. Norms are those of gradients after the optimiser's
 // preconditioner P (for Adam 1/(sqrt(v)+eps), otherwise the identity); the gradient of each
@@ -58,4 +74,4 @@ class NoiseEstimator {
 // Noise scale in samples of such an estimate: M0 var / sqr; infinite where sqr is 0.
 double noise_scale(const GradientNoise& noise, double init_batch);
 
-}  // namespace ductile::sched
+}  // namespace ductile::noise

@@ -1,4 +1,4 @@
-#include "ductile/sched/noise_scale.h"
+#include "ductile/noise/noise_scale.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,13 +6,24 @@
 
 #include "ductile/base/error.h"
 
-namespace ductile::sched {
+namespace ductile::noise {
 namespace {
 
 constexpr double kDecay = 0.999;    // per step of batch M0
 constexpr double kLeastVar = 1e-6;  // keeps the scale above 0
 
 }  // namespace
+
+double gain(const GradientNoise& noise, double scale) {
+  const double denominator = noise.var / scale + noise.sqr;
+  return denominator > 0 ? (noise.var + noise.sqr) / denominator : 1.0;
+}
+
+double efficiency(const GradientNoise& noise, double scale) { return gain(noise, scale) / scale; }
+
+double adascale_factor(const GradientNoise& noise, double scale) { return gain(noise, scale); }
+
+double square_root_factor(double scale) { return std::sqrt(scale); }
 
 void NoiseEstimator::add(const NoiseSample& sample) {
   if (sample.parts < 2 || !(sample.scale > 0))
@@ -50,7 +61,7 @@ std::optional<GradientNoise> NoiseEstimator::noise() const {
 std::optional<double> NoiseEstimator::noise_scale(double init_batch) const {
   const auto now = noise();
   if (!now) return std::nullopt;
-  return sched::noise_scale(*now, init_batch);
+  return noise::noise_scale(*now, init_batch);
 }
 
 double noise_scale(const GradientNoise& noise, double init_batch) {
@@ -58,4 +69,4 @@ double noise_scale(const GradientNoise& noise, double init_batch) {
                        : std::numeric_limits<double>::infinity();
 }
 
-}  // namespace ductile::sched
+}  // namespace ductile::noise
