@@ -201,6 +201,30 @@ function(ductile_long_test name)
     ENVIRONMENT "${environment};${ARGN}")
 endfunction()
 
+# ductile_extension(MODULE NAME SOURCES ... DEPS ...): the Python extension NAME of the module MODULE,
+# which links these modules; what it includes is checked as a module's is.
+function(ductile_extension module name)
+  cmake_parse_arguments(E "" "" "SOURCES;DEPS" ${ARGN})
+  pybind11_add_module(${name} MODULE NO_EXTRAS ${E_SOURCES})
+  foreach(dep IN LISTS E_DEPS)
+    if(NOT DEFINED DUCTILE_LAYER_${dep} OR NOT DUCTILE_LAYER_${dep} LESS DUCTILE_LAYER_${module})
+      message(FATAL_ERROR "ductile_extension(${name}): ${dep} is not on a lower layer than ${module}")
+    endif()
+    target_link_libraries(${name} PRIVATE ductile_${dep})
+  endforeach()
+  target_link_libraries(${name} PRIVATE ductile_options)
+  target_include_directories(${name} PRIVATE ${DUCTILE_SOURCE_ROOT})
+  set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch)
+  set(stamp ${CMAKE_CURRENT_BINARY_DIR}/${name}_layers.stamp)
+  add_custom_command(OUTPUT ${stamp}
+    COMMAND ${CMAKE_COMMAND} -DMODULE=${module} -DTORCH=TRUE -DDIR=${CMAKE_CURRENT_SOURCE_DIR}
+      "-DDEPS=${E_DEPS}" "-DFILES=${E_SOURCES}" -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
+    COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
+    DEPENDS ${E_SOURCES} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)
+  add_custom_target(${name}_layers DEPENDS ${stamp})
+  add_dependencies(${name} ${name}_layers)
+endfunction()
+
 # ductile_program(NAME SOURCES ... LIBS ...): an installed executable in <build>/bin.
 function(ductile_program name)
   cmake_parse_arguments(P "" "" "SOURCES;LIBS" ${ARGN})

@@ -93,14 +93,23 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
   return kUsage;
 }
 
-// What follows -- of `submit` is another program's, to the last letter. How many words are ours.
-int take_command(int argc, const char* const* argv,
-                 std::optional<std::vector<std::string>>& command) {
+// What follows -- of these commands is another program's, to the last letter. How many words are
+// ours.
+int take_command(int argc, const char* const* argv, Parsed& parsed) {
   const char* const* end = std::find(argv, argv + argc, std::string_view("--"));
   // A launcher command is given the words of the host's agent; this one needs only its own.
   if (argc > 4 && argv[1] == std::string_view(server::kCallPilot)) return 4;
-  if (end == argv + argc || std::find(argv, end, std::string_view("submit")) == end) return argc;
-  command.emplace(end + 1, argv + argc);
+  if (end == argv + argc) return argc;
+  const auto is = [&](std::string_view name) { return std::find(argv, end, name) != end; };
+  if (is("submit")) {
+    parsed.service.command.emplace(end + 1, argv + argc);
+  } else if (is("train")) {
+    parsed.train.job.arguments.emplace(end + 1, argv + argc);
+  } else if (is("config")) {
+    parsed.config.job.arguments.emplace(end + 1, argv + argc);
+  } else {
+    return argc;
+  }
   return static_cast<int>(end - argv);
 }
 
@@ -150,8 +159,10 @@ void add_set(CLI::App& app, std::vector<std::string>& assignments) {
 }
 
 void add_job(CLI::App& app, JobRequest& job) {
-  app.add_option("job", job.file,
-                 "job file (TOML; default: the embedded digits on the default cnn)")
+  app.add_option(
+         "job", job.file,
+         "job file (TOML; default: the embedded digits on the default cnn), or the class of "
+         "a Python job (FILE.py:CLASS)")
       ->option_text("[job.toml]");
   add_set(app, job.assignments);
 }
@@ -206,7 +217,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
       return kUsage;
     }
   }
-  argc = take_command(argc, argv, parsed.service.command);
+  argc = take_command(argc, argv, parsed);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

@@ -30,6 +30,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "  ductile train job.toml --set train.epochs=5\n"
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
       "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
+      "  ductile train train.py:Job --workers 4 -- --the-scripts-own-arguments\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "The command draws a progress bar and leaves a run directory with checkpoints, metrics and\n"

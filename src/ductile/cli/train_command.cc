@@ -42,7 +42,15 @@ bool thread_invariant(const std::string& library) {
 // Where train.threads leaves the number open and the bits depend on it, it is 1 for the job's life.
 void settle_threads(JobConfig& config, Console& console) {
   spec::JobOptions& job = config.job;
-  if (job.train.threads > 0 || job.model.library.empty()) return;
+  if (job.train.threads > 0) return;
+  if (!job.python.object.empty()) {
+    job.train.threads = 1;
+    console.say(
+        "train.threads = 1 for the life of the job, since results of a model of your own "
+        "may depend on the number; --workers uses more cores");
+    return;
+  }
+  if (job.model.library.empty()) return;
   if (thread_invariant(job.model.library)) return;
   job.train.threads = 1;
   console.say(
@@ -254,7 +262,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   }
   if (command.resume && !command.trust)
     require_trusted(run::RunFolder::open(*command.resume).path());
-  const fs::path program = process::find_worker();
+  fs::path program = process::find_worker();
+  if (!config.job.python.object.empty()) program = process::python_worker(program);
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config, console);
   // Before anything in the folder is changed.

@@ -23,8 +23,9 @@ class Engine {
   virtual ~Engine() = default;
 
   // For the workers of one job, on all nodes; Launcher::place() says on which it may start them.
-  // The engine must outlive it.
-  virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) = 0;
+  // The engine must outlive it. `python`: of a Python job; throws not_found where the worker's
+  // program for these is missing. (Several nodes run none: they are refused when submitted.)
+  virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) = 0;
 
   // Why no process can be started on the node now; empty: it can. A node counts as usable only
   // when all that was started there before, and that no job knows any more, is gone.

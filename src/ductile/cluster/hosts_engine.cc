@@ -40,7 +40,7 @@ class HostsEngine final : public Engine {
         listen_(server::listen_address(options.setup)),
         agents_(std::make_shared<server::Agents>(loop, std::move(options))) {}
 
-  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) override {
+  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
     return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
   }
   std::string trouble(int32_t node) const override {

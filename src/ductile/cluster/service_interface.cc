@@ -20,10 +20,14 @@ void Service::Impl::open_interface() {
     check_spec(s, spec, devices);
     if (role < Role::admin && runs_own_code(s, spec))
       throw Refused(
-          "model.library runs as the user of the service, so only that user may submit such a job");
+          "model.library and python.object name code that runs as the user of the service, so only "
+          "that user may submit such a job");
     if (several && s.kind == "command")
       fail(ErrorCode::invalid_argument,
            "kind = \"command\": commands run on one machine so far, under `ductile up`");
+    if (several && is_python(s, spec))
+      fail(ErrorCode::invalid_argument,
+           "python.object: Python jobs run on one machine so far, under `ductile up`");
   });
   api_->show(&view_);
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });

@@ -183,10 +183,16 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, submission.max_devices);
 }
 
+bool is_python(const Submission& submission, const nlohmann::json& spec) {
+  const Work work = work_of(submission.kind, spec);
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job != nullptr && !job->python.object.empty();
+}
+
 bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
   const Work work = work_of(submission.kind, spec);
   const auto* job = std::get_if<spec::JobOptions>(&work);
-  return job == nullptr || !job->model.library.empty();
+  return job == nullptr || !job->model.library.empty() || !job->python.object.empty();
 }
 
 }  // namespace ductile::cluster

@@ -100,7 +100,7 @@ TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
   EXPECT_TRUE(cluster.get("/v1/jobs").at("jobs").empty());
 }
 
-// A library is loaded by the workers, which run as the user of the service.
+// A library and a Python program are loaded by the workers, which run as the user of the service.
 TEST(Service, OthersMaySubmitJobsButBringNoCode) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   LiveService cluster;
@@ -121,6 +121,10 @@ TEST(Service, OthersMaySubmitJobsButBringNoCode) {
   };
   EXPECT_EQ(status_for_stranger("[train]\nmax_steps = 10\nbatch_size = 64\n"), 201);
   EXPECT_EQ(status_for_stranger("[model]\nname = \"custom\"\nlibrary = \"/tmp/mine.so\"\n"), 403);
+  EXPECT_EQ(
+      status_for_stranger("[model]\nname = \"python\"\n[data]\nformat = \"python\"\n[python]\n"
+                          "object = \"/tmp/mine.py:Job\"\n"),
+      403);
 }
 
 TEST(Service, AStopSavesAndTheNextServiceGoesOn) {

@@ -211,7 +211,7 @@ class SlurmEngine final : public Engine {
     }
   }
 
-  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) override {
+  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
     return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
   }
   std::string trouble(int32_t node) const override {

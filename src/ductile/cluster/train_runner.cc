@@ -27,7 +27,7 @@ class TrainRunner : public JobRunner {
               const spec::JobOptions& job, std::chrono::seconds alone)
       : lock_(folder.path(), run::RunLock::kController) {
     folder.remove_leftovers();
-    auto launcher = engine.launcher(folder);
+    auto launcher = engine.launcher(folder, !job.python.object.empty());
     launcher_ = launcher.get();
     server::JobHostOptions options;
     options.run = folder.path();

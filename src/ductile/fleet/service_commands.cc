@@ -14,6 +14,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/cli/python_job.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/store_check.h"
@@ -83,8 +84,10 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
     fail(ErrorCode::invalid_argument,
          "--devices, --env, --retries and --time-limit are of a command, which follows --; a "
          "Ductile job takes --min and --max");
+  JobRequest request = command.request;
+  request.arguments = command.command;  // of a Python job
   JobConfig config;
-  config.read(command.request, context.environment);
+  config.read(request, context.environment);
   config.make_paths_absolute();
   const spec::JobOptions& job = config.job;
   const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
@@ -298,8 +301,10 @@ ExitCode server(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
+  const bool trains =
+      !command.command || (command.request.file && python_object(*command.request.file));
   const nlohmann::json body =
-      command.command ? command_body(command, context) : training_body(command, context);
+      trains ? training_body(command, context) : command_body(command, context);
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json answer = client.post("/v1/jobs", body);
     const auto id = answer.at("id").get<int64_t>();

@@ -32,6 +32,15 @@ fs::path find_worker() {
        self.empty() ? "this program" : self.string());
 }
 
+fs::path python_worker(const fs::path& worker) {
+  const fs::path script = worker.parent_path() / "ductile-python-worker";
+  if (access(script.c_str(), X_OK) == 0) return script;
+  fail(ErrorCode::not_found,
+       "{}: not there, so this Ductile runs no Python jobs; build it where pybind11-dev and "
+       "python3-torch are installed (scripts/setup --tests, scripts/build release _core)",
+       script.string());
+}
+
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {
   std::vector<std::pair<std::string, std::string>> environment = {{"OMP_DYNAMIC", "FALSE"},
                                                                   {"OPENBLAS_NUM_THREADS", "1"}};

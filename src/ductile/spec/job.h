@@ -281,6 +281,15 @@ struct TargetOptions {
   double value = 0;
 };
 
+// Of a job whose model, data and loss are a Python program's.
+struct PythonOptions {
+  std::string object;             // FILE.py:CLASS or MODULE:CLASS; empty: no Python job
+  std::string interpreter;        // that runs it; empty: chosen when the run is made
+  std::vector<std::string> args;  // sys.argv[1:]
+  std::string source;             // digest of its files; empty: not compared
+  std::string versions;           // of Python, torch and numpy; empty: not compared
+};
+
 struct JobOptions {
   std::string name = "job";
   int64_t seed = 1;
@@ -289,6 +298,7 @@ struct JobOptions {
   AugmentOptions augment;
   LoaderOptions loader;
   ModelOptions model;
+  PythonOptions python;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   TrainOptions train;
@@ -304,6 +314,7 @@ void describe(Describer& d, DataOptions& o);
 void describe(Describer& d, AugmentOptions& o);
 void describe(Describer& d, LoaderOptions& o);
 void describe(Describer& d, ModelOptions& o);
+void describe(Describer& d, PythonOptions& o);
 void describe(Describer& d, SgdOptions& o);
 void describe(Describer& d, AdamOptions& o);
 void describe(Describer& d, LarsOptions& o);

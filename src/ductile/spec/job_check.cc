@@ -131,6 +131,34 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   }
 }
 
+// A Python job brings model, data and loss; options of ours that shape these would say nothing.
+void check_python(const JobOptions& job, const Bad& bad) {
+  const bool is_python = !job.python.object.empty();
+  if ((job.model.name == "python") != is_python || (job.data.format == "python") != is_python) {
+    bad(
+        fmt::format("model.name = \"{}\", data.format = \"{}\" and python.object = \"{}\" do not "
+                    "fit: a Python job has \"python\" in the first two, and a class in the third; "
+                    "`ductile train FILE.py:CLASS` sets all of them",
+                    job.model.name, job.data.format, job.python.object));
+  }
+  if (!is_python) return;
+  const TrainOptions& o = job.train;
+  const auto refuse = [&](bool present, std::string_view option, std::string_view instead) {
+    if (present) bad(fmt::format("{} does not fit a Python job: {}", option, instead));
+  };
+  refuse(o.method != "plain", fmt::format("train.method = \"{}\"", o.method),
+         "Ductile does not see the samples that it would choose; set it to \"plain\"");
+  refuse(o.rate_control == "lrtuner", "train.rate_control = \"lrtuner\"",
+         "its probes draw samples of their own; choose \"schedule\" or \"noise\"");
+  refuse(o.precision != "fp32", fmt::format("train.precision = \"{}\"", o.precision),
+         "its weights are float32; use torch.autocast in loss(), and set it to \"fp32\"");
+  refuse(o.bn_group > 1, fmt::format("train.bn_group = {}", o.bn_group),
+         "its batch norm layers know of one rank alone; set it to 1");
+  refuse(o.label_smoothing > 0, "train.label_smoothing", "write it in loss()");
+  refuse(job.eval.views != "one", fmt::format("eval.views = \"{}\"", job.eval.views),
+         "Ductile does not see its images; set it to \"one\"");
+}
+
 // Of the options that are found while training.
 void check_tune(const JobOptions& job, const Bad& bad) {
   const TuneOptions& o = job.tune;
@@ -247,6 +275,7 @@ void check(const JobOptions& job) {
   }
   check_parameters(job.optimizer, bad);
   check_model(job, bad);
+  check_python(job, bad);
   if (job.eval.views != "one" && job.data.format == "tokens") {
     bad(fmt::format("eval.views = \"{}\" are views of images, and data.format is \"tokens\"",
                     job.eval.views));

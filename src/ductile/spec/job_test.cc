@@ -271,9 +271,11 @@ TEST(Job, ChoicesComeFromTheTables) {
   const auto choices = [&](const char* path) { return options.find(path)->choices; };
   EXPECT_EQ(choices("optimizer.name"), optimizers().names());
   EXPECT_EQ(choices("schedule.name"), schedules().names());
-  EXPECT_EQ(choices("data.format"), datasets().names());
+  std::vector<std::string> formats = datasets().names();
+  formats.push_back("python");
+  EXPECT_EQ(choices("data.format"), formats);
   std::vector<std::string> names = models().names();
-  names.push_back("custom");
+  names.insert(names.end(), {"custom", "python"});
   EXPECT_EQ(choices("model.name"), names);
   for (const OptionField& f : options.fields()) {
     for (const std::string& help : f.choice_help) EXPECT_FALSE(help.empty()) << f.path;

@@ -24,7 +24,12 @@ class RankRunner::Context final : public RankContext {
   const JobState& state() const override { return runner_.state_; }
   const StepKind& kind() const override { return runner_.kind_; }
   int64_t rank() const override { return rank_; }
-  int64_t train_size() const override { return runner_.ingredients_.train_set->info().size; }
+  uint64_t seed() const override {
+    const uint64_t step =
+        mix(static_cast<uint64_t>(job().seed), static_cast<uint64_t>(state().counters.step));
+    return mix(step, static_cast<uint64_t>(rank_));
+  }
+  int64_t train_size() const override { return runner_.ingredients_.train_info().size; }
   nn::Model& model() override { return *runner_.ingredients_.model; }
   const data::Batch& batch() override { return runner_.batch_of(rank_); }
   int64_t first() const override {
@@ -130,6 +135,11 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
     loader_ = nullptr;
     return;
   }
+  groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
+  parts_ = groups_->parts();
+  next_part_ = 0;
+  next_rank_ = hosted_.begin;
+  if (ingredients_.task) return ingredients_.task->host(hosted_);
   data::LoaderTask plan;
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = state_.hyper.batch_size;
@@ -140,14 +150,11 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
   plan.start = state_.counters.cursor;
   loader_ = std::make_unique<data::Loader>(ingredients_.train_set, ingredients_.augment,
                                            job_.loader, plan);
-  groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
-  parts_ = groups_->parts();
-  next_part_ = 0;
-  next_rank_ = hosted_.begin;
 }
 
 // A step that is none of training leaves the stream's batches to the next one.
 void RankRunner::begin_step() {
+  if (ingredients_.task) return;  // it has its own data
   if (fetches()) {
     batches_.clear();
     loaded_cursor_ = -1;
@@ -313,11 +320,9 @@ void RankRunner::run_part(size_t part, const Backward& backward) {
 
 void RankRunner::run_rank(int64_t rank, const Backward& backward) {
   prepare_thread();  // it may be new
-  nn::seed_step(
-      mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step)),
-          static_cast<uint64_t>(rank)));
-  const at::AutoGradMode differentiates(kind_.gradient);
   Context context(*this, rank);
+  nn::seed_step(context.seed());
+  const at::AutoGradMode differentiates(kind_.gradient);
   at::Tensor loss = ingredients_.method->contribute(context);
   if (!kind_.gradient) loss = at::Tensor();
   const double scale = state_.scaler.scale();

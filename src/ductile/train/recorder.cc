@@ -15,6 +15,7 @@
 #include "ductile/train/environment.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/task_method.h"
 
 namespace ductile::train {
 namespace {
@@ -106,13 +107,18 @@ void Recorder::log(const Window& window) {
     if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});
   }
   std::vector<std::string> names;  // of the figures that the step method adds, per update
-  for (const auto& [name, sum] : window.sums) names.push_back("train/" + name);
-  size_t i = 0;
+  std::vector<double> values;
   for (const auto& [name, sum] : window.sums) {
-    const std::string& metric = names[i++];
-    if (name != kLoss && name != kCorrect && name != kPredictions)
-      scalars.push_back({metric, sum / updates});
+    if (name == kLoss || name == kCorrect || name == kPredictions || name.starts_with(kRatioOf))
+      continue;
+    const bool is_ratio = name.starts_with(kRatioSum);
+    const std::string metric = is_ratio ? name.substr(kRatioSum.size()) : name;
+    const double of = is_ratio ? window.sum(std::string(kRatioOf) + metric) : updates;
+    if (of == 0 || (is_ratio && metric == "accuracy")) continue;  // it is there already
+    names.push_back("train/" + metric);
+    values.push_back(sum / of);
   }
+  for (size_t i = 0; i < names.size(); ++i) scalars.push_back({names[i], values[i]});
   if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
@@ -178,8 +184,12 @@ Evaluation Recorder::evaluate(Replica& replica) {
 
 void Recorder::log_evaluation(const Evaluation& result, std::optional<double> seconds) {
   const bool tokens = replica_.train_info().tokens;
-  std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss},
-                                      {run::kEvalAccuracy, result.accuracy}};
+  std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss}};
+  if (!std::isnan(result.accuracy)) scalars.push_back({run::kEvalAccuracy, result.accuracy});
+  std::vector<std::string> names;
+  for (const auto& [name, value] : result.metrics) names.push_back("eval/" + name);
+  auto name = names.begin();
+  for (const auto& metric : result.metrics) scalars.push_back({*name++, metric.second});
   if (result.classes)
     scalars.push_back({run::kEvalCalibrationError, result.classes->calibration_error});
   if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
@@ -266,7 +276,8 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   p.loss = shown_loss_;
   p.accuracy = shown_accuracy_;
   p.workers = num_workers_;
-  if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
+  if (replica_.last() && !std::isnan(replica_.last()->accuracy))
+    p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
     p.samples_per_second = throughput_;
     const int64_t done = left_begin_updates_ ? replica_.updates() - *left_begin_updates_ : 0;

@@ -39,8 +39,8 @@ class Replica {
   Replica(const spec::JobOptions& job, const Recipe& recipe);
 
   const spec::JobOptions& job() const { return job_; }
-  const data::DatasetInfo& train_info() const { return ingredients_.train_set->info(); }
-  const data::DatasetInfo& test_info() const { return ingredients_.test_set->info(); }
+  const data::DatasetInfo& train_info() const { return ingredients_.train_info(); }
+  const data::DatasetInfo& test_info() const { return ingredients_.test_info(); }
   const std::vector<std::string>& class_names() const { return train_info().class_names; }
   const JobState& state() const { return state_; }
   JobState& state() { return state_; }
@@ -177,6 +177,7 @@ class Replica {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
   double average_decay() const;
+  JobState::EvaluationWeights take_gathered();
   void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);

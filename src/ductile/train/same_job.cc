@@ -12,7 +12,8 @@ namespace {
 // Keys (or sections) that may differ between a run and its continuation.
 constexpr std::array kFree = std::to_array<std::string_view>(
     {"/name", "/runs", "/loader/threads", "/loader/prefetch", "/loader/cache_mb", "/checkpoint",
-     "/target", "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
+     "/target", "/python/interpreter", "/python/source", "/python/versions", "/train/log_every",
+     "/train/shard_optimizer", "/train/shard_copies"});
 
 bool is_free(std::string_view path) {
   return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view free) {

@@ -94,6 +94,7 @@ class RankContext {
   virtual const JobState& state() const = 0;
   virtual const StepKind& kind() const = 0;
   virtual int64_t rank() const = 0;
+  virtual uint64_t seed() const = 0;       // of what the rank draws in this step
   virtual int64_t train_size() const = 0;  // samples of the training set
   virtual nn::Model& model() = 0;
   // The samples that this rank has in this step: its part of those that the method chose, or of the

@@ -39,6 +39,7 @@ void work(const WorkerLaunch& launch) {
       launch.address.empty() ? net::local_address_towards(launch.controller) : launch.address;
   const WorkerInput input{.folder = launch.folder,
                           .job = launch.job,
+                          .recipe = launch.recipe,
                           .secret = &secret,
                           .address = address,
                           .progress_fd = launch.progress_fd,

@@ -23,6 +23,7 @@ struct WorkerLaunch {
   std::string
       address;  // where workers of other hosts reach it; empty: as it reaches the controller
   int progress_fd = -1;           // run/progress.h
+  Recipe recipe = {};             // empty: from the job file
   std::chrono::seconds alone{0};  // link::WorkerLinkOptions::alone
 };
 

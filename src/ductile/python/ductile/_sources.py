@@ -1,0 +1,84 @@
+"""The user's data, read as a description: which samples, in which order, and how they become a batch."""
+
+import random
+
+import numpy
+import torch
+from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler,
+                              SequentialSampler, default_collate)
+
+from ductile import _core
+from ductile._errors import Error
+
+
+def seed_all(seed):
+    """Whatever the user's code may draw from. (torch.manual_seed would visit all devices.)"""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+class Source:
+    """One of the job's two sets of samples. `fetch` depends on the seed of the job, the epoch and the
+    places alone, so it does not matter which process calls it."""
+
+    def __init__(self, data, what, seed, shuffle):
+        self.what, self.seed = what, seed
+        self.batch_size, self.processes, sampler = None, 0, None
+        if isinstance(data, DataLoader):
+            self._check_batches(data)
+            self.dataset, self.collate = data.dataset, data.collate_fn
+            self.batch_size, self.processes = data.batch_size, data.num_workers
+            sampler, self.init = data.sampler, data.worker_init_fn
+        else:
+            self.dataset, self.collate, self.init = data, default_collate, None
+        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
+            raise Error("invalid_argument", f"{what}() gives {type(self.dataset).__name__}: a map-style Dataset "
+                        "(with __len__ and __getitem__) or a DataLoader of one is needed")
+        plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None
+        self.shuffled = shuffle and (sampler is None or plain)
+        self.sampler = sampler if shuffle and not plain and not isinstance(sampler, SequentialSampler) else None
+        self.size = len(self.sampler) if self.sampler is not None else len(self.dataset)
+        if self.size < 1:
+            raise Error("invalid_argument", f"{what}(): the data set is empty")
+        self._order = (-1, None)  # of an epoch, by the user's sampler
+
+    def _check_batches(self, loader):
+        if isinstance(loader.dataset, IterableDataset):
+            return  # refused for what it is
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            raise Error("invalid_argument", f"{self.what}(): a DataLoader with a batch_sampler of its own, or without "
+                        "batches, does not say which samples a virtual rank has; give batch_size and a sampler")
+
+    def indices(self, epoch, first, count):
+        """The samples at the places [first, first + count) of an epoch."""
+        if self.shuffled:
+            return _core.permutation(self.seed, epoch, self.size, first, count)
+        if self.sampler is None:
+            return range(first, first + count)
+        if self._order[0] != epoch:
+            # A generator of its own would go on from where the last epoch left it.
+            if getattr(self.sampler, "generator", None) is not None:
+                self.sampler.generator.manual_seed(_core.mix(self.seed, epoch))
+            if hasattr(self.sampler, "set_epoch"):
+                self.sampler.set_epoch(epoch)
+            seed_all(_core.mix(self.seed, epoch))
+            order = list(self.sampler)
+            if len(order) != self.size:
+                raise Error("invalid_argument", f"{self.what}(): the sampler says that it has {self.size} samples and "
+                            f"gives {len(order)}; every epoch has to have as many as len() says")
+            self._order = (epoch, order)
+        return self._order[1][first:first + count]
+
+    def fetch(self, epoch, first, count):
+        """The batch of these places, each sample fetched under a seed of its own."""
+        of_epoch = _core.mix(self.seed, epoch)
+        samples = []
+        for index in self.indices(epoch, first, count):
+            seed_all(_core.mix(of_epoch, index))
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                error.ductile_sample = index
+                raise
+        return self.collate(samples)
