@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
 #include "ductile/cluster/slurm_impl.h"
 #include "ductile/cluster/slurm_pool_impl.h"
 #include "ductile/spec/pool.h"
@@ -10,15 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-ErrorCode code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::internal;
-}
+using ductile::testing::code_of;
 
 TEST(SlurmCommands, OnlyAJobsNumberIsAJobsNumber) {
   EXPECT_EQ(parse_sbatch("123\n"), "123");

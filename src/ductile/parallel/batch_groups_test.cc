@@ -26,11 +26,11 @@ Doubles leaf(int64_t v, int m, size_t size) {
 }
 
 // By the definition of the canonical tree.
-Doubles serial_sum(int64_t begin, int64_t count, int m, size_t size) {
+Doubles serial_doubles(int64_t begin, int64_t count, int m, size_t size) {
   if (count == 1) return leaf(begin, m, size);
   const int64_t left = comm::left_leaves(count);
-  Doubles a = serial_sum(begin, left, m, size);
-  const Doubles b = serial_sum(begin + left, count - left, m, size);
+  Doubles a = serial_doubles(begin, left, m, size);
+  const Doubles b = serial_doubles(begin + left, count - left, m, size);
   for (size_t i = 0; i < size; ++i) a[i] += b[i];
   return a;
 }
@@ -102,7 +102,7 @@ RC_GTEST_PROP(BatchGroups, EveryMemberGetsTheCanonicalSumWhateverTheCut, ()) {
     for (int m = 0; m < 3; ++m) {
       Doubles values = leaf(v, m, length);
       group->sum(values);
-      right[static_cast<size_t>(v)] += values == serial_sum(v / size * size, size, m, length);
+      right[static_cast<size_t>(v)] += values == serial_doubles(v / size * size, size, m, length);
     }
     const std::lock_guard lock(mutex);
     movers[static_cast<size_t>(v / size)] += group->moves_running_statistics();
