@@ -43,6 +43,9 @@ class Engine {
   virtual void follow(int64_t /*devices*/, const std::vector<bool>& /*held*/) {}
   virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()
 
+  // Nodes may go at any time: the most seconds between checkpoints of a job; 0: as the job says.
+  virtual int64_t checkpoint_every() const { return 0; }
+
   virtual int64_t nodes() const = 0;
   virtual std::string listen() const = 0;  // the address under which workers reach this machine
 };

@@ -184,7 +184,8 @@ bool has_ended_in_slurm(std::string_view state) {
 Slurm::Slurm()
     : sbatch_(program_on_path("sbatch")),
       squeue_(program_on_path("squeue")),
-      scancel_(program_on_path("scancel")) {}
+      scancel_(program_on_path("scancel")),
+      scontrol_(program_on_path("scontrol")) {}
 
 std::string Slurm::submit(const std::vector<std::string>& options, const fs::path& script) const {
   std::vector<std::string> words = {"--parsable"};
@@ -204,6 +205,12 @@ std::vector<QueueEntry> Slurm::list(const std::vector<std::string>& names) const
 
 void Slurm::cancel(const std::string& name) const {
   succeed(scancel_, {"--quiet", fmt::format("--user={}", ::geteuid()), "--name=" + name});
+}
+
+// Any change of a job is saved soon; a comment is the one that changes nothing.
+void Slurm::write_down(const std::string& name) const {
+  succeed(scontrol_, {"--quiet", "update", "JobName=" + name, fmt::format("UserID={}", ::geteuid()),
+                      "Comment=ductile"});
 }
 
 }  // namespace ductile::cluster

@@ -14,9 +14,11 @@
 #include <fmt/format.h>
 
 #include "ductile/base/clock.h"
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/slurm_pool_impl.h"
 #include "ductile/net/secret.h"
 #include "ductile/net/socket.h"
@@ -79,6 +81,11 @@ class SlurmErrands {
       }
     }
     for (const PilotKey& key : errand.cancel) noting([&] { cancel(key); });
+    for (const PilotKey& key : errand.write_down)
+      noting([&] {
+        slurm_.write_down(job_name(key));
+        news.written_down.push_back(key);
+      });
     noting([&] { list(errand.list, news); });
     for (const PilotKey& key : errand.list) {
       noting([&] {
@@ -178,11 +185,21 @@ server::AgentsOptions slurm_agents_of(const spec::Cluster& cluster,
   return out;
 }
 
+// A job may have nodes of any pool, so the shortest interval counts.
+int64_t checkpoint_every_of(const std::vector<spec::Pool>& pools) {
+  int64_t least = 0;
+  for (const spec::Pool& pool : pools)
+    if (pool.checkpoint > 0 && (least == 0 || pool.checkpoint < least)) least = pool.checkpoint;
+  return least;
+}
+
 class SlurmEngine final : public Engine {
  public:
   SlurmEngine(net::Loop& loop, const spec::Cluster& cluster, SlurmEngineOptions options)
       : mailbox_(loop.mailbox()),
+        lock_(lock_of(options.folder / "server")),
         listen_(options.listen),
+        checkpoint_every_(checkpoint_every_of(options.pools)),
         pool_(options.pools),
         errands_(pool_, options),
         agents_(std::make_shared<server::Agents>(loop, slurm_agents_of(cluster, options))) {
@@ -223,6 +240,7 @@ class SlurmEngine final : public Engine {
     return pool_.leaving(static_cast<size_t>(node));
   }
   bool borrows_nodes() const override { return true; }
+  int64_t checkpoint_every() const override { return checkpoint_every_; }
   void follow(int64_t devices, const std::vector<bool>& held) override {
     pool_.follow(devices, held);
   }
@@ -289,7 +307,9 @@ class SlurmEngine final : public Engine {
   }
 
   const net::Loop::Mailbox mailbox_;
+  const Descriptor lock_;
   const std::string listen_;
+  const int64_t checkpoint_every_;
   SlurmPool pool_;
   const SlurmErrands errands_;
   const std::shared_ptr<server::Agents> agents_;

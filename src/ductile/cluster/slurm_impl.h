@@ -45,9 +45,12 @@ class Slurm {
   std::string submit(const std::vector<std::string>& options, const fs::path& script) const;
   std::vector<QueueEntry> list(const std::vector<std::string>& names) const;
   void cancel(const std::string& name) const;  // all of this user's jobs of that name
+  // Makes slurmctld write down, within seconds, that a job of this name has begun. By itself it may
+  // take five minutes; one that is killed meanwhile forgets the job, or starts it a second time.
+  void write_down(const std::string& name) const;
 
  private:
-  fs::path sbatch_, squeue_, scancel_;
+  fs::path sbatch_, squeue_, scancel_, scontrol_;
 };
 
 }  // namespace ductile::cluster

@@ -9,7 +9,7 @@
 namespace ductile::cluster {
 namespace {
 
-constexpr double kListEvery = 2, kCancelEvery = 5;
+constexpr double kListEvery = 2, kCancelEvery = 5, kWriteDownEvery = 5;
 constexpr double kFirstPause = 5, kLongestPause = 300;  // after a pilot that never came
 constexpr int kMissed = 2;  // lists without a pilot until it counts as gone
 
@@ -114,6 +114,12 @@ SlurmErrand SlurmPool::plan(double now) {
     node.cancelled_at = now;
     out.cancel.push_back({n, node.generation});
   }
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    Node& node = nodes_[n];
+    if (node.state != State::running || node.written_down || now < node.write_again_at) continue;
+    node.write_again_at = now + kWriteDownEvery;
+    out.write_down.push_back({n, node.generation});
+  }
   if (now >= listed_at_ + kListEvery || !out.submit.empty() || !out.cancel.empty()) {
     out.list = all();
     listed_at_ = now;
@@ -146,8 +152,8 @@ void SlurmPool::gone(Node& node, double now, const std::string& how) {
   node.job.clear();
   node.leaving.clear();
   node.reason.clear();
-  node.ends = 0;
-  node.noticed = node.taken_over = false;
+  node.ends = node.write_again_at = 0;
+  node.noticed = node.taken_over = node.written_down = false;
   node.missed = 0;
 }
 
@@ -187,6 +193,8 @@ void SlurmPool::learn(const SlurmNews& news, double now) {
     }
   for (const PilotKey& key : news.noticed)
     if (nodes_[key.node].generation == key.generation) nodes_[key.node].noticed = true;
+  for (const PilotKey& key : news.written_down)
+    if (nodes_[key.node].generation == key.generation) nodes_[key.node].written_down = true;
   for (const auto& [key, entries] : news.queue)
     if (news.listed && nodes_[key.node].generation == key.generation &&
         nodes_[key.node].state != State::none)

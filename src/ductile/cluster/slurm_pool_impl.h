@@ -24,7 +24,8 @@ struct PilotKey {
 struct SlurmErrand {
   std::vector<PilotKey> submit;
   std::vector<PilotKey> cancel;
-  std::vector<PilotKey> list;  // look at these, in the queue and at their tickets
+  std::vector<PilotKey> write_down;  // these have begun, and slurmctld may not have saved this yet
+  std::vector<PilotKey> list;        // look at these, in the queue and at their tickets
 };
 struct SlurmNews {
   std::map<PilotKey, std::string>
@@ -34,6 +35,7 @@ struct SlurmNews {
   std::map<PilotKey, std::vector<QueueEntry>> queue;
   std::map<PilotKey, server::PilotClaim> claims;
   std::vector<PilotKey> noticed;
+  std::vector<PilotKey> written_down;
 };
 
 // Decides which pilots there are. It has no clock, no threads and no files: plan() says what to do,
@@ -73,9 +75,9 @@ class SlurmPool {
     uint64_t generation = 0;  // of the latest pilot
     std::string job, partition, reason, error, leaving;
     std::optional<server::PilotClaim> claim;
-    double ends = 0, idle_since = 0, retry_at = 0, cancelled_at = 0;
+    double ends = 0, idle_since = 0, retry_at = 0, cancelled_at = 0, write_again_at = 0;
     int missed = 0, failures = 0;
-    bool held = false, noticed = false, taken_over = false;
+    bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
   int64_t wanted(size_t pool, int64_t& devices) const;

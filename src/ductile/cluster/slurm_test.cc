@@ -65,6 +65,7 @@ class Pool {
     for (const PilotKey& key : errand.submit) jobs[key] = "PENDING";
     for (const PilotKey& key : errand.cancel) jobs.erase(key);
     SlurmNews news;
+    if (takes_changes) news.written_down = errand.write_down;
     news.listed = answers;
     if (!answers) news.trouble = "squeue: no answer";
     for (const PilotKey& key : errand.list) {
@@ -86,7 +87,7 @@ class Pool {
   SlurmPool pool;
   std::map<PilotKey, std::string> jobs;
   double now = 1000, ends = 0;
-  bool answers = true;
+  bool answers = true, takes_changes = true;
 };
 
 TEST(SlurmPool, GrowsWithDemandAndShrinksWhenNothingNeedsIt) {
@@ -130,6 +131,28 @@ TEST(SlurmPool, WhatSlurmDoesNotAnswerIsUnknown) {
   const SlurmErrand errand = slurm.turn();
   ASSERT_EQ(errand.submit.size(), 1u);
   EXPECT_EQ(errand.submit[0].generation, 2u);  // never the same ticket again
+}
+
+// A slurmctld that is killed forgets a start that it had not saved, and the pilot with it.
+TEST(SlurmPool, SlurmWritesDownEachPilotThatHasBegunAndIsAskedUntilItDoes) {
+  Pool slurm;
+  slurm.pool.follow(4, {false, false, false});
+  EXPECT_TRUE(slurm.turn().write_down.empty());
+  EXPECT_TRUE(slurm.turn().write_down.empty());  // pending: sbatch saved it
+  slurm.takes_changes = false;
+  slurm.start_all();
+  const std::vector<PilotKey> both = {{0, 1}, {1, 1}};
+  EXPECT_EQ(slurm.turn().write_down, both);
+  EXPECT_TRUE(slurm.turn(1).write_down.empty());  // not at every turn
+  slurm.takes_changes = true;
+  EXPECT_EQ(slurm.turn(5).write_down, both);
+  EXPECT_TRUE(slurm.turn(100).write_down.empty());
+  slurm.jobs.erase({0, 1});
+  slurm.turn();
+  slurm.turn();
+  slurm.turn();  // the next pilot of this node
+  slurm.start_all();
+  EXPECT_EQ(slurm.turn().write_down, (std::vector<PilotKey>{{0, 2}}));
 }
 
 TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {

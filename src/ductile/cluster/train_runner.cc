@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -12,6 +13,8 @@
 
 namespace ductile::cluster {
 namespace {
+
+constexpr std::chrono::seconds kCheckpointSoonest{1};
 
 RunnerEnd end_of(const server::JobOutcome& outcome) {
   if (outcome.error) return end_by(outcome.error);
@@ -33,6 +36,11 @@ class TrainRunner : public JobRunner {
     options.run = folder.path();
     options.membership = link::membership_options(job);
     options.membership.max_workers = job.train.virtual_ranks;
+    if (const std::chrono::seconds most(engine.checkpoint_every()); most.count() > 0) {
+      control::Time& every = options.membership.checkpoint_every;
+      every = every > control::Time{0} ? std::min<control::Time>(every, most) : most;
+      options.membership.checkpoint_soonest = kCheckpointSoonest;
+    }
     options.membership.num_hosts = engine.nodes();
     options.listen = engine.listen();
     options.alone = alone;

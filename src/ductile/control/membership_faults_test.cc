@@ -237,6 +237,37 @@ TEST_F(FaultsTest, AfterAReturnToACheckpointStepsAreSavedAgainFromThere) {
   EXPECT_EQ(saves.front().second.at_step, 110);
 }
 
+// On nodes that may go at any time a job that has one worker loses what it did since then.
+TEST_F(FaultsTest, WhereCheckpointsAreQuickTheyAreTakenOftenAndWhereTheyAreSlowNot) {
+  options_.checkpoint_every = seconds(10);
+  options_.checkpoint_soonest = seconds(1);
+  job_.emplace(options_);
+  run_with(1);
+  const auto begin_after = [&](Time work) {  // without a checkpoint the job works for so long
+    for (Time done{0}; told<Save>().empty() && done < work + seconds(1);
+         done += milliseconds(100)) {
+      now_ += milliseconds(100);
+      say(1, WorkerPhase::running, 1, 1, reports_[1].step + 1);
+      if (!told<Save>().empty()) return done + milliseconds(100);
+    }
+    return Time::max();
+  };
+  const auto publish_after = [&](Time writing) {
+    const uint64_t attempt = told<Save>()[0].second.attempt;
+    now_ += writing;
+    reports_[1].save = {attempt, SaveStatus::State::written, reports_[1].step, ""};
+    repeat(1);
+    happen(CheckpointPublished{reports_[1].step});
+  };
+  ASSERT_EQ(told<Save>().size(), 1u);  // nothing was saved yet
+  publish_after(milliseconds(10));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(1));
+  publish_after(milliseconds(500));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(5));  // a tenth of the time
+  publish_after(seconds(2));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(10));
+}
+
 TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
   happen(StartJob{2});
   size_t told = 0;

@@ -112,6 +112,8 @@ struct Membership::State {
   bool save_asked = false;
   Time next_save{0};
   Time last_checkpoint{0};
+  Time save_began{0};
+  Time save_took{0};  // of the last checkpoint, from asking for it to its publication
   std::string last_save_error;
   Time preempt_since{0};
   Time finish_since{0};
@@ -219,6 +221,7 @@ struct Membership::State {
   void preempt_without_saving(const WorkerRecord* writer);
   void save_result();
   bool saves_earlier();
+  Time checkpoint_interval() const;
   void save_while_running();
   WorkerRecord* done_worker();
 };

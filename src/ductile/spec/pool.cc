@@ -32,6 +32,9 @@ void describe(Describer& d, Pool& p) {
   d.field("notice", p.notice, "seconds before the time limit in which jobs move to other nodes")
       .range(1, 1e5);
   d.field("idle", p.idle, "seconds without a job after which a pilot is given back").range(0, 1e6);
+  d.field("checkpoint", p.checkpoint,
+          "most seconds between two checkpoints of a job; 0: as the job says")
+      .range(0, 1e6);
   d.field("options", p.options, "further options of sbatch, one a text: \"--gres=gpu:2\"");
 }
 

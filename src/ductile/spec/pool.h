@@ -26,6 +26,7 @@ struct Pool {
   int64_t time_limit = 60;           // minutes of a pilot
   int64_t notice = 60;               // seconds before the limit in which its jobs move away
   int64_t idle = 60;                 // seconds without a job after which a pilot is given back
+  int64_t checkpoint = 10;           // most seconds between a job's checkpoints; 0: as it says
   std::vector<std::string> options;  // further options of sbatch: "--gres=gpu:2"
   bool operator==(const Pool&) const = default;
 };
