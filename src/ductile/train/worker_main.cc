@@ -86,7 +86,7 @@ Arguments parse(int argc, char** argv) {
                     "unknown argument {}; usage: ductile-worker --run DIR "
                     "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
                     "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
-                    "--run DIR --ask JSON [--progress-fd N] | --run DIR --serve JSON "
+                    "--run DIR --ask JSON [--progress-fd N] | --run DIR [--worker ID] --serve JSON "
                     "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
                     "--describe",
                     arg);
@@ -110,16 +110,17 @@ int tell_of_model(const Arguments& arguments) {
 
 int run(const Arguments& arguments) {
   using namespace ductile;
-  const run::RunFolder folder = run::RunFolder::open(arguments.run);
+  std::optional<train::ServeRequest> request;
+  if (!arguments.serve.empty())
+    request = train::ServeRequest::from_json(
+        parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
+  const bool of_another = request && !request->run.empty();
+  const run::RunFolder folder =
+      run::RunFolder::open(of_another ? request->run : fs::path(arguments.run));
   spec::JobOptions job;
   OptionSet(job).read_toml(folder.job_file(), Moved::follow);
   spec::check(job);
-  std::optional<train::ServeRequest> request;
-  if (!arguments.serve.empty()) {
-    request = train::ServeRequest::from_json(
-        parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
-    if (request->threads > 0) job.train.threads = request->threads;
-  }
+  if (request && request->threads > 0) job.train.threads = request->threads;
   train::resolve_threads(job);
   train::prepare_torch(job);
 
