@@ -109,13 +109,17 @@ struct ServiceCommand {
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
   int64_t retries = 0;
-  double time_limit = 0;  // seconds
-  std::string job;        // why, cancel: a number or a name; events: empty for all
-  std::string node;       // drain, undrain
-  std::string reason;     // drain
-  int64_t lines = 50;     // events
-  bool follow = false;    // events
-  bool all = false;       // jobs: also those that have ended
+  double time_limit = 0;              // seconds
+  std::optional<std::string> served;  // a run, or a job whose run is to be served
+  std::optional<int64_t> checkpoint;  // of it: to begin with
+  int64_t max_batch = 32;             // of it
+  double target = 0.5;                // of it: seconds
+  std::string job;                    // why, cancel: a number or a name; events: empty for all
+  std::string node;                   // drain, undrain
+  std::string reason;                 // drain
+  int64_t lines = 50;                 // events
+  bool follow = false;                // events
+  bool all = false;                   // jobs: also those that have ended
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);

@@ -67,6 +67,14 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
                                                const fs::path& run, const CommandSpec& command);
 
+class Front;
+
+// Replicas that answer inference requests behind `front`, which outlives the runner (front_impl.h):
+// one worker on each device. Throws not_found if the run that is to be served is not there, and
+// conflict if somebody else runs the job.
+std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                             Front& front, std::chrono::seconds alone);
+
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);
 

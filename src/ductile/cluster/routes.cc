@@ -95,6 +95,9 @@ Answer show_job(Request& request) {
   request.with_ledger([&](const Ledger& ledger) {
     out["device_seconds"] = ledger.device_seconds(job.id, request.now());
   });
+  if (const LiveView* view = request.view(); view != nullptr && !has_ended(job.phase)) {
+    if (const auto serving = view->serving(job.id)) out["serving"] = to_json(*serving);
+  }
   out["spec"] = parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
                            ErrorCode::data_loss);
   return json_answer(out);
@@ -380,6 +383,14 @@ Json to_json(const JobRecord& job) {
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
   return out;
+}
+
+Json to_json(const ServingFigures& serving) {
+  return {{"address", serving.address},          {"replicas", serving.ready},
+          {"requests_per_second", serving.load}, {"replica_requests_per_second", serving.rate},
+          {"arrived", serving.arrived},          {"answered", serving.answered},
+          {"retried", serving.retried},          {"waiting", serving.waiting},
+          {"in_flight", serving.in_flight}};
 }
 
 Json to_json(const Event& event) {

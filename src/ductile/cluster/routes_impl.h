@@ -9,6 +9,7 @@
 
 #include "ductile/base/json_value.h"
 #include "ductile/cluster/api.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 
@@ -102,5 +103,6 @@ Answer json_answer(const nlohmann::ordered_json& value);
 // A job as the interface shows it.
 nlohmann::ordered_json to_json(const JobRecord& job);
 nlohmann::ordered_json to_json(const Event& event);
+nlohmann::ordered_json to_json(const ServingFigures& serving);
 
 }  // namespace ductile::cluster

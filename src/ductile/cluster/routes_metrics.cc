@@ -1,4 +1,5 @@
-// The route of Prometheus. However many jobs there are, the number of series stays the same.
+// The route of Prometheus. However many jobs there are, the number of series stays the same, but
+// for those of the services that run.
 #include <map>
 #include <string>
 
@@ -63,6 +64,35 @@ void write_service(Request& request, MetricsText& out) {
   out.sample({}, rounds.last);
 }
 
+// A series for each service that runs: these are few.
+void write_serving(Request& request, MetricsText& out) {
+  if (request.view() == nullptr) return;
+  const std::map<JobId, ServingFigures> services = request.view()->serving();
+  if (services.empty()) return;
+  const auto write = [&](std::string_view name, std::string_view type, std::string_view help,
+                         auto value) {
+    out.begin(name, type, help);
+    for (const auto& [id, figures] : services)
+      out.sample({{"job", std::to_string(id)}, {"name", figures.name}},
+                 static_cast<double>(value(figures)));
+  };
+  using F = const ServingFigures&;
+  write("ductile_service_replicas", "gauge", "Replicas of a service that answer.",
+        [](F f) { return f.ready; });
+  write("ductile_service_requests_total", "counter", "Requests that came to a service.",
+        [](F f) { return f.arrived; });
+  write("ductile_service_answers_total", "counter", "Requests that a replica answered.",
+        [](F f) { return f.answered; });
+  write("ductile_service_retries_total", "counter", "Requests that went to another replica.",
+        [](F f) { return f.retried; });
+  write("ductile_service_waiting", "gauge", "Requests that wait for a replica.",
+        [](F f) { return f.waiting; });
+  write("ductile_service_requests_per_second", "gauge", "Requests that come now.",
+        [](F f) { return f.load; });
+  write("ductile_service_replica_requests_per_second", "gauge",
+        "Requests that one replica can answer; 0: not known yet.", [](F f) { return f.rate; });
+}
+
 }  // namespace
 
 Answer show_metrics(Request& request) {
@@ -70,6 +100,7 @@ Answer show_metrics(Request& request) {
   write_jobs(request, out);
   write_devices(request, out);
   write_service(request, out);
+  write_serving(request, out);
   request.counts().write(out);
   write_process_metrics(out);
   Answer answer;

@@ -96,8 +96,8 @@ Answer show_accounts(Request& request) {
 Answer show_curves(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   const std::string& run = run_of(job);
-  // A command measures nothing that is known here.
-  const auto [version, text] = job.submission.kind == "command"
+  // Only training measures something that is known here.
+  const auto [version, text] = job.submission.kind != "train"
                                    ? CurveCache::Curves{"none", R"({"steps":0,"panels":[]})"}
                                    : request.curves().of(run::RunFolder::open(run).path());
   Answer out;

@@ -7,18 +7,22 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/sched/queueing.h"
 
 namespace ductile::cluster {
 namespace {
 
 // What a start or a change of allocation costs: a few seconds, since workers stay where they are.
 constexpr double kRestartSeconds = 3;
+// Until a service's rate is measured: requests that one replica answers within the target.
+constexpr double kFirstRate = 10;
 
 sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
   sched::AgentFacts out;
   out.application = demand.application;
   // The batch is the job's own: its bits depend on it.
-  out.scaling = demand.rigid ? sched::Scaling::rigid : sched::Scaling::strong;
+  const bool rigid = demand.rigid || demand.target;
+  out.scaling = rigid ? sched::Scaling::rigid : sched::Scaling::strong;
   out.requested_replicas = demand.min_devices;
   out.requested_batch = demand.batch;
   out.most_devices = demand.max_devices;
@@ -28,7 +32,7 @@ sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluste
     known.limits = {demand.batch, demand.batch, 1, demand.batch};
     // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
     // it gets nowhere.
-    if (demand.rigid) known.unit_rate = 1;
+    if (rigid) known.unit_rate = 1;
     out.types.push_back(std::move(known));
   }
   return out;
@@ -132,8 +136,38 @@ void Scheduler::add(const JobDemand& demand) {
   view.min_devices = demand.min_devices;
   view.max_devices = demand.max_devices;
   view.restart_seconds = kRestartSeconds;
+  if (demand.target) {
+    view.service.emplace();
+    view.service->target = *demand.target;
+    view.service->rate.assign(cluster_.types.size(), kFirstRate / *demand.target);
+    bound_service(view, demand.min_devices, demand.max_devices);
+  }
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
+}
+
+// A policy that does not know services has a rigid job that keeps its floor.
+void Scheduler::bound_service(sched::JobView& view, int32_t least, int32_t most) const {
+  const bool serves = policy_->traits().serves;
+  view.scaling = sched::Scaling::rigid;
+  view.preemptible = serves;
+  view.requested_devices = least;
+  view.min_devices = serves ? 1 : least;
+  view.max_devices = serves ? most : least;
+  view.service->floor = least;
+  for (sched::TypeModel& type : view.types) type.max_useful = view.max_devices;
+}
+
+bool Scheduler::served(JobId id, const ServiceLoad& load) {
+  Job& job = jobs_.at(id);
+  sched::ServiceView& service = *job.view.service;
+  service.load = load.load;
+  service.peak = load.peak;
+  if (load.rate > 0) service.rate.assign(cluster_.types.size(), load.rate);
+  const int32_t has = sched::device_count(job.granted.value_or(job.view.allocation));
+  return policy_->traits().serves && has < job.view.max_devices &&
+         sched::replicas_needed(std::max(load.load, load.peak), service.rate.front(),
+                                service.target, service.goal, service.floor) > has;
 }
 
 void Scheduler::remove(JobId id, bool ended) {
@@ -144,11 +178,17 @@ void Scheduler::remove(JobId id, bool ended) {
 void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
-  view.requested_devices = view.min_devices = least;
-  view.max_devices = most;
+  if (view.service) {
+    bound_service(view, least, most);
+    least = view.min_devices, most = view.max_devices;
+  } else {
+    view.requested_devices = view.min_devices = least;
+    view.max_devices = most;
+  }
   const int32_t batch = job.agent->facts().requested_batch;
   for (sched::TypeModel& type : view.types)
-    type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+    if (!view.service)
+      type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
   if (!job.granted || job.granted->empty()) return;
   const int32_t coming = sched::device_count(*job.granted);
   if (coming < least || coming > most) job.granted.reset();
@@ -282,6 +322,13 @@ std::vector<Allotment> Scheduler::decide(double now) {
     views.push_back(view_of(job, now));
   }
   views = within_quotas(std::move(views));
+  for (sched::JobView& view : views) {
+    if (!view.service) continue;
+    if (!policy_->traits().serves)
+      view.service.reset();
+    else
+      view.service->floor = std::min(view.service->floor, view.max_devices);
+  }
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);

@@ -28,6 +28,16 @@ struct JobDemand {
   bool rigid = false;  // it runs on min_devices or not at all
   int32_t min_devices = 1, max_devices = 1;
   int32_t batch = 1;  // samples of a step, over all devices; it stays as it is
+  // Of an inference service: seconds within which its requests are to be answered. It has one
+  // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
+  // where there are not so many.
+  std::optional<double> target;
+};
+
+// What comes to a service.
+struct ServiceLoad {
+  double load = 0, peak = 0;  // requests per second: now, and the most lately
+  double rate = 0;            // that one replica answers; 0: nobody knows yet
 };
 
 // What a job is to hold from now on.
@@ -58,6 +68,8 @@ class Scheduler {
   // Absurd values change nothing.
   void measured(JobId job, double samples_per_second);
   void progress(JobId job, int64_t steps, int64_t total_steps);
+  // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
+  bool served(JobId job, const ServiceLoad& load);
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
 
@@ -102,6 +114,7 @@ class Scheduler {
     double rate_of_one = 0;  // samples per second that one device was seen to take
   };
 
+  void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
   void restore_job(const nlohmann::json& item);
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);

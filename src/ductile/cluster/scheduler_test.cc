@@ -54,6 +54,70 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
   }
 }
 
+// As many as its load needs, within its bounds and its team's quota, and before training.
+TEST(Scheduler, AServiceHasWhatItsLoadNeeds) {
+  ServiceOptions options;
+  options.devices = 8;
+  options.node = "here";
+  options.quotas = {{"team", 5}};
+  Scheduler scheduler(cluster_of(options), "ductile", kInterval);
+  JobDemand service = demand(1, 2, 6);
+  service.target = 0.1;
+  scheduler.add(service);
+  scheduler.add(demand(2, 1, 8));
+  std::map<JobId, int32_t> held;
+  double now = 0;
+  const auto round = [&] {
+    now += kInterval;
+    for (const Allotment& a : scheduler.decide(now)) {
+      held[a.job] = sched::device_count(a.allocation);
+      scheduler.holds(a.job, a.allocation, now);
+      EXPECT_FALSE(a.reason.empty());
+    }
+  };
+  round();
+  EXPECT_EQ(held[1], 2);
+  EXPECT_GT(held[2], 0);
+  EXPECT_TRUE(scheduler.served(1, {350, 350, 100}));
+  round();
+  EXPECT_GE(held[1], 4);
+  EXPECT_LE(held[1], 6);
+  EXPECT_FALSE(scheduler.served(1, {350, 350, 100})) << "it has what it needs";
+  scheduler.served(1, {9000, 9000, 100});
+  round();
+  EXPECT_EQ(held[1], 6) << "its user wants no more";
+  EXPECT_FALSE(scheduler.served(1, {9000, 9000, 100}));
+  scheduler.set_bounds(1, 1, 3);
+  round();
+  EXPECT_EQ(held[1], 3);
+  scheduler.served(1, {0, 0, 100});
+  round();
+  EXPECT_EQ(held[1], 1);
+  scheduler.remove(1);
+  service.team = 1;
+  service.id = 3;
+  service.min_devices = 6;
+  scheduler.add(service);
+  scheduler.served(3, {9000, 9000, 100});
+  round();
+  round();
+  EXPECT_EQ(held[3], 5) << "its team has no more";
+}
+
+// Rather fewer replicas than none.
+TEST(Scheduler, AServiceOfWhichOnlyAPartFitsHasThatPart) {
+  Scheduler scheduler(one_machine(4), "ductile", kInterval);
+  JobDemand service = demand(1, 3, 3);
+  service.target = 0.1;
+  scheduler.add(service);
+  for (const Allotment& a : scheduler.decide(10)) scheduler.holds(a.job, a.allocation, 10);
+  scheduler.set_bounds(1, 6, 6);
+  int32_t held = 3;
+  for (const Allotment& a : scheduler.decide(20)) held = sched::device_count(a.allocation);
+  EXPECT_GE(held, 3);
+  EXPECT_LE(held, 4);
+}
+
 TEST(Scheduler, ARigidJobRunsBesideAnotherOneUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
     Scheduler scheduler(one_machine(3), policy, kInterval);

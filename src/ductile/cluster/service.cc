@@ -40,6 +40,15 @@ std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) 
   return out;
 }
 
+spec::Allocation as_far_as(const spec::Allocation& wanted, const std::vector<int64_t>& room) {
+  spec::Allocation out;
+  for (const spec::NodeShare& share : wanted) {
+    const int64_t devices = std::min<int64_t>(share.devices, room[static_cast<size_t>(share.node)]);
+    if (devices > 0) out.push_back({share.node, static_cast<int32_t>(devices)});
+  }
+  return out;
+}
+
 }  // namespace
 
 Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
@@ -145,7 +154,7 @@ void Service::Impl::go_on() {
   for (auto& [id, live] : live_) {
     if (live.record.phase != Phase::running) continue;
     const spec::Allocation devices = held_before(id, left);
-    const bool fits = spec::device_count(devices) >= live.record.submission.min_devices;
+    const bool fits = spec::device_count(devices) >= least_devices(live);
     if (fits) {
       live.asked = devices;
       scheduler_.holds(id, devices, schedule_time());
@@ -186,7 +195,10 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   view_.forget(id);
   ending_.insert(id);
   writer_.write(
-      [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
+      [id, phase, reason](Change& change) {
+        change.set_phase(id, phase, reason, wall_seconds());
+        change.forget_memory(front_memory_name(id));
+      },
       [this, id] {
         ending_.erase(id);
         decide_soon();
@@ -260,6 +272,7 @@ void Service::Impl::decide() {
     // It is there already: before it could be taken away, it was granted again.
     if (coming == live.asked && live.runner && !live.stopping) scheduler_.withdrawn(id);
     measure(live);
+    note_load(live);
     keep_in_place(live);
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -330,9 +343,10 @@ void Service::Impl::settle() {
     const Counts wanted = by_node(live.granted, nodes_.count());
     const bool fits = std::ranges::equal(wanted, free, std::less_equal<>());
     waits = waits || !fits;
-    if (!fits) continue;
-    for (size_t n = 0; n < free.size(); ++n) free[n] -= wanted[n];
-    begin(live, live.granted);
+    const spec::Allocation now = fits ? live.granted : as_far_as(live.granted, free);
+    if (!fits && (!std::holds_alternative<ServeSpec>(live.work) || now.empty())) continue;
+    for (const spec::NodeShare& share : now) free[static_cast<size_t>(share.node)] -= share.devices;
+    begin(live, now);
   }
   follow_demand();
   if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
@@ -343,13 +357,10 @@ void Service::Impl::settle() {
 // for each other, so a job is saved and begins anew where that takes too long.
 bool Service::Impl::approach(Live& live, Counts& free) {
   const Counts has = by_node(live.asked, nodes_.count());
-  spec::Allocation next;
-  for (const spec::NodeShare& share : live.granted) {
-    const auto n = static_cast<size_t>(share.node);
-    const int64_t devices = std::min<int64_t>(share.devices, has[n] + free[n]);
-    if (devices > 0) next.push_back({share.node, static_cast<int32_t>(devices)});
-  }
-  const int64_t least = std::max<int64_t>(1, live.record.submission.min_devices);
+  Counts may = free;
+  for (size_t n = 0; n < may.size(); ++n) may[n] += has[n];
+  const spec::Allocation next = as_far_as(live.granted, may);
+  const int64_t least = least_devices(live);
   if (spec::device_count(next) < least) {
     if (++live.waits > kMostWaits) preempt(live);
     return true;
@@ -397,7 +408,10 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
 void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   try {
-    live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work);
+    if (const auto* serve = std::get_if<ServeSpec>(&live.work); serve != nullptr && !live.front)
+      open_front(live, *serve);
+    live.runner =
+        make_runner(loop_, *engine_, options_, live.record, live.run, live.work, live.front.get());
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
@@ -432,6 +446,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
 
 void Service::Impl::preempt(Live& live) {
   if (std::exchange(live.stopping, true)) return;
+  if (live.front && (stopping_ || live.record.wish != Wish::run)) live.front->close();
   live.runner->preempt();
   view_.set(live.record.id, state_of(live));
 }
@@ -461,6 +476,10 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   if (has_ended(phase)) {
     this->end(id, phase, reason);
     return end_if_idle();
+  }
+  if (live.front && live.front->closing()) {
+    live.front.reset();
+    view_.forget(id);
   }
   live.record.phase = phase;
   live.record.reason = reason;

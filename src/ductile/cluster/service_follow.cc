@@ -138,7 +138,8 @@ LiveState Service::Impl::state_of(const Live& live) const {
   }
   if (live.starting || (live.runner && live.runner->progress().generation < 0))
     return {Moment::starting, ""};
-  if (live.runner) return {Moment::running, ""};
+  if (live.runner)
+    return {Moment::running, live.front ? "it answers at " + live.front->address() : ""};
   if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
   const Cause cause = live.record.phase == Phase::paused ? Cause::user
                       : !scheduler_.knows(id)            ? Cause::too_large

@@ -11,6 +11,7 @@
 #include "ductile/base/clock.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
@@ -23,8 +24,9 @@
 
 namespace ductile::cluster {
 
-// The service itself: service.cc goes from what is granted to what is held, service_follow.cc
-// follows what the store, its users and its nodes say, and tells them what becomes of it.
+// The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
+// what is granted to what is held, service_follow.cc follows what the store, its users and its
+// nodes say, and tells them what becomes of it.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -56,6 +58,7 @@ class Service::Impl {
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
+    std::unique_ptr<Front> front;  // of a service job that has run and is not paused
     std::unique_ptr<JobRunner> runner;
   };
 
@@ -75,6 +78,10 @@ class Service::Impl {
   void follow_wish(Live& live);
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
+  void open_front(Live& live, const ServeSpec& spec);
+  void follow_load(Live& live);
+  void note_load(Live& live);
+  int64_t least_devices(const Live& live) const;
   void note_speed(Live& live, double speed, const JobProgress& progress);
   void keep_in_place(Live& live);
   void decide();

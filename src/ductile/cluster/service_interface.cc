@@ -8,15 +8,32 @@
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/access_file.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/service_impl.h"
 
 namespace ductile::cluster {
 
+namespace {
+
+// A run elsewhere may be read by the service's user alone.
+void require_run_of_jobs(const fs::path& run, const fs::path& runs) {
+  std::error_code error;
+  const fs::path real = fs::canonical(run, error);
+  if (error || real.parent_path() != fs::canonical(runs))
+    throw Refused(fmt::format(
+        "{} is not the run of a job of this service; only the service's own user may have others "
+        "served",
+        run.string()));
+}
+
+}  // namespace
+
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
+  api_->check_submission([this, devices = nodes_.devices(), several = options_.cluster.has_value()](
                              const Submission& s, const nlohmann::json& spec, Role role) {
+    if (s.kind == "serve" && role < Role::admin) require_run_of_jobs(serve_of(spec).run, runs_);
     check_spec(s, spec, devices);
     if (role < Role::admin && runs_own_code(s, spec))
       throw Refused(

@@ -409,6 +409,10 @@ void Change::set_memory(std::string_view name, std::string_view value) {
   database_.run("INSERT OR REPLACE INTO memory (name, value) VALUES (?, ?)", name, value);
 }
 
+void Change::forget_memory(std::string_view name) {
+  database_.run("DELETE FROM memory WHERE name = ?", name);
+}
+
 std::optional<std::string> Change::answered(std::string_view principal, std::string_view key,
                                             std::string_view digest) {
   std::optional<std::string> answer;

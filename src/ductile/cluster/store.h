@@ -119,6 +119,8 @@ class Change {
   // What is to be known after a restart, under a name; it replaces what was there.
   void set_memory(std::string_view name, std::string_view value);
 
+  void forget_memory(std::string_view name);
+
   // An event of its own, of a job or (0) of none. `body`: JSON.
   Revision record(JobId job, std::string_view kind, std::string_view body, double now);
 

@@ -34,6 +34,15 @@ struct LiveKind {
   auto operator<=>(const LiveKind&) const = default;
 };
 
+// What a service job is doing.
+struct ServingFigures {
+  std::string name, address;  // of the job; where it answers
+  int64_t ready = 0;          // replicas that answer
+  double load = 0, rate = 0;  // requests per second: that come, that a replica answers
+  int64_t arrived = 0, answered = 0, retried = 0;  // since the service began
+  int64_t waiting = 0, in_flight = 0;
+};
+
 // The decisions of the scheduler so far.
 struct RoundFigures {
   int64_t count = 0;
@@ -49,6 +58,9 @@ class LiveView {
   void forget(JobId job);
 
   void note_round(double seconds);
+  void set_serving(JobId job, ServingFigures figures);
+  std::optional<ServingFigures> serving(JobId job) const;
+  std::map<JobId, ServingFigures> serving() const;
 
   std::optional<LiveState> of(JobId job) const;
   std::map<LiveKind, int64_t> counts() const;
@@ -60,6 +72,7 @@ class LiveView {
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
   RoundFigures rounds_;
+  std::map<JobId, ServingFigures> serving_;
 };
 
 struct WhyFacts {

@@ -93,7 +93,8 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   CLI::App* sub = add_service_command(
       app, parsed, "submit",
       " job.toml --name trial --max 4\n  ductile submit --devices 2 --retries 3 -- python train.py "
-      "--lr 0.1\n\nThe command prints the job's number. The result of a Ductile job is that of "
+      "--lr 0.1\n  ductile submit --service runs/latest --name digits --max 4\n\nThe command "
+      "prints the job's number. The result of a Ductile job is that of "
       "`ductile train` to\nthe bit. What follows -- is any program: it runs on a fixed number of "
       "devices, in the folder of\nthis command, and is told by its environment where to save "
       "(DUCTILE_CHECKPOINT_DIR) and how often it\nhas begun before (DUCTILE_RESTART).",
@@ -114,6 +115,28 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
       ->option_text("N")
       ->check(count);
+  sub->add_option("--service", c.served,
+                  "answer inference requests for this run, or for the run of this job, on as many "
+                  "devices as the load needs, from --min to --max")
+      ->option_text("RUN");
+  sub->add_option("--port", c.port,
+                  "of --service: its port on the service's machine (default: any)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 65535));
+  sub->add_option("--checkpoint", c.checkpoint,
+                  "of --service: begin with the weights of this checkpoint (default: the newest)")
+      ->option_text("STEP")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+  sub->add_flag("--follow", c.follow, "of --service: take newer weights as soon as they are there");
+  sub->add_option("--max-batch", c.max_batch,
+                  "of --service: samples that are computed at once (default 32)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 4096));
+  sub->add_option("--target", c.target,
+                  "of --service: seconds within which 99 % of the requests are to be answered "
+                  "(default 0.5)")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.001, 3600.0));
   sub->add_option("--env", c.environment,
                   "of a command: a variable of its environment; without a value, the one here "
                   "(repeatable)")

@@ -15,6 +15,7 @@
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/cli/trust.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/store_check.h"
@@ -24,11 +25,14 @@
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/folder.h"
 
 namespace ductile::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr int64_t kUsualReplicas = 4;  // at most, where nobody says --max
 
 // NAME=VALUE pairs of --env, and the PATH by which the program is found here.
 Json environment_of(const ServiceCommand& command, const Context& context) {
@@ -99,6 +103,42 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
           {"spec", {{"job", config.options.to_toml()}}}};
 }
 
+nlohmann::json serving_body(const ServiceCommand& command, const Context& context) {
+  if (command.request.file || !command.request.assignments.empty() || command.devices ||
+      !command.environment.empty() || command.retries > 0 || command.time_limit > 0)
+    fail(ErrorCode::invalid_argument,
+         "a job file, --set, --devices, --env, --retries and --time-limit are of other jobs; "
+         "--service takes a run, --min and --max");
+  // That of a job may be on the service's machine alone.
+  const JobReference job = find_job(*command.served, command.at, context);
+  fs::path run = job.run.empty() ? run_of(job) : job.run;
+  std::string name = run::file_name_of(run.filename().string());
+  std::error_code missing;
+  if (fs::exists(run, missing)) {
+    const run::RunFolder folder = run::RunFolder::open(run);
+    require_trusted(folder.path());
+    JobConfig config;
+    config.read_saved(folder.job_file());
+    name = run::file_name_of(config.job.name);
+    run = folder.path();
+  }
+  nlohmann::json spec = {{"run", run.string()},
+                         {"model", name},
+                         {"follow", command.follow},
+                         {"max_batch", command.max_batch},
+                         {"target", command.target}};
+  if (command.port) spec["port"] = *command.port;
+  if (command.checkpoint) spec["version"] = *command.checkpoint;
+  const int64_t least = command.min.value_or(1);
+  return {{"name", command.name.value_or(name)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"kind", "serve"},
+          {"min_devices", least},
+          {"max_devices", command.max.value_or(std::max<int64_t>(least, kUsualReplicas))},
+          {"spec", std::move(spec)}};
+}
+
 std::string host_name() {
   char name[256] = {};
   return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
@@ -160,6 +200,13 @@ std::string job_table(const Json& job) {
       {"phase", job.at("phase")},
       {"why", job.at("why")}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (job.contains("serving")) {
+    const Json& serving = job["serving"];
+    rows.push_back({"address", serving.at("address")});
+    rows.push_back({"load", fmt::format("{:.3g} requests a second, {} answered",
+                                        serving.at("requests_per_second").get<double>(),
+                                        serving.at("answered").get<int64_t>())});
+  }
   if (job.at("run") != "") rows.push_back({"run", job.at("run")});
   return page::table(rows);
 }
@@ -301,10 +348,16 @@ ExitCode server(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
+  if (command.served && command.command)
+    fail(ErrorCode::invalid_argument,
+         "--service is a kind of job, and what follows -- another one");
+  if (!command.served && (command.port || command.checkpoint || command.follow))
+    fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
   const bool trains =
       !command.command || (command.request.file && python_object(*command.request.file));
-  const nlohmann::json body =
-      trains ? training_body(command, context) : command_body(command, context);
+  const nlohmann::json body = command.served ? serving_body(command, context)
+                              : trains       ? training_body(command, context)
+                                             : command_body(command, context);
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json answer = client.post("/v1/jobs", body);
     const auto id = answer.at("id").get<int64_t>();

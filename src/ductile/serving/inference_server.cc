@@ -63,6 +63,7 @@ class InferenceServer::Impl {
 
   net::Address address() const { return http_->address(); }
   int64_t version() const { return batcher_->deployment().model->card().version; }
+  net::Deadline last_asked() const { return last_asked_; }
   void drain(std::function<void()> on_drained);
 
  private:
@@ -97,6 +98,7 @@ class InferenceServer::Impl {
   std::optional<int64_t> damaged_, passed_over_;
   std::string last_refusal_;
   net::Loop::Timer follow_, drain_limit_;
+  net::Deadline last_asked_ = loop_.now();
   std::function<void()> on_drained_;
 };
 
@@ -126,6 +128,7 @@ InferenceServer::Impl::~Impl() {
 }
 
 void InferenceServer::Impl::handle(HttpRequest request, Reply reply) {
+  last_asked_ = loop_.now();
   try {
     const std::string model = "/v2/models/" + batcher_->deployment().model->card().name;
     const std::string& path = request.path;
@@ -419,6 +422,7 @@ InferenceServer::InferenceServer(net::Loop& loop, ServingOptions options,
 InferenceServer::~InferenceServer() = default;
 net::Address InferenceServer::address() const { return impl_->address(); }
 int64_t InferenceServer::version() const { return impl_->version(); }
+net::Deadline InferenceServer::last_asked() const { return impl_->last_asked(); }
 void InferenceServer::drain(std::function<void()> on_drained) {
   impl_->drain(std::move(on_drained));
 }

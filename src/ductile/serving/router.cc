@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 
 namespace ductile::serving {
 namespace {
@@ -62,6 +63,7 @@ class Router::Impl {
   void retire(ReplicaId id, std::function<void()> on_idle);
   void remove(ReplicaId id);
   void call_when_lost(std::function<void(ReplicaId)> on_lost) { on_lost_ = std::move(on_lost); }
+  void call_when_loaded(std::function<void(int64_t)> loaded) { on_loaded_ = std::move(loaded); }
   Load load() const;
   void drain(std::function<void()> on_drained);
 
@@ -86,6 +88,7 @@ class Router::Impl {
     std::list<Link> links;
     Probe probe;
     size_t in_flight = 0;
+    net::Deadline busy_since{};  // where something is in flight
     bool retiring = false, silent = false, told_lost = false;
     std::function<void()> on_idle;
     bool takes_requests() const { return !retiring && !silent; }
@@ -115,6 +118,10 @@ class Router::Impl {
   void on_probe(ReplicaId id);
   void fall_silent(ReplicaId id, Replica& replica);
   void end_drain();
+  void tell_loaded(const HttpResponse& response);
+  static double seconds(net::Deadline from, net::Deadline to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
 
   net::Loop& loop_;
   const RouterOptions options_;
@@ -126,6 +133,7 @@ class Router::Impl {
   std::function<void()> on_drained_;
   net::Loop::Timer retry_, probe_;
   std::function<void(ReplicaId)> on_lost_;
+  std::function<void(int64_t)> on_loaded_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   HttpServer http_;
 };
@@ -253,7 +261,7 @@ bool Router::Impl::hand_to(ReplicaId id, const PassagePtr& passage) {
   link->reader = HttpReader(HttpReader::Kind::response, {.body = options_.most_answer});
   passage->at = id;
   passage->asked = loop_.now();
-  ++replica.in_flight;
+  if (replica.in_flight++ == 0) replica.busy_since = passage->asked;
   return true;
 }
 
@@ -290,9 +298,11 @@ void Router::Impl::end_link(ReplicaId id, std::list<Link>::iterator link) {
 
 // The request is no longer at the replica.
 void Router::Impl::leave(ReplicaId id, Passage& passage) {
-  --replicas_.at(id).in_flight;
+  Replica& replica = replicas_.at(id);
+  const net::Deadline now = loop_.now();
+  if (--replica.in_flight == 0) load_.replica_seconds += seconds(replica.busy_since, now);
   passage.at = 0;
-  load_.busy_seconds += std::chrono::duration<double>(loop_.now() - passage.asked).count();
+  load_.busy_seconds += seconds(passage.asked, now);
 }
 
 void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
@@ -336,9 +346,18 @@ void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
     again(passage, id);
   } else {
     ++load_.answered;
+    if (passage->loads && response.status == 200) tell_loaded(response);
     finish(passage, std::move(response));
   }
   look_idle(id);
+}
+
+void Router::Impl::tell_loaded(const HttpResponse& response) {
+  try {
+    const nlohmann::json answer = parse_json(response.body, "the answer", ErrorCode::data_loss);
+    if (on_loaded_) on_loaded_(std::stoll(answer.value("model_version", "")));
+  } catch (const std::exception&) {  // it says nothing of a version: nothing can be told
+  }
 }
 
 void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
@@ -455,8 +474,10 @@ void Router::Impl::remove(ReplicaId id) {
 
 Router::Load Router::Impl::load() const {
   Load out = load_;
-  for (const auto& [id, replica] : replicas_)
+  for (const auto& [id, replica] : replicas_) {
     out.in_flight += static_cast<int64_t>(replica.in_flight);
+    if (replica.in_flight > 0) out.replica_seconds += seconds(replica.busy_since, loop_.now());
+  }
   out.waiting = static_cast<int64_t>(waiting_.size());
   return out;
 }
@@ -484,6 +505,9 @@ void Router::retire(ReplicaId id, std::function<void()> on_idle) {
 void Router::remove(ReplicaId id) { impl_->remove(id); }
 void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
   impl_->call_when_lost(std::move(on_lost));
+}
+void Router::call_when_loaded(std::function<void(int64_t)> on_loaded) {
+  impl_->call_when_loaded(std::move(on_loaded));
 }
 Router::Load Router::load() const { return impl_->load(); }
 void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }

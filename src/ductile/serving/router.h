@@ -49,11 +49,15 @@ class Router {
   // Of a replica that counts as lost although nobody removed it: to be ended and replaced.
   void call_when_lost(std::function<void(ReplicaId)> on_lost);
 
+  // With the version that all replicas have loaded at somebody's request.
+  void call_when_loaded(std::function<void(int64_t)> on_loaded);
+
   // Since the beginning: from it a scheduler takes how many replicas there should be.
   struct Load {
     int64_t arrived = 0, answered = 0, retried = 0;
     int64_t in_flight = 0, waiting = 0;  // now: at replicas, and without one
     double busy_seconds = 0;             // summed over all requests: at a replica
+    double replica_seconds = 0;          // summed over replicas: with one request at least
   };
   Load load() const;
 

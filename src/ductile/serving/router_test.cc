@@ -136,6 +136,24 @@ struct Clients {
   std::vector<std::jthread> threads;
 };
 
+// What a scheduler and the owner of replicas are told.
+TEST(Router, CountsTheTimeOfReplicasAndTellsWhatAllHaveLoaded) {
+  Rig rig(2, {"--takes", "2000"});
+  rig.await_ready(2);
+  std::atomic<int64_t> loaded = 0;
+  rig.thread.call([&] { rig.router->call_when_loaded([&](int64_t v) { loaded = v; }); });
+  Client client(rig.address);
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(client.post(kInfer, body_of(image(1)))->status, 200);
+  const Router::Load load = rig.on_loop([&] { return rig.router->load(); });
+  EXPECT_EQ(load.answered, 20);
+  EXPECT_GE(load.replica_seconds, 20 * 0.002);
+  EXPECT_NEAR(load.replica_seconds, load.busy_seconds, 1e-9) << "one request at a time";
+  EXPECT_NE(client.post(kLoad, R"({"parameters": {"version": "-1"}})")->status, 200);
+  EXPECT_EQ(loaded, 0);
+  EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "4"}})")->status, 200);
+  EXPECT_EQ(loaded, 4);
+}
+
 TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   Rig rig(2, {"--takes", "500"});
   rig.await_ready(2);

@@ -85,7 +85,7 @@ Arguments parse(int argc, char** argv) {
            "unknown argument {}; usage: ductile-worker --run DIR "
            "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
            "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
-           "--run DIR --ask JSON [--progress-fd N] | --run DIR --serve JSON "
+           "--run DIR --ask JSON [--progress-fd N] | --run DIR [--worker ID] --serve JSON "
            "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
            "--describe",
            arg);
@@ -107,7 +107,13 @@ int tell_of_model(const Arguments& arguments) {
 }
 
 int run_job(const Arguments& arguments, const RecipeOf& own) {
-  const run::RunFolder folder = run::RunFolder::open(arguments.run);
+  std::optional<ServeRequest> request;
+  if (!arguments.serve.empty())
+    request = ServeRequest::from_json(
+        parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
+  const bool of_another = request && !request->run.empty();
+  const run::RunFolder folder =
+      run::RunFolder::open(of_another ? request->run : fs::path(arguments.run));
   spec::JobOptions job;
   OptionSet(job).read_toml(folder.job_file(), Moved::follow);
   spec::check(job);
@@ -117,12 +123,7 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
          "ductile.load(\"{}\") gives the model with its weights",
          folder.path().string(), job.python.object, folder.path().string());
   }
-  std::optional<ServeRequest> request;
-  if (!arguments.serve.empty()) {
-    request = ServeRequest::from_json(
-        parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
-    if (request->threads > 0) job.train.threads = request->threads;
-  }
+  if (request && request->threads > 0) job.train.threads = request->threads;
   resolve_threads(job);
   prepare_torch(job);
 
