@@ -44,7 +44,7 @@ class ServeRunner final : public JobRunner {
         log_(folder.log_file()),
         front_(front),
         alone_(alone),
-        launcher_(engine.launcher(folder)) {
+        launcher_(engine.launcher(folder, /*python=*/false)) {
     launcher_->call_when_ready([this] { note(); });
     front_.router().call_when_lost([this](WorkerId id) {
       if (replicas_.contains(id)) launcher_->kill(id);
