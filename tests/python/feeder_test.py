@@ -14,6 +14,7 @@ from ductile._errors import Error
 from ductile._feeder import Feeder
 from ductile._processes import rebuilt, taken_apart
 from ductile._sources import Source
+from ductile._state import State
 from support import children, end, kill, wait
 
 
@@ -251,6 +252,34 @@ class Objects(unittest.TestCase):
         self.assertTrue((back["b"][0] == batch["b"][0]).all())
         self.assertEqual(back["b"][1:], batch["b"][1:])
         self.assertEqual(back["f"], batch["f"])
+
+
+class Registered(unittest.TestCase):
+    def test_objects_come_back_as_they_were_saved(self):
+        counts, queue, weight = {"a": 1}, [1, 2], torch.zeros(3)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)
+        state = State({"counts": counts, "queue": queue, "weight": weight, "schedule": schedule}, "job.py:Job")
+        counts["a"], queue[:] = 5, [3]
+        state.save()
+        saved = [tensor.clone() for _, tensor in state.tensors]
+        counts["b"], queue[:] = 7, []
+        schedule.last_epoch = 9
+        for (_, tensor), before in zip(state.tensors, saved, strict=True):
+            tensor.copy_(before)
+        state.restore()
+        self.assertEqual((counts, queue, schedule.last_epoch), ({"a": 5}, [3], 0))
+
+    def test_what_cannot_be_kept_is_named(self):
+        for given, why in ((5, "a dictionary of names"), ({"n": 5}, 'state "n" is int')):
+            with self.assertRaises(Error) as caught:
+                State(given, "job.py:Job")
+            self.assertIn(why, str(caught.exception))
+        growing = []
+        state = State({"growing": growing}, "job.py:Job")
+        growing += range(100000)
+        with self.assertRaises(Error) as caught:
+            state.save()
+        self.assertIn('state "growing" has grown to', str(caught.exception))
 
 
 if __name__ == "__main__":
