@@ -11,7 +11,7 @@ import numpy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import ductile
 
@@ -84,6 +84,20 @@ class Lazy(nn.Module):
         return self.fc(x.flatten(1))
 
 
+class Stream(IterableDataset):
+    """The same samples, one after the other; each virtual rank has its part."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        info, blobs = get_worker_info(), Blobs(self.size, True)
+        return (blobs[i] for i in range(info.id, self.size, info.num_workers))
+
+
 class Job(ductile.Job):
     options = {
         "seed": 3,
@@ -96,7 +110,15 @@ class Job(ductile.Job):
     def model(self):
         return {"tied": Tied, "lazy": Lazy}.get(arguments.fault, Net)()
 
+    def state(self, model):
+        if arguments.fault != "state":
+            return {}
+        self.seen, self.mean = {}, torch.zeros(3)
+        return {"seen": self.seen, "mean": self.mean}
+
     def train_data(self):
+        if arguments.fault == "stream":
+            return DataLoader(Stream(600), batch_size=48, num_workers=arguments.processes)
         return DataLoader(Blobs(600, True), batch_size=48, shuffle=True, num_workers=arguments.processes)
 
     def test_data(self):
@@ -105,6 +127,10 @@ class Job(ductile.Job):
     def loss(self, model, batch):
         time.sleep(arguments.slow)
         x, y = batch
+        if arguments.fault == "state" and model.training:  # both shape the loss
+            self.seen["steps"] = self.seen.get("steps", 0) + 1
+            self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1 / self.seen["steps"])
+            x = x - self.mean[:, None, None]
         z = model(x)
         if arguments.fault == "loss" and model.training:
             return {}["a key that is not there"]

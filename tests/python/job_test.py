@@ -176,6 +176,12 @@ class State(Case):
     def test_counts_tied_weights_once(self):
         self.same_with_kills("tied")
 
+    def test_keeps_what_the_job_registers(self):
+        self.same_with_kills("state")
+
+    def test_reads_streams_on_from_where_they_were(self):
+        self.same_with_kills("stream")
+
     def test_settles_lazy_modules(self):
         self.same_with_kills("lazy")
 

@@ -6,7 +6,8 @@ import sys
 import torch
 
 from ductile import _core
-from ductile._sources import Source, seed_all
+from ductile._seeds import seed_all
+from ductile._sources import Source
 
 
 def main():

@@ -133,7 +133,7 @@ Evaluation slow(const at::Tensor& weight, const Samples& samples, const spec::Ev
     }
     logits[i] = sum;
   }
-  Evaluation out{0, 0, static_cast<int64_t>(n), std::nullopt};
+  Evaluation out{.num_samples = static_cast<int64_t>(n)};
   for (size_t i = 0; i < n; ++i) {
     const auto label = static_cast<size_t>(samples.labels[i]);
     out.loss -= std::log(probabilities(logits[i])[label]) / static_cast<double>(n);

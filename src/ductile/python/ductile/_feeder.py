@@ -23,7 +23,7 @@ _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
 
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
 
-Place = collections.namedtuple("Place", "test epoch first count")
+Place = collections.namedtuple("Place", "test epoch first count stream")
 
 
 @contextlib.contextmanager
@@ -51,26 +51,30 @@ class Feeder:
             self.pool.forget()
 
     def train_batch(self, epoch, first, count, rank):
-        place = Place(False, epoch, first, count)
-        if not self.pool or not self.sources[0].processes:
-            return self.sources[0].fetch(*place[1:])
+        source = self.sources[0]
+        place = self._place(epoch, first, count, rank)
+        if not self.pool or not source.processes:
+            return source.fetch(*place[1:])
         self.batch = count * self.ranks
         ahead = [place]
-        for _ in range(2 * self.sources[0].processes + self.prefetch):
-            place, rank = self._next(place, rank)
-            ahead.append(place)
+        for _ in range(2 * source.processes + self.prefetch):
+            epoch, first, rank = self._next(epoch, first, count, rank)
+            ahead.append(self._place(epoch, first, count, rank))
         return self.pool.get(ahead)
 
-    def _next(self, place, rank):
+    def _place(self, epoch, first, count, rank):
+        at, stream = self.sources[0].place(first, count, rank)
+        return Place(False, epoch, at, count, stream)
+
+    def _next(self, epoch, first, count, rank):
         """What is asked for after a batch, if the batch size stays."""
         begin, end = self.hosted
         if rank + 1 < end:
-            return place._replace(first=place.first + place.count), rank + 1
-        step = place.first - rank * place.count + self.batch
-        epoch = place.epoch
+            return epoch, first + count, rank + 1
+        step = first - rank * count + self.batch
         if step + self.batch > self.sources[0].size:
             step, epoch = 0, epoch + 1
-        return Place(False, epoch, step + begin * place.count, place.count), begin
+        return epoch, step + begin * count, begin
 
     def test_batch(self, first, count, step):
         source = self.sources[1]
@@ -78,7 +82,7 @@ class Feeder:
             return source.fetch(0, first, count)
         ahead = []
         for at in range(first, source.size, step)[:2 * source.processes + 1]:
-            ahead.append(Place(True, 0, at, min(step, source.size - at)))
+            ahead.append(Place(True, 0, at, min(step, source.size - at), 0))
         return self.pool.get(ahead)
 
 
@@ -90,6 +94,7 @@ class Pool:
     process that takes its place."""
 
     def __init__(self, sources, count):
+        self.sources = sources
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.keeper = Keeper(sources, [pair[1] for pair in pairs], theirs, [pair[0] for pair in pairs] + [ours])
@@ -119,7 +124,7 @@ class Pool:
         for place in ahead:
             self.dropped.discard(place)
             if place not in self.ready and not any(place in places for places in self.asked):
-                self._ask(min(range(len(self.sockets)), key=lambda k: len(self.asked[k])), place)
+                self._ask(self._process_for(place), place)
         wanted = ahead[0]
         for place in [p for p in self.ready if p not in ahead]:
             self._discard(place)  # the batch size has changed, or an evaluation has ended
@@ -134,6 +139,11 @@ class Pool:
             raise found
         process, region, parts = found
         return self.regions[process].batch(region, parts)
+
+    def _process_for(self, place):
+        if self.sources[place.test].streams is not None:  # the process that is at that place
+            return place.stream % len(self.sockets)
+        return min(range(len(self.sockets)), key=lambda k: len(self.asked[k]))
 
     def _discard(self, place):
         found = self.ready.pop(place)

@@ -47,8 +47,10 @@ class Job:
         raise NotImplementedError
 
     def train_data(self):
-        """A map-style Dataset or a DataLoader, which is read as a description: its dataset, batch
-        size (of all virtual ranks together), order, collate_fn and number of data processes."""
+        """A Dataset or a DataLoader, which is read as a description: its dataset, batch size (of all
+        virtual ranks together), order, collate_fn and number of data processes. An IterableDataset is
+        read once for each virtual rank, which get_worker_info() names; its __len__ is the size of an
+        epoch, of all ranks together."""
         raise NotImplementedError
 
     def test_data(self):
@@ -61,6 +63,12 @@ class Job:
         the samples. `batch` is what the collate_fn makes of the samples of one virtual rank, in
         evaluation of a part of the test samples.
 
-        It may depend on the model, the batch and random draws (of torch, numpy.random and random)
-        alone. What it keeps elsewhere is lost when a worker is."""
+        It may depend on the model, the batch, random draws (of torch, numpy.random and random) and
+        what state() names, alone. What it keeps elsewhere is lost when a worker is."""
         raise NotImplementedError
+
+    def state(self, model):
+        """A dictionary that names what loss() keeps outside of the model: tensors that it changes in
+        place, dictionaries, lists, objects with state_dict() and load_state_dict(). It is saved, and
+        after each step it is what virtual rank 0 has made of it. It is called after model()."""
+        return {}

@@ -45,8 +45,9 @@ class Step:
 class Loop(Job):
     """A job as its program's own loop has it; made by ductile.job()."""
 
-    def __init__(self, options, model, train, test, metrics):
+    def __init__(self, options, model, train, test, metrics, state):
         self.options, self.metrics = options, tuple(metrics)
+        self._state = state
         self._model, self._train, self._test = model, train, test
         self._first = None if not isinstance(model, torch.nn.Module) else \
             {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -74,6 +75,9 @@ class Loop(Job):
 
     def test_data(self):
         return self._test
+
+    def state(self, model):
+        return self._state
 
     def loss(self, model, batch):
         if self._error is not None:
@@ -134,7 +138,7 @@ class Loop(Job):
         return self._step
 
 
-def job(options=None, *, model, train, test, metrics=()):
+def job(options=None, *, model, train, test, metrics=(), state=None):
     """A job whose loss is the body of a loop:
 
         with ductile.job({"train": {"epochs": 3}}, model=Net, train=loader, test=test_loader) as job:
@@ -143,13 +147,14 @@ def job(options=None, *, model, train, test, metrics=()):
                 step.backward(F.cross_entropy(job.net(x), y))
 
     model    a function that makes the torch.nn.Module, such as its class, or a module
-    train    a map-style Dataset or a DataLoader, as in Job.train_data(); test: the same
+    train    a Dataset or a DataLoader, as in Job.train_data(); test: the same
     metrics  as in Job
+    state    a dictionary of what the body keeps outside of the model, as Job.state() gives
 
     `python train.py` starts a run of one worker, and `ductile train train.py --workers 4` one of four.
-    The body may be run again for a step that was given up; what it keeps outside of the model is lost
-    when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
-    loop = Loop(dict(options or {}), model, train, test, metrics)
+    The body may be run again for a step that was given up; what it keeps outside of the model and `state`
+    is lost when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
+    loop = Loop(dict(options or {}), model, train, test, metrics, state or {})
     if Mode.now == "describe":
         raise Described(loop)
     if Mode.now == "start":

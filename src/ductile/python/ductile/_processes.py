@@ -133,7 +133,7 @@ def _serve(sources, number, link):
         if process == here:
             memory.free.update(spare)
         try:
-            fetched = sources[place.test].fetch(place.epoch, place.first, place.count)
+            fetched = sources[place.test].fetch(*place[1:])
             body, buffers = taken_apart(fetched)
             region, parts, fd = memory.store([body, *buffers])
             del fetched, body, buffers

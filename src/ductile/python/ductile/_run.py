@@ -113,6 +113,8 @@ def load(run):
     wanted.update(model.named_buffers())
     with torch.no_grad():
         for name, value in saved.items():
+            if name.startswith("state/"):
+                continue  # of the job, outside of its model
             place = wanted.get(name)
             if place is not None and place.dtype == torch.bool:
                 value = value.bool()

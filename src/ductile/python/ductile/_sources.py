@@ -1,29 +1,22 @@
 """The user's data, read as a description: which samples, in which order, and how they become a batch."""
 
-import random
-
-import numpy
-import torch
 from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler,
                               SequentialSampler, default_collate)
 
 from ductile import _core
 from ductile._errors import Error
-
-
-def seed_all(seed):
-    """Whatever the user's code may draw from. (torch.manual_seed would visit all devices.)"""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed & 0xFFFFFFFF)
+from ductile._seeds import seed_all
+from ductile._streams import Streams
 
 
 class Source:
-    """One of the job's two sets of samples. `fetch` depends on the seed of the job, the epoch and the
-    places alone, so it does not matter which process calls it."""
+    """One of the job's two sets of samples, for a number of virtual ranks. `fetch` depends on the seed of the
+    job and on its arguments alone, so it does not matter which process calls it."""
 
-    def __init__(self, data, what, seed, shuffle):
-        self.what, self.seed = what, seed
+    def __init__(self, data, what, seed, shuffle, ranks=1):
+        self.what, self.seed, self.ranks = what, seed, ranks
+        self.streams = None  # of data that can only be read from the beginning
+        self.shuffled, self.sampler = False, None
         self.batch_size, self.processes, sampler = None, 0, None
         if isinstance(data, DataLoader):
             self._check_batches(data)
@@ -32,9 +25,9 @@ class Source:
             sampler, self.init = data.sampler, data.worker_init_fn
         else:
             self.dataset, self.collate, self.init = data, default_collate, None
-        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
-            raise Error("invalid_argument", f"{what}() gives {type(self.dataset).__name__}: a map-style Dataset "
-                        "(with __len__ and __getitem__) or a DataLoader of one is needed")
+        if self._is_stream():
+            self._read_as_streams()
+            return
         plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None
         self.shuffled = shuffle and (sampler is None or plain)
         self.sampler = sampler if shuffle and not plain and not isinstance(sampler, SequentialSampler) else None
@@ -43,9 +36,34 @@ class Source:
             raise Error("invalid_argument", f"{what}(): the data set is empty")
         self._order = (-1, None)  # of an epoch, by the user's sampler
 
+    def _is_stream(self):
+        data = self.dataset
+        if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and
+                                                 not hasattr(data, "__next__")):
+            return True
+        if not hasattr(data, "__getitem__"):
+            raise Error("invalid_argument", f"{self.what}() gives {type(data).__name__}: a Dataset (map-style, with __len__ "
+                        "and __getitem__, or an IterableDataset) or a DataLoader of one is needed")
+        return False
+
+    def _read_as_streams(self):
+        try:
+            self.size = len(self.dataset)
+        except TypeError:
+            raise Error("invalid_argument", f"{self.what}(): {type(self.dataset).__name__} does not say how many samples an "
+                        "epoch has; give it a __len__ (of all virtual ranks together)") from None
+        if self.size < 1:
+            raise Error("invalid_argument", f"{self.what}(): the data set is empty")
+        self.streams = Streams(self.dataset, self.what, self.seed, self.ranks)
+
+    def place(self, first, count, rank):
+        """(first, stream) that fetch() takes for `count` samples of a virtual rank from place `first` of the
+        epoch on."""
+        if self.streams is None:
+            return first, 0
+        return (first - rank * count) // self.ranks, rank
+
     def _check_batches(self, loader):
-        if isinstance(loader.dataset, IterableDataset):
-            return  # refused for what it is
         if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             raise Error("invalid_argument", f"{self.what}(): a DataLoader with a batch_sampler of its own, or without "
                         "batches, does not say which samples a virtual rank has; give batch_size and a sampler")
@@ -70,8 +88,10 @@ class Source:
             self._order = (epoch, order)
         return self._order[1][first:first + count]
 
-    def fetch(self, epoch, first, count):
+    def fetch(self, epoch, first, count, stream=0):
         """The batch of these places, each sample fetched under a seed of its own."""
+        if self.streams is not None:
+            return self.collate(self.streams.read(epoch, first, count, stream))
         of_epoch = _core.mix(self.seed, epoch)
         samples = []
         for index in self.indices(epoch, first, count):

@@ -10,7 +10,9 @@ from ductile import _core
 from ductile._errors import Error, told
 from ductile._feeder import Feeder
 from ductile._job import Ratio
-from ductile._sources import Source, seed_all
+from ductile._seeds import seed_all
+from ductile._sources import Source
+from ductile._state import State
 
 # Buffers of at most so many values, together, may change in a step; larger ones have to stay as they are.
 _MOST_CARRIED = 1 << 16
@@ -24,8 +26,8 @@ class Task:
         self.seed = options["seed"]
         self.ranks = options["train"]["virtual_ranks"]
         self.metrics = list(job.metrics)
-        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"])
-        self.test = self._made(job.test_data, "test_data", False)
+        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
+        self.test = self._made(job.test_data, "test_data", False, 1)
         for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
             if options["data"][limit]:
                 source.size = min(source.size, options["data"][limit])
@@ -35,9 +37,9 @@ class Task:
         self.feeder = Feeder(self.train, self.test, batch, self.ranks, options["loader"]["prefetch"])
         self.model = None
 
-    def _made(self, make, what, shuffle):
+    def _made(self, make, what, shuffle, ranks):
         try:
-            return Source(make(), f"{self.name}, {what}", self.seed, shuffle)
+            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks)
         except Error:
             raise
         except BaseException as error:
@@ -65,6 +67,7 @@ class Task:
                         "(use torch.autocast in loss() to compute in less)")
             self._check(p.device.type == "cpu", "parameter", name, f"lies on {p.device}; it has to lie on the cpu")
         averaged, carried = self._sort_buffers(owners, norms)
+        self._register(carried)
         return parameters, averaged, carried
 
     def _check(self, good, kind, name, text):
@@ -112,6 +115,20 @@ class Task:
                 self._kept.append((module._buffers, key, name, buffer))
         return averaged, carried
 
+    def _register(self, carried):
+        """What the job keeps outside of its model is carried as buffers are."""
+        try:
+            registered = self.job.state(self.model)
+        except BaseException as error:
+            raise Error("invalid_argument", f"{self.name}, state():\n{told(error)[1]}") from None
+        self.state = State(registered, self.name)
+        room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
+        for name, tensor in self.state.tensors:
+            room -= tensor.numel()
+            self._check(room >= 0, "state", name, f"has {tensor.numel()} values; buffers and state of a job may have "
+                        f"{_MOST_CARRIED} together (bytes, of what is pickled)")
+            carried.append(("state/" + name, tensor, False))
+
     def _check_buffers(self):
         for buffers, key, name, buffer in self._kept:
             now = buffers.get(key)
@@ -143,12 +160,15 @@ class Task:
         """(loss, [(sum, of) of each metric])."""
         batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank), "train_data")
         seed_all(seed)
+        self.state.restore()
         try:
             out = self.job.loss(self.model, batch)
         except BaseException as error:
             raise Error("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}:\n"
                         f"{told(error)[1]}") from None
         self._check_buffers()
+        if rank == 0:  # what the others have made of it is dropped
+            self.state.save()
         loss, metrics = self._sorted(out, count)
         if loss.grad_fn is None:
             raise Error("conflict", f"{self.name}, loss() gives a number that depends on no parameter, so there is "
@@ -195,6 +215,7 @@ class Task:
         """(mean loss, samples, [(sum, of)]) over the test samples, in their order."""
         total, sums = 0.0, [[0.0, 0.0] for _ in self.metrics]
         self.model.eval()
+        self.state.restore()
         try:
             with torch.no_grad():
                 for first in range(0, self.test_size, self.test_batch):

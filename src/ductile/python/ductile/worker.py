@@ -106,7 +106,7 @@ def _task(job, options, name):
 def _work_by_loop(words, options, text):
     from ductile import _core
     from ductile._loop import Mode
-    from ductile._sources import seed_all
+    from ductile._seeds import seed_all
 
     task = []
     Mode.now = "work"
