@@ -1,8 +1,8 @@
 """A real Slurm of several nodes on this machine, and a service of Ductile with a pool in it.
 
-The Slurm is brought up by the program that DUCTILE_SLURM_TESTBED names (`up N DIR`, `kill n1|ctl DIR`,
-`start n1|ctl DIR`, `env DIR`, `down DIR`). It takes root and Debian's packages slurmctld, slurmd,
-slurm-client, slurm-wlm-basic-plugins and munge.
+The Slurm is brought up by the program that DUCTILE_SLURM_TESTBED names, or else by slurm-testbed in
+../shared/tools beside the repository (`up N DIR`, `kill n1|ctl DIR`, `start n1|ctl DIR`, `exec DIR --
+COMMAND`, `down DIR`). It takes root and the packages of Slurm that `scripts/setup --tests` installs.
 """
 import http.client
 import json
@@ -16,24 +16,28 @@ import tempfile
 import time
 
 
+BESIDE = pathlib.Path(__file__).resolve().parents[3] / "shared/tools/slurm-testbed"
+
+
 class Skip(Exception):
     """The test cannot run here; says why."""
 
 
 class Testbed:
-    def __init__(self, nodes, port=17400):
-        tool = os.environ.get("DUCTILE_SLURM_TESTBED", "")
-        if not tool or not os.access(tool, os.X_OK):
-            raise Skip("DUCTILE_SLURM_TESTBED names no program that brings up a Slurm")
+    def __init__(self, nodes, port=17400, settings=None):
+        tool = os.environ.get("DUCTILE_SLURM_TESTBED", str(BESIDE))
+        if not os.access(tool, os.X_OK):
+            raise Skip(f"{tool} is no program that brings up a Slurm; DUCTILE_SLURM_TESTBED names another one")
         for program in ("slurmctld", "slurmd", "sbatch", "munged"):
             if not shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
-                raise Skip(f"there is no {program} here")
+                raise Skip(f"there is no {program} here; scripts/setup --tests installs it")
         if os.geteuid() != 0:
             raise Skip("the Slurm of this test takes root")
         self.tool = tool
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
         self.folder.rmdir()
-        done = self.run("up", str(nodes), str(self.folder), env=dict(os.environ, PORT=str(port), NOINSTALL="1"))
+        environment = dict(os.environ, PORT=str(port), NOINSTALL="1", **(settings or {}))
+        done = self.run("up", str(nodes), str(self.folder), env=environment)
         if done.returncode != 0:
             self.down()
             raise Skip(f"the Slurm did not come up: {done.stdout}{done.stderr}")
@@ -148,3 +152,9 @@ def until(holds, patience, what, service=None):
 def digest_of(run):
     events = [json.loads(line) for line in (pathlib.Path(run) / "events.jsonl").read_text().splitlines()]
     return [e for e in events if e.get("kind") == "end"][-1]["weights_digest"]
+
+
+def begins_of(run):
+    """The steps from which the generations of a run began, in order."""
+    events = [json.loads(line) for line in (pathlib.Path(run) / "events.jsonl").read_text().splitlines()]
+    return [int(e["text"].split(" from step ")[1].split()[0]) for e in events if e.get("event") == "generation"]
