@@ -8,7 +8,7 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr double kRounding = 1e-12;     // relative: sums of times differ in their last bits
+constexpr double kRounding = 1e-12;  // relative: sums of times differ in their last bits
 constexpr size_t kManyStates = 300;  // from here on the second flow is left out where it is worse
 
 }  // namespace

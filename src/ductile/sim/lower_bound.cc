@@ -13,7 +13,7 @@ namespace ductile::sim {
 
 namespace {
 
-constexpr double kGridStep = 4;        // seconds of the time grid
+constexpr double kGridStep = 4;    // seconds of the time grid
 constexpr double kBucket = 600;    // seconds with one price
 constexpr int kBatches = 512;      // tried of each number of devices, all where there are fewer
 constexpr double kWorkStep = 1.1;  // lengths of jobs are taken to the nearest power of this
@@ -200,8 +200,9 @@ class Dual {
             const double x = std::min(end / kGridStep, static_cast<double>(steps_));
             const auto k = static_cast<size_t>(x);
             // Between grid points: it could also have waited from the one before.
-            const double rest = std::max(0.0, left[p + 1][k] - (x - static_cast<double>(k)) *
-                                                                   kGridStep * (p + 1 < course.pieces));
+            const double rest =
+                std::max(0.0, left[p + 1][k] - (x - static_cast<double>(k)) * kGridStep *
+                                                   (p + 1 < course.pieces));
             const double cost = s + way.devices * (paid_at(t, end) - paid[t][i]) + rest;
             if (cost < best) best = cost, with = static_cast<int16_t>(w);
           }
@@ -213,9 +214,11 @@ class Dual {
         if (kind_of(job) != kind) continue;
         double now = job.time + course.pause;
         const auto i = static_cast<size_t>(std::min(now / kGridStep, static_cast<double>(steps_)));
-        total += course.pause + std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kGridStep));
+        total +=
+            course.pause + std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kGridStep));
         for (size_t p = 0; p < course.pieces;) {
-          const auto at = static_cast<size_t>(std::min(now / kGridStep, static_cast<double>(steps_)));
+          const auto at =
+              static_cast<size_t>(std::min(now / kGridStep, static_cast<double>(steps_)));
           if (how[p][at] < 0) {
             now += kGridStep;
             continue;
