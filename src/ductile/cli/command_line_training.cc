@@ -52,6 +52,11 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  sub->add_option("--plan", c.plan,
+                  "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
+                  "the virtual ranks")
+      ->option_text("FILE")
+      ->excludes("--resume");
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");

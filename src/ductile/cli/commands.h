@@ -35,6 +35,7 @@ struct TrainCommand {
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
   std::optional<int64_t> workers;  // default: one, or as many as before, or as the hosts take
+  std::optional<fs::path> plan;    // a pipeline plan, which the job is to run by
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;

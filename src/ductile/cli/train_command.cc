@@ -14,6 +14,7 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
@@ -243,7 +244,13 @@ ExitCode train(const TrainCommand& command, Context& context) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
     config.read_saved(folder.job_file());
   } else {
-    config.read(command.job, context.environment);
+    if (command.plan) {
+      config.read_data(command.job, context.environment);
+      set_plan(config.job, *command.plan);
+      spec::check(config.job);
+    } else {
+      config.read(command.job, context.environment);
+    }
     if (command.runs) config.job.runs = command.runs->string();
   }
   const server::HostSetup setup = host_setup_of(

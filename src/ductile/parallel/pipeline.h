@@ -75,6 +75,7 @@ class PipelineHost {
     int rank = 0;                                // this worker's
     comm::Communicator* communicator = nullptr;  // not needed where all hosts are this rank
     std::map<nn::Source, TensorForm> forms;      // of tensor_forms()
+    uint32_t first_tag = 0;                      // of the messages
   };
   // `operators` outlives this object; its results are those of nn::training_operators. Throws
   // invalid_argument where pipeline and placement do not fit.

@@ -66,8 +66,9 @@ struct PipelineHost::Mail {
     const int stage = (key.direction == kForward) == sends ? t.to : t.from;
     return placement.hosts[static_cast<size_t>(stage)];
   }
-  static uint32_t tag(const Key& key) {
-    return static_cast<uint32_t>(key.transfer) * 2 + static_cast<uint32_t>(key.direction);
+  uint32_t tag(const Key& key) const {
+    return placement.first_tag + static_cast<uint32_t>(key.transfer) * 2 +
+           static_cast<uint32_t>(key.direction);
   }
 
   void post(const Key& key, int64_t micro_batch) {
@@ -407,7 +408,7 @@ void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>
       host_of[static_cast<size_t>(op)] = placement_.hosts[s];
     }
   }
-  auto tag = static_cast<uint32_t>(transfers_.size()) * 2;
+  auto tag = placement_.first_tag + static_cast<uint32_t>(transfers_.size()) * 2;
   std::vector<comm::Engine::Work> received;
   for (auto& [name, of_op] : parts) {
     const std::set<int>& ranks = holders.at(name);

@@ -333,6 +333,19 @@ void describe(Describer& d, InfoBatchOptions& o) {
   d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
 }
 
+void describe(Describer& d, PipelinedOptions& o) {
+  d.field("micro_batches", o.micro_batches, "equal parts of a batch that pass through the stages")
+      .range(1, 1 << 16);
+  d.field("stages", o.stages,
+          "each stage's operators, separated by spaces; `ductile train --plan` sets them; empty = "
+          "train.virtual_ranks stages of equal numbers of operators");
+  d.field("orders", o.orders,
+          "each stage's tasks, as in a plan: F2BFBFB2; W sums the gradients of weights; empty = "
+          "one forward, one backward");
+  d.field("recompute", o.recompute,
+          "operators whose forward pass is repeated in the backward pass, to save memory");
+}
+
 void describe(Describer& d, GradedOptions& o) {
   d.field("beta", o.beta,
           "a sample is kept with the probability floor + (1 - floor) * (share of all losses below "
@@ -447,6 +460,7 @@ void describe(Describer& d, TrainOptions& o) {
             "These options are read by the methods selective and stale_selective.");
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
+  d.section("pipelined", o.pipelined, "These options are read by the method pipelined only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
   d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }

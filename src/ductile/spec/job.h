@@ -196,6 +196,14 @@ struct InfoBatchOptions {
   double end = 0.875;
 };
 
+// Without stages: as many as there are virtual ranks, of equal numbers of the model's operators.
+struct PipelinedOptions {
+  int64_t micro_batches = 4;
+  std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
+  std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
+  std::vector<std::string> recompute;  // operators
+};
+
 struct GradedOptions {
   double beta = 2;
   double floor = 0.2;
@@ -245,6 +253,7 @@ struct TrainOptions {
   SelectiveOptions selective;  // also of stale_selective
   InfoBatchOptions infobatch;
   GradedOptions graded;
+  PipelinedOptions pipelined;
 };
 
 struct EvalOptions {
@@ -341,6 +350,11 @@ void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
+
+// The equal parts into which a batch is cut: one for each virtual rank, or the micro-batches of a
+// pipeline, whose virtual ranks are stages.
+bool is_pipelined(const JobOptions& job);
+int64_t batch_parts(const JobOptions& job);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual
 // ranks, there is a path if the format needs one, and so on. Throws invalid_argument naming the

@@ -46,6 +46,41 @@ void check_selection(const JobOptions& job, const Bad& bad) {
   }
 }
 
+void check_batch(const JobOptions& job, const Bad& bad) {
+  if (job.train.batch_size % batch_parts(job) != 0) {
+    bad(fmt::format("train.batch_size = {} is not divisible by {} = {}", job.train.batch_size,
+                    is_pipelined(job) ? "train.pipelined.micro_batches" : "train.virtual_ranks",
+                    batch_parts(job)));
+  }
+}
+
+void check_pipelined(const JobOptions& job, const Bad& bad) {
+  if (!is_pipelined(job)) return;
+  const PipelinedOptions& o = job.train.pipelined;
+  const auto ranks = static_cast<size_t>(job.train.virtual_ranks);
+  if (!o.stages.empty() && o.stages.size() != ranks) {
+    bad(
+        fmt::format("train.pipelined.stages has {0} stages and train.virtual_ranks = {1}; each "
+                    "stage is a virtual rank, so set train.virtual_ranks = {0}",
+                    o.stages.size(), ranks));
+  }
+  if (!o.orders.empty() && o.orders.size() != ranks) {
+    bad(
+        fmt::format("train.pipelined.orders has {} orders for {} stages; give one for each, or "
+                    "none",
+                    o.orders.size(), ranks));
+  }
+  const auto needs = [&](bool has, const char* what, const char* why) {
+    if (!has) bad(fmt::format("train.method = \"pipelined\" needs {}: {}", what, why));
+  };
+  needs(job.train.rate_control == "schedule", "train.rate_control = \"schedule\"",
+        "the other controls compare the gradients of parts of a batch, or probe the loss");
+  needs(job.train.bn_group == 1, "train.bn_group = 1", "a micro-batch is normalised by itself");
+  needs(job.train.staleness == 0, "train.staleness = 0",
+        "its virtual ranks are stages and not parts of a batch");
+  needs(!job.tune.online, "tune.online = false", "the tuner's trials are not run by stages");
+}
+
 void check_model(const JobOptions& job, const Bad& bad) {
   if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
     bad(
@@ -207,12 +242,16 @@ void check_tune(const JobOptions& job, const Bad& bad) {
 
 }  // namespace
 
+bool is_pipelined(const JobOptions& job) { return job.train.method == "pipelined"; }
+
+int64_t batch_parts(const JobOptions& job) {
+  return is_pipelined(job) ? job.train.pipelined.micro_batches : job.train.virtual_ranks;
+}
+
 void check(const JobOptions& job) {
   const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (job.train.batch_size % job.train.virtual_ranks != 0) {
-    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
-                    job.train.batch_size, job.train.virtual_ranks));
-  }
+  check_batch(job, bad);
+  check_pipelined(job, bad);
   if (job.train.virtual_ranks % job.train.bn_group != 0) {
     bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
                     job.train.virtual_ranks, job.train.bn_group));

@@ -101,12 +101,12 @@ void Replica::choose_hyper() {
   optim::Hyper chosen =
       ingredients_.rate_control->next(observed(), state_.extra(std::string(kControlPart)).values);
   if (tuner_) chosen = tuner_->adjusted(state_, chosen, epoch());
-  if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
+  if (chosen.batch_size < 1 || chosen.batch_size % spec::batch_parts(job_) != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
-         "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of the {} "
-         "virtual ranks and at most the {} samples of the training set",
-         job_.train.rate_control, chosen.batch_size, num_ranks(), train_info().size);
+         "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of its {} "
+         "parts and at most the {} samples of the training set",
+         job_.train.rate_control, chosen.batch_size, spec::batch_parts(job_), train_info().size);
   }
   state_.hyper = chosen;
 }
@@ -251,7 +251,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
     return;
   }
   shards_.apply(in);
-  const auto ranks = static_cast<float>(num_ranks());
+  const auto ranks = static_cast<float>(num_averaged());
   const std::span<float> buffers = state_.flat.buffer_values();
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[in.gradient.size() + i] / ranks;
   const std::span<float> average = state_.buffer_average.span();
@@ -264,7 +264,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
 void Replica::note_noise(const Judgement& judgement) {
-  if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
+  if (!measures_noise(state_, kind_, num_averaged()) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   noise::NoiseSample sample;
@@ -281,7 +281,7 @@ std::optional<noise::GradientNoise> Replica::noise() const { return noise_of(sta
 
 bool Replica::needs_norm() const {
   return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
-         measures_noise(state_, kind_, num_ranks());
+         measures_noise(state_, kind_, num_averaged());
 }
 
 // ---- Parts.

@@ -47,6 +47,8 @@ class Replica {
   const optim::ParamLayout& layout() const { return state_.flat.layout(); }
   int64_t num_parameters() const { return layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
+  // Virtual ranks whose mean the update is made of; stages of a pipeline are none.
+  int64_t num_averaged() const { return spec::is_pipelined(job_) ? 1 : num_ranks(); }
 
   // The number of protocol steps committed; the number of weight updates among them, done and
   // planned (with the present batch size); and the number of passes over the training data.

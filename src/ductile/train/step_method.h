@@ -177,6 +177,9 @@ class StepMethod {
   // which is undefined if the rank has no gradient. The result depends on the state, the data and
   // the rank alone.
   virtual at::Tensor contribute(RankContext& rank) = 0;
+  // Whether the virtual ranks are stages of the model (stage_runner.h), which pass tensors to each
+  // other within a step: contribute() is then not called.
+  virtual bool runs_stages() const { return false; }
   // Judges the step by its sums. The default takes the mean over the virtual ranks.
   virtual Verdict judge(const JobState& state, const StepKind& kind,
                         const std::map<std::string, double>& sums, int64_t num_ranks) const;
