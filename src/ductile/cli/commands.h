@@ -87,6 +87,8 @@ struct ServiceCommand {
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
+  double keep_days = 90;            // jobs that have ended; 0: for ever
+  int64_t keep_jobs = 100'000;      // the same
   std::optional<uint16_t> port;     // of the page; default: kPagePort, or any free one
   bool no_page = false;
   std::string https;                         // ADDRESS:PORT; empty: not beyond this machine

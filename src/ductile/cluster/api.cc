@@ -146,6 +146,12 @@ Answer Api::carry_out(const Call& call, std::string_view& which) {
                                 "there is no such path; /v1/openapi.json lists all");
   } catch (const Refused& refused) {
     return error_answer(403, "refused", refused.what());
+  } catch (const Gone& gone) {
+    Json body = {{"error", gone.message()}, {"code", "gone"}, {"since", gone.since}};
+    if (gone.begin > 0) body["begin"] = gone.begin;
+    Answer out{410};
+    out.body = dump_json(body);
+    return out;
   } catch (const Error& error) {
     return error_answer(net::http_status(error.code()), to_string(error.code()), error.what());
   } catch (const std::exception& error) {

@@ -121,8 +121,10 @@ class Client::Line {
       const std::string code = known ? answer.value("code", "internal") : "internal";
       // Refused to this user: no other attempt helps, as with what a state forbids.
       if (known)
-        fail(code == "refused" ? ErrorCode::conflict : error_code_from(code), "{}",
-             answer.at("error").get<std::string>());
+        fail(code == "refused" ? ErrorCode::conflict
+             : code == "gone"  ? ErrorCode::not_found
+                               : error_code_from(code),
+             "{}", answer.at("error").get<std::string>());
       const bool busy = result->status == 503 || result->status == 429;
       fail(busy ? ErrorCode::unavailable : ErrorCode::internal, "{}: HTTP status {}", name_,
            result->status);

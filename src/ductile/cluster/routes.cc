@@ -119,6 +119,7 @@ Answer list_events(Request& request) {
   if (const auto text = request.text("job")) job = request.reader.find(*text).id;
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
   const Revision after = request.number("after", 0, 0, INT64_MAX);
+  if (after > 0 && !job) request.reader.require_events_after(after);
   const int64_t newest = request.number("newest", 0, 0, kMostPage);
   Json out = {{"events", Json::array()}, {"after", after}};
   for (const Event& event : newest > 0 ? request.reader.newest_events(newest, job)

@@ -110,6 +110,21 @@ CREATE TABLE memory (
   value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 )",
+    R"(
+-- Numbers of jobs that were removed, from `first` to `last`, and when the last of them was.
+CREATE TABLE removed_jobs (
+  first INTEGER PRIMARY KEY,
+  last INTEGER NOT NULL CHECK (last >= first),
+  time REAL NOT NULL
+) STRICT;
+-- Events up to `event` are not all there any more.
+CREATE TABLE removed_events (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  event INTEGER NOT NULL,
+  time REAL NOT NULL
+) STRICT;
+CREATE INDEX ended_jobs ON jobs (ended, id) WHERE ended IS NOT NULL;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

@@ -79,6 +79,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   open_interface();
   decide();
   remember();
+  prune();
 }
 
 Service::Impl::~Impl() {

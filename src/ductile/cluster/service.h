@@ -42,6 +42,7 @@ struct ServiceOptions {
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
   std::chrono::hours alone{1};          // workers go on without a service for so long
+  Retention retention;
   double grace = 30;  // seconds that jobs keep their places on a node that does not answer
   std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
   bool or_any_port = false;      // where that one is taken

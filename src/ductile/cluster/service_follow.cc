@@ -125,6 +125,25 @@ void Service::Impl::follow_demand() {
   engine_->follow(devices, held);
 }
 
+// A little at a time on the thread that commits, so that nobody waits for it.
+void Service::Impl::prune() {
+  constexpr int64_t kMost = 500;  // rows
+  static constexpr milliseconds kBetween{20}, kNext{60'000};
+  const auto more = std::make_shared<bool>();
+  const auto next = [post = make_poster(loop_, alive_), this, more](const Error* error) {
+    post([this, again = error == nullptr && *more] {
+      prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
+    });
+  };
+  try {
+    queue_.post([more, retention = options_.retention](
+                    Change& change) { *more = change.prune(retention, wall_seconds(), kMost); },
+                next);
+  } catch (const Error&) {  // too many others wait for the disk
+    prune_ = loop_.after(kNext, [this] { prune(); });
+  }
+}
+
 LiveState Service::Impl::state_of(const Live& live) const {
   using Moment = LiveState::Moment;
   using Cause = LiveState::Cause;

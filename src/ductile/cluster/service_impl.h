@@ -69,6 +69,7 @@ class Service::Impl {
   void recall();           // what the last service had learnt
   void remember();         // the same, for the next one
   void remember_now();
+  void prune();  // what need not be kept any more
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew
   void look_at_events();
@@ -122,7 +123,7 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer remember_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
+  net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "ductile/base/descriptor.h"
+#include "ductile/base/error.h"
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/tokens.h"
@@ -20,6 +21,13 @@
 // Writing: one process, which holds the lock of a Store, through Change objects that live inside a
 // transaction (commit_queue.h makes those). Reading: any number of Readers, in any process.
 namespace ductile::cluster {
+
+// Thrown as not_found for what was there, and was removed because of its age or number.
+struct Gone : Error {
+  Gone(double since, const std::string& text) : Error(ErrorCode::not_found, text), since(since) {}
+  double since;        // when it was removed, or some of it last
+  Revision begin = 0;  // of events: those after this one are all there
+};
 
 // What a list of jobs is narrowed to; what is not given does not matter.
 struct JobFilter {
@@ -36,7 +44,7 @@ class Reader {
   // Throws as Database does, and as require_newest_schema().
   explicit Reader(const fs::path& file, const char* vfs = nullptr);
 
-  // Throws not_found for an unknown job.
+  // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);
   std::string spec(JobId id);
   // By number, or where no job has it, by name: the newest job of that name that has not ended,
@@ -54,7 +62,10 @@ class Reader {
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
-  Revision last_event();  // 0: none yet
+  Revision last_event();  // 0: none yet; also one that was removed
+  int64_t count_events();
+  // Throws Gone if events after this one were removed.
+  void require_events_after(Revision after);
 
   std::vector<Holding> holdings(JobId job);
   std::vector<Holder> holders();  // of all jobs, by job and node
@@ -133,6 +144,11 @@ class Change {
                        std::string_view answer, double now);
   // Forgets the answers given before `time`.
   void forget_answers(double time);
+
+  // Removes what need not be kept at `now`: about `most` rows at a time, each job with all of its
+  // events as a whole. Whether there may be more. Notes of speed and load of jobs that live, and
+  // events of no job, are removed by age alone.
+  bool prune(const Retention& retention, double now, int64_t most);
 
   // As it is inside this transaction.
   JobRecord job(JobId id);

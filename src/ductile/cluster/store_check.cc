@@ -86,7 +86,7 @@ StoreReport check_store(const fs::path& folder) {
          out.file.string());
   Reader reader(out.file);
   out.schema = newest_schema();  // a Reader takes no other
-  out.events = reader.last_event();
+  out.events = reader.count_events();
   try {
     out.faults = reader.check();
     check_ledger(reader, out.faults);

@@ -76,6 +76,17 @@ void add_quota(CLI::App& sub, ServiceCommand& c) {
       ->allow_extra_args(false);
 }
 
+void add_retention(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--keep-days", c.keep_days,
+                 "forget jobs that ended so many days ago, and their events; 0: never (default 90)")
+      ->option_text("N")
+      ->check(CLI::Range(0.0, 36500.0));
+  sub.add_option("--keep-jobs", c.keep_jobs,
+                 "of jobs that have ended, keep so many at most; 0: all (default 100,000)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+}
+
 }  // namespace
 
 void add_service_at(CLI::App& app, ServiceAt& at) {
@@ -233,6 +244,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_quota(*sub, c);
   add_policy(*sub, c);
   add_page(*sub, c);
+  add_retention(*sub, c);
   sub = add_service_command(
       app, parsed, "server",
       " cluster.toml --shared /home/me/ductile\n\nThe command is `ductile up` for the nodes that "
@@ -261,6 +273,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_policy(*sub, c);
   add_quota(*sub, c);
   add_page(*sub, c);
+  add_retention(*sub, c);
   add_submit(app, parsed, count);
   sub =
       add_service_command(app, parsed, "jobs",

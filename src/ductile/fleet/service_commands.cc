@@ -255,6 +255,7 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   options.keeper = find_keeper();
   options.quotas = quotas_of(command);
   options.policy = command.policy;
+  options.retention = {command.keep_days * 86400, command.keep_jobs};
   if (!command.no_page) options.port = command.port.value_or(kPagePort);
   options.or_any_port = !command.port;
   return options;
@@ -318,8 +319,10 @@ ExitCode check(const fs::path& folder, Context& context) {
   const cluster::StoreReport report = cluster::check_store(folder);
   for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
   for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
-  console.say("{}: schema {}, {} jobs, of which {} have not ended, {} events: {}",
-              report.file.string(), report.schema, report.jobs, report.live, report.events,
+  console.say("{}: schema {}, {} job{}, of which {} {} not ended, {} event{}: {}",
+              report.file.string(), report.schema, report.jobs, report.jobs == 1 ? "" : "s",
+              report.live, report.live == 1 ? "has" : "have", report.events,
+              report.events == 1 ? "" : "s",
               !report.faults.empty()   ? "it is damaged"
               : !report.losses.empty() ? "it is whole, but what it names is not"
                                        : "it is whole");
