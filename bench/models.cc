@@ -3,8 +3,6 @@
 // `models_bench [rounds [model]]`. One thread.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,20 +10,13 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
-#include "ductile/nn/memory.h"
 #include "ductile/nn/model.h"
+#include "zoo.h"
 
 namespace {
 
 using namespace ductile;
-
-double cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 uint64_t fnv(uint64_t h, const at::Tensor& t) {
   const at::Tensor c = t.contiguous();
@@ -35,22 +26,13 @@ uint64_t fnv(uint64_t h, const at::Tensor& t) {
 }
 
 void bench(std::string_view name, int rounds) {
-  nn::ModelArgs args;
-  args.options.name = name;
-  args.options.hidden = {256, 256};
-  args.options.layers = 2;
-  args.options.heads = 4;
-  args.options.dim = 128;
-  const bool gpt = name == "gpt", large = name == "resnet18" || name == "resnet50";
-  const int64_t side = large ? 64 : 32, batch = large ? 4 : 16;
-  args.info = gpt ? nn::ModelInfo{0, 0, 0, 256, 64} : nn::ModelInfo{3, side, side, 10, 0};
-  const auto model = nn::make_model(args);
-  at::manual_seed(1);
-  const at::Tensor x =
-      gpt ? at::randint(256, {batch, 64}, at::kLong) : at::randn({batch, 3, side, side});
-  const at::Tensor labels = gpt              ? at::randint(256, {batch, 64}, at::kLong)
-                            : name == "unet" ? at::randint(10, {batch, side, side}, at::kLong)
-                                             : at::randint(10, {batch}, at::kLong);
+  spec::ModelOptions options;
+  options.name = name;
+  options.hidden = {256, 256};
+  options.layers = 2;
+  options.heads = 4;
+  options.dim = 128;
+  const auto [model, x, labels] = make_zoo_case(options, is_large(name) ? 4 : 16);
   std::vector<double> seconds;
   uint64_t digest = 0xCBF29CE484222325u;
   for (int i = 0; i < rounds + 2; ++i) {
@@ -73,13 +55,4 @@ void bench(std::string_view name, int rounds) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 20;
-  const std::string only = argc > 2 ? argv[2] : "";
-  at::set_num_threads(1);
-  nn::keep_freed_memory();
-  for (const nn::ModelEntry& entry : nn::model_table()) {
-    if (only.empty() || only == entry.name) bench(entry.name, rounds);
-  }
-  return 0;
-}
+int main(int argc, char** argv) { return bench_zoo(argc, argv, bench); }

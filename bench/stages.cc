@@ -3,8 +3,6 @@
 // stage of all operators, the same with the backward pass split into inputs and weights, and the
 // parts of the latter: `stages_bench [rounds [model]]`. One thread.
 #include <algorithm>
-#include <cstdlib>
-#include <ctime>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,13 +10,12 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "ductile/nn/memory.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/stage_executor.h"
+#include "zoo.h"
 
 namespace {
 
@@ -26,12 +23,6 @@ using namespace ductile;
 using parallel::StageExecutor;
 
 constexpr int kMicroBatches = 4;
-
-double cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 double median(std::vector<double> v) {
   std::ranges::sort(v);
@@ -92,22 +83,14 @@ void run_stage(StageExecutor& executor, const nn::Tensors& in, bool split, Times
 }
 
 void bench(std::string_view name, int rounds) {
-  nn::ModelArgs args;
-  args.options.name = name;
-  args.options.hidden = {1024, 1024, 1024};
-  args.options.layers = 4;
-  args.options.heads = 4;
-  args.options.dim = 256;
-  const bool gpt = name == "gpt", large = name == "resnet18" || name == "resnet50";
-  const int64_t side = large ? 64 : 32, batch = gpt ? 8 : 32;
-  args.info = gpt ? nn::ModelInfo{0, 0, 0, 256, 64} : nn::ModelInfo{3, side, side, 10, 0};
-  const auto model = nn::make_model(args);
-  at::manual_seed(1);
-  nn::Tensors in;
-  in.push_back(gpt ? at::randint(256, {batch, 64}, at::kLong) : at::randn({batch, 3, side, side}));
-  in.push_back(gpt              ? at::randint(256, {batch, 64}, at::kLong)
-               : name == "unet" ? at::randint(10, {batch, side, side}, at::kLong)
-                                : at::randint(10, {batch}, at::kLong));
+  spec::ModelOptions options;
+  options.name = name;
+  options.hidden = {1024, 1024, 1024};
+  options.layers = 4;
+  options.heads = 4;
+  options.dim = 256;
+  const auto [model, input, labels] = make_zoo_case(options, name == "gpt" ? 8 : 32);
+  const nn::Tensors in = {input, labels};
   const nn::OperatorGraph operators = nn::training_operators(*model, 0);
   std::vector<int> ops;
   for (size_t i = 0; i < operators.operators().size(); ++i) ops.push_back(static_cast<int>(i));
@@ -128,13 +111,4 @@ void bench(std::string_view name, int rounds) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 20;
-  const std::string only = argc > 2 ? argv[2] : "";
-  at::set_num_threads(1);
-  nn::keep_freed_memory();
-  for (const nn::ModelEntry& entry : nn::model_table()) {
-    if (only.empty() || only == entry.name) bench(entry.name, rounds);
-  }
-  return 0;
-}
+int main(int argc, char** argv) { return bench_zoo(argc, argv, bench); }

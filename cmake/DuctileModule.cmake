@@ -53,7 +53,15 @@ include(${CMAKE_CURRENT_LIST_DIR}/DuctilePch.cmake)
 # The sources of a library are compiled eight at a time as one, those of a test program four at a time,
 # which takes less than half the time of compiling them one by one. Two that use one name in their unnamed namespaces then do not compile: one of them
 # gets a better name. Each source compiles alone, too (.ci/run headers; -DDUCTILE_UNITY=OFF).
-option(DUCTILE_UNITY "Compile the sources of a library eight at a time" ON)
+option(DUCTILE_UNITY "Compile several sources of a library or a test program at a time" ON)
+
+function(ductile_compile_together target sources)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${DUCTILE_UNITY} UNITY_BUILD_BATCH_SIZE ${sources})
+  if(DUCTILE_UNITY)  # GCC takes the types of such a source for those of a header
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
+endfunction()
 
 function(ductile_module name)
   cmake_parse_arguments(M "TORCH;GLUE" ""
@@ -78,11 +86,7 @@ function(ductile_module name)
   target_sources(${target} PRIVATE ${M_SOURCES}
     PUBLIC FILE_SET HEADERS BASE_DIRS ${DUCTILE_SOURCE_ROOT} FILES ${M_HEADERS})
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  set_target_properties(${target} PROPERTIES
-    UNITY_BUILD ${DUCTILE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
-  if(DUCTILE_UNITY)  # GCC takes the types of such a source for those of a header
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
-  endif()
+  ductile_compile_together(${target} 8)
   target_compile_features(${target} PUBLIC cxx_std_20)
   foreach(dep IN LISTS M_DEPS)
     target_link_libraries(${target} PUBLIC ductile_${dep})
@@ -145,11 +149,7 @@ endfunction()
 function(ductile_test name)
   cmake_parse_arguments(T "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_executable(ductile_${name} ${T_SOURCES})
-  set_target_properties(ductile_${name} PROPERTIES
-    UNITY_BUILD ${DUCTILE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
-  if(DUCTILE_UNITY)
-    target_compile_options(ductile_${name} PRIVATE -Wno-subobject-linkage)
-  endif()
+  ductile_compile_together(ductile_${name} 4)
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
   # What is tested is optimised in full; the tests themselves a third faster to compile.

@@ -6,52 +6,43 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 
 namespace ductile::cli {
 namespace {
 
-using Json = nlohmann::json;
+constexpr int64_t kMost = int64_t{1} << 53;
 
 // Operators by name. Options separate them by spaces.
-std::vector<std::string> names_of(const Json& stage, const char* key, const std::string& where) {
+std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
   std::vector<std::string> out;
-  if (!stage.contains(key)) return out;
-  const Json& names = stage[key];
-  bool good = names.is_array();
-  for (size_t i = 0; good && i < names.size(); ++i) {
-    good = names[i].is_string();
-    if (good) out.push_back(names[i].get<std::string>());
-  }
-  if (!good) fail(ErrorCode::invalid_argument, "{}: {} is no list of names", where, key);
-  for (const std::string& name : out) {
+  if (!stage.has(key)) return out;
+  for (const nlohmann::json& item : stage.array(key)) {
+    if (!item.is_string()) {
+      fail(ErrorCode::invalid_argument, "{}: {} is no list of names", stage.where(), key);
+    }
+    const std::string& name = out.emplace_back(item.get<std::string>());
     if (name.empty() || name.find_first_of(" \t\n") != std::string::npos) {
-      fail(ErrorCode::invalid_argument, "{}: the operator \"{}\" has a space in its name", where,
-           name);
+      fail(ErrorCode::invalid_argument, "{}: the operator \"{}\" has a space in its name",
+           stage.where(), name);
     }
   }
   return out;
 }
 
-int64_t whole(const Json& from, const char* key, int64_t otherwise, const std::string& where) {
-  if (!from.contains(key)) return otherwise;
-  if (!from[key].is_number_integer() || from[key].get<int64_t>() < 1) {
-    fail(ErrorCode::invalid_argument, "{}: {} is no number of at least 1", where, key);
-  }
-  return from[key].get<int64_t>();
-}
-
 }  // namespace
 
 void set_plan(spec::JobOptions& job, const fs::path& file) {
-  Json plan = parse_json(read_file(file), file.string(), ErrorCode::invalid_argument);
-  if (plan.is_object() && plan.contains("plan")) plan = Json(plan["plan"]);
+  nlohmann::json plan = parse_json(read_file(file), file.string(), ErrorCode::invalid_argument);
+  if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array() ||
       plan["stages"].empty()) {
     fail(ErrorCode::invalid_argument, "{}: no plan; `ductile plan GRAPH --json` writes one",
          file.string());
   }
-  const int64_t batch = whole(plan, "batch", job.train.batch_size, file.string());
+  const int64_t batch =
+      JsonFields(plan, file.string()).integer_or("batch", job.train.batch_size, 1, kMost);
   if (batch != job.train.batch_size) {
     fail(ErrorCode::invalid_argument,
          "{}: the plan is for batches of {} samples, and train.batch_size = {}; plan with --batch "
@@ -60,37 +51,36 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   int64_t micro_batch = 0;
-  for (const Json& stage : plan["stages"]) {
-    const std::string where = fmt::format("{}: stage {}", file.string(), options.stages.size());
-    if (!stage.is_object()) fail(ErrorCode::invalid_argument, "{} is no object", where);
+  for (const nlohmann::json& item : plan["stages"]) {
+    const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
     for (const char* key : {"replicas", "tensor"}) {
-      if (whole(stage, key, 1, where) > 1) {
+      if (const int64_t number = stage.integer_or(key, 1, 1, kMost); number > 1) {
         fail(ErrorCode::invalid_argument,
              "{}: {} = {}: a stage runs on one worker so far; plan with as many devices as stages",
-             where, key, whole(stage, key, 1, where));
+             stage.where(), key, number);
       }
     }
-    const int64_t own = whole(stage, "micro_batch", batch, where);
+    const int64_t own = stage.integer_or("micro_batch", batch, 1, kMost);
     if (micro_batch == 0) micro_batch = own;
     if (own != micro_batch || batch % own != 0) {
       fail(ErrorCode::invalid_argument,
            "{}: micro_batch = {}: stages have equal micro-batches so far, which divide the {} "
            "samples of a batch; stage 0 has {}",
-           where, own, batch, micro_batch);
+           stage.where(), own, batch, micro_batch);
     }
     std::string ops;
-    for (const std::string& name : names_of(stage, "ops", where)) {
+    for (const std::string& name : names_of(stage, "ops")) {
       ops += (ops.empty() ? "" : " ") + name;
     }
     options.stages.push_back(std::move(ops));
-    for (std::string& name : names_of(stage, "recompute", where)) {
+    for (std::string& name : names_of(stage, "recompute")) {
       options.recompute.push_back(std::move(name));
     }
-    if (!stage.contains("order") || !stage["order"].is_string()) {
+    if (!stage.has("order")) {
       fail(ErrorCode::invalid_argument,
-           "{} has no order of tasks; `ductile plan GRAPH --json` writes it", where);
+           "{} has no order of tasks; `ductile plan GRAPH --json` writes it", stage.where());
     }
-    options.orders.push_back(stage["order"].get<std::string>());
+    options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
   job.train.method = "pipelined";

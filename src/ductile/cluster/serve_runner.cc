@@ -16,8 +16,8 @@
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
-#include "ductile/run/progress.h"
 #include "ductile/server/launcher.h"
+#include "ductile/serving/replica_line.h"
 
 namespace ductile::cluster {
 namespace {
@@ -257,18 +257,14 @@ class ServeRunner final : public JobRunner {
   }
 
   void hear(WorkerId id, const std::string& line) {
-    const auto known = run::decode(line);
+    const auto known = serving::read_replica_line(line);
     if (!known) return;
     Replica& replica = replicas_.at(id);
-    if (const auto* failed = std::get_if<run::Failed>(&*known))
-      replica.failed.emplace(failed->code, failed->text);
-    const auto* row = std::get_if<run::Row>(&*known);
-    if (row == nullptr) return;
-    const json& values = row->values;
-    if (values.contains("told") && values["told"].is_string() && replica.state == State::ready)
-      front_.tell(fmt::format("replica {}: {}", id, values["told"].get<std::string>()));
-    if (!values.contains("address") || replica.state != State::starting) return;
-    if (values.value("place", "") != link::PeerAddress::here("").place) {
+    if (known->failed) replica.failed = known->failed;
+    if (known->told && replica.state == State::ready)
+      front_.tell(fmt::format("replica {}: {}", id, *known->told));
+    if (!known->address || replica.state != State::starting) return;
+    if (known->place != link::PeerAddress::here("").place) {
       replica.failed.emplace(
           ErrorCode::invalid_argument,
           "a replica was started on another machine, where the service cannot reach it; services "
@@ -280,9 +276,8 @@ class ServeRunner final : public JobRunner {
     pause_ = kFirstPause;
     failures_ = 0;
     was_ready_ = true;
-    const std::string address = values["address"].get<std::string>();
-    front_.router().add(id, net::Address::parse(address));
-    front_.memory().replicas[id] = address;
+    front_.router().add(id, net::Address::parse(*known->address));
+    front_.memory().replicas[id] = *known->address;
     front_.save();
     settle();
   }

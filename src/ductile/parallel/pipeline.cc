@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
+#include "ductile/parallel/kept_buffers_impl.h"
 
 namespace ductile::parallel {
 namespace {
@@ -17,32 +18,6 @@ using nn::Operator;
 using nn::OperatorGraph;
 using nn::Source;
 using plan::Task;
-
-// The stage of each operator.
-std::vector<int> stage_of_each(const Pipeline& pipeline, const OperatorGraph& operators) {
-  const auto& ops = operators.operators();
-  std::vector<int> stage(ops.size(), -1);
-  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
-    for (const int op : pipeline.stages[s].ops) {
-      if (op < 0 || static_cast<size_t>(op) >= ops.size()) {
-        fail(ErrorCode::invalid_argument, "stage {}: there is no operator {}; the model has {}", s,
-             op, ops.size());
-      }
-      int& of = stage[static_cast<size_t>(op)];
-      if (of >= 0) {
-        fail(ErrorCode::invalid_argument, "operator {} is in stage {} and in stage {}",
-             ops[static_cast<size_t>(op)].name, of, s);
-      }
-      of = static_cast<int>(s);
-    }
-  }
-  for (size_t op = 0; op < ops.size(); ++op) {
-    if (stage[op] < 0) {
-      fail(ErrorCode::invalid_argument, "operator {} is in no stage", ops[op].name);
-    }
-  }
-  return stage;
-}
 
 void check_acyclic(const std::vector<Transfer>& transfers, size_t num_stages) {
   std::vector<std::set<int>> before(num_stages);
@@ -84,8 +59,33 @@ void check_order(const Pipeline& pipeline, size_t s) {
 
 }  // namespace
 
+std::vector<int> stages_of_operators(const Pipeline& pipeline, const OperatorGraph& operators) {
+  const auto& ops = operators.operators();
+  std::vector<int> stage(ops.size(), -1);
+  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+    for (const int op : pipeline.stages[s].ops) {
+      if (op < 0 || static_cast<size_t>(op) >= ops.size()) {
+        fail(ErrorCode::invalid_argument, "stage {}: there is no operator {}; the model has {}", s,
+             op, ops.size());
+      }
+      int& of = stage[static_cast<size_t>(op)];
+      if (of >= 0) {
+        fail(ErrorCode::invalid_argument, "operator {} is in stage {} and in stage {}",
+             ops[static_cast<size_t>(op)].name, of, s);
+      }
+      of = static_cast<int>(s);
+    }
+  }
+  for (size_t op = 0; op < ops.size(); ++op) {
+    if (stage[op] < 0) {
+      fail(ErrorCode::invalid_argument, "operator {} is in no stage", ops[op].name);
+    }
+  }
+  return stage;
+}
+
 std::vector<Transfer> transfers_of(const Pipeline& pipeline, const OperatorGraph& operators) {
-  const std::vector<int> stage = stage_of_each(pipeline, operators);
+  const std::vector<int> stage = stages_of_operators(pipeline, operators);
   const std::vector<bool> wants = StageExecutor::wants_gradient(operators);
   struct Reader {
     int last = 0;
@@ -157,16 +157,13 @@ std::map<Source, TensorForm> tensor_forms(const OperatorGraph& operators,
   std::map<Source, TensorForm> out;
   for (size_t i = 0; i < operators.operators().size(); ++i) {
     const Operator& op = operators.operators()[i];
-    nn::Tensors in, before;
+    nn::Tensors in;
     for (const Source& s : op.inputs) {
       in.push_back(s.op == kModelInput ? inputs.at(static_cast<size_t>(s.output)) : made.at(s));
     }
-    for (const nn::NamedTensor& b : op.buffers) before.push_back(b.tensor.clone());
+    const KeptBuffers buffers(op);
     const nn::Tensors result = op.run(in);
-    for (size_t k = 0; k < before.size(); ++k) {
-      at::Tensor buffer = op.buffers[k].tensor;
-      buffer.copy_(before[k]);
-    }
+    buffers.put_back();
     for (size_t k = 0; k < result.size(); ++k) {
       const Source source{static_cast<int>(i), static_cast<int>(k)};
       const at::Tensor dense =

@@ -34,6 +34,9 @@ struct Pipeline {
 // the stages form a cycle, or an order lacks tasks, has too many, or one before what it needs.
 void check(const Pipeline& pipeline, const nn::OperatorGraph& operators);
 
+// The stage of each operator. Throws invalid_argument where one is in no stage or in two.
+std::vector<int> stages_of_operators(const Pipeline& pipeline, const nn::OperatorGraph& operators);
+
 // The plan on the model. `graph` is what the plan was made for; its operators are the model's, by
 // name. Throws invalid_argument for what the runtime does not do yet, naming the stage: replicas,
 // tensor splits, sharded optimisers, and stages whose micro-batches differ.
@@ -126,6 +129,8 @@ class PipelineHost {
   Pipeline pipeline_;
   Placement placement_;
   std::vector<Transfer> transfers_;
+  std::vector<int> stage_of_;  // by operator, as wants_
+  std::vector<bool> wants_;    // StageExecutor::wants_gradient()
   std::vector<std::unique_ptr<HostedStage>> stages_;
   std::unique_ptr<Mail> mail_;
   std::map<std::string, at::Tensor> gradients_;

@@ -160,6 +160,8 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
     : operators_(operators), pipeline_(std::move(pipeline)), placement_(std::move(placement)) {
   check(pipeline_, operators_);
   transfers_ = transfers_of(pipeline_, operators_);
+  stage_of_ = stages_of_operators(pipeline_, operators_);
+  wants_ = StageExecutor::wants_gradient(operators_);
   if (placement_.hosts.size() != pipeline_.stages.size()) {
     fail(ErrorCode::invalid_argument, "{} hosts for {} stages", placement_.hosts.size(),
          pipeline_.stages.size());
@@ -364,16 +366,13 @@ void PipelineHost::sum_gradients() {
   std::map<std::string, std::map<int, at::Tensor>> parts;  // by operator
   std::map<std::string, std::set<int>> holders;            // ranks
   std::map<std::string, const at::Tensor*> tensors;
-  const std::vector<bool> wants = StageExecutor::wants_gradient(operators_);
-  for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
-    for (const int op : pipeline_.stages[s].ops) {
-      if (!wants[static_cast<size_t>(op)]) continue;
-      for (const nn::NamedTensor& p : ops[static_cast<size_t>(op)].parameters) {
-        if (!p.tensor.requires_grad()) continue;
-        holders[p.name].insert(placement_.hosts[s]);
-        parts[p.name][op] = at::Tensor();
-        tensors[p.name] = &p.tensor;
-      }
+  for (size_t op = 0; op < ops.size(); ++op) {
+    if (!wants_[op]) continue;
+    for (const nn::NamedTensor& p : ops[op].parameters) {
+      if (!p.tensor.requires_grad()) continue;
+      holders[p.name].insert(placement_.hosts[static_cast<size_t>(stage_of_[op])]);
+      parts[p.name][static_cast<int>(op)] = at::Tensor();
+      tensors[p.name] = &p.tensor;
     }
   }
   for (const auto& stage : stages_) {
@@ -402,12 +401,6 @@ void PipelineHost::sum_gradients() {
 void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,
                                  const std::map<std::string, std::set<int>>& holders,
                                  const std::map<std::string, const at::Tensor*>& tensors) {
-  std::vector<int> host_of(operators_.operators().size());
-  for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
-    for (const int op : pipeline_.stages[s].ops) {
-      host_of[static_cast<size_t>(op)] = placement_.hosts[s];
-    }
-  }
   auto tag = placement_.first_tag + static_cast<uint32_t>(transfers_.size()) * 2;
   std::vector<comm::Engine::Work> received;
   for (auto& [name, of_op] : parts) {
@@ -415,7 +408,7 @@ void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>
     for (auto& [op, part] : of_op) {
       const uint32_t own_tag = tag++;  // the same on all ranks
       if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
-      const int host = host_of[static_cast<size_t>(op)];
+      const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
       const at::Tensor& like = *tensors.at(name);
       if (host != placement_.rank) {
         part = at::empty(like.sizes(), at::TensorOptions(like.scalar_type()));

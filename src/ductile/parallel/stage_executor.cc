@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/parallel/kept_buffers_impl.h"
 
 namespace ductile::parallel {
 namespace {
@@ -51,6 +52,17 @@ struct StageExecutor::Run {
   // The gradients of the outputs, in falling order of readers.
   std::vector<std::vector<Gradient>> gradients;
   Tensors sums;  // of these, kept for the weights
+
+  // The outputs that are differentiated, and what comes to them.
+  std::pair<Tensors, Tensors> with_gradients() const {
+    std::pair<Tensors, Tensors> out;
+    for (size_t k = 0; k < sums.size(); ++k) {
+      if (!sums[k].defined() || !outputs[k].requires_grad()) continue;
+      out.first.push_back(outputs[k]);
+      out.second.push_back(sums[k]);
+    }
+    return out;
+  }
 };
 
 struct StageExecutor::MicroBatch {
@@ -163,19 +175,12 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
 
 // Of an operator whose outputs were not kept. Its buffers have moved in the first run.
 void StageExecutor::run_again(int op, int64_t micro_batch, Run& run) {
-  const std::vector<NamedTensor>& buffers = graph_.operators()[static_cast<size_t>(op)].buffers;
-  Tensors before;
+  const KeptBuffers buffers(graph_.operators()[static_cast<size_t>(op)]);
   {
-    const at::NoGradGuard no_grad;
-    for (const NamedTensor& b : buffers) before.push_back(b.tensor.clone());
+    const at::AutoGradMode mode(true);
+    run.outputs = call(op, micro_batch, run.inputs);
   }
-  const at::AutoGradMode mode(true);
-  run.outputs = call(op, micro_batch, run.inputs);
-  const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    at::Tensor buffer = buffers[i].tensor;
-    buffer.copy_(before[i]);
-  }
+  buffers.put_back();
 }
 
 std::vector<StageExecutor::Gradient> StageExecutor::backward(
@@ -226,13 +231,9 @@ void StageExecutor::differentiate(int op, int64_t micro_batch, Run& run, MicroBa
   if (!any) return;
   if (recompute_[static_cast<size_t>(op)]) run_again(op, micro_batch, run);
 
-  Tensors outputs, gradients, targets;
-  for (size_t k = 0; k < run.sums.size(); ++k) {
-    if (!run.sums[k].defined() || !run.outputs[k].requires_grad()) continue;
-    outputs.push_back(run.outputs[k]);
-    gradients.push_back(run.sums[k]);
-  }
+  const auto [outputs, gradients] = run.with_gradients();
   if (outputs.empty()) return;
+  Tensors targets;
   std::vector<size_t> inputs, weights, later;
   for (size_t i = 0; i < run.inputs.size(); ++i) {
     if (run.inputs[i].requires_grad()) inputs.push_back(i);
@@ -279,13 +280,9 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
     const Operator& o = graph_.operators()[static_cast<size_t>(*op)];
     const bool wants_inputs =
         std::ranges::any_of(run.inputs, [](const at::Tensor& t) { return t.requires_grad(); });
-    Tensors outputs, gradients, targets;
+    const auto [outputs, gradients] = run.with_gradients();
+    Tensors targets;
     std::vector<size_t> weights;
-    for (size_t k = 0; k < run.sums.size(); ++k) {
-      if (!run.sums[k].defined() || !run.outputs[k].requires_grad()) continue;
-      outputs.push_back(run.outputs[k]);
-      gradients.push_back(run.sums[k]);
-    }
     for (size_t i = 0; i < o.parameters.size(); ++i) {
       if (!o.parameters[i].tensor.requires_grad()) continue;
       if (wants_inputs && cheap(o.parameters[i])) continue;

@@ -26,6 +26,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/sampler.h"
+#include "ductile/python/dtypes_impl.h"
 #include "ductile/python/python_task.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/job.h"
@@ -103,29 +104,9 @@ void die_with(int parent) {
   if (::getppid() != parent) ::_exit(0);
 }
 
-at::ScalarType scalar_type(DType type) {
-  switch (type) {
-    case DType::u8:
-      return at::kByte;
-    case DType::i8:
-      return at::kChar;
-    case DType::i16:
-      return at::kShort;
-    case DType::i32:
-      return at::kInt;
-    case DType::i64:
-      return at::kLong;
-    case DType::f16:
-      return at::kHalf;
-    case DType::bf16:
-      return at::kBFloat16;
-    case DType::f32:
-      return at::kFloat;
-    case DType::f64:
-      return at::kDouble;
-    default:
-      fail(ErrorCode::invalid_argument, "torch has no type {}", to_string(type));
-  }
+at::ScalarType type_of(const ckpt::TensorInfo& info) {
+  if (const auto type = python::scalar_type(info.dtype)) return *type;
+  fail(ErrorCode::invalid_argument, "torch has no type {}", to_string(info.dtype));
 }
 
 // The tensors of a file of weights; one that a run wrote is compared with its digest.
@@ -137,8 +118,7 @@ std::map<std::string, at::Tensor> tensors(const std::string& path) {
     const std::span<const std::byte> bytes = file.bytes(info);
     views.push_back({info.name, info.dtype, info.shape, bytes});
     out[info.name] =
-        at::from_blob(const_cast<std::byte*>(bytes.data()), info.shape, scalar_type(info.dtype))
-            .clone();
+        at::from_blob(const_cast<std::byte*>(bytes.data()), info.shape, type_of(info)).clone();
   }
   const auto written = file.metadata().find(train::kWeightsDigestKey);
   if (written == file.metadata().end()) return out;

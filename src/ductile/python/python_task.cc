@@ -15,6 +15,7 @@
 
 #include "ductile/base/dtype.h"
 #include "ductile/base/error.h"
+#include "ductile/python/dtypes_impl.h"
 
 namespace ductile::python {
 namespace {
@@ -43,30 +44,9 @@ struct NamedBuffer {
 };
 
 DType dtype_of(const NamedBuffer& buffer) {
-  switch (buffer.tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::f32;
-    case at::kLong:
-      return DType::i64;
-    case at::kInt:
-      return DType::i32;
-    case at::kShort:
-      return DType::i16;
-    case at::kChar:
-      return DType::i8;
-    case at::kByte:
-    case at::kBool:
-      return DType::u8;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kDouble:
-      return DType::f64;
-    default:
-      fail(ErrorCode::invalid_argument, "buffer {} is {}, which a file of weights cannot hold",
-           buffer.name, c10::toString(buffer.tensor.scalar_type()));
-  }
+  if (const auto type = python::dtype_of(buffer.tensor.scalar_type())) return *type;
+  fail(ErrorCode::invalid_argument, "buffer {} is {}, which a file of weights cannot hold",
+       buffer.name, c10::toString(buffer.tensor.scalar_type()));
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor) {

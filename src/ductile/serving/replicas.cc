@@ -11,10 +11,9 @@
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
-#include "ductile/base/json_value.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
-#include "ductile/run/progress.h"
+#include "ductile/serving/replica_line.h"
 
 namespace ductile::serving {
 namespace {
@@ -151,22 +150,16 @@ void Replicas::Impl::read(Router::ReplicaId id) {
 }
 
 void Replicas::Impl::hear(Router::ReplicaId id, std::string_view line) {
-  const auto known = run::decode(line);
+  const auto known = read_replica_line(line);
   if (!known) return;
   Replica& replica = replicas_.at(id);
-  if (const auto* failed = std::get_if<run::Failed>(&*known))
-    replica.failed.emplace(failed->code, failed->text);
-  const auto* row = std::get_if<run::Row>(&*known);
-  if (row == nullptr) return;
-  if (const auto told = row->values.find("told"); told != row->values.end() && told->is_string()) {
-    if (callbacks_.tell && replica.state == State::ready)
-      callbacks_.tell(fmt::format("replica {}: {}", id, told->get<std::string>()));
-  }
-  const auto address = row->values.find("address");
-  if (address == row->values.end() || replica.state != State::starting) return;
+  if (known->failed) replica.failed = known->failed;
+  if (known->told && callbacks_.tell && replica.state == State::ready)
+    callbacks_.tell(fmt::format("replica {}: {}", id, *known->told));
+  if (!known->address || replica.state != State::starting) return;
   replica.state = State::ready;
   pause_ = kFirstPause;
-  router_.add(id, net::Address::parse(address->get<std::string>()));
+  router_.add(id, net::Address::parse(*known->address));
   if (!std::exchange(was_ready_, true) && callbacks_.on_ready) callbacks_.on_ready();
 }
 

@@ -24,11 +24,7 @@ class RankRunner::Context final : public RankContext {
   const JobState& state() const override { return runner_.state_; }
   const StepKind& kind() const override { return runner_.kind_; }
   int64_t rank() const override { return rank_; }
-  uint64_t seed() const override {
-    const uint64_t step =
-        mix(static_cast<uint64_t>(job().seed), static_cast<uint64_t>(state().counters.step));
-    return mix(step, static_cast<uint64_t>(rank_));
-  }
+  uint64_t seed() const override { return mix(runner_.step_seed(), static_cast<uint64_t>(rank_)); }
   int64_t train_size() const override { return runner_.ingredients_.train_info().size; }
   nn::Model& model() override { return *runner_.ingredients_.model; }
   const data::Batch& batch() override { return runner_.batch_of(rank_); }
@@ -162,7 +158,7 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
 
 // A step that is none of training leaves the stream's batches to the next one.
 void RankRunner::begin_step() {
-  if (!loader_) return;  // a task has its own data
+  if (!loader_) return;  // a task has its own data, and not every stage reads samples
   if (fetches()) {
     batches_.clear();
     loaded_cursor_ = -1;
@@ -269,6 +265,10 @@ RankRunner::Contribution RankRunner::next_contribution() {
   return contributions_.extract(next_rank_).mapped();
 }
 
+uint64_t RankRunner::step_seed() const {
+  return mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step));
+}
+
 // All hosted ones together, which take turns.
 void RankRunner::run_stages() {
   prepare_thread();
@@ -280,9 +280,8 @@ void RankRunner::run_stages() {
     for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
       micro_batches[m] = &batch_of(static_cast<int64_t>(m));
     }
-    const uint64_t seed =
-        mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step));
-    for (auto& [rank, part] : stages_->run(micro_batches, figures_, seed, state_.scaler.scale())) {
+    for (auto& [rank, part] :
+         stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale())) {
       contributions_[rank] = {std::move(part.gradients),
                               std::make_shared<const std::vector<float>>(std::move(part.buffers)),
                               std::move(part.figures)};

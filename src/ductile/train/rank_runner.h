@@ -77,6 +77,7 @@ class RankRunner {
   void compute_figures(int64_t count, std::span<float> out);
   Contribution next_contribution();
   void run_stages();
+  uint64_t step_seed() const;  // of what is drawn in this step
   void run_part(size_t part, const Backward& backward);
   void run_rank(int64_t rank, const Backward& backward);
   // The samples have to be fetched; the stream is left alone.

@@ -109,13 +109,12 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
       ingredients_(ingredients),
       flat_(flat),
       operators_(nn::training_operators(*ingredients.model, job.train.label_smoothing)),
-      pipeline_(pipeline_of_job(job, operators_)) {
-  stage_of_.resize(operators_.operators().size());
+      pipeline_(pipeline_of_job(job, operators_)),
+      stage_of_(parallel::stages_of_operators(pipeline_, operators_)) {
   for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
     const auto stage = static_cast<int>(s);
     for (const int op : pipeline_.stages[s].ops) {
       const nn::Operator& o = operators_.operators()[static_cast<size_t>(op)];
-      stage_of_[static_cast<size_t>(op)] = stage;
       for (const nn::NamedTensor& p : o.parameters) owners_.try_emplace(p.name, stage);
       for (const nn::NamedTensor& b : o.buffers) buffer_owners_.try_emplace(b.name, stage);
     }

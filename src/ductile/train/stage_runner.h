@@ -60,7 +60,7 @@ class StageRunner {
   FlatModel& flat_;
   const nn::OperatorGraph operators_;
   const parallel::Pipeline pipeline_;
-  std::vector<int> stage_of_;                          // by operator
+  const std::vector<int> stage_of_;                    // by operator
   std::map<std::string, int> owners_, buffer_owners_;  // stages, by name
   std::vector<int> hosts_;                             // workers, by stage
   int rank_ = 0;

@@ -15,12 +15,12 @@
 #include "ductile/net/loop.h"
 #include "ductile/run/progress.h"
 #include "ductile/serving/inference_server.h"
+#include "ductile/serving/testing/serve_until_ended.h"
 #include "ductile/serving/testing/small_model.h"
 
 namespace {
 
 using namespace ductile;
-volatile std::sig_atomic_t g_ended = 0;
 
 int serve(int progress, const nlohmann::json& request) {
   const fs::path run = request.at("run").get<std::string>();
@@ -44,13 +44,7 @@ int serve(int progress, const nlohmann::json& request) {
                                   std::make_unique<serving::testing::SmallSource>(model, state));
   run::write_line(progress, run::Row{{{"address", server.address().to_string()},
                                       {"place", link::PeerAddress::here("").place}}});
-  bool ending = false;
-  const auto watch = loop.every(std::chrono::milliseconds(5), [&] {
-    if (g_ended == 0 || ending) return;
-    ending = true;
-    server.drain([&] { loop.stop(); });
-  });
-  loop.run();
+  serving::testing::serve_until_ended(loop, server);
   return 0;
 }
 
@@ -69,6 +63,6 @@ int main(int argc, char** argv) {
     ::execv(DUCTILE_TEST_WORKER, argv);
     return 127;
   }
-  ::signal(SIGTERM, [](int) { g_ended = 1; });
+  serving::testing::note_end();
   return serve(progress, parse_json(request, "--serve", ErrorCode::invalid_argument));
 }

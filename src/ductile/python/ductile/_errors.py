@@ -15,6 +15,21 @@ class Error(Exception):
         self.code = code
 
 
+class of_user:
+    """`with of_user(code, where):` around a call of the user's code: what it raises becomes an Error of that
+    kind, which says where, with the frames of the user's program."""
+
+    def __init__(self, code, where):
+        self.code, self.where = code, where
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            raise Error(self.code, f"{self.where}:\n{told(error)[1]}") from None
+
+
 def told(error, code="conflict"):
     """(code, text) of an exception. That of the user's program comes with its frames; those of
     Ductile that lie before it say nothing to its author."""

@@ -8,7 +8,7 @@ import platform
 import runpy
 import sys
 
-from ductile._errors import Error, told
+from ductile._errors import Error, of_user, told
 from ductile._job import Described, Job
 
 
@@ -63,10 +63,8 @@ def load(text, args):
         there = f"; it has {', '.join(jobs)}" if jobs else ""
         what = "has no" if found is None else "has something else than a class of ductile.Job under the name"
         raise Error("invalid_argument", f"{where} {what} {name}{there}. Derive a class from ductile.Job")
-    try:
+    with of_user("invalid_argument", f"{text} cannot be made"):
         return found()
-    except BaseException as error:
-        raise Error("invalid_argument", f"{text} cannot be made:\n{told(error)[1]}") from None
 
 
 def run_loop(text, args):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ductile import _core
-from ductile._errors import Error, told
+from ductile._errors import Error, of_user, told
 from ductile._feeder import Feeder
 from ductile._job import Ratio
 from ductile._seeds import seed_all
@@ -50,10 +50,8 @@ class Task:
     def make_model(self, seed):
         """(parameters, averaged buffers, carried buffers), each a list of (name, tensor, is_norm)."""
         seed_all(seed)
-        try:
+        with of_user("invalid_argument", f"{self.name}, model()"):
             self.model = self.job.model()
-        except BaseException as error:
-            raise Error("invalid_argument", f"{self.name}, model():\n{told(error)[1]}") from None
         if not isinstance(self.model, torch.nn.Module):
             raise Error("invalid_argument", f"{self.name}, model() gives {type(self.model).__name__}; a "
                         "torch.nn.Module is needed")
@@ -82,12 +80,9 @@ class Task:
         batch = self.train.fetch(0, 0, 1)
         seed_all(seed)
         self.model.eval()
-        try:
-            with torch.no_grad():
-                self.job.loss(self.model, batch)
-        except BaseException as error:
-            raise Error("invalid_argument", f"{self.name}: the first batch, which gives lazy parameters "
-                        f"({lazy[0]}) their sizes:\n{told(error)[1]}") from None
+        where = f"{self.name}: the first batch, which gives lazy parameters ({lazy[0]}) their sizes"
+        with of_user("invalid_argument", where), torch.no_grad():
+            self.job.loss(self.model, batch)
         self.model.train()
 
     def _sort_buffers(self, owners, norms):
@@ -117,10 +112,8 @@ class Task:
 
     def _register(self, carried):
         """What the job keeps outside of its model is carried as buffers are."""
-        try:
+        with of_user("invalid_argument", f"{self.name}, state()"):
             registered = self.job.state(self.model)
-        except BaseException as error:
-            raise Error("invalid_argument", f"{self.name}, state():\n{told(error)[1]}") from None
         self.state = State(registered, self.name)
         room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
         for name, tensor in self.state.tensors:
@@ -161,11 +154,8 @@ class Task:
         batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank), "train_data")
         seed_all(seed)
         self.state.restore()
-        try:
+        with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"):
             out = self.job.loss(self.model, batch)
-        except BaseException as error:
-            raise Error("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}:\n"
-                        f"{told(error)[1]}") from None
         self._check_buffers()
         if rank == 0:  # what the others have made of it is dropped
             self.state.save()
@@ -222,11 +212,8 @@ class Task:
                     count = min(self.test_batch, self.test_size - first)
                     batch = self._batch(lambda: self.feeder.test_batch(first, count, self.test_batch), "test_data")
                     seed_all(_core.mix(self.seed, first))
-                    try:
+                    with of_user("conflict", f"{self.name}, loss() of the test samples from {first} on"):
                         out = self.job.loss(self.model, batch)
-                    except BaseException as error:
-                        raise Error("conflict", f"{self.name}, loss() of the test samples from {first} on:\n"
-                                    f"{told(error)[1]}") from None
                     loss, ratios = self._sorted(out, count)
                     total += loss.item() * count
                     for at, (value, of) in zip(sums, ratios):
