@@ -144,6 +144,10 @@ function(ductile_module name)
   endif()
 endfunction()
 
+# Tests that take longer than a minute start first: one that is left for the end has a core to itself.
+set(DUCTILE_SLOW_TESTS train_test elastic_test cluster_service_test nn_test injection_test chaos_test
+  plan_test server_job_test hosts_test sim_test tune_command_test full_disk_test)
+
 # ductile_test(NAME [TORCH] SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest
 # entry. TORCH: a library that it links is above the torch line.
 function(ductile_test name)
@@ -171,6 +175,9 @@ function(ductile_test name)
     # UCX hooks madvise, which a thread calls when the thread sanitizer has already taken leave of it.
     ENVIRONMENT
     "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0;UCX_MEM_MMAP_HOOK_MODE=none")
+  if(name IN_LIST DUCTILE_SLOW_TESTS)
+    set_tests_properties(${name} PROPERTIES COST 100)
+  endif()
 endfunction()
 
 # ductile_isa_tests(NAME FILTER): these tests of the program ductile_NAME once more for every
