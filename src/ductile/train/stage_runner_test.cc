@@ -6,18 +6,21 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/folder.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/same_job.h"
 #include "ductile/train/testing/local_cluster.h"
 
 namespace ductile::train {
@@ -161,6 +164,18 @@ TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {
   LocalCluster other(run.folder, job, recipe_of(job));
   other.start(1);
   EXPECT_NE(other.finish().reason.find("train.pipelined.micro_batches"), std::string::npos);
+}
+
+TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
+  const auto json = [](std::vector<std::string> stages) {
+    spec::JobOptions job;
+    job.train.method = "pipelined";
+    job.train.virtual_ranks = static_cast<int64_t>(stages.size());
+    job.train.pipelined.stages = std::move(stages);
+    return OptionSet(job).to_json();
+  };
+  check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2 fc3"}), /*thread_invariant=*/true);
+  EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
 }
 
 TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
