@@ -11,6 +11,10 @@ import support
 from support import Case, children, kill, last_step, lines, wait, workers_of
 
 
+# Each start of a worker costs seconds of a core: these run in the long form alone.
+long_form = unittest.skipUnless(os.environ.get("DUCTILE_ALL_SIZES"), "it belongs to the long form")
+
+
 class Digest(Case):
     def test_is_the_same_for_all_workers_and_data_processes(self):
         cells = [(1, 0), (2, 1), (3, 4)]
@@ -71,6 +75,7 @@ class Loop(Case):
             kill(workers_of(self.out("killed"))[0])
         self.assertEqual(self.finished(process, "killed")["digest"], quiet["digest"])
 
+    @long_form
     def test_starts_a_run_by_itself(self):
         env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"), DUCTILE_RUNS=self.out("runs"),
                    DUCTILE_TRAIN__MAX_STEPS="5")
@@ -97,6 +102,7 @@ class Figures(Case):
         self.assertTrue(any({"eval/accuracy", "eval/margin"} <= m.keys() for m in metrics))
         self.assertFalse([k for m in metrics for k in m if "ratio/" in k or "of/" in k])
 
+    @long_form
     def test_are_those_of_a_loop_written_out(self):
         """Plain PyTorch with the job's own classes: each rank by itself, the mean of the gradients."""
         self.train("run", 2)
@@ -170,6 +176,7 @@ class State(Case):
         kill(workers_of(self.out("killed"))[0])
         self.assertEqual(self.finished(process, "killed")["digest"], quiet["digest"])
 
+    @long_form
     def test_keeps_a_buffer_that_forward_assigns_anew(self):
         self.same_with_kills("reassigned")
 
@@ -182,6 +189,7 @@ class State(Case):
     def test_reads_streams_on_from_where_they_were(self):
         self.same_with_kills("stream")
 
+    @long_form
     def test_settles_lazy_modules(self):
         self.same_with_kills("lazy")
 

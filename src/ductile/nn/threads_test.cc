@@ -2,6 +2,7 @@
 #include "ductile/nn/threads.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -113,7 +114,11 @@ class ThreadInvariant : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ThreadInvariant, OneTwoAndThreeThreadsGiveTheSameBits) {
   const int before = at::get_num_threads();
-  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+  // Each model in each precision only in the long form; every second one with the one, the others
+  // with the other short type.
+  std::vector<const char*> precisions = {"fp32", GetParam().batch % 4 == 1 ? "bf16" : "fp16"};
+  if (std::getenv("DUCTILE_ALL_SIZES") != nullptr) precisions = {"fp32", "bf16", "fp16"};
+  for (const char* precision : precisions) {
     const Result want = train(GetParam(), precision, 1);
     for (const int threads : {2, 3}) {
       const Result got = train(GetParam(), precision, threads);
