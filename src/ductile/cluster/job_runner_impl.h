@@ -22,6 +22,10 @@ namespace ductile::cluster {
 struct JobProgress {
   int64_t generation = -1;            // rises whenever other processes do the steps
   int64_t step = 0, total_steps = 0;  // total 0: unknown
+  // For how many seconds it stood still at its last start or change of devices, and how many of
+  // these were measured.
+  double pause = 0;
+  int64_t pauses = 0;
 };
 
 // How a job ended here.

@@ -12,8 +12,8 @@
 namespace ductile::cluster {
 namespace {
 
-// What a start or a change of allocation costs: a few seconds, since workers stay where they are.
-constexpr double kRestartSeconds = 3;
+// How much of an estimate the newest pause is: of the job's own ones, and of those of all jobs.
+constexpr double kOwnShare = 0.5, kSharedShare = 0.2;
 // Until a service's rate is measured: requests that one replica answers within the target.
 constexpr double kFirstRate = 10;
 
@@ -118,7 +118,8 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
       policy_name_(policy),
       cluster_(sched::cluster_of(cluster)),
       policy_(sched::make_policy(policy, {.interval = interval})),
-      fits_(policy_->traits().fit_least_gain) {}
+      fits_(policy_->traits().fit_least_gain),
+      pause_(kFirstPause) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -135,7 +136,7 @@ void Scheduler::add(const JobDemand& demand) {
   view.team = demand.team;
   view.min_devices = demand.min_devices;
   view.max_devices = demand.max_devices;
-  view.restart_seconds = kRestartSeconds;
+  job.total_steps = static_cast<double>(demand.total_steps);
   if (demand.target) {
     view.service.emplace();
     view.service->target = *demand.target;
@@ -278,6 +279,14 @@ void Scheduler::progress(JobId id, int64_t steps, int64_t total_steps) {
   job.total_steps = static_cast<double>(total_steps);
 }
 
+void Scheduler::paused(JobId id, double seconds) {
+  if (!(seconds >= 0) || !std::isfinite(seconds)) return;
+  seconds = std::min(seconds, kLongestPause);
+  Job& job = jobs_.at(id);
+  job.pause = job.pause > 0 ? std::lerp(job.pause, seconds, kOwnShare) : seconds;
+  pause_ = std::lerp(pause_, seconds, kSharedShare);
+}
+
 void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
 }
@@ -296,6 +305,7 @@ void Scheduler::withdrawn(JobId id) {
 // device.
 sched::JobView Scheduler::view_of(const Job& job, double now) const {
   sched::JobView view = job.view;
+  view.restart_seconds = job.pause > 0 ? job.pause : pause_;
   if (job.granted) {
     view.allocation = *job.granted;
     view.granted = now - job.granted_at <= kPatience;

@@ -27,7 +27,8 @@ struct JobDemand {
   int32_t team = 0;
   bool rigid = false;  // it runs on min_devices or not at all
   int32_t min_devices = 1, max_devices = 1;
-  int32_t batch = 1;  // samples of a step, over all devices; it stays as it is
+  int32_t batch = 1;        // samples of a step, over all devices; it stays as it is
+  int64_t total_steps = 0;  // as far as its options say; 0: its workers will
   // Of an inference service: seconds within which its requests are to be answered. It has one
   // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
   // where there are not so many.
@@ -68,6 +69,9 @@ class Scheduler {
   // Absurd values change nothing.
   void measured(JobId job, double samples_per_second);
   void progress(JobId job, int64_t steps, int64_t total_steps);
+  // For how many seconds it stood still at a start or a change of what it holds. Policies weigh
+  // changes by it: by the job's own ones, and before its first one by those of all jobs.
+  void paused(JobId job, double seconds);
   // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
   bool served(JobId job, const ServiceLoad& load);
   // Nothing new starts there, and what runs there moves away.
@@ -79,6 +83,9 @@ class Scheduler {
   // wants something else.
   std::vector<Allotment> decide(double now);
   static constexpr double kPatience = 60;
+  // Until a pause of any job was measured, and the longest that is believed: more is something
+  // else, as a debugger.
+  static constexpr double kFirstPause = 3, kLongestPause = 600;
   // What the job was granted and does not hold yet; empty: it is to give up all that it holds.
   std::optional<spec::Allocation> on_its_way(JobId job) const;
   // Nothing more will come of that.
@@ -112,6 +119,7 @@ class Scheduler {
     double accounted = 0;                         // until when attained_service is counted
     double total_steps = 0;
     double rate_of_one = 0;  // samples per second that one device was seen to take
+    double pause = 0;        // as `pause_` below, of its own; 0: none was measured
   };
 
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
@@ -126,6 +134,7 @@ class Scheduler {
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
   std::map<JobId, Job> jobs_;
+  double pause_;  // seconds that a start or a change costs a job: late ones count more
   std::set<JobId> over_quota_;  // were kept from the policy in the last decision
 };
 

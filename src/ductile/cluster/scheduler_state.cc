@@ -33,19 +33,17 @@ json Scheduler::state() const {
                     {"last_change", v.last_change},
                     {"accounted", job.accounted},
                     {"held", held_of(v.allocation)},
-                    {"rate_of_one", job.rate_of_one}});
+                    {"rate_of_one", job.rate_of_one},
+                    {"pause", job.pause}});
   }
-  return {{"policy", policy_name_},
-          {"types", cluster_.types},
-          {"memory", policy_->state()},
-          {"measured", shared_.state()},
-          {"jobs", std::move(jobs)}};
+  return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
+          {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
 }
 
 void Scheduler::restore_job(const json& item) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
-          "accounted", "held", "rate_of_one"});
+          "accounted", "held", "rate_of_one", "pause"});
   const auto found = jobs_.find(f.integer("job", 0, INT64_MAX));
   if (found == jobs_.end()) return;  // it has ended, or is not to run now
   Job& job = found->second;
@@ -53,7 +51,9 @@ void Scheduler::restore_job(const json& item) {
                steps = f.number("steps", 0, kMost), total = f.number("total_steps", 0, kMost),
                last_change = f.number("last_change", -1, kMost),
                accounted = f.number("accounted", 0, kMost),
-               rate = f.number("rate_of_one", 0, kMost);
+               rate = f.number("rate_of_one", 0, kMost),
+               // States of before 2026-11 have none.
+      pause = item.contains("pause") ? f.number("pause", 0, kLongestPause) : 0;
   spec::Allocation held;
   for (const json& share : f.array("held")) {
     if (!share.is_array() || share.size() != 2) f.wrong("held", "a list of [node, devices]", share);
@@ -65,29 +65,32 @@ void Scheduler::restore_job(const json& item) {
   job.view.attained_service = service;
   job.view.started = started;
   job.view.progress = steps;
-  job.total_steps = total;
+  if (total > 0) job.total_steps = total;
   job.view.restarts = restarts;
   job.view.last_change = last_change;
   job.accounted = accounted;
   job.held_before = std::move(held);
   job.rate_of_one = rate;
+  job.pause = pause;
 }
 
 void Scheduler::restore(const json& state) {
   try {
     const JsonFields f(state, kWhere);
-    f.only({"policy", "types", "memory", "measured", "jobs"});
+    f.only({"policy", "types", "memory", "measured", "pause", "jobs"});
     // Of another policy, or of other devices, nothing is of use.
     if (f.text("policy") != policy_name_ || f.array("types") != json(cluster_.types)) return;
     shared_.restore(f.at("measured"), kWhere);
+    if (state.contains("pause")) pause_ = f.number("pause", 0, kLongestPause);
     for (const json& item : f.array("jobs")) restore_job(item);
     policy_->restore(f.at("memory"), kWhere);
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);
+    pause_ = kFirstPause;
     for (auto& [id, job] : jobs_) {
       job.agent =
           std::make_unique<sched::JobAgent>(job.agent->facts(), policy_->traits(), fits_, &shared_);
-      job.view.attained_service = job.view.progress = job.total_steps = job.rate_of_one = 0;
+      job.view.attained_service = job.view.progress = job.rate_of_one = job.pause = 0;
       job.view.started = job.view.last_change = -1;
       job.accounted = job.view.arrival;
       job.held_before.reset();

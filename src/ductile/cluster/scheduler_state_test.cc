@@ -83,6 +83,7 @@ class World {
         job.due = -1;
         job.held = job.coming;
         scheduler_->holds(id, job.held, now_);
+        if (!job.held.empty()) scheduler_->paused(id, static_cast<double>(id % 20));
       }
       if (!job.held.empty()) {
         const int32_t k = sched::device_count(job.held);
@@ -113,6 +114,7 @@ class World {
       job.due = -1;
       job.held = job.coming;
       scheduler_->holds(a.job, job.held, now_);
+      if (!job.held.empty()) scheduler_->paused(a.job, static_cast<double>(a.job % 20));
     }
   }
 
@@ -186,13 +188,15 @@ TEST(SchedulerState, ADamagedStateIsRefusedAndAllBeginsAnew) {
   s.decide(1);
   s.holds(1, {{0, 1}}, 2);
   s.measured(1, 50);
+  s.paused(1, 9);
   json good = s.state();
   const std::string fresh = [&] {
     Scheduler other(two_nodes(), "ductile", 10);
     other.add({.id = 1, .name = "a", .max_devices = 4, .batch = 64});
     return other.state().dump();
   }();
-  for (const char* path : {"/memory/slots", "/jobs/0/agent/version", "/measured", "/types"}) {
+  for (const char* path : {"/memory/slots", "/jobs/0/agent/version", "/measured", "/types",
+                           "/pause", "/jobs/0/pause"}) {
     json bad = good;
     bad[json::json_pointer(path)] = "x";
     Scheduler other(two_nodes(), "ductile", 10);

@@ -54,6 +54,40 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
   }
 }
 
+// Of four devices a job holds one or two, since another one held the rest until now. It is to end
+// soon. How many it takes of those that are free now.
+int32_t grown_after_another_ended(double pause) {
+  Scheduler scheduler(one_machine(4), "ductile", kInterval);
+  scheduler.add(demand(1, 1, 4));
+  scheduler.add(demand(2, 2, 2));
+  std::map<JobId, int32_t> held;
+  double now = 0;
+  const auto round = [&] {
+    for (const Allotment& a : scheduler.decide(now)) {
+      scheduler.holds(a.job, a.allocation, now);
+      scheduler.paused(a.job, pause);
+      held[a.job] = sched::device_count(a.allocation);
+    }
+    for (const auto& [id, devices] : held)
+      if (devices > 0) {
+        scheduler.measured(id, 60.0 * devices);
+        scheduler.progress(id, 100, 140);
+      }
+    now += kInterval;
+  };
+  for (int i = 0; i < 4; ++i) round();
+  const int32_t before = held[1];
+  held.erase(2);
+  scheduler.remove(2);
+  for (int i = 0; i < 4; ++i) round();
+  return held[1] - before;
+}
+
+TEST(Scheduler, WhatChangesCostIsLearntFromThoseThatWereSeen) {
+  EXPECT_GE(grown_after_another_ended(0.1), 2);
+  EXPECT_EQ(grown_after_another_ended(300), 0);
+}
+
 // As many as its load needs, within its bounds and its team's quota, and before training.
 TEST(Scheduler, AServiceHasWhatItsLoadNeeds) {
   ServiceOptions options;

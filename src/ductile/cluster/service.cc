@@ -214,6 +214,8 @@ void Service::Impl::measure(Live& live) {
   if (progress.generation < 0) return;
   if (progress.total_steps > 0)
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
+  if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
+    scheduler_.paused(live.record.id, progress.pause);
   const net::Deadline now = loop_.now();
   if (progress.generation != live.generation) {
     live.generation = progress.generation;

@@ -53,7 +53,7 @@ class Service::Impl {
     bool starting = false, stopping = false;
     net::Loop::Timer rest;  // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
-    int64_t generation = -1, first_step = 0;
+    int64_t generation = -1, first_step = 0, pauses = 0;
     net::Deadline first_time{};
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;

@@ -86,6 +86,8 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
   demand.batch = static_cast<int32_t>(batch_of(work));
+  if (const auto* job = std::get_if<spec::JobOptions>(&work))
+    demand.total_steps = job->train.max_steps;
   return demand;
 }
 

@@ -48,15 +48,25 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
 
 TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
   LiveService cluster(2);
-  const JobId first = cluster.submit("first", 4000, 2);
+  const JobId first =
+      cluster.submit("first", 1000000, 2);  // a short one would not be worth a change
   cluster.wait(first, [](const Json& job) { return job.at("holdings").value("here", 0) == 2; });
   const JobId second = cluster.submit("second", 4000, 2);
   cluster.wait_for(second, "running");
   cluster.wait(first, [](const Json& job) {
     return job.at("holdings").value("here", 0) == 1 || job.at("phase") != "running";
   });
-  cluster.expect_result(first);
+  cluster.act(first, "cancel");
   cluster.expect_result(second);
+}
+
+TEST(Service, WhatAStartCostIsLearnt) {
+  LiveService cluster;
+  cluster.expect_result(cluster.submit("one", 1000, 1));
+  EXPECT_EQ(cluster.stop(), 0);
+  const std::string learnt = Reader(cluster.folder() / "store.db").memory("scheduler");
+  const double pause = parse_json(learnt, "learnt", ErrorCode::data_loss).at("pause").get<double>();
+  EXPECT_NE(pause, Scheduler::kFirstPause);
 }
 
 TEST(Service, AJobIsPausedResumedAndCancelled) {
