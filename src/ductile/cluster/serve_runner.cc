@@ -64,16 +64,16 @@ class ServeRunner final : public JobRunner {
     on_end_ = std::move(on_end);
     set_devices(devices);
     std::vector<WorkerId> before;
-    for (const auto& [id, address] : front_.memory().replicas) before.push_back(id);
+    for (const auto& [id, known] : front_.memory().replicas) before.push_back(id);
     launcher_->adopt(before);
-    for (const auto& [id, address] : front_.memory().replicas) {
+    for (const auto& [id, known] : front_.memory().replicas) {
       Replica& replica = replicas_[id];
-      if (address.empty()) {
+      if (known.address.empty()) {
         replica.state = State::ending;
         launcher_->kill(id);
       } else {
         replica.state = State::ready;
-        front_.router().add(id, net::Address::parse(address));
+        front_.router().add(id, net::Address::parse(known.address), known.version);
         was_ready_ = true;
       }
     }
@@ -176,7 +176,7 @@ class ServeRunner final : public JobRunner {
 
   WorkerId record() {
     const WorkerId id = ++front_.memory().last;
-    front_.memory().replicas[id] = "";
+    front_.memory().replicas[id] = {};
     replicas_[id].state = State::recorded;
     return id;
   }
@@ -276,8 +276,9 @@ class ServeRunner final : public JobRunner {
     pause_ = kFirstPause;
     failures_ = 0;
     was_ready_ = true;
-    front_.router().add(id, net::Address::parse(*known->address));
-    front_.memory().replicas[id] = *known->address;
+    front_.router().add(id, net::Address::parse(*known->address), known->version);
+    front_.memory().replicas[id] = {*known->address, known->version};
+    if (!front_.spec().follow) front_.memory().version = front_.router().wanted();
     front_.save();
     settle();
   }
@@ -295,12 +296,14 @@ class ServeRunner final : public JobRunner {
     front_.save();
     front_.set_ready(ready());
     if (state == State::ending) return settle();
-    if (!was_ready_ && failed && failed->code() != ErrorCode::unavailable) return give_up(*failed);
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
-      // The checkpoint that somebody had loaded is there no more.
+      // The checkpoint that all of them had is there no more.
       front_.tell(
           fmt::format("replica {}: {}; new ones begin as the job says", id, failed->message()));
       front_.memory().version.reset();
+      front_.router().want({});
+    } else if (!was_ready_ && failed && failed->code() != ErrorCode::unavailable) {
+      return give_up(*failed);
     }
     if (state == State::starting && ++failures_ >= kMostFailures && !was_ready_)
       return give_up(

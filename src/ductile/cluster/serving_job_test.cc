@@ -309,6 +309,49 @@ TEST(ServingJob, LosesNoRequest) {
   service.wait_for_no_workers();
 }
 
+// The run goes on and has newer weights each time that a replica starts; then those that all have
+// are there no more.
+TEST(ServingJob, AllReplicasHaveTheSameWeightsWhileItsRunGoesOn) {
+  LiveService service(with_replicas(3));
+  const ServedRun run;
+  const auto newest = [&](const char* version) {
+    write_file_atomic(run.folder.path() / "newest", version);
+  };
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  newest("9");
+  const Json body = {{"min_devices", 3}, {"max_devices", 3}};
+  service.send("POST", "/v1/jobs/" + std::to_string(id) + "/resize", dump_json(body));
+  wait_for_replicas(service, id, 3);
+  const auto versions = [&](int64_t answers) {
+    Clients clients(address_of(job), 6);
+    clients.wait_for_more(answers);
+    clients.stop();
+    EXPECT_EQ(clients.first_wrong(), "");
+    return clients.versions();
+  };
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  service.kill_service();
+  service.start();
+  wait_for_replicas(service, id, 3);
+  const auto lose_one = [&] {
+    const std::set<pid_t> pids = replicas_of(service);
+    ::kill(*pids.begin(), SIGKILL);
+    service.wait(id, [&](const Json& now) {
+      const std::set<pid_t> there = replicas_of(service);
+      return ready_of(now) == 3 && there.size() == 3 && !there.contains(*pids.begin());
+    });
+  };
+  lose_one();
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  newest("5");  // whoever starts finds no 7
+  lose_one();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (versions(60) != std::set<int64_t>{5})
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_EQ(versions(300), (std::set<int64_t>{5}));
+}
+
 TEST(ServingJob, ItsReplicasOutliveAServiceThatIsKilled) {
   LiveService service(with_replicas(2));
   const ServedRun run;

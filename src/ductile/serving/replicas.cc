@@ -159,7 +159,7 @@ void Replicas::Impl::hear(Router::ReplicaId id, std::string_view line) {
   if (!known->address || replica.state != State::starting) return;
   replica.state = State::ready;
   pause_ = kFirstPause;
-  router_.add(id, net::Address::parse(*known->address));
+  router_.add(id, net::Address::parse(*known->address), known->version);
   if (!std::exchange(was_ready_, true) && callbacks_.on_ready) callbacks_.on_ready();
 }
 
