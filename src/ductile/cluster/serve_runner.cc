@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
@@ -356,6 +357,9 @@ class ServeRunner final : public JobRunner {
 
 std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              Front& front, std::chrono::seconds alone) {
+  // Replicas that live are taken over whatever has become of the run that they serve.
+  if (kind_of(run / "job.toml") != FileKind::none)
+    return std::make_unique<ServeRunner>(loop, engine, run::RunFolder::open(run), front, alone);
   spec::JobOptions job = served_job(front.spec());
   return std::make_unique<ServeRunner>(loop, engine, made_run(run, job), front, alone);
 }

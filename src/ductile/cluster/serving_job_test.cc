@@ -378,6 +378,26 @@ TEST(ServingJob, ItsReplicasOutliveAServiceThatIsKilled) {
   EXPECT_EQ(service.stop(), 0);
 }
 
+TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 2, 2);
+  wait_for_replicas(service, id, 2);
+  const std::set<pid_t> before = replicas_of(service);
+  service.kill_service();
+  fs::remove(run.folder.path() / "job.toml");
+  service.start();
+  const Json after = wait_for_replicas(service, id, 2);
+  EXPECT_EQ(replicas_of(service), before);
+  Clients clients(address_of(after), 2);
+  clients.wait_for_more(50);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+  service.wait_for_no_workers();
+}
+
 TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
   LiveService service(with_replicas(1));
   const ServedRun run;
