@@ -148,6 +148,8 @@ Front::Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interva
       [this] { look(); });
 }
 
+Front::~Front() { router_.refuse_waiting(); }
+
 void Front::look() {
   meter_.add(std::chrono::duration<double>(loop_.now().time_since_epoch()).count(), router_.load(),
              ready_);

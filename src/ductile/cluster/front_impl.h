@@ -100,6 +100,7 @@ class Front {
   Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interval, Callbacks callbacks);
   Front(const Front&) = delete;
   Front& operator=(const Front&) = delete;
+  ~Front();  // what still waits is refused
 
   const ServeSpec& spec() const { return spec_; }
   serving::Router& router() { return router_; }

@@ -96,6 +96,7 @@ void Service::Impl::follow_wish(Live& live) {
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;
+    close_front(live);
     writer_.write([id](Change& change) {
       change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
     });

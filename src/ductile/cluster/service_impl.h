@@ -80,6 +80,7 @@ class Service::Impl {
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
   void open_front(Live& live, const ServeSpec& spec);
+  void close_front(Live& live);
   void follow_load(Live& live);
   void note_load(Live& live);
   int64_t least_devices(const Live& live) const;

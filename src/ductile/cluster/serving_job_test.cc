@@ -412,6 +412,34 @@ TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
   EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
 }
 
+TEST(ServingJob, GivesItsAddressUpWhenItIsPausedOrCancelledWithoutADevice) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const net::Address at = address_of(wait_for_replicas(service, id, 1));
+  for (const char* what : {"pause", "cancel"}) {
+    service.send("POST", "/v1/nodes/here/drain", "{}");
+    service.wait_for(id, "queued");
+    Client(at).get("/healthz");  // it waits for a device, and its clients do
+    std::atomic<int> status = 0;
+    std::thread waiting([&] {
+      const auto answer = Client(at).post("/v2/models/small/infer", body_of({}));
+      status = answer ? answer->status : -1;
+    });
+    service.wait(id, [](const Json& now) { return now.at("serving").at("waiting") == 1; });
+    service.act(id, what);
+    waiting.join();
+    EXPECT_EQ(status, 503) << what;
+    service.wait(id, [](const Json& now) { return !now.contains("serving"); });
+    EXPECT_THROW(Client{at}, Error) << what;
+    service.send("POST", "/v1/nodes/here/undrain", "{}");
+    if (what == std::string("cancel")) continue;
+    service.act(id, "resume");
+    EXPECT_EQ(address_of(wait_for_replicas(service, id, 1)).port, at.port);
+  }
+  EXPECT_EQ(service.wait_for(id, "cancelled").at("phase"), "cancelled");
+}
+
 // Under a policy that knows no services it holds its least number of devices.
 TEST(ServingJob, RunsUnderEveryPolicy) {
   for (const std::string& policy : sched::policy_names()) {

@@ -19,6 +19,7 @@ namespace ductile::serving {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{100};
+constexpr std::string_view kEnding = "the server is ending; ask another one";
 
 using Reply = HttpServer::Reply;
 using ReplicaId = Router::ReplicaId;
@@ -68,6 +69,12 @@ std::string Router::Impl::metrics() const {
   return out;
 }
 
+HttpResponse Router::Impl::come_again(std::string_view text) {
+  HttpResponse response = error_response(503, text);
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
 void Router::Impl::handle(HttpRequest request, Reply reply) {
   const auto plain = [&](int status, std::string text) {
     HttpResponse response;
@@ -81,13 +88,8 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
-  if (draining_ || full) {
-    HttpResponse response =
-        error_response(503, draining_ ? "the server is ending; ask another one"
-                                      : "too many requests wait; try again later");
-    response.headers.emplace_back("Retry-After", "1");
-    return reply(std::move(response));
-  }
+  if (draining_) return reply(come_again(kEnding));
+  if (full) return reply(come_again("too many requests wait; try again later"));
   ++load_.arrived;
   ++open_;
   const auto passage = std::make_shared<Passage>();
@@ -396,6 +398,11 @@ Router::Load Router::Impl::load() const {
   return out;
 }
 
+void Router::Impl::refuse_waiting() {
+  for (const PassagePtr& passage : std::exchange(waiting_, {}))
+    finish(passage, come_again(kEnding));
+}
+
 void Router::Impl::drain(std::function<void()> on_drained) {
   draining_ = true;
   on_drained_ = std::move(on_drained);
@@ -431,6 +438,7 @@ void Router::call_when_loaded(std::function<void(int64_t)> on_loaded) {
   impl_->call_when_loaded(std::move(on_loaded));
 }
 Router::Load Router::load() const { return impl_->load(); }
+void Router::refuse_waiting() { impl_->refuse_waiting(); }
 void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }
 
 }  // namespace ductile::serving

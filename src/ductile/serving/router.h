@@ -77,6 +77,8 @@ class Router {
   };
   Load load() const;
 
+  // Of what waits although no replica will come.
+  void refuse_waiting();
   // Answers what was accepted, refuses what comes, and calls `on_drained`.
   void drain(std::function<void()> on_drained);
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,7 @@ class Router::Impl {
   void call_when_lost(std::function<void(ReplicaId)> on_lost) { on_lost_ = std::move(on_lost); }
   void call_when_loaded(std::function<void(int64_t)> loaded) { on_loaded_ = std::move(loaded); }
   Load load() const;
+  void refuse_waiting();
   void drain(std::function<void()> on_drained);
 
  private:
@@ -96,6 +98,7 @@ class Router::Impl {
     bool takes_requests() const { return !retiring && !silent && !catching_up; }
   };
 
+  static HttpResponse come_again(std::string_view text);
   void handle(HttpRequest request, HttpServer::Reply reply);
   std::string metrics() const;
   int64_t usable() const {
