@@ -89,8 +89,8 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
     return plain(503, draining_ ? "draining\n" : "no replica\n");
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
   if (draining_) return reply(come_again(kEnding));
-  if (full) return reply(come_again("too many requests wait; try again later"));
   ++load_.arrived;
+  if (full) return reply(come_again("too many requests wait; try again later"));
   ++open_;
   const auto passage = std::make_shared<Passage>();
   passage->bytes = to_bytes(request, address().to_string());

@@ -163,6 +163,16 @@ TEST(Router, CountsTheTimeOfReplicasAndTellsWhatAllHaveLoaded) {
   EXPECT_EQ(loaded, 4);
 }
 
+// Those that are refused for want of room are load, too: more replicas would answer them.
+TEST(Router, CountsWhatItRefusesAsLoad) {
+  RouterOptions options;
+  options.most_waiting = 0;
+  Rig rig(0, {}, options);
+  Client client(rig.address);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.post(kInfer, body_of(image(1)))->status, 503);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->load().arrived; }), 3);
+}
+
 TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   Rig rig(2, {"--takes", "500"});
   rig.await_ready(2);
