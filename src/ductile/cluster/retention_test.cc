@@ -108,6 +108,49 @@ TEST_F(Forgetting, WhatWasRemovedIsToldApartFromWhatNeverWas) {
   EXPECT_EQ(get(api, "/v1/events", std::to_string(last)).status, 200);
 }
 
+// A job that lives is older than all that was removed.
+TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
+  Store store(file);
+  {
+    Transaction transaction(store.database());
+    Submission s;
+    s.name = "live";
+    Change(store.database()).submit(s, "{}", 1);
+    transaction.commit();
+  }
+  add_jobs(store.database(), 30, now);
+  CommitQueue queue(store);
+  Api api(file, queue, [this] { return now; });
+  Revision fresh = Reader(file).last_event(), behind = 5;
+  EXPECT_EQ(api.wait_for_events(fresh, 0, std::chrono::milliseconds(1)), "") << "a stream";
+  prune_all(store.database(), {0, 10}, now);
+  const Json first = parse_json(get(api, "/v1/events").body);
+  ASSERT_FALSE(first.at("events").empty());
+  EXPECT_GT(first.at("events").at(0).at("seq"), 20) << "from where on none is missing";
+  EXPECT_EQ(get(api, "/v1/events", first.at("after").dump()).status, 200);
+  Call newest;
+  newest.method = "GET";
+  newest.path = "/v1/events";
+  newest.query["newest"] = "300";
+  newest.principal = {"ada", Role::admin};
+  const Json last = parse_json(api.handle(newest).body);
+  EXPECT_EQ(last.at("events").at(0).at("seq"), 1);
+  EXPECT_EQ(get(api, "/v1/events", last.at("after").dump()).status, 200);
+
+  // An open stream that has fallen behind is told so, and one that begins is whole.
+  EXPECT_THROW(api.wait_for_events(behind, 0, std::chrono::milliseconds(1)), Gone);
+  Revision begin = 0;
+  const std::string text = api.wait_for_events(begin, 0, std::chrono::milliseconds(1));
+  EXPECT_NE(text, "");
+  EXPECT_EQ(text.find("id: 1\n"), std::string::npos);
+  // Also where nobody looked at what came and was removed.
+  Revision at = fresh;
+  add_jobs(store.database(), 30, now);
+  prune_all(store.database(), {0, 10}, now);
+  queue.commit([](Change& change) { change.record(0, "stopped", "{}", 1); });
+  EXPECT_THROW(api.wait_for_events(at, 0, std::chrono::milliseconds(1)), Gone);
+}
+
 TEST_F(Forgetting, TheStoreDoesNotGrow) {
   Store store(file);
   const Retention retention{0, 500};
