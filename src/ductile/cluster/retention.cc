@@ -65,11 +65,13 @@ bool Change::prune(const Retention& retention, double now, int64_t most) {
   if (count.rows < most && before >= 0) {
     std::vector<Revision> events;
     database_.query(
-        "SELECT seq FROM events WHERE time < ? AND (job IS NULL OR kind IN "
-        "('speed', 'load', 'serving')) ORDER BY seq LIMIT ?",
+        "SELECT seq FROM events INDEXED BY passing_events WHERE time < ? AND (job IS NULL OR kind "
+        "IN ('speed', 'load', 'serving')) ORDER BY time LIMIT ?",
         [&](const Row& row) { events.push_back(row.integer(0)); }, before, most);
-    for (const Revision seq : events) database_.run("DELETE FROM events WHERE seq = ?", seq);
-    if (!events.empty()) count.event = std::max(count.event, events.back());
+    for (const Revision seq : events) {
+      database_.run("DELETE FROM events WHERE seq = ?", seq);
+      count.event = std::max(count.event, seq);
+    }
     count.rows += static_cast<int64_t>(events.size());
   }
   if (count.event > 0)

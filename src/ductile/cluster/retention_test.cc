@@ -11,6 +11,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/api.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/failing_vfs.h"
 
 namespace ductile::cluster {
 namespace {
@@ -166,6 +167,21 @@ TEST_F(Forgetting, TheStoreDoesNotGrow) {
   EXPECT_LT(reader.count_events(), 2 * 500 * kEventsOfAJob);
   EXPECT_LE(fs::file_size(file), early + early / 10);
   EXPECT_EQ(reader.check(), std::vector<std::string>());
+}
+
+// It is looked for each minute, on the thread that commits.
+TEST_F(Forgetting, WhereNothingIsTooOldFewPagesAreRead) {
+  const char* vfs = testing::FailingVfs::name();
+  {
+    Store store(file, vfs);
+    add_jobs(store.database(), 2000, now);
+    store.database().execute("PRAGMA wal_checkpoint(TRUNCATE)");
+  }
+  Store store(file, vfs);
+  const int64_t before = testing::FailingVfs::reads();
+  EXPECT_FALSE(prune_once(store.database(), {now, 0}, now));
+  EXPECT_LT(testing::FailingVfs::reads() - before, 50);
+  EXPECT_GE(Reader(file).count_events(), 2000 * kEventsOfAJob);
 }
 
 TEST_F(Forgetting, AKillInTheMiddleLeavesEachJobWholeOrGone) {
