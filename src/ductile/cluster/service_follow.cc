@@ -132,7 +132,13 @@ void Service::Impl::prune() {
   static constexpr milliseconds kBetween{20}, kNext{60'000};
   const auto more = std::make_shared<bool>();
   const auto next = [post = make_poster(loop_, alive_), this, more](const Error* error) {
-    post([this, again = error == nullptr && *more] {
+    post([this, again = error == nullptr && *more,
+          trouble = error == nullptr ? std::string() : error->message()] {
+      if (!trouble.empty() && trouble != prune_trouble_)
+        log_line(fmt::format(
+            "store: what is too old could not be removed, and is tried again each minute: {}",
+            trouble));
+      prune_trouble_ = trouble;
       prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
     });
   };

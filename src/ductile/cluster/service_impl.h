@@ -124,6 +124,7 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
+  std::string prune_trouble_;  // that was said
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
