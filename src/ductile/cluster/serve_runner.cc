@@ -19,6 +19,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
 #include "ductile/serving/replica_line.h"
+#include "ductile/serving/replica_pace.h"
 
 namespace ductile::cluster {
 namespace {
@@ -27,10 +28,7 @@ using control::WorkerId;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{500};        // for what a launcher does after some time
-constexpr milliseconds kFirstPause{200};  // before a lost one is replaced; doubled each time
-constexpr milliseconds kLongestPause{10'000};
-constexpr milliseconds kPatience{90'000};  // of one that was told to end, until it is killed
+constexpr milliseconds kLook{500};         // for what a launcher does after some time
 constexpr milliseconds kStart{120'000};    // until it can be asked
 constexpr milliseconds kHandOver{60'000};  // those that go wait for those that come
 constexpr int kMostFailures = 4;           // of starts, one after the other, before any succeeds
@@ -93,7 +91,7 @@ class ServeRunner final : public JobRunner {
 
   void preempt() override {
     if (std::exchange(ending_, true)) return;
-    again_.cancel();
+    pace_.end();
     const auto go = [this, alive = std::weak_ptr<bool>(alive_)] {
       if (alive.expired()) return;
       wanted_ = 0;
@@ -143,9 +141,10 @@ class ServeRunner final : public JobRunner {
     int64_t staying = count([&](WorkerId id, const Replica& r) {
       return r.state != State::ending && !leaving_.contains(id);
     });
-    if (staying < wanted_ && !again_.armed()) {
+    if (const int64_t more = pace_.to_start(wanted_, staying); more > 0) {
       std::vector<WorkerId> fresh;
-      for (; staying < wanted_; ++staying) fresh.push_back(record());
+      for (int64_t i = 0; i < more; ++i) fresh.push_back(record());
+      staying += more;
       front_.save([this, fresh, alive = std::weak_ptr<bool>(alive_)] {
         if (alive.expired()) return;
         for (const WorkerId id : fresh) launch(id);
@@ -225,7 +224,8 @@ class ServeRunner final : public JobRunner {
   void let_go(WorkerId id, Replica& replica) {
     const State before = std::exchange(replica.state, State::ending);
     if (before == State::recorded) return;  // launch() finds it
-    replica.patience = loop_.after(kPatience, [this, id] { launcher_->kill(id); });
+    replica.patience =
+        loop_.after(serving::ReplicaPace::kPatience, [this, id] { launcher_->kill(id); });
     if (before == State::starting) return launcher_->kill(id);
     // When it has no requests any more, nothing is lost with it.
     front_.router().retire(id, [this, id, alive = std::weak_ptr<bool>(alive_)] {
@@ -274,7 +274,7 @@ class ServeRunner final : public JobRunner {
     }
     replica.state = State::ready;
     replica.patience.cancel();
-    pause_ = kFirstPause;
+    pace_.ready();
     failures_ = 0;
     was_ready_ = true;
     front_.router().add(id, net::Address::parse(*known->address), known->version);
@@ -315,8 +315,7 @@ class ServeRunner final : public JobRunner {
                                   process::log_tail(log_, 2))));
     front_.tell(fmt::format("replica {} is lost{}; another one takes its place", id,
                             failed ? ": " + failed->message() : std::string()));
-    again_ = loop_.after(pause_, [this] { settle(); });
-    pause_ = std::min(2 * pause_, kLongestPause);
+    pace_.lost();
   }
 
   void give_up(const Error& error) {
@@ -345,10 +344,10 @@ class ServeRunner final : public JobRunner {
   std::map<WorkerId, Replica> replicas_;
   std::set<WorkerId> leaving_;  // are to go, when others have taken their places
   std::optional<Error> failed_;
-  milliseconds pause_ = kFirstPause;
+  serving::ReplicaPace pace_{loop_, [this] { settle(); }};
   int failures_ = 0;
   bool was_ready_ = false, ending_ = false, noted_ = false;
-  net::Loop::Timer look_, again_, hand_over_, end_timer_;
+  net::Loop::Timer look_, hand_over_, end_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   const std::unique_ptr<server::Launcher> launcher_;
 };
