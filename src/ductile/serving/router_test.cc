@@ -329,6 +329,33 @@ TEST(Router, AReplicaThatComesWithOtherWeightsLoadsThoseOfTheOthersFirst) {
   EXPECT_EQ(after.versions().size(), 1u);
 }
 
+// The limit ends while half of them have new weights: the others get them nevertheless.
+TEST(Router, WhatALoadLeavesHalfDoneIsFinished) {
+  RouterOptions options;
+  options.model = "small";
+  options.patience = std::chrono::seconds(1);
+  options.lost = 1000;
+  Rig rig(2, {}, options);
+  rig.await_ready(2);
+  const int stopped = rig.on_loop([&] { return rig.set->pids(); }).back();
+  ::kill(stopped, SIGSTOP);
+  Client client(rig.address);
+  int status = 0;
+  while (rig.on_loop([&] { return rig.router->wanted(); }) != 4)
+    status = client.post(kLoad, R"({"parameters": {"version": "4"}})")->status;
+  EXPECT_EQ(status, 504);
+  ::kill(stopped, SIGCONT);
+  std::set<int64_t> versions;
+  while (versions != std::set<int64_t>{4}) {
+    Clients clients(rig.address, 4);
+    while (clients.asked < 60) std::this_thread::sleep_for(milliseconds(1));
+    clients.end();
+    EXPECT_EQ(clients.lost, 0);
+    versions = clients.versions();
+  }
+  EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).back(), stopped);
+}
+
 TEST(Replicas, SayWhyTheFirstOneCannotStart) {
   Rig rig(2, {"--fails", "the run has no weights"});
   while (rig.failure().empty()) std::this_thread::sleep_for(milliseconds(2));
