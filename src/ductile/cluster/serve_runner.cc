@@ -28,10 +28,11 @@ using control::WorkerId;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{500};         // for what a launcher does after some time
-constexpr milliseconds kStart{120'000};    // until it can be asked
-constexpr milliseconds kHandOver{60'000};  // those that go wait for those that come
-constexpr int kMostFailures = 4;           // of starts, one after the other, before any succeeds
+constexpr milliseconds kLook{500};          // for what a launcher does after some time
+constexpr milliseconds kStart{120'000};     // until it can be asked
+constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
+static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
+constexpr int kMostFailures = 4;  // of starts, one after the other, before any succeeds
 
 class ServeRunner final : public JobRunner {
  public:
