@@ -110,6 +110,31 @@ TEST_F(Forgetting, WhatWasRemovedIsToldApartFromWhatNeverWas) {
 }
 
 // A job that lives is older than all that was removed.
+// The time is right to the day, also of neighbours that went earlier.
+TEST_F(Forgetting, WhatIsRemovedLaterChangesNoEarlierTime) {
+  Store store(file);
+  add_jobs(store.database(), 20, now);
+  const double day = 86400, first = now + 10 * day;
+  prune_all(store.database(), {0, 15}, first);
+  prune_all(store.database(), {0, 10}, first + day);
+  prune_all(store.database(), {0, 8}, first + day + 1);
+  Reader reader(file);
+  const auto since = [&](JobId id) {
+    try {
+      reader.job(id);
+    } catch (const Gone& gone) {
+      return gone.since;
+    }
+    return 0.0;
+  };
+  EXPECT_EQ(since(1), first);
+  EXPECT_EQ(since(5), first);
+  EXPECT_EQ(since(6), first + day + 1);
+  EXPECT_EQ(since(12), first + day + 1);
+  EXPECT_EQ(since(13), 0);
+  EXPECT_EQ(reader.check(), std::vector<std::string>());
+}
+
 TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
   Store store(file);
   {
