@@ -132,6 +132,8 @@ TEST_F(Forgetting, WhatIsRemovedLaterChangesNoEarlierTime) {
   EXPECT_EQ(since(6), first + day + 1);
   EXPECT_EQ(since(12), first + day + 1);
   EXPECT_EQ(since(13), 0);
+  EXPECT_FALSE(reader.job_if_kept(12).has_value());
+  EXPECT_EQ(reader.job_if_kept(13)->id, 13);
   EXPECT_EQ(reader.check(), std::vector<std::string>());
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -54,15 +55,16 @@ void Service::Impl::look_at_events() {
   }
   if (drains) look_at_drains();
   for (const JobId id : changed) {
-    JobRecord record = reader_.job(id);
+    std::optional<JobRecord> record = reader_.job_if_kept(id);
+    if (!record) continue;  // it has ended, and was removed since its events were read
     const auto known = live_.find(id);
     if (known == live_.end()) {
-      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
+      if (!has_ended(record->phase) && !ending_.contains(id)) take_up(std::move(*record));
       continue;
     }
     // The rest is this service's own doing.
-    known->second.record.wish = record.wish;
-    follow_devices(known->second, record.submission);
+    known->second.record.wish = record->wish;
+    follow_devices(known->second, record->submission);
     follow_wish(known->second);
   }
   seen_ = seen;

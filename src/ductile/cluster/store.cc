@@ -200,6 +200,10 @@ Revision Reader::last_event() {
 
 int64_t Reader::count_events() { return database_.integer("SELECT count(*) FROM events", 0); }
 
+std::optional<JobRecord> Reader::job_if_kept(JobId id) try { return job(id); } catch (const Gone&) {
+  return std::nullopt;
+}
+
 Revision Reader::removed_events() {
   return database_.integer("SELECT event FROM removed_events", 0);
 }

@@ -46,6 +46,7 @@ class Reader {
 
   // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);
+  std::optional<JobRecord> job_if_kept(JobId id);  // none: it was removed
   std::string spec(JobId id);
   // By number, or where no job has it, by name: the newest job of that name that has not ended,
   // else the newest of that name. Throws not_found, with the nearest name of a job that has not
