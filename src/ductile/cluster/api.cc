@@ -168,9 +168,9 @@ std::string Api::wait_for_events(Revision& after, JobId job, std::chrono::millis
       ReaderLease reader(*this);
       feed_->follow(*reader, seen);
       if (!feed_->read(after, job, text)) {
-        for (const Event& event :
-             (*reader).events(after, static_cast<int64_t>(EventFeed::kMostOfOne),
-                              job == 0 ? std::nullopt : std::optional(job))) {
+        constexpr auto kPage = static_cast<int64_t>(EventFeed::kMostOfOne);
+        for (const Event& event : job == 0 ? (*reader).whole_events(after, kPage)
+                                           : (*reader).events(after, kPage, job)) {
           text += EventFeed::text_of(event);
           after = event.seq;
         }

@@ -87,7 +87,8 @@ class Api {
   Answer handle(const Call& call);
 
   // The text of events after number `after`, of one job or (0) of all, for an event stream; waits
-  // so long for the first one. Moves `after` behind them. Throws as Reader does.
+  // so long for the first one. Moves `after` behind them. Throws as Reader does, and Gone where
+  // some of all that follow `after` were removed.
   std::string wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience);
   // By number or name. Throws not_found.
   JobId find_job(std::string_view text);

@@ -18,6 +18,7 @@ void EventFeed::follow(Reader& reader, uint64_t commits) {
   const std::lock_guard lock(mutex_);
   if (to_ >= 0 && commits_ >= commits) return;
   if (to_ < 0) from_ = to_ = reader.last_event();  // streams that are behind read the store
+  const Revision before = to_;
   while (true) {
     const std::vector<Event> events = reader.events(to_, static_cast<int64_t>(kMost));
     for (const Event& event : events) {
@@ -26,6 +27,12 @@ void EventFeed::follow(Reader& reader, uint64_t commits) {
     }
     for (; entries_.size() > kMost; entries_.pop_front()) from_ = entries_.front().seq;
     if (events.size() < kMost) break;
+  }
+  // What was removed before anybody looked at it is missing here.
+  if (const Revision removed = reader.removed_events(); removed > before) {
+    from_ = std::max(from_, removed);
+    to_ = std::max(to_, removed);
+    while (!entries_.empty() && entries_.front().seq <= from_) entries_.pop_front();
   }
   commits_ = commits;
 }

@@ -15,6 +15,7 @@ using nlohmann::json;
 constexpr std::chrono::seconds kQuiet{20};  // for what was accepted, where the front closes
 constexpr double kLeastBusy = 0.2;          // replica-seconds of a look at the rate
 constexpr int64_t kLeastAnswers = 10;       // in it
+constexpr int64_t kMostVersion = int64_t{1} << 60;
 
 }  // namespace
 
@@ -32,7 +33,7 @@ ServeSpec serve_of(const json& spec) {
     fail(ErrorCode::invalid_argument,
          "spec: model = \"{}\": a model's name has letters, digits, . _ and -", out.model);
   out.port = static_cast<uint16_t>(fields.integer_or("port", 0, 0, 65535));
-  if (fields.has("version")) out.version = fields.integer("version", 0, int64_t{1} << 60);
+  if (fields.has("version")) out.version = fields.integer("version", 0, kMostVersion);
   if (fields.has("follow")) fields.read("follow", out.follow);
   out.max_batch = fields.integer_or("max_batch", out.max_batch, 1, 4096);
   out.max_waiting = fields.integer_or("max_waiting", out.max_waiting, 1, 1 << 20);
@@ -81,7 +82,10 @@ std::string front_memory_name(JobId job) { return fmt::format("serving {}", job)
 
 json FrontMemory::to_json() const {
   json list = json::array();
-  for (const auto& [id, address] : replicas) list.push_back({{"id", id}, {"address", address}});
+  for (const auto& [id, replica] : replicas) {
+    list.push_back({{"id", id}, {"address", replica.address}});
+    if (replica.version) list.back()["version"] = *replica.version;
+  }
   json out = {{"port", port}, {"last", last}, {"replicas", std::move(list)}};
   if (version) out["version"] = *version;
   return out;
@@ -96,11 +100,12 @@ FrontMemory FrontMemory::from_json(const json& value) try {
   for (const json& item : fields.array("replicas")) {
     const JsonFields one(item, "what a service job keeps: replicas");
     const auto id = static_cast<uint64_t>(one.integer("id", 1, INT64_MAX));
-    const std::string address = one.text("address");
-    if (!address.empty()) net::Address::parse(address);
-    out.replicas[id] = address;
+    Replica& replica = out.replicas[id];
+    replica.address = one.text("address");
+    if (!replica.address.empty()) net::Address::parse(replica.address);
+    if (one.has("version")) replica.version = one.integer("version", 0, kMostVersion);
   }
-  if (fields.has("version")) out.version = fields.integer("version", 0, int64_t{1} << 60);
+  if (fields.has("version")) out.version = fields.integer("version", 0, kMostVersion);
   return out;
 } catch (const Error& error) {
   fail(ErrorCode::data_loss, "{}", error.what());
@@ -108,9 +113,10 @@ FrontMemory FrontMemory::from_json(const json& value) try {
 
 namespace {
 
-serving::RouterOptions router_options(uint16_t port) {
+serving::RouterOptions router_options(const ServeSpec& spec, uint16_t port) {
   serving::RouterOptions out;
-  out.http.at = {"127.0.0.1", port};
+  out.http.at = {"127.0.0.1", spec.port != 0 ? spec.port : port};
+  if (!spec.follow) out.model = spec.model;
   return out;
 }
 
@@ -122,12 +128,18 @@ Front::Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interva
       spec_(std::move(spec)),
       memory_(std::move(memory)),
       callbacks_(std::move(callbacks)),
-      router_(loop, router_options(spec_.port != 0 ? spec_.port : memory_.port)),
+      router_(loop, router_options(spec_, memory_.port)),
       meter_(interval) {
   memory_.port = router_.address().port;
-  router_.call_when_loaded([this](int64_t version) {
-    memory_.version = version;
+  router_.want(spec_.follow ? std::nullopt : memory_.version);
+  router_.call_when_changed([this](uint64_t id, int64_t version) {
+    const auto found = memory_.replicas.find(id);
+    if (found == memory_.replicas.end()) return;
+    found->second.version = version;
+    memory_.version = router_.wanted();
     save();
+  });
+  router_.call_when_loaded([this](int64_t version) {
     tell(fmt::format("all replicas have the weights of step {}", version));
   });
   look();
@@ -135,6 +147,8 @@ Front::Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interva
       std::chrono::milliseconds(static_cast<int64_t>(1000 * std::clamp(interval, 0.05, 1.0))),
       [this] { look(); });
 }
+
+Front::~Front() { router_.refuse_waiting(); }
 
 void Front::look() {
   meter_.add(std::chrono::duration<double>(loop_.now().time_since_epoch()).count(), router_.load(),

@@ -68,10 +68,15 @@ class LoadMeter {
 
 // What a service's front keeps over its own end, in the store.
 struct FrontMemory {
-  uint16_t port = 0;                         // 0: none yet
-  uint64_t last = 0;                         // the number of the youngest replica
-  std::map<uint64_t, std::string> replicas;  // that may live, and where they listen; empty: unknown
-  std::optional<int64_t> version;            // that somebody had all of them load
+  uint16_t port = 0;  // 0: none yet
+  uint64_t last = 0;  // the number of the youngest replica
+  struct Replica {
+    std::string address;             // where it listens; empty: unknown
+    std::optional<int64_t> version;  // of its weights, where that is known
+  };
+  std::map<uint64_t, Replica> replicas;  // that may live
+  // Of the weights of all of them: those that the first one found, or that somebody had them load.
+  std::optional<int64_t> version;
 
   nlohmann::json to_json() const;
   // Throws data_loss.
@@ -95,6 +100,7 @@ class Front {
   Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interval, Callbacks callbacks);
   Front(const Front&) = delete;
   Front& operator=(const Front&) = delete;
+  ~Front();  // what still waits is refused
 
   const ServeSpec& spec() const { return spec_; }
   serving::Router& router() { return router_; }

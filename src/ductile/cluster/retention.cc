@@ -1,5 +1,6 @@
 // What a store forgets, and how it remembers that it was there.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "ductile/cluster/database.h"
@@ -8,18 +9,26 @@
 namespace ductile::cluster {
 namespace {
 
-// Its number joins those beside it, so that what was removed takes a row for each gap at most.
+// Its number joins those beside it that were removed on the same day, so that what was removed
+// takes a row for each gap and each day at most.
 void note_removed(Database& database, JobId id, double now) {
+  constexpr double kDay = 86400;
+  const auto same_day = [&](double time) {
+    return std::floor(time / kDay) == std::floor(now / kDay);
+  };
   JobId first = id, last = id;
   database.query(
-      "SELECT first, last FROM removed_jobs WHERE first < ? ORDER BY first DESC LIMIT 1",
+      "SELECT first, last, time FROM removed_jobs WHERE first < ? ORDER BY first DESC LIMIT 1",
       [&](const Row& row) {
-        if (row.integer(1) == id - 1) first = row.integer(0);
+        if (row.integer(1) == id - 1 && same_day(row.real(2))) first = row.integer(0);
       },
       id);
   database.query(
-      "SELECT last FROM removed_jobs WHERE first = ?",
-      [&](const Row& row) { last = row.integer(0); }, id + 1);
+      "SELECT last, time FROM removed_jobs WHERE first = ?",
+      [&](const Row& row) {
+        if (same_day(row.real(1))) last = row.integer(0);
+      },
+      id + 1);
   if (last != id) database.run("DELETE FROM removed_jobs WHERE first = ?", id + 1);
   database.run("INSERT OR REPLACE INTO removed_jobs (first, last, time) VALUES (?, ?, ?)", first,
                last, now);
@@ -65,11 +74,13 @@ bool Change::prune(const Retention& retention, double now, int64_t most) {
   if (count.rows < most && before >= 0) {
     std::vector<Revision> events;
     database_.query(
-        "SELECT seq FROM events WHERE time < ? AND (job IS NULL OR kind IN "
-        "('speed', 'load', 'serving')) ORDER BY seq LIMIT ?",
+        "SELECT seq FROM events INDEXED BY passing_events WHERE time < ? AND (job IS NULL OR kind "
+        "IN ('speed', 'load', 'serving')) ORDER BY time LIMIT ?",
         [&](const Row& row) { events.push_back(row.integer(0)); }, before, most);
-    for (const Revision seq : events) database_.run("DELETE FROM events WHERE seq = ?", seq);
-    if (!events.empty()) count.event = std::max(count.event, events.back());
+    for (const Revision seq : events) {
+      database_.run("DELETE FROM events WHERE seq = ?", seq);
+      count.event = std::max(count.event, seq);
+    }
     count.rows += static_cast<int64_t>(events.size());
   }
   if (count.event > 0)

@@ -11,6 +11,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/api.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/failing_vfs.h"
 
 namespace ductile::cluster {
 namespace {
@@ -108,6 +109,76 @@ TEST_F(Forgetting, WhatWasRemovedIsToldApartFromWhatNeverWas) {
   EXPECT_EQ(get(api, "/v1/events", std::to_string(last)).status, 200);
 }
 
+// A job that lives is older than all that was removed.
+// The time is right to the day, also of neighbours that went earlier.
+TEST_F(Forgetting, WhatIsRemovedLaterChangesNoEarlierTime) {
+  Store store(file);
+  add_jobs(store.database(), 20, now);
+  const double day = 86400, first = now + 10 * day;
+  prune_all(store.database(), {0, 15}, first);
+  prune_all(store.database(), {0, 10}, first + day);
+  prune_all(store.database(), {0, 8}, first + day + 1);
+  Reader reader(file);
+  const auto since = [&](JobId id) {
+    try {
+      reader.job(id);
+    } catch (const Gone& gone) {
+      return gone.since;
+    }
+    return 0.0;
+  };
+  EXPECT_EQ(since(1), first);
+  EXPECT_EQ(since(5), first);
+  EXPECT_EQ(since(6), first + day + 1);
+  EXPECT_EQ(since(12), first + day + 1);
+  EXPECT_EQ(since(13), 0);
+  EXPECT_FALSE(reader.job_if_kept(12).has_value());
+  EXPECT_EQ(reader.job_if_kept(13)->id, 13);
+  EXPECT_EQ(reader.check(), std::vector<std::string>());
+}
+
+TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
+  Store store(file);
+  {
+    Transaction transaction(store.database());
+    Submission s;
+    s.name = "live";
+    Change(store.database()).submit(s, "{}", 1);
+    transaction.commit();
+  }
+  add_jobs(store.database(), 30, now);
+  CommitQueue queue(store);
+  Api api(file, queue, [this] { return now; });
+  Revision fresh = Reader(file).last_event(), behind = 5;
+  EXPECT_EQ(api.wait_for_events(fresh, 0, std::chrono::milliseconds(1)), "") << "a stream";
+  prune_all(store.database(), {0, 10}, now);
+  const Json first = parse_json(get(api, "/v1/events").body);
+  ASSERT_FALSE(first.at("events").empty());
+  EXPECT_GT(first.at("events").at(0).at("seq"), 20) << "from where on none is missing";
+  EXPECT_EQ(get(api, "/v1/events", first.at("after").dump()).status, 200);
+  Call newest;
+  newest.method = "GET";
+  newest.path = "/v1/events";
+  newest.query["newest"] = "300";
+  newest.principal = {"ada", Role::admin};
+  const Json last = parse_json(api.handle(newest).body);
+  EXPECT_EQ(last.at("events").at(0).at("seq"), 1);
+  EXPECT_EQ(get(api, "/v1/events", last.at("after").dump()).status, 200);
+
+  // An open stream that has fallen behind is told so, and one that begins is whole.
+  EXPECT_THROW(api.wait_for_events(behind, 0, std::chrono::milliseconds(1)), Gone);
+  Revision begin = 0;
+  const std::string text = api.wait_for_events(begin, 0, std::chrono::milliseconds(1));
+  EXPECT_NE(text, "");
+  EXPECT_EQ(text.find("id: 1\n"), std::string::npos);
+  // Also where nobody looked at what came and was removed.
+  Revision at = fresh;
+  add_jobs(store.database(), 30, now);
+  prune_all(store.database(), {0, 10}, now);
+  queue.commit([](Change& change) { change.record(0, "stopped", "{}", 1); });
+  EXPECT_THROW(api.wait_for_events(at, 0, std::chrono::milliseconds(1)), Gone);
+}
+
 TEST_F(Forgetting, TheStoreDoesNotGrow) {
   Store store(file);
   const Retention retention{0, 500};
@@ -123,6 +194,21 @@ TEST_F(Forgetting, TheStoreDoesNotGrow) {
   EXPECT_LT(reader.count_events(), 2 * 500 * kEventsOfAJob);
   EXPECT_LE(fs::file_size(file), early + early / 10);
   EXPECT_EQ(reader.check(), std::vector<std::string>());
+}
+
+// It is looked for each minute, on the thread that commits.
+TEST_F(Forgetting, WhereNothingIsTooOldFewPagesAreRead) {
+  const char* vfs = testing::FailingVfs::name();
+  {
+    Store store(file, vfs);
+    add_jobs(store.database(), 2000, now);
+    store.database().execute("PRAGMA wal_checkpoint(TRUNCATE)");
+  }
+  Store store(file, vfs);
+  const int64_t before = testing::FailingVfs::reads();
+  EXPECT_FALSE(prune_once(store.database(), {now, 0}, now));
+  EXPECT_LT(testing::FailingVfs::reads() - before, 50);
+  EXPECT_GE(Reader(file).count_events(), 2000 * kEventsOfAJob);
 }
 
 TEST_F(Forgetting, AKillInTheMiddleLeavesEachJobWholeOrGone) {

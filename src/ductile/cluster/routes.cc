@@ -118,14 +118,20 @@ Answer list_events(Request& request) {
   std::optional<JobId> job;
   if (const auto text = request.text("job")) job = request.reader.find(*text).id;
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
-  const Revision after = request.number("after", 0, 0, INT64_MAX);
-  if (after > 0 && !job) request.reader.require_events_after(after);
+  Revision after = request.number("after", 0, 0, INT64_MAX);
   const int64_t newest = request.number("newest", 0, 0, kMostPage);
+  std::vector<Event> events;
+  if (newest > 0) {
+    events = request.reader.newest_events(newest, job);
+    if (!job) after = std::max(after, request.reader.removed_events());
+  } else {
+    events =
+        job ? request.reader.events(after, limit, job) : request.reader.whole_events(after, limit);
+  }
   Json out = {{"events", Json::array()}, {"after", after}};
-  for (const Event& event : newest > 0 ? request.reader.newest_events(newest, job)
-                                       : request.reader.events(after, limit, job)) {
+  for (const Event& event : events) {
     out["events"].push_back(to_json(event));
-    out["after"] = event.seq;  // the cursor of the next page
+    out["after"] = std::max(after, event.seq);  // the cursor of the next page
   }
   return json_answer(out);
 }

@@ -125,6 +125,11 @@ CREATE TABLE removed_events (
 ) STRICT;
 CREATE INDEX ended_jobs ON jobs (ended, id) WHERE ended IS NOT NULL;
 )",
+    R"(
+-- Those that age alone removes, whatever becomes of their jobs.
+CREATE INDEX passing_events ON events (time)
+  WHERE job IS NULL OR kind IN ('speed', 'load', 'serving');
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

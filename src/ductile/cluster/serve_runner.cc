@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
@@ -18,6 +19,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
 #include "ductile/serving/replica_line.h"
+#include "ductile/serving/replica_pace.h"
 
 namespace ductile::cluster {
 namespace {
@@ -26,13 +28,11 @@ using control::WorkerId;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{500};        // for what a launcher does after some time
-constexpr milliseconds kFirstPause{200};  // before a lost one is replaced; doubled each time
-constexpr milliseconds kLongestPause{10'000};
-constexpr milliseconds kPatience{90'000};  // of one that was told to end, until it is killed
-constexpr milliseconds kStart{120'000};    // until it can be asked
-constexpr milliseconds kHandOver{60'000};  // those that go wait for those that come
-constexpr int kMostFailures = 4;           // of starts, one after the other, before any succeeds
+constexpr milliseconds kLook{500};          // for what a launcher does after some time
+constexpr milliseconds kStart{120'000};     // until it can be asked
+constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
+static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
+constexpr int kMostFailures = 4;  // of starts, one after the other, before any succeeds
 
 class ServeRunner final : public JobRunner {
  public:
@@ -64,16 +64,16 @@ class ServeRunner final : public JobRunner {
     on_end_ = std::move(on_end);
     set_devices(devices);
     std::vector<WorkerId> before;
-    for (const auto& [id, address] : front_.memory().replicas) before.push_back(id);
+    for (const auto& [id, known] : front_.memory().replicas) before.push_back(id);
     launcher_->adopt(before);
-    for (const auto& [id, address] : front_.memory().replicas) {
+    for (const auto& [id, known] : front_.memory().replicas) {
       Replica& replica = replicas_[id];
-      if (address.empty()) {
+      if (known.address.empty()) {
         replica.state = State::ending;
         launcher_->kill(id);
       } else {
         replica.state = State::ready;
-        front_.router().add(id, net::Address::parse(address));
+        front_.router().add(id, net::Address::parse(known.address), known.version);
         was_ready_ = true;
       }
     }
@@ -92,7 +92,7 @@ class ServeRunner final : public JobRunner {
 
   void preempt() override {
     if (std::exchange(ending_, true)) return;
-    again_.cancel();
+    pace_.end();
     const auto go = [this, alive = std::weak_ptr<bool>(alive_)] {
       if (alive.expired()) return;
       wanted_ = 0;
@@ -142,9 +142,10 @@ class ServeRunner final : public JobRunner {
     int64_t staying = count([&](WorkerId id, const Replica& r) {
       return r.state != State::ending && !leaving_.contains(id);
     });
-    if (staying < wanted_ && !again_.armed()) {
+    if (const int64_t more = pace_.to_start(wanted_, staying); more > 0) {
       std::vector<WorkerId> fresh;
-      for (; staying < wanted_; ++staying) fresh.push_back(record());
+      for (int64_t i = 0; i < more; ++i) fresh.push_back(record());
+      staying += more;
       front_.save([this, fresh, alive = std::weak_ptr<bool>(alive_)] {
         if (alive.expired()) return;
         for (const WorkerId id : fresh) launch(id);
@@ -176,7 +177,7 @@ class ServeRunner final : public JobRunner {
 
   WorkerId record() {
     const WorkerId id = ++front_.memory().last;
-    front_.memory().replicas[id] = "";
+    front_.memory().replicas[id] = {};
     replicas_[id].state = State::recorded;
     return id;
   }
@@ -224,7 +225,8 @@ class ServeRunner final : public JobRunner {
   void let_go(WorkerId id, Replica& replica) {
     const State before = std::exchange(replica.state, State::ending);
     if (before == State::recorded) return;  // launch() finds it
-    replica.patience = loop_.after(kPatience, [this, id] { launcher_->kill(id); });
+    replica.patience =
+        loop_.after(serving::ReplicaPace::kPatience, [this, id] { launcher_->kill(id); });
     if (before == State::starting) return launcher_->kill(id);
     // When it has no requests any more, nothing is lost with it.
     front_.router().retire(id, [this, id, alive = std::weak_ptr<bool>(alive_)] {
@@ -273,11 +275,12 @@ class ServeRunner final : public JobRunner {
     }
     replica.state = State::ready;
     replica.patience.cancel();
-    pause_ = kFirstPause;
+    pace_.ready();
     failures_ = 0;
     was_ready_ = true;
-    front_.router().add(id, net::Address::parse(*known->address));
-    front_.memory().replicas[id] = *known->address;
+    front_.router().add(id, net::Address::parse(*known->address), known->version);
+    front_.memory().replicas[id] = {*known->address, known->version};
+    if (!front_.spec().follow) front_.memory().version = front_.router().wanted();
     front_.save();
     settle();
   }
@@ -295,12 +298,14 @@ class ServeRunner final : public JobRunner {
     front_.save();
     front_.set_ready(ready());
     if (state == State::ending) return settle();
-    if (!was_ready_ && failed && failed->code() != ErrorCode::unavailable) return give_up(*failed);
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
-      // The checkpoint that somebody had loaded is there no more.
+      // The checkpoint that all of them had is there no more.
       front_.tell(
           fmt::format("replica {}: {}; new ones begin as the job says", id, failed->message()));
       front_.memory().version.reset();
+      front_.router().want({});
+    } else if (!was_ready_ && failed && failed->code() != ErrorCode::unavailable) {
+      return give_up(*failed);
     }
     if (state == State::starting && ++failures_ >= kMostFailures && !was_ready_)
       return give_up(
@@ -311,8 +316,7 @@ class ServeRunner final : public JobRunner {
                                   process::log_tail(log_, 2))));
     front_.tell(fmt::format("replica {} is lost{}; another one takes its place", id,
                             failed ? ": " + failed->message() : std::string()));
-    again_ = loop_.after(pause_, [this] { settle(); });
-    pause_ = std::min(2 * pause_, kLongestPause);
+    pace_.lost();
   }
 
   void give_up(const Error& error) {
@@ -341,10 +345,10 @@ class ServeRunner final : public JobRunner {
   std::map<WorkerId, Replica> replicas_;
   std::set<WorkerId> leaving_;  // are to go, when others have taken their places
   std::optional<Error> failed_;
-  milliseconds pause_ = kFirstPause;
+  serving::ReplicaPace pace_{loop_, [this] { settle(); }};
   int failures_ = 0;
   bool was_ready_ = false, ending_ = false, noted_ = false;
-  net::Loop::Timer look_, again_, hand_over_, end_timer_;
+  net::Loop::Timer look_, hand_over_, end_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   const std::unique_ptr<server::Launcher> launcher_;
 };
@@ -353,6 +357,9 @@ class ServeRunner final : public JobRunner {
 
 std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              Front& front, std::chrono::seconds alone) {
+  // Replicas that live are taken over whatever has become of the run that they serve.
+  if (kind_of(run / "job.toml") != FileKind::none)
+    return std::make_unique<ServeRunner>(loop, engine, run::RunFolder::open(run), front, alone);
   spec::JobOptions job = served_job(front.spec());
   return std::make_unique<ServeRunner>(loop, engine, made_run(run, job), front, alone);
 }

@@ -480,10 +480,7 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
     this->end(id, phase, reason);
     return end_if_idle();
   }
-  if (live.front && live.front->closing()) {
-    live.front.reset();
-    view_.forget(id);
-  }
+  if (live.front && live.front->closing()) close_front(live);
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -54,15 +55,16 @@ void Service::Impl::look_at_events() {
   }
   if (drains) look_at_drains();
   for (const JobId id : changed) {
-    JobRecord record = reader_.job(id);
+    std::optional<JobRecord> record = reader_.job_if_kept(id);
+    if (!record) continue;  // it has ended, and was removed since its events were read
     const auto known = live_.find(id);
     if (known == live_.end()) {
-      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
+      if (!has_ended(record->phase) && !ending_.contains(id)) take_up(std::move(*record));
       continue;
     }
     // The rest is this service's own doing.
-    known->second.record.wish = record.wish;
-    follow_devices(known->second, record.submission);
+    known->second.record.wish = record->wish;
+    follow_devices(known->second, record->submission);
     follow_wish(known->second);
   }
   seen_ = seen;
@@ -96,6 +98,7 @@ void Service::Impl::follow_wish(Live& live) {
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;
+    close_front(live);
     writer_.write([id](Change& change) {
       change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
     });
@@ -131,7 +134,13 @@ void Service::Impl::prune() {
   static constexpr milliseconds kBetween{20}, kNext{60'000};
   const auto more = std::make_shared<bool>();
   const auto next = [post = make_poster(loop_, alive_), this, more](const Error* error) {
-    post([this, again = error == nullptr && *more] {
+    post([this, again = error == nullptr && *more,
+          trouble = error == nullptr ? std::string() : error->message()] {
+      if (!trouble.empty() && trouble != prune_trouble_)
+        log_line(fmt::format(
+            "store: what is too old could not be removed, and is tried again each minute: {}",
+            trouble));
+      prune_trouble_ = trouble;
       prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
     });
   };

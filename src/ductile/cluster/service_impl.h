@@ -80,6 +80,7 @@ class Service::Impl {
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
   void open_front(Live& live, const ServeSpec& spec);
+  void close_front(Live& live);
   void follow_load(Live& live);
   void note_load(Live& live);
   int64_t least_devices(const Live& live) const;
@@ -123,6 +124,7 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
+  std::string prune_trouble_;  // that was said
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;

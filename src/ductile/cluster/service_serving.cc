@@ -38,6 +38,12 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
                                        std::move(callbacks));
 }
 
+void Service::Impl::close_front(Live& live) {
+  if (!live.front) return;
+  live.front.reset();
+  view_.forget(live.record.id);
+}
+
 // More replicas are decided about at once, fewer in the next round.
 void Service::Impl::follow_load(Live& live) {
   const JobId id = live.record.id;

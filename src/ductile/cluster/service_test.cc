@@ -2,6 +2,7 @@
 #include "ductile/cluster/service.h"
 
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -375,6 +376,27 @@ TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
 }
 
 // It was to grow, and is to shrink before those that were to join it have begun.
+TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  LiveService cluster(
+      [](ServiceOptions& options) {
+        options.retention = {1e-3, 0};
+      },
+      [&] { ASSERT_NE(std::freopen(log.c_str(), "a", stderr), nullptr); });
+  EXPECT_EQ(cluster.stop(), 0);
+  Database(cluster.folder() / "store.db", Database::Access::write)
+      .execute(
+          "CREATE TRIGGER keep BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'it is held'); "
+          "END");
+  cluster.start();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (read_file(log).find("it is held") == std::string::npos)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_NE(read_file(log).find("what is too old could not be removed"), std::string::npos);
+  cluster.expect_result(cluster.submit("job", 100));
+}
+
 TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
   TempFolder folder;
   const fs::path hold = folder.path() / "hold", script = folder.path() / "worker";

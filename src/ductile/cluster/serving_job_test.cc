@@ -309,6 +309,49 @@ TEST(ServingJob, LosesNoRequest) {
   service.wait_for_no_workers();
 }
 
+// The run goes on and has newer weights each time that a replica starts; then those that all have
+// are there no more.
+TEST(ServingJob, AllReplicasHaveTheSameWeightsWhileItsRunGoesOn) {
+  LiveService service(with_replicas(3));
+  const ServedRun run;
+  const auto newest = [&](const char* version) {
+    write_file_atomic(run.folder.path() / "newest", version);
+  };
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  newest("9");
+  const Json body = {{"min_devices", 3}, {"max_devices", 3}};
+  service.send("POST", "/v1/jobs/" + std::to_string(id) + "/resize", dump_json(body));
+  wait_for_replicas(service, id, 3);
+  const auto versions = [&](int64_t answers) {
+    Clients clients(address_of(job), 6);
+    clients.wait_for_more(answers);
+    clients.stop();
+    EXPECT_EQ(clients.first_wrong(), "");
+    return clients.versions();
+  };
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  service.kill_service();
+  service.start();
+  wait_for_replicas(service, id, 3);
+  const auto lose_one = [&] {
+    const std::set<pid_t> pids = replicas_of(service);
+    ::kill(*pids.begin(), SIGKILL);
+    service.wait(id, [&](const Json& now) {
+      const std::set<pid_t> there = replicas_of(service);
+      return ready_of(now) == 3 && there.size() == 3 && !there.contains(*pids.begin());
+    });
+  };
+  lose_one();
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  newest("5");  // whoever starts finds no 7
+  lose_one();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (versions(60) != std::set<int64_t>{5})
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_EQ(versions(300), (std::set<int64_t>{5}));
+}
+
 TEST(ServingJob, ItsReplicasOutliveAServiceThatIsKilled) {
   LiveService service(with_replicas(2));
   const ServedRun run;
@@ -335,6 +378,26 @@ TEST(ServingJob, ItsReplicasOutliveAServiceThatIsKilled) {
   EXPECT_EQ(service.stop(), 0);
 }
 
+TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 2, 2);
+  wait_for_replicas(service, id, 2);
+  const std::set<pid_t> before = replicas_of(service);
+  service.kill_service();
+  fs::remove(run.folder.path() / "job.toml");
+  service.start();
+  const Json after = wait_for_replicas(service, id, 2);
+  EXPECT_EQ(replicas_of(service), before);
+  Clients clients(address_of(after), 2);
+  clients.wait_for_more(50);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+  service.wait_for_no_workers();
+}
+
 TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
   LiveService service(with_replicas(1));
   const ServedRun run;
@@ -347,6 +410,34 @@ TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
   service.act(id, "resume");
   const Json after = wait_for_replicas(service, id, 1);
   EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
+}
+
+TEST(ServingJob, GivesItsAddressUpWhenItIsPausedOrCancelledWithoutADevice) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const net::Address at = address_of(wait_for_replicas(service, id, 1));
+  for (const char* what : {"pause", "cancel"}) {
+    service.send("POST", "/v1/nodes/here/drain", "{}");
+    service.wait_for(id, "queued");
+    Client(at).get("/healthz");  // it waits for a device, and its clients do
+    std::atomic<int> status = 0;
+    std::thread waiting([&] {
+      const auto answer = Client(at).post("/v2/models/small/infer", body_of({}));
+      status = answer ? answer->status : -1;
+    });
+    service.wait(id, [](const Json& now) { return now.at("serving").at("waiting") == 1; });
+    service.act(id, what);
+    waiting.join();
+    EXPECT_EQ(status, 503) << what;
+    service.wait(id, [](const Json& now) { return !now.contains("serving"); });
+    EXPECT_THROW(Client{at}, Error) << what;
+    service.send("POST", "/v1/nodes/here/undrain", "{}");
+    if (what == std::string("cancel")) continue;
+    service.act(id, "resume");
+    EXPECT_EQ(address_of(wait_for_replicas(service, id, 1)).port, at.port);
+  }
+  EXPECT_EQ(service.wait_for(id, "cancelled").at("phase"), "cancelled");
 }
 
 // Under a policy that knows no services it holds its least number of devices.

@@ -169,6 +169,14 @@ std::vector<Event> Reader::events(Revision after, int64_t limit, std::optional<J
   return out;
 }
 
+std::vector<Event> Reader::whole_events(Revision& after, int64_t limit) {
+  const Revision begin = after > 0 ? after : removed_events();
+  std::vector<Event> out = events(begin, limit);
+  require_events_after(begin);
+  after = begin;
+  return out;
+}
+
 std::vector<Event> Reader::newest_events(int64_t count, std::optional<JobId> job) {
   std::vector<Event> out;
   const auto add = [&](const Row& row) {
@@ -191,6 +199,14 @@ Revision Reader::last_event() {
 }
 
 int64_t Reader::count_events() { return database_.integer("SELECT count(*) FROM events", 0); }
+
+std::optional<JobRecord> Reader::job_if_kept(JobId id) try { return job(id); } catch (const Gone&) {
+  return std::nullopt;
+}
+
+Revision Reader::removed_events() {
+  return database_.integer("SELECT event FROM removed_events", 0);
+}
 
 void Reader::require_events_after(Revision after) {
   database_.query(

@@ -46,6 +46,7 @@ class Reader {
 
   // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);
+  std::optional<JobRecord> job_if_kept(JobId id);  // none: it was removed
   std::string spec(JobId id);
   // By number, or where no job has it, by name: the newest job of that name that has not ended,
   // else the newest of that name. Throws not_found, with the nearest name of a job that has not
@@ -60,11 +61,15 @@ class Reader {
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
+  // Of all jobs, none left out: throws Gone where some of those after `after` were removed. 0 is
+  // moved behind the last one that was.
+  std::vector<Event> whole_events(Revision& after, int64_t limit);
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
   Revision last_event();  // 0: none yet; also one that was removed
   int64_t count_events();
-  // Throws Gone if events after this one were removed.
+  Revision removed_events();  // not all up to this one are there any more; 0: all are
+  // Throws Gone if events after this one were removed. To be asked after they were read.
   void require_events_after(Revision after);
 
   std::vector<Holding> holdings(JobId job);

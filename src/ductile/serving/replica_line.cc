@@ -18,6 +18,9 @@ std::optional<ReplicaLine> read_replica_line(std::string_view line) {
     out.told = told->get<std::string>();
   if (const auto address = values.find("address"); address != values.end()) {
     out.address = address->get<std::string>();
+    const auto version = values.find("version");
+    if (version != values.end() && version->is_number_integer())
+      out.version = version->get<int64_t>();
     out.place = values.value("place", "");
   }
   return out;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@ struct ReplicaLine {
   std::optional<Error> failed;         // why it is about to end
   std::optional<std::string> told;     // for people
   std::optional<std::string> address;  // where it can be asked from now on
+  std::optional<int64_t> version;      // of its weights, beside the address
   std::string place;                   // of that address: link::PeerAddress::place; may be empty
 };
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
 #include <list>
-#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,12 +13,13 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/json.h"
+#include "ductile/serving/router_impl.h"
 
 namespace ductile::serving {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{100};
+constexpr std::string_view kEnding = "the server is ending; ask another one";
 
 using Reply = HttpServer::Reply;
 using ReplicaId = Router::ReplicaId;
@@ -39,104 +40,7 @@ net::Socket begin_connect(const net::Address& to) {
   return out;
 }
 
-// A request from its arrival to its answer.
-struct Passage {
-  std::string bytes;  // as it goes to a replica
-  Reply reply;
-  net::Deadline arrived{}, asked{};
-  net::Loop::Timer limit;
-  ReplicaId at = 0;                // the replica that has it; 0: it waits for one
-  std::vector<ReplicaId> refused;  // that were lost with it, or are ending
-  bool loads = false;              // weights, of every replica: `left` have not done so yet
-  std::vector<ReplicaId> left;
-};
-using PassagePtr = std::shared_ptr<Passage>;
-
 }  // namespace
-
-class Router::Impl {
- public:
-  Impl(net::Loop& loop, RouterOptions options);
-
-  net::Address address() const { return http_.address(); }
-  void add(ReplicaId id, const net::Address& address);
-  void retire(ReplicaId id, std::function<void()> on_idle);
-  void remove(ReplicaId id);
-  void call_when_lost(std::function<void(ReplicaId)> on_lost) { on_lost_ = std::move(on_lost); }
-  void call_when_loaded(std::function<void(int64_t)> loaded) { on_loaded_ = std::move(loaded); }
-  Load load() const;
-  void drain(std::function<void()> on_drained);
-
- private:
-  // A connection to a replica, with a request or between two.
-  struct Link {
-    net::Socket socket;
-    net::Loop::Watch watch;
-    HttpReader reader{HttpReader::Kind::response};
-    PassagePtr passage;
-    size_t sent = 0;
-  };
-  // A question about a replica's health, which is on its way where there is a socket.
-  struct Probe {
-    net::Socket socket;
-    net::Loop::Watch watch;
-    bool sent = false;
-    net::Deadline heard{};  // when the replica last answered one, or came
-  };
-  struct Replica {
-    net::Address address;
-    std::list<Link> links;
-    Probe probe;
-    size_t in_flight = 0;
-    net::Deadline busy_since{};  // where something is in flight
-    bool retiring = false, silent = false, told_lost = false;
-    std::function<void()> on_idle;
-    bool takes_requests() const { return !retiring && !silent; }
-  };
-
-  void handle(HttpRequest request, Reply reply);
-  std::string metrics() const;
-  int64_t usable() const {
-    return std::ranges::count_if(replicas_,
-                                 [](const auto& one) { return one.second.takes_requests(); });
-  }
-  void dispatch(const PassagePtr& passage);
-  void dispatch_all();
-  ReplicaId choose(const Passage& passage) const;
-  bool hand_to(ReplicaId id, const PassagePtr& passage);
-  void on_ready(ReplicaId id, std::list<Link>::iterator link);
-  bool write(Link& link);
-  void end_link(ReplicaId id, std::list<Link>::iterator link);
-  void lost(ReplicaId id, std::list<Link>::iterator link);
-  void answered(ReplicaId id, std::list<Link>::iterator link);
-  void again(const PassagePtr& passage, ReplicaId refused);
-  void finish(const PassagePtr& passage, HttpResponse response);
-  void leave(ReplicaId id, Passage& passage);
-  void look_idle(ReplicaId id);
-  void probe_all();
-  void ask_health(ReplicaId id, Replica& replica);
-  void on_probe(ReplicaId id);
-  void fall_silent(ReplicaId id, Replica& replica);
-  void end_drain();
-  void tell_loaded(const HttpResponse& response);
-  static double seconds(net::Deadline from, net::Deadline to) {
-    return std::chrono::duration<double>(to - from).count();
-  }
-
-  net::Loop& loop_;
-  const RouterOptions options_;
-  std::map<ReplicaId, Replica> replicas_;
-  std::deque<PassagePtr> waiting_;
-  Load load_;
-  int64_t open_ = 0;  // requests that are not answered
-  bool draining_ = false;
-  std::function<void()> on_drained_;
-  net::Loop::Timer retry_, probe_;
-  std::function<void(ReplicaId)> on_lost_;
-  std::function<void(int64_t)> on_loaded_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  HttpServer http_;
-};
 
 Router::Impl::Impl(net::Loop& loop, RouterOptions options)
     : loop_(loop),
@@ -165,6 +69,12 @@ std::string Router::Impl::metrics() const {
   return out;
 }
 
+HttpResponse Router::Impl::come_again(std::string_view text) {
+  HttpResponse response = error_response(503, text);
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
 void Router::Impl::handle(HttpRequest request, Reply reply) {
   const auto plain = [&](int status, std::string text) {
     HttpResponse response;
@@ -178,44 +88,45 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
-  if (draining_ || full) {
-    HttpResponse response =
-        error_response(503, draining_ ? "the server is ending; ask another one"
-                                      : "too many requests wait; try again later");
-    response.headers.emplace_back("Retry-After", "1");
-    return reply(std::move(response));
-  }
+  if (draining_) return reply(come_again(kEnding));
   ++load_.arrived;
+  if (full) return reply(come_again("too many requests wait; try again later"));
   ++open_;
   const auto passage = std::make_shared<Passage>();
   passage->bytes = to_bytes(request, address().to_string());
   passage->reply = std::move(reply);
   passage->arrived = loop_.now();
   if (request.method == "POST" && request.path.ends_with("/load")) {
-    passage->loads = true;
-    for (const auto& [id, replica] : replicas_) {
-      if (!replica.retiring) passage->left.push_back(id);
-    }
+    passage->load_path = request.path;
+    return begin_load(passage);
   }
+  limit(passage);
+  dispatch(passage);
+}
+
+void Router::Impl::limit(const PassagePtr& passage) {
   passage->limit = loop_.after(options_.patience, [this, weak = std::weak_ptr(passage)] {
     if (const PassagePtr passage = weak.lock())
       finish(passage, error_response(504, "no replica answered in time"));
   });
-  dispatch(passage);
 }
 
 // The one with the fewest requests, of those that have not refused this one; if all have, any.
 ReplicaId Router::Impl::choose(const Passage& passage) const {
-  if (passage.loads) {
-    for (const ReplicaId id : passage.left) {
-      if (replicas_.contains(id)) return id;
-    }
-    return 0;
+  if (passage.loads()) {
+    const auto next = std::ranges::find_if(replicas_, [&](const auto& one) {
+      const Replica& replica = one.second;
+      const bool need_not =
+          passage.own &&
+          (replica.silent || (passage.version && replica.version == passage.version));
+      return !need_not && !replica.retiring && !replica.told_lost &&
+             !has(passage.done, one.first) && !has(passage.refused, one.first);
+    });
+    return next == replicas_.end() ? 0 : next->first;
   }
   ReplicaId best = 0;
   const auto rank = [&](ReplicaId id) {
-    const bool refused = std::ranges::find(passage.refused, id) != passage.refused.end();
-    return std::pair(refused, replicas_.at(id).in_flight);
+    return std::pair(has(passage.refused, id), replicas_.at(id).in_flight);
   };
   for (const auto& [id, replica] : replicas_) {
     if (replica.takes_requests() && (best == 0 || rank(id) < rank(best))) best = id;
@@ -224,10 +135,9 @@ ReplicaId Router::Impl::choose(const Passage& passage) const {
 }
 
 void Router::Impl::dispatch(const PassagePtr& passage) {
-  if (passage->loads && choose(*passage) == 0)
-    return finish(passage, error_response(503, "there is no replica that could load weights"));
   const ReplicaId id = choose(*passage);
-  const bool refused = std::ranges::find(passage->refused, id) != passage->refused.end();
+  if (id == 0 && passage->loads()) return end_load(passage);
+  const bool refused = has(passage->refused, id);
   if (id != 0 && !refused && hand_to(id, passage)) return;
   if (id != 0 && !refused) return again(passage, id);  // nobody listens there any more
   // None, or none that has not lost this one: a new one comes, or one of these recovers.
@@ -316,7 +226,6 @@ void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
 
 void Router::Impl::again(const PassagePtr& passage, ReplicaId refused) {
   passage->refused.push_back(refused);
-  std::erase(passage->left, refused);
   ++load_.retried;
   if (passage->reply) {
     // Not from here: the replica that is lost may be about to be removed.
@@ -339,25 +248,18 @@ void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
   leave(id, *passage);
   const bool others = std::ranges::any_of(
       replicas_, [&](const auto& one) { return one.first != id && one.second.takes_requests(); });
-  std::erase(passage->left, id);
-  if (passage->loads && response.status == 200 && !passage->left.empty()) {
+  if (passage->loads() && response.status == 200) {
+    has_loaded(id, passage, std::move(response));
     dispatch(passage);  // the next replica loads them
-  } else if (response.status == 503 && others && !passage->loads && passage->refused.size() < 8) {
+  } else if (passage->loads() && goes_on_without(id, *passage, response.status)) {
+    dispatch(passage);
+  } else if (response.status == 503 && others && !passage->loads() && passage->refused.size() < 8) {
     again(passage, id);
   } else {
     ++load_.answered;
-    if (passage->loads && response.status == 200) tell_loaded(response);
     finish(passage, std::move(response));
   }
   look_idle(id);
-}
-
-void Router::Impl::tell_loaded(const HttpResponse& response) {
-  try {
-    const nlohmann::json answer = parse_json(response.body, "the answer", ErrorCode::data_loss);
-    if (on_loaded_) on_loaded_(std::stoll(answer.value("model_version", "")));
-  } catch (const std::exception&) {  // it says nothing of a version: nothing can be told
-  }
 }
 
 void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
@@ -374,6 +276,12 @@ void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
     leave(id, *passage);
     if (link != links.end()) end_link(id, link);
     look_idle(id);
+  }
+  if (passage == loading_) {
+    loading_.reset();
+    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired()) next_load();
+    });
   }
   if (draining_ && open_ == 0) end_drain();
 }
@@ -393,6 +301,7 @@ void Router::Impl::probe_all() {
   }
   for (const ReplicaId id : lost)
     if (on_lost_) on_lost_(id);
+  look_at_versions();
 }
 
 void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
@@ -437,7 +346,7 @@ void Router::Impl::fall_silent(ReplicaId id, Replica& replica) {
   replica.silent = true;
   for (auto link = replica.links.begin(); link != replica.links.end();) {
     const auto next = std::next(link);
-    if (!link->passage || !link->passage->loads) lost(id, link);
+    if (!link->passage || !link->passage->loads()) lost(id, link);
     link = next;
   }
 }
@@ -449,10 +358,17 @@ void Router::Impl::look_idle(ReplicaId id) {
   if (on_idle) loop_.post(on_idle);
 }
 
-void Router::Impl::add(ReplicaId id, const net::Address& address) {
+void Router::Impl::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
-  replicas_[id].address = address;
-  replicas_[id].probe.heard = loop_.now();
+  Replica& replica = replicas_[id];
+  replica.address = address;
+  replica.probe.heard = loop_.now();
+  replica.version = version;
+  if (!options_.model.empty()) {
+    if (!wanted_) wanted_ = version;
+    replica.catching_up = version != wanted_ && version;
+    look_at_versions();
+  }
   dispatch_all();
 }
 
@@ -482,6 +398,11 @@ Router::Load Router::Impl::load() const {
   return out;
 }
 
+void Router::Impl::refuse_waiting() {
+  for (const PassagePtr& passage : std::exchange(waiting_, {}))
+    finish(passage, come_again(kEnding));
+}
+
 void Router::Impl::drain(std::function<void()> on_drained) {
   draining_ = true;
   on_drained_ = std::move(on_drained);
@@ -498,7 +419,14 @@ Router::Router(net::Loop& loop, RouterOptions options)
     : impl_(std::make_unique<Impl>(loop, std::move(options))) {}
 Router::~Router() = default;
 net::Address Router::address() const { return impl_->address(); }
-void Router::add(ReplicaId id, const net::Address& address) { impl_->add(id, address); }
+void Router::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
+  impl_->add(id, address, version);
+}
+void Router::want(std::optional<int64_t> version) { impl_->want(version); }
+std::optional<int64_t> Router::wanted() const { return impl_->wanted(); }
+void Router::call_when_changed(std::function<void(ReplicaId, int64_t)> on_changed) {
+  impl_->call_when_changed(std::move(on_changed));
+}
 void Router::retire(ReplicaId id, std::function<void()> on_idle) {
   impl_->retire(id, std::move(on_idle));
 }
@@ -510,6 +438,7 @@ void Router::call_when_loaded(std::function<void(int64_t)> on_loaded) {
   impl_->call_when_loaded(std::move(on_loaded));
 }
 Router::Load Router::load() const { return impl_->load(); }
+void Router::refuse_waiting() { impl_->refuse_waiting(); }
 void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }
 
 }  // namespace ductile::serving

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +124,8 @@ struct Clients {
           const int64_t version = std::stoll(answer["model_version"].get<std::string>());
           if (answer["outputs"][0]["data"].get<std::vector<float>>() != answer_of(values, version))
             ++wrong;
+          const std::lock_guard lock(mutex);
+          seen.insert(version);
         }
       });
     }
@@ -132,7 +135,13 @@ struct Clients {
     threads.clear();
   }
   std::atomic<bool> stop = false;
+  std::set<int64_t> versions() {
+    const std::lock_guard lock(mutex);
+    return seen;
+  }
   std::atomic<int> asked = 0, lost = 0, wrong = 0;
+  std::mutex mutex;
+  std::set<int64_t> seen;
   std::vector<std::jthread> threads;
 };
 
@@ -152,6 +161,16 @@ TEST(Router, CountsTheTimeOfReplicasAndTellsWhatAllHaveLoaded) {
   EXPECT_EQ(loaded, 0);
   EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "4"}})")->status, 200);
   EXPECT_EQ(loaded, 4);
+}
+
+// Those that are refused for want of room are load, too: more replicas would answer them.
+TEST(Router, CountsWhatItRefusesAsLoad) {
+  RouterOptions options;
+  options.most_waiting = 0;
+  Rig rig(0, {}, options);
+  Client client(rig.address);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.post(kInfer, body_of(image(1)))->status, 503);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->load().arrived; }), 3);
 }
 
 TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
@@ -268,6 +287,73 @@ TEST(Router, LoadsWeightsInOneReplicaAfterTheOtherWithoutLosingARequest) {
   clients.end();
   EXPECT_EQ(clients.lost, 0);
   EXPECT_EQ(clients.wrong, 0);
+}
+
+// test_replica begins with version 1, whatever the others have.
+TEST(Router, AReplicaThatComesWithOtherWeightsLoadsThoseOfTheOthersFirst) {
+  RouterOptions options;
+  options.model = "small";
+  Rig rig(2, {}, options);
+  rig.await_ready(2);
+  Client client(rig.address);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->wanted(); }), 1);
+  ASSERT_EQ(client.post(kLoad, R"({"parameters": {"version": "3"}})")->status, 200);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->wanted(); }), 3);
+  Clients clients(rig.address, 4);
+  for (int turn = 0; turn < 3; ++turn) {
+    const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+    ::kill(pids.front(), SIGKILL);
+    rig.resize(2 + turn % 2);
+    const auto replaced = [&] {
+      const std::vector<int> now = rig.on_loop([&] { return rig.set->pids(); });
+      return std::ranges::find(now, pids.front()) == now.end();
+    };
+    while (!replaced()) std::this_thread::sleep_for(milliseconds(2));
+    rig.await_ready(2 + turn % 2);
+    const int before = clients.asked;
+    while (clients.asked < before + 200) std::this_thread::sleep_for(milliseconds(1));
+  }
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{3}));
+  // Of two at once the one comes after the other, in all replicas.
+  std::jthread other([&] {
+    EXPECT_EQ(Client(rig.address).post(kLoad, R"({"parameters": {"version": "4"}})")->status, 200);
+  });
+  EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "5"}})")->status, 200);
+  other.join();
+  Clients after(rig.address, 4);
+  while (after.asked < 100) std::this_thread::sleep_for(milliseconds(1));
+  after.end();
+  EXPECT_EQ(after.versions().size(), 1u);
+}
+
+// The limit ends while half of them have new weights: the others get them nevertheless.
+TEST(Router, WhatALoadLeavesHalfDoneIsFinished) {
+  RouterOptions options;
+  options.model = "small";
+  options.patience = std::chrono::seconds(1);
+  options.lost = 1000;
+  Rig rig(2, {}, options);
+  rig.await_ready(2);
+  const int stopped = rig.on_loop([&] { return rig.set->pids(); }).back();
+  ::kill(stopped, SIGSTOP);
+  Client client(rig.address);
+  int status = 0;
+  while (rig.on_loop([&] { return rig.router->wanted(); }) != 4)
+    status = client.post(kLoad, R"({"parameters": {"version": "4"}})")->status;
+  EXPECT_EQ(status, 504);
+  ::kill(stopped, SIGCONT);
+  std::set<int64_t> versions;
+  while (versions != std::set<int64_t>{4}) {
+    Clients clients(rig.address, 4);
+    while (clients.asked < 60) std::this_thread::sleep_for(milliseconds(1));
+    clients.end();
+    EXPECT_EQ(clients.lost, 0);
+    versions = clients.versions();
+  }
+  EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).back(), stopped);
 }
 
 TEST(Replicas, SayWhyTheFirstOneCannotStart) {

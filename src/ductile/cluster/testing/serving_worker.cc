@@ -43,6 +43,7 @@ int serve(int progress, const nlohmann::json& request) {
   serving::InferenceServer server(loop, std::move(options),
                                   std::make_unique<serving::testing::SmallSource>(model, state));
   run::write_line(progress, run::Row{{{"address", server.address().to_string()},
+                                      {"version", server.version()},
                                       {"place", link::PeerAddress::here("").place}}});
   serving::testing::serve_until_ended(loop, server);
   return 0;
@@ -64,5 +65,10 @@ int main(int argc, char** argv) {
     return 127;
   }
   serving::testing::note_end();
-  return serve(progress, parse_json(request, "--serve", ErrorCode::invalid_argument));
+  try {
+    return serve(progress, parse_json(request, "--serve", ErrorCode::invalid_argument));
+  } catch (const Error& error) {
+    run::write_line(progress, run::Failed{error.code(), error.message()});
+    return 3;
+  }
 }

@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
   options.version = 1;
   serving::InferenceServer server(loop, std::move(options),
                                   std::make_unique<serving::testing::SmallSource>(model, state));
-  run::write_line(progress, run::Row{{{"address", server.address().to_string()}}});
+  run::write_line(progress, run::Row{{{"address", server.address().to_string()},
+                                      {"version", server.version()}}});
   serving::testing::serve_until_ended(loop, server);
   return 0;
 }
