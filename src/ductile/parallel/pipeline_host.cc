@@ -405,14 +405,14 @@ void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>
       if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
       const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
       const at::Tensor& like = *tensors.at(name);
+      const at::TensorOptions type(sum_type(like.scalar_type()));
       if (host != placement_.rank) {
-        part = at::empty(like.sizes(), at::TensorOptions(like.scalar_type()));
+        part = at::empty(like.sizes(), type);
         received.push_back(placement_.communicator->start_receive(host, own_tag, bytes_of(part)));
         continue;
       }
       const at::NoGradGuard no_grad;
-      part = part.defined() ? part.contiguous()
-                            : at::zeros(like.sizes(), at::TensorOptions(like.scalar_type()));
+      part = part.defined() ? part.contiguous() : at::zeros(like.sizes(), type);
       for (const int rank : ranks) {
         if (rank == host) continue;
         mail_->sent.emplace_back(placement_.communicator->start_send(rank, own_tag, bytes_of(part)),
