@@ -57,6 +57,52 @@ void check_order(const Pipeline& pipeline, size_t s) {
   }
 }
 
+// Orders that are right by themselves may wait for one another, which no worker could notice that
+// hosts one of them alone: they are carried out here without any work.
+void check_order_ends(const Pipeline& pipeline, const std::vector<Transfer>& transfers) {
+  struct Progress {
+    size_t next = 0;
+    int64_t forward = 0, backward = 0;
+    std::set<size_t> before, behind;  // stages that bring tensors, and those that bring gradients
+  };
+  std::vector<Progress> stages(pipeline.stages.size());
+  for (const Transfer& t : transfers) {
+    stages[static_cast<size_t>(t.to)].before.insert(static_cast<size_t>(t.from));
+    if (t.gradient) stages[static_cast<size_t>(t.from)].behind.insert(static_cast<size_t>(t.to));
+  }
+  const auto step = [&](Progress& s, Task task) {
+    if (task == Task::forward) {
+      if (std::ranges::any_of(s.before, [&](size_t b) { return stages[b].forward <= s.forward; })) {
+        return false;
+      }
+      ++s.forward;
+    } else if (task == Task::backward) {
+      if (std::ranges::any_of(s.behind,
+                              [&](size_t b) { return stages[b].backward <= s.backward; })) {
+        return false;
+      }
+      ++s.backward;
+    }
+    ++s.next;
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t i = 0; i < stages.size(); ++i) {
+      const std::vector<Task>& order = pipeline.stages[i].order;
+      while (stages[i].next < order.size() && step(stages[i], order[stages[i].next])) moved = true;
+    }
+  }
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const std::vector<Task>& order = pipeline.stages[i].order;
+    if (stages[i].next == order.size()) continue;
+    fail(ErrorCode::invalid_argument,
+         "the orders of the stages wait for one another: stage {} never comes to task {} of {}; "
+         "let it do more forward tasks first, or plan anew",
+         i, stages[i].next + 1, plan::to_letters(order));
+  }
+}
+
 }  // namespace
 
 std::vector<int> stages_of_operators(const Pipeline& pipeline, const OperatorGraph& operators) {
@@ -114,8 +160,10 @@ void check(const Pipeline& pipeline, const OperatorGraph& operators) {
     fail(ErrorCode::invalid_argument, "a pipeline needs micro-batches; there are {}",
          pipeline.num_micro_batches);
   }
-  check_acyclic(transfers_of(pipeline, operators), pipeline.stages.size());
+  const std::vector<Transfer> transfers = transfers_of(pipeline, operators);
+  check_acyclic(transfers, pipeline.stages.size());
   for (size_t s = 0; s < pipeline.stages.size(); ++s) check_order(pipeline, s);
+  check_order_ends(pipeline, transfers);
 }
 
 Pipeline pipeline_of(const plan::Plan& plan, const plan::Orders& orders, const graph::Graph& graph,

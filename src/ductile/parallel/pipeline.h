@@ -31,7 +31,8 @@ struct Pipeline {
 };
 
 // Throws invalid_argument that names stage or operator: where an operator is in no stage or in two,
-// the stages form a cycle, or an order lacks tasks, has too many, or one before what it needs.
+// the stages form a cycle, an order lacks tasks, has too many, or one before what it needs, or the
+// orders wait for one another.
 void check(const Pipeline& pipeline, const nn::OperatorGraph& operators);
 
 // The stage of each operator. Throws invalid_argument where one is in no stage or in two.

@@ -265,7 +265,6 @@ bool PipelineHost::ready(const HostedStage& stage) const {
 
 // No hosted stage could go on just now. Returns when one can, or may.
 void PipelineHost::wait() const {
-  const HostedStage* stuck = nullptr;
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;
@@ -275,12 +274,8 @@ void PipelineHost::wait() const {
       waits = true;
     }
     if (!waits) return;  // what it waited for has come meanwhile
-    stuck = stage.get();
   }
-  DUCTILE_CHECK(stuck != nullptr, "nothing to wait for");
-  fail(ErrorCode::invalid_argument,
-       "the orders of the stages wait for one another: stage {} cannot do task {} of {}",
-       stuck->number, stuck->next, plan::to_letters(stuck->order));
+  DUCTILE_CHECK(false, "stages wait for one another, though check() passed their orders");
 }
 
 void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Tensors>& results) {
@@ -410,14 +405,14 @@ void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>
       if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
       const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
       const at::Tensor& like = *tensors.at(name);
+      const at::TensorOptions type(sum_type(like.scalar_type()));
       if (host != placement_.rank) {
-        part = at::empty(like.sizes(), at::TensorOptions(like.scalar_type()));
+        part = at::empty(like.sizes(), type);
         received.push_back(placement_.communicator->start_receive(host, own_tag, bytes_of(part)));
         continue;
       }
       const at::NoGradGuard no_grad;
-      part = part.defined() ? part.contiguous()
-                            : at::zeros(like.sizes(), at::TensorOptions(like.scalar_type()));
+      part = part.defined() ? part.contiguous() : at::zeros(like.sizes(), type);
       for (const int rank : ranks) {
         if (rank == host) continue;
         mail_->sent.emplace_back(placement_.communicator->start_send(rank, own_tag, bytes_of(part)),

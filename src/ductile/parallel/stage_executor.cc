@@ -46,6 +46,10 @@ std::vector<int> sorted(std::vector<int> ops, const char* what, size_t num_ops) 
 
 }  // namespace
 
+at::ScalarType sum_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
+}
+
 struct StageExecutor::Run {
   Tensors inputs;   // detached; leaves that want gradients require them
   Tensors outputs;  // of the operator, with its graph; empty while recompute waits
@@ -306,7 +310,9 @@ void StageExecutor::add_weights(int op, const std::vector<size_t>& which, Tensor
     if (!found[n].defined()) continue;
     at::Tensor& sum = sums[which[n]];
     // What autograd returns may be a tensor that others hold.
-    sum = sum.defined() ? sum.add_(found[n]) : found[n].clone();
+    sum = sum.defined() ? sum.add_(found[n])
+                        : found[n].to(sum_type(found[n].scalar_type()), /*non_blocking=*/false,
+                                      /*copy=*/true);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include "ductile/nn/operators.h"
 
@@ -18,6 +19,10 @@ struct StageExecutorOptions {
   bool split = false;
   std::vector<int> recompute;  // operators that keep their inputs alone and run once more
 };
+
+// Of the sums of gradients of this type: in half precision a sum of many parts grows no further, so
+// these add up in float32, as the gradients of virtual ranks do.
+at::ScalarType sum_type(at::ScalarType type);
 
 // Runs the operators of one pipeline stage on micro-batches: forward, backward to the inputs,
 // backward to the weights, each operator by itself. Each reads detached tensors, so no autograd
