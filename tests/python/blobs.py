@@ -111,7 +111,7 @@ class Job(ductile.Job):
         return {"tied": Tied, "lazy": Lazy}.get(arguments.fault, Net)()
 
     def state(self, model):
-        if arguments.fault != "state":
+        if arguments.fault not in ("state", "emptied"):
             return {}
         self.seen, self.mean = {}, torch.zeros(3)
         return {"seen": self.seen, "mean": self.mean}
@@ -131,6 +131,8 @@ class Job(ductile.Job):
             self.seen["steps"] = self.seen.get("steps", 0) + 1
             self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1 / self.seen["steps"])
             x = x - self.mean[:, None, None]
+        if arguments.fault == "emptied" and model.training:
+            self.mean.storage().resize_(0)
         z = model(x)
         if arguments.fault == "loss" and model.training:
             return {}["a key that is not there"]

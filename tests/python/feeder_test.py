@@ -8,7 +8,7 @@ import sys
 import unittest
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, get_worker_info
 
 from ductile._errors import Error
 from ductile._feeder import Feeder
@@ -140,6 +140,15 @@ class Batches(unittest.TestCase):
         again = feeder(Drawn(200), 0, sampler=SubsetRandomSampler(chosen))
         self.assertEqual([i for b in stream(again, 3, size=100) for i in b["indices"]], seen)
 
+
+    def test_of_an_evaluation_are_those_of_its_sampler(self):
+        """Half of the samples are for training and half for the test, as a sampler splits them."""
+        chosen = set(range(1, 200, 2))
+        for shuffle in (False, True):  # loader.shuffle says nothing about which samples there are
+            for sampler in (SubsetRandomSampler(sorted(chosen)), SequentialSampler(range(100))):
+                source = Source(DataLoader(Drawn(200), sampler=sampler), "data", 7, shuffle)
+                wanted = chosen if isinstance(sampler, SubsetRandomSampler) else set(range(100))
+                self.assertEqual((source.size, set(source.indices(0, 0, 100))), (100, wanted))
 
 class Streams(unittest.TestCase):
     def test_are_the_same_for_any_number_of_processes(self):

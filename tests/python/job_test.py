@@ -235,6 +235,8 @@ class Refusals(Case):
         self.assertIn("['acuracy']", text)
         self.assertIn("buffer seen was torch.float32 [1] and is torch.float32 [2]",
                       self.refused("--out", self.out("d"), args=("--fault", "growing"), code=3))
+        self.assertIn("state/mean was Float [3] when the model was made, and is Float [3] now in 0 bytes of memory",
+                      self.refused("--out", self.out("e"), args=("--fault", "emptied"), code=3))
 
     def test_do_not_go_on_with_another_program(self):
         script = self.out("train.py")

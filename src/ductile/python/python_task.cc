@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/ranges.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -38,9 +39,14 @@ auto guarded(const F& f) {
   }
 }
 
+// A tensor of the user's, and what it was when its bytes were counted. Python code may resize it,
+// or give it other data: whoever reads or writes its memory asks bytes_of().
 struct NamedBuffer {
   std::string name;
   at::Tensor tensor;
+  std::vector<int64_t> shape;
+  at::ScalarType type;
+  size_t nbytes;
 };
 
 DType dtype_of(const NamedBuffer& buffer) {
@@ -49,8 +55,20 @@ DType dtype_of(const NamedBuffer& buffer) {
        buffer.name, c10::toString(buffer.tensor.scalar_type()));
 }
 
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+std::span<std::byte> bytes_of(const NamedBuffer& buffer) {
+  const at::Tensor& now = buffer.tensor;
+  const auto end = static_cast<size_t>(now.storage_offset()) * now.itemsize() + buffer.nbytes;
+  if (now.scalar_type() != buffer.type || now.sizes() != at::IntArrayRef(buffer.shape) ||
+      !now.is_contiguous() || now.storage().nbytes() < end)
+    fail(ErrorCode::conflict,
+         "{} was {} [{}] when the model was made, and is {} [{}] now in {} bytes of memory; a "
+         "tensor "
+         "that is carried from step to step keeps its shape, type and memory, so make it as large "
+         "as "
+         "it will be",
+         buffer.name, c10::toString(buffer.type), fmt::join(buffer.shape, ", "),
+         c10::toString(now.scalar_type()), fmt::join(now.sizes(), ", "), now.storage().nbytes());
+  return {static_cast<std::byte*>(now.data_ptr()), buffer.nbytes};
 }
 
 // Names and tensors of a torch.nn.Module; the loss is the task's.
@@ -113,7 +131,10 @@ class PythonTask final : public train::Task {
         return out;
       };
       carried_.clear();
-      for (auto& [name, tensor, is_norm] : carried) carried_.push_back({name, tensor});
+      for (auto& [name, tensor, is_norm] : carried) {
+        carried_.push_back(
+            {name, tensor, tensor.sizes().vec(), tensor.scalar_type(), tensor.nbytes()});
+      }
       first_.resize(static_cast<size_t>(num_carried()));
       carry_out(first_);
       return std::make_unique<Module>(task_, listed(parameters), listed(averaged));
@@ -155,14 +176,14 @@ class PythonTask final : public train::Task {
   // Two bytes are a piece; the last byte of a buffer of an odd number is one, too.
   int64_t num_carried() const override {
     int64_t pieces = 0;
-    for (const NamedBuffer& b : carried_)
-      pieces += (static_cast<int64_t>(b.tensor.nbytes()) + 1) / 2;
+    for (const NamedBuffer& b : carried_) pieces += (static_cast<int64_t>(b.nbytes) + 1) / 2;
     return pieces;
   }
 
   void carry_out(std::span<float> pieces) override {
+    DUCTILE_CHECK(std::ssize(pieces) == num_carried());
     for (const NamedBuffer& b : carried_) {
-      std::span<const std::byte> from = bytes_of(b.tensor);
+      std::span<const std::byte> from = bytes_of(b);
       while (!from.empty()) {
         const size_t size = std::min<size_t>(2, from.size());
         uint16_t piece = 0;
@@ -176,8 +197,9 @@ class PythonTask final : public train::Task {
 
   void carry_in(std::span<const float> pieces) override {
     if (pieces.empty()) pieces = first_;
+    DUCTILE_CHECK(std::ssize(pieces) == num_carried());
     for (const NamedBuffer& b : carried_) {
-      std::span<std::byte> to = bytes_of(b.tensor);
+      std::span<std::byte> to = bytes_of(b);
       while (!to.empty()) {
         const size_t size = std::min<size_t>(2, to.size());
         const auto piece = static_cast<uint16_t>(pieces.front());
@@ -191,7 +213,7 @@ class PythonTask final : public train::Task {
   std::vector<ckpt::TensorView> carried() override {
     std::vector<ckpt::TensorView> out;
     for (const NamedBuffer& b : carried_)
-      out.push_back({b.name, dtype_of(b), b.tensor.sizes().vec(), bytes_of(b.tensor)});
+      out.push_back({b.name, dtype_of(b), b.shape, bytes_of(b)});
     return out;
   }
 

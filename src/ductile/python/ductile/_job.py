@@ -54,7 +54,8 @@ class Job:
         raise NotImplementedError
 
     def test_data(self):
-        """The same for the samples to evaluate on; they are read in order."""
+        """The same for the samples to evaluate on; they are read in order, or in that of a sampler of
+        your own, which also says which ones they are."""
         raise NotImplementedError
 
     def loss(self, model, batch):

@@ -28,13 +28,20 @@ class Source:
         if self._is_stream():
             self._read_as_streams()
             return
-        plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None
-        self.shuffled = shuffle and (sampler is None or plain)
-        self.sampler = sampler if shuffle and not plain and not isinstance(sampler, SequentialSampler) else None
-        self.size = len(self.sampler) if self.sampler is not None else len(self.dataset)
+        plain = self._is_plain(sampler)
+        self.shuffled = shuffle and plain and not isinstance(sampler, SequentialSampler)
+        self.sampler = None if plain else sampler  # it chooses the samples, so it counts in evaluation, too
+        self.size = len(self.dataset) if plain else len(sampler)
         if self.size < 1:
             raise Error("invalid_argument", f"{what}(): the data set is empty")
         self._order = (-1, None)  # of an epoch, by the user's sampler
+
+    def _is_plain(self, sampler):
+        """Whether it gives every sample once, so that nothing but the order is said by it."""
+        if type(sampler) is RandomSampler and (sampler.replacement or sampler._num_samples is not None):
+            return False
+        return sampler is None or type(sampler) in (RandomSampler, SequentialSampler) and \
+            len(sampler) == len(self.dataset)
 
     def _is_stream(self):
         data = self.dataset

@@ -61,5 +61,25 @@ class State:
                 value.load_state_dict(saved)
 
 
+def is_in(tensor, place):
+    """Whether a tensor is still the whole of its place, which is memory that the worker reads and writes: it may have
+    been resized, turned, or given other data."""
+    return (tensor.data_ptr() == place.data_ptr() and tensor.shape == place.shape and tensor.dtype == place.dtype and
+            tensor.is_contiguous())
+
+
+def put_back(tensor, place, now, what, keep):
+    """Makes a tensor the whole of its place again, with the values (`keep`) of what the job now has for it."""
+    if keep:
+        if not isinstance(now, torch.Tensor) or now.shape != place.shape or now.dtype != place.dtype:
+            has = f"{now.dtype} {list(now.shape)}" if isinstance(now, torch.Tensor) else \
+                "nothing" if now is None else type(now).__name__
+            raise Error("conflict", f"{what} was {place.dtype} {list(place.shape)} and is {has} after loss(); it keeps its "
+                        "shape and type, so make it as large as it will be")
+        with torch.no_grad():
+            place.copy_(now.detach().clone())  # a part of the same memory, perhaps
+    tensor.data = place
+
+
 def _taken(value):
     return value if isinstance(value, (dict, list)) else value.state_dict()

@@ -12,7 +12,7 @@ from ductile._feeder import Feeder
 from ductile._job import Ratio
 from ductile._seeds import seed_all
 from ductile._sources import Source
-from ductile._state import State
+from ductile._state import State, is_in, put_back
 
 # Buffers of at most so many values, together, may change in a step; larger ones have to stay as they are.
 _MOST_CARRIED = 1 << 16
@@ -89,6 +89,7 @@ class Task:
         """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
         rest has to stay as it is. Every buffer has to stay the tensor that it is now."""
         averaged, carried, self._kept, self._constant = [], [], [], []
+        self._places = None
         seen, num_carried = set(), 0
         for module, at in owners:
             for key, buffer in module._buffers.items():
@@ -122,19 +123,18 @@ class Task:
                         f"{_MOST_CARRIED} together (bytes, of what is pickled)")
             carried.append(("state/" + name, tensor, False))
 
-    def _check_buffers(self):
-        for buffers, key, name, buffer in self._kept:
+    def _hold_buffers(self):
+        if self._places is None:  # the worker gives averaged buffers theirs after make_model()
+            self._places = [buffer.detach() for _, _, _, buffer in self._kept]
+
+    def _check_buffers(self, keep):
+        """forward() may have put another tensor in the place of a buffer, or made it another one: its values
+        count (`keep`), in the tensor and the memory that the worker knows."""
+        for (buffers, key, name, buffer), place in zip(self._kept, self._places):
             now = buffers.get(key)
-            if now is buffer:
-                continue
-            # forward() has put another tensor there: its values count, in the place that is kept.
-            if now is None or now.shape != buffer.shape or now.dtype != buffer.dtype:
-                what = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
-                raise Error("conflict", f"{self.name}: buffer {name} was {buffer.dtype} {list(buffer.shape)} and is "
-                            f"{what} after loss(); a buffer keeps its shape, so make it as large as it will be")
-            with torch.no_grad():
-                buffer.copy_(now.detach())
-            buffers[key] = buffer
+            if now is not buffer or not is_in(buffer, place):
+                put_back(buffer, place, now, f"{self.name}: buffer {name}", keep)
+                buffers[key] = buffer
         for name, buffer, version in self._constant:
             if buffer._version != version:
                 raise Error("conflict", f"{self.name}: buffer {name} was changed by loss(). Such a change reaches other "
@@ -153,10 +153,11 @@ class Task:
         """(loss, [(sum, of) of each metric])."""
         batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank), "train_data")
         seed_all(seed)
+        self._hold_buffers()
         self.state.restore()
         with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"):
             out = self.job.loss(self.model, batch)
-        self._check_buffers()
+        self._check_buffers(keep=True)
         if rank == 0:  # what the others have made of it is dropped
             self.state.save()
         loss, metrics = self._sorted(out, count)
@@ -205,6 +206,7 @@ class Task:
         """(mean loss, samples, [(sum, of)]) over the test samples, in their order."""
         total, sums = 0.0, [[0.0, 0.0] for _ in self.metrics]
         self.model.eval()
+        self._hold_buffers()
         self.state.restore()
         try:
             with torch.no_grad():
@@ -221,5 +223,6 @@ class Task:
                         at[1] += of
                     each(first + count)
         finally:
+            self._check_buffers(keep=False)  # before the weights are written
             self.model.train()
         return total / self.test_size, self.test_size, [tuple(at) for at in sums]
