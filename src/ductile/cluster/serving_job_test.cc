@@ -8,6 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "ductile/base/paths.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/front_impl.h"
@@ -233,6 +236,30 @@ TEST(ServingJob, SaysWhatIsWrongWithItsRun) {
   spec = run.spec();
   spec["target"] = 0;
   EXPECT_EQ(refused(spec), 400);
+}
+
+TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  LiveService service(with_replicas(1));
+  const JobId mine = service.submit("mine", 20);
+  service.wait_for(mine, "finished");
+  const Json train = {
+      {"name", "theirs"},
+      {"spec", {{"job", "[train]\nmax_steps = 20\nvirtual_ranks = 4\nbatch_size = 64\n"}}}};
+  ASSERT_EQ(service.submit_as_stranger(train), 201);
+  const Json theirs = service.wait_for(mine + 1, "finished");
+  const auto serve = [&](const fs::path& run) {
+    return service.submit_as_stranger(Json{
+        {"name", "api"}, {"kind", "serve"}, {"spec", {{"run", run.string()}, {"model", "m"}}}});
+  };
+  const fs::path run = theirs.value("run", "");
+  EXPECT_EQ(serve(service.get("/v1/jobs/" + std::to_string(mine)).value("run", "")), 403);
+  EXPECT_EQ(serve(run), 201);
+  EXPECT_EQ(serve(run.parent_path() / ".." / "runs" / run.filename()), 201);
+  EXPECT_EQ(serve(run.parent_path()), 403);
+  EXPECT_EQ(serve("/etc"), 403);
+  fs::create_directory(run.parent_path() / "2-other");
+  EXPECT_EQ(serve(run.parent_path() / "2-other"), 403) << "not the folder of that job";
 }
 
 TEST(ServingJob, GrowsWithItsLoadAndShrinksWithoutIt) {
