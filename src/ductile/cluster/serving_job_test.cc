@@ -425,6 +425,35 @@ TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
   service.wait_for_no_workers();
 }
 
+// They could not be asked, and hold devices that others get.
+TEST(ServingJob, ItsReplicasEndWhereItsAddressIsTaken) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  service.kill_service();
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t holder = ::fork();  // a listener of this process would be the service's, too
+  if (holder == 0) {
+    const net::Listener taken(address_of(job));
+    if (::write(ready[1], "!", 1) == 1) ::pause();
+    ::_exit(0);
+  }
+  char block = 0;
+  ASSERT_EQ(::read(ready[0], &block, 1), 1);
+  service.start();
+  service.wait(id, [](const Json& now) {
+    return now.at("phase") == "queued" &&
+           now.value("reason", "").find("in use") != std::string::npos;
+  });
+  service.wait_for_no_workers();
+  ::kill(holder, SIGKILL);
+  ::waitpid(holder, nullptr, 0);
+  const Json after = wait_for_replicas(service, id, 1);
+  EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
+}
+
 TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
   LiveService service(with_replicas(1));
   const ServedRun run;
