@@ -251,7 +251,7 @@ nlohmann::json Request::object() const {
 const LiveView* Request::view() const { return api_.view_; }
 
 void Request::check(const Submission& submission, const nlohmann::json& spec) const {
-  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal.role);
+  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal);
 }
 
 Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write) {

@@ -57,7 +57,7 @@ class Api {
   // Before the first call: what refuses a submission by throwing, and what is told of each commit,
   // on the thread of the request.
   using CheckSubmission =
-      std::function<void(const Submission&, const nlohmann::json& spec, Role of_who_asks)>;
+      std::function<void(const Submission&, const nlohmann::json& spec, const Principal& who)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   // What the service says of itself, which must outlive this object; null: nothing.
   void show(const LiveView* view) { view_ = view; }

@@ -19,7 +19,7 @@ constexpr int64_t kMostDevices = 1 << 20;
 
 Answer resize_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
-  require_owner(request, job);
+  require_owner(request.call.principal, job);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"min_devices", "max_devices"});

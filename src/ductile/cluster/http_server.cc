@@ -115,7 +115,9 @@ class HttpServer::Impl : httplib::Server {
     Door door = Door::socket;
     std::optional<Principal> principal;  // of the unix socket
     std::string stranger;                // how limits call it until it has said who it is
-    Limits::Seat seat;
+    Limits::Seat seat;                   // of its thread once it is known
+    enum class Handshake : uint8_t { going, done, given_up };
+    std::atomic<Handshake> handshake = Handshake::going;
     std::thread thread;
     std::atomic<bool> over = false;
   };
@@ -123,6 +125,7 @@ class HttpServer::Impl : httplib::Server {
   void open_tls();
   void accept_all();
   void accept_one(int listener, Door door);
+  Limits::Seat seat_of_half_open(const std::string& stranger);
   void reap(bool all);
   void serve(Client& client);
   void serve_requests(Client& client, Wire& wire);
@@ -244,6 +247,7 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
   }
   Limits::Seat seat = principal ? limits_.connection(client_of(*principal), false)
                                 : limits_.connection(stranger, true);
+  if (!seat && door == Door::tls) seat = seat_of_half_open(stranger);
   if (!seat) {
     constexpr std::string_view kBusy =
         "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -266,6 +270,20 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
   }
 }
 
+// An address whose connections all wait for their handshakes may be that of many: the oldest of
+// these makes room, so that who has a token gets in beside one who only opens connections.
+Limits::Seat HttpServer::Impl::seat_of_half_open(const std::string& stranger) {
+  for (Client& client : clients_) {
+    auto going = Client::Handshake::going;
+    if (client.door != Door::tls || client.stranger != stranger ||
+        !client.handshake.compare_exchange_strong(going, Client::Handshake::given_up))
+      continue;
+    ::shutdown(client.socket.get(), SHUT_RDWR);
+    return std::move(client.seat);
+  }
+  return {};
+}
+
 void HttpServer::Impl::reap(bool all) {
   for (auto it = clients_.begin(); it != clients_.end();) {
     if (!all && !it->over) {
@@ -282,7 +300,10 @@ void HttpServer::Impl::serve(Client& client) {
     if (client.door == Door::tls) {
       TlsWire wire(client.socket.get(), tls_context_->get());
       const auto patience = std::min(options_.patience, options_.strangers_patience);
-      if (wire.shake_hands(Clock::now() + patience)) serve_requests(client, wire);
+      auto going = Client::Handshake::going;
+      if (wire.shake_hands(Clock::now() + patience) &&
+          client.handshake.compare_exchange_strong(going, Client::Handshake::done))
+        serve_requests(client, wire);
     } else {
       Wire wire(client.socket.get());
       serve_requests(client, wire);

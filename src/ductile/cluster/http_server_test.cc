@@ -179,6 +179,26 @@ TEST_F(Http, EventsAreStreamedAsTheyHappenAndGoOnWhereAClientWas) {
   EXPECT_EQ(receive(socket).find("id: 3"), std::string::npos);
 }
 
+TEST_F(Http, AStreamThatGoesOnBehindWhatWasRemovedIsToldWhereToBegin) {
+  client().Post("/v1/jobs", kJob, "application/json");
+  queue.commit([](Change& change) {
+    change.set_phase(1, Phase::cancelled, "It was cancelled.", 1);
+    change.prune({1, 0}, 1000, 500);
+  });
+  const auto answer = [&](const std::string& last) {
+    const Descriptor socket = connect_unix();
+    send(socket,
+         "GET /v1/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
+         "Last-Event-ID: " +
+             last + "\r\n\r\n");
+    return receive(socket, last == "1" ? "}" : "\r\n\r\n");
+  };
+  const std::string gone = answer("1");
+  EXPECT_NE(gone.find("HTTP/1.1 410"), std::string::npos) << gone;
+  EXPECT_NE(gone.find("\"begin\":2"), std::string::npos) << gone;
+  EXPECT_NE(answer("2").find("HTTP/1.1 200"), std::string::npos);
+}
+
 TEST_F(Http, OneClientCannotTakeAllConnections) {
   HttpOptions options;
   options.limits.connections_of_one = 3;

@@ -107,7 +107,7 @@ template <Wish wish>
 Answer wish_for_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   const Principal& who = request.call.principal;
-  require_owner(request, job);
+  require_owner(who, job);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
     change.set_wish(job.id, wish, who.name, request.now());
     return {{"id", job.id}, {"wish", to_string(wish)}};
@@ -354,8 +354,7 @@ void require_line(std::string_view text, std::string_view what) {
          kMostName);
 }
 
-void require_owner(const Request& request, const JobRecord& job) {
-  const Principal& who = request.call.principal;
+void require_owner(const Principal& who, const JobRecord& job) {
   const bool of_team = !who.team.empty() && job.submission.team == who.team;
   if (who.role < Role::admin && job.submission.owner != who.name && !of_team)
     throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,

@@ -73,7 +73,7 @@ struct Route {
 std::span<const Route> routes();
 
 // Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
-void require_owner(const Request& request, const JobRecord& job);
+void require_owner(const Principal& who, const JobRecord& job);
 
 // Handlers that need what the service says of itself (cluster_routes.cc).
 Answer resize_job(Request& request);

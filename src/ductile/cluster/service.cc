@@ -419,6 +419,7 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
     live.runner.reset();
+    if (std::holds_alternative<ServeSpec>(live.work)) end_replicas(live);
     live.starting = true;  // until ended(): nobody else ends it
     make_poster(loop_,
                 alive_)([this, id, end = end_by(std::current_exception())] { ended(id, end); });

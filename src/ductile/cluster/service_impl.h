@@ -21,6 +21,7 @@
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
 #include "ductile/cluster/why_impl.h"
+#include "ductile/server/launcher.h"
 
 namespace ductile::cluster {
 
@@ -81,6 +82,9 @@ class Service::Impl {
   void measure(Live& live);
   void open_front(Live& live, const ServeSpec& spec);
   void close_front(Live& live);
+  FrontMemory kept_front(JobId id);
+  void end_replicas(const Live& live);
+  void look_at_leftovers();
   void follow_load(Live& live);
   void note_load(Live& live);
   int64_t least_devices(const Live& live) const;
@@ -124,8 +128,10 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  std::string prune_trouble_;  // that was said
-  net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
+  std::string prune_trouble_;                                 // that was said
+  std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
+  net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
+      leftovers_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

@@ -1,4 +1,5 @@
 // Who may ask the service, and from where.
+#include <charconv>
 #include <string>
 #include <utility>
 
@@ -16,15 +17,23 @@ namespace ductile::cluster {
 
 namespace {
 
-// A run elsewhere may be read by the service's user alone.
-void require_run_of_jobs(const fs::path& run, const fs::path& runs) {
+// Who may not act on a job may not offer its weights either. A run elsewhere may be read by the
+// service's user alone. The run of a job is called NUMBER-NAME.
+void require_own_run(const fs::path& run, const fs::path& runs, const fs::path& store,
+                     const Principal& who) {
   std::error_code error;
   const fs::path real = fs::canonical(run, error);
-  if (error || real.parent_path() != fs::canonical(runs))
-    throw Refused(fmt::format(
-        "{} is not the run of a job of this service; only the service's own user may have others "
-        "served",
-        run.string()));
+  const std::string name = real.filename().string();
+  JobId id = 0;
+  std::from_chars(name.data(), name.data() + name.size(), id);
+  if (!error && id > 0 && real.parent_path() == fs::canonical(runs)) {
+    const auto job = Reader(store).job_if_kept(id);
+    if (job && fs::path(job->run).filename() == real.filename()) return require_owner(who, *job);
+  }
+  throw Refused(fmt::format(
+      "{} is not the run of a job that this service knows; only the service's own user may have "
+      "others served",
+      run.string()));
 }
 
 }  // namespace
@@ -32,10 +41,12 @@ void require_run_of_jobs(const fs::path& run, const fs::path& runs) {
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec, Role role) {
-    if (s.kind == "serve" && role < Role::admin) require_run_of_jobs(serve_of(spec).run, runs_);
+                             const Submission& s, const nlohmann::json& spec,
+                             const Principal& who) {
+    if (s.kind == "serve" && who.role < Role::admin)
+      require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who);
     check_spec(s, spec, devices);
-    if (role < Role::admin && runs_own_code(s, spec))
+    if (who.role < Role::admin && runs_own_code(s, spec))
       throw Refused(
           "model.library and python.object name code that runs as the user of the service, so only "
           "that user may submit such a job");

@@ -1,22 +1,61 @@
 // Jobs that answer requests: their addresses, and what comes to them.
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/log.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service_impl.h"
+#include "ductile/run/folder.h"
+#include "ductile/server/launcher.h"
 
 namespace ductile::cluster {
+
+FrontMemory Service::Impl::kept_front(JobId id) {
+  const std::string text = reader_.memory(front_memory_name(id));
+  if (text.empty()) return {};
+  return FrontMemory::from_json(parse_json(text, front_memory_name(id), ErrorCode::data_loss));
+}
+
+// Of a job that cannot be started: an earlier service may have left replicas, which nobody can ask
+// and whose devices others get.
+void Service::Impl::end_replicas(const Live& live) {
+  const JobId id = live.record.id;
+  try {
+    FrontMemory memory = live.front ? live.front->memory() : kept_front(id);
+    if (memory.replicas.empty()) return;
+    std::vector<control::WorkerId> left;
+    for (const auto& [replica, known] : std::exchange(memory.replicas, {})) left.push_back(replica);
+    auto launcher = engine_->launcher(run::RunFolder::open(live.run), /*python=*/false);
+    launcher->adopt(left);
+    for (const control::WorkerId replica : left) launcher->kill(replica);
+    launcher->finish();
+    leftovers_.push_back(std::move(launcher));
+    if (live.front) live.front->memory().replicas.clear();
+    writer_.write([id, text = dump_json(memory.to_json())](Change& change) {
+      if (!has_ended(change.job(id).phase)) change.set_memory(front_memory_name(id), text);
+    });
+    look_at_leftovers();
+  } catch (const Error& error) {
+    log_line(
+        fmt::format("job {}: replicas that were left could not be ended: {}", id, error.message()));
+  }
+}
+
+void Service::Impl::look_at_leftovers() {
+  constexpr std::chrono::milliseconds kLook{100};
+  for (const auto& launcher : leftovers_) launcher->take();
+  std::erase_if(leftovers_, [](const auto& launcher) { return launcher->finished(); });
+  if (!leftovers_.empty()) leftovers_timer_ = loop_.after(kLook, [this] { look_at_leftovers(); });
+}
 
 // Where one was open before, this one has its port, and the replicas that still live.
 void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
   const JobId id = live.record.id;
-  const std::string text = reader_.memory(front_memory_name(id));
-  FrontMemory memory;
-  if (!text.empty())
-    memory = FrontMemory::from_json(parse_json(text, front_memory_name(id), ErrorCode::data_loss));
+  FrontMemory memory = kept_front(id);
   Front::Callbacks callbacks;
   callbacks.save = [this, id](const FrontMemory& kept, std::function<void()> then) {
     writer_.write(

@@ -115,20 +115,8 @@ TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
 TEST(Service, OthersMaySubmitJobsButBringNoCode) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   LiveService cluster;
-  fs::permissions(cluster.folder(), fs::perms::others_read | fs::perms::others_exec,
-                  fs::perm_options::add);
   const auto status_for_stranger = [&](const std::string& job) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      if (::setresgid(65534, 65534, 65534) != 0 || ::setresuid(65534, 65534, 65534) != 0)
-        ::_exit(1);
-      const Json answer =
-          cluster.send("POST", "/v1/jobs", dump_json(Json{{"spec", {{"job", job}}}}));
-      ::_exit(answer.value("status", 0) - 200);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return 200 + WEXITSTATUS(status);
+    return cluster.submit_as_stranger(Json{{"spec", {{"job", job}}}});
   };
   EXPECT_EQ(status_for_stranger("[train]\nmax_steps = 10\nbatch_size = 64\n"), 201);
   EXPECT_EQ(status_for_stranger("[model]\nname = \"custom\"\nlibrary = \"/tmp/mine.so\"\n"), 403);

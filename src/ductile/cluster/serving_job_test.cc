@@ -8,6 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "ductile/base/paths.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/front_impl.h"
@@ -235,6 +238,30 @@ TEST(ServingJob, SaysWhatIsWrongWithItsRun) {
   EXPECT_EQ(refused(spec), 400);
 }
 
+TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  LiveService service(with_replicas(1));
+  const JobId mine = service.submit("mine", 20);
+  service.wait_for(mine, "finished");
+  const Json train = {
+      {"name", "theirs"},
+      {"spec", {{"job", "[train]\nmax_steps = 20\nvirtual_ranks = 4\nbatch_size = 64\n"}}}};
+  ASSERT_EQ(service.submit_as_stranger(train), 201);
+  const Json theirs = service.wait_for(mine + 1, "finished");
+  const auto serve = [&](const fs::path& run) {
+    return service.submit_as_stranger(Json{
+        {"name", "api"}, {"kind", "serve"}, {"spec", {{"run", run.string()}, {"model", "m"}}}});
+  };
+  const fs::path run = theirs.value("run", "");
+  EXPECT_EQ(serve(service.get("/v1/jobs/" + std::to_string(mine)).value("run", "")), 403);
+  EXPECT_EQ(serve(run), 201);
+  EXPECT_EQ(serve(run.parent_path() / ".." / "runs" / run.filename()), 201);
+  EXPECT_EQ(serve(run.parent_path()), 403);
+  EXPECT_EQ(serve("/etc"), 403);
+  fs::create_directory(run.parent_path() / "2-other");
+  EXPECT_EQ(serve(run.parent_path() / "2-other"), 403) << "not the folder of that job";
+}
+
 TEST(ServingJob, GrowsWithItsLoadAndShrinksWithoutIt) {
   LiveService service(with_replicas(3));
   const ServedRun run(10'000);
@@ -396,6 +423,35 @@ TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
   service.act(id, "cancel");
   service.wait_for(id, "cancelled");
   service.wait_for_no_workers();
+}
+
+// They could not be asked, and hold devices that others get.
+TEST(ServingJob, ItsReplicasEndWhereItsAddressIsTaken) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  service.kill_service();
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t holder = ::fork();  // a listener of this process would be the service's, too
+  if (holder == 0) {
+    const net::Listener taken(address_of(job));
+    if (::write(ready[1], "!", 1) == 1) ::pause();
+    ::_exit(0);
+  }
+  char block = 0;
+  ASSERT_EQ(::read(ready[0], &block, 1), 1);
+  service.start();
+  service.wait(id, [](const Json& now) {
+    return now.at("phase") == "queued" &&
+           now.value("reason", "").find("in use") != std::string::npos;
+  });
+  service.wait_for_no_workers();
+  ::kill(holder, SIGKILL);
+  ::waitpid(holder, nullptr, 0);
+  const Json after = wait_for_replicas(service, id, 1);
+  EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
 }
 
 TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {

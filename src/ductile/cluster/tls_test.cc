@@ -1,6 +1,8 @@
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <httplib.h>
@@ -232,6 +234,21 @@ TEST_F(Tls, AHandshakeHasADeadline) {
     }
   }
   EXPECT_TRUE(with(admin).reachable());
+}
+
+// An attacker and an honest client share an address.
+TEST_F(Tls, WhoOnlyOpensConnectionsKeepsNobodyOut) {
+  HttpOptions options;
+  options.limits.connections_of_one = 3;
+  options.strangers_patience = 10min;
+  options.patience = 10min;
+  start(options);
+  std::vector<Descriptor> half_open;
+  for (int i = 0; i < 10; ++i) half_open.push_back(connect());
+  EXPECT_TRUE(with(admin).reachable());
+  EXPECT_EQ(with(admin).post("/v1/jobs", kSubmission).at("id"), 1);
+  char byte = 0;
+  EXPECT_LE(::recv(half_open.front().get(), &byte, 1, 0), 0) << "the oldest has made room";
 }
 
 TEST_F(Tls, NothingListensBeyondThisMachineWithoutTokens) {

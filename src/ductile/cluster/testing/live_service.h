@@ -186,6 +186,20 @@ class LiveService {
     EXPECT_EQ(answer.value("status", 0), 201) << answer;
     return answer.at("body").value("id", JobId{0});
   }
+  // The status for another user of this machine. Only root can be one.
+  int submit_as_stranger(const Json& body) {
+    fs::permissions(folder(), fs::perms::others_read | fs::perms::others_exec,
+                    fs::perm_options::add);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::setresgid(65534, 65534, 65534) != 0 || ::setresuid(65534, 65534, 65534) != 0)
+        ::_exit(1);
+      ::_exit(send("POST", "/v1/jobs", dump_json(body)).value("status", 0) - 200);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return 200 + WEXITSTATUS(status);
+  }
   // A job of kind "command", which a shell carries out in the service's folder.
   JobId submit_command(const std::string& name, const std::string& script, const Json& more = {},
                        int64_t devices = 1) {
