@@ -109,4 +109,23 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
   job.train.pipelined = std::move(options);
 }
 
+void change_plan(spec::JobOptions& job, const fs::path& file) {
+  if (!spec::is_pipelined(job)) {
+    fail(ErrorCode::conflict,
+         "{}: the run was begun with train.method = \"{}\", and a plan would make another job of "
+         "it; resume it without --plan, or start a new run",
+         file.string(), job.train.method);
+  }
+  const int64_t stages = job.train.virtual_ranks;
+  const int64_t micro_batches = job.train.pipelined.micro_batches;
+  set_plan(job, file);
+  if (job.train.virtual_ranks != stages || job.train.pipelined.micro_batches != micro_batches) {
+    fail(ErrorCode::conflict,
+         "{}: the plan has {} stages and {} micro-batches, and the run was begun with {} and {}, "
+         "which stay; plan with as many, or resume it without --plan",
+         file.string(), job.train.virtual_ranks, job.train.pipelined.micro_batches, stages,
+         micro_batches);
+  }
+}
+
 }  // namespace ductile::cli

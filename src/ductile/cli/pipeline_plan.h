@@ -12,4 +12,8 @@ namespace ductile::cli {
 // unequal micro-batches).
 void set_plan(spec::JobOptions& job, const fs::path& file);
 
+// The same for the job of a run that goes on. Throws conflict too, where the plan would change the
+// result: the run does not train by stages, or has another number of stages or micro-batches.
+void change_plan(spec::JobOptions& job, const fs::path& file);
+
 }  // namespace ductile::cli
