@@ -14,6 +14,7 @@ namespace ductile::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 53;
+constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
 
 // Operators by name. Options separate them by spaces.
 std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
@@ -104,8 +105,14 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
+  const auto stages = static_cast<int64_t>(options.stages.size());
+  if (std::max(stages, options.micro_batches) > kMostParts) {
+    fail(ErrorCode::invalid_argument,
+         "{}: {} stages and {} micro-batches; a job has at most {} of each", file.string(), stages,
+         options.micro_batches, kMostParts);
+  }
   job.train.method = "pipelined";
-  job.train.virtual_ranks = static_cast<int64_t>(options.stages.size());
+  job.train.virtual_ranks = stages;
   job.train.pipelined = std::move(options);
 }
 
