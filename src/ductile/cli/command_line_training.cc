@@ -54,9 +54,9 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   sub->add_option("--plan", c.plan,
                   "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
-                  "the virtual ranks")
-      ->option_text("FILE")
-      ->excludes("--resume");
+                  "the virtual ranks; a resumed run goes on by it, if it has as many stages and "
+                  "micro-batches as the plan before")
+      ->option_text("FILE");
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");

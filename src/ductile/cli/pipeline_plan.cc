@@ -1,5 +1,6 @@
 #include "ductile/cli/pipeline_plan.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace ductile::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 53;
+constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
 
 // Operators by name. Options separate them by spaces.
 std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
@@ -31,16 +33,39 @@ std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
   return out;
 }
 
+void check_format(const nlohmann::json& plan, const fs::path& file) {
+  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array() ||
+      plan["stages"].empty() || !plan.contains("format") || plan["format"] != "ductile.plan") {
+    fail(ErrorCode::invalid_argument,
+         "{}: no plan; `ductile plan GRAPH --json` writes one, whose format is \"ductile.plan\"",
+         file.string());
+  }
+  (void)JsonFields(plan, file.string()).integer("version", 1, 1);
+}
+
+// What a stage cannot be run with yet.
+void check_stage(const JsonFields& stage) {
+  for (const char* key : {"replicas", "tensor"}) {
+    if (const int64_t number = stage.integer_or(key, 1, 1, kMost); number > 1) {
+      fail(ErrorCode::invalid_argument,
+           "{}: {} = {}: a stage runs on one worker so far; plan with as many devices as stages",
+           stage.where(), key, number);
+    }
+  }
+  if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
+    fail(ErrorCode::invalid_argument,
+         "{}: shard_optimizer = true: a stage runs on one worker so far; plan with as many devices "
+         "as stages, and set train.shard_optimizer = true to divide the state among all workers",
+         stage.where());
+  }
+}
+
 }  // namespace
 
 void set_plan(spec::JobOptions& job, const fs::path& file) {
   nlohmann::json plan = parse_json(read_file(file), file.string(), ErrorCode::invalid_argument);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
-  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array() ||
-      plan["stages"].empty()) {
-    fail(ErrorCode::invalid_argument, "{}: no plan; `ductile plan GRAPH --json` writes one",
-         file.string());
-  }
+  check_format(plan, file);
   const int64_t batch =
       JsonFields(plan, file.string()).integer_or("batch", job.train.batch_size, 1, kMost);
   if (batch != job.train.batch_size) {
@@ -53,13 +78,7 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
   int64_t micro_batch = 0;
   for (const nlohmann::json& item : plan["stages"]) {
     const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
-    for (const char* key : {"replicas", "tensor"}) {
-      if (const int64_t number = stage.integer_or(key, 1, 1, kMost); number > 1) {
-        fail(ErrorCode::invalid_argument,
-             "{}: {} = {}: a stage runs on one worker so far; plan with as many devices as stages",
-             stage.where(), key, number);
-      }
-    }
+    check_stage(stage);
     const int64_t own = stage.integer_or("micro_batch", batch, 1, kMost);
     if (micro_batch == 0) micro_batch = own;
     if (own != micro_batch || batch % own != 0) {
@@ -68,12 +87,15 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
            "samples of a batch; stage 0 has {}",
            stage.where(), own, batch, micro_batch);
     }
+    const std::vector<std::string> names = names_of(stage, "ops");
     std::string ops;
-    for (const std::string& name : names_of(stage, "ops")) {
-      ops += (ops.empty() ? "" : " ") + name;
-    }
+    for (const std::string& name : names) ops += (ops.empty() ? "" : " ") + name;
     options.stages.push_back(std::move(ops));
     for (std::string& name : names_of(stage, "recompute")) {
+      if (std::ranges::find(names, name) == names.end()) {
+        fail(ErrorCode::invalid_argument, "{}: recompute names \"{}\", which is not in its ops",
+             stage.where(), name);
+      }
       options.recompute.push_back(std::move(name));
     }
     if (!stage.has("order")) {
@@ -83,9 +105,34 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
+  const auto stages = static_cast<int64_t>(options.stages.size());
+  if (std::max(stages, options.micro_batches) > kMostParts) {
+    fail(ErrorCode::invalid_argument,
+         "{}: {} stages and {} micro-batches; a job has at most {} of each", file.string(), stages,
+         options.micro_batches, kMostParts);
+  }
   job.train.method = "pipelined";
-  job.train.virtual_ranks = static_cast<int64_t>(options.stages.size());
+  job.train.virtual_ranks = stages;
   job.train.pipelined = std::move(options);
+}
+
+void change_plan(spec::JobOptions& job, const fs::path& file) {
+  if (!spec::is_pipelined(job)) {
+    fail(ErrorCode::conflict,
+         "{}: the run was begun with train.method = \"{}\", and a plan would make another job of "
+         "it; resume it without --plan, or start a new run",
+         file.string(), job.train.method);
+  }
+  const int64_t stages = job.train.virtual_ranks;
+  const int64_t micro_batches = job.train.pipelined.micro_batches;
+  set_plan(job, file);
+  if (job.train.virtual_ranks != stages || job.train.pipelined.micro_batches != micro_batches) {
+    fail(ErrorCode::conflict,
+         "{}: the plan has {} stages and {} micro-batches, and the run was begun with {} and {}, "
+         "which stay; plan with as many, or resume it without --plan",
+         file.string(), job.train.virtual_ranks, job.train.pipelined.micro_batches, stages,
+         micro_batches);
+  }
 }
 
 }  // namespace ductile::cli

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
@@ -235,24 +237,26 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   console.print("{}", page::table(rows));
 }
 
+void read_job(const TrainCommand& command, Context& context, JobConfig& config) {
+  if (command.resume) {
+    config.read_saved(run::RunFolder::open(*command.resume).job_file());
+    if (command.plan) change_plan(config.job, *command.plan);
+  } else if (command.plan) {
+    config.read_data(command.job, context.environment);
+    set_plan(config.job, *command.plan);
+  } else {
+    config.read(command.job, context.environment);
+  }
+  if (command.plan) spec::check(config.job);
+  if (command.runs) config.job.runs = command.runs->string();
+}
+
 }  // namespace
 
 ExitCode train(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
-  if (command.resume) {
-    const run::RunFolder folder = run::RunFolder::open(*command.resume);
-    config.read_saved(folder.job_file());
-  } else {
-    if (command.plan) {
-      config.read_data(command.job, context.environment);
-      set_plan(config.job, *command.plan);
-      spec::check(config.job);
-    } else {
-      config.read(command.job, context.environment);
-    }
-    if (command.runs) config.job.runs = command.runs->string();
-  }
+  read_job(command, context, config);
   const server::HostSetup setup = host_setup_of(
       command.hosts, command.resume
                          ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
@@ -277,6 +281,11 @@ ExitCode train(const TrainCommand& command, Context& context) {
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
   if (command.resume) settle_threads(config, console);  // of a version that left it open
+  std::optional<std::string> job_before;                // that comes back if the plan is refused
+  if (command.resume && command.plan) {
+    job_before = read_file(folder.job_file());
+    write_file_atomic(folder.job_file(), config.options.to_toml());
+  }
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -290,6 +299,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
     outcome = failed(e.code(), e.what());
   }
+  if (job_before && outcome.code == kUsage) write_file_atomic(folder.job_file(), *job_before);
   const Json figures = last_summary(folder);
   listener.finish();
   if (command.json) {

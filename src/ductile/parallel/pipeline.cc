@@ -166,38 +166,6 @@ void check(const Pipeline& pipeline, const OperatorGraph& operators) {
   check_order_ends(pipeline, transfers);
 }
 
-Pipeline pipeline_of(const plan::Plan& plan, const plan::Orders& orders, const graph::Graph& graph,
-                     const OperatorGraph& operators) {
-  DUCTILE_CHECK(orders.size() == plan.stages.size(), "{} orders", orders.size());
-  Pipeline out;
-  out.split = plan.schedule == plan::ScheduleKind::zero_bubble;
-  const auto number = [&](graph::OpId op) {
-    return operators.find(graph.ops.at(static_cast<size_t>(op)).name);
-  };
-  for (size_t i = 0; i < plan.stages.size(); ++i) {
-    const plan::Stage& s = plan.stages[i];
-    if (s.replicas != 1 || s.tensor != 1 || s.shard_optimizer) {
-      fail(ErrorCode::invalid_argument,
-           "stage {}: replicas = {}, tensor = {}, shard_optimizer = {}: stages run on one device "
-           "each so far; plan with one device for each stage",
-           i, s.replicas, s.tensor, s.shard_optimizer);
-    }
-    if (s.micro_batch != plan.stages[0].micro_batch) {
-      fail(ErrorCode::invalid_argument,
-           "stage {}: micro_batch = {}, but stage 0 has {}: stages run with equal micro-batches so "
-           "far; plan with one micro-batch for all stages",
-           i, s.micro_batch, plan.stages[0].micro_batch);
-    }
-    Pipeline::Stage& stage = out.stages.emplace_back();
-    for (const graph::OpId op : s.ops) stage.ops.push_back(number(op));
-    for (const graph::OpId op : s.recompute) stage.recompute.push_back(number(op));
-    stage.order = orders[i];
-    out.num_micro_batches = plan.batch / s.micro_batch;
-  }
-  check(out, operators);
-  return out;
-}
-
 std::map<Source, TensorForm> tensor_forms(const OperatorGraph& operators,
                                           const nn::Tensors& inputs) {
   const at::NoGradGuard no_grad;

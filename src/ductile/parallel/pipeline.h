@@ -10,10 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "ductile/comm/communicator.h"
-#include "ductile/graph/graph.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/stage_executor.h"
-#include "ductile/plan/plan.h"
 #include "ductile/plan/schedule.h"
 
 namespace ductile::parallel {
@@ -37,12 +35,6 @@ void check(const Pipeline& pipeline, const nn::OperatorGraph& operators);
 
 // The stage of each operator. Throws invalid_argument where one is in no stage or in two.
 std::vector<int> stages_of_operators(const Pipeline& pipeline, const nn::OperatorGraph& operators);
-
-// The plan on the model. `graph` is what the plan was made for; its operators are the model's, by
-// name. Throws invalid_argument for what the runtime does not do yet, naming the stage: replicas,
-// tensor splits, sharded optimisers, and stages whose micro-batches differ.
-Pipeline pipeline_of(const plan::Plan& plan, const plan::Orders& orders, const graph::Graph& graph,
-                     const nn::OperatorGraph& operators);
 
 // A tensor that one stage makes and another reads: it is sent once, and so is its gradient.
 struct Transfer {

@@ -257,13 +257,6 @@ TEST(Pipeline, RefusesPlansThatItCannotCarryOut) {
   bad.stages[0].order.pop_back();
   EXPECT_THROW(check(bad, operators), Error);
   EXPECT_THROW(PipelineHost(operators, good, {{0, 1}, 0, nullptr, {}}), Error);
-
-  Rng rng(1);
-  const graph::Graph graph = graph_of(operators, rng);
-  plan::Plan plan = random_plan(graph, 2, 8, rng);
-  const plan::Orders orders(plan.stages.size());
-  plan.stages[0].replicas = 2;
-  EXPECT_THROW(pipeline_of(plan, orders, graph, operators), Error);
 }
 
 // Orders that are right by themselves and wait for each other would wait for ever on two workers.

@@ -3,13 +3,17 @@
 #include "ductile/train/stage_runner.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -17,6 +21,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
@@ -130,6 +135,61 @@ TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
     EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
     EXPECT_EQ(run.digest(), alone.digest()) << "seed " << seed;
   }
+}
+
+// The first step of each generation, and its workers.
+std::vector<std::pair<int64_t, int64_t>> generations(const run::RunFolder& folder) {
+  std::vector<std::pair<int64_t, int64_t>> out;
+  run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("event", "") != "generation") return;
+    const auto text = line.at("text").get<std::string>();
+    int64_t number = 0, step = 0, workers = 0;
+    const int read =
+        std::sscanf(text.c_str(), "generation %" SCNd64 " from step %" SCNd64 " with %" SCNd64,
+                    &number, &step, &workers);
+    ASSERT_EQ(read, 3) << text;
+    out.emplace_back(step, workers);
+  });
+  return out;
+}
+
+// Only the step under way is done again, to the same bits. DUCTILE_STAGE_KILLS: how many.
+TEST(Stages, AKillCostsNoFinishedStep) {
+  const char* const wanted = std::getenv("DUCTILE_STAGE_KILLS");
+  const int kills = wanted != nullptr ? std::atoi(wanted) : 8;
+  spec::JobOptions job = small_job("cnn", 4);
+  job.train.epochs = 1'000'000;
+  job.checkpoint.every_steps = 1'000'000;  // it would hide a loss
+  const OneRun run(job);
+  LocalCluster cluster(run.folder, job, recipe_of(job));
+  Rng rng(1);
+  cluster.start(4);
+  for (int done = 0; done < kills;) {
+    cluster.run_to(cluster.step() + 1 + rng.below(3));
+    const auto before = generations(run.folder);
+    if (before.empty() || before.back().second < 3) continue;  // the state must outlive the kill
+    const int64_t finished = cluster.step();
+    cluster.kill_some(rng.below(100));
+    ++done;
+    cluster.run_to(finished + 2);
+    const auto after = generations(run.folder);
+    for (size_t g = before.size(); g < after.size(); ++g) {
+      EXPECT_GE(after[g].first, finished) << "kill " << done;
+    }
+  }
+  cluster.preempt();
+  const auto newest = ckpt::open_latest(run.folder.checkpoints());
+  ASSERT_TRUE(newest.checkpoint);
+  Replica killed(job), undisturbed(job);
+  killed.restore(*newest.checkpoint);
+  undisturbed.host_all();
+  std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
+  while (undisturbed.updates() < killed.updates()) {
+    undisturbed.compute(undisturbed.num_ranks(), sum);
+    undisturbed.apply(sum);
+  }
+  EXPECT_EQ(weights_of(killed), weights_of(undisturbed));
+  EXPECT_GT(generations(run.folder).size(), static_cast<size_t>(kills));
 }
 
 TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {

@@ -20,6 +20,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/inproc.h"
+#include "ductile/graph/graph.h"
 #include "ductile/nn/operator_model.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/pipeline.h"
@@ -187,6 +188,26 @@ inline plan::Orders random_orders(const graph::Graph& graph, const plan::Plan& p
 }
 
 using Gradients = std::map<std::string, at::Tensor>;
+
+// The plan on the model. `graph` is what the plan was made for; its operators are the model's, by
+// name. One device for each stage, and equal micro-batches.
+inline Pipeline pipeline_of(const plan::Plan& plan, const plan::Orders& orders,
+                            const graph::Graph& graph, const nn::OperatorGraph& operators) {
+  Pipeline out;
+  out.split = plan.schedule == plan::ScheduleKind::zero_bubble;
+  out.num_micro_batches = plan.batch / plan.stages.at(0).micro_batch;
+  const auto number = [&](graph::OpId op) {
+    return operators.find(graph.ops.at(static_cast<size_t>(op)).name);
+  };
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    Pipeline::Stage& stage = out.stages.emplace_back();
+    for (const graph::OpId op : plan.stages[i].ops) stage.ops.push_back(number(op));
+    for (const graph::OpId op : plan.stages[i].recompute) stage.recompute.push_back(number(op));
+    stage.order = orders.at(i);
+  }
+  check(out, operators);
+  return out;
+}
 
 struct Outcome {
   std::vector<Tensors> results;
