@@ -136,6 +136,31 @@ class Start(Case):
         self.assertEqual(int(batches), 40)
 
 
+    def test_gives_the_model_of_a_loop_of_ones_own(self):
+        """In the process that asks for it, which goes on: a notebook, say."""
+        self.train("run", job="loop.py", sets=("train.max_steps=2",))
+        code = ("import sys, ductile\n"
+                "argv = sys.argv\n"
+                "model = ductile.load(sys.argv[1])\n"
+                "assert type(model).__name__ == 'Net' and not model.training and sys.argv is argv\n"
+                "print(int(model.bn.num_batches_tracked))\n"
+                "try:\n"
+                "    ductile.job(model=type(model), train=[0], test=[0])\n"
+                "except ductile.Error as error:\n"
+                "    print(error)")
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"))
+        kernel = self.out("kernel.py")  # whose text is not the program that calls: sys.argv[0] of a notebook
+        with open(kernel, "w"):
+            pass
+        code = f"import sys; sys.argv[0] = {kernel!r}\n" + code
+        done = subprocess.run([support.PYTHON, "-c", code, self.out("run")], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        batches, refusal = done.stdout.splitlines()
+        self.assertEqual(int(batches), 2)
+        self.assertIn("ductile.job() is called in no script", refusal)
+
+
 class Submitted(Case):
     def test_to_a_service_gives_the_same_bits(self):
         by_command = self.train("run", args=("--processes", 1), sets=("train.max_steps=10",))

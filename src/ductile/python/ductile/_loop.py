@@ -160,10 +160,11 @@ def job(options=None, *, model, train, test, metrics=(), state=None):
     if Mode.now == "start":
         from ductile._run import command_of
 
-        script = os.path.abspath(sys.argv[0])
-        if not os.path.isfile(script):
+        # Of a notebook, sys.argv[0] is the kernel's: it must not be replaced by a run.
+        script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+        if hasattr(sys, "ps1") or not os.path.isfile(script):
             raise Error("invalid_argument", "ductile.job() is called in no script; write the loop into a .py file, which "
-                        "the workers run")
+                        "the workers run, and start it with `ductile train FILE.py`")
         command = command_of(script)
         os.execv(command[0], command)
     return loop

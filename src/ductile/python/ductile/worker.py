@@ -9,7 +9,6 @@ import sys
 
 from ductile import _program
 from ductile._errors import Error, told
-from ductile._job import Described
 
 _CONFIGURATION, _FAILED = 2, 3
 _LINE = 4096  # what a pipe takes at once
@@ -48,22 +47,11 @@ def _need_torch():
                     "--set python.interpreter=/usr/bin/python3") from None
 
 
-def _described(text, args):
-    from ductile._loop import Mode
-
-    Mode.now = "describe"
-    try:
-        _program.run_loop(text, args)
-    except Described as told_by_loop:
-        return told_by_loop.job
-    raise _program.no_loop(text)
-
-
 def describe(text, args):
     """What `ductile train` has to know of a job before there is a run: its options, and what a worker
     will compare."""
     _need_torch()
-    job = _program.load(text, args) if _program.split(text)[1] else _described(text, args)
+    job = _program.described(text, args)
     options = job.options
     if not isinstance(options, dict):
         raise Error("invalid_argument", f"{text}: options is {type(options).__name__}; a dictionary is needed")
