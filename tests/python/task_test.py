@@ -1,5 +1,7 @@
 """What the worker calls of a job, in this process: what loss() may do to its tensors, and what is named."""
 
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -93,6 +95,53 @@ class Buffers(Case):
         for name, place in worker.items():
             self.assertTrue(torch.equal(place, before[name]), name)
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
+
+
+# The worker's side of a loop, which asks for three losses, and a body of the loop.
+LOOP = """
+import os, time, torch, ductile
+from ductile._loop import Mode
+losses = []
+
+def work():
+    try:
+        for batch in range(3):
+            losses.append(float(job.loss(job.net, batch)[0]))
+    except ductile.Error as error:
+        print(error, flush=True)
+    return 0
+
+Mode.now, Mode.prepare, Mode.work = "work", lambda loop: None, work
+try:
+    with ductile.job(model=torch.nn.Identity, train=[0], test=[0]) as job:
+        {body}
+except SystemExit:
+    print(losses)
+except ductile.Error as error:
+    print(error)
+os._exit(0)
+"""
+
+
+class Loop(Case):
+    def of(self, *lines):
+        code = LOOP.replace("{body}", "\n        ".join(lines))
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_is_answered_however_fast_the_worker_is(self):
+        out = self.of("steps = iter(job)", "while job._step is None: time.sleep(0.01)",
+                      "for step in steps: step.backward(torch.tensor(2.0 * step.batch))")
+        self.assertEqual(out, "[0.0, 2.0, 4.0]\n")
+
+    def test_is_one_for_all_epochs(self):
+        nested = ("for epoch in range(2):", "    for step in job: step.backward(torch.tensor(2.0))")
+        self.assertIn("a second loop over the job", self.of(*nested))
+        left = ("for epoch in range(2):", "    for step in job:", "        step.backward(torch.tensor(2.0))",
+                "        break")
+        self.assertIn("a second loop over the job", self.of(*left))
 
 
 if __name__ == "__main__":
