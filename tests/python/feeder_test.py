@@ -263,6 +263,32 @@ class Objects(unittest.TestCase):
         self.assertEqual(back["f"], batch["f"])
 
 
+    def test_have_the_same_strides_for_any_number_of_processes(self):
+        """torch.equal() does not see them, and sums of a transposed matrix round another way."""
+        def turned(samples):
+            x = torch.stack([x for x, _, _ in samples])  # [8, 50]
+            image = x.view(8, 2, 5, 5).to(memory_format=torch.channels_last)
+            return {"t": x.t(), "last": image, "one": image[:1], "part": x[:, 3:20:2], "many": x[:, :1].expand(8, 7),
+                    "half": x.bfloat16().t(), "number": x[0, 0], "view": x[1:]}
+
+        seen = []
+        for processes in (0, 1):
+            f = Feeder(Source(DataLoader(Drawn(200), batch_size=32, num_workers=processes, collate_fn=turned), "train", 7,
+                              True, 4), Source(Drawn(10), "test", 7, False), 32, 4, 4)
+            seen.append(f.train_batch(0, 0, 8, 0))
+        for name, mine in seen[0].items():
+            theirs = seen[1][name]
+            self.assertTrue(torch.equal(mine, theirs), name)
+            self.assertEqual((mine.stride(), mine.data_ptr() % 64), (theirs.stride(), theirs.data_ptr() % 64), name)
+        self.assertEqual(seen[1]["t"].stride(), (1, 50))  # what the collate_fn made
+        self.assertTrue(seen[1]["last"].is_contiguous(memory_format=torch.channels_last))
+
+    def test_that_cannot_be_pickled_are_given_by_this_process(self):
+        f = Feeder(Source(DataLoader(Drawn(9), batch_size=4, collate_fn=lambda samples: lambda: len(samples)), "train", 7,
+                          True, 1), Source(Drawn(9), "test", 7, False), 4, 1, 4)
+        self.assertEqual(f.train_batch(0, 0, 4, 0)(), 4)
+
+
 class Registered(unittest.TestCase):
     def test_objects_come_back_as_they_were_saved(self):
         counts, queue, weight = {"a": 1}, [1, 2], torch.zeros(3)

@@ -17,7 +17,7 @@ import socket
 import sys
 
 from ductile._errors import Error
-from ductile._processes import Keeper, Regions
+from ductile._processes import Keeper, Regions, handed_over
 
 _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
 
@@ -54,7 +54,7 @@ class Feeder:
         source = self.sources[0]
         place = self._place(epoch, first, count, rank)
         if not self.pool or not source.processes:
-            return source.fetch(*place[1:])
+            return handed_over(source.fetch(*place[1:]))
         self.batch = count * self.ranks
         ahead = [place]
         for _ in range(2 * source.processes + self.prefetch):
@@ -79,7 +79,7 @@ class Feeder:
     def test_batch(self, first, count, step):
         source = self.sources[1]
         if not self.pool or not source.processes:
-            return source.fetch(0, first, count)
+            return handed_over(source.fetch(0, first, count))
         ahead = []
         for at in range(first, source.size, step)[:2 * source.processes + 1]:
             ahead.append(Place(True, 0, at, min(step, source.size - at), 0))

@@ -24,15 +24,20 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value):
         if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided \
                 and not value.requires_grad and value.numel() > 0:
-            plain = value.contiguous()
-            if plain.dtype == torch.bfloat16:  # numpy has none
-                return _tensor, (pickle.PickleBuffer(plain.view(torch.int16).numpy()), plain.dtype, plain.shape)
-            return _tensor, (pickle.PickleBuffer(plain.numpy()), plain.dtype, plain.shape)
+            order = sorted(range(value.dim()), key=value.stride, reverse=True)  # of the dimensions in memory
+            plain = value.permute(order)
+            if not plain.is_contiguous():  # parts of it are missing, or there more than once
+                order, plain = None, value.contiguous()
+            elif order == sorted(order):
+                order = None
+            as_numpy = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain  # numpy has none
+            return _tensor, (pickle.PickleBuffer(as_numpy.numpy()), plain.dtype, plain.shape, order)
         return NotImplemented
 
 
-def _tensor(buffer, dtype, shape):
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+def _tensor(buffer, dtype, shape, order):
+    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    return tensor if order is None else tensor.permute([order.index(d) for d in range(len(order))])
 
 
 def taken_apart(batch):
@@ -40,6 +45,34 @@ def taken_apart(batch):
     buffers, file = [], io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
     return file.getbuffer(), [b.raw() for b in buffers]
+
+
+def _laid_out(pieces):
+    """((begin, size) of each piece in a memory that holds all of them, its size)."""
+    parts, end = [], 0
+    for piece in pieces:
+        parts.append((end, piece.nbytes))
+        end = -(-(end + piece.nbytes) // _ALIGNED) * _ALIGNED
+    return parts, end
+
+
+def _fill(memory, pieces, parts):
+    for piece, (begin, size) in zip(pieces, parts):
+        memory[begin:begin + size] = piece
+
+
+def handed_over(batch):
+    """A batch of this process as it would come from a data process: strides, alignment and who else holds its memory
+    may decide how torch rounds. One that cannot be pickled cannot come from there, and is given as it is."""
+    try:
+        body, buffers = taken_apart(batch)
+    except Exception:
+        return batch
+    pieces = [body, *buffers]
+    parts, end = _laid_out(pieces)
+    memory = memoryview(torch.empty(end, dtype=torch.uint8).numpy())
+    _fill(memory, pieces, parts)
+    return rebuilt(memory, parts)
 
 
 def rebuilt(memory, parts):
@@ -97,10 +130,7 @@ class _Memory:
 
     def store(self, pieces):
         """(region, parts, file descriptor of a region that is new)."""
-        parts, end = [], 0
-        for piece in pieces:
-            parts.append((end, piece.nbytes))
-            end = -(-(end + piece.nbytes) // _ALIGNED) * _ALIGNED
+        parts, end = _laid_out(pieces)
         fitting = [r for r in self.free if len(self.maps[r]) >= end]
         fd = None
         if fitting:
@@ -111,9 +141,7 @@ class _Memory:
             fd = os.memfd_create("ductile-batch", os.MFD_CLOEXEC)
             os.ftruncate(fd, max(end + end // 8, mmap.PAGESIZE))
             self.maps[region] = mmap.mmap(fd, 0)
-        memory = memoryview(self.maps[region])
-        for piece, (begin, size) in zip(pieces, parts):
-            memory[begin:begin + size] = piece
+        _fill(memoryview(self.maps[region]), pieces, parts)
         return region, parts, fd
 
 
