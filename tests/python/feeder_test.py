@@ -283,6 +283,24 @@ class Objects(unittest.TestCase):
         self.assertEqual(seen[1]["t"].stride(), (1, 50))  # what the collate_fn made
         self.assertTrue(seen[1]["last"].is_contiguous(memory_format=torch.channels_last))
 
+    def test_of_many_tensors_and_long_errors_are_handed_over(self):
+        """A message between processes holds some 200 KiB."""
+        def many(samples):
+            return [torch.tensor([float(i)]) for i in range(32000)]
+
+        def torn(samples):
+            raise ValueError("\N{SNOWMAN}" * 100000 + " is torn")
+
+        for collate in (many, torn):
+            f = Feeder(Source(DataLoader(Drawn(9), batch_size=4, num_workers=1, collate_fn=collate), "train", 7, True, 1),
+                       Source(Drawn(9), "test", 7, False), 4, 1, 0)
+            if collate is many:
+                self.assertEqual([float(t) for t in f.train_batch(0, 0, 4, 0)], list(range(32000)))
+                continue
+            with self.assertRaises(Error) as caught:
+                f.train_batch(0, 0, 4, 0)
+            self.assertIn("is torn", str(caught.exception))
+
     def test_that_cannot_be_pickled_are_given_by_this_process(self):
         f = Feeder(Source(DataLoader(Drawn(9), batch_size=4, collate_fn=lambda samples: lambda: len(samples)), "train", 7,
                           True, 1), Source(Drawn(9), "test", 7, False), 4, 1, 4)

@@ -105,7 +105,7 @@ class Pool:
         self.regions = [Regions() for _ in pairs]
         self.asked = [[] for _ in pairs]  # places without an answer, by process, in order
         self.deaths = collections.Counter()  # of processes that were at this place
-        self.ready = {}  # place -> (process, region, its bytes), or an error
+        self.ready = {}  # place -> (process, region, where it tells its parts), or an error
         self.dropped = set()  # asked for and not wanted any more
         self.poll = select.poll()
         for s in (self.control, *self.sockets):
@@ -137,8 +137,8 @@ class Pool:
         found = self.ready.pop(wanted)
         if isinstance(found, Error):
             raise found
-        process, region, parts = found
-        return self.regions[process].batch(region, parts)
+        process, region, index = found
+        return self.regions[process].batch(region, index)
 
     def _process_for(self, place):
         if self.sources[place.test].streams is not None:  # the process that is at that place
@@ -160,7 +160,7 @@ class Pool:
             message, fds, _, _ = socket.recv_fds(self.sockets[process], 1 << 18, 1)
         if not message:
             raise Error("unavailable", _KEEPER_GONE)
-        place, incarnation, error, number, parts = pickle.loads(message)
+        place, incarnation, error, number, index = pickle.loads(message)
         region = (incarnation, number)
         self.regions[process].add(region, fds)
         wanted = place in self.asked[process]
@@ -173,7 +173,7 @@ class Pool:
         elif error:
             self.ready[place] = Error(*error)
         else:
-            self.ready[place] = (process, region, parts)
+            self.ready[place] = (process, region, index)
 
     def _hear_of_death(self):
         with _keeper_lives():

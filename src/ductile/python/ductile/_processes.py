@@ -16,6 +16,7 @@ from ductile import _core
 from ductile._errors import told
 
 _ALIGNED = 64
+_LONGEST = 40000  # characters of an error, of up to four bytes: a message holds some 200 KiB
 
 
 # ---- Batches as bytes: any object that can be pickled, its tensors and arrays out of band.
@@ -97,12 +98,13 @@ class Regions:
             self.mapped[region] = mmap.mmap(fd, 0)
             os.close(fd)
 
-    def batch(self, region, parts):
+    def batch(self, region, index):
         # What is made of the memory holds this array, and it is gone when all of that is.
         memory = self.mapped[region]
         window = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
         self.in_use[region] = weakref.ref(window)
-        return rebuilt(memoryview(window), parts)
+        memory, (begin, size) = memoryview(window), index
+        return rebuilt(memory, pickle.loads(memory[begin:begin + size]))
 
     def unused(self, region):
         if region in self.mapped:
@@ -129,8 +131,11 @@ class _Memory:
         self.maps, self.free, self.count = {}, set(), 0
 
     def store(self, pieces):
-        """(region, parts, file descriptor of a region that is new)."""
+        """(region, where in it the places of the pieces are, file descriptor of a region that is new). The places
+        may be too many for a message."""
         parts, end = _laid_out(pieces)
+        places = pickle.dumps(parts)
+        index, end = (end, len(places)), end + len(places)
         fitting = [r for r in self.free if len(self.maps[r]) >= end]
         fd = None
         if fitting:
@@ -141,8 +146,8 @@ class _Memory:
             fd = os.memfd_create("ductile-batch", os.MFD_CLOEXEC)
             os.ftruncate(fd, max(end + end // 8, mmap.PAGESIZE))
             self.maps[region] = mmap.mmap(fd, 0)
-        _fill(memoryview(self.maps[region]), pieces, parts)
-        return region, parts, fd
+        _fill(memoryview(self.maps[region]), [*pieces, memoryview(places)], [*parts, index])
+        return region, index, fd
 
 
 def _serve(sources, number, link):
@@ -163,14 +168,16 @@ def _serve(sources, number, link):
         try:
             fetched = sources[place.test].fetch(*place[1:])
             body, buffers = taken_apart(fetched)
-            region, parts, fd = memory.store([body, *buffers])
+            region, index, fd = memory.store([body, *buffers])
             del fetched, body, buffers
-            answer, fds = (place, here, None, region, parts), [] if fd is None else [fd]
+            answer, fds = (place, here, None, region, index), [] if fd is None else [fd]
         except Exception as error:
             sample = getattr(error, "ductile_sample", None)
             at = "" if sample is None else f", sample {sample}"
             code, text = told(error)
-            answer, fds = (place, here, (code, f"{sources[place.test].what}(){at}:\n{text}"[:60000]), None, None), []
+            if len(text) > _LONGEST:  # its end says most
+                text = "..." + text[-_LONGEST:]
+            answer, fds = (place, here, (code, f"{sources[place.test].what}(){at}:\n{text}"), None, None), []
         socket.send_fds(link, [pickle.dumps(answer)], fds)
         for fd in fds:
             os.close(fd)
