@@ -199,6 +199,27 @@ class Faults(unittest.TestCase):
         self.assertIn("sample 11 is torn", str(caught.exception))
         self.assertIn("ValueError", str(caught.exception))
 
+    def test_of_a_worker_init_fn_are_told(self):
+        def init(number):
+            info = get_worker_info()
+            info.dataset.size = 200
+            assert (info.id, info.num_workers) == (number, 2)
+            if broken:
+                raise ValueError("no such file")
+
+        for broken in (False, True):
+            f = feeder(Drawn(200), 2, worker_init_fn=init)
+            if not broken:
+                next(stream(f, 1))
+                continue
+            wait(lambda: len(processes_of(f)) == 2, "two data processes")
+            processes = processes_of(f)
+            with self.assertRaises(Error) as caught:
+                next(stream(f, 1))
+            self.assertIn("worker_init_fn of data process", str(caught.exception))
+            self.assertIn('raise ValueError("no such file")', str(caught.exception))
+            self.assertEqual(processes_of(f), processes)  # none was started again
+
     def test_that_kill_every_process_are_told(self):
         f = feeder(Drawn(200, deadly={11}), 2)
         with self.assertRaises(Error) as caught:

@@ -190,6 +190,6 @@ class Pool:
         self.deaths[place] += 1
         if self.deaths[place] >= _MOST_DEATHS:
             raise Error("conflict", f"{_MOST_DEATHS} data processes ended while they fetched {place.count} samples from "
-                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. Set num_workers=0 "
-                        "to see why")
+                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. What they wrote is "
+                        "in worker.log; with num_workers=0 the worker itself fetches (and calls no worker_init_fn)")
         self._ask(process, place)

@@ -8,14 +8,17 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import weakref
 
 import torch
+from torch.utils.data import _utils
 
 from ductile import _core
-from ductile._errors import told
+from ductile._errors import Error, told
 
 _ALIGNED = 64
+_SHORT_LIFE = 1.0  # seconds
 _LONGEST = 40000  # characters of an error, of up to four bytes: a message holds some 200 KiB
 
 
@@ -150,13 +153,27 @@ class _Memory:
         return region, index, fd
 
 
-def _serve(sources, number, link):
+def _initialised(sources, number, count):
+    """(code, text) of what a worker_init_fn raises; None. get_worker_info() answers it as in a DataLoader, and it alone:
+    samples must not depend on the process that fetches them."""
+    try:
+        for source in sources:
+            if source.init is not None:
+                _utils.worker._worker_info = _utils.worker.WorkerInfo(
+                    id=number, num_workers=count, seed=source.seed + number, dataset=source.dataset)
+                source.init(number)
+    except BaseException as error:
+        return "conflict", f"{source.what}(), worker_init_fn of data process {number}:\n{told(error)[1]}"
+    finally:
+        _utils.worker._worker_info = None
+    return None
+
+
+def _serve(sources, number, count, link):
     _core.set_title(f"ductile data process {number}")
     torch.set_num_threads(1)  # libgomp's threads do not survive a fork
     torch.set_flush_denormal(True)
-    for source in sources:
-        if source.init is not None:
-            source.init(number)
+    broken = _initialised(sources, number, count)
     memory, here = _Memory(), os.getpid()
     while True:
         message = link.recv(1 << 16)
@@ -166,6 +183,8 @@ def _serve(sources, number, link):
         if process == here:
             memory.free.update(spare)
         try:
+            if broken:
+                raise Error(*broken)
             fetched = sources[place.test].fetch(*place[1:])
             body, buffers = taken_apart(fetched)
             region, index, fd = memory.store([body, *buffers])
@@ -175,9 +194,10 @@ def _serve(sources, number, link):
             sample = getattr(error, "ductile_sample", None)
             at = "" if sample is None else f", sample {sample}"
             code, text = told(error)
+            text = text if isinstance(error, Error) else f"{sources[place.test].what}(){at}:\n{text}"
             if len(text) > _LONGEST:  # its end says most
                 text = "..." + text[-_LONGEST:]
-            answer, fds = (place, here, (code, f"{sources[place.test].what}(){at}:\n{text}"), None, None), []
+            answer, fds = (place, here, (code, text), None, None), []
         socket.send_fds(link, [pickle.dumps(answer)], fds)
         for fd in fds:
             os.close(fd)
@@ -206,13 +226,18 @@ class Keeper:
             os._exit(0)
 
     def _keep(self, sources, links, control):
-        running = {}
+        running, forked, short = {}, {}, 0
         for number in range(len(links)):
+            forked[number] = time.monotonic()
             running[self._fork(sources, links, control, number)] = number
         while True:
             pid, status = os.wait()
             number = running.pop(pid)
             code = os.waitstatus_to_exitcode(status)
+            short = short + 1 if time.monotonic() - forked[number] < _SHORT_LIFE else 0
+            if short > len(links):  # what ends at once shall not take a core for it
+                time.sleep(min(0.05 * 2 ** (short - len(links)), _SHORT_LIFE))
+            forked[number] = time.monotonic()
             running[self._fork(sources, links, control, number)] = number
             why = f"signal {-code}" if code < 0 else f"exit code {code}"
             control.send(pickle.dumps((number, why)))
@@ -228,7 +253,7 @@ class Keeper:
             for other, link in enumerate(links):
                 if other != number:
                     link.close()
-            _serve(sources, number, links[number])
+            _serve(sources, number, len(links), links[number])
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         except BaseException as error:
