@@ -97,6 +97,72 @@ class Buffers(Case):
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
 
 
+class State(Case):
+    def task(self, **registered):
+        """A job that registers these, and has them as attributes, too."""
+        job = Job()
+        vars(job).update(registered)
+        job.state = lambda model: dict(registered)
+        task, (_, _, carried) = task_of(job)
+        return job, task, dict(task.state.tensors)
+
+    def test_that_is_assigned_anew_is_carried(self):
+        job, task, carried = self.task(mean=torch.zeros(3), counts={"n": 0}, seen=[0])
+        mean, counts, seen = job.mean, job.counts, job.seen
+
+        def change(job, model):
+            job.mean = job.mean + 1
+            job.counts = {"n": job.counts["n"] + 1}
+            job.seen = job.seen + [1]
+
+        job.change = change
+        for step in range(1, 3):
+            loss(task)
+            loss(task, rank=1)  # what it makes of them is dropped
+            self.assertTrue(torch.equal(carried["mean"], torch.full((3,), float(step))))
+        task.state.restore()
+        self.assertTrue(job.mean is mean and job.counts is counts and job.seen is seen)
+        self.assertEqual((mean.tolist(), counts, seen), ([2.0] * 3, {"n": 2}, [0, 1, 1]))
+
+    def test_that_is_assigned_in_its_dictionary_is_carried(self):
+        job = Job()
+        registered = {"mean": torch.zeros(3), "counts": {"n": 0}}
+        job.state = lambda model: registered
+        task, _ = task_of(job)
+
+        def change(job, model):
+            registered["mean"] = registered["mean"] + 1
+            registered["counts"] = {"n": registered["counts"]["n"] + 1}
+
+        job.change = change
+        for rank in (0, 1, 0):
+            loss(task, rank)
+        task.state.restore()
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([2.0] * 3, {"n": 2}))
+        self.assertEqual(dict(task.state.tensors)["mean"].tolist(), [2.0] * 3)
+
+    def test_that_changes_its_shape_or_kind_is_named(self):
+        for change, words in ((lambda job, model: job.mean.resize_(4), "was torch.float32 [3] and is torch.float32 [4]"),
+                              (lambda job, model: setattr(job, "mean", torch.zeros(4)), "and is torch.float32 [4]"),
+                              (lambda job, model: setattr(job, "mean", 5.0), "and is float after"),
+                              (lambda job, model: setattr(job.mean, "data", torch.zeros(4)), "and is torch.float32 [4]")):
+            job, task, _ = self.task(mean=torch.zeros(3))
+            job.change = change
+            self.refused("conflict", lambda: loss(task), 'state "mean"', words)
+        job, task, _ = self.task(counts={})
+        job.change = lambda job, model: setattr(job, "counts", 5)
+        self.refused("conflict", lambda: loss(task), 'state "counts" was dict and is int')
+
+    def test_that_is_given_other_data_is_carried(self):
+        job, task, carried = self.task(mean=torch.zeros(3))
+        job.change = lambda job, model: setattr(job.mean, "data", job.mean + 1)
+        loss(task)
+        self.assertEqual(carried["mean"].tolist(), [1.0] * 3)
+        loss(task, rank=1)
+        task.state.restore()
+        self.assertEqual(job.mean.tolist(), [1.0] * 3)
+
+
 # The worker's side of a loop, which asks for three losses, and a body of the loop.
 LOOP = """
 import os, time, torch, ductile

@@ -115,7 +115,7 @@ class Task:
         """What the job keeps outside of its model is carried as buffers are."""
         with of_user("invalid_argument", f"{self.name}, state()"):
             registered = self.job.state(self.model)
-        self.state = State(registered, self.name)
+        self.state = State(registered, self.name, [vars(self.job), *(vars(module) for module in self.model.modules())])
         room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
         for name, tensor in self.state.tensors:
             room -= tensor.numel()
