@@ -163,6 +163,53 @@ class State(Case):
         self.assertEqual(job.mean.tolist(), [1.0] * 3)
 
 
+class Unpicklable:
+    def state_dict(self):
+        return {"open": lambda: None}
+
+    def load_state_dict(self, saved):
+        raise ValueError("not that version")
+
+
+class Refusals(Case):
+    def test_name_state_that_cannot_be_saved_or_loaded(self):
+        job = Job()
+        job.state = lambda model: {"log": Unpicklable()}
+        self.refused("invalid_argument", lambda: task_of(job), 'state "log" cannot be saved', "lambda")
+        job.state = lambda model: {"log": value}
+        value = Unpicklable()
+        value.state_dict = lambda: {}
+        task, _ = task_of(job)
+        self.refused("conflict", lambda: loss(task), 'state "log", load_state_dict()', "not that version")
+
+    def test_name_metrics_that_are_no_numbers(self):
+        for value, words in ((None, "None for the metric accuracy"), ("much", "'much' for the metric"),
+                             (torch.zeros(2), "a tensor [2] for the metric"),
+                             (ductile.ratio(None, 4), "ductile.ratio(None, 4) for the metric")):
+            job = Job()
+            job.metrics = ["accuracy"]
+            job.loss = lambda model, batch: (F.cross_entropy(model.fc(batch[0]), batch[1]), {"accuracy": value})
+            task, _ = task_of(job)
+            self.refused("conflict", lambda: loss(task), words)
+        for metrics in ("accuracy", [5], 5):
+            job.metrics = metrics
+            self.refused("invalid_argument", lambda: task_of(job), f"metrics is {metrics!r}", "metrics = (\"accuracy\",)")
+
+    def test_name_samples_that_are_no_numbers(self):
+        job = Job()
+        job.train_data = lambda: DataLoader({"a": 1, "b": 2, "c": 3, "d": 4}, batch_size=4, sampler=["a", "b", "c", "d"])
+        task, _ = task_of(job)
+        self.refused("invalid_argument", lambda: loss(task), "the sampler gives 'a', a str")
+
+    def test_do_not_blame_a_sampler_for_a_limit(self):
+        job = Job()
+        data = job.train_data().dataset
+        job.train_data = lambda: DataLoader(data, batch_size=8, sampler=torch.utils.data.SubsetRandomSampler(range(30)))
+        task, _ = task_of(job, data={"train_limit": 20, "test_limit": 0})
+        self.assertEqual(task.train_size, 20)
+        loss(task)
+
+
 # The worker's side of a loop, which asks for three losses, and a body of the loop.
 LOOP = """
 import os, time, torch, ductile

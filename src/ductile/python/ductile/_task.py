@@ -18,6 +18,12 @@ from ductile._state import State, is_in, put_back
 _MOST_CARRIED = 1 << 16
 
 
+def _shown(value):
+    if isinstance(value, Ratio):
+        return f"ductile.ratio({_shown(value.sum)}, {_shown(value.of)})"
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:100]
+
+
 class Task:
     """The job as the worker sees it. Methods raise Error, with all that the user has to know."""
 
@@ -25,7 +31,7 @@ class Task:
         self.job, self.name = job, name
         self.seed = options["seed"]
         self.ranks = options["train"]["virtual_ranks"]
-        self.metrics = list(job.metrics)
+        self.metrics = self._metrics(job.metrics)
         self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
         self.test = self._made(job.test_data, "test_data", False, 1)
         for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
@@ -36,6 +42,12 @@ class Task:
         self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
         self.feeder = Feeder(self.train, self.test, batch, self.ranks, options["loader"]["prefetch"])
         self.model = None
+
+    def _metrics(self, given):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) for name in given):
+            raise Error("invalid_argument", f"{self.name}: metrics is {given!r}; a list or tuple of names is needed: "
+                        'metrics = ("accuracy",)')
+        return list(given)
 
     def _made(self, make, what, shuffle, ranks):
         try:
@@ -195,9 +207,13 @@ class Task:
         ratios = []
         for name in self.metrics:
             value = named[name]
-            if not isinstance(value, Ratio):
-                value = Ratio(float(value) * count, count)
-            ratios.append((float(value.sum), float(value.of)))
+            try:
+                if not isinstance(value, Ratio):
+                    value = Ratio(float(value) * count, count)
+                ratios.append((float(value.sum), float(value.of)))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise Error("conflict", f"{self.name}, loss() gives {_shown(value)} for the metric {name} ({error}); a number "
+                            "or a tensor with one element is needed, or ductile.ratio() of two") from None
         return out, ratios
 
     # ---- The evaluation.
