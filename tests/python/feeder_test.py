@@ -10,6 +10,7 @@ import unittest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, get_worker_info
 
+from ductile import _feeder
 from ductile._errors import Error
 from ductile._feeder import Feeder
 from ductile._processes import rebuilt, taken_apart
@@ -234,6 +235,23 @@ class Faults(unittest.TestCase):
         kill(f.pool.keeper.pid)
         with self.assertRaises(Error) as caught:
             list(batches)
+        self.assertEqual(caught.exception.code, "unavailable")
+
+    def test_of_a_stopped_process_are_ended(self):
+        self.addCleanup(setattr, _feeder, "_PATIENCE", _feeder._PATIENCE)
+        _feeder._PATIENCE = 0.1
+        alone = list(stream(feeder(Drawn(200), 0), 14))
+        f = feeder(Drawn(200), 2)
+        for i, (mine, theirs) in enumerate(zip(alone, stream(f, 14), strict=True)):
+            self.assertTrue(equal(mine, theirs), i)
+            if i == 10:
+                for pid in processes_of(f):
+                    os.kill(pid, signal.SIGSTOP)
+        os.kill(f.pool.keeper.pid, signal.SIGSTOP)  # which forks no other one then
+        for pid in processes_of(f):
+            kill(pid)
+        with self.assertRaises(Error) as caught:
+            list(stream(f, 14))
         self.assertEqual(caught.exception.code, "unavailable")
 
     def test_what_is_no_data_set_is_named(self):

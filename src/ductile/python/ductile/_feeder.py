@@ -11,15 +11,19 @@ was asked for is asked again.
 
 import collections
 import contextlib
+import os
 import pickle
 import select
+import signal
 import socket
 import sys
 
 from ductile._errors import Error
-from ductile._processes import Keeper, Regions, handed_over
+from ductile._processes import Keeper, Regions, children, handed_over, is_stopped
 
 _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
+
+_PATIENCE = 10.0  # seconds without a batch, after which it is looked whether a process is stopped
 
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
 
@@ -106,6 +110,7 @@ class Pool:
         self.asked = [[] for _ in pairs]  # places without an answer, by process, in order
         self.deaths = collections.Counter()  # of processes that were at this place
         self.ready = {}  # place -> (process, region, where it tells its parts), or an error
+        self.stopped = set()  # processes that were seen so when no batch had come for a while
         self.dropped = set()  # asked for and not wanted any more
         self.poll = select.poll()
         for s in (self.control, *self.sockets):
@@ -129,7 +134,10 @@ class Pool:
         for place in [p for p in self.ready if p not in ahead]:
             self._discard(place)  # the batch size has changed, or an evaluation has ended
         while wanted not in self.ready:
-            for fd, _ in self.poll.poll():
+            events = self.poll.poll(_PATIENCE * 1000)
+            if not events:
+                self._end_stopped()
+            for fd, _ in events:
                 if fd == self.control.fileno():
                     self._hear_of_death()
                     break  # which has read from the others
@@ -139,6 +147,16 @@ class Pool:
             raise found
         process, region, index = found
         return self.regions[process].batch(region, index)
+
+    def _end_stopped(self):
+        """A data process that somebody has stopped (SIGSTOP) would be waited for without end: one that is seen so twice
+        is killed, and another one takes its place. If it is the keeper, the worker is lost."""
+        stopped = {pid for pid in (self.keeper.pid, *children(self.keeper.pid)) if is_stopped(pid)}
+        for pid in stopped & self.stopped:
+            print(f"ductile: data process {pid} is stopped, and is killed", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.stopped = stopped
 
     def _process_for(self, place):
         if self.sources[place.test].streams is not None:  # the process that is at that place

@@ -261,3 +261,20 @@ class Keeper:
             os._exit(1)
         finally:
             os._exit(0)
+
+
+def children(pid):
+    """The processes that a process of one thread has forked."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def is_stopped(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
