@@ -1,7 +1,9 @@
 """What the worker calls of a job, in this process: what loss() may do to its tensors, and what is named."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import ductile
+from ductile import worker
 from ductile._errors import Error
 from ductile._task import Task
 
@@ -200,6 +203,16 @@ class Refusals(Case):
         job.train_data = lambda: DataLoader({"a": 1, "b": 2, "c": 3, "d": 4}, batch_size=4, sampler=["a", "b", "c", "d"])
         task, _ = task_of(job)
         self.refused("invalid_argument", lambda: loss(task), "the sampler gives 'a', a str")
+
+    def test_name_what_is_wrong_while_a_job_is_described(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "train.py")
+            for options, words in (("5", "options is int"), ('{"train": 5}', 'options["train"] is 5; a dictionary is needed'),
+                                   ("{}", "Job, train_data():\nTraceback")):
+                with open(file, "w") as script:
+                    script.write(f"import ductile\nclass Job(ductile.Job):\n    options = {options}\n"
+                                 "    def train_data(self): return open('/nowhere')\n")
+                self.refused("invalid_argument", lambda: worker.describe(file + ":Job", []), words)
 
     def test_do_not_blame_a_sampler_for_a_limit(self):
         job = Job()
