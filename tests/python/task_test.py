@@ -166,6 +166,40 @@ class State(Case):
         self.assertEqual(job.mean.tolist(), [1.0] * 3)
 
 
+class Lazy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.LazyLinear(2)
+        self.bn = torch.nn.Identity()
+
+
+class LazyParameters(Case):
+    def test_get_their_sizes_from_a_loss_that_uses_state(self):
+        registered = {"mean": torch.zeros(3), "counts": {"n": 0}}
+
+        def change(job, model):
+            registered["mean"].add_(1)
+            job.counts["n"] += 1
+
+        def state(model):
+            job.counts = registered["counts"]
+            return registered
+
+        job = Job()
+        job.model, job.state, job.change = Lazy, state, change
+        task, _ = task_of(job)
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([0.0] * 3, {"n": 0}))
+        loss(task)
+        task.state.restore()
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([1.0] * 3, {"n": 1}))
+
+    def test_have_their_sizes_when_state_asks_for_them(self):
+        job = Job()
+        job.model, job.state = Lazy, lambda model: {"average": torch.zeros_like(model.fc.weight)}
+        task, _ = task_of(job)
+        self.assertEqual(dict(task.state.tensors)["average"].shape, (2, 4))
+
+
 class Unpicklable:
     def state_dict(self):
         return {"open": lambda: None}

@@ -1,5 +1,6 @@
 """What the C++ worker calls: the model, the loss of a virtual rank, the evaluation."""
 
+import contextlib
 import os
 import sys
 
@@ -85,17 +86,26 @@ class Task:
             raise Error("invalid_argument", f"{self.name}: {kind} {name} {text}")
 
     def _settle_lazy(self, seed):
-        """Lazy modules get their sizes from a batch, the same one on every worker."""
+        """Lazy modules get their sizes from a batch, the same one on every worker. Its loss has what state() gives, which
+        is as it was afterwards; state() may itself have to know the sizes, and then gives nothing for this batch."""
         lazy = [n for n, p in [*self.model.named_parameters(), *self.model.named_buffers()] if is_lazy(p)]
         if not lazy:
             return
         batch = self.train.fetch(0, 0, 1)
+        state, before = None, []
+        with contextlib.suppress(Exception):
+            state = self._stated()
+            before = [tensor.clone() for _, tensor in state.tensors]
         seed_all(seed)
         self.model.eval()
         where = f"{self.name}: the first batch, which gives lazy parameters ({lazy[0]}) their sizes"
         with of_user("invalid_argument", where), torch.no_grad():
             self.job.loss(self.model, batch)
         self.model.train()
+        if state:
+            for (_, tensor), value in zip(state.tensors, before):
+                tensor.copy_(value)
+            state.restore()
 
     def _sort_buffers(self, owners, norms):
         """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
@@ -125,15 +135,18 @@ class Task:
 
     def _register(self, carried):
         """What the job keeps outside of its model is carried as buffers are."""
-        with of_user("invalid_argument", f"{self.name}, state()"):
-            registered = self.job.state(self.model)
-        self.state = State(registered, self.name, [vars(self.job), *(vars(module) for module in self.model.modules())])
+        self.state = self._stated()
         room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
         for name, tensor in self.state.tensors:
             room -= tensor.numel()
             self._check(room >= 0, "state", name, f"has {tensor.numel()} values; buffers and state of a job may have "
                         f"{_MOST_CARRIED} together (bytes, of what is pickled)")
             carried.append(("state/" + name, tensor, False))
+
+    def _stated(self):
+        with of_user("invalid_argument", f"{self.name}, state()"):
+            registered = self.job.state(self.model)
+        return State(registered, self.name, [vars(self.job), *(vars(module) for module in self.model.modules())])
 
     def _hold_buffers(self):
         if self._places is None:  # the worker gives averaged buffers theirs after make_model()
