@@ -136,6 +136,19 @@ class Start(Case):
         self.assertEqual(int(batches), 40)
 
 
+    def test_gives_a_model_with_lazy_parameters(self):
+        self.train("run", args=("--fault", "lazy"), sets=("train.max_steps=2",))
+        code = ("import sys, ductile, torch\n"
+                "from ductile import _core\n"
+                "model = ductile.load(sys.argv[1])\n"
+                "weights = _core.tensors(sys.argv[1] + '/model.safetensors')\n"
+                "x = torch.randn(5, 432)\n"
+                "assert torch.equal(model(x), torch.nn.functional.linear(x, weights['fc.weight'], weights['fc.bias']))")
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"))
+        done = subprocess.run([support.PYTHON, "-c", code, self.out("run")], env=env, stderr=subprocess.PIPE, text=True,
+                              timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_gives_the_model_of_a_loop_of_ones_own(self):
         """In the process that asks for it, which goes on: a notebook, say."""
         self.train("run", job="loop.py", sets=("train.max_steps=2",))

@@ -96,6 +96,7 @@ def load(run):
     RUN/model.safetensors, in evaluation mode. Imports the user's program; one with a loop of its own is run
     as far as ductile.job(), in this process."""
     import torch
+    from torch.nn.parameter import is_lazy
 
     from ductile import _core, _program as program
 
@@ -119,6 +120,8 @@ def load(run):
             if name.startswith("state/"):
                 continue  # of the job, outside of its model
             place = wanted.get(name)
+            if is_lazy(place):
+                place.materialize(value.shape)
             if place is not None and place.dtype == torch.bool:
                 value = value.bool()
             if place is None or place.shape != value.shape or place.dtype != value.dtype:
