@@ -68,8 +68,9 @@ class Case(unittest.TestCase):
 
 
 class Buffers(Case):
-    def test_that_grow_in_place_are_named(self):
-        for change, now in ((lambda job, model: model.seen.resize_(4), "is torch.float32 [4]"),
+    def test_that_grow_are_named(self):
+        for change, now in ((lambda job, model: setattr(model, "seen", torch.zeros(2)), "is torch.float32 [2]"),
+                            (lambda job, model: model.seen.resize_(4), "is torch.float32 [4]"),
                             (lambda job, model: model.seen.resize_(2), "is torch.float32 [2]"),
                             (lambda job, model: setattr(model.seen, "data", torch.zeros(9)), "is torch.float32 [9]"),
                             (lambda job, model: setattr(model.seen, "data", torch.zeros(3).int()), "is torch.int32 [3]")):
@@ -231,6 +232,25 @@ class Refusals(Case):
         for metrics in ("accuracy", [5], 5):
             job.metrics = metrics
             self.refused("invalid_argument", lambda: task_of(job), f"metrics is {metrics!r}", "metrics = (\"accuracy\",)")
+
+    def test_name_a_loss_that_cannot_be_used(self):
+        def trained(model, batch):
+            return F.cross_entropy(model.fc(batch[0]), batch[1], reduction="none")
+
+        job = Job()
+        for given, words in ((trained, "gives a tensor torch.float32 [4]; a tensor with one element"),
+                             (lambda model, batch: 5.0, "gives float; a tensor"),
+                             (lambda *of: trained(*of).mean().detach(), "depends on no parameter"),
+                             (lambda *of: (trained(*of).mean(), {"acuracy": 0.0}), "gives the metrics ['acuracy']")):
+            job.loss = given
+            task, _ = task_of(job)
+            self.refused("conflict", lambda: loss(task), words)
+
+    def test_name_a_sample_that_cannot_be_fetched(self):
+        job = Job()
+        job.train_data = lambda: DataLoader(torch.utils.data.Subset([], range(8)), batch_size=8)
+        task, _ = task_of(job)
+        self.refused("conflict", lambda: loss(task), "train_data(), sample ", "IndexError")
 
     def test_name_samples_that_are_no_numbers(self):
         job = Job()
