@@ -258,6 +258,14 @@ class Refusals(Case):
         task, _ = task_of(job)
         self.refused("invalid_argument", lambda: loss(task), "the sampler gives 'a', a str")
 
+    def test_name_what_is_no_job(self):
+        here, argv = os.path.dirname(os.path.abspath(__file__)), sys.argv
+        self.addCleanup(setattr, sys, "argv", argv)
+        for text, words in (("blobs.py:Jab", "blobs.py has no Jab; it has Job"),
+                            ("blobs.py:NoJob", "something else than a class of ductile.Job"),
+                            ("support.py", "support.py does not come to ductile.job()")):
+            self.refused("invalid_argument", lambda: worker.describe(os.path.join(here, text), []), words)
+
     def test_name_what_is_wrong_while_a_job_is_described(self):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "train.py")
