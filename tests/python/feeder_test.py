@@ -10,6 +10,7 @@ import unittest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, get_worker_info
 
+from ductile import _feeder
 from ductile._errors import Error
 from ductile._feeder import Feeder
 from ductile._processes import rebuilt, taken_apart
@@ -199,6 +200,27 @@ class Faults(unittest.TestCase):
         self.assertIn("sample 11 is torn", str(caught.exception))
         self.assertIn("ValueError", str(caught.exception))
 
+    def test_of_a_worker_init_fn_are_told(self):
+        def init(number):
+            info = get_worker_info()
+            info.dataset.size = 200
+            assert (info.id, info.num_workers) == (number, 2)
+            if broken:
+                raise ValueError("no such file")
+
+        for broken in (False, True):
+            f = feeder(Drawn(200), 2, worker_init_fn=init)
+            if not broken:
+                next(stream(f, 1))
+                continue
+            wait(lambda: len(processes_of(f)) == 2, "two data processes")
+            processes = processes_of(f)
+            with self.assertRaises(Error) as caught:
+                next(stream(f, 1))
+            self.assertIn("worker_init_fn of data process", str(caught.exception))
+            self.assertIn('raise ValueError("no such file")', str(caught.exception))
+            self.assertEqual(processes_of(f), processes)  # none was started again
+
     def test_that_kill_every_process_are_told(self):
         f = feeder(Drawn(200, deadly={11}), 2)
         with self.assertRaises(Error) as caught:
@@ -213,6 +235,23 @@ class Faults(unittest.TestCase):
         kill(f.pool.keeper.pid)
         with self.assertRaises(Error) as caught:
             list(batches)
+        self.assertEqual(caught.exception.code, "unavailable")
+
+    def test_of_a_stopped_process_are_ended(self):
+        self.addCleanup(setattr, _feeder, "_PATIENCE", _feeder._PATIENCE)
+        _feeder._PATIENCE = 0.1
+        alone = list(stream(feeder(Drawn(200), 0), 14))
+        f = feeder(Drawn(200), 2)
+        for i, (mine, theirs) in enumerate(zip(alone, stream(f, 14), strict=True)):
+            self.assertTrue(equal(mine, theirs), i)
+            if i == 10:
+                for pid in processes_of(f):
+                    os.kill(pid, signal.SIGSTOP)
+        os.kill(f.pool.keeper.pid, signal.SIGSTOP)  # which forks no other one then
+        for pid in processes_of(f):
+            kill(pid)
+        with self.assertRaises(Error) as caught:
+            list(stream(f, 14))
         self.assertEqual(caught.exception.code, "unavailable")
 
     def test_what_is_no_data_set_is_named(self):
@@ -262,6 +301,50 @@ class Objects(unittest.TestCase):
         self.assertTrue((back["b"][0] == batch["b"][0]).all())
         self.assertEqual(back["b"][1:], batch["b"][1:])
         self.assertEqual(back["f"], batch["f"])
+
+
+    def test_have_the_same_strides_for_any_number_of_processes(self):
+        """torch.equal() does not see them, and sums of a transposed matrix round another way."""
+        def turned(samples):
+            x = torch.stack([x for x, _, _ in samples])  # [8, 50]
+            image = x.view(8, 2, 5, 5).to(memory_format=torch.channels_last)
+            return {"t": x.t(), "last": image, "one": image[:1], "part": x[:, 3:20:2], "many": x[:, :1].expand(8, 7),
+                    "half": x.bfloat16().t(), "number": x[0, 0], "view": x[1:]}
+
+        seen = []
+        for processes in (0, 1):
+            f = Feeder(Source(DataLoader(Drawn(200), batch_size=32, num_workers=processes, collate_fn=turned), "train", 7,
+                              True, 4), Source(Drawn(10), "test", 7, False), 32, 4, 4)
+            seen.append(f.train_batch(0, 0, 8, 0))
+        for name, mine in seen[0].items():
+            theirs = seen[1][name]
+            self.assertTrue(torch.equal(mine, theirs), name)
+            self.assertEqual((mine.stride(), mine.data_ptr() % 64), (theirs.stride(), theirs.data_ptr() % 64), name)
+        self.assertEqual(seen[1]["t"].stride(), (1, 50))  # what the collate_fn made
+        self.assertTrue(seen[1]["last"].is_contiguous(memory_format=torch.channels_last))
+
+    def test_of_many_tensors_and_long_errors_are_handed_over(self):
+        """A message between processes holds some 200 KiB."""
+        def many(samples):
+            return [torch.tensor([float(i)]) for i in range(32000)]
+
+        def torn(samples):
+            raise ValueError("\N{SNOWMAN}" * 100000 + " is torn")
+
+        for collate in (many, torn):
+            f = Feeder(Source(DataLoader(Drawn(9), batch_size=4, num_workers=1, collate_fn=collate), "train", 7, True, 1),
+                       Source(Drawn(9), "test", 7, False), 4, 1, 0)
+            if collate is many:
+                self.assertEqual([float(t) for t in f.train_batch(0, 0, 4, 0)], list(range(32000)))
+                continue
+            with self.assertRaises(Error) as caught:
+                f.train_batch(0, 0, 4, 0)
+            self.assertIn("is torn", str(caught.exception))
+
+    def test_that_cannot_be_pickled_are_given_by_this_process(self):
+        f = Feeder(Source(DataLoader(Drawn(9), batch_size=4, collate_fn=lambda samples: lambda: len(samples)), "train", 7,
+                          True, 1), Source(Drawn(9), "test", 7, False), 4, 1, 4)
+        self.assertEqual(f.train_batch(0, 0, 4, 0)(), 4)
 
 
 class Registered(unittest.TestCase):

@@ -1,5 +1,6 @@
 """What the tests of Python jobs share: runs of `ductile train`, and processes to be killed."""
 
+import atexit
 import json
 import os
 import shutil
@@ -13,6 +14,9 @@ BUILD = os.environ["DUCTILE_BUILD"]
 DUCTILE = os.path.join(BUILD, "bin", "ductile")
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get("DUCTILE_TEST_PYTHON", "/usr/bin/python3")
+
+
+_quiet = {}  # runs that tests share
 
 
 class Case(unittest.TestCase):
@@ -34,6 +38,16 @@ class Case(unittest.TestCase):
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + log_of(self.out(name)))
         return json.loads(done.stdout)["result"]
+
+    def quiet(self, workers=2, **how):
+        """(folder, result) of a run that nothing disturbs; it is trained once for all tests."""
+        key = json.dumps([workers, how], sort_keys=True)
+        if key not in _quiet:
+            folder = tempfile.mkdtemp(prefix="ductile-python-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            run = os.path.join(folder, "run")
+            _quiet[key] = run, self.train(run, workers, **how)
+        return _quiet[key]
 
     def refused(self, *words, code, **how):
         """The text of the error of a run that does not get through."""

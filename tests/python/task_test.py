@@ -1,5 +1,9 @@
 """What the worker calls of a job, in this process: what loss() may do to its tensors, and what is named."""
 
+import os
+import subprocess
+import sys
+import tempfile
 import unittest
 
 import torch
@@ -7,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import ductile
+from ductile import worker
 from ductile._errors import Error
 from ductile._task import Task
 
@@ -63,8 +68,9 @@ class Case(unittest.TestCase):
 
 
 class Buffers(Case):
-    def test_that_grow_in_place_are_named(self):
-        for change, now in ((lambda job, model: model.seen.resize_(4), "is torch.float32 [4]"),
+    def test_that_grow_are_named(self):
+        for change, now in ((lambda job, model: setattr(model, "seen", torch.zeros(2)), "is torch.float32 [2]"),
+                            (lambda job, model: model.seen.resize_(4), "is torch.float32 [4]"),
                             (lambda job, model: model.seen.resize_(2), "is torch.float32 [2]"),
                             (lambda job, model: setattr(model.seen, "data", torch.zeros(9)), "is torch.float32 [9]"),
                             (lambda job, model: setattr(model.seen, "data", torch.zeros(3).int()), "is torch.int32 [3]")):
@@ -93,6 +99,237 @@ class Buffers(Case):
         for name, place in worker.items():
             self.assertTrue(torch.equal(place, before[name]), name)
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
+
+
+class State(Case):
+    def task(self, **registered):
+        """A job that registers these, and has them as attributes, too."""
+        job = Job()
+        vars(job).update(registered)
+        job.state = lambda model: dict(registered)
+        task, (_, _, carried) = task_of(job)
+        return job, task, dict(task.state.tensors)
+
+    def test_that_is_assigned_anew_is_carried(self):
+        job, task, carried = self.task(mean=torch.zeros(3), counts={"n": 0}, seen=[0])
+        mean, counts, seen = job.mean, job.counts, job.seen
+
+        def change(job, model):
+            job.mean = job.mean + 1
+            job.counts = {"n": job.counts["n"] + 1}
+            job.seen = job.seen + [1]
+
+        job.change = change
+        for step in range(1, 3):
+            loss(task)
+            loss(task, rank=1)  # what it makes of them is dropped
+            self.assertTrue(torch.equal(carried["mean"], torch.full((3,), float(step))))
+        task.state.restore()
+        self.assertTrue(job.mean is mean and job.counts is counts and job.seen is seen)
+        self.assertEqual((mean.tolist(), counts, seen), ([2.0] * 3, {"n": 2}, [0, 1, 1]))
+
+    def test_that_is_assigned_in_its_dictionary_is_carried(self):
+        job = Job()
+        registered = {"mean": torch.zeros(3), "counts": {"n": 0}}
+        job.state = lambda model: registered
+        task, _ = task_of(job)
+
+        def change(job, model):
+            registered["mean"] = registered["mean"] + 1
+            registered["counts"] = {"n": registered["counts"]["n"] + 1}
+
+        job.change = change
+        for rank in (0, 1, 0):
+            loss(task, rank)
+        task.state.restore()
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([2.0] * 3, {"n": 2}))
+        self.assertEqual(dict(task.state.tensors)["mean"].tolist(), [2.0] * 3)
+
+    def test_that_changes_its_shape_or_kind_is_named(self):
+        for change, words in ((lambda job, model: job.mean.resize_(4), "was torch.float32 [3] and is torch.float32 [4]"),
+                              (lambda job, model: setattr(job, "mean", torch.zeros(4)), "and is torch.float32 [4]"),
+                              (lambda job, model: setattr(job, "mean", 5.0), "and is float after"),
+                              (lambda job, model: setattr(job.mean, "data", torch.zeros(4)), "and is torch.float32 [4]")):
+            job, task, _ = self.task(mean=torch.zeros(3))
+            job.change = change
+            self.refused("conflict", lambda: loss(task), 'state "mean"', words)
+        job, task, _ = self.task(counts={})
+        job.change = lambda job, model: setattr(job, "counts", 5)
+        self.refused("conflict", lambda: loss(task), 'state "counts" was dict and is int')
+
+    def test_that_is_given_other_data_is_carried(self):
+        job, task, carried = self.task(mean=torch.zeros(3))
+        job.change = lambda job, model: setattr(job.mean, "data", job.mean + 1)
+        loss(task)
+        self.assertEqual(carried["mean"].tolist(), [1.0] * 3)
+        loss(task, rank=1)
+        task.state.restore()
+        self.assertEqual(job.mean.tolist(), [1.0] * 3)
+
+
+class Lazy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.LazyLinear(2)
+        self.bn = torch.nn.Identity()
+
+
+class LazyParameters(Case):
+    def test_get_their_sizes_from_a_loss_that_uses_state(self):
+        registered = {"mean": torch.zeros(3), "counts": {"n": 0}}
+
+        def change(job, model):
+            registered["mean"].add_(1)
+            job.counts["n"] += 1
+
+        def state(model):
+            job.counts = registered["counts"]
+            return registered
+
+        job = Job()
+        job.model, job.state, job.change = Lazy, state, change
+        task, _ = task_of(job)
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([0.0] * 3, {"n": 0}))
+        loss(task)
+        task.state.restore()
+        self.assertEqual((registered["mean"].tolist(), registered["counts"]), ([1.0] * 3, {"n": 1}))
+
+    def test_have_their_sizes_when_state_asks_for_them(self):
+        job = Job()
+        job.model, job.state = Lazy, lambda model: {"average": torch.zeros_like(model.fc.weight)}
+        task, _ = task_of(job)
+        self.assertEqual(dict(task.state.tensors)["average"].shape, (2, 4))
+
+
+class Unpicklable:
+    def state_dict(self):
+        return {"open": lambda: None}
+
+    def load_state_dict(self, saved):
+        raise ValueError("not that version")
+
+
+class Refusals(Case):
+    def test_name_state_that_cannot_be_saved_or_loaded(self):
+        job = Job()
+        job.state = lambda model: {"log": Unpicklable()}
+        self.refused("invalid_argument", lambda: task_of(job), 'state "log" cannot be saved', "lambda")
+        job.state = lambda model: {"log": value}
+        value = Unpicklable()
+        value.state_dict = lambda: {}
+        task, _ = task_of(job)
+        self.refused("conflict", lambda: loss(task), 'state "log", load_state_dict()', "not that version")
+
+    def test_name_metrics_that_are_no_numbers(self):
+        for value, words in ((None, "None for the metric accuracy"), ("much", "'much' for the metric"),
+                             (torch.zeros(2), "a tensor [2] for the metric"),
+                             (ductile.ratio(None, 4), "ductile.ratio(None, 4) for the metric")):
+            job = Job()
+            job.metrics = ["accuracy"]
+            job.loss = lambda model, batch: (F.cross_entropy(model.fc(batch[0]), batch[1]), {"accuracy": value})
+            task, _ = task_of(job)
+            self.refused("conflict", lambda: loss(task), words)
+        for metrics in ("accuracy", [5], 5):
+            job.metrics = metrics
+            self.refused("invalid_argument", lambda: task_of(job), f"metrics is {metrics!r}", "metrics = (\"accuracy\",)")
+
+    def test_name_a_loss_that_cannot_be_used(self):
+        def trained(model, batch):
+            return F.cross_entropy(model.fc(batch[0]), batch[1], reduction="none")
+
+        job = Job()
+        for given, words in ((trained, "gives a tensor torch.float32 [4]; a tensor with one element"),
+                             (lambda model, batch: 5.0, "gives float; a tensor"),
+                             (lambda *of: trained(*of).mean().detach(), "depends on no parameter"),
+                             (lambda *of: (trained(*of).mean(), {"acuracy": 0.0}), "gives the metrics ['acuracy']")):
+            job.loss = given
+            task, _ = task_of(job)
+            self.refused("conflict", lambda: loss(task), words)
+
+    def test_name_a_sample_that_cannot_be_fetched(self):
+        job = Job()
+        job.train_data = lambda: DataLoader(torch.utils.data.Subset([], range(8)), batch_size=8)
+        task, _ = task_of(job)
+        self.refused("conflict", lambda: loss(task), "train_data(), sample ", "IndexError")
+
+    def test_name_samples_that_are_no_numbers(self):
+        job = Job()
+        job.train_data = lambda: DataLoader({"a": 1, "b": 2, "c": 3, "d": 4}, batch_size=4, sampler=["a", "b", "c", "d"])
+        task, _ = task_of(job)
+        self.refused("invalid_argument", lambda: loss(task), "the sampler gives 'a', a str")
+
+    def test_name_what_is_no_job(self):
+        here, argv = os.path.dirname(os.path.abspath(__file__)), sys.argv
+        self.addCleanup(setattr, sys, "argv", argv)
+        for text, words in (("blobs.py:Jab", "blobs.py has no Jab; it has Job"),
+                            ("blobs.py:NoJob", "something else than a class of ductile.Job"),
+                            ("support.py", "support.py does not come to ductile.job()")):
+            self.refused("invalid_argument", lambda: worker.describe(os.path.join(here, text), []), words)
+
+    def test_name_what_is_wrong_while_a_job_is_described(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "train.py")
+            for options, words in (("5", "options is int"), ('{"train": 5}', 'options["train"] is 5; a dictionary is needed'),
+                                   ("{}", "Job, train_data():\nTraceback")):
+                with open(file, "w") as script:
+                    script.write(f"import ductile\nclass Job(ductile.Job):\n    options = {options}\n"
+                                 "    def train_data(self): return open('/nowhere')\n")
+                self.refused("invalid_argument", lambda: worker.describe(file + ":Job", []), words)
+
+    def test_do_not_blame_a_sampler_for_a_limit(self):
+        job = Job()
+        data = job.train_data().dataset
+        job.train_data = lambda: DataLoader(data, batch_size=8, sampler=torch.utils.data.SubsetRandomSampler(range(30)))
+        task, _ = task_of(job, data={"train_limit": 20, "test_limit": 0})
+        self.assertEqual(task.train_size, 20)
+        loss(task)
+
+
+# The worker's side of a loop, which asks for three losses, and a body of the loop.
+LOOP = """
+import os, time, torch, ductile
+from ductile._loop import Mode
+losses = []
+
+def work():
+    try:
+        for batch in range(3):
+            losses.append(float(job.loss(job.net, batch)[0]))
+    except ductile.Error as error:
+        print(error, flush=True)
+    return 0
+
+Mode.now, Mode.prepare, Mode.work = "work", lambda loop: None, work
+try:
+    with ductile.job(model=torch.nn.Identity, train=[0], test=[0]) as job:
+        {body}
+except SystemExit:
+    print(losses)
+except ductile.Error as error:
+    print(error)
+os._exit(0)
+"""
+
+
+class Loop(Case):
+    def of(self, *lines):
+        code = LOOP.replace("{body}", "\n        ".join(lines))
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_is_answered_however_fast_the_worker_is(self):
+        out = self.of("steps = iter(job)", "while job._step is None: time.sleep(0.01)",
+                      "for step in steps: step.backward(torch.tensor(2.0 * step.batch))")
+        self.assertEqual(out, "[0.0, 2.0, 4.0]\n")
+
+    def test_is_one_for_all_epochs(self):
+        nested = ("for epoch in range(2):", "    for step in job: step.backward(torch.tensor(2.0))")
+        self.assertIn("a second loop over the job", self.of(*nested))
+        left = ("for epoch in range(2):", "    for step in job:", "        step.backward(torch.tensor(2.0))",
+                "        break")
+        self.assertIn("a second loop over the job", self.of(*left))
 
 
 if __name__ == "__main__":

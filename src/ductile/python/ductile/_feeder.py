@@ -11,15 +11,19 @@ was asked for is asked again.
 
 import collections
 import contextlib
+import os
 import pickle
 import select
+import signal
 import socket
 import sys
 
 from ductile._errors import Error
-from ductile._processes import Keeper, Regions
+from ductile._processes import Keeper, Regions, children, handed_over, is_stopped
 
 _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
+
+_PATIENCE = 10.0  # seconds without a batch, after which it is looked whether a process is stopped
 
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
 
@@ -54,7 +58,7 @@ class Feeder:
         source = self.sources[0]
         place = self._place(epoch, first, count, rank)
         if not self.pool or not source.processes:
-            return source.fetch(*place[1:])
+            return handed_over(source.fetch(*place[1:]))
         self.batch = count * self.ranks
         ahead = [place]
         for _ in range(2 * source.processes + self.prefetch):
@@ -79,7 +83,7 @@ class Feeder:
     def test_batch(self, first, count, step):
         source = self.sources[1]
         if not self.pool or not source.processes:
-            return source.fetch(0, first, count)
+            return handed_over(source.fetch(0, first, count))
         ahead = []
         for at in range(first, source.size, step)[:2 * source.processes + 1]:
             ahead.append(Place(True, 0, at, min(step, source.size - at), 0))
@@ -105,7 +109,8 @@ class Pool:
         self.regions = [Regions() for _ in pairs]
         self.asked = [[] for _ in pairs]  # places without an answer, by process, in order
         self.deaths = collections.Counter()  # of processes that were at this place
-        self.ready = {}  # place -> (process, region, its bytes), or an error
+        self.ready = {}  # place -> (process, region, where it tells its parts), or an error
+        self.stopped = set()  # processes that were seen so when no batch had come for a while
         self.dropped = set()  # asked for and not wanted any more
         self.poll = select.poll()
         for s in (self.control, *self.sockets):
@@ -129,7 +134,10 @@ class Pool:
         for place in [p for p in self.ready if p not in ahead]:
             self._discard(place)  # the batch size has changed, or an evaluation has ended
         while wanted not in self.ready:
-            for fd, _ in self.poll.poll():
+            events = self.poll.poll(_PATIENCE * 1000)
+            if not events:
+                self._end_stopped()
+            for fd, _ in events:
                 if fd == self.control.fileno():
                     self._hear_of_death()
                     break  # which has read from the others
@@ -137,8 +145,18 @@ class Pool:
         found = self.ready.pop(wanted)
         if isinstance(found, Error):
             raise found
-        process, region, parts = found
-        return self.regions[process].batch(region, parts)
+        process, region, index = found
+        return self.regions[process].batch(region, index)
+
+    def _end_stopped(self):
+        """A data process that somebody has stopped (SIGSTOP) would be waited for without end: one that is seen so twice
+        is killed, and another one takes its place. If it is the keeper, the worker is lost."""
+        stopped = {pid for pid in (self.keeper.pid, *children(self.keeper.pid)) if is_stopped(pid)}
+        for pid in stopped & self.stopped:
+            print(f"ductile: data process {pid} is stopped, and is killed", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.stopped = stopped
 
     def _process_for(self, place):
         if self.sources[place.test].streams is not None:  # the process that is at that place
@@ -160,7 +178,7 @@ class Pool:
             message, fds, _, _ = socket.recv_fds(self.sockets[process], 1 << 18, 1)
         if not message:
             raise Error("unavailable", _KEEPER_GONE)
-        place, incarnation, error, number, parts = pickle.loads(message)
+        place, incarnation, error, number, index = pickle.loads(message)
         region = (incarnation, number)
         self.regions[process].add(region, fds)
         wanted = place in self.asked[process]
@@ -173,7 +191,7 @@ class Pool:
         elif error:
             self.ready[place] = Error(*error)
         else:
-            self.ready[place] = (process, region, parts)
+            self.ready[place] = (process, region, index)
 
     def _hear_of_death(self):
         with _keeper_lives():
@@ -190,6 +208,6 @@ class Pool:
         self.deaths[place] += 1
         if self.deaths[place] >= _MOST_DEATHS:
             raise Error("conflict", f"{_MOST_DEATHS} data processes ended while they fetched {place.count} samples from "
-                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. Set num_workers=0 "
-                        "to see why")
+                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. What they wrote is "
+                        "in worker.log; with num_workers=0 the worker itself fetches (and calls no worker_init_fn)")
         self._ask(process, place)

@@ -71,5 +71,6 @@ class Job:
     def state(self, model):
         """A dictionary that names what loss() keeps outside of the model: tensors that it changes in
         place, dictionaries, lists, objects with state_dict() and load_state_dict(). It is saved, and
-        after each step it is what virtual rank 0 has made of it. It is called after model()."""
+        after each step it is what virtual rank 0 has made of it. It is called after model();
+        of a model with lazy parameters twice, before and after they have their sizes."""
         return {}

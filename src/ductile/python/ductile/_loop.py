@@ -55,7 +55,7 @@ class Loop(Job):
         self._asked.acquire()
         self._answered.acquire()
         self._step, self._error, self._over = None, None, False
-        self._thread, self._entered = None, False
+        self._thread, self._entered, self._given = None, False, False
         self.net = None  # the module, while the loop runs
 
     # ---- What the engine calls, in its thread.
@@ -122,14 +122,18 @@ class Loop(Job):
     def __iter__(self):
         if not self._entered:
             raise Error("invalid_argument", "write `with ductile.job(...) as job:` around the loop")
+        if self._thread is not None:
+            raise Error("conflict", "a second loop over the job: one `for step in job` goes through all epochs and "
+                        "evaluations, so write it once, with no loop over epochs around it; train.epochs says how many")
         Mode.prepare(self)
         self._thread = threading.Thread(target=self._engine, name="ductile")
         self._thread.start()
-        return self
+        return iter(self._next, None)
 
-    def __next__(self):
-        if self._step is not None:
+    def _next(self):
+        if self._given:  # the body has answered; the engine may have asked already before it has its first step
             self._answered.release()
+        self._given = True
         self._asked.acquire()
         if self._over:
             torch.set_grad_enabled(True)
@@ -160,10 +164,11 @@ def job(options=None, *, model, train, test, metrics=(), state=None):
     if Mode.now == "start":
         from ductile._run import command_of
 
-        script = os.path.abspath(sys.argv[0])
-        if not os.path.isfile(script):
+        # Of a notebook, sys.argv[0] is the kernel's: it must not be replaced by a run.
+        script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+        if hasattr(sys, "ps1") or not os.path.isfile(script):
             raise Error("invalid_argument", "ductile.job() is called in no script; write the loop into a .py file, which "
-                        "the workers run")
+                        "the workers run, and start it with `ductile train FILE.py`")
         command = command_of(script)
         os.execv(command[0], command)
     return loop

@@ -8,14 +8,18 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import weakref
 
 import torch
+from torch.utils.data import _utils
 
 from ductile import _core
-from ductile._errors import told
+from ductile._errors import Error, told
 
 _ALIGNED = 64
+_SHORT_LIFE = 1.0  # seconds
+_LONGEST = 40000  # characters of an error, of up to four bytes: a message holds some 200 KiB
 
 
 # ---- Batches as bytes: any object that can be pickled, its tensors and arrays out of band.
@@ -24,15 +28,20 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value):
         if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided \
                 and not value.requires_grad and value.numel() > 0:
-            plain = value.contiguous()
-            if plain.dtype == torch.bfloat16:  # numpy has none
-                return _tensor, (pickle.PickleBuffer(plain.view(torch.int16).numpy()), plain.dtype, plain.shape)
-            return _tensor, (pickle.PickleBuffer(plain.numpy()), plain.dtype, plain.shape)
+            order = sorted(range(value.dim()), key=value.stride, reverse=True)  # of the dimensions in memory
+            plain = value.permute(order)
+            if not plain.is_contiguous():  # parts of it are missing, or there more than once
+                order, plain = None, value.contiguous()
+            elif order == sorted(order):
+                order = None
+            as_numpy = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain  # numpy has none
+            return _tensor, (pickle.PickleBuffer(as_numpy.numpy()), plain.dtype, plain.shape, order)
         return NotImplemented
 
 
-def _tensor(buffer, dtype, shape):
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+def _tensor(buffer, dtype, shape, order):
+    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    return tensor if order is None else tensor.permute([order.index(d) for d in range(len(order))])
 
 
 def taken_apart(batch):
@@ -40,6 +49,34 @@ def taken_apart(batch):
     buffers, file = [], io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
     return file.getbuffer(), [b.raw() for b in buffers]
+
+
+def _laid_out(pieces):
+    """((begin, size) of each piece in a memory that holds all of them, its size)."""
+    parts, end = [], 0
+    for piece in pieces:
+        parts.append((end, piece.nbytes))
+        end = -(-(end + piece.nbytes) // _ALIGNED) * _ALIGNED
+    return parts, end
+
+
+def _fill(memory, pieces, parts):
+    for piece, (begin, size) in zip(pieces, parts):
+        memory[begin:begin + size] = piece
+
+
+def handed_over(batch):
+    """A batch of this process as it would come from a data process: strides, alignment and who else holds its memory
+    may decide how torch rounds. One that cannot be pickled cannot come from there, and is given as it is."""
+    try:
+        body, buffers = taken_apart(batch)
+    except Exception:
+        return batch
+    pieces = [body, *buffers]
+    parts, end = _laid_out(pieces)
+    memory = memoryview(torch.empty(end, dtype=torch.uint8).numpy())
+    _fill(memory, pieces, parts)
+    return rebuilt(memory, parts)
 
 
 def rebuilt(memory, parts):
@@ -64,12 +101,13 @@ class Regions:
             self.mapped[region] = mmap.mmap(fd, 0)
             os.close(fd)
 
-    def batch(self, region, parts):
+    def batch(self, region, index):
         # What is made of the memory holds this array, and it is gone when all of that is.
         memory = self.mapped[region]
         window = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
         self.in_use[region] = weakref.ref(window)
-        return rebuilt(memoryview(window), parts)
+        memory, (begin, size) = memoryview(window), index
+        return rebuilt(memory, pickle.loads(memory[begin:begin + size]))
 
     def unused(self, region):
         if region in self.mapped:
@@ -96,11 +134,11 @@ class _Memory:
         self.maps, self.free, self.count = {}, set(), 0
 
     def store(self, pieces):
-        """(region, parts, file descriptor of a region that is new)."""
-        parts, end = [], 0
-        for piece in pieces:
-            parts.append((end, piece.nbytes))
-            end = -(-(end + piece.nbytes) // _ALIGNED) * _ALIGNED
+        """(region, where in it the places of the pieces are, file descriptor of a region that is new). The places
+        may be too many for a message."""
+        parts, end = _laid_out(pieces)
+        places = pickle.dumps(parts)
+        index, end = (end, len(places)), end + len(places)
         fitting = [r for r in self.free if len(self.maps[r]) >= end]
         fd = None
         if fitting:
@@ -111,19 +149,31 @@ class _Memory:
             fd = os.memfd_create("ductile-batch", os.MFD_CLOEXEC)
             os.ftruncate(fd, max(end + end // 8, mmap.PAGESIZE))
             self.maps[region] = mmap.mmap(fd, 0)
-        memory = memoryview(self.maps[region])
-        for piece, (begin, size) in zip(pieces, parts):
-            memory[begin:begin + size] = piece
-        return region, parts, fd
+        _fill(memoryview(self.maps[region]), [*pieces, memoryview(places)], [*parts, index])
+        return region, index, fd
 
 
-def _serve(sources, number, link):
+def _initialised(sources, number, count):
+    """(code, text) of what a worker_init_fn raises; None. get_worker_info() answers it as in a DataLoader, and it alone:
+    samples must not depend on the process that fetches them."""
+    try:
+        for source in sources:
+            if source.init is not None:
+                _utils.worker._worker_info = _utils.worker.WorkerInfo(
+                    id=number, num_workers=count, seed=source.seed + number, dataset=source.dataset)
+                source.init(number)
+    except BaseException as error:
+        return "conflict", f"{source.what}(), worker_init_fn of data process {number}:\n{told(error)[1]}"
+    finally:
+        _utils.worker._worker_info = None
+    return None
+
+
+def _serve(sources, number, count, link):
     _core.set_title(f"ductile data process {number}")
     torch.set_num_threads(1)  # libgomp's threads do not survive a fork
     torch.set_flush_denormal(True)
-    for source in sources:
-        if source.init is not None:
-            source.init(number)
+    broken = _initialised(sources, number, count)
     memory, here = _Memory(), os.getpid()
     while True:
         message = link.recv(1 << 16)
@@ -133,16 +183,21 @@ def _serve(sources, number, link):
         if process == here:
             memory.free.update(spare)
         try:
+            if broken:
+                raise Error(*broken)
             fetched = sources[place.test].fetch(*place[1:])
             body, buffers = taken_apart(fetched)
-            region, parts, fd = memory.store([body, *buffers])
+            region, index, fd = memory.store([body, *buffers])
             del fetched, body, buffers
-            answer, fds = (place, here, None, region, parts), [] if fd is None else [fd]
+            answer, fds = (place, here, None, region, index), [] if fd is None else [fd]
         except Exception as error:
             sample = getattr(error, "ductile_sample", None)
             at = "" if sample is None else f", sample {sample}"
             code, text = told(error)
-            answer, fds = (place, here, (code, f"{sources[place.test].what}(){at}:\n{text}"[:60000]), None, None), []
+            text = text if isinstance(error, Error) else f"{sources[place.test].what}(){at}:\n{text}"
+            if len(text) > _LONGEST:  # its end says most
+                text = "..." + text[-_LONGEST:]
+            answer, fds = (place, here, (code, text), None, None), []
         socket.send_fds(link, [pickle.dumps(answer)], fds)
         for fd in fds:
             os.close(fd)
@@ -171,13 +226,18 @@ class Keeper:
             os._exit(0)
 
     def _keep(self, sources, links, control):
-        running = {}
+        running, forked, short = {}, {}, 0
         for number in range(len(links)):
+            forked[number] = time.monotonic()
             running[self._fork(sources, links, control, number)] = number
         while True:
             pid, status = os.wait()
             number = running.pop(pid)
             code = os.waitstatus_to_exitcode(status)
+            short = short + 1 if time.monotonic() - forked[number] < _SHORT_LIFE else 0
+            if short > len(links):  # what ends at once shall not take a core for it
+                time.sleep(min(0.05 * 2 ** (short - len(links)), _SHORT_LIFE))
+            forked[number] = time.monotonic()
             running[self._fork(sources, links, control, number)] = number
             why = f"signal {-code}" if code < 0 else f"exit code {code}"
             control.send(pickle.dumps((number, why)))
@@ -193,7 +253,7 @@ class Keeper:
             for other, link in enumerate(links):
                 if other != number:
                     link.close()
-            _serve(sources, number, links[number])
+            _serve(sources, number, len(links), links[number])
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         except BaseException as error:
@@ -201,3 +261,20 @@ class Keeper:
             os._exit(1)
         finally:
             os._exit(0)
+
+
+def children(pid):
+    """The processes that a process of one thread has forked."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def is_stopped(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

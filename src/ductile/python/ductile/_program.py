@@ -84,6 +84,22 @@ def run_loop(text, args):
         raise Error("invalid_argument", f"{text}:\n{told(error)[1]}") from None
 
 
+def described(text, args):
+    """The job of a program, which trains nothing: one with a loop of its own is run as far as ductile.job()."""
+    if split(text)[1]:
+        return load(text, args)
+    from ductile._loop import Mode
+
+    before, Mode.now = Mode.now, "describe"
+    try:
+        run_loop(text, args)
+    except Described as told_by_loop:
+        return told_by_loop.job
+    finally:
+        Mode.now = before
+    raise no_loop(text)
+
+
 def no_loop(text):
     return Error("invalid_argument", f"{text} does not come to ductile.job(); call it, or name the class of a job: "
                  f"{text}:Job")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 
-from ductile._errors import Error
+from ductile._errors import Error, of_user
 from ductile._job import Job
 
 _EXIT_CODES = {2: "invalid_argument", 3: "conflict", 4: "not_found", 5: "unavailable"}
@@ -93,8 +93,10 @@ def train(job, workers=1, out=None, options=()):
 
 def load(run):
     """The model of a Python job's run, an object of the user's own class, with the weights of
-    RUN/model.safetensors, in evaluation mode. Imports the user's program."""
+    RUN/model.safetensors, in evaluation mode. Imports the user's program; one with a loop of its own is run
+    as far as ductile.job(), in this process."""
     import torch
+    from torch.nn.parameter import is_lazy
 
     from ductile import _core, _program as program
 
@@ -104,7 +106,9 @@ def load(run):
         raise Error("invalid_argument", f"{folder}: its model is not Python's; `ductile ckpt export` gives its weights")
     argv = sys.argv
     try:
-        model = program.load(python["object"], python["args"]).model()
+        job = program.described(python["object"], python["args"])
+        with of_user("invalid_argument", f"{python['object']}, model()"):
+            model = job.model()
     finally:
         sys.argv = argv
     path = os.path.join(folder, "model.safetensors")
@@ -116,6 +120,8 @@ def load(run):
             if name.startswith("state/"):
                 continue  # of the job, outside of its model
             place = wanted.get(name)
+            if is_lazy(place):
+                place.materialize(value.shape)
             if place is not None and place.dtype == torch.bool:
                 value = value.bool()
             if place is None or place.shape != value.shape or place.dtype != value.dtype:

@@ -1,5 +1,7 @@
 """The user's data, read as a description: which samples, in which order, and how they become a batch."""
 
+import operator
+
 from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler,
                               SequentialSampler, default_collate)
 
@@ -31,7 +33,7 @@ class Source:
         plain = self._is_plain(sampler)
         self.shuffled = shuffle and plain and not isinstance(sampler, SequentialSampler)
         self.sampler = None if plain else sampler  # it chooses the samples, so it counts in evaluation, too
-        self.size = len(self.dataset) if plain else len(sampler)
+        self.size = self._listed = len(self.dataset) if plain else len(sampler)
         if self.size < 1:
             raise Error("invalid_argument", f"{what}(): the data set is empty")
         self._order = (-1, None)  # of an epoch, by the user's sampler
@@ -89,11 +91,20 @@ class Source:
                 self.sampler.set_epoch(epoch)
             seed_all(_core.mix(self.seed, epoch))
             order = list(self.sampler)
-            if len(order) != self.size:
-                raise Error("invalid_argument", f"{self.what}(): the sampler says that it has {self.size} samples and "
+            if len(order) != self._listed:  # `size` may have been limited since
+                raise Error("invalid_argument", f"{self.what}(): the sampler says that it has {self._listed} samples and "
                             f"gives {len(order)}; every epoch has to have as many as len() says")
             self._order = (epoch, order)
         return self._order[1][first:first + count]
+
+    def _number(self, index):
+        """Of a sample, for its seed."""
+        try:
+            return operator.index(index) & 0xFFFFFFFFFFFFFFFF
+        except TypeError:
+            raise Error("invalid_argument", f"{self.what}(): the sampler gives {index!r}, a {type(index).__name__}; a "
+                        "sample is named by a whole number, since its seed is made of it: let the data set look the "
+                        "key up") from None
 
     def fetch(self, epoch, first, count, stream=0):
         """The batch of these places, each sample fetched under a seed of its own."""
@@ -102,7 +113,7 @@ class Source:
         of_epoch = _core.mix(self.seed, epoch)
         samples = []
         for index in self.indices(epoch, first, count):
-            seed_all(_core.mix(of_epoch, index))
+            seed_all(_core.mix(of_epoch, self._number(index)))
             try:
                 samples.append(self.dataset[index])
             except Exception as error:

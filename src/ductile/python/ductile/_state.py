@@ -4,52 +4,89 @@ import pickle
 
 import torch
 
-from ductile._errors import Error
+from ductile._errors import Error, of_user
 
 _LENGTH = 8  # bytes before what was pickled
 _GRAIN = 4096
 
 
+class _Held:
+    """One thing that is registered: the object, the tensor that is carried for it, and where the job has it."""
+
+    def __init__(self, what, value, place, holders):
+        self.what, self.value, self.place = what, value, place
+        self.holders = [(holder, key) for holder in holders for key, held in holder.items() if held is value]
+
+    def now(self):
+        """What the job has in its place: `self.mean = ...` in loss() puts another object there."""
+        for holder, key in self.holders:
+            if holder.get(key) is not self.value:
+                return holder.get(key)
+        return self.value
+
+    def put_back(self):
+        for holder, key in self.holders:
+            if holder.get(key) is not self.value:
+                holder[key] = self.value
+
+
 class State:
     """Tensors, which are changed in place, and objects, which are pickled into tensors: dictionaries, lists,
-    and what has state_dict() and load_state_dict()."""
+    and what has state_dict() and load_state_dict(). If another one is assigned, in the dictionary that registers
+    them or in `holders` (dictionaries, too: the attributes of the job), its value counts, in the registered one."""
 
-    def __init__(self, registered, name):
+    def __init__(self, registered, name, holders=()):
         self.tensors = []  # (name, tensor) of all of it
-        self._objects = []  # (name, object, tensor)
+        self._plain, self._objects = [], []
         if not isinstance(registered, dict):
             raise Error("invalid_argument", f"{name}: state is {type(registered).__name__}; a dictionary of names and what "
                         "they stand for is needed")
         for key, value in registered.items():
+            what = f"{name}: state \"{key}\""
             if isinstance(value, torch.Tensor):
                 if value.device.type != "cpu" or not value.is_contiguous():
-                    raise Error("invalid_argument", f"{name}: state \"{key}\" has to be a contiguous tensor on the cpu")
-                self.tensors.append((key, value.detach()))
-                continue
-            if not isinstance(value, (dict, list)) and not hasattr(value, "load_state_dict"):
-                raise Error("invalid_argument", f"{name}: state \"{key}\" is {type(value).__name__}, which cannot be set; "
-                            "give a tensor, a dictionary, a list, or an object with state_dict() and load_state_dict()")
-            size = _LENGTH + len(pickle.dumps(_taken(value), 5))
-            place = torch.zeros(-(-2 * size // _GRAIN) * _GRAIN, dtype=torch.uint8)
-            self._objects.append((f"{name}: state \"{key}\"", value, place))
+                    raise Error("invalid_argument", f"{what} has to be a contiguous tensor on the cpu")
+                place = value.detach()
+                self._plain.append(_Held(what, value, place, (registered, *holders)))
+            else:
+                if not isinstance(value, (dict, list)) and not hasattr(value, "load_state_dict"):
+                    raise Error("invalid_argument", f"{what} is {type(value).__name__}, which cannot be set; give a tensor, a "
+                                "dictionary, a list, or an object with state_dict() and load_state_dict()")
+                size = _LENGTH + len(_written(what, value, "invalid_argument"))
+                place = torch.zeros(-(-2 * size // _GRAIN) * _GRAIN, dtype=torch.uint8)
+                self._objects.append(_Held(what, value, place, (registered, *holders)))
             self.tensors.append((key, place))
         self.save()
 
     def save(self):
-        """Into the tensors, from the objects."""
-        for name, value, place in self._objects:
-            written = pickle.dumps(_taken(value), 5)
+        """Into the tensors, from what the job has."""
+        for held in self._plain:
+            now = held.now()
+            if now is not held.value or not is_in(held.value, held.place):
+                put_back(held.value, held.place, now, held.what, keep=True)
+                held.put_back()
+        for held in self._objects:
+            now, place = held.now(), held.place
+            if type(now) is not type(held.value):
+                raise Error("conflict", f"{held.what} was {type(held.value).__name__} and is {type(now).__name__} after loss()")
+            written = _written(held.what, now, "conflict")
             if _LENGTH + len(written) > place.numel():
-                raise Error("conflict", f"{name} has grown to {len(written)} bytes, and its place has "
+                raise Error("conflict", f"{held.what} has grown to {len(written)} bytes, and its place has "
                             f"{place.numel() - _LENGTH}, twice what it had at first; make it as large as it will be")
             whole = len(written).to_bytes(_LENGTH, "little") + written
             place[:len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
             place[len(whole):] = 0
+            held.put_back()
 
     def restore(self):
-        """Into the objects, from the tensors."""
-        for _, value, place in self._objects:
-            whole = place.numpy().tobytes()
+        """Into what the job has, from the tensors."""
+        for held in self._plain:
+            held.put_back()
+            if not is_in(held.value, held.place):
+                put_back(held.value, held.place, None, held.what, keep=False)
+        for held in self._objects:
+            held.put_back()
+            value, whole = held.value, held.place.numpy().tobytes()
             size = int.from_bytes(whole[:_LENGTH], "little")
             saved = pickle.loads(whole[_LENGTH:_LENGTH + size])
             if isinstance(value, dict):
@@ -58,7 +95,8 @@ class State:
             elif isinstance(value, list):
                 value[:] = saved
             else:
-                value.load_state_dict(saved)
+                with of_user("conflict", f"{held.what}, load_state_dict()"):
+                    value.load_state_dict(saved)
 
 
 def is_in(tensor, place):
@@ -81,5 +119,6 @@ def put_back(tensor, place, now, what, keep):
     tensor.data = place
 
 
-def _taken(value):
-    return value if isinstance(value, (dict, list)) else value.state_dict()
+def _written(what, value, code):
+    with of_user(code, f"{what} cannot be saved"):
+        return pickle.dumps(value if isinstance(value, (dict, list)) else value.state_dict(), 5)

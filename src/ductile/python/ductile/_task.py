@@ -1,5 +1,6 @@
 """What the C++ worker calls: the model, the loss of a virtual rank, the evaluation."""
 
+import contextlib
 import os
 import sys
 
@@ -18,6 +19,12 @@ from ductile._state import State, is_in, put_back
 _MOST_CARRIED = 1 << 16
 
 
+def _shown(value):
+    if isinstance(value, Ratio):
+        return f"ductile.ratio({_shown(value.sum)}, {_shown(value.of)})"
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:100]
+
+
 class Task:
     """The job as the worker sees it. Methods raise Error, with all that the user has to know."""
 
@@ -25,7 +32,7 @@ class Task:
         self.job, self.name = job, name
         self.seed = options["seed"]
         self.ranks = options["train"]["virtual_ranks"]
-        self.metrics = list(job.metrics)
+        self.metrics = self._metrics(job.metrics)
         self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
         self.test = self._made(job.test_data, "test_data", False, 1)
         for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
@@ -36,6 +43,12 @@ class Task:
         self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
         self.feeder = Feeder(self.train, self.test, batch, self.ranks, options["loader"]["prefetch"])
         self.model = None
+
+    def _metrics(self, given):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) for name in given):
+            raise Error("invalid_argument", f"{self.name}: metrics is {given!r}; a list or tuple of names is needed: "
+                        'metrics = ("accuracy",)')
+        return list(given)
 
     def _made(self, make, what, shuffle, ranks):
         try:
@@ -73,17 +86,26 @@ class Task:
             raise Error("invalid_argument", f"{self.name}: {kind} {name} {text}")
 
     def _settle_lazy(self, seed):
-        """Lazy modules get their sizes from a batch, the same one on every worker."""
+        """Lazy modules get their sizes from a batch, the same one on every worker. Its loss has what state() gives, which
+        is as it was afterwards; state() may itself have to know the sizes, and then gives nothing for this batch."""
         lazy = [n for n, p in [*self.model.named_parameters(), *self.model.named_buffers()] if is_lazy(p)]
         if not lazy:
             return
         batch = self.train.fetch(0, 0, 1)
+        state, before = None, []
+        with contextlib.suppress(Exception):
+            state = self._stated()
+            before = [tensor.clone() for _, tensor in state.tensors]
         seed_all(seed)
         self.model.eval()
         where = f"{self.name}: the first batch, which gives lazy parameters ({lazy[0]}) their sizes"
         with of_user("invalid_argument", where), torch.no_grad():
             self.job.loss(self.model, batch)
         self.model.train()
+        if state:
+            for (_, tensor), value in zip(state.tensors, before):
+                tensor.copy_(value)
+            state.restore()
 
     def _sort_buffers(self, owners, norms):
         """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
@@ -113,15 +135,18 @@ class Task:
 
     def _register(self, carried):
         """What the job keeps outside of its model is carried as buffers are."""
-        with of_user("invalid_argument", f"{self.name}, state()"):
-            registered = self.job.state(self.model)
-        self.state = State(registered, self.name)
+        self.state = self._stated()
         room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
         for name, tensor in self.state.tensors:
             room -= tensor.numel()
             self._check(room >= 0, "state", name, f"has {tensor.numel()} values; buffers and state of a job may have "
                         f"{_MOST_CARRIED} together (bytes, of what is pickled)")
             carried.append(("state/" + name, tensor, False))
+
+    def _stated(self):
+        with of_user("invalid_argument", f"{self.name}, state()"):
+            registered = self.job.state(self.model)
+        return State(registered, self.name, [vars(self.job), *(vars(module) for module in self.model.modules())])
 
     def _hold_buffers(self):
         if self._places is None:  # the worker gives averaged buffers theirs after make_model()
@@ -195,9 +220,13 @@ class Task:
         ratios = []
         for name in self.metrics:
             value = named[name]
-            if not isinstance(value, Ratio):
-                value = Ratio(float(value) * count, count)
-            ratios.append((float(value.sum), float(value.of)))
+            try:
+                if not isinstance(value, Ratio):
+                    value = Ratio(float(value) * count, count)
+                ratios.append((float(value.sum), float(value.of)))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise Error("conflict", f"{self.name}, loss() gives {_shown(value)} for the metric {name} ({error}); a number "
+                            "or a tensor with one element is needed, or ductile.ratio() of two") from None
         return out, ratios
 
     # ---- The evaluation.

@@ -8,8 +8,7 @@ import os
 import sys
 
 from ductile import _program
-from ductile._errors import Error, told
-from ductile._job import Described
+from ductile._errors import Error, of_user, told
 
 _CONFIGURATION, _FAILED = 2, 3
 _LINE = 4096  # what a pipe takes at once
@@ -48,22 +47,11 @@ def _need_torch():
                     "--set python.interpreter=/usr/bin/python3") from None
 
 
-def _described(text, args):
-    from ductile._loop import Mode
-
-    Mode.now = "describe"
-    try:
-        _program.run_loop(text, args)
-    except Described as told_by_loop:
-        return told_by_loop.job
-    raise _program.no_loop(text)
-
-
 def describe(text, args):
     """What `ductile train` has to know of a job before there is a run: its options, and what a worker
     will compare."""
     _need_torch()
-    job = _program.load(text, args) if _program.split(text)[1] else _described(text, args)
+    job = _program.described(text, args)
     options = job.options
     if not isinstance(options, dict):
         raise Error("invalid_argument", f"{text}: options is {type(options).__name__}; a dictionary is needed")
@@ -72,10 +60,14 @@ def describe(text, args):
     except (TypeError, ValueError) as error:
         raise Error("invalid_argument", f"{text}: options: {error}; numbers, texts, true and false, lists and "
                     "dictionaries of them are options") from None
-    if "batch_size" not in options.get("train", {}):
-        data = job.train_data()
+    if not isinstance(options.setdefault("train", {}), dict):
+        raise Error("invalid_argument", f"{text}: options[\"train\"] is {options['train']!r}; a dictionary is needed, such as "
+                    "{\"train\": {\"epochs\": 10}}")
+    if "batch_size" not in options["train"]:
+        with of_user("invalid_argument", f"{text}, train_data()"):
+            data = job.train_data()
         if getattr(data, "batch_size", None):
-            options.setdefault("train", {})["batch_size"] = data.batch_size
+            options["train"]["batch_size"] = data.batch_size
     return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions()}
 
 

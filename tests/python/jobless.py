@@ -1,3 +1,0 @@
-"""A program that is no job."""
-
-print("nothing to train here")
