@@ -3,7 +3,7 @@
 // faster, with workers without torch: src/ductile/server/chaos_test.cc.
 //
 //   DUCTILE_CHAOS_SEED=n      another course of events
-//   DUCTILE_CHAOS_SECONDS=n   disturbed for so long (45)
+//   DUCTILE_CHAOS_SECONDS=n   disturbed for so long (8)
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -167,7 +167,7 @@ TEST_F(Chaos, ChangesNoBitAndLeavesNothingBehind) {
   job_ = std::make_unique<Program>(begin());
   ASSERT_TRUE(wait_until_it_steps(*job_, run_)) << read_file(log_);
   const auto calm =
-      Clock::now() + std::chrono::seconds(from_environment("DUCTILE_CHAOS_SECONDS", 15));
+      Clock::now() + std::chrono::seconds(from_environment("DUCTILE_CHAOS_SECONDS", 8));
   while (Clock::now() < calm) {
     disturb();
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(900)));

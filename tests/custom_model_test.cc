@@ -60,7 +60,7 @@ Step descend(Model& model, int steps) {
   return step;
 }
 
-class Library : public testing::TestWithParam<const char*> {};
+class Library : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Library, TrainsAndIsTheSameFromTheSameSeed) {
   at::manual_seed(1);
@@ -90,7 +90,7 @@ TEST_P(Library, NamesNormLayersAndRunningStatistics) {
   EXPECT_GT(norms, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Examples, Library, testing::Values(CUSTOM_MODEL, TORCH_MODEL));
+INSTANTIATE_TEST_SUITE_P(Examples, Library, ::testing::Values(CUSTOM_MODEL, TORCH_MODEL));
 
 TEST(CustomModel, MadeOfOurOperatorsTrainsInLowPrecision) {
   for (const char* precision : {"bf16", "fp16"}) {
@@ -128,7 +128,7 @@ TEST(CustomModel, TorchModulesRefuseLowPrecisionWithTheRemedy) {
 
 TEST(CustomModel, RefusesWhatIsNoModelAndSaysWhatToDo) {
   EXPECT_NE(refusal("no/such.so", ErrorCode::not_found).find("no such file"), std::string::npos);
-  const std::string text = testing::TempDir() + "not_a_library.so";
+  const std::string text = ::testing::TempDir() + "not_a_library.so";
   std::ofstream(text) << "text";
   EXPECT_NE(refusal(text, ErrorCode::invalid_argument).find("cannot be loaded"), std::string::npos);
   EXPECT_NE(refusal(EMPTY_LIBRARY, ErrorCode::invalid_argument).find("DUCTILE_EXPORT_MODEL"),

@@ -73,7 +73,7 @@ TEST_P(Elastic, KilledWorkersChangeNothing) {
   const std::string weights = expected();
   const fs::path run = root_.path() / "killed";
   Program job = start(run, {"--workers", "3"});
-  const int kills = kill_workers(job, run, all_sizes() ? 10 : 4, 3, milliseconds(200));
+  const int kills = kill_workers(job, run, all_sizes() ? 10 : 2, 3, milliseconds(200));
   EXPECT_EQ(job.wait(), 0) << read_file(log_);
   EXPECT_GT(kills, 0) << read_file(log_);
   RecordProperty("kills", kills);

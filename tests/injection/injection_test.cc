@@ -3,7 +3,7 @@
 // from which a resume comes to the right bits. No committed step is lost, and nothing is left
 // behind.
 //
-//   DUCTILE_INJECT_POINTS=n   so many calls are struck (100)
+//   DUCTILE_INJECT_POINTS=n   so many calls are struck (50)
 //   DUCTILE_INJECT_SEED=n     draws others, or the same again
 //   DUCTILE_INJECT_POINT=...  one alone, as a failure prints it
 //   DUCTILE_INJECT_JOBS=...   only jobs whose name is like this regular expression
@@ -100,7 +100,7 @@ TEST(Injection, EveryFailingCallEndsInTheRightBitsOrInAnErrorThatCanBeGoneOnFrom
     EXPECT_EQ(tally.struck, 1) << "the call did not come";
     return;
   }
-  const int64_t points = from_environment("DUCTILE_INJECT_POINTS", 100);
+  const int64_t points = from_environment("DUCTILE_INJECT_POINTS", 50);
   const auto seed = static_cast<uint64_t>(
       from_environment("DUCTILE_INJECT_SEED", static_cast<int64_t>(std::random_device()())));
   const std::string again = fmt::format("DUCTILE_INJECT_SEED={}", seed);

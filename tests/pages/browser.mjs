@@ -153,11 +153,17 @@ export class Page {
 
   /** Clicks in the middle of the first element that is seen; with `text`, of one that has this text. */
   async click(selector, text = "") {
-    const find = `[...document.querySelectorAll(${JSON.stringify(selector)})].find(e => e.getClientRects().length &&
-      e.innerText.includes(${JSON.stringify(text)}))`;
-    await this.wait(`Boolean(${find})`);
-    const at = await this.eval(`(() => { const e = ${find}; e.scrollIntoView({ block: "center" });
-      const r = e.getBoundingClientRect(); return { x: r.left + r.width / 2, y: r.top + r.height / 2 }; })()`);
+    // A page that follows events may draw anew at any time: the element is found, and its place taken,
+    // in one step, once nothing else lies there.
+    const at = await this.wait(`(() => {
+      const e = [...document.querySelectorAll(${JSON.stringify(selector)})].find(e => e.getClientRects().length &&
+        e.innerText.includes(${JSON.stringify(text)}));
+      if (!e) return false;
+      e.scrollIntoView({ block: "center" });
+      const r = e.getBoundingClientRect(), x = r.left + r.width / 2, y = r.top + r.height / 2;
+      const there = document.elementFromPoint(x, y);
+      return there && (e.contains(there) || there.contains(e)) && { x, y };
+    })()`);
     for (const type of ["mouseMoved", "mousePressed", "mouseReleased"]) {
       await this.send("Input.dispatchMouseEvent", { type, ...at, button: "left", clickCount: 1 });
     }

@@ -66,8 +66,14 @@ const submit = (name, more = {}, options = "max_steps = 1000000") => ask("POST",
 const phaseOf = async id => (await ask("GET", `/v1/jobs/${id}`)).phase;
 const becomes = (id, phase) => until(`job ${id} is ${phase}`, async () => await phaseOf(id) === phase);
 
+// Where the page shows another place already, its own listener has run before this one.
 async function go(hash) {
-  await page.eval(`location.hash = ${JSON.stringify(hash)}`);
+  await page.eval(`new Promise(done => {
+    const before = location.hash;
+    addEventListener("hashchange", () => setTimeout(done), { once: true });
+    location.hash = ${JSON.stringify(hash)};
+    if (location.hash === before) setTimeout(done);
+  })`);
   await page.wait(`document.querySelector("h1") && document.title.includes("Ductile")`);
 }
 // The first click of a dialog's button with this text.
@@ -223,6 +229,34 @@ test("two jobs are compared: the options that differ", async () => {
   await page.wait("document.querySelector('#comparison').innerText === ''");
 });
 
+test("a job is resized within what it can use; what it cannot use is said in the dialog", async () => {
+  const set = (label, value) => page.eval(`document.querySelector('dialog input[aria-label="${label}"]').value = ${value}`);
+  const bounds = async () => {
+    const job = await ask("GET", `/v1/jobs/${first}`);
+    return [job.min_devices, job.max_devices];
+  };
+  await go(`#/job/${first}`);
+  await page.click("#actions button", "Resize");
+  await page.wait("document.querySelector('dialog input[aria-label=\"most devices\"]').value === '2'");
+  await set("most devices", 5);
+  await answer("Resize");
+  await page.sees("train.virtual_ranks is 4", "dialog");
+  await set("least devices", 4);
+  await set("most devices", 3);
+  await answer("Resize");
+  await page.sees("the first must not be larger", "dialog");
+  assert.deepEqual(await bounds(), [1, 2]);
+  await set("least devices", 1);
+  await answer("Resize");
+  await page.wait("!document.querySelector('dialog')");
+  assert.deepEqual(await bounds(), [1, 3]);
+  await page.press("r");
+  await set("most devices", 2);
+  await answer("Resize");
+  await page.wait("!document.querySelector('dialog')");
+  await until("the bounds as before", async () => (await bounds())[1] === 2);
+});
+
 test("pause, resume, cancel ask first, are carried out, and are seen without a reload", async () => {
   await go(`#/job/${first}`);
   await page.click("#actions button", "Pause");
@@ -290,6 +324,7 @@ test("everything can be done by keys", async () => {
   await page.sees("Cluster", "h1");
   await page.press("2");
   await page.sees("Jobs", "h1");
+  await page.wait("document.querySelectorAll('.list tbody a').length > 2");
   await page.press("j");
   await page.press("j");
   await page.press("k");

@@ -11,7 +11,7 @@ namespace ductile {
 namespace {
 
 TEST(Log, LinesOfSeveralThreadsAreWhole) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     std::vector<std::jthread> threads;
     for (char c : {'a', 'b', 'c'}) {
@@ -20,7 +20,7 @@ TEST(Log, LinesOfSeveralThreadsAreWhole) {
       });
     }
   }
-  std::istringstream lines(testing::internal::GetCapturedStderr());
+  std::istringstream lines(::testing::internal::GetCapturedStderr());
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count)
     ASSERT_EQ(line, std::string(120, line.at(0)));

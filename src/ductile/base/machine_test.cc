@@ -7,7 +7,7 @@ namespace ductile {
 namespace {
 
 // A made-up root with the given files.
-class Machine : public testing::Test {
+class Machine : public ::testing::Test {
  protected:
   void put(const std::string& path, std::string_view text) {
     const fs::path file = folder_.path() / path;

@@ -1,6 +1,7 @@
 #include "ductile/cli/command_line.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -14,9 +15,11 @@
 #include "ductile/base/paths.h"
 #include "ductile/base/table.h"
 #include "ductile/base/text.h"
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/cli/parsed.h"
 #include "ductile/cli/version.h"
 #include "ductile/server/host_agent.h"
+#include "ductile/server/pilot.h"
 
 namespace ductile::cli {
 namespace {
@@ -90,12 +93,23 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& conso
   return kUsage;
 }
 
-// What follows -- of `submit` is another program's, to the last letter. How many words are ours.
-int take_command(int argc, const char* const* argv,
-                 std::optional<std::vector<std::string>>& command) {
+// What follows -- of these commands is another program's, to the last letter. How many words are
+// ours.
+int take_command(int argc, const char* const* argv, Parsed& parsed) {
   const char* const* end = std::find(argv, argv + argc, std::string_view("--"));
-  if (end == argv + argc || std::find(argv, end, std::string_view("submit")) == end) return argc;
-  command.emplace(end + 1, argv + argc);
+  // A launcher command is given the words of the host's agent; this one needs only its own.
+  if (argc > 4 && argv[1] == std::string_view(server::kCallPilot)) return 4;
+  if (end == argv + argc) return argc;
+  const auto is = [&](std::string_view name) { return std::find(argv, end, name) != end; };
+  if (is("submit")) {
+    parsed.service.command.emplace(end + 1, argv + argc);
+  } else if (is("train")) {
+    parsed.train.job.arguments.emplace(end + 1, argv + argc);
+  } else if (is("config")) {
+    parsed.config.job.arguments.emplace(end + 1, argv + argc);
+  } else {
+    return argc;
+  }
   return static_cast<int>(end - argv);
 }
 
@@ -104,6 +118,34 @@ void add_host_agent(CLI::App& app, Parsed& parsed) {
   app.add_subcommand(server::kHostAgent, "the agent of a host")->group("")->callback([&parsed] {
     parsed.chosen = [](Context&) {
       return server::run_host_agent(STDIN_FILENO, STDOUT_FILENO) == 0 ? kDone : kFailed;
+    };
+  });
+}
+
+// For the list of commands, and the nearest name.
+template <std::span<const OtherCommand> (*rows)()>
+void add_named(CLI::App& app, Parsed&) {
+  for (const OtherCommand& row : rows()) app.add_subcommand(row.name, row.help);
+}
+
+// What batch systems start, and what calls that; not for people.
+void add_pilot(CLI::App& app, Parsed& parsed) {
+  const auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* pilot = app.add_subcommand(server::kPilot, "the agent of a batch job")->group("");
+  pilot->add_option("words", *words)->expected(1, 2);
+  pilot->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::run_pilot(words->at(0), words->size() > 1 ? words->at(1) : "") == 0 ? kDone
+                                                                                         : kFailed;
+    };
+  });
+  CLI::App* call = app.add_subcommand(server::kCallPilot, "talk to a pilot's agent")->group("");
+  call->add_option("words", *words)->expected(2);
+  call->callback([&parsed, words] {
+    parsed.chosen = [words](Context&) {
+      return server::call_pilot(words->at(0), words->at(1), STDIN_FILENO, STDOUT_FILENO) == 0
+                 ? kDone
+                 : kFailed;
     };
   });
 }
@@ -117,15 +159,34 @@ void add_set(CLI::App& app, std::vector<std::string>& assignments) {
 }
 
 void add_job(CLI::App& app, JobRequest& job) {
-  app.add_option("job", job.file,
-                 "job file (TOML; default: the embedded digits on the default cnn)")
+  app.add_option(
+         "job", job.file,
+         "job file (TOML; default: the embedded digits on the default cnn), or the class of "
+         "a Python job (FILE.py:CLASS)")
       ->option_text("[job.toml]");
   add_set(app, job.assignments);
 }
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write JSON to stdout"); }
 
-ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
+std::span<const AddCommand> own_commands() {
+  static constexpr AddCommand kCommands[] = {add_train,
+                                             add_tune,
+                                             add_named<live_commands>,
+                                             add_named<service_commands>,
+                                             add_config,
+                                             add_data,
+                                             add_ckpt,
+                                             add_trained,
+                                             add_serve,
+                                             add_models,
+                                             add_named<lab_commands>,
+                                             add_doctor};
+  return kCommands;
+}
+
+ExitCode run_command_line(int argc, const char* const* argv, Context& context,
+                          std::span<const AddCommand> commands) {
   for (int i = 0; i < argc; ++i)
     context.command += (i > 0 ? " " : "") + (i > 0 ? std::string(argv[i]) : "ductile");
   Console& console = context.console;
@@ -146,22 +207,9 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
   app.footer(
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 job failed, 4 not found or\n"
       "conflict, 5 server unreachable, 130 interrupted.");
-  add_train(app, parsed);
-  add_tune(app, parsed);
-  add_live(app, parsed);
-  add_service(app, parsed);
-  add_config(app, parsed);
-  add_data(app, parsed);
-  add_ckpt(app, parsed);
-  add_trained(app, parsed);
-  add_serve(app, parsed);
-  add_models(app, parsed);
-  add_report(app, parsed);
-  add_plan(app, parsed);
-  add_doctor(app, parsed);
-  add_sim(app, parsed);
-  add_bench(app, parsed);
+  for (const AddCommand add : commands) add(app, parsed);
   add_host_agent(app, parsed);
+  add_pilot(app, parsed);
 
   for (int i = 1; i < argc; ++i) {  // what is said here goes into files that are UTF-8
     if (const size_t at = find_not_utf8(argv[i]); at != std::string_view::npos) {
@@ -169,7 +217,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context) {
       return kUsage;
     }
   }
-  argc = take_command(argc, argv, parsed.service.command);
+  argc = take_command(argc, argv, parsed);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

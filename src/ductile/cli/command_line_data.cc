@@ -1,5 +1,5 @@
 // The options of commands on datasets and checkpoints.
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/parsed.h"
 
 namespace ductile::cli {
 namespace {

@@ -1,5 +1,5 @@
 // The options of `ductile serve`.
-#include "ductile/cli/command_line_impl.h"
+#include "ductile/cli/parsed.h"
 
 namespace ductile::cli {
 

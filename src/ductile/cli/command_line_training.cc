@@ -1,9 +1,7 @@
-// The options of commands that train, or follow what trains.
-#include "ductile/cli/command_line_impl.h"
+// The options of commands that train.
+#include "ductile/cli/parsed.h"
 
 namespace ductile::cli {
-namespace {
-
 void add_trust(CLI::App& app, bool& trust) {
   app.add_flag(
       "--trust", trust,
@@ -24,23 +22,6 @@ void add_hosts(CLI::App& app, HostsRequest& hosts) {
       ->option_text("ADDRESS");
 }
 
-CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, const char* help,
-                           const char* example, ExitCode (*run)(const LiveCommand&, Context&)) {
-  LiveCommand& c = parsed.live;
-  CLI::App* sub = app.add_subcommand(name, help);
-  parsed.example[sub] = fmt::format("Example:\n  ductile {} {}\n", name, example);
-  sub->add_option("job", c.job, "a run directory, or the number or name of a service's job")
-      ->option_text(" ")
-      ->required();
-  add_service_folder(*sub, c.folder);
-  sub->callback([&parsed, run] {
-    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
-  });
-  return sub;
-}
-
-}  // namespace
-
 void add_train(CLI::App& app, Parsed& parsed) {
   TrainCommand& c = parsed.train;
   CLI::App* sub = app.add_subcommand("train", "train a model");
@@ -49,6 +30,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "  ductile train job.toml --set train.epochs=5\n"
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
       "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
+      "  ductile train train.py:Job --workers 4 -- --the-scripts-own-arguments\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "The command draws a progress bar and leaves a run directory with checkpoints, metrics and\n"
@@ -70,6 +52,11 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  sub->add_option("--plan", c.plan,
+                  "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
+                  "the virtual ranks")
+      ->option_text("FILE")
+      ->excludes("--resume");
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");
@@ -270,72 +257,6 @@ void add_models(CLI::App& app, Parsed& parsed) {
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return models(parsed.models, context); };
   });
-}
-
-void add_report(CLI::App& app, Parsed& parsed) {
-  CLI::App* sub = app.add_subcommand("report", "write a run's report.html again");
-  parsed.example[sub] =
-      "Example:\n"
-      "  ductile report runs/latest\n"
-      "\n"
-      "The report can be written while the run is live. The command prints the path of the "
-      "report;\n"
-      "--json prints its numbers instead.\n";
-  sub->add_option("job", parsed.report.job,
-                  "a run directory, or the number or name of a service's job")
-      ->option_text(" ")
-      ->required();
-  add_service_folder(*sub, parsed.report.folder);
-  add_json(*sub, parsed.report.json);
-  sub->callback([&parsed] {
-    parsed.chosen = [&parsed](Context& context) { return report(parsed.report, context); };
-  });
-}
-
-void add_live(CLI::App& app, Parsed& parsed) {
-  LiveCommand& c = parsed.live;
-  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
-  CLI::App* sub = add_live_command(
-      app, parsed, "status", "show what a live job is doing, and why",
-      "runs/latest\n\nThe command works from another terminal while `ductile train` runs.", status);
-  add_json(*sub, c.json);
-  sub = add_live_command(
-      app, parsed, "resize", "give a job another number of workers",
-      "runs/latest 4\n  ductile resize trial --min 2 --max 8\n\nThe job goes on during the change, "
-      "and its result stays the same. Of a service's job it is what\nits user wants; the service "
-      "follows as devices become free.",
-      resize);
-  sub->add_option("workers", c.workers, "number of workers")->option_text(" ")->check(count);
-  sub->add_option("--min", c.min, "of a service's job: devices without which it does not run")
-      ->option_text("N")
-      ->check(count);
-  sub->add_option("--max", c.max, "of a service's job: devices beyond which it does not grow")
-      ->option_text("N")
-      ->check(count);
-  add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "preempt", "save a job and free its resources",
-                         "runs/latest\n\nThe command returns when all processes of the job have "
-                         "ended. A service's job "
-                         "stays paused until\n`ductile resume`.",
-                         preempt);
-  add_json(*sub, c.json);
-  sub = add_live_command(
-      app, parsed, "resume", "resume a job that was preempted",
-      "runs/latest --workers 2\n\nThe job resumes bit-exactly, with any number of workers.",
-      resume);
-  sub->add_option("--workers", c.workers, "number of workers (default: as many as before)")
-      ->option_text("N")
-      ->check(count);
-  add_hosts(*sub, c.hosts);
-  add_trust(*sub, c.trust);
-  add_json(*sub, c.json);
-  sub = add_live_command(app, parsed, "logs", "print what the workers of a run wrote",
-                         "runs/latest --follow", logs);
-  sub->add_option("-n,--lines", c.lines, "print the last N lines")
-      ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  sub->add_flag("-f,--follow", c.follow,
-                "follow the log until the job ends; of a service's job also while it waits");
 }
 
 }  // namespace ductile::cli

@@ -35,6 +35,7 @@ struct TrainCommand {
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
   std::optional<int64_t> workers;  // default: one, or as many as before, or as the hosts take
+  std::optional<fs::path> plan;    // a pipeline plan, which the job is to run by
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
@@ -53,10 +54,16 @@ struct TuneCommand {
 };
 ExitCode tune(const TuneCommand& command, Context& context);
 
+// Which service: one of them is given, or neither (client_of() in job_reference.h).
+struct ServiceAt {
+  std::optional<fs::path> folder;  // of a service on this machine
+  std::optional<fs::path> server;  // an access file
+};
+
 // What acts on a job: one of a service, or a run directory (job_reference.h).
 struct LiveCommand {
-  std::string job;                  // a run directory, or a job's number or name
-  std::optional<fs::path> folder;   // of the service
+  std::string job;  // a run directory, or a job's number or name
+  ServiceAt at;
   std::optional<int64_t> workers;   // resize, resume
   std::optional<int64_t> min, max;  // resize
   HostsRequest hosts;               // resume
@@ -75,18 +82,27 @@ ExitCode logs(const LiveCommand& command, Context& context);
 inline constexpr uint16_t kPagePort = 8470;
 
 struct ServiceCommand {
-  std::optional<fs::path> folder;  // of the service; default: the user's own
+  ServiceAt at;
   // up
   std::optional<int64_t> devices;  // default: the cores that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
+  double keep_days = 90;            // jobs that have ended; 0: for ever
+  int64_t keep_jobs = 100'000;      // the same
   std::optional<uint16_t> port;     // of the page; default: kPagePort, or any free one
   bool no_page = false;
+  std::string https;                         // ADDRESS:PORT; empty: not beyond this machine
+  std::optional<fs::path> certificate, key;  // the operator's own
   // server
-  fs::path cluster;  // the cluster file
+  fs::path cluster;               // the cluster file
+  std::optional<fs::path> check;  // look at the store in this folder, and run nothing
   std::optional<fs::path> shared;
   std::string launcher = "ssh {host}", listen;
   double grace = 30;  // seconds; of submit, too
+  // token
+  std::string token, role;      // its name
+  double expires = 0;           // seconds; 0: never
+  std::optional<fs::path> out;  // where the access file goes; none: stdout
   // submit
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
@@ -96,13 +112,17 @@ struct ServiceCommand {
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
   int64_t retries = 0;
-  double time_limit = 0;  // seconds
-  std::string job;        // why, cancel: a number or a name; events: empty for all
-  std::string node;       // drain, undrain
-  std::string reason;     // drain
-  int64_t lines = 50;     // events
-  bool follow = false;    // events
-  bool all = false;       // jobs: also those that have ended
+  double time_limit = 0;              // seconds
+  std::optional<std::string> served;  // a run, or a job whose run is to be served
+  std::optional<int64_t> checkpoint;  // of it: to begin with
+  int64_t max_batch = 32;             // of it
+  double target = 0.5;                // of it: seconds
+  std::string job;                    // why, cancel: a number or a name; events: empty for all
+  std::string node;                   // drain, undrain
+  std::string reason;                 // drain
+  int64_t lines = 50;                 // events
+  bool follow = false;                // events
+  bool all = false;                   // jobs: also those that have ended
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);
@@ -198,11 +218,15 @@ struct ModelsCommand {
 ExitCode models(const ModelsCommand& command, Context& context);
 
 struct ReportCommand {
-  std::string job;                 // a run directory, or a job's number or name
-  std::optional<fs::path> folder;  // of the service
+  std::string job;  // a run directory, or a job's number or name
+  ServiceAt at;
   bool json = false;
 };
 ExitCode report(const ReportCommand& command, Context& context);
+
+ExitCode token_add(const ServiceCommand& command, Context& context);
+ExitCode token_list(const ServiceCommand& command, Context& context);
+ExitCode token_revoke(const ServiceCommand& command, Context& context);
 
 struct PlanCommand {
   std::string graph;          // a file, or a built-in one; empty: list those

@@ -15,6 +15,7 @@
 #include "ductile/cli/version.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
+#include "ductile/process/find_program.h"
 #include "ductile/process/worker.h"
 
 namespace ductile::cli {
@@ -50,17 +51,6 @@ std::string version_of(const fs::path& library) {
   const std::string name = library.filename().string();
   const size_t so = name.find(".so.");
   return so == std::string::npos ? "unknown version" : name.substr(so + 4);
-}
-
-std::optional<std::string> find_program(std::string_view name) {
-  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
-  while (!path.empty()) {
-    const size_t colon = path.find(':');
-    const fs::path place = fs::path(path.substr(0, colon)) / name;
-    if (colon != 0 && access(place.c_str(), X_OK) == 0) return place.string();
-    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
-  }
-  return std::nullopt;
 }
 
 // What a program prints, or nothing where it cannot be run or fails. `command` is fixed text or
@@ -173,7 +163,7 @@ Json worker_facts() {
 
 Json gpu_facts() {
   Json gpus = Json::array();
-  if (find_program("nvidia-smi")) {
+  if (process::find_program("nvidia-smi")) {
     const auto text =
         output_of("nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader");
     std::string rest = text.value_or("");
@@ -198,13 +188,13 @@ Json gpu_facts() {
 Json compiler_facts() {
   Json tools = Json::object();
   for (const char* name : {"g++", "cmake", "ninja", "ccache", "mold"}) {
-    const auto program = find_program(name);
+    const auto program = process::find_program(name);
     if (!program) {
       tools[name] = nullptr;
       continue;
     }
-    tools[name] =
-        first_line(output_of(page::shell_word(*program) + " --version").value_or("does not run"));
+    tools[name] = first_line(
+        output_of(page::shell_word(program->string()) + " --version").value_or("does not run"));
   }
   return tools;
 }

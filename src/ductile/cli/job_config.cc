@@ -1,12 +1,42 @@
 #include "ductile/cli/job_config.h"
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/cli/python_job.h"
 
 namespace ductile::cli {
 
 void JobConfig::read(const JobRequest& request, const char* const* environment) {
-  read_data(request, environment);
+  const auto object = request.file ? python_object(*request.file) : std::nullopt;
+  if (request.arguments && !object) {
+    fail(ErrorCode::invalid_argument,
+         "what follows -- are arguments of a Python job, as in ductile train train.py:Job -- --lr "
+         "3");
+  }
+  if (object) {
+    read_python(*object, request, environment);
+  } else {
+    read_data(request, environment);
+  }
   spec::check(job);
+}
+
+void JobConfig::read_python(const std::string& object, const JobRequest& request,
+                            const char* const* environment) {
+  const auto read_ours = [&](OptionSet& to) {
+    if (environment != nullptr) to.read_environment(environment);
+    for (const std::string& assignment : request.assignments) to.set(assignment);
+  };
+  spec::JobOptions asked;  // which Python it is has to be known before the job can say anything
+  OptionSet asked_options(asked);
+  read_ours(asked_options);
+  const std::string interpreter = find_interpreter(asked.python.interpreter);
+  const std::vector<std::string> arguments = request.arguments.value_or(std::vector<std::string>());
+  const PythonJob told = ask_python_job(object, interpreter, arguments);
+  job.model.name = job.data.format = "python";
+  options.read_json(told.options, object);
+  read_ours(options);
+  job.python = {object, interpreter, arguments, told.source, told.versions};
 }
 
 void JobConfig::read_saved(const fs::path& file) {

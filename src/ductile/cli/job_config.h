@@ -12,8 +12,11 @@ namespace ductile::cli {
 
 // How the user names a job on the command line.
 struct JobRequest {
-  std::optional<fs::path> file;          // without it: the defaults, which train on embedded data
-  std::vector<std::string> assignments;  // --set a.b=c
+  // A job file, or a Python job (python_job.h); without it: the defaults, which train on embedded
+  // data.
+  std::optional<fs::path> file;
+  std::vector<std::string> assignments;               // --set a.b=c
+  std::optional<std::vector<std::string>> arguments;  // of a Python job, after --
 };
 
 // A job and where each of its values came from. Not copied: the options point into the job.
@@ -26,8 +29,9 @@ class JobConfig {
   spec::JobOptions job;
   OptionSet options{job};
 
-  // Defaults < file < DUCTILE_... environment < --set; then spec::check. Throws invalid_argument,
-  // or not_found where there is no such file.
+  // Defaults < file < DUCTILE_... environment < --set; then spec::check. In place of the file a
+  // Python job is asked for its options. Throws invalid_argument, or not_found where there is no
+  // such file.
   void read(const JobRequest& request, const char* const* environment);
 
   // What a run keeps of its job; options that have moved since are followed.
@@ -39,6 +43,10 @@ class JobConfig {
 
   // Paths are relative to the folder a command runs in; a run must find its data from anywhere.
   void make_paths_absolute();
+
+ private:
+  void read_python(const std::string& object, const JobRequest& request,
+                   const char* const* environment);
 };
 
 }  // namespace ductile::cli

@@ -50,6 +50,7 @@ void serve_replicas(const fs::path& run, json request, int64_t threads, int64_t 
   HeldSignals held;
   serving::RouterOptions options;
   options.http.at = {request.at("host"), request.at("port")};
+  if (request.at("follow_ms") == 0) options.model = request.at("name").get<std::string>();
   serving::Router router(loop, options);
   request["host"] = "127.0.0.1";
   request["port"] = 0;

@@ -14,6 +14,7 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
@@ -42,7 +43,15 @@ bool thread_invariant(const std::string& library) {
 // Where train.threads leaves the number open and the bits depend on it, it is 1 for the job's life.
 void settle_threads(JobConfig& config, Console& console) {
   spec::JobOptions& job = config.job;
-  if (job.train.threads > 0 || job.model.library.empty()) return;
+  if (job.train.threads > 0) return;
+  if (!job.python.object.empty()) {
+    job.train.threads = 1;
+    console.say(
+        "train.threads = 1 for the life of the job, since results of a model of your own "
+        "may depend on the number; --workers uses more cores");
+    return;
+  }
+  if (job.model.library.empty()) return;
   if (thread_invariant(job.model.library)) return;
   job.train.threads = 1;
   console.say(
@@ -235,7 +244,13 @@ ExitCode train(const TrainCommand& command, Context& context) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
     config.read_saved(folder.job_file());
   } else {
-    config.read(command.job, context.environment);
+    if (command.plan) {
+      config.read_data(command.job, context.environment);
+      set_plan(config.job, *command.plan);
+      spec::check(config.job);
+    } else {
+      config.read(command.job, context.environment);
+    }
     if (command.runs) config.job.runs = command.runs->string();
   }
   const server::HostSetup setup = host_setup_of(
@@ -254,7 +269,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   }
   if (command.resume && !command.trust)
     require_trusted(run::RunFolder::open(*command.resume).path());
-  const fs::path program = process::find_worker();
+  fs::path program = process::find_worker();
+  if (!config.job.python.object.empty()) program = process::python_worker(program);
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config, console);
   // Before anything in the folder is changed.

@@ -106,7 +106,7 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
 
 std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
   WorkerLaunch launch;
-  launch.program = process::find_worker();
+  launch.program = question.program.empty() ? process::find_worker() : question.program;
   launch.arguments = question.arguments;
   launch.environment = process::worker_environment(question.threads);
   launch.log = "/dev/null";

@@ -40,6 +40,7 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
 
 // A worker that answers a question and ends.
 struct WorkerQuestion {
+  fs::path program = {};  // empty: ductile-worker
   std::vector<std::string> arguments;
   int64_t threads = 1;                                         // 0: the cores this process may use
   std::function<void(const nlohmann::json& row)> on_row = {};  // of an answer with rows

@@ -10,6 +10,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/table.h"
+#include "ductile/cluster/event_feed_impl.h"
+#include "ductile/cluster/metrics_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/sha256_impl.h"
 #include "ductile/net/http_status.h"
@@ -88,11 +90,31 @@ class Api::ReaderLease {
 };
 
 Api::Api(fs::path store, CommitQueue& queue, std::function<double()> clock)
-    : store_(std::move(store)), queue_(queue), clock_(clock ? std::move(clock) : wall_seconds) {}
+    : store_(std::move(store)),
+      queue_(queue),
+      clock_(clock ? std::move(clock) : wall_seconds),
+      tokens_(clock_),
+      counts_(std::make_unique<RequestCounts>()),
+      feed_(std::make_unique<EventFeed>()) {
+  load_tokens();
+}
 
 Api::~Api() = default;
 
+void Api::count_refusal(int status) { counts_->count("", "", status, 0); }
+
 Answer Api::handle(const Call& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string_view route;
+  Answer out = carry_out(call, route);
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  // What clients make up makes no new series.
+  const std::string_view method = route.empty() ? "" : call.method == "POST" ? "POST" : "GET";
+  counts_->count(method, route, out.status, time.count());
+  return out;
+}
+
+Answer Api::carry_out(const Call& call, std::string_view& which) {
   try {
     if (call.path.size() > kMostPath)
       return error_answer(414, "invalid_argument", "too long a path");
@@ -106,6 +128,7 @@ Answer Api::handle(const Call& call) {
       if (!argument) continue;
       known = true;
       if (route.method != call.method) continue;
+      which = route.path;
       for (const auto& [name, value] : call.query) {
         if (!std::ranges::any_of(route.query, [&](const Parameter& p) { return p.name == name; }))
           fail(ErrorCode::invalid_argument,
@@ -123,6 +146,12 @@ Answer Api::handle(const Call& call) {
                                 "there is no such path; /v1/openapi.json lists all");
   } catch (const Refused& refused) {
     return error_answer(403, "refused", refused.what());
+  } catch (const Gone& gone) {
+    Json body = {{"error", gone.message()}, {"code", "gone"}, {"since", gone.since}};
+    if (gone.begin > 0) body["begin"] = gone.begin;
+    Answer out{410};
+    out.body = dump_json(body);
+    return out;
   } catch (const Error& error) {
     return error_answer(net::http_status(error.code()), to_string(error.code()), error.what());
   } catch (const std::exception& error) {
@@ -130,16 +159,24 @@ Answer Api::handle(const Call& call) {
   }
 }
 
-std::vector<Event> Api::wait_for_events(Revision after, JobId job, int64_t limit,
-                                        std::chrono::milliseconds patience) {
+std::string Api::wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::string text;
   while (true) {
     const uint64_t seen = queue_.commits();  // before the look: a commit in between is not missed
     {
       ReaderLease reader(*this);
-      auto events = (*reader).events(after, limit, job == 0 ? std::nullopt : std::optional(job));
-      if (!events.empty() || std::chrono::steady_clock::now() >= deadline) return events;
+      feed_->follow(*reader, seen);
+      if (!feed_->read(after, job, text)) {
+        constexpr auto kPage = static_cast<int64_t>(EventFeed::kMostOfOne);
+        for (const Event& event : job == 0 ? (*reader).whole_events(after, kPage)
+                                           : (*reader).events(after, kPage, job)) {
+          text += EventFeed::text_of(event);
+          after = event.seq;
+        }
+      }
     }
+    if (!text.empty() || std::chrono::steady_clock::now() >= deadline) return text;
     queue_.wait_for_commit(seen, deadline);
   }
 }
@@ -149,11 +186,25 @@ JobId Api::find_job(std::string_view text) {
   return (*reader).find(text).id;
 }
 
+void Api::load_tokens() {
+  ReaderLease reader(*this);
+  tokens_.load(*reader);
+}
+
+QueueFigures Request::queue() const { return api_.queue_.figures(); }
+const RequestCounts& Request::counts() const { return *api_.counts_; }
+const std::string& Request::address() const { return api_.address_; }
+const std::string& Request::pin() const { return api_.pin_; }
+void Request::load_tokens() { api_.load_tokens(); }
+
 double Request::now() const { return api_.clock_(); }
 
 const std::string& Request::policy() const { return api_.policy_; }
 
 std::string Request::link() const {
+  if (call.principal.by_token)
+    throw Refused(
+        "a link would outlive the token; users of the service's machine get one: ductile page");
   if (!api_.make_link_)
     fail(ErrorCode::not_found, "this service has no page; `ductile up` without --no-page has one");
   return api_.make_link_(call.principal);
@@ -200,7 +251,7 @@ nlohmann::json Request::object() const {
 const LiveView* Request::view() const { return api_.view_; }
 
 void Request::check(const Submission& submission, const nlohmann::json& spec) const {
-  if (api_.check_submission_) api_.check_submission_(submission, spec);
+  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal.role);
 }
 
 Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write) {
@@ -208,6 +259,7 @@ Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>&
   const std::string digest = digest_of(call);
   api_.queue_.commit([&](Change& change) {
     if (!call.key.empty()) {
+      change.forget_answers(now() - Api::kRemembered);
       if (const auto before = change.answered(call.principal.name, call.key, digest)) {
         out.body = *before;
         return;

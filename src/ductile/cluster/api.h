@@ -17,13 +17,16 @@
 #include "ductile/cluster/ledger.h"
 #include "ductile/cluster/principal.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/tokens.h"
 
 // The service's interface for programs, without any network: a request goes in, an answer comes
 // out. http_server.h puts it on sockets. All routes stand in one table (routes.cc), from which the
 // OpenAPI page is made, too.
 namespace ductile::cluster {
 
+class EventFeed;
 class LiveView;
+class RequestCounts;
 
 struct Call {
   std::string method;  // GET, POST
@@ -47,13 +50,14 @@ inline constexpr size_t kMostBody = size_t{1} << 20;
 // Thread-safe; holds a reader for each thread that is inside handle().
 class Api {
  public:
-  // The queue must outlive this object. `clock`: seconds since 1970.
+  // The queue, whose store is there, must outlive this object. `clock`: seconds since 1970.
   Api(fs::path store, CommitQueue& queue, std::function<double()> clock = {});
   ~Api();
 
   // Before the first call: what refuses a submission by throwing, and what is told of each commit,
   // on the thread of the request.
-  using CheckSubmission = std::function<void(const Submission&, const nlohmann::json& spec)>;
+  using CheckSubmission =
+      std::function<void(const Submission&, const nlohmann::json& spec, Role of_who_asks)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   // What the service says of itself, which must outlive this object; null: nothing.
   void show(const LiveView* view) { view_ = view; }
@@ -63,19 +67,38 @@ class Api {
   using MakeLink = std::function<std::string(const Principal&)>;
   void make_links(MakeLink link) { make_link_ = std::move(link); }
 
+  // Where programs on other machines reach the service, for the access files of new tokens; `pin`:
+  // of its certificate's key.
+  void set_address(std::string address, std::string pin) {
+    address_ = std::move(address);
+    pin_ = std::move(pin);
+  }
+  // Whom a token of the store stands for.
+  Recognition recognise(std::string_view token) const { return tokens_.recognise(token); }
+  // What the store says of tokens, from now on; for those that were not made by a request.
+  void load_tokens();
+
+  // A request that was refused before it came here, for the figures.
+  void count_refusal(int status);
+
+  static constexpr double kRemembered = 86400;  // seconds that the answer for a key is kept
+
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
 
-  // At most `limit` events after number `after`, of one job or (0) of all; waits so long for the
-  // first one. For event streams. Throws as Reader does.
-  std::vector<Event> wait_for_events(Revision after, JobId job, int64_t limit,
-                                     std::chrono::milliseconds patience);
+  // The text of events after number `after`, of one job or (0) of all, for an event stream; waits
+  // so long for the first one. Moves `after` behind them. Throws as Reader does, and Gone where
+  // some of all that follow `after` were removed.
+  std::string wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience);
   // By number or name. Throws not_found.
   JobId find_job(std::string_view text);
 
  private:
   friend class Request;
   class ReaderLease;
+
+  // `route`: the path in the table that it is for.
+  Answer carry_out(const Call& call, std::string_view& route);
 
   const fs::path store_;
   CommitQueue& queue_;
@@ -85,6 +108,10 @@ class Api {
   std::function<void()> on_commit_;
   std::string policy_;
   MakeLink make_link_;
+  std::string address_, pin_;
+  Tokens tokens_;
+  const std::unique_ptr<RequestCounts> counts_;
+  const std::unique_ptr<EventFeed> feed_;
   std::mutex ledger_mutex_;
   Ledger ledger_;
   CurveCache curves_;

@@ -7,6 +7,7 @@
 
 #include "ductile/base/json.h"
 #include "ductile/base/rng.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/testing/failing_vfs.h"
 
@@ -52,7 +53,8 @@ class Service : public ::testing::Test {
   const fs::path file = folder.path() / "store.db";
   Store store{file, testing::FailingVfs::name()};
   CommitQueue queue{store};
-  Api api{file, queue, [] { return 1e9; }};
+  double now = 1e9;
+  Api api{file, queue, [this] { return now; }};
   Principal who{"ada", Role::submit};
 };
 
@@ -107,7 +109,7 @@ TEST_F(Service, NamesCanStandInPathsAndOnPages) {
 
 TEST_F(Service, AfterManyRequestsAtOnceFewReadersAreKept) {
   int deep = 0;
-  api.check_submission([&](const Submission&, const Json&) {
+  api.check_submission([&](const Submission&, const Json&, Role) {
     if (++deep < 50) submit("job");  // while the reader of this request is in use
   });
   submit("job");
@@ -152,6 +154,24 @@ TEST_F(Service, ARequestWithAKeyIsCarriedOutOnceHoweverOftenAndFromManyThreads) 
   EXPECT_NE(submit("once", "k"), ids[0]) << "a key is its principal's own";
 }
 
+TEST_F(Service, AnAnswerIsKeptForADayAndNoLonger) {
+  const auto kept = [this] {
+    int64_t count = 0;
+    Database(file, Database::Access::read)
+        .query("SELECT count(*) FROM requests", [&](const Row& row) { count = row.integer(0); });
+    return count;
+  };
+  const JobId id = submit("once", "k");
+  now += Api::kRemembered;
+  EXPECT_EQ(submit("once", "k"), id);
+  submit("other", "l");
+  EXPECT_EQ(kept(), 2);
+  now += 1;
+  submit("third", "m");
+  EXPECT_EQ(kept(), 2) << "the oldest answer is gone";
+  EXPECT_NE(submit("once", "k"), id);
+}
+
 TEST_F(Service, CursorsLeadThroughAllPages) {
   for (int i = 0; i < 25; ++i) submit("job");
   std::vector<JobId> seen;
@@ -175,16 +195,22 @@ TEST_F(Service, CursorsLeadThroughAllPages) {
 
 TEST_F(Service, WhoWaitsForEventsIsWokenByTheNextOne) {
   using std::chrono::milliseconds;
-  EXPECT_TRUE(api.wait_for_events(0, 0, 10, milliseconds(1)).empty());
+  Revision at = 0;
+  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
   std::thread late([&] {
     std::this_thread::sleep_for(milliseconds(20));
     submit("job");
   });
-  EXPECT_EQ(api.wait_for_events(0, 0, 10, std::chrono::minutes(10)).size(), 1u);
+  EXPECT_NE(api.wait_for_events(at, 0, std::chrono::minutes(10)).find("id: 1\n"),
+            std::string::npos);
   late.join();
-  EXPECT_TRUE(api.wait_for_events(1, 0, 10, milliseconds(1)).empty());
+  EXPECT_EQ(at, 1);
+  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
   const JobId second = submit("second");
-  EXPECT_EQ(api.wait_for_events(0, second, 10, milliseconds(1)).size(), 1u) << "of one job alone";
+  at = 0;
+  const std::string one = api.wait_for_events(at, second, milliseconds(1));
+  EXPECT_EQ(one.find("id: 1\n"), std::string::npos) << "of one job alone";
+  EXPECT_NE(one.find("id: 2\n"), std::string::npos);
 }
 
 TEST_F(Service, TheDescriptionNamesEveryRoute) {

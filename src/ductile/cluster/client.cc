@@ -1,10 +1,18 @@
 #include "ductile/cluster/client.h"
 
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
 #include <httplib.h>
+#include <openssl/ssl.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/cluster/tls_impl.h"
 #include "ductile/net/secret.h"
 
 namespace ductile::cluster {
@@ -13,49 +21,170 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kTries = 3;
+constexpr int kWaits = 30;  // for a service that asks for patience
 
-httplib::Client client_of(const fs::path& socket) {
-  httplib::Client client(socket.string());
-  client.set_address_family(AF_UNIX);
-  client.set_connection_timeout(5);
-  client.set_read_timeout(60);
-  return client;
+// OpenSSL writes to connections whose other end is gone, for which the kernel would end this
+// program.
+class NoBrokenPipe {
+ public:
+  NoBrokenPipe() {
+    ::sigemptyset(&pipe_);
+    ::sigaddset(&pipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  NoBrokenPipe(const NoBrokenPipe&) = delete;
+  NoBrokenPipe& operator=(const NoBrokenPipe&) = delete;
+  ~NoBrokenPipe() {
+    const timespec now{};
+    if (::sigismember(&before_, SIGPIPE) == 0) ::sigtimedwait(&pipe_, nullptr, &now);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  sigset_t pipe_{}, before_{};
+};
+
+// Whether the server's key is the one that was pinned; what it showed is kept.
+struct Pin {
+  std::string wanted, shown;
+};
+
+int check_pin(X509_STORE_CTX* store, void* data) {
+  auto& pin = *static_cast<Pin*>(data);
+  try {
+    pin.shown = pin_of(X509_STORE_CTX_get0_cert(store));
+  } catch (const std::exception&) {
+    return 0;
+  }
+  return pin.shown == pin.wanted ? 1 : 0;
 }
 
-Json answer_of(const httplib::Result& result, const fs::path& socket) {
-  if (!result)
-    fail(ErrorCode::unavailable, "{}: no service answers there; `ductile up` starts one",
-         socket.string());
-  Json answer = parse_json<Json>(result->body);
-  if (result->status >= 300) {
-    const bool known = answer.is_object() && answer.contains("error");
-    const std::string code = known ? answer.value("code", "internal") : "internal";
-    // Refused to this user: no other attempt helps, as with what a state forbids.
-    fail(code == "refused" ? ErrorCode::conflict : error_code_from(code), "{}",
-         known ? answer.at("error").get<std::string>()
-               : fmt::format("{}: HTTP status {}", socket.string(), result->status));
-  }
-  return answer;
+bool asks_for_patience(const httplib::Result& result) { return result && result->status == 429; }
+
+// As long as it asks for.
+void have_patience(const httplib::Result& result) {
+  const std::string text = result->get_header_value("Retry-After");
+  int64_t seconds = 1;
+  std::from_chars(text.data(), text.data() + text.size(), seconds);
+  std::this_thread::sleep_for(std::chrono::seconds(std::clamp<int64_t>(seconds, 1, 10)));
 }
 
 }  // namespace
 
+class Client::Line {
+ public:
+  explicit Line(const Client& client)
+      : name_(client.name()),
+        where_(client.where()),
+        pin_{client.access_ ? client.access_->fingerprint : "", ""},
+        http_(client.access_ ? client.access_->address : client.socket_.string()) {
+    http_.set_connection_timeout(5);
+    http_.set_read_timeout(60);
+    if (!client.access_) {
+      http_.set_address_family(AF_UNIX);
+      return;
+    }
+    http_.set_bearer_token_auth(client.access_->token);
+    if (!client.access_->address.starts_with("https://")) return;
+    // The library looks at the chain and the host; a pinned key needs neither.
+    http_.enable_server_certificate_verification(pin_.wanted.empty());
+    SSL_CTX* const context = http_.ssl_context();
+    SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION);
+    if (pin_.wanted.empty()) return;
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+    SSL_CTX_set_cert_verify_callback(context, check_pin, &pin_);
+  }
+
+  httplib::Client& http() { return http_; }
+
+  // Throws where it was no service of ours that answered.
+  void check(const httplib::Result& result) const {
+    if (!pin_.shown.empty() && pin_.shown != pin_.wanted)
+      fail(ErrorCode::conflict,
+           "{}: the server there shows the key {}, and the access file has {}: it is another "
+           "server, or one whose key was made anew; ask its admin for a new access file, and send "
+           "nothing until then",
+           name_, pin_.shown, pin_.wanted);
+    if (!result && result.error() == httplib::Error::SSLServerVerification)
+      fail(ErrorCode::conflict,
+           "{}: nobody whom this machine trusts has signed the server's certificate for this host; "
+           "an access file with its fingerprint needs no signature: ductile token add",
+           name_);
+  }
+
+  Json answer_of(const httplib::Result& result) const {
+    check(result);
+    if (!result) fail(ErrorCode::unavailable, "{}", where_);
+    Json answer = parse_json<Json>(result->body);
+    if (result->status >= 300) {
+      const bool known = answer.is_object() && answer.contains("error");
+      const std::string code = known ? answer.value("code", "internal") : "internal";
+      // Refused to this user: no other attempt helps, as with what a state forbids.
+      if (known)
+        fail(code == "refused" ? ErrorCode::conflict
+             : code == "gone"  ? ErrorCode::not_found
+                               : error_code_from(code),
+             "{}", answer.at("error").get<std::string>());
+      const bool busy = result->status == 503 || result->status == 429;
+      fail(busy ? ErrorCode::unavailable : ErrorCode::internal, "{}: HTTP status {}", name_,
+           result->status);
+    }
+    return answer;
+  }
+
+ private:
+  const NoBrokenPipe no_broken_pipe_;
+  const std::string name_, where_;
+  Pin pin_;
+  httplib::Client http_;
+};
+
+std::string Client::name() const {
+  return access_ ? "the service at " + access_->address
+                 : "the service in " + socket_.parent_path().string();
+}
+
+std::string Client::where() const {
+  if (access_)
+    return fmt::format(
+        "no service answers at {}; it may have been stopped, or a firewall may be in between",
+        access_->address);
+  return fmt::format("no service answers in {}; `ductile up` starts one",
+                     socket_.parent_path().string());
+}
+
 bool Client::reachable() const {
   std::error_code ignored;
-  return fs::is_socket(socket_, ignored) && client_of(socket_).Get("/v1/jobs?limit=1");
+  if (!access_ && !fs::is_socket(socket_, ignored)) return false;
+  Line line(*this);
+  const auto result = line.http().Get("/v1/jobs?limit=1");
+  line.check(result);
+  return static_cast<bool>(result);
 }
 
 Json Client::get(const std::string& path) const {
-  return answer_of(client_of(socket_).Get(path), socket_);
+  for (int i = 1;; ++i) {
+    Line line(*this);
+    const auto result = line.http().Get(path);
+    if (!asks_for_patience(result) || i > kWaits) return line.answer_of(result);
+    have_patience(result);
+  }
 }
 
 Json Client::post(const std::string& path, const nlohmann::json& body) const {
   const httplib::Headers headers = {{"Idempotency-Key", net::to_hex(net::random_nonce())}};
   const std::string text = dump_json(body);
-  for (int i = 1;; ++i) {
-    const auto result = client_of(socket_).Post(path, headers, text, "application/json");
-    const bool lost = !result && result.error() != httplib::Error::Connection;
-    if (!lost || i == kTries) return answer_of(result, socket_);
+  for (int waits = 0, losses = 0;;) {
+    Line line(*this);
+    const auto result = line.http().Post(path, headers, text, "application/json");
+    if (asks_for_patience(result) && ++waits <= kWaits) {
+      have_patience(result);
+      continue;
+    }
+    // The connection stood, so the request may have been carried out.
+    const bool lost = !result && result.error() != httplib::Error::Connection &&
+                      result.error() != httplib::Error::SSLConnection;
+    if (!lost || ++losses == kTries) return line.answer_of(result);
   }
 }
 

@@ -1,23 +1,34 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/access_file.h"
 
 namespace ductile::cluster {
 
-// Requests to a service on this machine, over its unix socket. Errors of the service come as the
-// Error that they were there.
+// Requests to a service: over the unix socket of one on this machine, or with a token to any.
+// Errors of the service come as the Error that they were there; who is refused gets conflict, since
+// no other attempt helps.
 class Client {
  public:
-  // `folder`: of the service.
+  // `folder`: of a service on this machine.
   explicit Client(const fs::path& folder) : socket_(folder / "api.sock") {}
+  // With an access file.
+  explicit Client(Access access) : access_(std::move(access)) {}
 
-  // Whether a service answers.
+  // Whether a service answers. Throws conflict if it is another one than the access file means.
   bool reachable() const;
+  // For messages: what it is, and what to do if it does not answer.
+  std::string name() const;   // "the service in FOLDER"
+  std::string where() const;  // "no service answers in FOLDER; ..."
+  // On this machine, whose files are the service's.
+  bool is_local() const { return !access_; }
 
   // Throw unavailable if nobody answers. `path` has its query, if any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
@@ -25,7 +36,10 @@ class Client {
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;
 
  private:
+  class Line;  // a connection
+
   const fs::path socket_;
+  const std::optional<Access> access_;
 };
 
 // A text as part of a path or a query.

@@ -47,7 +47,7 @@ class CommandRunner : public JobRunner {
 
   ~CommandRunner() override {
     if (!pid_fd_) return;
-    ::pidfd_send_signal(pid_fd_.get(), SIGQUIT, nullptr, 0);
+    tell_keeper(SIGQUIT);
     pollfd end{pid_fd_.get(), POLLIN, 0};
     ::poll(&end, 1, kLastPatience);
     reap();
@@ -69,7 +69,7 @@ class CommandRunner : public JobRunner {
 
   void preempt() override {
     stopping_ = true;
-    if (pid_fd_) ::pidfd_send_signal(pid_fd_.get(), SIGTERM, nullptr, 0);
+    if (pid_fd_) tell_keeper(SIGTERM);
   }
 
   int64_t wanted() const override { return devices_; }
@@ -81,6 +81,12 @@ class CommandRunner : public JobRunner {
   JobProgress progress() const override { return {pid_fd_ ? attempt_ : -1, 0, 0}; }
 
  private:
+  // One that was stopped would neither hear it nor ever end.
+  void tell_keeper(int signal) const {
+    for (const int number : {signal, SIGCONT})
+      ::pidfd_send_signal(pid_fd_.get(), number, nullptr, 0);
+  }
+
   static int64_t count(const std::vector<Holding>& devices) {
     int64_t sum = 0;
     for (const Holding& h : devices) sum += h.devices;

@@ -120,6 +120,16 @@ TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
   EXPECT_TRUE(cluster.workers().empty());
 }
 
+// A chain of processes, each of which begets the next one and ends, faster than all can be looked
+// at.
+TEST(CommandJob, WhatRunsAwayIsCaught) {
+  LiveService cluster;
+  const JobId id =
+      cluster.submit_command("job", "perl -e 'for (;;) { exit if fork }' & sleep 0.3; exit 0");
+  cluster.wait_for(id, "finished");
+  EXPECT_TRUE(cluster.workers().empty());
+}
+
 TEST(CommandJob, GoesOnWithoutAServiceAndIsFoundAgain) {
   LiveService cluster;
   const fs::path go = cluster.folder() / "go";
@@ -187,6 +197,18 @@ TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
   cluster.wait_for(id, "finished");
   EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n2\n");
   EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+  cluster.wait_for_no_workers();
+}
+
+TEST(CommandJob, AStoppedKeeperIsWokenUpToEndIt) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("job", "echo >> begun; sleep 1000");
+  wait_for_lines(cluster.folder() / "begun", 1);
+  const pid_t keeper = keeper_of(cluster);
+  ASSERT_GT(keeper, 0);
+  ::kill(keeper, SIGSTOP);
+  cluster.act(id, "cancel");
+  cluster.wait_for(id, "cancelled");
   cluster.wait_for_no_workers();
 }
 

@@ -60,6 +60,11 @@ uint64_t CommitQueue::commits() const {
   return commits_;
 }
 
+QueueFigures CommitQueue::figures() const {
+  const std::lock_guard lock(mutex_);
+  return {commits_, waiting_.size()};
+}
+
 uint64_t CommitQueue::wait_for_commit(uint64_t seen,
                                       std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
@@ -79,11 +84,13 @@ void CommitQueue::run() {
     }
     lock.unlock();
     carry_out(batch);
+    lock.lock();
+    ++commits_;  // before anybody is told: who is told may look
+    committed_.notify_all();
+    lock.unlock();
     for (Waiting& change : batch) change.done(change.error ? &*change.error : nullptr);
     batch.clear();
     lock.lock();
-    ++commits_;
-    committed_.notify_all();
   }
 }
 

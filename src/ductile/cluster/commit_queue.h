@@ -14,6 +14,12 @@
 
 namespace ductile::cluster {
 
+// For those who watch.
+struct QueueFigures {
+  uint64_t commits = 0;
+  size_t waiting = 0;  // changes
+};
+
 // Commits changes on a thread of its own, so that nobody waits for a disk, and many in one
 // transaction, so that a disk that commits a hundred times a second takes thousands of requests.
 //
@@ -45,6 +51,7 @@ class CommitQueue {
   // How many transactions were committed; and waits until there are more than `seen`, or until
   // `deadline`. Gives the number then. For those who follow the events.
   uint64_t commits() const;
+  QueueFigures figures() const;
   uint64_t wait_for_commit(uint64_t seen, std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -4,12 +4,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ductile/base/files.h"
 #include "ductile/net/loop.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/launcher.h"
 #include "ductile/spec/cluster.h"
+#include "ductile/spec/pool.h"
 
 namespace ductile::cluster {
 
@@ -21,14 +23,28 @@ class Engine {
   virtual ~Engine() = default;
 
   // For the workers of one job, on all nodes; Launcher::place() says on which it may start them.
-  // The engine must outlive it.
-  virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) = 0;
+  // The engine must outlive it. `python`: of a Python job; throws not_found where the worker's
+  // program for these is missing. (Several nodes run none: they are refused when submitted.)
+  virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) = 0;
 
   // Why no process can be started on the node now; empty: it can. A node counts as usable only
   // when all that was started there before, and that no job knows any more, is gone.
   virtual std::string trouble(int32_t node) const = 0;
   // `on_change` is called when trouble() may say something else; it must only note this.
   virtual void call_on_change(std::function<void()> on_change) = 0;
+
+  // Why what runs on the node is to move away, although it could go on there for a while; empty: it
+  // may stay. Such a node takes nothing new.
+  virtual std::string leaving(int32_t) const { return ""; }
+  // Nothing of ours can be on the node, which is not there: it counts as lost without a grace.
+  virtual bool absent(int32_t) const { return false; }
+  // What jobs could use, and on which nodes any of them holds something, now and from now on. An
+  // engine that borrows its nodes borrows as many.
+  virtual void follow(int64_t /*devices*/, const std::vector<bool>& /*held*/) {}
+  virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()
+
+  // Nodes may go at any time: the most seconds between checkpoints of a job; 0: as the job says.
+  virtual int64_t checkpoint_every() const { return 0; }
 
   virtual int64_t nodes() const = 0;
   virtual std::string listen() const = 0;  // the address under which workers reach this machine
@@ -47,5 +63,18 @@ struct HostsEngineOptions {
 // hosts, or a node has more devices than one host takes workers.
 std::unique_ptr<Engine> make_hosts_engine(net::Loop& loop, const spec::Cluster& cluster,
                                           HostsEngineOptions options);
+
+struct SlurmEngineOptions {
+  fs::path folder;           // that all nodes share
+  fs::path program, worker;  // ductile and ductile-worker, under the same paths on all nodes
+  std::vector<spec::Pool> pools;
+  std::string listen;  // the address under which nodes reach this machine; empty: detected
+};
+// The nodes of a cluster all of whose groups are pools: pilots, batch jobs of Slurm of the
+// service's own (slurm_pool_impl.h). Throws invalid_argument for other clusters, and not_found
+// where sbatch, squeue or scancel is not there. Its end gives all pilots back; one that is killed
+// leaves them, and the next takes them over.
+std::unique_ptr<Engine> make_slurm_engine(net::Loop& loop, const spec::Cluster& cluster,
+                                          SlurmEngineOptions options);
 
 }  // namespace ductile::cluster

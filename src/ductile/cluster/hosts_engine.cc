@@ -2,6 +2,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/lock_impl.h"
 #include "ductile/server/agents.h"
 #include "ductile/server/hosts.h"
 
@@ -35,10 +36,11 @@ server::AgentsOptions agents_of(const spec::Cluster& cluster, HostsEngineOptions
 class HostsEngine final : public Engine {
  public:
   HostsEngine(net::Loop& loop, server::AgentsOptions options)
-      : listen_(server::listen_address(options.setup)),
+      : lock_(lock_of(options.folder / "server")),
+        listen_(server::listen_address(options.setup)),
         agents_(std::make_shared<server::Agents>(loop, std::move(options))) {}
 
-  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) override {
+  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
     return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
   }
   std::string trouble(int32_t node) const override {
@@ -51,6 +53,8 @@ class HostsEngine final : public Engine {
   std::string listen() const override { return listen_; }
 
  private:
+  // Two servers of one folder would end each other's agents and workers.
+  const Descriptor lock_;
   const std::string listen_;
   const std::shared_ptr<server::Agents> agents_;
 };

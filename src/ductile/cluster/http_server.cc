@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
+#include <cmath>
 #include <list>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <utility>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <httplib.h>
 #include <netinet/in.h>
@@ -18,123 +16,35 @@
 #include <poll.h>
 #include <pwd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/cluster/connection_impl.h"
+#include "ductile/cluster/limits_impl.h"
+#include "ductile/cluster/listeners_impl.h"
 #include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/page_server_impl.h"
 #include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/tls_impl.h"
 
 namespace ductile::cluster {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr int64_t kMostRequests = 10000;          // of one connection
-constexpr size_t kMostBytes = (size_t{2} << 20);  // of one request, with its head
-constexpr int64_t kStreamPage = 200;
-constexpr milliseconds kFarewell{1000};  // in which a client may read its last answer
-
-int left(Clock::time_point deadline) {
-  const auto rest = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-  return static_cast<int>(std::clamp<int64_t>(rest.count(), 0, 1000000));
-}
+constexpr int64_t kMostRequests = 10000;  // of one connection
+constexpr size_t kMostLogin = 4096;       // bytes of a body that comes before it is known who
+constexpr milliseconds kStreamRest{50};   // between two looks of a stream, at least
+constexpr int kLooks = 2000;              // of all streams, a second
+constexpr milliseconds kNap{50};          // of a connection that asks faster than it may
 
 // Without regard to case.
 bool same_word(std::string_view a, std::string_view b) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
   return std::ranges::equal(a, b, {}, lower, lower);
 }
-
-bool ready(int fd, short what, Clock::time_point deadline) {
-  while (true) {
-    pollfd polled{fd, what, 0};
-    const int n = ::poll(&polled, 1, left(deadline));
-    if (n > 0) return true;
-    if (n == 0 || errno != EINTR) return false;
-  }
-}
-
-// A connection as the library sees it. A request has to be whole by its deadline, so that a client
-// that sends a byte now and then is not waited for.
-class Connection final : public httplib::Stream {
- public:
-  Connection(int fd, const HttpOptions& options, const std::optional<Principal>& principal)
-      : principal(principal), fd_(fd), options_(options) {}
-
-  // Who is at the other end; over the port that is not known yet.
-  const std::optional<Principal>& principal;
-  // The next bytes may not be the beginning of a request: the connection ends after this answer.
-  // So it is until the library has understood the head of a request.
-  bool ends = true;
-
-  void begin() {
-    deadline_ = Clock::now() + options_.patience;
-    budget_ = kMostBytes;
-    ends = true;
-  }
-
-  bool is_readable() const override { return ready(fd_, POLLIN, deadline_); }
-  bool is_writable() const override {
-    return ready(fd_, POLLOUT, Clock::now() + options_.patience);
-  }
-  ssize_t read(char* to, size_t size) override {
-    if (begin_ == end_) {
-      if (budget_ == 0 || !is_readable()) return -1;
-      const ssize_t n = ::recv(fd_, buffer_, std::min(sizeof buffer_, budget_), 0);
-      if (n <= 0) return n;
-      begin_ = 0;
-      end_ = static_cast<size_t>(n);
-      budget_ -= end_;
-    }
-    const size_t n = std::min(size, end_ - begin_);
-    std::memcpy(to, buffer_ + begin_, n);
-    begin_ += n;
-    return static_cast<ssize_t>(n);
-  }
-  ssize_t write(const char* from, size_t size) override {
-    const auto deadline = Clock::now() + options_.patience;
-    size_t done = 0;
-    while (done < size) {
-      if (!ready(fd_, POLLOUT, deadline)) return -1;
-      const ssize_t n = ::send(fd_, from + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-      if (n <= 0) return -1;
-      done += static_cast<size_t>(n);
-    }
-    return static_cast<ssize_t>(size);
-  }
-  // Whether the next request begins within the time between two.
-  bool waits_for_more() const {
-    return begin_ < end_ || ready(fd_, POLLIN, Clock::now() + options_.idle);
-  }
-  // The kernel throws away an answer that is under way where bytes are left unread, so they are
-  // read.
-  void say_farewell() {
-    ::shutdown(fd_, SHUT_WR);
-    const auto deadline = Clock::now() + std::min(options_.patience, kFarewell);
-    while (ready(fd_, POLLIN, deadline) && Clock::now() < deadline) {
-      if (::recv(fd_, buffer_, sizeof buffer_, MSG_DONTWAIT) <= 0) break;
-    }
-    ::shutdown(fd_, SHUT_RDWR);
-  }
-  void get_remote_ip_and_port(std::string&, int&) const override {}
-  void get_local_ip_and_port(std::string&, int&) const override {}
-  socket_t socket() const override { return fd_; }
-
- private:
-  const int fd_;
-  const HttpOptions& options_;
-  Clock::time_point deadline_;
-  size_t budget_ = 0;
-  char buffer_[16384];
-  size_t begin_ = 0, end_ = 0;
-};
 
 // The connection that this thread serves: the library hands its handlers none.
 thread_local Connection* t_connection = nullptr;
@@ -176,57 +86,8 @@ std::optional<Refusal> refusal_of(const httplib::Request& request) {
   return std::nullopt;
 }
 
-// Under the lock of this path, so that no other server of ours is about to serve it. A socket that
-// nobody serves any more is removed; nothing else is.
-Descriptor listen_unix(const fs::path& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.native().size() >= sizeof address.sun_path)
-    fail(ErrorCode::invalid_argument,
-         "{}: a socket's path has at most {} bytes; choose a shorter one", path.string(),
-         sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path, path.c_str(), path.native().size());
-  const auto* const where = reinterpret_cast<const sockaddr*>(&address);
-  struct stat is {};
-  if (::lstat(path.c_str(), &is) == 0) {
-    if (!S_ISSOCK(is.st_mode))
-      fail(ErrorCode::conflict, "{}: is there and is no socket; choose another path",
-           path.string());
-    // Without waiting: who does not accept is there all the same.
-    const Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (::connect(probe.get(), where, sizeof address) == 0 || errno == EAGAIN)
-      fail(ErrorCode::conflict, "{}: another process serves it", path.string());
-    if (errno == ECONNREFUSED) ::unlink(path.c_str());
-  }
-  Descriptor out(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (out.get() < 0 || ::bind(out.get(), where, sizeof address) != 0)
-    fail_errno(path.string(), errno);
-  // Who may do what is decided by who connects.
-  if (::chmod(path.c_str(), 0666) != 0 || ::listen(out.get(), SOMAXCONN) != 0)
-    fail_errno(path.string(), errno);
-  return out;
-}
-
-Descriptor listen_loopback(uint16_t port, bool or_any, uint16_t* got) {
-  Descriptor out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  ::setsockopt(out.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* const where = reinterpret_cast<sockaddr*>(&address);
-  bool bound = out.get() >= 0 && ::bind(out.get(), where, size) == 0;
-  if (!bound && or_any && errno == EADDRINUSE) {
-    address.sin_port = 0;
-    bound = ::bind(out.get(), where, size) == 0;
-  }
-  if (!bound || ::listen(out.get(), SOMAXCONN) != 0 || ::getsockname(out.get(), where, &size) != 0)
-    fail_errno(fmt::format("127.0.0.1:{}", port), errno);
-  *got = ntohs(address.sin_port);
-  return out;
-}
+// How limits call a principal.
+std::string client_of(const Principal& principal) { return "=" + principal.name; }
 
 }  // namespace
 
@@ -244,43 +105,53 @@ class HttpServer::Impl : httplib::Server {
   ~Impl() override;
 
   uint16_t port() const { return port_; }
+  uint16_t tls_port() const { return tls_port_; }
+  const std::string& pin() const { return pin_; }
 
  private:
-  // Who is at the other end of a connection; over the port that is not known yet.
-  struct Peer {
-    std::optional<Principal> principal;
-    int64_t share = -1;  // whose connections are counted together
-  };
+  enum class Door : uint8_t { socket, loopback, tls };
   struct Client {
     Descriptor socket;
+    Door door = Door::socket;
+    std::optional<Principal> principal;  // of the unix socket
+    std::string stranger;                // how limits call it until it has said who it is
+    Limits::Seat seat;
     std::thread thread;
-    Peer peer;
     std::atomic<bool> over = false;
   };
 
+  void open_tls();
   void accept_all();
-  void accept_one(int listener, bool from_unix);
+  void accept_one(int listener, Door door);
   void reap(bool all);
   void serve(Client& client);
-  std::optional<Principal> principal_of(const httplib::Request& request);
+  void serve_requests(Client& client, Wire& wire);
+  Recognition recognise(const httplib::Request& request);
   bool refuse(const httplib::Request& request, httplib::Response& response);
+  bool refuse_stranger(const std::string& fault, const httplib::Request& request,
+                       httplib::Response& response);
+  bool refuse_haste(const Principal& who, const httplib::Request& request,
+                    httplib::Response& response);
   void answer_with_body(const httplib::Request& request, httplib::Response& response,
                         const httplib::ContentReader& content);
   void answer(const httplib::Request& request, std::string body, httplib::Response& response);
-  void stream(const Call& call, std::string_view last, httplib::Response& response);
+  void stream(const Call& call, const httplib::Request& request, httplib::Response& response);
 
   Api& api_;
   const HttpOptions options_;
   std::optional<PageServer> page_;
-  Descriptor lock_, unix_, loopback_, wake_in_, wake_out_;
-  uint16_t port_ = 0;
+  std::optional<TlsContext> tls_context_;
+  std::string pin_;
+  Descriptor lock_, unix_, loopback_, tls_, wake_in_, wake_out_;
+  uint16_t port_ = 0, tls_port_ = 0;
   std::atomic<bool> stopping_ = false;
+  Limits limits_;
   std::list<Client> clients_;  // of the accepting thread
-  std::map<int64_t, int> shares_;
   std::thread thread_;
 };
 
-HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std::move(options)) {
+HttpServer::Impl::Impl(Api& api, HttpOptions options)
+    : api_(api), options_(std::move(options)), limits_(options_.limits) {
   if (!options_.socket.empty()) {
     lock_ = lock_of(options_.socket);
     unix_ = listen_unix(options_.socket);
@@ -290,6 +161,7 @@ HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std:
     options_.page->set_port(port_);
     page_.emplace(*options_.page);
   }
+  if (options_.tls) open_tls();
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
   wake_out_ = Descriptor(ends[0]);
@@ -311,6 +183,18 @@ HttpServer::Impl::Impl(Api& api, HttpOptions options) : api_(api), options_(std:
   thread_ = std::thread([this] { accept_all(); });
 }
 
+void HttpServer::Impl::open_tls() {
+  const HttpTls& tls = *options_.tls;
+  if (!options_.principal_of)
+    fail(ErrorCode::invalid_argument,
+         "{}: nothing listens beyond this machine without tokens, and this service knows none",
+         tls.address.to_string());
+  if (tls.make) make_certificate(tls.certificate, tls.key, tls.address.host);
+  tls_context_.emplace(tls.certificate, tls.key);
+  pin_ = tls_context_->pin();
+  tls_ = listen_beyond(tls.address, &tls_port_);
+}
+
 HttpServer::Impl::~Impl() {
   stopping_ = true;
   wake_in_.close();
@@ -322,55 +206,62 @@ HttpServer::Impl::~Impl() {
 
 void HttpServer::Impl::accept_all() {
   while (!stopping_) {
-    pollfd polled[3] = {
-        {wake_out_.get(), POLLIN, 0}, {unix_.get(), POLLIN, 0}, {loopback_.get(), POLLIN, 0}};
-    if (::poll(polled, 3, 1000) < 0 && errno != EINTR) return;
+    pollfd polled[4] = {{wake_out_.get(), POLLIN, 0},
+                        {unix_.get(), POLLIN, 0},
+                        {loopback_.get(), POLLIN, 0},
+                        {tls_.get(), POLLIN, 0}};
+    if (::poll(polled, 4, 1000) < 0 && errno != EINTR) return;
     if (stopping_) return;
     reap(false);
-    if (polled[1].revents != 0) accept_one(unix_.get(), true);
-    if (polled[2].revents != 0) accept_one(loopback_.get(), false);
+    if (polled[1].revents != 0) accept_one(unix_.get(), Door::socket);
+    if (polled[2].revents != 0) accept_one(loopback_.get(), Door::loopback);
+    if (polled[3].revents != 0) accept_one(tls_.get(), Door::tls);
   }
 }
 
-void HttpServer::Impl::accept_one(int listener, bool from_unix) {
-  Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+void HttpServer::Impl::accept_one(int listener, Door door) {
+  Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() < 0) {
     // Out of descriptors: others have to end first.
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
       std::this_thread::sleep_for(milliseconds(50));
     return;
   }
-  Peer peer;
-  if (from_unix) {
+  std::optional<Principal> principal;
+  std::string stranger;
+  if (door == Door::socket) {
     ucred who{};
     socklen_t size = sizeof who;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return;
     const Role role = options_.role_of         ? options_.role_of(who.uid)
                       : who.uid == ::geteuid() ? Role::admin
                                                : Role::submit;
-    peer.principal = Principal{user_name(who.uid), role};
-    peer.share = static_cast<int64_t>(who.uid);
+    principal = Principal{user_name(who.uid), role};
   } else {
     const int on = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    stranger = stranger_at(socket.get());
   }
-  if (static_cast<int>(clients_.size()) >= options_.most_connections ||
-      shares_[peer.share] >= options_.most_connections_of_one) {
+  Limits::Seat seat = principal ? limits_.connection(client_of(*principal), false)
+                                : limits_.connection(stranger, true);
+  if (!seat) {
     constexpr std::string_view kBusy =
         "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
         "Content-Length: 0\r\n\r\n";
+    if (door == Door::tls) return;  // a handshake would cost what the limit saves
     [[maybe_unused]] const ssize_t n =
         ::send(socket.get(), kBusy.data(), kBusy.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return;
   }
   Client& client = clients_.emplace_back();
   client.socket = std::move(socket);
-  client.peer = std::move(peer);
-  ++shares_[client.peer.share];
+  client.door = door;
+  client.principal = std::move(principal);
+  client.stranger = std::move(stranger);
+  client.seat = std::move(seat);
   try {
     client.thread = std::thread([this, &client] { serve(client); });
   } catch (const std::system_error&) {  // no thread to be had
-    --shares_[client.peer.share];
     clients_.pop_back();
   }
 }
@@ -382,91 +273,166 @@ void HttpServer::Impl::reap(bool all) {
       continue;
     }
     it->thread.join();
-    if (--shares_[it->peer.share] == 0) shares_.erase(it->peer.share);
     it = clients_.erase(it);
   }
 }
 
 void HttpServer::Impl::serve(Client& client) {
   try {
-    Connection connection(client.socket.get(), options_, client.peer.principal);
-    t_connection = &connection;
-    bool closed = false;
-    for (int64_t i = 1; !closed && !stopping_ && connection.waits_for_more(); ++i) {
-      connection.begin();
-      const bool served =
-          process_request(connection, i >= kMostRequests, closed, [&](httplib::Request& request) {
-            // The library is less strict about where chunks end than it should be.
-            connection.ends = request.has_header("Transfer-Encoding") || refusal_of(request) ||
-                              same_word(request.get_header_value("Connection"), "close");
-            if (connection.ends) {
-              request.headers.erase("Connection");
-              request.headers.emplace("Connection", "close");
-            }
-            // Without a length it would read until the client closes.
-            if (!request.has_header("Transfer-Encoding") && !request.has_header("Content-Length"))
-              request.headers.emplace("Content-Length", "0");
-            // Neither parts of answers, each a copy of its own, nor forms are served.
-            request.ranges.clear();
-            for (const char* name : {"Range", "Content-Type"}) request.headers.erase(name);
-          });
-      if (!served || connection.ends) break;
+    if (client.door == Door::tls) {
+      TlsWire wire(client.socket.get(), tls_context_->get());
+      const auto patience = std::min(options_.patience, options_.strangers_patience);
+      if (wire.shake_hands(Clock::now() + patience)) serve_requests(client, wire);
+    } else {
+      Wire wire(client.socket.get());
+      serve_requests(client, wire);
     }
-    connection.say_farewell();
   } catch (const std::exception&) {
     // Out of memory for this client; it sees the end of its connection.
-    ::shutdown(client.socket.get(), SHUT_RDWR);
   }
+  ::shutdown(client.socket.get(), SHUT_RDWR);
   client.over = true;
 }
 
-std::optional<Principal> HttpServer::Impl::principal_of(const httplib::Request& request) {
-  if (t_connection->principal) return t_connection->principal;
+void HttpServer::Impl::serve_requests(Client& client, Wire& wire) {
+  Connection connection(wire, options_, client.principal, client.stranger, client.seat,
+                        client.door == Door::loopback);
+  t_connection = &connection;
+  bool closed = false;
+  for (int64_t i = 1; !closed && !stopping_ && connection.waits_for_more(); ++i) {
+    connection.begin();
+    const bool served =
+        process_request(connection, i >= kMostRequests, closed, [&](httplib::Request& request) {
+          connection.begin_body();
+          // The library is less strict about where chunks end than it should be.
+          connection.ends = request.has_header("Transfer-Encoding") || refusal_of(request) ||
+                            same_word(request.get_header_value("Connection"), "close");
+          if (connection.ends) {
+            request.headers.erase("Connection");
+            request.headers.emplace("Connection", "close");
+          }
+          // Without a length it would read until the client closes.
+          if (!request.has_header("Transfer-Encoding") && !request.has_header("Content-Length"))
+            request.headers.emplace("Content-Length", "0");
+          // Neither parts of answers, each a copy of its own, nor forms are served.
+          request.ranges.clear();
+          for (const char* name : {"Range", "Content-Type"}) request.headers.erase(name);
+        });
+    connection.work.release();
+    if (const int status = std::exchange(connection.refused, 0)) api_.count_refusal(status);
+    if (std::exchange(connection.hasty, false)) std::this_thread::sleep_for(kNap);
+    if (!served || connection.ends) break;
+  }
+  connection.say_farewell();
+}
+
+Recognition HttpServer::Impl::recognise(const httplib::Request& request) {
   constexpr std::string_view kBearer = "Bearer ";
+  if (t_connection->known) return {t_connection->known, ""};
   const std::string given = request.get_header_value("Authorization");
-  if (given.empty() && page_) return page_->principal_of(request);
+  if (given.empty() && page_ && t_connection->has_page)
+    return {page_->principal_of(request), "log in by a link; `ductile page` prints one"};
   if (!options_.principal_of ||
       !same_word(std::string_view(given).substr(0, kBearer.size()), kBearer))
-    return std::nullopt;
+    return {{}, "a token is wanted: \"Authorization: Bearer ...\""};
   return options_.principal_of(std::string_view(given).substr(kBearer.size()));
 }
+
+namespace {
+
+// A refusal by the head alone. The body, of which nothing was read, ends the connection.
+bool refuse_with(const httplib::Request& request, httplib::Response& response, int status,
+                 std::string_view code, std::string_view text) {
+  if (request.get_header_value("Content-Length") != "0") t_connection->ends = true;
+  t_connection->refused = status;
+  response.status = status;
+  response.set_content(dump_json(nlohmann::json{{"error", text}, {"code", code}}),
+                       "application/json");
+  return true;
+}
+
+}  // namespace
 
 // Whether the head alone decides that the answer is a refusal. Nothing of its body was read then.
 bool HttpServer::Impl::refuse(const httplib::Request& request, httplib::Response& response) {
   response.set_header("X-Content-Type-Options", "nosniff");
   response.set_header("Cache-Control", "no-store");
-  const auto set = [&](int status, std::string_view code, std::string_view text) {
-    if (request.get_header_value("Content-Length") != "0") t_connection->ends = true;
-    response.status = status;
-    response.set_content(dump_json(nlohmann::json{{"error", text}, {"code", code}}),
-                         "application/json");
-    return true;
-  };
   if (const auto refusal = refusal_of(request))
-    return set(refusal->status, to_string(refusal->code), refusal->text);
-  if (page_ && !t_connection->principal) {
+    return refuse_with(request, response, refusal->status, to_string(refusal->code), refusal->text);
+  if (page_ && t_connection->has_page) {
     if (const std::string fault = PageServer::fault(request); !fault.empty())
-      return set(403, "refused", fault);
+      return refuse_with(request, response, 403, "refused", fault);
     if (page_->gave_file(request, response)) return true;
     if (PageServer::is_login(request)) return false;
   }
-  if (!principal_of(request))
-    return set(401, "refused", "a token is wanted: \"Authorization: Bearer ...\"");
+  const Recognition who = recognise(request);
+  if (!who.principal) return refuse_stranger(who.fault, request, response);
+  return refuse_haste(*who.principal, request, response);
+}
+
+// Those who say nobody, or wrongly, are answered slowly.
+bool HttpServer::Impl::refuse_stranger(const std::string& fault, const httplib::Request& request,
+                                       httplib::Response& response) {
+  if (limits_.pace(t_connection->stranger, true, Clock::now()) == 0)
+    return refuse_with(request, response, 401, "refused", fault);
+  t_connection->ends = true;
+  response.set_header("Retry-After", "1");
+  return refuse_with(request, response, 429, "unavailable",
+                     "too many requests came from there without a token that is known");
+}
+
+// Whether this client has to wait, since it has as much as it may. Else its request may be worked
+// at.
+bool HttpServer::Impl::refuse_haste(const Principal& who, const httplib::Request& request,
+                                    httplib::Response& response) {
+  const auto slow_down = [&](int64_t seconds, std::string_view text) {
+    response.set_header("Retry-After", std::to_string(seconds));
+    return refuse_with(request, response, 429, "unavailable", text);
+  };
+  t_connection->welcome = true;
+  t_connection->who = who;
+  const std::string client = client_of(who);
+  if (!limits_.becomes(t_connection->seat, client)) {
+    t_connection->ends = true;
+    return slow_down(1, fmt::format("{} has {} connections; end some of them first", who.name,
+                                    options_.limits.connections_of_one));
+  }
+  const auto now = Clock::now();
+  if (const double wait = limits_.pace(client, false, now); wait > 0) {
+    t_connection->hasty = true;
+    return slow_down(static_cast<int64_t>(std::ceil(wait)),
+                     fmt::format("{} sends more than {:g} requests a second; try again in a moment",
+                                 who.name, options_.limits.rate));
+  }
+  // From here on it may take memory for a body.
+  t_connection->work = limits_.work(client, now + options_.patience);
+  if (!t_connection->work)
+    return slow_down(
+        1, fmt::format("{} has {} requests under way; try again when they are answered", who.name,
+                       options_.limits.requests_of_one));
   return false;
 }
 
 void HttpServer::Impl::answer_with_body(const httplib::Request& request,
                                         httplib::Response& response,
                                         const httplib::ContentReader& content) {
+  const size_t most =
+      t_connection->has_page && PageServer::is_login(request) ? kMostLogin : kMostBody;
   std::string body;
   const bool whole = content([&](const char* data, size_t size) {
     body.append(data, size);  // unpacked: a small body may become a large one
-    return body.size() <= kMostBody;
+    return body.size() <= most;
   });
   if (!whole) t_connection->ends = true;
-  if (!whole && body.size() <= kMostBody) {
+  if (!whole && body.size() <= most) {
     response.status = 400;
     response.set_content(R"({"error":"the body is not whole","code":"invalid_argument"})",
+                         "application/json");
+    return;
+  }
+  if (body.size() > most && most < kMostBody) {
+    response.status = 413;
+    response.set_content(R"({"error":"a log-in is small","code":"invalid_argument"})",
                          "application/json");
     return;
   }
@@ -475,7 +441,7 @@ void HttpServer::Impl::answer_with_body(const httplib::Request& request,
 
 void HttpServer::Impl::answer(const httplib::Request& request, std::string body,
                               httplib::Response& response) {
-  if (page_ && !t_connection->principal && PageServer::is_login(request))
+  if (page_ && t_connection->has_page && PageServer::is_login(request))
     return page_->answer(request, body, response);
   Call call;
   call.method = request.method == "HEAD" ? "GET" : request.method;
@@ -483,10 +449,10 @@ void HttpServer::Impl::answer(const httplib::Request& request, std::string body,
   for (const auto& [name, value] : request.params) call.query[name] = value;
   call.key = request.get_header_value("Idempotency-Key");
   call.body = std::move(body);
-  call.principal = principal_of(request).value_or(Principal{});
+  call.principal = t_connection->who;
   if (call.method == "GET" && call.path == "/v1/events" && request.version != "HTTP/1.0" &&
       request.get_header_value("Accept").find("text/event-stream") != std::string::npos)
-    return stream(call, request.get_header_value("Last-Event-ID"), response);
+    return stream(call, request, response);
   Answer out = api_.handle(call);
   response.status = out.status;
   for (const auto& [name, value] : out.headers) response.set_header(name, value);
@@ -494,12 +460,13 @@ void HttpServer::Impl::answer(const httplib::Request& request, std::string body,
 }
 
 // Server-sent events. The number of an event is its id, so that a browser whose connection broke
-// goes on where it was.
-void HttpServer::Impl::stream(const Call& call, std::string_view last,
+// goes on where it was. A stream ends when its client may no longer see it.
+void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
                               httplib::Response& response) {
   // The list itself says what is wrong with the query.
   Call check = call;
-  if (!last.empty()) check.query["after"] = last;
+  if (request.has_header("Last-Event-ID"))
+    check.query["after"] = request.get_header_value("Last-Event-ID");
   check.query["limit"] = "1";
   const Answer first = api_.handle(check);
   if (first.status != 200) {
@@ -507,25 +474,38 @@ void HttpServer::Impl::stream(const Call& call, std::string_view last,
     response.set_content(first.body, first.type);
     return;
   }
+  const auto seat = std::make_shared<Limits::Seat>(limits_.stream(client_of(t_connection->who)));
+  if (!*seat) {
+    response.set_header("Retry-After", "1");
+    refuse_with(request, response, 429, "unavailable",
+                fmt::format("{} has as many event streams as there may be; end some of them first",
+                            t_connection->who.name));
+    return;
+  }
+  t_connection->work.release();
   const auto after_text = check.query.find("after");
   const Revision after =
       after_text == check.query.end() ? 0 : std::stoll(after_text->second);  // it was checked
   const auto job_text = call.query.find("job");
   const JobId job = job_text == call.query.end() ? 0 : api_.find_job(job_text->second);
+  const auto asked = std::make_shared<httplib::Request>(request);
   response.set_chunked_content_provider(
-      "text/event-stream", [this, job, at = after](size_t, httplib::DataSink& sink) mutable {
-        if (stopping_) return false;
+      "text/event-stream", [this, job, at = after, seat, asked, first_time = true](
+                               size_t, httplib::DataSink& sink) mutable {
         std::string text;
         try {
+          // What happens at once is sent at once. Many streams rest longer, so that they leave the
+          // processors to the others.
+          if (!first_time)
+            std::this_thread::sleep_for(
+                std::max(kStreamRest, milliseconds(1000 * limits_.streams() / kLooks)));
+          first_time = false;
           // Short waits, so that the end of the service is not held up.
           const auto until = Clock::now() + options_.heartbeat;
-          while (text.empty() && !stopping_ && Clock::now() < until) {
+          while (text.empty() && Clock::now() < until) {
             const auto wait = std::min<milliseconds>(milliseconds(200), options_.heartbeat);
-            for (const Event& event : api_.wait_for_events(at, job, kStreamPage, wait)) {
-              text += fmt::format("id: {}\nevent: {}\ndata: {}\n\n", event.seq, event.kind,
-                                  dump_json(to_json(event)));
-              at = event.seq;
-            }
+            text = api_.wait_for_events(at, job, wait);
+            if (stopping_ || !recognise(*asked).principal) return false;
           }
         } catch (const std::exception&) {
           return false;  // the client comes again, and is told why
@@ -539,5 +519,7 @@ HttpServer::HttpServer(Api& api, HttpOptions options)
     : impl_(std::make_unique<Impl>(api, std::move(options))) {}
 HttpServer::~HttpServer() = default;
 uint16_t HttpServer::port() const { return impl_->port(); }
+uint16_t HttpServer::tls_port() const { return impl_->tls_port(); }
+const std::string& HttpServer::pin() const { return impl_->pin(); }
 
 }  // namespace ductile::cluster

@@ -30,9 +30,9 @@ class Http : public ::testing::Test {
     server.reset();
     options.socket = folder.path() / "api.sock";
     options.port = 0;
-    options.principal_of = [](std::string_view token) -> std::optional<Principal> {
-      if (token == "let-me-in") return Principal{"tia", Role::submit};
-      return std::nullopt;
+    options.principal_of = [](std::string_view token) -> Recognition {
+      if (token == "let-me-in") return {Principal{"tia", Role::submit, "", true}, ""};
+      return {{}, "unknown"};
     };
     server = std::make_unique<HttpServer>(api, std::move(options));
   }
@@ -179,9 +179,9 @@ TEST_F(Http, EventsAreStreamedAsTheyHappenAndGoOnWhereAClientWas) {
   EXPECT_EQ(receive(socket).find("id: 3"), std::string::npos);
 }
 
-TEST_F(Http, OneUserCannotTakeAllConnections) {
+TEST_F(Http, OneClientCannotTakeAllConnections) {
   HttpOptions options;
-  options.most_connections_of_one = 3;
+  options.limits.connections_of_one = 3;
   start(options);
   std::vector<Descriptor> held;
   for (int i = 0; i < 3; ++i) {
@@ -193,6 +193,101 @@ TEST_F(Http, OneUserCannotTakeAllConnections) {
   const Descriptor other = connect_unix();
   send(other, "GET /v1/jobs HTTP/1.1\r\nConnection: close\r\n\r\n");
   EXPECT_NE(receive(other).find("200"), std::string::npos);
+}
+
+// What a connection counts as follows who uses it, so that those who share an address or a tunnel
+// have limits of their own.
+TEST_F(Http, AConnectionCountsAsWhoeverItSaysItIs) {
+  HttpOptions options;
+  options.limits.connections_of_one = 2;
+  start(options);
+  std::vector<Descriptor> held;
+  for (int i = 0; i < 2; ++i) {
+    held.push_back(connect_port());
+    send(held.back(), "GET /v1/jobs HTTP/1.1\r\nAuthorization: Bearer let-me-in\r\n\r\n");
+    EXPECT_NE(receive(held.back(), "jobs").find("200"), std::string::npos);
+  }
+  const Descriptor third = connect_port();
+  send(third, "GET /v1/jobs HTTP/1.1\r\nAuthorization: Bearer let-me-in\r\n\r\n");
+  const std::string answer = receive(third);
+  EXPECT_NE(answer.find("HTTP/1.1 429"), std::string::npos) << answer;
+  EXPECT_NE(answer.find("tia has 2 connections"), std::string::npos) << answer;
+  const Descriptor stranger = connect_port();
+  send(stranger, "GET /v1/jobs HTTP/1.1\r\n\r\n");
+  EXPECT_NE(receive(stranger, "code").find("401"), std::string::npos);
+}
+
+TEST_F(Http, AClientThatAsksTooFastIsToldWhenToComeAgain) {
+  HttpOptions options;
+  options.limits.rate = 0.001;
+  options.limits.burst = 3;
+  options.limits.strangers_rate = 0.001;
+  options.limits.strangers_burst = 2;
+  start(options);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client().Get("/v1/jobs")->status, 200);
+  const auto fourth = client().Get("/v1/jobs");
+  EXPECT_EQ(fourth->status, 429);
+  EXPECT_EQ(fourth->get_header_value("Retry-After"), "1000");
+  EXPECT_NE(fourth->body.find("try again"), std::string::npos);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(client("wrong").Get("/v1/jobs")->status, 401);
+  EXPECT_EQ(client("wrong").Get("/v1/jobs")->status, 429);
+  const Descriptor other = connect_unix();
+  send(other, "GET /v1/jobs HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_NE(receive(other).find("200"), std::string::npos) << "another client is not delayed";
+}
+
+TEST_F(Http, EventStreamsOfOneClientAreCounted) {
+  HttpOptions options;
+  options.limits.streams_of_one = 1;
+  start(options);
+  client().Post("/v1/jobs", kJob, "application/json");
+  const std::string ask = "GET /v1/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n";
+  Descriptor first = connect_unix();
+  send(first, ask);
+  EXPECT_NE(receive(first, "\n\n\r\n").find("200"), std::string::npos);
+  const Descriptor second = connect_unix();
+  send(second, ask);
+  EXPECT_NE(receive(second, "}").find("HTTP/1.1 429"), std::string::npos);
+  // A stream whose client is gone is noticed when there is something to say.
+  first.close();
+  for (std::string answer; answer.find("HTTP/1.1 200") == std::string::npos;) {
+    client().Post("/v1/jobs", kJob, "application/json");
+    const Descriptor again = connect_unix();
+    send(again, ask);
+    answer = receive(again, "\r\n\r\n");
+  }
+}
+
+TEST_F(Http, AStreamEndsWhenItsTokenIsRevoked) {
+  std::atomic<bool> revoked = false;
+  HttpOptions options;
+  options.socket = folder.path() / "other.sock";
+  options.port = 0;
+  options.principal_of = [&](std::string_view) -> Recognition {
+    if (revoked) return {{}, "revoked"};
+    return {Principal{"tia", Role::read, "", true}, ""};
+  };
+  const HttpServer other(api, options);
+  httplib::Client http("127.0.0.1", other.port());
+  http.set_read_timeout(60);
+  http.set_default_headers({{"Authorization", "Bearer x"}, {"Accept", "text/event-stream"}});
+  client().Post("/v1/jobs", kJob, "application/json");
+  std::string seen;
+  http.Get("/v1/events", [&](const char* data, size_t size) {
+    seen.append(data, size);
+    if (!revoked.exchange(true)) client().Post("/v1/jobs/1/cancel", "", "application/json");
+    return true;
+  });
+  EXPECT_NE(seen.find("event: submitted"), std::string::npos);
+  EXPECT_EQ(seen.find("event: wish"), std::string::npos);
+}
+
+TEST_F(Http, AHeadOfManyLinesIsNotRead) {
+  std::string head = "GET /v1/jobs HTTP/1.1\r\n";
+  for (int i = 0; i < 200; ++i) head += "a:\r\n";
+  const Descriptor socket = connect_unix();
+  send(socket, head + "\r\n");
+  EXPECT_NE(receive(socket).find("HTTP/1.1 400"), std::string::npos);
 }
 
 TEST_F(Http, ASocketIsServedOnceAndAStaleOneIsReplaced) {
@@ -281,9 +376,9 @@ TEST_F(Http, APostWithoutABodyNeedsNoLength) {
 
 // Each part would be a copy of the answer: some bytes for gigabytes.
 TEST_F(Http, AnAnswerIsServedWhole) {
-  const auto answer = client().Get("/metrics", {{"Range", "bytes=0-,0-,0-"}});
+  const auto answer = client().Get("/v1/openapi.json", {{"Range", "bytes=0-,0-,0-"}});
   EXPECT_EQ(answer->status, 200);
-  EXPECT_EQ(answer->body, client().Get("/metrics")->body);
+  EXPECT_EQ(answer->body, client().Get("/v1/openapi.json")->body);
 }
 
 TEST_F(Http, ABodyIsJsonWhateverItIsCalled) {

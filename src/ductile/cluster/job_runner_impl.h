@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -21,6 +22,10 @@ namespace ductile::cluster {
 struct JobProgress {
   int64_t generation = -1;            // rises whenever other processes do the steps
   int64_t step = 0, total_steps = 0;  // total 0: unknown
+  // For how many seconds it stood still at its last start or change of devices, and how many of
+  // these were measured.
+  double pause = 0;
+  int64_t pauses = 0;
 };
 
 // How a job ended here.
@@ -57,13 +62,22 @@ class JobRunner {
 
 // Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
 // conflict if somebody else runs it, and as run::RunFolder does.
+// `alone`: server::JobHostOptions::alone.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job);
+                                             spec::JobOptions& job, std::chrono::seconds alone);
 
 // Any program (command_impl.h): one keeper for each attempt, on the run directory `run`. `keeper`:
 // the program ductile-keeper. Throws unavailable if the directory cannot be made.
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
                                                const fs::path& run, const CommandSpec& command);
+
+class Front;
+
+// Replicas that answer inference requests behind `front`, which outlives the runner (front_impl.h):
+// one worker on each device. Throws not_found if the run that is to be served is not there, and
+// conflict if somebody else runs the job.
+std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                             Front& front, std::chrono::seconds alone);
 
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);

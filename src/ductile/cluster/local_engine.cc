@@ -1,4 +1,5 @@
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/process/worker.h"
 #include "ductile/server/core_pool.h"
 
 namespace ductile::cluster {
@@ -11,8 +12,9 @@ class LocalEngine final : public Engine {
         worker_(std::move(worker)),
         cores_(std::make_shared<server::CorePool>(devices)) {}
 
-  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run) override {
-    server::LocalLauncherOptions options{worker_, run.log_file(), 1};
+  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) override {
+    server::LocalLauncherOptions options{python ? process::python_worker(worker_) : worker_,
+                                         run.log_file(), 1};
     options.cores = cores_;
     return server::make_local_launcher(loop_, std::move(options), run.path());
   }

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <utility>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/log.h"
@@ -25,9 +26,11 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     Node& node = nodes_[n];
     node.record = records[n];
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
+    node.lost = !node.record.why.empty() && engine_.absent(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
+    if (node.lost) node.record.state = NodeState::lost;
     records[n] = node.record;
-    if (!usable(static_cast<int32_t>(n)))
+    if (!usable(static_cast<int32_t>(n)) && !node.lost)
       node.grace = loop_.after(
           std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
           [this, &node] { lose(node); });
@@ -57,24 +60,24 @@ void Nodes::look() {
   bool news = false;
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
-    const std::string trouble = engine_.trouble(n);
-    const bool up = trouble.empty();
-    if (up == usable(n)) {
-      if (!up) node.record.why = trouble;
+    const std::string leaves = engine_.leaving(n);
+    const std::string trouble = leaves.empty() ? engine_.trouble(n) : leaves;
+    const bool up = trouble.empty(), leaving = !leaves.empty();
+    const bool absent = !up && !leaving && engine_.absent(n);
+    if (up == usable(n) && leaving == node.leaving && (!absent || node.lost)) {
+      if (!up && std::exchange(node.record.why, trouble) != trouble) told(node);
       continue;
     }
     news = true;
     node.record.why = trouble;
-    if (up) {
-      node.lost = false;
-      node.grace.cancel();
-      node.record.state = NodeState::up;
-    } else {
-      node.record.state = NodeState::away;
+    node.leaving = leaving;
+    node.lost = absent;
+    node.record.state = up ? NodeState::up : absent ? NodeState::lost : NodeState::away;
+    node.grace.cancel();
+    if (!up && !leaving && !absent)
       node.grace = loop_.after(
           std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
           [this, &node] { lose(node); });
-    }
     node.record.since = wall_seconds();
     told(node);
   }

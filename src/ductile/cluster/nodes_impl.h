@@ -32,8 +32,10 @@ class Nodes {
 
   // Something can be started there now.
   bool usable(int32_t node) const { return at(node).record.state == NodeState::up; }
-  // Jobs may stay there: it is neither drained nor lost.
-  bool keeps_jobs(int32_t node) const { return !at(node).drained && !at(node).lost; }
+  // Jobs may stay there: it is neither drained nor lost, nor about to be taken back.
+  bool keeps_jobs(int32_t node) const {
+    return !at(node).drained && !at(node).lost && !at(node).leaving;
+  }
 
   void drained(const std::set<std::string>& names);
   // When usable() or keeps_jobs() says something else.
@@ -44,7 +46,7 @@ class Nodes {
  private:
   struct Node {
     NodeRecord record;
-    bool drained = false, lost = false;
+    bool drained = false, lost = false, leaving = false;
     net::Loop::Timer grace;
   };
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }

@@ -46,7 +46,7 @@ Json node_of(LiveService& service, const std::string& name) {
   if (!answer.is_null())
     for (const Json& node : answer.at("nodes"))
       if (node.at("node") == name) return node;
-  return {};
+  return Json::object();  // not yet
 }
 
 void wait_for_node(LiveService& service, const std::string& name, const std::string& state) {
@@ -81,6 +81,31 @@ TEST(Nodes, JobsRunOnAllOfThem) {
   for (const JobId id : jobs) service.expect_result(id);
   EXPECT_EQ(service.stop(), 0);
   EXPECT_TRUE(service.workers().empty());
+}
+
+// They would end each other's agents and workers, each as those of nobody it knows.
+TEST(Nodes, TwoServicesDoNotShareAFolder) {
+  TempFolder shared;
+  const auto choose = [&](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.shared = shared.path();
+  };
+  LiveService first(choose), second(choose);
+  EXPECT_FALSE(second.lives());
+  first.expect_result(first.submit("job", 50));
+}
+
+TEST(Nodes, TheReasonSaysWhatTheLauncherSaid) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.launcher = "env NODE={host} sh -c 'echo the door is shut >&2; exit 3'";
+  });
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (node_of(service, "one").value("reason", "").find("the door is shut") ==
+         std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << service.get("/v1/nodes");
+    std::this_thread::sleep_for(5ms);
+  }
 }
 
 TEST(Nodes, ADrainMovesWhatRunsThere) {

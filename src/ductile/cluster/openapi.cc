@@ -36,6 +36,15 @@ Json schemas() {
   out["Drain"] = {{"type", "object"},
                   {"additionalProperties", false},
                   {"properties", {{"reason", schema("string", "for those who wonder")}}}};
+  out["Token"] = {
+      {"type", "object"},
+      {"required", {"name", "role"}},
+      {"additionalProperties", false},
+      {"properties",
+       {{"name", schema("string", "whom it stands for: the owner of what it submits")},
+        {"role", schema("string", "read, submit or admin")},
+        {"team", schema("string", "whose jobs it may act on, and submits; default: its own alone")},
+        {"seconds", schema("number", "after which it expires; default: never")}}}};
   out["Error"] = {{"type", "object"},
                   {"properties",
                    {{"error", schema("string", "what was wrong, and what would be right")},

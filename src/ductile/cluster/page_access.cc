@@ -1,19 +1,26 @@
 #include "ductile/cluster/page_access.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "ductile/base/clock.h"
 #include "ductile/cluster/sha256_impl.h"
+#include "ductile/link/boot_clock.h"
 #include "ductile/net/secret.h"
 
 namespace ductile::cluster {
+namespace {
+
+// A time of day that is set back must not make an old link good again.
+double seconds_of_steady_time() { return std::chrono::duration<double>(link::boot_time()).count(); }
+
+}  // namespace
 
 PageAccess::PageAccess(std::function<double()> clock)
-    : clock_(clock ? std::move(clock) : wall_seconds) {}
+    : clock_(clock ? std::move(clock) : seconds_of_steady_time) {}
 
 void PageAccess::add(Entries& entries, const std::string& secret, Entry entry, double seconds) {
   std::erase_if(entries, [&](const auto& e) { return e.second.made + seconds < entry.made; });

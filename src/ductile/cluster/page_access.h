@@ -24,7 +24,7 @@ namespace ductile::cluster {
 // is bounded for each user, the oldest go first.
 class PageAccess {
  public:
-  // `clock`: seconds since 1970.
+  // `clock`: seconds that rise with real time alone; without one, those since the machine started.
   explicit PageAccess(std::function<double()> clock = {});
 
   void set_port(uint16_t port) { port_ = port; }

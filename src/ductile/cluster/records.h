@@ -52,6 +52,12 @@ struct JobRecord {
   bool operator==(const JobRecord&) const = default;
 };
 
+// How long a store keeps jobs that have ended, with their events; 0: for ever.
+struct Retention {
+  double seconds = 90 * 86400.0;  // since they ended
+  int64_t jobs = 100'000;         // at most, the newest ones
+};
+
 // Devices of one node that a job holds.
 struct Holding {
   std::string node;

@@ -14,21 +14,6 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
 
-// A text on one line that a person can type and a page can show.
-void require_line(std::string_view text, std::string_view what) {
-  bool odd = text.size() > kMostName ||
-             dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
-    odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
-  }
-  if (odd)
-    fail(ErrorCode::invalid_argument,
-         "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
-         kMostName);
-}
-
 std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
   std::string text = fields.text(key, std::move(otherwise));
   require_line(text, fmt::format("{}: {}", fields.where(), key));
@@ -79,10 +64,15 @@ Answer submit_job(Request& request) {
     fail(ErrorCode::invalid_argument,
          "body: name = \"{}\": a job is found by its number, too, so its name needs a letter",
          s.name);
+  const Principal& who = request.call.principal;
   s.team = checked_line(fields, "team", "");
+  if (s.team.empty()) s.team = who.team;
+  if (!who.team.empty() && s.team != who.team && who.role < Role::admin)
+    throw Refused(fmt::format("{} submits jobs of the team {} alone, and not of \"{}\"", who.name,
+                              who.team, s.team));
   s.tier = checked_line(fields, "tier", s.tier);
   s.kind = checked_line(fields, "kind", s.kind);
-  s.owner = request.call.principal.name;
+  s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
   if (s.kind == "command" && request.call.principal.role < Role::admin)
@@ -105,6 +95,9 @@ Answer show_job(Request& request) {
   request.with_ledger([&](const Ledger& ledger) {
     out["device_seconds"] = ledger.device_seconds(job.id, request.now());
   });
+  if (const LiveView* view = request.view(); view != nullptr && !has_ended(job.phase)) {
+    if (const auto serving = view->serving(job.id)) out["serving"] = to_json(*serving);
+  }
   out["spec"] = parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
                            ErrorCode::data_loss);
   return json_answer(out);
@@ -125,13 +118,20 @@ Answer list_events(Request& request) {
   std::optional<JobId> job;
   if (const auto text = request.text("job")) job = request.reader.find(*text).id;
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
-  const Revision after = request.number("after", 0, 0, INT64_MAX);
+  Revision after = request.number("after", 0, 0, INT64_MAX);
   const int64_t newest = request.number("newest", 0, 0, kMostPage);
+  std::vector<Event> events;
+  if (newest > 0) {
+    events = request.reader.newest_events(newest, job);
+    if (!job) after = std::max(after, request.reader.removed_events());
+  } else {
+    events =
+        job ? request.reader.events(after, limit, job) : request.reader.whole_events(after, limit);
+  }
   Json out = {{"events", Json::array()}, {"after", after}};
-  for (const Event& event : newest > 0 ? request.reader.newest_events(newest, job)
-                                       : request.reader.events(after, limit, job)) {
+  for (const Event& event : events) {
     out["events"].push_back(to_json(event));
-    out["after"] = event.seq;  // the cursor of the next page
+    out["after"] = std::max(after, event.seq);  // the cursor of the next page
   }
   return json_answer(out);
 }
@@ -189,28 +189,6 @@ Answer undrain_node(Request& request) {
     change.undrain(node, request.now());
     return {{"node", node}, {"drained", false}};
   });
-}
-
-// The text format of Prometheus.
-Answer metrics(Request& request) {
-  Answer out;
-  out.type = "text/plain; version=0.0.4; charset=utf-8";
-  out.body =
-      "# HELP ductile_jobs Jobs by phase.\n"
-      "# TYPE ductile_jobs gauge\n";
-  const auto counts = request.reader.count_by_phase();
-  for (const Phase phase : {Phase::queued, Phase::running, Phase::paused, Phase::finished,
-                            Phase::failed, Phase::cancelled}) {
-    const auto found = counts.find(phase);
-    out.body += fmt::format("ductile_jobs{{phase=\"{}\"}} {}\n", to_string(phase),
-                            found == counts.end() ? 0 : found->second);
-  }
-  out.body += fmt::format(
-      "# HELP ductile_events_total Events recorded.\n"
-      "# TYPE ductile_events_total counter\n"
-      "ductile_events_total {}\n",
-      request.reader.last_event());
-  return out;
 }
 
 Answer describe(Request&) { return json_answer(openapi()); }
@@ -333,7 +311,28 @@ constexpr Route kRoutes[] = {
      "A link that lets one browser in as the user who asks.",
      {},
      ""},
-    {"GET", "/metrics", Role::read, metrics, "Figures for Prometheus.", {}, ""},
+    {"GET",
+     "/v1/tokens",
+     Role::admin,
+     list_tokens,
+     "Tokens, with those that were revoked; not what they are.",
+     {},
+     ""},
+    {"POST",
+     "/v1/tokens",
+     Role::admin,
+     add_token,
+     "Makes a token, which this answer alone shows.",
+     {},
+     "Token"},
+    {"POST",
+     "/v1/tokens/{name}/revoke",
+     Role::admin,
+     revoke_token,
+     "Lets nobody in by a token any more, from this answer on.",
+     {},
+     ""},
+    {"GET", "/metrics", Role::read, show_metrics, "Figures for Prometheus.", {}, ""},
     {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
 };
 
@@ -341,9 +340,24 @@ constexpr Route kRoutes[] = {
 
 std::span<const Route> routes() { return kRoutes; }
 
+void require_line(std::string_view text, std::string_view what) {
+  bool odd = text.size() > kMostName ||
+             dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
+    odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
+  }
+  if (odd)
+    fail(ErrorCode::invalid_argument,
+         "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
+         kMostName);
+}
+
 void require_owner(const Request& request, const JobRecord& job) {
   const Principal& who = request.call.principal;
-  if (who.role < Role::admin && job.submission.owner != who.name)
+  const bool of_team = !who.team.empty() && job.submission.team == who.team;
+  if (who.role < Role::admin && job.submission.owner != who.name && !of_team)
     throw Refused(fmt::format("job {} belongs to {}; only they and an admin may act on it", job.id,
                               job.submission.owner));
 }
@@ -376,6 +390,14 @@ Json to_json(const JobRecord& job) {
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
   return out;
+}
+
+Json to_json(const ServingFigures& serving) {
+  return {{"address", serving.address},          {"replicas", serving.ready},
+          {"requests_per_second", serving.load}, {"replica_requests_per_second", serving.rate},
+          {"arrived", serving.arrived},          {"answered", serving.answered},
+          {"retried", serving.retried},          {"waiting", serving.waiting},
+          {"in_flight", serving.in_flight}};
 }
 
 Json to_json(const Event& event) {

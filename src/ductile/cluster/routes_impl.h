@@ -9,6 +9,7 @@
 
 #include "ductile/base/json_value.h"
 #include "ductile/cluster/api.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 
@@ -31,6 +32,11 @@ class Request {
   const std::string& policy() const;
   std::string link() const;
   CurveCache& curves();
+  QueueFigures queue() const;
+  const RequestCounts& counts() const;
+  const std::string& address() const;  // of the service, for other machines; empty: none
+  const std::string& pin() const;
+  void load_tokens();
   // The ledger with all that is committed.
   void with_ledger(const std::function<void(const Ledger&)>& look);
   // A number of the query; throws invalid_argument outside its range.
@@ -66,7 +72,7 @@ struct Route {
 
 std::span<const Route> routes();
 
-// Only the owner of a job and an admin may act on it; throws Refused.
+// Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
 void require_owner(const Request& request, const JobRecord& job);
 
 // Handlers that need what the service says of itself (cluster_routes.cc).
@@ -82,10 +88,21 @@ Answer show_log(Request& request);
 Answer show_options(Request& request);
 Answer make_page_link(Request& request);
 
+Answer show_metrics(Request& request);  // routes_metrics.cc
+
+// Of tokens (routes_tokens.cc).
+Answer list_tokens(Request& request);
+Answer add_token(Request& request);
+Answer revoke_token(Request& request);
+
+// Throws invalid_argument for what is no text on one line that a person can type and a page show.
+void require_line(std::string_view text, std::string_view what);
+
 Answer json_answer(const nlohmann::ordered_json& value);
 
 // A job as the interface shows it.
 nlohmann::ordered_json to_json(const JobRecord& job);
 nlohmann::ordered_json to_json(const Event& event);
+nlohmann::ordered_json to_json(const ServingFigures& serving);
 
 }  // namespace ductile::cluster

@@ -8,6 +8,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/curve_cache.h"
 #include "ductile/cluster/ledger.h"
 #include "ductile/cluster/routes_impl.h"
@@ -21,10 +22,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostLog = 64 << 10;
 
-run::RunFolder run_of(const JobRecord& job) {
+const std::string& run_of(const JobRecord& job) {
   if (job.run.empty())
     fail(ErrorCode::not_found, "job {} has not begun; it leaves nothing to look at yet", job.id);
-  return run::RunFolder::open(job.run);
+  return job.run;
 }
 
 }  // namespace
@@ -93,8 +94,12 @@ Answer show_accounts(Request& request) {
 }
 
 Answer show_curves(Request& request) {
-  const auto [version, text] =
-      request.curves().of(run_of(request.reader.find(request.argument)).path());
+  const JobRecord job = request.reader.find(request.argument);
+  const std::string& run = run_of(job);
+  // Only training measures something that is known here.
+  const auto [version, text] = job.submission.kind != "train"
+                                   ? CurveCache::Curves{"none", R"({"steps":0,"panels":[]})"}
+                                   : request.curves().of(run::RunFolder::open(run).path());
   Answer out;
   out.body = fmt::format("{{\"version\":{},\"curves\":{}}}", dump_json(nlohmann::json(version)),
                          request.text("known") == version ? "null" : text);
@@ -102,10 +107,16 @@ Answer show_curves(Request& request) {
 }
 
 Answer show_log(Request& request) {
-  const fs::path file = run_of(request.reader.find(request.argument)).log_file();
+  const fs::path run = run_of(request.reader.find(request.argument));
+  if (kind_of(run) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such run directory", run.string());
+  const fs::path file = run / "worker.log";
   std::error_code error;
   int64_t size = 0;
-  if (fs::is_regular_file(file, error)) size = static_cast<int64_t>(fs::file_size(file, error));
+  // Nothing else is opened: it could keep the reader waiting, as a pipe does.
+  if (!fs::is_regular_file(file, error))
+    return json_answer({{"from", 0}, {"next", 0}, {"size", 0}, {"text", ""}});
+  size = static_cast<int64_t>(fs::file_size(file, error));
   const int64_t from =
       std::min(size, request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX));
   std::string text(static_cast<size_t>(std::min(size - from, kMostLog)), '\0');

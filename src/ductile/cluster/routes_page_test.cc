@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
@@ -139,6 +140,31 @@ TEST_F(PageRoutes, AJobsCurvesAndLogAreReadFromItsRun) {
   EXPECT_EQ(ask("/v1/jobs/a/log", {{"from", "9"}}).at("next"), 9 + 65536);
   EXPECT_EQ(ask("/v1/jobs/a/log").at("from"), 100009 - 65536);
   EXPECT_EQ(ask("/v1/jobs/a/log", {{"from", "999999999"}}).at("text"), "");
+}
+
+// It has no options and measures nothing, but prints; and what it puts in the place of its log is
+// not waited for.
+TEST_F(PageRoutes, ACommandsLogIsReadLikeAnyOther) {
+  JobId id = 0;
+  queue.commit([&](Change& change) {
+    Submission s;
+    s.name = "tool";
+    s.kind = "command";
+    id = change.submit(s, "{}", now);
+  });
+  run(id, 1, folder.path() / "run");
+  ask("/v1/jobs/tool/log", {}, 404);  // its run directory is gone
+  fs::create_directories(folder.path() / "run");
+  EXPECT_EQ(ask("/v1/jobs/tool/log").at("text"), "");
+  const Json curves = ask("/v1/jobs/tool/curves");
+  EXPECT_TRUE(curves.at("curves").at("panels").empty());
+  EXPECT_EQ(ask("/v1/jobs/tool/curves", {{"known", curves.at("version")}}).at("curves"), nullptr);
+  const fs::path log = folder.path() / "run" / "worker.log";
+  std::ofstream(log) << "hello\n";
+  EXPECT_EQ(ask("/v1/jobs/tool/log").at("text"), "hello\n");
+  fs::remove(log);
+  ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
+  EXPECT_EQ(ask("/v1/jobs/tool/log").at("text"), "");
 }
 
 }  // namespace

@@ -4,20 +4,25 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/sched/queueing.h"
 
 namespace ductile::cluster {
 namespace {
 
-// What a start or a change of allocation costs: a few seconds, since workers stay where they are.
-constexpr double kRestartSeconds = 3;
+// How much of an estimate the newest pause is: of the job's own ones, and of those of all jobs.
+constexpr double kOwnShare = 0.5, kSharedShare = 0.2;
+// Until a service's rate is measured: requests that one replica answers within the target.
+constexpr double kFirstRate = 10;
 
 sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
   sched::AgentFacts out;
   out.application = demand.application;
   // The batch is the job's own: its bits depend on it.
-  out.scaling = demand.rigid ? sched::Scaling::rigid : sched::Scaling::strong;
+  const bool rigid = demand.rigid || demand.target;
+  out.scaling = rigid ? sched::Scaling::rigid : sched::Scaling::strong;
   out.requested_replicas = demand.min_devices;
   out.requested_batch = demand.batch;
   out.most_devices = demand.max_devices;
@@ -27,7 +32,7 @@ sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluste
     known.limits = {demand.batch, demand.batch, 1, demand.batch};
     // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
     // it gets nowhere.
-    if (demand.rigid) known.unit_rate = 1;
+    if (rigid) known.unit_rate = 1;
     out.types.push_back(std::move(known));
   }
   return out;
@@ -110,9 +115,11 @@ void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisio
 
 Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval)
     : interval_(interval),
+      policy_name_(policy),
       cluster_(sched::cluster_of(cluster)),
       policy_(sched::make_policy(policy, {.interval = interval})),
-      fits_(policy_->traits().fit_least_gain) {}
+      fits_(policy_->traits().fit_least_gain),
+      pause_(kFirstPause) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -129,21 +136,63 @@ void Scheduler::add(const JobDemand& demand) {
   view.team = demand.team;
   view.min_devices = demand.min_devices;
   view.max_devices = demand.max_devices;
-  view.restart_seconds = kRestartSeconds;
+  job.total_steps = static_cast<double>(demand.total_steps);
+  if (demand.target) {
+    view.service.emplace();
+    view.service->target = *demand.target;
+    view.service->rate.assign(cluster_.types.size(), kFirstRate / *demand.target);
+    bound_service(view, demand.min_devices, demand.max_devices);
+  }
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
 }
 
-void Scheduler::remove(JobId id) { jobs_.erase(id); }
+// A policy that does not know services has a rigid job that keeps its floor.
+void Scheduler::bound_service(sched::JobView& view, int32_t least, int32_t most) const {
+  const bool serves = policy_->traits().serves;
+  view.scaling = sched::Scaling::rigid;
+  view.preemptible = serves;
+  view.requested_devices = least;
+  view.min_devices = serves ? 1 : least;
+  view.max_devices = serves ? most : least;
+  view.service->floor = least;
+  for (sched::TypeModel& type : view.types) type.max_useful = view.max_devices;
+}
+
+bool Scheduler::served(JobId id, const ServiceLoad& load) {
+  Job& job = jobs_.at(id);
+  sched::ServiceView& service = *job.view.service;
+  service.load = load.load;
+  service.peak = load.peak;
+  if (load.rate > 0) service.rate.assign(cluster_.types.size(), load.rate);
+  const int32_t has = sched::device_count(job.granted.value_or(job.view.allocation));
+  return policy_->traits().serves && has < job.view.max_devices &&
+         sched::replicas_needed(std::max(load.load, load.peak), service.rate.front(),
+                                service.target, service.goal, service.floor) > has;
+}
+
+void Scheduler::remove(JobId id, bool ended) {
+  if (!ended) policy_->forget(id);
+  jobs_.erase(id);
+}
 
 void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
-  view.requested_devices = view.min_devices = least;
-  view.max_devices = most;
+  if (view.service) {
+    bound_service(view, least, most);
+    least = view.min_devices, most = view.max_devices;
+  } else {
+    view.requested_devices = view.min_devices = least;
+    view.max_devices = most;
+  }
   const int32_t batch = job.agent->facts().requested_batch;
   for (sched::TypeModel& type : view.types)
-    type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+    if (!view.service)
+      type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+  if (!job.granted || job.granted->empty()) return;
+  const int32_t coming = sched::device_count(*job.granted);
+  if (coming < least || coming > most) job.granted.reset();
 }
 
 // Of each team with a quota, as the jobs of the highest tier, and of these the oldest, fit into it:
@@ -185,7 +234,12 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
 void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
+  if (job.granted == allocation) job.granted.reset();
   if (view.allocation == allocation) return;
+  if (std::exchange(job.held_before, std::nullopt) == allocation) {
+    view.allocation = allocation;
+    return;
+  }
   view.attained_service +=
       sched::device_count(view.allocation) * std::max(0.0, now - job.accounted);
   job.accounted = now;
@@ -225,8 +279,44 @@ void Scheduler::progress(JobId id, int64_t steps, int64_t total_steps) {
   job.total_steps = static_cast<double>(total_steps);
 }
 
+void Scheduler::paused(JobId id, double seconds) {
+  if (!(seconds >= 0) || !std::isfinite(seconds)) return;
+  seconds = std::min(seconds, kLongestPause);
+  Job& job = jobs_.at(id);
+  job.pause = job.pause > 0 ? std::lerp(job.pause, seconds, kOwnShare) : seconds;
+  pause_ = std::lerp(pause_, seconds, kSharedShare);
+}
+
 void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
+}
+
+std::optional<spec::Allocation> Scheduler::on_its_way(JobId id) const {
+  const auto found = jobs_.find(id);
+  return found == jobs_.end() ? std::nullopt : found->second.granted;
+}
+
+void Scheduler::withdrawn(JobId id) {
+  if (const auto found = jobs_.find(id); found != jobs_.end()) found->second.granted.reset();
+}
+
+// What the job is to a policy: what it was granted counts as held, with all of the start before it,
+// since its devices are nobody else's; what it has on a node that is not there any more is no
+// device.
+sched::JobView Scheduler::view_of(const Job& job, double now) const {
+  sched::JobView view = job.view;
+  view.restart_seconds = job.pause > 0 ? job.pause : pause_;
+  if (job.granted) {
+    view.allocation = *job.granted;
+    view.granted = now - job.granted_at <= kPatience;
+    view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
+  }
+  const size_t gone = std::erase_if(view.allocation, [&](const sched::NodeShare& share) {
+    return cluster_.usable(share.node) == 0;
+  });
+  if (gone > 0) view.granted = false;
+  if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
+  return view;
 }
 
 std::vector<Allotment> Scheduler::decide(double now) {
@@ -239,34 +329,49 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (job.total_steps > 0)
       job.view.remaining = job.view.remaining_steps =
           std::max(0.0, job.total_steps - job.view.progress);
-    views.push_back(job.view);
-    // What it holds on a node that is not there any more is no device to a policy.
-    sched::JobView& view = views.back();
-    std::erase_if(view.allocation,
-                  [&](const sched::NodeShare& share) { return cluster_.usable(share.node) == 0; });
-    if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
+    views.push_back(view_of(job, now));
   }
   views = within_quotas(std::move(views));
+  for (sched::JobView& view : views) {
+    if (!view.service) continue;
+    if (!policy_->traits().serves)
+      view.service.reset();
+    else
+      view.service->floor = std::min(view.service->floor, view.max_devices);
+  }
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);
   keep_what_nobody_takes(round, decisions);
   sched::check_decisions(round, decisions);
-  std::vector<Allotment> out;
-  std::set<JobId> named;
-  for (sched::Decision& change : decisions.changes) {
-    named.insert(change.job);
-    out.push_back({change.job, std::move(change.allocation), std::move(change.reason)});
+  std::map<JobId, Allotment> out;
+  for (const sched::JobView& view : views) {
+    const Job& job = jobs_.at(view.id);
+    if (view.allocation != job.granted.value_or(job.view.allocation))
+      out[view.id] = {view.id, view.allocation, "a node is drained or lost"};
   }
-  for (const sched::JobView& view : views)
-    if (view.allocation != jobs_.at(view.id).view.allocation && !named.contains(view.id))
-      out.push_back({view.id, view.allocation, "a node is drained or lost"});
-  return out;
+  for (sched::Decision& change : decisions.changes) {
+    const Job& job = jobs_.at(change.job);
+    if (change.allocation == job.granted.value_or(job.view.allocation))
+      out.erase(change.job);
+    else
+      out[change.job] = {change.job, std::move(change.allocation), std::move(change.reason)};
+  }
+  std::vector<Allotment> list;
+  for (auto& [id, allotment] : out) {
+    Job& job = jobs_.at(id);
+    job.granted = allotment.allocation;  // also of one that is to keep what it was to give up
+    job.granted_at = now;
+    list.push_back(std::move(allotment));
+  }
+  return list;
 }
 
 bool Scheduler::nothing_runs() const {
-  return std::ranges::all_of(jobs_,
-                             [](const auto& job) { return job.second.view.allocation.empty(); });
+  return std::ranges::all_of(jobs_, [](const auto& one) {
+    const Job& job = one.second;
+    return job.view.allocation.empty() && (!job.granted || job.granted->empty());
+  });
 }
 
 std::string Scheduler::why(JobId id) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/cluster/records.h"
 #include "ductile/sched/job_agent.h"
 #include "ductile/sched/policy.h"
@@ -25,7 +27,18 @@ struct JobDemand {
   int32_t team = 0;
   bool rigid = false;  // it runs on min_devices or not at all
   int32_t min_devices = 1, max_devices = 1;
-  int32_t batch = 1;  // samples of a step, over all devices; it stays as it is
+  int32_t batch = 1;        // samples of a step, over all devices; it stays as it is
+  int64_t total_steps = 0;  // as far as its options say; 0: its workers will
+  // Of an inference service: seconds within which its requests are to be answered. It has one
+  // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
+  // where there are not so many.
+  std::optional<double> target;
+};
+
+// What comes to a service.
+struct ServiceLoad {
+  double load = 0, peak = 0;  // requests per second: now, and the most lately
+  double rate = 0;            // that one replica answers; 0: nobody knows yet
 };
 
 // What a job is to hold from now on.
@@ -45,29 +58,54 @@ class Scheduler {
   Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval);
 
   void add(const JobDemand& demand);
-  void remove(JobId job);  // it has ended, or is not to run now
+  void remove(JobId job, bool ended = true);  // false: it is not to run now
   // Its user wants another number of devices; what it holds beyond that changes with decide().
   void set_bounds(JobId job, int32_t least, int32_t most);
   bool knows(JobId job) const { return jobs_.contains(job); }
 
-  // The job holds this from now on.
+  // The job holds this from now on, which need not be all that it was granted.
   void holds(JobId job, const spec::Allocation& allocation, double now);
   // What its workers say: how many samples they take per second together, and how far they are.
   // Absurd values change nothing.
   void measured(JobId job, double samples_per_second);
   void progress(JobId job, int64_t steps, int64_t total_steps);
+  // For how many seconds it stood still at a start or a change of what it holds. Policies weigh
+  // changes by it: by the job's own ones, and before its first one by those of all jobs.
+  void paused(JobId job, double seconds);
+  // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
+  bool served(JobId job, const ServiceLoad& load);
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
 
-  // What changes. Jobs that it does not name keep what they have.
+  // What changes. Jobs that it does not name keep what they have, or go on towards what they were
+  // granted: from the decision until holds() says the same, a grant is on its way, and is neither
+  // made again nor changed, unless it takes more than kPatience seconds, or its node or its user
+  // wants something else.
   std::vector<Allotment> decide(double now);
+  static constexpr double kPatience = 60;
+  // Until a pause of any job was measured, and the longest that is believed: more is something
+  // else, as a debugger.
+  static constexpr double kFirstPause = 3, kLongestPause = 600;
+  // What the job was granted and does not hold yet; empty: it is to give up all that it holds.
+  std::optional<spec::Allocation> on_its_way(JobId job) const;
+  // Nothing more will come of that.
+  void withdrawn(JobId job);
   // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
   // holds, up to what it may have; empty: nothing was measured yet.
   std::vector<double> modelled_speeds(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
 
-  bool nothing_runs() const;  // no job holds a device
+  // Whether its team's quota alone kept it from the policy in the last decision.
+  bool over_quota(JobId job) const { return over_quota_.contains(job); }
+  bool nothing_runs() const;  // no job holds a device, or was granted one
+
+  // What policy and jobs have learnt, as JSON. restore(), to be called when the jobs have been
+  // added and none holds anything yet, goes on from it; jobs that it does not know begin anew, and
+  // under another policy all of it does. Throws data_loss for a damaged state; then all begins
+  // anew.
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state);
 
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
@@ -75,19 +113,28 @@ class Scheduler {
   struct Job {
     std::unique_ptr<sched::JobAgent> agent;
     sched::JobView view;
-    double accounted = 0;  // until when attained_service is counted
+    std::optional<spec::Allocation> granted;  // on its way
+    double granted_at = 0;
+    std::optional<spec::Allocation> held_before;  // restored: it may have held it all along
+    double accounted = 0;                         // until when attained_service is counted
     double total_steps = 0;
     double rate_of_one = 0;  // samples per second that one device was seen to take
+    double pause = 0;        // as `pause_` below, of its own; 0: none was measured
   };
 
+  void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
+  void restore_job(const nlohmann::json& item);
+  sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
 
   const double interval_;
+  const std::string policy_name_;
   sched::Cluster cluster_;
   std::unique_ptr<sched::Policy> policy_;
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
   std::map<JobId, Job> jobs_;
+  double pause_;  // seconds that a start or a change costs a job: late ones count more
   std::set<JobId> over_quota_;  // were kept from the policy in the last decision
 };
 

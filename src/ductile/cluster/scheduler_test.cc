@@ -54,6 +54,104 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
   }
 }
 
+// Of four devices a job holds one or two, since another one held the rest until now. It is to end
+// soon. How many it takes of those that are free now.
+int32_t grown_after_another_ended(double pause) {
+  Scheduler scheduler(one_machine(4), "ductile", kInterval);
+  scheduler.add(demand(1, 1, 4));
+  scheduler.add(demand(2, 2, 2));
+  std::map<JobId, int32_t> held;
+  double now = 0;
+  const auto round = [&] {
+    for (const Allotment& a : scheduler.decide(now)) {
+      scheduler.holds(a.job, a.allocation, now);
+      scheduler.paused(a.job, pause);
+      held[a.job] = sched::device_count(a.allocation);
+    }
+    for (const auto& [id, devices] : held)
+      if (devices > 0) {
+        scheduler.measured(id, 60.0 * devices);
+        scheduler.progress(id, 100, 140);
+      }
+    now += kInterval;
+  };
+  for (int i = 0; i < 4; ++i) round();
+  const int32_t before = held[1];
+  held.erase(2);
+  scheduler.remove(2);
+  for (int i = 0; i < 4; ++i) round();
+  return held[1] - before;
+}
+
+TEST(Scheduler, WhatChangesCostIsLearntFromThoseThatWereSeen) {
+  EXPECT_GE(grown_after_another_ended(0.1), 2);
+  EXPECT_EQ(grown_after_another_ended(300), 0);
+}
+
+// As many as its load needs, within its bounds and its team's quota, and before training.
+TEST(Scheduler, AServiceHasWhatItsLoadNeeds) {
+  ServiceOptions options;
+  options.devices = 8;
+  options.node = "here";
+  options.quotas = {{"team", 5}};
+  Scheduler scheduler(cluster_of(options), "ductile", kInterval);
+  JobDemand service = demand(1, 2, 6);
+  service.target = 0.1;
+  scheduler.add(service);
+  scheduler.add(demand(2, 1, 8));
+  std::map<JobId, int32_t> held;
+  double now = 0;
+  const auto round = [&] {
+    now += kInterval;
+    for (const Allotment& a : scheduler.decide(now)) {
+      held[a.job] = sched::device_count(a.allocation);
+      scheduler.holds(a.job, a.allocation, now);
+      EXPECT_FALSE(a.reason.empty());
+    }
+  };
+  round();
+  EXPECT_EQ(held[1], 2);
+  EXPECT_GT(held[2], 0);
+  EXPECT_TRUE(scheduler.served(1, {350, 350, 100}));
+  round();
+  EXPECT_GE(held[1], 4);
+  EXPECT_LE(held[1], 6);
+  EXPECT_FALSE(scheduler.served(1, {350, 350, 100})) << "it has what it needs";
+  scheduler.served(1, {9000, 9000, 100});
+  round();
+  EXPECT_EQ(held[1], 6) << "its user wants no more";
+  EXPECT_FALSE(scheduler.served(1, {9000, 9000, 100}));
+  scheduler.set_bounds(1, 1, 3);
+  round();
+  EXPECT_EQ(held[1], 3);
+  scheduler.served(1, {0, 0, 100});
+  round();
+  EXPECT_EQ(held[1], 1);
+  scheduler.remove(1);
+  service.team = 1;
+  service.id = 3;
+  service.min_devices = 6;
+  scheduler.add(service);
+  scheduler.served(3, {9000, 9000, 100});
+  round();
+  round();
+  EXPECT_EQ(held[3], 5) << "its team has no more";
+}
+
+// Rather fewer replicas than none.
+TEST(Scheduler, AServiceOfWhichOnlyAPartFitsHasThatPart) {
+  Scheduler scheduler(one_machine(4), "ductile", kInterval);
+  JobDemand service = demand(1, 3, 3);
+  service.target = 0.1;
+  scheduler.add(service);
+  for (const Allotment& a : scheduler.decide(10)) scheduler.holds(a.job, a.allocation, 10);
+  scheduler.set_bounds(1, 6, 6);
+  int32_t held = 3;
+  for (const Allotment& a : scheduler.decide(20)) held = sched::device_count(a.allocation);
+  EXPECT_GE(held, 3);
+  EXPECT_LE(held, 4);
+}
+
 TEST(Scheduler, ARigidJobRunsBesideAnotherOneUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
     Scheduler scheduler(one_machine(3), policy, kInterval);

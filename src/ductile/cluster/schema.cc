@@ -90,6 +90,46 @@ CREATE TABLE nodes (
   since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 )",
+    R"(
+CREATE TABLE tokens (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  role TEXT NOT NULL CHECK (role IN ('read', 'submit', 'admin')),
+  team TEXT NOT NULL,
+  digest TEXT NOT NULL UNIQUE,           -- SHA-256; the token itself is nowhere
+  made REAL NOT NULL,
+  expires REAL,
+  revoked REAL
+) STRICT;
+CREATE UNIQUE INDEX living_tokens ON tokens (name) WHERE revoked IS NULL;
+)",
+    R"(
+-- What the service would otherwise have to learn again; of no other consequence.
+CREATE TABLE memory (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+)",
+    R"(
+-- Numbers of jobs that were removed, from `first` to `last`, and when the last of them was.
+CREATE TABLE removed_jobs (
+  first INTEGER PRIMARY KEY,
+  last INTEGER NOT NULL CHECK (last >= first),
+  time REAL NOT NULL
+) STRICT;
+-- Events up to `event` are not all there any more.
+CREATE TABLE removed_events (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  event INTEGER NOT NULL,
+  time REAL NOT NULL
+) STRICT;
+CREATE INDEX ended_jobs ON jobs (ended, id) WHERE ended IS NOT NULL;
+)",
+    R"(
+-- Those that age alone removes, whatever becomes of their jobs.
+CREATE INDEX passing_events ON events (time)
+  WHERE job IS NULL OR kind IN ('speed', 'load', 'serving');
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

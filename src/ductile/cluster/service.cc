@@ -29,12 +29,23 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
-constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
+constexpr size_t kMostMemory = 16 << 20;
+constexpr const char* kMemory = "scheduler";  // its name in the store
+constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
 
 std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
   std::vector<int64_t> out(static_cast<size_t>(nodes));
   for (const spec::NodeShare& share : allocation)
     out[static_cast<size_t>(share.node)] += share.devices;
+  return out;
+}
+
+spec::Allocation as_far_as(const spec::Allocation& wanted, const std::vector<int64_t>& room) {
+  spec::Allocation out;
+  for (const spec::NodeShare& share : wanted) {
+    const int64_t devices = std::min<int64_t>(share.devices, room[static_cast<size_t>(share.node)]);
+    if (devices > 0) out.push_back({share.node, static_cast<int32_t>(devices)});
+  }
   return out;
 }
 
@@ -56,6 +67,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
   look_at_drains();
+  recall();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
   writer_.call_at_failure([this](const Error& error) {
@@ -64,31 +76,10 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       if (failed) failed(error);
     });
   });
-  api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec) {
-    check_spec(s, spec, devices);
-    if (several && s.kind == "command")
-      fail(ErrorCode::invalid_argument,
-           "kind = \"command\": commands run on one machine so far, under `ductile up`");
-  });
-  api_->show(&view_);
-  api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
-  api_->set_policy(options_.policy);
-  HttpOptions http;
-  http.socket = options_.folder / "api.sock";
-  if (options_.port) {
-    http.port = options_.port;
-    http.or_any_port = options_.or_any_port;
-    http.page = &page_;
-    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
-  }
-  http_ = std::make_unique<HttpServer>(*api_, std::move(http));
+  open_interface();
   decide();
-}
-
-std::string Service::Impl::page_link() {
-  return page_.link_for({user_name(::geteuid()), Role::admin});
+  remember();
+  prune();
 }
 
 Service::Impl::~Impl() {
@@ -123,6 +114,39 @@ void Service::Impl::admit(Live& live) {
       demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
 }
 
+// Without it jobs and policy learn the same again: damage is said, and stops nothing.
+void Service::Impl::recall() {
+  try {
+    const std::string text = reader_.memory(kMemory);
+    if (text.empty()) return;
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    log_line(error.message());
+  }
+}
+
+void Service::Impl::remember() {
+  if (stopping_) return;
+  // Once a round, and of very many jobs less often. Where the disk is full nothing piles up.
+  constexpr int kMostShare = 20;
+  const net::Deadline begin = loop_.now();
+  if (writer_.idle()) remember_now();
+  const auto round = milliseconds(static_cast<int64_t>(options_.interval * 1000));
+  remember_ = loop_.after(std::max<net::Clock::duration>(round, kMostShare * (loop_.now() - begin)),
+                          [this] { remember(); });
+}
+
+void Service::Impl::remember_now() {
+  std::string text = dump_json(scheduler_.state());
+  if (text.size() > kMostMemory)
+    return log_line(
+        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
+                    "next service will learn anew",
+                    text.size(), kMostMemory));
+  writer_.write([text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
+}
+
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
 // that is to run no longer is taken over, too, and then stopped.
 void Service::Impl::go_on() {
@@ -131,7 +155,7 @@ void Service::Impl::go_on() {
   for (auto& [id, live] : live_) {
     if (live.record.phase != Phase::running) continue;
     const spec::Allocation devices = held_before(id, left);
-    const bool fits = spec::device_count(devices) >= live.record.submission.min_devices;
+    const bool fits = spec::device_count(devices) >= least_devices(live);
     if (fits) {
       live.asked = devices;
       scheduler_.holds(id, devices, schedule_time());
@@ -172,7 +196,10 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   view_.forget(id);
   ending_.insert(id);
   writer_.write(
-      [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
+      [id, phase, reason](Change& change) {
+        change.set_phase(id, phase, reason, wall_seconds());
+        change.forget_memory(front_memory_name(id));
+      },
       [this, id] {
         ending_.erase(id);
         decide_soon();
@@ -187,6 +214,8 @@ void Service::Impl::measure(Live& live) {
   if (progress.generation < 0) return;
   if (progress.total_steps > 0)
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
+  if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
+    scheduler_.paused(live.record.id, progress.pause);
   const net::Deadline now = loop_.now();
   if (progress.generation != live.generation) {
     live.generation = progress.generation;
@@ -196,8 +225,10 @@ void Service::Impl::measure(Live& live) {
   }
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double steps = static_cast<double>(progress.step - live.first_step);
-  scheduler_.measured(live.record.id, steps * static_cast<double>(batch_of(live.work)) / seconds);
+  const double speed = static_cast<double>(progress.step - live.first_step) *
+                       static_cast<double>(batch_of(live.work)) / seconds;
+  scheduler_.measured(live.record.id, speed);
+  note_speed(live, speed, progress);
   live.first_step = progress.step;
   live.first_time = now;
 }
@@ -238,12 +269,16 @@ void Service::Impl::decide() {
   if (stopping_) return;
   round_ = loop_.after(milliseconds(static_cast<int64_t>(options_.interval * 1000)),
                        [this] { decide(); });
-  // A grant that was not taken up yet is decided upon anew.
   for (auto& [id, live] : live_) {
-    live.granted = live.stopping ? spec::Allocation{} : live.asked;
+    const auto coming = scheduler_.on_its_way(id);
+    live.granted = coming ? *coming : live.stopping ? spec::Allocation{} : live.asked;
+    // It is there already: before it could be taken away, it was granted again.
+    if (coming == live.asked && live.runner && !live.stopping) scheduler_.withdrawn(id);
     measure(live);
+    note_load(live);
     keep_in_place(live);
   }
+  const auto begin = std::chrono::steady_clock::now();
   try {
     for (const Allotment& allotment : scheduler_.decide(schedule_time())) {
       Live& live = live_.at(allotment.job);
@@ -253,6 +288,7 @@ void Service::Impl::decide() {
   } catch (const Error& error) {  // jobs outlive a policy's fault: each keeps what it has
     log_line(fmt::format("policy {}: {}", options_.policy, error.what()));
   }
+  view_.note_round(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   settle();
   for (auto& [id, live] : live_) {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
@@ -310,10 +346,12 @@ void Service::Impl::settle() {
     const Counts wanted = by_node(live.granted, nodes_.count());
     const bool fits = std::ranges::equal(wanted, free, std::less_equal<>());
     waits = waits || !fits;
-    if (!fits) continue;
-    for (size_t n = 0; n < free.size(); ++n) free[n] -= wanted[n];
-    begin(live, live.granted);
+    const spec::Allocation now = fits ? live.granted : as_far_as(live.granted, free);
+    if (!fits && (!std::holds_alternative<ServeSpec>(live.work) || now.empty())) continue;
+    for (const spec::NodeShare& share : now) free[static_cast<size_t>(share.node)] -= share.devices;
+    begin(live, now);
   }
+  follow_demand();
   if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
 }
 
@@ -322,13 +360,10 @@ void Service::Impl::settle() {
 // for each other, so a job is saved and begins anew where that takes too long.
 bool Service::Impl::approach(Live& live, Counts& free) {
   const Counts has = by_node(live.asked, nodes_.count());
-  spec::Allocation next;
-  for (const spec::NodeShare& share : live.granted) {
-    const auto n = static_cast<size_t>(share.node);
-    const int64_t devices = std::min<int64_t>(share.devices, has[n] + free[n]);
-    if (devices > 0) next.push_back({share.node, static_cast<int32_t>(devices)});
-  }
-  const int64_t least = std::max<int64_t>(1, live.record.submission.min_devices);
+  Counts may = free;
+  for (size_t n = 0; n < may.size(); ++n) may[n] += has[n];
+  const spec::Allocation next = as_far_as(live.granted, may);
+  const int64_t least = least_devices(live);
   if (spec::device_count(next) < least) {
     if (++live.waits > kMostWaits) preempt(live);
     return true;
@@ -376,7 +411,10 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
 void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   try {
-    live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work);
+    if (const auto* serve = std::get_if<ServeSpec>(&live.work); serve != nullptr && !live.front)
+      open_front(live, *serve);
+    live.runner =
+        make_runner(loop_, *engine_, options_, live.record, live.run, live.work, live.front.get());
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const Error&) {
@@ -397,6 +435,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
                         Live& live = found->second;
                         if (!taken) {  // it is just ending; what it has it keeps until then
                           live.asked = live.granted = before;
+                          scheduler_.withdrawn(id);
                           return;
                         }
                         live.record.reason = why;
@@ -410,6 +449,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
 
 void Service::Impl::preempt(Live& live) {
   if (std::exchange(live.stopping, true)) return;
+  if (live.front && (stopping_ || live.record.wish != Wish::run)) live.front->close();
   live.runner->preempt();
   view_.set(live.record.id, state_of(live));
 }
@@ -440,10 +480,11 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
     this->end(id, phase, reason);
     return end_if_idle();
   }
+  if (live.front && live.front->closing()) close_front(live);
   live.record.phase = phase;
   live.record.reason = reason;
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
-  if (phase == Phase::paused || rests) scheduler_.remove(id);
+  if (phase == Phase::paused || rests) scheduler_.remove(id, false);
   if (phase == Phase::queued && rests) {  // meanwhile nobody waits for it
     live.rest = loop_.after(kPause, [this, id] {
       admit(live_.at(id));
@@ -469,6 +510,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   http_.reset();
   on_stopped_ = std::move(on_stopped);
   stopping_ = true;
+  remember_now();
   for (auto& [id, live] : live_) {
     if (live.runner) preempt(live);
   }
@@ -481,6 +523,7 @@ Service::Service(net::Loop& loop, ServiceOptions options)
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }
+const std::string& Service::address() const { return impl_->address(); }
 std::string Service::page_link() { return impl_->page_link(); }
 
 }  // namespace ductile::cluster

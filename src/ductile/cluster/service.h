@@ -1,19 +1,23 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/cluster/http_server.h"
 #include "ductile/cluster/records.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/cluster.h"
+#include "ductile/spec/pool.h"
 
 namespace ductile::cluster {
 
@@ -33,12 +37,18 @@ struct ServiceOptions {
   double interval = 10;  // seconds between two decisions, if nothing happens
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
+  std::vector<spec::Pool> pools;        // of the cluster file, whose nodes are theirs then; or none
   std::string launcher = "ssh {host}";  // starts a program on a node
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
+  std::chrono::hours alone{1};          // workers go on without a service for so long
+  Retention retention;
   double grace = 30;  // seconds that jobs keep their places on a node that does not answer
   std::optional<uint16_t> port;  // of the loopback interface, for the page; none: no page
   bool or_any_port = false;      // where that one is taken
+  // The interface beyond this machine, by TLS for those with a token. A service that nobody has a
+  // token for makes one for its own user, and writes it to access.json in `folder`.
+  std::optional<HttpTls> tls;  // without files: certificate.pem and certificate.key in `folder`
 };
 
 // The service of one machine or of a cluster: takes jobs over its Api, asks a policy which of them
@@ -64,6 +74,8 @@ class Service {
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;
+  // Where programs on other machines reach it; empty: nowhere.
+  const std::string& address() const;
   // A link that lets one browser in as the service's own user.
   std::string page_link();
 
@@ -71,6 +83,10 @@ class Service {
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Whether it brings code of its submitter, besides what Ductile has. The spec was checked.
+bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
+bool is_python(const Submission& submission, const nlohmann::json& spec);
 
 // Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
 void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices);

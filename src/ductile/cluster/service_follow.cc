@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
@@ -53,18 +55,20 @@ void Service::Impl::look_at_events() {
   }
   if (drains) look_at_drains();
   for (const JobId id : changed) {
-    JobRecord record = reader_.job(id);
+    std::optional<JobRecord> record = reader_.job_if_kept(id);
+    if (!record) continue;  // it has ended, and was removed since its events were read
     const auto known = live_.find(id);
     if (known == live_.end()) {
-      if (!has_ended(record.phase) && !ending_.contains(id)) take_up(std::move(record));
+      if (!has_ended(record->phase) && !ending_.contains(id)) take_up(std::move(*record));
       continue;
     }
     // The rest is this service's own doing.
-    known->second.record.wish = record.wish;
-    follow_devices(known->second, record.submission);
+    known->second.record.wish = record->wish;
+    follow_devices(known->second, record->submission);
     follow_wish(known->second);
   }
   seen_ = seen;
+  if (!changed.empty()) follow_demand();
   if (drains || !changed.empty()) decide_soon();
 }
 
@@ -90,10 +94,11 @@ void Service::Impl::follow_wish(Live& live) {
   }
   if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
-    scheduler_.remove(id);
+    scheduler_.remove(id, false);
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;
+    close_front(live);
     writer_.write([id](Change& change) {
       change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
     });
@@ -109,20 +114,66 @@ void Service::Impl::follow_wish(Live& live) {
   }
 }
 
+// Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
+void Service::Impl::follow_demand() {
+  if (!engine_->borrows_nodes()) return;  // this looks at all jobs
+  int64_t devices = 0;
+  std::vector<bool> held(static_cast<size_t>(nodes_.count()));
+  for (const auto& [id, live] : live_) {
+    if (scheduler_.knows(id) && live.record.wish == Wish::run)
+      devices += live.record.submission.max_devices;
+    const Counts has = this->held(live);
+    for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
+  }
+  engine_->follow(devices, held);
+}
+
+// A little at a time on the thread that commits, so that nobody waits for it.
+void Service::Impl::prune() {
+  constexpr int64_t kMost = 500;  // rows
+  static constexpr milliseconds kBetween{20}, kNext{60'000};
+  const auto more = std::make_shared<bool>();
+  const auto next = [post = make_poster(loop_, alive_), this, more](const Error* error) {
+    post([this, again = error == nullptr && *more,
+          trouble = error == nullptr ? std::string() : error->message()] {
+      if (!trouble.empty() && trouble != prune_trouble_)
+        log_line(fmt::format(
+            "store: what is too old could not be removed, and is tried again each minute: {}",
+            trouble));
+      prune_trouble_ = trouble;
+      prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
+    });
+  };
+  try {
+    queue_.post([more, retention = options_.retention](
+                    Change& change) { *more = change.prune(retention, wall_seconds(), kMost); },
+                next);
+  } catch (const Error&) {  // too many others wait for the disk
+    prune_ = loop_.after(kNext, [this] { prune(); });
+  }
+}
+
 LiveState Service::Impl::state_of(const Live& live) const {
   using Moment = LiveState::Moment;
+  using Cause = LiveState::Cause;
+  const JobId id = live.record.id;
   if (live.runner && live.stopping) {
     const Wish wish = live.record.wish;
-    return {Moment::saving, wish == Wish::pause    ? "its user paused it"
-                            : wish == Wish::cancel ? "it is being cancelled"
-                            : stopping_            ? "the service stops"
-                                                   : "others get what it holds"};
+    if (wish == Wish::pause) return {Moment::saving, "its user paused it", Cause::user};
+    if (wish == Wish::cancel) return {Moment::saving, "it is being cancelled", Cause::user};
+    if (stopping_) return {Moment::saving, "the service stops", Cause::end};
+    return {Moment::saving, "others get what it holds", Cause::room};
   }
   if (live.starting || (live.runner && live.runner->progress().generation < 0))
     return {Moment::starting, ""};
-  if (live.runner) return {Moment::running, ""};
-  if (live.rest.armed()) return {Moment::resting, live.record.reason};
-  return {Moment::waiting, scheduler_.why(live.record.id)};
+  if (live.runner)
+    return {Moment::running, live.front ? "it answers at " + live.front->address() : ""};
+  if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
+  const Cause cause = live.record.phase == Phase::paused ? Cause::user
+                      : !scheduler_.knows(id)            ? Cause::too_large
+                      : scheduler_.over_quota(id)        ? Cause::quota
+                                                         : Cause::devices;
+  return {Moment::waiting, scheduler_.why(id), cause};
 }
 
 void Service::Impl::show() {

@@ -11,6 +11,7 @@
 #include "ductile/base/clock.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/nodes_impl.h"
@@ -23,8 +24,9 @@
 
 namespace ductile::cluster {
 
-// The service itself: service.cc goes from what is granted to what is held, service_follow.cc
-// follows what the store, its users and its nodes say, and tells them what becomes of it.
+// The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
+// what is granted to what is held, service_follow.cc follows what the store, its users and its
+// nodes say, and tells them what becomes of it.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -34,6 +36,7 @@ class Service::Impl {
 
   uint16_t port() const { return http_->port(); }
   std::string page_link();
+  const std::string& address() const { return address_; }
 
  private:
   using Counts = std::vector<int64_t>;  // by node
@@ -50,18 +53,25 @@ class Service::Impl {
     bool starting = false, stopping = false;
     net::Loop::Timer rest;  // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
-    int64_t generation = -1, first_step = 0;
+    int64_t generation = -1, first_step = 0, pauses = 0;
     net::Deadline first_time{};
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
+    std::unique_ptr<Front> front;  // of a service job that has run and is not paused
     std::unique_ptr<JobRunner> runner;
   };
 
+  void open_interface();
+  void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
-  void go_on();            // with what ran when the last service ended
-  void look();             // at what the store says anew
+  void recall();           // what the last service had learnt
+  void remember();         // the same, for the next one
+  void remember_now();
+  void prune();  // what need not be kept any more
+  void go_on();  // with what ran when the last service ended
+  void look();   // at what the store says anew
   void look_at_events();
   void look_at_drains();
   void look_at_nodes();
@@ -69,6 +79,11 @@ class Service::Impl {
   void follow_wish(Live& live);
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
+  void open_front(Live& live, const ServeSpec& spec);
+  void close_front(Live& live);
+  void follow_load(Live& live);
+  void note_load(Live& live);
+  int64_t least_devices(const Live& live) const;
   void note_speed(Live& live, double speed, const JobProgress& progress);
   void keep_in_place(Live& live);
   void decide();
@@ -85,6 +100,7 @@ class Service::Impl {
   void show();  // to those who ask: what each job is doing
   void decide_soon();
   void end_if_idle();
+  void follow_demand();
   Counts held(const Live& live) const;
   Counts free_devices() const;
   double schedule_time() const;  // seconds since 1970 that never go back
@@ -108,9 +124,11 @@ class Service::Impl {
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;
   std::function<void()> on_stopped_;
-  net::Loop::Timer round_, look_again_, decide_soon_, settle_soon_, show_soon_;
+  std::string prune_trouble_;  // that was said
+  net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
+  std::string address_;
   std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;  // ends first: nothing asks any more
 };

@@ -6,6 +6,7 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/options.h"
 #include "ductile/base/paths.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
 
@@ -60,7 +61,8 @@ spec::JobOptions training_of(const nlohmann::json& spec) {
 Work work_of(const std::string& kind, const nlohmann::json& spec) {
   if (kind == "train") return training_of(spec);
   if (kind == "command") return command_of(spec);
-  fail_unknown_name("kind =", kind, std::vector<std::string>{"train", "command"});
+  if (kind == "serve") return serve_of(spec);
+  fail_unknown_name("kind =", kind, std::vector<std::string>{"train", "command", "serve"});
 }
 
 int64_t batch_of(const Work& work) {
@@ -80,21 +82,31 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   if (const auto team = quotas.find(s.team); team != quotas.end())
     demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
   demand.rigid = std::holds_alternative<CommandSpec>(work);
+  if (const auto* serve = std::get_if<ServeSpec>(&work)) demand.target = serve->target;
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
   demand.batch = static_cast<int32_t>(batch_of(work));
+  if (const auto* job = std::get_if<spec::JobOptions>(&work))
+    demand.total_steps = job->train.max_steps;
   return demand;
 }
 
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work) {
+                                       const fs::path& run, Work& work, Front* front) {
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, engine, run, *job);
+    return make_train_runner(loop, engine, run, *job, options.alone);
+  if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
   command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
   return make_command_runner(loop, options.keeper, run, command);
+}
+
+spec::JobOptions served_job(const ServeSpec& serve) {
+  spec::JobOptions job;
+  OptionSet(job).read_toml(run::RunFolder::open(serve.run).job_file(), Moved::follow);
+  return job;
 }
 
 namespace {
@@ -148,6 +160,10 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
 
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
   if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  if (!options.pools.empty())
+    return make_slurm_engine(
+        loop, *options.cluster,
+        {shared_of(options), options.program, options.worker, options.pools, options.listen});
   return make_hosts_engine(
       loop, *options.cluster,
       {shared_of(options), options.program, options.worker, options.launcher, options.listen});
@@ -168,15 +184,30 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
   if (submission.min_devices > devices)
     fail(ErrorCode::invalid_argument, "min_devices = {}: this service has {}",
          submission.min_devices, devices);
+  if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
   if (job != nullptr && submission.max_devices > job->train.virtual_ranks)
     fail(ErrorCode::invalid_argument,
          "max_devices = {}: train.virtual_ranks is {}, and each device hosts at least one of them",
          submission.max_devices, job->train.virtual_ranks);
-  if (job == nullptr && submission.max_devices != submission.min_devices)
+  if (std::holds_alternative<CommandSpec>(work) && submission.max_devices != submission.min_devices)
     fail(ErrorCode::invalid_argument,
          "min_devices = {}, max_devices = {}: a command runs on a fixed number of devices",
          submission.min_devices, submission.max_devices);
+}
+
+bool is_python(const Submission& submission, const nlohmann::json& spec) {
+  const Work work = work_of(submission.kind, spec);
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job != nullptr && !job->python.object.empty();
+}
+
+bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
+  const Work work = work_of(submission.kind, spec);
+  if (const auto* serve = std::get_if<ServeSpec>(&work))
+    return !served_job(*serve).model.library.empty();
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job == nullptr || !job->model.library.empty() || !job->python.object.empty();
 }
 
 }  // namespace ductile::cluster

@@ -10,6 +10,7 @@
 #include "ductile/base/files.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/engine_impl.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/records.h"
 #include "ductile/cluster/scheduler.h"
@@ -21,7 +22,7 @@
 namespace ductile::cluster {
 
 // What a job runs: one alternative for each kind.
-using Work = std::variant<spec::JobOptions, CommandSpec>;
+using Work = std::variant<spec::JobOptions, CommandSpec, ServeSpec>;
 
 // Throws invalid_argument for a kind or a spec that this program does not know.
 Work work_of(const std::string& kind, const nlohmann::json& spec);
@@ -33,10 +34,14 @@ int64_t batch_of(const Work& work);
 JobDemand demand_of(const JobRecord& record, const Work& work,
                     const std::map<std::string, int64_t>& quotas, int64_t devices, double now);
 
-// The processes of the job. Throws as the runners of the kinds do.
+// The processes of the job. `front`: of a job of kind "serve". Throws as the runners of the kinds
+// do.
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work);
+                                       const fs::path& run, Work& work, Front* front);
+
+// The job whose run is served. Throws not_found if there is no such run.
+spec::JobOptions served_job(const ServeSpec& serve);
 
 // The cluster that the options name, or one of this machine alone. Its teams are those with a
 // quota, numbered from 1 in the order of their names.

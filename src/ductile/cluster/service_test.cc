@@ -2,6 +2,7 @@
 #include "ductile/cluster/service.h"
 
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -48,15 +49,25 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
 
 TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
   LiveService cluster(2);
-  const JobId first = cluster.submit("first", 4000, 2);
+  const JobId first =
+      cluster.submit("first", 1000000, 2);  // a short one would not be worth a change
   cluster.wait(first, [](const Json& job) { return job.at("holdings").value("here", 0) == 2; });
   const JobId second = cluster.submit("second", 4000, 2);
   cluster.wait_for(second, "running");
   cluster.wait(first, [](const Json& job) {
     return job.at("holdings").value("here", 0) == 1 || job.at("phase") != "running";
   });
-  cluster.expect_result(first);
+  cluster.act(first, "cancel");
   cluster.expect_result(second);
+}
+
+TEST(Service, WhatAStartCostIsLearnt) {
+  LiveService cluster;
+  cluster.expect_result(cluster.submit("one", 1000, 1));
+  EXPECT_EQ(cluster.stop(), 0);
+  const std::string learnt = Reader(cluster.folder() / "store.db").memory("scheduler");
+  const double pause = parse_json(learnt, "learnt", ErrorCode::data_loss).at("pause").get<double>();
+  EXPECT_NE(pause, Scheduler::kFirstPause);
 }
 
 TEST(Service, AJobIsPausedResumedAndCancelled) {
@@ -100,6 +111,33 @@ TEST(Service, WhatCannotRunIsRefusedWhenItIsSubmitted) {
   EXPECT_TRUE(cluster.get("/v1/jobs").at("jobs").empty());
 }
 
+// A library and a Python program are loaded by the workers, which run as the user of the service.
+TEST(Service, OthersMaySubmitJobsButBringNoCode) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  LiveService cluster;
+  fs::permissions(cluster.folder(), fs::perms::others_read | fs::perms::others_exec,
+                  fs::perm_options::add);
+  const auto status_for_stranger = [&](const std::string& job) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::setresgid(65534, 65534, 65534) != 0 || ::setresuid(65534, 65534, 65534) != 0)
+        ::_exit(1);
+      const Json answer =
+          cluster.send("POST", "/v1/jobs", dump_json(Json{{"spec", {{"job", job}}}}));
+      ::_exit(answer.value("status", 0) - 200);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return 200 + WEXITSTATUS(status);
+  };
+  EXPECT_EQ(status_for_stranger("[train]\nmax_steps = 10\nbatch_size = 64\n"), 201);
+  EXPECT_EQ(status_for_stranger("[model]\nname = \"custom\"\nlibrary = \"/tmp/mine.so\"\n"), 403);
+  EXPECT_EQ(
+      status_for_stranger("[model]\nname = \"python\"\n[data]\nformat = \"python\"\n[python]\n"
+                          "object = \"/tmp/mine.py:Job\"\n"),
+      403);
+}
+
 TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
   LiveService cluster;
   const JobId running = cluster.submit("running", 3000, 2);
@@ -131,6 +169,53 @@ TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(cluster.folder() / "runs"))
     ++folders;
   EXPECT_EQ(folders, static_cast<int64_t>(jobs.size())) << "one run directory for each job";
+}
+
+// Its jobs go on for many leases, here scaled down. Who takes over finds them at work.
+TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
+  ::setenv("DUCTILE_TEST_LEASE_MS", "2000", 1);
+  LiveService cluster;
+  const JobId pair = cluster.submit("pair", 3000, 2, 2), one = cluster.submit("one", 3000);
+  for (const JobId id : {pair, one}) {
+    cluster.wait_for_workers(id);
+    cluster.wait(id, [](const Json& job) {
+      return read_file(fs::path(job.value("run", "")) / "events.jsonl").find("\"generation\"") !=
+             std::string::npos;
+    });
+  }
+  const std::set<pid_t> workers = cluster.workers();
+  cluster.kill_service();
+  std::this_thread::sleep_for(6s);
+  EXPECT_EQ(cluster.workers(), workers);
+  cluster.start();
+  for (const JobId id : {pair, one}) {
+    cluster.expect_result(id);
+    // Nobody stopped, nor did any step anew.
+    const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
+    const std::string events = read_file(run / "events.jsonl");
+    EXPECT_EQ(events.find("\"generation\":2"), std::string::npos) << events;
+  }
+  ::unsetenv("DUCTILE_TEST_LEASE_MS");
+}
+
+// One that is stopped answers nobody, and may go on at any time.
+TEST(Service, JobsGoOnWhileTheServiceIsStopped) {
+  ::setenv("DUCTILE_TEST_LEASE_MS", "2000", 1);
+  LiveService cluster;
+  const JobId id = cluster.submit("one", 3000);
+  cluster.wait_for_workers(id);
+  const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
+  cluster.wait(id, [&](const Json&) {
+    return read_file(run / "events.jsonl").find("\"generation\"") != std::string::npos;
+  });
+  ::kill(cluster.process(), SIGSTOP);
+  std::this_thread::sleep_for(6s);
+  ::kill(cluster.process(), SIGCONT);
+  cluster.expect_result(id);
+  const std::string events = read_file(run / "events.jsonl");
+  EXPECT_EQ(events.find("lost touch"), std::string::npos) << events;
+  EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
+  ::unsetenv("DUCTILE_TEST_LEASE_MS");
 }
 
 // What was asked for, and not yet done, when the service was killed.
@@ -291,6 +376,27 @@ TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
 }
 
 // It was to grow, and is to shrink before those that were to join it have begun.
+TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  LiveService cluster(
+      [](ServiceOptions& options) {
+        options.retention = {1e-3, 0};
+      },
+      [&] { ASSERT_NE(std::freopen(log.c_str(), "a", stderr), nullptr); });
+  EXPECT_EQ(cluster.stop(), 0);
+  Database(cluster.folder() / "store.db", Database::Access::write)
+      .execute(
+          "CREATE TRIGGER keep BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'it is held'); "
+          "END");
+  cluster.start();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (read_file(log).find("it is held") == std::string::npos)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_NE(read_file(log).find("what is too old could not be removed"), std::string::npos);
+  cluster.expect_result(cluster.submit("job", 100));
+}
+
 TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
   TempFolder folder;
   const fs::path hold = folder.path() / "hold", script = folder.path() / "worker";

@@ -12,6 +12,7 @@
 #include "ductile/base/table.h"
 #include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/schema.h"
+#include "ductile/page/numbers.h"
 
 namespace ductile::cluster {
 namespace {
@@ -50,10 +51,23 @@ JobRecord job_of(const Row& row) try {
   fail(ErrorCode::data_loss, "job {}: its row is damaged: {}", row.integer(0), error.what());
 }
 
+void require_never_removed(Database& database, JobId id) {
+  database.query(
+      "SELECT time FROM removed_jobs WHERE first <= ? AND last >= ? ORDER BY first DESC LIMIT 1",
+      [&](const Row& row) {
+        const double time = row.real(0);
+        throw Gone(time, fmt::format("job {} had ended, and was removed from the store; since {} "
+                                     "it is not there any more, but its run directory may be",
+                                     id, page::local_time(time)));
+      },
+      id, id);
+}
+
 JobRecord read_job(Database& database, JobId id) {
   std::optional<JobRecord> found;
   database.query(
       select_jobs("WHERE id = ?"), [&](const Row& row) { found = job_of(row); }, id);
+  if (!found) require_never_removed(database, id);
   if (!found) fail(ErrorCode::not_found, "there is no job {}", id);
   return *std::move(found);
 }
@@ -92,6 +106,7 @@ JobRecord Reader::find(std::string_view text) {
   database_.query("SELECT DISTINCT name FROM jobs WHERE ended IS NULL ORDER BY id DESC LIMIT 1000",
                   [&](const Row& row) { names.push_back(row.text(0)); });
   const auto nearest = nearest_name(text, names);
+  if (number) require_never_removed(database_, id);
   if (number) fail(ErrorCode::not_found, "there is no job {}", text);
   fail(ErrorCode::not_found, "there is no job \"{}\"{}", text,
        nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
@@ -154,6 +169,14 @@ std::vector<Event> Reader::events(Revision after, int64_t limit, std::optional<J
   return out;
 }
 
+std::vector<Event> Reader::whole_events(Revision& after, int64_t limit) {
+  const Revision begin = after > 0 ? after : removed_events();
+  std::vector<Event> out = events(begin, limit);
+  require_events_after(begin);
+  after = begin;
+  return out;
+}
+
 std::vector<Event> Reader::newest_events(int64_t count, std::optional<JobId> job) {
   std::vector<Event> out;
   const auto add = [&](const Row& row) {
@@ -171,7 +194,32 @@ std::vector<Event> Reader::newest_events(int64_t count, std::optional<JobId> job
   return out;
 }
 
-Revision Reader::last_event() { return database_.integer("SELECT max(seq) FROM events", 0); }
+Revision Reader::last_event() {
+  return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'events'", 0);
+}
+
+int64_t Reader::count_events() { return database_.integer("SELECT count(*) FROM events", 0); }
+
+std::optional<JobRecord> Reader::job_if_kept(JobId id) try { return job(id); } catch (const Gone&) {
+  return std::nullopt;
+}
+
+Revision Reader::removed_events() {
+  return database_.integer("SELECT event FROM removed_events", 0);
+}
+
+void Reader::require_events_after(Revision after) {
+  database_.query(
+      "SELECT event, time FROM removed_events WHERE event > ?",
+      [&](const Row& row) {
+        Gone gone(row.real(1), fmt::format("not all events after {} are kept, since those of jobs "
+                                           "that ended long ago are removed; begin after {}",
+                                           after, row.integer(0)));
+        gone.begin = row.integer(0);
+        throw gone;
+      },
+      after);
+}
 
 std::vector<Holding> Reader::holdings(JobId job) {
   std::vector<Holding> out;
@@ -214,6 +262,14 @@ std::vector<NodeRecord> Reader::nodes() {
   return out;
 }
 
+std::string Reader::memory(std::string_view name) {
+  std::string value;
+  database_.query(
+      "SELECT value FROM memory WHERE name = ?", [&](const Row& row) { value = row.text(0); },
+      name);
+  return value;
+}
+
 std::vector<std::string> Reader::check() {
   std::vector<std::string> out;
   const auto each = [&](const char* sql, auto&& say) {
@@ -240,6 +296,9 @@ std::vector<std::string> Reader::check() {
       });
   each("SELECT id FROM jobs WHERE NOT EXISTS (SELECT 1 FROM specs WHERE job = id)",
        [](const Row& row) { return fmt::format("job {}: its spec is lost", row.integer(0)); });
+  each("SELECT id FROM jobs JOIN removed_jobs ON id BETWEEN first AND last", [](const Row& row) {
+    return fmt::format("job {}: is there, and is said to be removed", row.integer(0));
+  });
   each("SELECT seq FROM events WHERE NOT json_valid(body)",
        [](const Row& row) { return fmt::format("event {}: its body is no JSON", row.integer(0)); });
   each("SELECT DISTINCT id, phase FROM jobs JOIN holdings ON job = id WHERE phase <> 'running'",
@@ -395,6 +454,14 @@ void Change::undrain(std::string_view node, double now) {
   database_.run("DELETE FROM drains WHERE node = ?", node);
   if (database_.changed_rows() == 0) fail(ErrorCode::not_found, "node \"{}\" is not drained", node);
   record(0, "undrain", dump_json(Json{{"node", node}}), now);
+}
+
+void Change::set_memory(std::string_view name, std::string_view value) {
+  database_.run("INSERT OR REPLACE INTO memory (name, value) VALUES (?, ?)", name, value);
+}
+
+void Change::forget_memory(std::string_view name) {
+  database_.run("DELETE FROM memory WHERE name = ?", name);
 }
 
 std::optional<std::string> Change::answered(std::string_view principal, std::string_view key,

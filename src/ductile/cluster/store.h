@@ -10,8 +10,10 @@
 #include <sys/stat.h>
 
 #include "ductile/base/descriptor.h"
+#include "ductile/base/error.h"
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
+#include "ductile/cluster/tokens.h"
 
 // What the service of a cluster remembers: jobs, what they hold, drained nodes, every event, and
 // the answers to requests. One SQLite file.
@@ -19,6 +21,13 @@
 // Writing: one process, which holds the lock of a Store, through Change objects that live inside a
 // transaction (commit_queue.h makes those). Reading: any number of Readers, in any process.
 namespace ductile::cluster {
+
+// Thrown as not_found for what was there, and was removed because of its age or number.
+struct Gone : Error {
+  Gone(double since, const std::string& text) : Error(ErrorCode::not_found, text), since(since) {}
+  double since;        // when it was removed, or some of it last
+  Revision begin = 0;  // of events: those after this one are all there
+};
 
 // What a list of jobs is narrowed to; what is not given does not matter.
 struct JobFilter {
@@ -35,8 +44,9 @@ class Reader {
   // Throws as Database does, and as require_newest_schema().
   explicit Reader(const fs::path& file, const char* vfs = nullptr);
 
-  // Throws not_found for an unknown job.
+  // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);
+  std::optional<JobRecord> job_if_kept(JobId id);  // none: it was removed
   std::string spec(JobId id);
   // By number, or where no job has it, by name: the newest job of that name that has not ended,
   // else the newest of that name. Throws not_found, with the nearest name of a job that has not
@@ -51,9 +61,16 @@ class Reader {
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
+  // Of all jobs, none left out: throws Gone where some of those after `after` were removed. 0 is
+  // moved behind the last one that was.
+  std::vector<Event> whole_events(Revision& after, int64_t limit);
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
-  Revision last_event();  // 0: none yet
+  Revision last_event();  // 0: none yet; also one that was removed
+  int64_t count_events();
+  Revision removed_events();  // not all up to this one are there any more; 0: all are
+  // Throws Gone if events after this one were removed. To be asked after they were read.
+  void require_events_after(Revision after);
 
   std::vector<Holding> holdings(JobId job);
   std::vector<Holder> holders();  // of all jobs, by job and node
@@ -70,6 +87,9 @@ class Reader {
   std::vector<Drain> drains();
   // In the order of the service that wrote them.
   std::vector<NodeRecord> nodes();
+  // All, the oldest first, with those that were revoked.
+  std::vector<TokenRecord> tokens();
+  std::string memory(std::string_view name);  // empty: nothing
 
   // Everything that is wrong with the file, in sentences; empty if it is whole. Reads all of it.
   std::vector<std::string> check();
@@ -108,6 +128,15 @@ class Change {
   // Throws not_found if the node is not drained.
   void undrain(std::string_view node, double now);
 
+  // Gives its number. Throws conflict if a token of that name is not revoked.
+  int64_t add_token(const TokenRecord& token, std::string_view by);
+  // Throws not_found if none of that name is left to revoke.
+  void revoke_token(std::string_view name, std::string_view by, double now);
+  // What is to be known after a restart, under a name; it replaces what was there.
+  void set_memory(std::string_view name, std::string_view value);
+
+  void forget_memory(std::string_view name);
+
   // An event of its own, of a job or (0) of none. `body`: JSON.
   Revision record(JobId job, std::string_view kind, std::string_view body, double now);
 
@@ -120,6 +149,11 @@ class Change {
                        std::string_view answer, double now);
   // Forgets the answers given before `time`.
   void forget_answers(double time);
+
+  // Removes what need not be kept at `now`: about `most` rows at a time, each job with all of its
+  // events as a whole. Whether there may be more. Notes of speed and load of jobs that live, and
+  // events of no job, are removed by age alone.
+  bool prune(const Retention& retention, double now, int64_t most);
 
   // As it is inside this transaction.
   JobRecord job(JobId id);

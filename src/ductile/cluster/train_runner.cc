@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/pause_meter_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/run/lock.h"
@@ -12,6 +14,9 @@
 
 namespace ductile::cluster {
 namespace {
+
+constexpr std::chrono::seconds kCheckpointSoonest{1};
+constexpr std::chrono::milliseconds kLook{200};
 
 RunnerEnd end_of(const server::JobOutcome& outcome) {
   if (outcome.error) return end_by(outcome.error);
@@ -24,24 +29,34 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
-              const spec::JobOptions& job)
-      : lock_(folder.path(), run::RunLock::kController) {
+              const spec::JobOptions& job, std::chrono::seconds alone)
+      : loop_(loop), lock_(folder.path(), run::RunLock::kController) {
     folder.remove_leftovers();
-    auto launcher = engine.launcher(folder);
+    auto launcher = engine.launcher(folder, !job.python.object.empty());
     launcher_ = launcher.get();
     server::JobHostOptions options;
     options.run = folder.path();
     options.membership = link::membership_options(job);
     options.membership.max_workers = job.train.virtual_ranks;
+    if (const std::chrono::seconds most(engine.checkpoint_every()); most.count() > 0) {
+      control::Time& every = options.membership.checkpoint_every;
+      every = every > control::Time{0} ? std::min<control::Time>(every, most) : most;
+      options.membership.checkpoint_soonest = kCheckpointSoonest;
+    }
     options.membership.num_hosts = engine.nodes();
     options.listen = engine.listen();
+    options.alone = alone;
     options.keep_checkpoints = job.checkpoint.keep;
     options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
+    options.on_note = [this](const control::Note& note) {
+      if (note.event == "generation") meter_.formed();
+    };
     host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     launcher_->place(shares_of(devices));
+    if (!devices.empty()) begin_pause();
     host_->start(count(devices), [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
       on_end(end_of(outcome));
     });
@@ -49,7 +64,8 @@ class TrainRunner : public JobRunner {
 
   void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
     host_->request(control::ResizeJob{count(devices), launcher_->place(shares_of(devices))},
-                   [taken = std::move(taken)](const link::RequestAnswer& answer) {
+                   [this, taken = std::move(taken)](const link::RequestAnswer& answer) {
+                     if (answer.refused.empty()) begin_pause();
                      taken(answer.refused.empty());
                    });
   }
@@ -65,6 +81,8 @@ class TrainRunner : public JobRunner {
     const nlohmann::json status = host_->status();
     JobProgress progress;
     progress.total_steps = total_steps_;
+    progress.pause = pause_;
+    progress.pauses = pauses_;
     progress.step = status.value("step", int64_t{0});
     if (status.contains("generation"))
       progress.generation = status["generation"].value("number", int64_t{0});
@@ -72,6 +90,32 @@ class TrainRunner : public JobRunner {
   }
 
  private:
+  double now() const {
+    return std::chrono::duration<double>(loop_.now().time_since_epoch()).count();
+  }
+  void begin_pause() {
+    look();  // how far it is
+    meter_.begin(now());
+    look_again();
+  }
+  void look_again() {
+    look_ = loop_.after(kLook, [this] {
+      look();
+      if (meter_.measures()) look_again();
+    });
+  }
+  void look() {
+    const nlohmann::json status = host_->status();
+    if (!status.contains("generation")) return;
+    const nlohmann::json& generation = status["generation"];
+    const auto pause = meter_.see(
+        now(), {generation.value("number", int64_t{0}), generation.value("start", int64_t{0}),
+                status.value("step", int64_t{0})});
+    if (!pause) return;
+    pause_ = *pause;
+    ++pauses_;
+  }
+
   void hear(std::string_view line) {
     const auto known = run::decode(line);
     if (!known) return;
@@ -94,17 +138,22 @@ class TrainRunner : public JobRunner {
     return sum;
   }
 
+  net::Loop& loop_;
   const run::RunLock lock_;
   server::Launcher* launcher_ = nullptr;  // the host's
   int64_t total_steps_ = 0;
+  PauseMeter meter_;
+  net::Loop::Timer look_;
+  double pause_ = 0;
+  int64_t pauses_ = 0;
   std::unique_ptr<server::JobHost> host_;
 };
 
 }  // namespace
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job) {
-  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job);
+                                             spec::JobOptions& job, std::chrono::seconds alone) {
+  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job, alone);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

@@ -174,9 +174,12 @@ std::string why_it_runs(const WhyFacts& facts) {
     return fmt::format("It is being saved, and gives up {}: {}.", counted(held),
                        without_stop(facts.live->text));
   if (moment == Moment::starting)
-    return fmt::format("It is just starting on {}{}: its processes have not done a step yet.",
-                       counted(held), range);
-  return fmt::format("It runs on {}{}: {}.", counted(held), range, without_stop(facts.job.reason));
+    return fmt::format(
+        "It is just starting on {}{}: {}.", counted(held), range,
+        s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
+  const std::string more = facts.live ? facts.live->text : "";
+  return fmt::format("It runs on {}{}: {}{}.", counted(held), range, without_stop(facts.job.reason),
+                     more.empty() ? "" : "; " + more);
 }
 
 }  // namespace
@@ -186,9 +189,56 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
+void LiveView::note_round(double seconds) {
+  const std::lock_guard lock(mutex_);
+  ++rounds_.count;
+  rounds_.seconds += seconds;
+  rounds_.last = seconds;
+}
+
+void LiveView::set_serving(JobId job, ServingFigures figures) {
+  const std::lock_guard lock(mutex_);
+  serving_[job] = std::move(figures);
+}
+
+std::optional<ServingFigures> LiveView::serving(JobId job) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = serving_.find(job);
+  return found == serving_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::map<JobId, ServingFigures> LiveView::serving() const {
+  const std::lock_guard lock(mutex_);
+  return serving_;
+}
+
+std::map<LiveKind, int64_t> LiveView::counts() const {
+  std::map<LiveKind, int64_t> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [job, state] : states_) ++out[{state.moment, state.cause}];
+  return out;
+}
+
+RoundFigures LiveView::rounds() const {
+  const std::lock_guard lock(mutex_);
+  return rounds_;
+}
+
+std::string_view to_string(LiveState::Moment moment) {
+  constexpr std::string_view kNames[] = {"waiting", "starting", "running", "saving", "resting"};
+  return kNames[static_cast<size_t>(moment)];
+}
+
+std::string_view to_string(LiveState::Cause cause) {
+  constexpr std::string_view kNames[] = {"",     "devices", "quota", "too large",
+                                         "user", "room",    "end",   "failure"};
+  return kNames[static_cast<size_t>(cause)];
+}
+
 void LiveView::forget(JobId job) {
   const std::lock_guard lock(mutex_);
   states_.erase(job);
+  serving_.erase(job);
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {

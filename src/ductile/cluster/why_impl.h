@@ -1,10 +1,12 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/cluster/records.h"
@@ -14,9 +16,37 @@ namespace ductile::cluster {
 // What a service is just doing with a job, beyond what the store says.
 struct LiveState {
   enum class Moment : uint8_t { waiting, starting, running, saving, resting };
+  // Why, in few words for programs.
+  enum class Cause : uint8_t { none, devices, quota, too_large, user, room, end, failure };
   Moment moment = Moment::waiting;
   std::string text;  // what the policy says of it, or why it is saved or rests; may be empty
+  Cause cause = Cause::none;
   bool operator==(const LiveState&) const = default;
+};
+
+std::string_view to_string(LiveState::Moment moment);
+std::string_view to_string(LiveState::Cause cause);  // none: empty
+
+// Which jobs are counted together.
+struct LiveKind {
+  LiveState::Moment moment = LiveState::Moment::waiting;
+  LiveState::Cause cause = LiveState::Cause::none;
+  auto operator<=>(const LiveKind&) const = default;
+};
+
+// What a service job is doing.
+struct ServingFigures {
+  std::string name, address;  // of the job; where it answers
+  int64_t ready = 0;          // replicas that answer
+  double load = 0, rate = 0;  // requests per second: that come, that a replica answers
+  int64_t arrived = 0, answered = 0, retried = 0;  // since the service began
+  int64_t waiting = 0, in_flight = 0;
+};
+
+// The decisions of the scheduler so far.
+struct RoundFigures {
+  int64_t count = 0;
+  double seconds = 0, last = 0;
 };
 
 // What the service tells those who ask, on other threads. Thread-safe.
@@ -27,13 +57,22 @@ class LiveView {
   void set(JobId job, LiveState state);
   void forget(JobId job);
 
+  void note_round(double seconds);
+  void set_serving(JobId job, ServingFigures figures);
+  std::optional<ServingFigures> serving(JobId job) const;
+  std::map<JobId, ServingFigures> serving() const;
+
   std::optional<LiveState> of(JobId job) const;
+  std::map<LiveKind, int64_t> counts() const;
+  RoundFigures rounds() const;
   const std::map<std::string, int64_t>& quotas() const { return quotas_; }  // devices, by team
 
  private:
   const std::map<std::string, int64_t> quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
+  RoundFigures rounds_;
+  std::map<JobId, ServingFigures> serving_;
 };
 
 struct WhyFacts {

@@ -68,10 +68,22 @@ run::Cost Membership::cost() const {
 
 Outcome Membership::State::apply(std::span<const Event> events, Time at) {
   now = std::max(now, at);
+  note_saved();
   out = {};
   for (const Event& event : events) std::visit([&](const auto& e) { on(e); }, event);
   reconcile();
+  if (out.must_save) unsaved_since = now;
   return std::move(out);
+}
+
+// A worker that hears nobody reads what was saved (may_go_on()), so what it may do no more counts
+// from when that was on the disk, however long this took.
+void Membership::State::note_saved() {
+  if (!unsaved_since) return;
+  for (auto& [id, worker] : workers)
+    if (worker.doomed && worker.doomed_at >= *unsaved_since) worker.doomed_at = now;
+  if (change && !change->saved_at) change->saved_at = now;
+  unsaved_since.reset();
 }
 
 void Membership::State::reconcile() {

@@ -132,8 +132,10 @@ struct MembershipOptions {
   int64_t max_workers = 0;  // 0: one per virtual rank
   // A worker that is silent for longer counts as unreachable.
   Time heartbeat_deadline = std::chrono::milliseconds(1500);
-  // A worker that no Ack has reached for this long stops computing (WorkerProtocol has the same
-  // figure). After this time and `clock_drift` the controller considers it stopped.
+  // A worker that for this long neither got an Ack nor found that the saved state lets it go on
+  // stops computing (WorkerProtocol has the same figure). The controller considers it stopped after
+  // this time and `clock_drift`, from the last Ack or from when it had saved that the worker is to
+  // go on no more, whichever came later.
   Time lease = std::chrono::seconds(10);
   Time clock_drift = std::chrono::milliseconds(500);
   Time reattach = std::chrono::seconds(5);  // for workers to report to a restarted controller
@@ -157,7 +159,10 @@ struct MembershipOptions {
   // How often workers may begin with an error on the only host. An error which says that the job or
   // its stored state is wrong ends the job at once.
   int64_t max_begin_tries = 3;
-  Time checkpoint_every{0};      // 0: checkpoints are not taken by time
+  Time checkpoint_every{0};  // 0: checkpoints are not taken by time
+  // Above 0: where checkpoints are quick, they are taken more often than every `checkpoint_every`,
+  // up to so often; each then takes at most a tenth of the time from the one before.
+  Time checkpoint_soonest{0};
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   bool save_result = true;       // whether to save the state after the last step
   Time checkpoint_retry = std::chrono::seconds(1);
@@ -176,6 +181,11 @@ struct Outcome {
   // generation, a worker's id or a phase was decided. If false, losing the save costs nothing.
   bool must_save = false;
 };
+
+// Whether a saved state (Membership::save()) lets a worker go on in this generation without a word
+// from the controller: no newer one was granted, and the worker was not told to go. False for what
+// is no saved state.
+bool may_go_on(const nlohmann::json& saved, WorkerId worker, Generation generation);
 
 // The controller of one job. It is a value: a copy forks the history of the job (simulators do so).
 //

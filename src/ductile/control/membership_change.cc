@@ -86,7 +86,7 @@ std::string Membership::State::change_asked() {
 }
 
 void Membership::State::begin_change(bool at_boundary, bool after_loss, const std::string& why) {
-  change = Change{++granted, at_boundary, after_loss, false, why, now};
+  change = Change{++granted, at_boundary, after_loss, false, why, now, {}};
   out.must_save = true;
   again = true;
   for (WorkerRecord* worker : participants())

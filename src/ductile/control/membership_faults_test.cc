@@ -237,6 +237,37 @@ TEST_F(FaultsTest, AfterAReturnToACheckpointStepsAreSavedAgainFromThere) {
   EXPECT_EQ(saves.front().second.at_step, 110);
 }
 
+// On nodes that may go at any time a job that has one worker loses what it did since then.
+TEST_F(FaultsTest, WhereCheckpointsAreQuickTheyAreTakenOftenAndWhereTheyAreSlowNot) {
+  options_.checkpoint_every = seconds(10);
+  options_.checkpoint_soonest = seconds(1);
+  job_.emplace(options_);
+  run_with(1);
+  const auto begin_after = [&](Time work) {  // without a checkpoint the job works for so long
+    for (Time done{0}; told<Save>().empty() && done < work + seconds(1);
+         done += milliseconds(100)) {
+      now_ += milliseconds(100);
+      say(1, WorkerPhase::running, 1, 1, reports_[1].step + 1);
+      if (!told<Save>().empty()) return done + milliseconds(100);
+    }
+    return Time::max();
+  };
+  const auto publish_after = [&](Time writing) {
+    const uint64_t attempt = told<Save>()[0].second.attempt;
+    now_ += writing;
+    reports_[1].save = {attempt, SaveStatus::State::written, reports_[1].step, ""};
+    repeat(1);
+    happen(CheckpointPublished{reports_[1].step});
+  };
+  ASSERT_EQ(told<Save>().size(), 1u);  // nothing was saved yet
+  publish_after(milliseconds(10));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(1));
+  publish_after(milliseconds(500));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(5));  // a tenth of the time
+  publish_after(seconds(2));
+  EXPECT_EQ(begin_after(seconds(10)), seconds(10));
+}
+
 TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
   happen(StartJob{2});
   size_t told = 0;
@@ -331,19 +362,53 @@ TEST_F(FaultsTest, AnOnlyWorkerThatIsSilentIsToldAndReplacedWhenItsLeaseEnds) {
   for (const Note& note : said<Note>())
     if (note.event == "silent") text = note.text;
   for (const char* part : {"worker 1: no heartbeat for 1500 ms", "kill -CONT", "ductile status",
-                           "another worker takes its place, from the last checkpoint, in 9 s"})
+                           "another worker takes its place, from the last checkpoint, in 10 s"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   ASSERT_EQ(launched_, 2u);
-  EXPECT_NE(job_->why(now_).find("its lease is waited for: 9.0 s"), std::string::npos)
+  EXPECT_NE(job_->why(now_).find("its lease is waited for: 10.5 s"), std::string::npos)
       << job_->why(now_);
   say(2, WorkerPhase::ready);
-  for (int i = 0; i < 20 && job_->generation().number == 1; ++i) {
+  for (int i = 0; i < 24 && job_->generation().number == 1; ++i) {
     now_ += milliseconds(500);
     repeat(2);
   }
   ASSERT_EQ(job_->generation().members.size(), 1u);
   EXPECT_EQ(job_->generation().members[0].worker, 2u);
   EXPECT_EQ(notes("lost"), 1u);
+}
+
+// It may go on by what is saved. So it is waited for from when that says something else.
+TEST_F(FaultsTest, TheLeaseOfASilentWorkerCountsFromWhenTheDiskSaysThatItIsOver) {
+  run_with(1);
+  EXPECT_TRUE(may_go_on(job_->save(), 1, 1));
+  pass(seconds(600));  // the controller was stopped, and finds nobody
+  ASSERT_TRUE(last_.must_save);
+  EXPECT_FALSE(may_go_on(job_->save(), 1, 1));
+  const Time saved = now_ += seconds(40);  // on a slow disk
+  say(2, WorkerPhase::ready);
+  while (now_ < saved + options_.lease) {
+    repeat(2);
+    ASSERT_EQ(job_->generation().number, 1u) << "after " << (now_ - saved).count() / 1000 << " ms";
+    now_ += milliseconds(500);
+  }
+  for (int i = 0; i < 3; ++i, now_ += milliseconds(500)) repeat(2);
+  EXPECT_EQ(job_->generation().number, 2u);
+}
+
+TEST_F(FaultsTest, WhatIsSavedLetsMembersOfTheNewestGenerationAloneGoOn) {
+  EXPECT_FALSE(may_go_on(job_->save(), 1, 0));
+  run_with(3);
+  const nlohmann::json saved = job_->save();
+  for (const WorkerId id : {1, 2, 3}) EXPECT_TRUE(may_go_on(saved, id, 1));
+  EXPECT_FALSE(may_go_on(saved, 4, 1));
+  EXPECT_FALSE(may_go_on(saved, 1, 0));
+  EXPECT_FALSE(may_go_on(saved, 1, 2));
+  EXPECT_FALSE(may_go_on(nlohmann::json::array(), 1, 1));
+  EXPECT_FALSE(may_go_on({{"phase", 3}}, 1, 1));
+  happen(ResizeJob{2});
+  EXPECT_FALSE(may_go_on(job_->save(), 1, 1));  // 2 is granted
+  happen(StopJob{});
+  EXPECT_FALSE(may_go_on(job_->save(), 1, 1));
 }
 
 // Sets every number in it, one after the other, to `value`.

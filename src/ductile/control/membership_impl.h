@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "ductile/control/membership.h"
@@ -20,8 +22,8 @@ struct WorkerRecord {
   Time heard_at{0};
   Time acked_at{0};  // the last Ack: its lease ends no later than options.lease after this
   Time ready_at{0};
-  Time told_at{0};  // the last instruction that it has to follow
-  Time doomed_at{0};
+  Time told_at{0};    // the last instruction that it has to follow
+  Time doomed_at{0};  // then: since when that is saved
 
   bool leaving() const { return sent_away || report.leaving; }
   bool live() const { return !doomed && connected && reachable; }
@@ -46,6 +48,7 @@ struct Change {
   bool judged = false;  // it was looked at whether the generation broke for no visible reason
   std::string reason;
   Time since{0};
+  std::optional<Time> saved_at;  // by then: whoever looks finds that the old generation is over
 };
 
 // A host where workers have an error before they take part, since one last took part there.
@@ -81,6 +84,9 @@ struct Membership::State {
   std::shared_ptr<const GenerationPlan> plan = std::make_shared<GenerationPlan>();
   std::optional<Change> change;
   bool ran = false;  // a generation was formed since start or resume
+  // The last outcome had to be saved. By the next event it is; what was decided from here on counts
+  // from then.
+  std::optional<Time> unsaved_since;
 
   int64_t high_water = 0;   // the newest state that any worker has had
   int64_t formed_high = 0;  // high_water when plan was formed
@@ -106,6 +112,8 @@ struct Membership::State {
   bool save_asked = false;
   Time next_save{0};
   Time last_checkpoint{0};
+  Time save_began{0};
+  Time save_took{0};  // of the last checkpoint, from asking for it to its publication
   std::string last_save_error;
   Time preempt_since{0};
   Time finish_since{0};
@@ -131,6 +139,7 @@ struct Membership::State {
   void on(const PublishFailed& event);
   void on(const Tick&) {}
   Outcome apply(std::span<const Event> events, Time at);
+  void note_saved();
   void reconcile();
   void check_restored() const;  // throws data_loss (membership_check.cc)
   bool count_in_range(int64_t workers);
@@ -176,7 +185,8 @@ struct Membership::State {
   std::vector<WorkerRecord*> joiners();
   bool joiners_complete();
   Time lease_end(const WorkerRecord& worker) const {
-    return worker.acked_at + options.lease + options.clock_drift;
+    const Time barred = change ? change->saved_at.value_or(now) : now;
+    return std::max(worker.acked_at, barred) + options.lease + options.clock_drift;
   }
   bool may_still_act(const WorkerRecord& worker);
   std::string broken();        // why the generation cannot go on; empty: it can
@@ -211,6 +221,7 @@ struct Membership::State {
   void preempt_without_saving(const WorkerRecord* writer);
   void save_result();
   bool saves_earlier();
+  Time checkpoint_interval() const;
   void save_while_running();
   WorkerRecord* done_worker();
 };

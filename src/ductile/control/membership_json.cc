@@ -344,7 +344,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       from.read("after_loss", s.change->after_loss);
       from.read("judged", s.change->judged);
       from.read("reason", s.change->reason);
-      s.change->since = now;
+      s.change->saved_at = s.change->since = now;
     }
     if (saved.contains("publishing")) {
       const JsonFields from(saved["publishing"], "saved publication");
@@ -384,6 +384,32 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   for (Command& command : s.out.commands) first.commands.push_back(std::move(command));
   s.out = {};
   return membership;
+}
+
+bool may_go_on(const json& saved, WorkerId worker, Generation generation) {
+  try {
+    const JsonFields in(saved, "saved controller state");
+    Phase phase{};
+    bool winding_down = false;
+    Generation granted = 0;
+    in.read("phase", phase, kPhases);
+    in.read("winding_down", winding_down);
+    in.read("granted", granted);
+    const bool active = phase == Phase::starting || phase == Phase::running ||
+                        phase == Phase::resizing || phase == Phase::finishing;
+    if (!active || winding_down || granted != generation) return false;
+    for (const json& entry : in.array("workers")) {
+      const JsonFields from(entry, "saved worker");
+      WorkerId id = 0;
+      bool doomed = true;
+      from.read("doomed", doomed);
+      JsonFields(from.at("report"), "report").read("worker", id);
+      if (id == worker) return !doomed;
+    }
+  } catch (const Error&) {  // a damaged file lets nobody do anything
+  } catch (const json::exception&) {
+  }
+  return false;
 }
 
 }  // namespace ductile::control

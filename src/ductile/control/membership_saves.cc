@@ -9,6 +9,7 @@ namespace ductile::control {
 namespace {
 
 constexpr size_t kRemembered = 8;  // checkpoints to fall back to; the store may keep fewer
+constexpr int kSaveShare = 10;     // a checkpoint takes at most one part in so many of the time
 
 }  // namespace
 
@@ -52,6 +53,7 @@ void Membership::State::on(const CheckpointPublished& event) {
   if (checkpoints.size() > kRemembered) checkpoints.erase(checkpoints.begin());
   unreadable.erase(event.step);
   last_checkpoint = now;
+  save_took = now - save_began;
   last_save_error.clear();
   note("checkpoint", fmt::format("of step {}", event.step));
   out.must_save = true;
@@ -99,6 +101,7 @@ WorkerRecord* Membership::State::done_worker() {
 
 void Membership::State::start_save(WorkerRecord& writer, int64_t at_step, const std::string& why) {
   save_task = SaveTask{++save_attempts, writer.id, at_step};
+  save_began = now;
   tell(writer, Save{std::max(writer.report.generation, writer.report.promised), save_task->attempt,
                     at_step, why});
 }
@@ -176,6 +179,12 @@ void Membership::State::save_result() {
   }
 }
 
+Time Membership::State::checkpoint_interval() const {
+  if (options.checkpoint_soonest <= Time{0}) return options.checkpoint_every;
+  const Time cheap = std::max(options.checkpoint_soonest, save_took * kSaveShare);
+  return std::min(cheap, options.checkpoint_every);
+}
+
 void Membership::State::save_while_running() {
   if (publishing || !due(next_save)) return;
   // Where the members are now: after a return to a checkpoint, some way behind the highest step.
@@ -183,7 +192,7 @@ void Membership::State::save_while_running() {
   for (const WorkerRecord* worker : participants())
     reached = std::max(reached, worker->report.step);
   const bool by_time = options.checkpoint_every > Time{0} &&
-                       due(last_checkpoint + options.checkpoint_every) &&
+                       due(last_checkpoint + checkpoint_interval()) &&
                        reached > std::max<int64_t>(newest_checkpoint(), 0);
   const bool at_once = save_asked || by_time;
   if (save_task && (!at_once || save_task->at_step < 0)) return;

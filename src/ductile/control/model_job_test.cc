@@ -93,7 +93,7 @@ TEST(ModelJob, RandomSchedulesKeepEveryInvariant) {
       all.sum.seconds);
 }
 
-class BrokenMachine : public testing::TestWithParam<Mutation> {};
+class BrokenMachine : public ::testing::TestWithParam<Mutation> {};
 
 TEST_P(BrokenMachine, IsCaught) {
   const Sweep all = sweep(1, 20'000, GetParam());
@@ -101,14 +101,14 @@ TEST_P(BrokenMachine, IsCaught) {
   fmt::print("caught after {} schedules: {}\n", all.schedules, all.violation);
 }
 
-INSTANTIATE_TEST_SUITE_P(ModelJob, BrokenMachine,
-                         testing::Values(Mutation::commit_without_vote, Mutation::worker_publishes,
-                                         Mutation::no_generation_check, Mutation::saves_are_lost,
-                                         Mutation::no_lease, Mutation::promise_is_not_kept,
-                                         Mutation::votes_are_forgotten,
-                                         Mutation::refusals_are_damage, Mutation::parts_are_claimed,
-                                         Mutation::nobody_is_met),
-                         [](const auto& info) { return std::string(to_string(info.param)); });
+INSTANTIATE_TEST_SUITE_P(
+    ModelJob, BrokenMachine,
+    ::testing::Values(Mutation::commit_without_vote, Mutation::worker_publishes,
+                      Mutation::no_generation_check, Mutation::saves_are_lost, Mutation::no_lease,
+                      Mutation::record_is_not_read, Mutation::promise_is_not_kept,
+                      Mutation::votes_are_forgotten, Mutation::refusals_are_damage,
+                      Mutation::parts_are_claimed, Mutation::nobody_is_met),
+    [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace
 }  // namespace ductile::control

@@ -12,7 +12,7 @@ const Words<StateSource> kSources = {{StateSource::keep, "keep"},
                                      {StateSource::peer, "peer"},
                                      {StateSource::checkpoint, "checkpoint"},
                                      {StateSource::initial, "initial"}};
-const Words<WorkerPhase> kPhases = {
+const Words<WorkerPhase> kWorkerPhases = {
     {WorkerPhase::loading, "loading"},     {WorkerPhase::ready, "ready"},
     {WorkerPhase::restoring, "restoring"}, {WorkerPhase::running, "running"},
     {WorkerPhase::halted, "halted"},       {WorkerPhase::done, "done"}};
@@ -91,7 +91,7 @@ bool Enter::operator==(const Enter& other) const {
 }
 
 std::string_view to_string(StateSource source) { return word_of(kSources, source); }
-std::string_view to_string(WorkerPhase phase) { return word_of(kPhases, phase); }
+std::string_view to_string(WorkerPhase phase) { return word_of(kWorkerPhases, phase); }
 
 json to_json(const GenerationPlan& plan) {
   json members = json::array();
@@ -159,7 +159,7 @@ WorkerStatus worker_status_from_json(const json& value) {
   in.read("worker", report.worker);
   in.read("sequence", report.sequence);
   in.read("address", report.address);
-  in.read("phase", report.phase, kPhases);
+  in.read("phase", report.phase, kWorkerPhases);
   in.read("generation", report.generation);
   in.read("promised", report.promised);
   in.read("step", report.step);

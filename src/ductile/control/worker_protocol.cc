@@ -348,7 +348,19 @@ void WorkerProtocol::on(const LeaveAsked&, Time) {
   report_due_ = true;
 }
 
+// Whoever starts another generation without this worker's word saves its number first, and then
+// waits for a lease. So a look that did not find the number renews the lease from when it began.
+void WorkerProtocol::on(const RecordRead& event, Time) {
+  if (event.generation != generation_ || promised_ > generation_) return;
+  lease_until_ = std::max(lease_until_, event.asked_at + options_.lease);
+}
+
 void WorkerProtocol::on(const Beat&, Time) {}
+
+bool WorkerProtocol::misses_controller(Time now) const {
+  return phase_ == WorkerPhase::running && promised_ <= generation_ &&
+         now + options_.lease / 4 * 3 > lease_until_;
+}
 
 Time WorkerProtocol::next_deadline() const { return next_beat_; }
 WorkerPhase WorkerProtocol::phase() const { return phase_; }

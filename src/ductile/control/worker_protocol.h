@@ -72,11 +72,17 @@ struct JobError {  // a fault of the job itself (bad data ...): ends the job
 struct LeaveAsked {  // the host is drained: leave after the step
   int signal = 0;    // the signal that asked for it; 0: none
 };
+// The saved state of the controller was read, begun at `asked_at`, because no Ack came: it lets
+// this worker go on in `generation` (may_go_on() of membership.h).
+struct RecordRead {
+  Time asked_at{0};
+  Generation generation = 0;
+};
 struct Beat {};  // time has passed, which matters for the heartbeat and the lease
 
 using WorkerEvent =
     std::variant<Loaded, InstructionReceived, Restored, RestoreFailed, Reduced, AllVoted, PeerLost,
-                 Faulted, Abandoned, Saved, SaveFailed, JobError, LeaveAsked, Beat>;
+                 Faulted, Abandoned, Saved, SaveFailed, JobError, LeaveAsked, RecordRead, Beat>;
 
 // What an exception that ended a command means, so that no kind of error is mistaken for another.
 // If a peer is gone (peer_lost, deadline), the event is PeerLost. If a resource is refused now
@@ -150,6 +156,8 @@ class WorkerProtocol {
   std::vector<WorkerCommand> apply(const WorkerEvent& event, Time now);
 
   Time next_deadline() const;  // when apply(Beat) is due at the latest
+  // Whether no Ack has come for a good part of the lease, so that RecordRead is of use.
+  bool misses_controller(Time now) const;
 
   WorkerPhase phase() const;
   Generation generation() const;
@@ -174,6 +182,7 @@ class WorkerProtocol {
   void on(const SaveFailed& event, Time now);
   void on(const JobError& event, Time now);
   void on(const LeaveAsked&, Time now);
+  void on(const RecordRead& event, Time now);
   void on(const Beat&, Time now);
   void follow(const Ack& ack);
   void follow(const Halt& halt);

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // Worker 1 of a job with two members, driven by hand.
-class WorkerProtocolTest : public testing::Test {
+class WorkerProtocolTest : public ::testing::Test {
  protected:
   WorkerProtocolTest() : machine_(WorkerOptions{1, "here", milliseconds(200), seconds(10)}) {
     tell(Beat{});
@@ -440,6 +440,40 @@ TEST_F(ShardedProtocolTest, WhoWillHaveAllPartsAsksForNone) {
   tell(AllVoted{1, 0, 0});
   tell(Restored{1, 1, false, 4, {{0, 4}}});
   EXPECT_NE(said<WriteCheckpoint>(), nullptr);
+}
+
+// A controller that is away for long grants nothing, which its saved state shows.
+TEST_F(WorkerProtocolTest, ASavedStateThatLetsItGoOnRenewsTheLeaseFromWhenItWasLookedAt) {
+  begin();
+  EXPECT_FALSE(machine_.misses_controller(now_));
+  now_ += seconds(3);
+  EXPECT_TRUE(machine_.misses_controller(now_));
+  const Time asked = now_;
+  now_ += seconds(2);  // a slow disk
+  tell(RecordRead{asked, 1});
+  EXPECT_EQ(machine_.lease_until(), asked + seconds(10));
+  tell(RecordRead{asked - seconds(1), 1});
+  EXPECT_EQ(machine_.lease_until(), asked + seconds(10));
+  now_ = asked + seconds(9);
+  tell(Reduced{1, 0});
+  EXPECT_NE(said<CastVote>(), nullptr);
+  now_ = asked + seconds(11);
+  tell(AllVoted{1, 0, 0});
+  EXPECT_EQ(said<Apply>(), nullptr);
+  EXPECT_EQ(machine_.phase(), WorkerPhase::halted);
+}
+
+TEST_F(WorkerProtocolTest, ASavedStateOfAnotherGenerationRenewsNothing) {
+  begin();
+  const Time until = machine_.lease_until();
+  now_ += seconds(3);
+  tell(RecordRead{now_, 0});
+  tell(RecordRead{now_, 2});
+  EXPECT_EQ(machine_.lease_until(), until);
+  hear(Halt{2, false, ""});
+  tell(RecordRead{now_, 1});  // was read before the promise
+  EXPECT_EQ(machine_.lease_until(), until);
+  EXPECT_FALSE(machine_.misses_controller(now_ + seconds(20)));
 }
 
 }  // namespace

@@ -122,6 +122,8 @@ export function sentence(event) {
     case "wish": return `${b.by} wants it to ${b.wish}.`;
     case "run": return `Its run directory is ${b.run}.`;
     case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}.`;
+    case "load": return `${Number(b.requests_per_second).toPrecision(3)} requests per second on ${b.devices}.`;
+    case "serving": return `${b.text}.`;
     case "drain": return `Node ${b.node} is drained. ${b.reason || ""}`;
     case "undrain": return `Node ${b.node} is taken back.`;
     case "stopped": return "The service was stopped.";

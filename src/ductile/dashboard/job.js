@@ -39,8 +39,8 @@ export function jobPage(root, name, query) {
   function showHead() {
     const actions = actionsOf(job), until = job.ended || now();
     const wish = isLive(job) && job.wish !== "run" ? `${job.wish} is asked for` : "";
-    const { device_seconds: _, ...same } = job;
-    redraw(head, JSON.stringify([same, actions]), () => [element("div", { class: "bar" },
+    const { device_seconds: _, serving, ...same } = job;
+    redraw(head, JSON.stringify([same, serving && serving.address, actions]), () => [element("div", { class: "bar" },
       element("div", { class: "title" }, element("h1", {}, `#${job.id} ${job.name}`), phaseChip(job.phase),
         element("span", { class: "muted" }, wish)),
       element("div", { class: "row", id: "actions" }, ...actions.map(([what, label, danger]) =>
@@ -49,7 +49,8 @@ export function jobPage(root, name, query) {
     element("p", { class: "about", id: "reason" }, job.reason),
     element("p", { class: "about muted" }, `${job.kind} of ${job.owner}${job.team ? `, team ${job.team}` : ""}, tier ${job.tier}; `
       + `submitted ${clock(job.submitted)}${job.started ? `, started ${clock(job.started)}` : ""}`
-      + `${job.ended ? `, ended ${clock(job.ended)}` : ""}${job.run ? `; run directory ${job.run}` : ""}`)]);
+      + `${job.ended ? `, ended ${clock(job.ended)}` : ""}${job.run ? `; run directory ${job.run}` : ""}`),
+    ...(serving ? [element("p", { class: "about", id: "address" }, "It answers at ", element("code", {}, serving.address))] : [])]);
     const places = Object.entries(job.holdings).map(([node, n]) => `${n} of ${node}`).join(", ");
     tiles.replaceChildren(
       tile("Devices", String(Object.values(job.holdings).reduce((sum, n) => sum + n, 0)),
@@ -57,7 +58,15 @@ export function jobPage(root, name, query) {
       tile("Device time", deviceTime(job.device_seconds), "what it cost so far"),
       tile("Waited", since(job.submitted, job.started || until)),
       tile("Since it started", job.started ? since(job.started, until) : "not started"),
-      stepsTile(), bestTile());
+      ...(job.kind === "serve" ? servingTiles(serving) : [stepsTile(), bestTile()]));
+  }
+
+  // What comes to a service, while it runs.
+  function servingTiles(serving) {
+    if (!serving) return [tile("Requests", "none now")];
+    return [tile("Requests per second", serving.requests_per_second.toPrecision(3),
+      serving.replica_requests_per_second ? `a replica takes ${serving.replica_requests_per_second.toPrecision(3)}` : ""),
+    tile("Answered", withThousands(serving.answered), `${serving.replicas} replicas, ${serving.waiting} requests wait`)];
   }
 
   // How far it is: what its metrics say, or what was counted with its speed.

@@ -188,23 +188,26 @@ function take(event) {
 
 /** Follows the service for ever: while it is away this asks again and again. */
 export async function follow() {
+  let whole = 0;  // not all events up to this one are kept
   while (true) {
     try {
       await readAll();
       if (!state.paths.size) state.paths = new Set(Object.keys((await get("/v1/openapi.json")).paths));
       const last = state.overview.event;
       if (!state.events.length || state.events[state.events.length - 1].seq > last) {
-        const old = await get(`/v1/events?after=${Math.max(0, last - 300)}&limit=1000`);
+        const old = await get("/v1/events?newest=300");
         state.events = old.events;
+        whole = old.after;
         tell("events");
       }
       tell("jobs");
-      const after = state.events.length ? state.events[state.events.length - 1].seq : last;
+      const after = Math.max(whole, state.events.length ? state.events[state.events.length - 1].seq : last);
       const stream = await send(`/v1/events?after=${after}`, { headers: { Accept: "text/event-stream" } });
       await readStream(stream.body, take);
       setOnline(false);
     } catch (error) {
       if (!(error instanceof Failure)) setOnline(false);
+      else if (error.status === 410) state.events = [];  // what follows them was removed meanwhile
     }
     while (state.login) await new Promise(done => setTimeout(done, 200));
     await new Promise(done => setTimeout(done, 1000));

@@ -34,7 +34,7 @@ std::string gzip(const std::string& text) {
   return out;
 }
 
-class BadInput : public testing::Test {
+class BadInput : public ::testing::Test {
  protected:
   void put(const std::string& name, const std::string& bytes) {
     fs::create_directories((folder_.path() / name).parent_path());

@@ -13,7 +13,7 @@
 namespace ductile::data {
 namespace {
 
-class ConvertTest : public testing::Test {
+class ConvertTest : public ::testing::Test {
  protected:
   ConvertTest() {
     make_image_folder(folder_.path() / "in", 6);

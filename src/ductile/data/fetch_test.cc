@@ -15,7 +15,7 @@
 namespace ductile::data {
 namespace {
 
-class Fetch : public testing::Test {
+class Fetch : public ::testing::Test {
  protected:
   Fetch() { options_.cache_mb = 0; }
 

@@ -34,7 +34,7 @@ std::map<Key, Copy> collect(Loader& loader, int count) {
   return batches;
 }
 
-class LoaderTest : public testing::Test {
+class LoaderTest : public ::testing::Test {
  protected:
   std::shared_ptr<const Dataset> train_ = open_dataset(small_digits(), Split::train);
   spec::LoaderOptions options_;

@@ -67,7 +67,7 @@ struct Hosts {
   std::vector<int64_t> counts;
 };
 
-class Restart : public testing::Test {
+class Restart : public ::testing::Test {
  protected:
   const SmallSets sets_;
 };

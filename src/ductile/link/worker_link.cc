@@ -13,7 +13,9 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/control/membership.h"
 #include "ductile/link/boot_clock.h"
+#include "ductile/link/saved_state.h"
 #include "ductile/net/frames.h"
 
 namespace ductile::link {
@@ -25,7 +27,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kDialDeadline{1000};
 constexpr milliseconds kRedial{100};
 constexpr milliseconds kSendDeadline{2000};
-constexpr milliseconds kCostAge{100};
+constexpr milliseconds kReportedCostAge{100};
 constexpr milliseconds kPace{
     5};  // between reports of steps: those of short ones cost more than they
 
@@ -89,7 +91,7 @@ void WorkerLink::apply(const control::WorkerEvent& event) {
     for (control::WorkerCommand& command : protocol_.apply(event, boot_time())) {
       if (auto* send = std::get_if<control::SendStatus>(&command)) {
         report_ = std::move(send->report);
-        report_->cost = cost_.recent(kCostAge);
+        report_->cost = cost_.recent(kReportedCostAge);
         urgent_ = urgent_ || says_more_than_steps(*report_, taken_);
         report = urgent_ || boot_time() >= taken_at_ + kPace;
         continue;
@@ -181,7 +183,8 @@ void WorkerLink::run() {
       if (stopping_ || commands_.exited()) return;
       silent = boot_time() - heard_at_;
     }
-    if (silent > options_.orphan_after) {
+    look_at_record();
+    if (silent > std::max(options_.orphan_after, options_.alone)) {
       const std::string reason = fmt::format("no controller answered for {:.0f} seconds",
                                              std::chrono::duration<double>(silent).count());
       say(reason);
@@ -198,6 +201,38 @@ void WorkerLink::run() {
   }
 }
 
+// Waiting for a controller that is stopped must not cost the lease.
+milliseconds WorkerLink::within_lease(milliseconds wait) const {
+  return std::min(wait, std::chrono::ceil<milliseconds>(options_.worker.lease / 8));
+}
+
+// A controller that is away grants nothing to anybody else. One that is there, and that this worker
+// alone cannot reach, saves a new generation before it does without this worker.
+void WorkerLink::look_at_record() {
+  control::RecordRead read;
+  {
+    const std::lock_guard guard(mutex_);
+    read = {boot_time(), protocol_.generation()};
+    if (options_.run.empty() || !protocol_.misses_controller(read.asked_at) ||
+        read.asked_at < look_again_ || read.asked_at - heard_at_ > options_.alone)
+      return;
+  }
+  look_again_ = read.asked_at + options_.worker.lease / 8;
+  std::string text = "no controller answers; this worker goes on, as the run's saved state lets it";
+  try {
+    const auto saved = read_state(state_file(options_.run));
+    if (saved && control::may_go_on(*saved, options_.worker.worker, read.generation))
+      apply(read);
+    else
+      text = "no controller answers, and the run's saved state has a newer generation to come";
+  } catch (const Error& e) {
+    text = fmt::format("no controller answers, and {}", e.what());
+  }
+  if (text == said_alone_) return;
+  said_alone_ = text;
+  if (options_.log) options_.log(text);
+}
+
 std::optional<net::Channel> WorkerLink::connect() {
   std::vector<net::Address> places = {options_.controller};
   if (!options_.run.empty()) {
@@ -212,7 +247,7 @@ std::optional<net::Channel> WorkerLink::connect() {
       net::Admission admission = net::dial(
           place, secret_, worker_identity(options_.job, options_.worker.worker),
           controller_identity(options_.job), {.socket = options_.socket, .wait_for_server = false},
-          net::Clock::now() + kDialDeadline);
+          net::Clock::now() + within_lease(kDialDeadline));
       return net::Channel(std::move(admission.socket), admission.keys, net::Channel::Side::client);
     } catch (const Error& e) {
       say(fmt::format("cannot reach the controller: {}", e.what()));
@@ -260,9 +295,10 @@ void WorkerLink::converse(net::Channel& channel) {
     if (report) newest_ = report;
     if (report || (first && newest_)) {
       const std::string text = dump_json(control::to_json(*newest_));
-      channel.send(std::as_bytes(std::span(text)), net::Clock::now() + kSendDeadline);
+      channel.send(std::as_bytes(std::span(text)), net::Clock::now() + within_lease(kSendDeadline));
     }
     first = false;
+    look_at_record();
     if (!go_on) return;
     const milliseconds wait = std::chrono::ceil<milliseconds>(beat_in());
     if (!wait_for(channel.socket().fd(), wake_.get(), wait)) continue;
@@ -273,6 +309,7 @@ void WorkerLink::converse(net::Channel& channel) {
         const std::lock_guard guard(mutex_);
         heard_at_ = boot_time();
       }
+      said_alone_.clear();
       apply(control::InstructionReceived{control::instruction_from_json(value)});
     }
   }

@@ -32,6 +32,10 @@ struct WorkerLinkOptions {
   // After this long without a word from any controller the worker is told to exit, since none will
   // come.
   std::chrono::milliseconds orphan_after = std::chrono::minutes(2);
+  // For so long it goes on without a controller as if one answered, where the run's saved state
+  // (saved_state.h) lets it, and then waits no less before it exits. 0: it stops when its lease
+  // ends.
+  std::chrono::milliseconds alone{0};
   net::SocketOptions socket;
   // Called on the link's own thread; must not block and must not call the link. May be empty.
   std::function<void(const std::string& text)> log;
@@ -84,9 +88,11 @@ class WorkerLink : public CommandSource {
   std::optional<net::Channel> connect();
   void converse(net::Channel& channel);
   bool take_reports(std::optional<control::WorkerStatus>& report);
+  void look_at_record();
   void say(const std::string& text);
   void wake();
   control::Time beat_in() const;
+  std::chrono::milliseconds within_lease(std::chrono::milliseconds wait) const;
 
   const WorkerLinkOptions options_;
   const net::Secret secret_;
@@ -108,6 +114,8 @@ class WorkerLink : public CommandSource {
 
   // Of the link's thread.
   std::string said_;
+  std::string said_alone_;                       // since the controller was last heard
+  control::Time look_again_{0};                  // at the run's saved state
   std::optional<control::WorkerStatus> newest_;  // the last one that was taken to be sent
 
   std::jthread thread_;

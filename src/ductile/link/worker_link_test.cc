@@ -1,14 +1,17 @@
 #include "ductile/link/worker_link.h"
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/link/boot_clock.h"
+#include "ductile/link/saved_state.h"
 
 namespace ductile::link {
 namespace {
@@ -163,6 +166,60 @@ TEST(WorkerLink, ComesBackAfterABrokenConnectionAndFindsAControllerThatMoved) {
   second.accept();
   second.hear();
   EXPECT_EQ(link.store(), now.store);
+}
+
+nlohmann::json state_of_job(Generation granted) {
+  return {{"phase", "running"},
+          {"winding_down", false},
+          {"granted", granted},
+          {"workers", {{{"doomed", false}, {"report", {{"worker", 3}}}}}}};
+}
+
+// One step, from its reduction to the state after it.
+void step(WorkerLink& link, int64_t number) {
+  link.tell(Reduced{1, number});
+  expect_next<CastVote>(link);
+  link.tell(AllVoted{1, number, 0});
+  expect_next<Apply>(link);
+  link.tell(Restored{1, number + 1, false});
+  EXPECT_EQ(expect_next<RunStep>(link).step, number + 1);
+}
+
+// For longer than a lease; until the state says that somebody else is to go on.
+TEST(WorkerLink, GoesOnWithoutAControllerAsLongAsTheSavedStateLetsIt) {
+  const net::Secret secret = net::Secret::random();
+  const TempFolder run;
+  auto controller = std::make_unique<Controller>(secret);
+  WorkerLinkOptions o = options(controller->address());
+  o.run = run.path();
+  o.worker.lease = 2s;
+  o.alone = 1h;
+  o.orphan_after = 1ms;
+  write_file_atomic(state_file(run.path()), sealed(state_of_job(1)));
+  WorkerLink link(o, secret);
+  controller->accept();
+  link.tell(Loaded{});
+  controller->hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::ready; });
+  controller->say(Enter{plan(1), ""});
+  expect_next<Restore>(link);
+  link.tell(Restored{1, 0, false});
+  expect_next<RunStep>(link);
+  controller->hear_until([](const WorkerStatus& r) { return r.phase == WorkerPhase::running; });
+  controller.reset();
+  int64_t steps = 0;
+  for (const Time end = boot_time() + 2 * o.worker.lease; boot_time() < end; ++steps) {
+    step(link, steps);
+    std::this_thread::sleep_for(10ms);
+  }
+  write_file_atomic(state_file(run.path()), sealed(state_of_job(2)));
+  const auto deadline = soon();
+  while (link.phase() == WorkerPhase::running && net::Clock::now() < deadline) {
+    link.tell(Reduced{1, steps});
+    link.tell(AllVoted{1, steps, 0});
+    link.tell(Restored{1, ++steps, false});
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(link.phase(), WorkerPhase::halted);
 }
 
 TEST(WorkerLink, AStrangerInTheControllersPlaceIsNotObeyed) {

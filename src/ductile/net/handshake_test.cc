@@ -8,20 +8,20 @@
 namespace ductile::net {
 namespace {
 
-const Secret& secret() {
+const Secret& transport_secret() {
   static const Secret s(std::string_view("the secret of the tests"));
   return s;
 }
-const Identity kServer{"transport", "job", 4, 0, 0};
-const Identity kClient{"transport", "job", 4, 3, 1};
+const Identity kListener{"transport", "job", 4, 0, 0};
+const Identity kDialler{"transport", "job", 4, 3, 1};
 
 Admit rules(const Identity& self) {
   return [self](const Identity& peer) { return same_job(self, peer); };
 }
 
 struct Pair {
-  Handshake client = Handshake::client(secret(), kClient, kServer);
-  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+  Handshake client = Handshake::client(transport_secret(), kDialler, kListener);
+  Handshake server = Handshake::server(transport_secret(), kListener, rules(kListener));
 };
 
 // Moves bytes until nobody has any left; `tamper` may alter what passes, by its place in the whole.
@@ -46,8 +46,8 @@ TEST(Handshake, BothSidesLearnWhoTheOtherIsAndAgreeOnKeys) {
   run(p);
   ASSERT_EQ(p.client.state(), Handshake::State::done) << p.client.reason();
   ASSERT_EQ(p.server.state(), Handshake::State::done) << p.server.reason();
-  EXPECT_EQ(p.server.peer(), kClient);
-  EXPECT_EQ(p.client.peer(), kServer);
+  EXPECT_EQ(p.server.peer(), kDialler);
+  EXPECT_EQ(p.client.peer(), kListener);
   EXPECT_EQ(p.client.keys().from_client, p.server.keys().from_client);
   EXPECT_EQ(p.client.keys().from_server, p.server.keys().from_server);
   EXPECT_NE(p.client.keys().from_client, p.client.keys().from_server);
@@ -55,8 +55,8 @@ TEST(Handshake, BothSidesLearnWhoTheOtherIsAndAgreeOnKeys) {
 
 TEST(Handshake, AWrongSecretIsSeenByTheClientAndProvesNothingToTheServer) {
   const Secret other(std::string_view("some other secret at all"));
-  Pair p{Handshake::client(other, kClient, kServer),
-         Handshake::server(secret(), kServer, rules(kServer))};
+  Pair p{Handshake::client(other, kDialler, kListener),
+         Handshake::server(transport_secret(), kListener, rules(kListener))};
   run(p);
   EXPECT_EQ(p.client.state(), Handshake::State::refused);
   EXPECT_NE(p.client.reason().find("secret"), std::string::npos);
@@ -87,14 +87,14 @@ TEST(Handshake, ARecordedClientCannotBeReplayed) {
     if (to_server) recorded.push_back(b);
   });
   ASSERT_EQ(first.server.state(), Handshake::State::done);
-  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+  Handshake server = Handshake::server(transport_secret(), kListener, rules(kListener));
   server.feed(recorded[0]);
   server.feed(recorded[1]);
   EXPECT_EQ(server.state(), Handshake::State::refused);
 }
 
 TEST(Handshake, ReflectingAClientsBytesBackToItProvesNothing) {
-  Handshake client = Handshake::client(secret(), kClient, kClient);
+  Handshake client = Handshake::client(transport_secret(), kDialler, kDialler);
   const std::vector<std::byte> hello = client.take_output();
   std::vector<std::byte> echoed = hello;
   echoed.resize(client.wanted());
@@ -103,17 +103,17 @@ TEST(Handshake, ReflectingAClientsBytesBackToItProvesNothing) {
 }
 
 TEST(Handshake, GarbageIsRefusedByItsFirstByte) {
-  Handshake server = Handshake::server(secret(), kServer, rules(kServer));
+  Handshake server = Handshake::server(transport_secret(), kListener, rules(kListener));
   server.feed(bytes_of("G"));
   EXPECT_EQ(server.state(), Handshake::State::refused);
   EXPECT_TRUE(server.take_output().empty());
 }
 
 TEST(Handshake, AnOlderGenerationIsFencedOutAndToldSo) {
-  Identity late = kClient;
+  Identity late = kDialler;
   late.generation = 3;
-  Pair p{Handshake::client(secret(), late, kServer),
-         Handshake::server(secret(), kServer, rules(kServer))};
+  Pair p{Handshake::client(transport_secret(), late, kListener),
+         Handshake::server(transport_secret(), kListener, rules(kListener))};
   run(p);
   EXPECT_EQ(p.server.state(), Handshake::State::refused);
   EXPECT_EQ(p.client.state(), Handshake::State::refused);
@@ -125,8 +125,8 @@ TEST(Handshake, AnOlderGenerationIsFencedOutAndToldSo) {
 
 TEST(Handshake, GenerationsJobsAndRolesThatDoNotFitAreRefused) {
   const auto outcome = [](Identity self, Identity server, Identity wanted) {
-    Pair p{Handshake::client(secret(), self, wanted),
-           Handshake::server(secret(), server, rules(server))};
+    Pair p{Handshake::client(transport_secret(), self, wanted),
+           Handshake::server(transport_secret(), server, rules(server))};
     run(p);
     EXPECT_NE(p.client.state(), Handshake::State::running);
     return p.client.state() == Handshake::State::done;
@@ -135,20 +135,22 @@ TEST(Handshake, GenerationsJobsAndRolesThatDoNotFitAreRefused) {
     change(id);
     return id;
   };
-  EXPECT_TRUE(outcome(kClient, kServer, kServer));
-  EXPECT_FALSE(outcome(with(kClient, [](Identity& i) { i.generation = 5; }), kServer, kServer));
-  EXPECT_FALSE(outcome(with(kClient, [](Identity& i) { i.job = "other"; }), kServer, kServer));
-  EXPECT_FALSE(outcome(kClient, with(kServer, [](Identity& i) { i.peer = 2; }), kServer));
-  EXPECT_FALSE(outcome(kClient, with(kServer, [](Identity& i) { i.role = "store"; }), kServer));
+  EXPECT_TRUE(outcome(kDialler, kListener, kListener));
+  EXPECT_FALSE(
+      outcome(with(kDialler, [](Identity& i) { i.generation = 5; }), kListener, kListener));
+  EXPECT_FALSE(outcome(with(kDialler, [](Identity& i) { i.job = "other"; }), kListener, kListener));
+  EXPECT_FALSE(outcome(kDialler, with(kListener, [](Identity& i) { i.peer = 2; }), kListener));
+  EXPECT_FALSE(
+      outcome(kDialler, with(kListener, [](Identity& i) { i.role = "store"; }), kListener));
   // A server outside of the generations takes any.
-  const Identity store = with(kServer, [](Identity& i) { i.generation = 0; });
-  EXPECT_TRUE(outcome(kClient, store, store));
+  const Identity store = with(kListener, [](Identity& i) { i.generation = 0; });
+  EXPECT_TRUE(outcome(kDialler, store, store));
 }
 
 TEST(Handshake, NamesThatDoNotFitAreAnError) {
-  Identity self = kClient;
+  Identity self = kDialler;
   self.job = std::string(64, 'x');
-  EXPECT_THROW(Handshake::client(secret(), self, kServer), Error);
+  EXPECT_THROW(Handshake::client(transport_secret(), self, kListener), Error);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/nn/init.h"
-#include "ductile/nn/layers.h"
+#include "ductile/nn/operator_model.h"
 #include "ductile/nn/whitening.h"
 #include "ductile/nn/zoo_impl.h"
 
@@ -17,16 +17,16 @@ namespace {
 // The network of KellerJordan/cifar10-airbench (airbench94_muon), in its names: 2x2 patches made
 // white by frozen filters, three pairs of 3x3 convolutions with batch norm without a learnt scale,
 // and a head whose logits are divided by the number of its inputs.
-class Airbench : public LayerModel {
+class Airbench : public OperatorModel {
  public:
-  explicit Airbench(const ModelArgs& args) : LayerModel(args) {
+  explicit Airbench(const ModelArgs& args) : OperatorModel(args) {
     const int64_t width = args.options.width > 0 ? args.options.width : 64;
     // Of other widths libtorch would compute gradients that depend on the number of threads.
     if (width % 8 != 0) {
       fail(ErrorCode::invalid_argument,
            "model.width = {} and model.name = \"airbench\": the width is a multiple of 8", width);
     }
-    activation_ = activation_of(args.options.activation);
+    const ops::Activation activation = activation_of(args.options.activation);
     pixels_ = args.info.height * args.info.width;
     int64_t channels = 2 * args.info.channels * kPatch * kPatch;
     // What initialize() replaces.
@@ -36,23 +36,35 @@ class Airbench : public LayerModel {
     whiten_bias_ = add_parameter(
         "whiten.bias",
         init_uniform({channels}, 1 / std::sqrt(channels / 2.0), seed(), "whiten.bias"));
+    Source h =
+        add("whiten", "conv", {input()}, {whiten_, whiten_bias_}, [this, activation](Inputs x) {
+          const at::Tensor y = ops::conv2d(cast(x[0]), whiten_, {}, 1, 0);
+          return ops::bias_act(y, whiten_bias_, activation);
+        });
     int64_t height = args.info.height - kPatch + 1, columns = args.info.width - kPatch + 1;
-    for (const int64_t factor : {1, 4, 4}) {
-      const std::string at = "layers." + std::to_string(groups_.size() + 1);
+    for (int64_t number = 1; number <= 3; ++number) {
+      const std::string at = "layers." + std::to_string(number);
+      const int64_t factor = number == 1 ? 1 : 4;
       Group group;
       group.conv1 = add_filters(at + ".conv1.weight", channels, factor * width);
       group.norm1 = add_norm(at + ".norm1", factor * width);
       channels = factor * width;
       group.conv2 = add_filters(at + ".conv2.weight", channels, channels);
       group.norm2 = add_norm(at + ".norm2", channels);
-      groups_.push_back(group);
+      h = add_group(at, group, activation, h);
       height /= 2;
       columns /= 2;
     }
     const int64_t features = channels * (height / 3) * (columns / 3);
     // A standard deviation of 1.
-    head_ = add_parameter("head.weight", init_uniform({args.num_classes(), features},
-                                                      std::sqrt(3.0), seed(), "head.weight"));
+    const at::Tensor head = add_parameter(
+        "head.weight",
+        init_uniform({args.num_classes(), features}, std::sqrt(3.0), seed(), "head.weight"));
+    h = add_max_pool("pool", h, 3, 3, 0);
+    finish(add("head", "linear", {h}, {head}, [head](Inputs in) {
+      const at::Tensor x = ops::whole_image(in[0]).flatten(1);
+      return ops::linear(x, head, {}).div(static_cast<double>(x.size(1)));
+    }));
   }
 
   // As many pixels as 5,000 images of CIFAR have, and 100 images of any size.
@@ -65,18 +77,6 @@ class Airbench : public LayerModel {
     whiten_.copy_(whitening_filters(samples, kPatch, 5e-4));
   }
 
-  at::Tensor forward(const at::Tensor& x) override {
-    at::Tensor h =
-        ops::bias_act(ops::conv2d(cast(x), whiten_, {}, 1, 0), whiten_bias_, activation_);
-    for (const Group& group : groups_) {
-      h = ops::max_pool2d(ops::conv2d(h, group.conv1, {}, 1, 1), 2, 2, 0);
-      h = ops::bn_act(h, group.norm1, activation_, training());
-      h = ops::conv_bn_act(h, group.conv2, 1, 1, group.norm2, {}, activation_, training());
-    }
-    h = ops::whole_image(ops::max_pool2d(h, 3, 3, 0)).flatten(1);
-    return ops::linear(h, head_, {}).div(static_cast<double>(h.size(1)));
-  }
-
   bool prefers_channels_last() override { return true; }
 
  private:
@@ -86,6 +86,22 @@ class Airbench : public LayerModel {
     at::Tensor conv1, conv2;
     ops::BatchNorm norm1, norm2;
   };
+
+  Source add_group(const std::string& at, const Group& g, ops::Activation activation, Source x) {
+    x = add(at + ".conv1", "conv", {x}, {g.conv1}, [w = g.conv1](Inputs in) {
+      return ops::max_pool2d(ops::conv2d(in[0], w, {}, 1, 1), 2, 2, 0);
+    });
+    const ops::BatchNorm &n1 = g.norm1, &n2 = g.norm2;
+    x = add(at + ".norm1", "norm", {x}, {n1.weight, n1.bias, n1.running_mean, n1.running_var},
+            [this, n1, activation](Inputs in) {
+              return ops::bn_act(in[0], n1, activation, training());
+            });
+    return add(at + ".conv2", "conv_bn", {x},
+               {g.conv2, n2.weight, n2.bias, n2.running_mean, n2.running_var},
+               [this, w = g.conv2, n2, activation](Inputs in) {
+                 return ops::conv_bn_act(in[0], w, 1, 1, n2, {}, activation, training());
+               });
+  }
 
   static ops::Activation activation_of(const std::string& name) {
     if (name == "silu") return ops::Activation::silu;
@@ -111,10 +127,8 @@ class Airbench : public LayerModel {
     return bn;
   }
 
-  ops::Activation activation_;
   int64_t pixels_;
-  at::Tensor whiten_, whiten_bias_, head_;
-  std::vector<Group> groups_;
+  at::Tensor whiten_, whiten_bias_;
 };
 
 }  // namespace

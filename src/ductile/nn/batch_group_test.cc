@@ -184,7 +184,7 @@ TEST(BatchGroup, EqualsOneBatchForEveryVariant) {
         for (const bool relu : {false, true}) {
           const Block all = block(12, 8, out, 3, stride, residual, relu, 0);
           for (const std::vector<int64_t>& bounds : kBounds) {
-            SCOPED_TRACE(testing::Message()
+            SCOPED_TRACE(::testing::Message()
                          << out << " channels, stride " << stride << ", residual " << residual
                          << ", relu " << relu << ", " << bounds.size() - 1 << " members");
             expect_one_batch(all, bounds, at::kFloat, at::kFloat, 1e-5);

@@ -23,7 +23,7 @@ struct Count {
   double flops = 0;
   bool inside = false;  // an operator that counts: those it is made of do not count again
 };
-thread_local Count* current = nullptr;
+thread_local Count* counting = nullptr;
 
 // An operator that has begun. The result is known at its end, its operands only at its beginning.
 struct Begun : at::ObserverContext {
@@ -103,20 +103,20 @@ std::unique_ptr<Begun> begun(std::string_view name, Values in) {
 
 // Nothing may be thrown here: libtorch would print a warning and go on.
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& f) {
-  if (current == nullptr || current->inside) return nullptr;
+  if (counting == nullptr || counting->inside) return nullptr;
   std::unique_ptr<Begun> op = begun(f.name(), f.inputs());
-  if (op != nullptr) current->inside = true;
+  if (op != nullptr) counting->inside = true;
   return op;
 }
 
 void on_end(const at::RecordFunction& f, at::ObserverContext* context) {
-  if (current == nullptr || context == nullptr) return;
+  if (counting == nullptr || context == nullptr) return;
   const Begun& op = static_cast<const Begun&>(*context);
-  current->inside = false;
-  current->flops += op.known;
+  counting->inside = false;
+  counting->flops += op.known;
   const std::vector<c10::IValue>& outputs = f.outputs();
   if (op.per_output != 0 && !outputs.empty() && outputs[0].isTensor()) {
-    current->flops += op.per_output * numel(outputs[0]);
+    counting->flops += op.per_output * numel(outputs[0]);
   }
 }
 
@@ -124,14 +124,14 @@ void on_end(const at::RecordFunction& f, at::ObserverContext* context) {
 class Counting {
  public:
   explicit Counting(Count& count)
-      : before_(std::exchange(current, &count)),
+      : before_(std::exchange(counting, &count)),
         handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(on_begin, on_end)
                                                .needsInputs(true)
                                                .needsOutputs(true)
                                                .scopes({at::RecordScope::FUNCTION}))) {}
   ~Counting() {
     at::removeCallback(handle_);
-    current = before_;
+    counting = before_;
   }
   Counting(const Counting&) = delete;
   Counting& operator=(const Counting&) = delete;

@@ -1,6 +1,6 @@
 #include <cmath>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
@@ -11,7 +11,7 @@
 #include "ductile/base/error.h"
 #include "ductile/nn/init.h"
 #include "ductile/nn/layer_norm.h"
-#include "ductile/nn/layers.h"
+#include "ductile/nn/operator_model.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/zoo_impl.h"
 
@@ -28,17 +28,10 @@ struct LayerNorm {
   at::Tensor weight, bias;
 };
 
-struct Block {
-  LayerNorm ln_1;
-  Conv1D attn, attn_proj;
-  LayerNorm ln_2;
-  Conv1D fc, fc_proj;
-};
-
-class Gpt : public LayerModel {
+class Gpt : public OperatorModel {
  public:
   explicit Gpt(const ModelArgs& args)
-      : LayerModel(args),
+      : OperatorModel(args),
         dim_(args.options.dim),
         heads_(args.options.heads),
         dropout_(args.options.dropout),
@@ -46,38 +39,21 @@ class Gpt : public LayerModel {
     const std::string wte = "transformer.wte.weight", wpe = "transformer.wpe.weight";
     wte_ = add_parameter(wte, init_normal({args.vocab_size(), dim_}, kStd, seed(), wte));
     wpe_ = add_parameter(wpe, init_normal({context_, dim_}, kStd, seed(), wpe));
+    future_ = at::ones({context_, context_}, at::kBool).triu(1);
+    const bool random = dropout_ > 0;
+    Source h = add(
+        "transformer.wte", "embedding", {input()}, {wte_, wpe_},
+        [this](Inputs x) { return embed(x[0]); }, random);
     // Layers that write into the residual stream begin smaller (the paper, section 2.3).
     const double out_std = kStd / std::sqrt(2.0 * static_cast<double>(args.options.layers));
     for (int64_t i = 0; i < args.options.layers; ++i) {
       const std::string at = "transformer.h." + std::to_string(i) + ".";
-      Block block;
-      block.ln_1 = add_norm(at + "ln_1");
-      block.attn = add_conv1d(at + "attn.c_attn", dim_, 3 * dim_, kStd);
-      block.attn_proj = add_conv1d(at + "attn.c_proj", dim_, dim_, out_std);
-      block.ln_2 = add_norm(at + "ln_2");
-      block.fc = add_conv1d(at + "mlp.c_fc", dim_, 4 * dim_, kStd);
-      block.fc_proj = add_conv1d(at + "mlp.c_proj", 4 * dim_, dim_, out_std);
-      blocks_.push_back(std::move(block));
+      h = add_attention(at, out_std, h, random);
+      h = add_mlp(at, out_std, h, random);
     }
-    ln_f_ = add_norm("transformer.ln_f");
-  }
-
-  at::Tensor forward(const at::Tensor& tokens_BT) override {
-    const int64_t tokens = tokens_BT.size(1);
-    if (tokens > context_) {
-      fail(ErrorCode::invalid_argument, "{} tokens a sample, but the model has {} positions",
-           tokens, context_);
-    }
-    const at::Tensor wte = widened(wte_);  // for the embedding and the tied head
-    at::Tensor h = at::embedding(wte, tokens_BT).add(widened(wpe_).slice(0, 0, tokens));
-    h = drop(cast(h));
-    const at::Tensor future_TT = at::ones({tokens, tokens}, h.options().dtype(at::kBool)).triu(1);
-    for (const Block& b : blocks_) {
-      h = h.add(drop(conv1d(b.attn_proj, attend(conv1d(b.attn, norm(b.ln_1, h)), future_TT))));
-      const at::Tensor inner = conv1d(b.fc, norm(b.ln_2, h));
-      h = h.add(drop(conv1d(b.fc_proj, cast(at::gelu(widened(inner), "tanh")))));
-    }
-    return ops::linear(norm(ln_f_, h), wte_, {});
+    const LayerNorm ln_f = add_norm("transformer.ln_f");
+    finish(add("transformer.ln_f", "linear", {h}, {ln_f.weight, ln_f.bias, wte_},
+               [this, ln_f](Inputs x) { return ops::linear(norm(ln_f, x[0]), wte_, {}); }));
   }
 
  private:
@@ -95,6 +71,46 @@ class Gpt : public LayerModel {
             add_norm_parameter(name + ".bias", init_constant({dim_}, 0))};
   }
 
+  // x + proj(attention(ln_1(x)))
+  Source add_attention(const std::string& at, double out_std, Source x, bool random) {
+    const LayerNorm ln = add_norm(at + "ln_1");
+    const Conv1D attn = add_conv1d(at + "attn.c_attn", dim_, 3 * dim_, kStd);
+    const Conv1D proj = add_conv1d(at + "attn.c_proj", dim_, dim_, out_std);
+    const Source qkv = add_normed(at + "attn.c_attn", ln, attn, x);
+    const Source attended = add(
+        at + "attn", "attention", {qkv}, {}, [this](Inputs in) { return attend(in[0]); }, random);
+    return add(
+        at + "attn.c_proj", "linear", {x, attended}, {proj.weight, proj.bias},
+        [this, proj](Inputs in) { return in[0].add(drop(conv1d(proj, in[1]))); }, random);
+  }
+
+  // x + proj(gelu(fc(ln_2(x))))
+  Source add_mlp(const std::string& at, double out_std, Source x, bool random) {
+    const LayerNorm ln = add_norm(at + "ln_2");
+    const Conv1D fc = add_conv1d(at + "mlp.c_fc", dim_, 4 * dim_, kStd);
+    const Conv1D proj = add_conv1d(at + "mlp.c_proj", 4 * dim_, dim_, out_std);
+    const Source inner = add_normed(at + "mlp.c_fc", ln, fc, x);
+    const auto project = [this, proj](Inputs in) {
+      return in[0].add(drop(conv1d(proj, cast(at::gelu(widened(in[1]), "tanh")))));
+    };
+    return add(at + "mlp.c_proj", "linear", {x, inner}, {proj.weight, proj.bias}, project, random);
+  }
+
+  Source add_normed(std::string name, const LayerNorm& ln, const Conv1D& layer, Source x) {
+    return add(std::move(name), "linear", {x}, {ln.weight, ln.bias, layer.weight, layer.bias},
+               [this, ln, layer](Inputs in) { return conv1d(layer, norm(ln, in[0])); });
+  }
+
+  at::Tensor embed(const at::Tensor& tokens_BT) const {
+    const int64_t tokens = tokens_BT.size(1);
+    if (tokens > context_) {
+      fail(ErrorCode::invalid_argument, "{} tokens a sample, but the model has {} positions",
+           tokens, context_);
+    }
+    return drop(
+        cast(at::embedding(widened(wte_), tokens_BT).add(widened(wpe_).slice(0, 0, tokens))));
+  }
+
   at::Tensor conv1d(const Conv1D& layer, const at::Tensor& x) const {
     return ops::affine(x, layer.weight, layer.bias);
   }
@@ -109,13 +125,14 @@ class Gpt : public LayerModel {
   }
 
   // Causal attention of qkv [B, T, 3D] -> [B, T, D]; scores and softmax in float.
-  at::Tensor attend(const at::Tensor& qkv, const at::Tensor& future_TT) const {
+  at::Tensor attend(const at::Tensor& qkv) const {
     const int64_t batch = qkv.size(0), tokens = qkv.size(1);
     const auto part = [&](int64_t i) {
       return widened(qkv.slice(2, i * dim_, (i + 1) * dim_))
           .reshape({batch, tokens, heads_, dim_ / heads_})
           .transpose(1, 2);
     };
+    const at::Tensor future_TT = future_.to(qkv.device()).slice(0, 0, tokens).slice(1, 0, tokens);
     const at::Tensor q = part(0), k = part(1), v = part(2);
     const double scale = 1 / std::sqrt(static_cast<double>(dim_ / heads_));
     // At least float: double in a model of doubles.
@@ -130,8 +147,7 @@ class Gpt : public LayerModel {
   double dropout_;
   int64_t context_;
   at::Tensor wte_, wpe_;  // [V, D], [positions, D]
-  std::vector<Block> blocks_;
-  LayerNorm ln_f_;
+  at::Tensor future_;     // [positions, positions]: what each position may not see
 };
 
 }  // namespace

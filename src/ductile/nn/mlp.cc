@@ -1,35 +1,26 @@
 #include <string>
 #include <vector>
 
-#include "ductile/nn/layers.h"
+#include "ductile/nn/operator_model.h"
 #include "ductile/nn/zoo_impl.h"
 
 namespace ductile::nn {
 namespace {
 
-class Mlp : public LayerModel {
+class Mlp : public OperatorModel {
  public:
-  explicit Mlp(const ModelArgs& args) : LayerModel(args) {
+  explicit Mlp(const ModelArgs& args) : OperatorModel(args) {
     int64_t in = args.info.channels * args.info.height * args.info.width;
     std::vector<int64_t> widths = args.options.hidden;
     widths.push_back(args.num_classes());
-    for (const int64_t out : widths) {
-      layers_.push_back(add_linear("fc" + std::to_string(layers_.size() + 1), in, out));
-      in = out;
+    Source h = input();
+    for (size_t i = 0; i < widths.size(); ++i) {
+      const std::string name = "fc" + std::to_string(i + 1);
+      h = add_dense(name, add_linear(name, in, widths[i]), h, /*relu=*/i + 1 < widths.size());
+      in = widths[i];
     }
+    finish(h);
   }
-
-  at::Tensor forward(const at::Tensor& x) override {
-    at::Tensor h = cast(x).flatten(1);
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      h = layers_[i](h);
-      if (i + 1 < layers_.size()) h = relu(h);
-    }
-    return h;
-  }
-
- private:
-  std::vector<Linear> layers_;
 };
 
 }  // namespace

@@ -129,7 +129,7 @@ std::vector<nlohmann::json> goldens() {
 // float, our kernels in them, as far as rounding lets.
 enum class How { fp64, channels_last, contiguous };
 
-class Golden : public testing::TestWithParam<std::tuple<size_t, How>> {};
+class Golden : public ::testing::TestWithParam<std::tuple<size_t, How>> {};
 
 TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
   const auto [index, how] = GetParam();
@@ -198,11 +198,12 @@ TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
 
 // Not the last, gpt: its norms and softmax are float by design.
 INSTANTIATE_TEST_SUITE_P(InDouble, Golden,
-                         testing::Combine(testing::Range<size_t>(0, 8),
-                                          testing::Values(How::fp64)));
+                         ::testing::Combine(::testing::Range<size_t>(0, 8),
+                                            ::testing::Values(How::fp64)));
 INSTANTIATE_TEST_SUITE_P(Zoo, Golden,
-                         testing::Combine(testing::Range<size_t>(0, 9),
-                                          testing::Values(How::channels_last, How::contiguous)));
+                         ::testing::Combine(::testing::Range<size_t>(0, 9),
+                                            ::testing::Values(How::channels_last,
+                                                              How::contiguous)));
 
 // ---- what every model keeps ------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ std::vector<std::string> names() {
   return all;
 }
 
-class Conformance : public testing::TestWithParam<std::string> {};
+class Conformance : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Conformance, NamesAreUniqueAndTensorsAreLeavesInTheRightType) {
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
@@ -316,7 +317,7 @@ TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, Conformance, testing::ValuesIn(names()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Zoo, Conformance, ::testing::ValuesIn(names()), [](const auto& info) {
   std::string name = info.param;
   std::ranges::replace(name, '-', '_');
   return name;

@@ -85,8 +85,8 @@ Tensor aten_block(const Operands& o, int64_t stride, int64_t padding, bool resid
   return activated(y, act);
 }
 
-class ConvBnActInBothModes : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Training, ConvBnActInBothModes, testing::Bool());
+class ConvBnActInBothModes : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Training, ConvBnActInBothModes, ::testing::Bool());
 
 TEST_P(ConvBnActInBothModes, EqualsAtenInValuesGradientsAndRunningStatistics) {
   const bool training = GetParam();
@@ -101,7 +101,7 @@ TEST_P(ConvBnActInBothModes, EqualsAtenInValuesGradientsAndRunningStatistics) {
                          {4, 6, 10, 6, 6, 3, 1, 1}}) {
     for (const bool residual : {false, true}) {
       for (const Activation act : kActivations) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << s.in << "->" << s.out << ", stride " << s.stride << ", residual "
                      << residual << ", activation " << static_cast<int>(act));
         Operands o =
@@ -190,7 +190,7 @@ TEST(BnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
   for (const int64_t channels : {16, 24, 10}) {
     for (const Activation act : kActivations) {
       for (const auto type : {at::kFloat, at::kBFloat16}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << channels << " channels, " << static_cast<int>(act) << ", " << type);
         const double tolerance = type == at::kFloat ? 1e-5 : 2e-2;
         Operands o = operands(5, channels, channels, 7, 6, 1, 1, 0);

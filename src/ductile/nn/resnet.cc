@@ -4,7 +4,7 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 
-#include "ductile/nn/layers.h"
+#include "ductile/nn/operator_model.h"
 #include "ductile/nn/zoo_impl.h"
 
 namespace ductile::nn {
@@ -16,9 +16,10 @@ at::Tensor padded_shortcut(const at::Tensor& x, int64_t stride, int64_t out) {
 }
 
 struct Block {
+  std::string name;
   std::vector<ConvBn> convs;  // two of 3x3, or the 1x1, 3x3, 1x1 of a bottleneck
   std::optional<ConvBn> downsample;
-  int64_t stride = 1, out = 0;
+  int64_t stride = 1, in = 0, out = 0;
 };
 
 // What tells the family's members apart.
@@ -30,70 +31,74 @@ struct Variant {
   bool learnt_shortcuts;        // where the shape changes; else padded (option A)
 };
 
-class ResNet : public LayerModel {
+class ResNet : public OperatorModel {
  public:
-  ResNet(const ModelArgs& args, const Variant& variant)
-      : LayerModel(args), large_images_(variant.large_images) {
+  ResNet(const ModelArgs& args, const Variant& variant) : OperatorModel(args) {
     const int64_t expansion = variant.bottleneck ? 4 : 1;
-    const auto add = [&](const std::string& conv, const std::string& bn, int64_t in, int64_t out,
-                         int64_t kernel, int64_t stride) {
+    const auto layer = [&](const std::string& conv, const std::string& bn, int64_t in, int64_t out,
+                           int64_t kernel, int64_t stride) {
       return add_conv_bn(conv, bn, in, out, kernel, stride, ConvInit::he_fan_out);
     };
     int64_t width = args.options.width > 0 ? args.options.width : variant.width;
-    stem_ = large_images_ ? add("conv1", "bn1", args.info.channels, width, 7, 2)
-                          : add("conv1", "bn1", args.info.channels, width, 3, 1);
+    const ConvBn stem = variant.large_images
+                            ? layer("conv1", "bn1", args.info.channels, width, 7, 2)
+                            : layer("conv1", "bn1", args.info.channels, width, 3, 1);
+    std::vector<Block> blocks;
     int64_t in = width;
     for (size_t stage = 0; stage < variant.blocks.size(); ++stage, width *= 2) {
       for (int64_t i = 0; i < variant.blocks[stage]; ++i) {
         const std::string at = "layer" + std::to_string(stage + 1) + "." + std::to_string(i) + ".";
         Block block;
+        block.name = at;
+        block.in = in;
         block.stride = stage > 0 && i == 0 ? 2 : 1;
         block.out = width * expansion;
         if (variant.bottleneck) {
-          block.convs = {add(at + "conv1", at + "bn1", in, width, 1, 1),
-                         add(at + "conv2", at + "bn2", width, width, 3, block.stride),
-                         add(at + "conv3", at + "bn3", width, block.out, 1, 1)};
+          block.convs = {layer(at + "conv1", at + "bn1", in, width, 1, 1),
+                         layer(at + "conv2", at + "bn2", width, width, 3, block.stride),
+                         layer(at + "conv3", at + "bn3", width, block.out, 1, 1)};
         } else {
-          block.convs = {add(at + "conv1", at + "bn1", in, width, 3, block.stride),
-                         add(at + "conv2", at + "bn2", width, width, 3, 1)};
+          block.convs = {layer(at + "conv1", at + "bn1", in, width, 3, block.stride),
+                         layer(at + "conv2", at + "bn2", width, width, 3, 1)};
         }
         if (variant.learnt_shortcuts && (block.stride != 1 || in != block.out)) {
           block.downsample =
-              add(at + "downsample.0", at + "downsample.1", in, block.out, 1, block.stride);
+              layer(at + "downsample.0", at + "downsample.1", in, block.out, 1, block.stride);
         }
-        blocks_.push_back(std::move(block));
+        blocks.push_back(std::move(block));
         in = width * expansion;
       }
     }
-    fc_ = add_linear("fc", in, args.num_classes());
-  }
+    const Linear fc = add_linear("fc", in, args.num_classes());
 
-  at::Tensor forward(const at::Tensor& x) override {
-    at::Tensor h = run(stem_, cast(x), true);
-    if (large_images_) h = ops::max_pool2d(h, 3, 2, 1);
-    for (const Block& block : blocks_) h = run_block(block, h);
-    return fc_(ops::global_avg_pool(h));
+    Source h = add_conv_bn_act("conv1", stem, input(), true);
+    if (variant.large_images) h = add_max_pool("maxpool", h, 3, 2, 1);
+    for (const Block& block : blocks) h = add_block(block, h);
+    h = OperatorModel::add("avgpool", "pool", {h}, {},
+                           [](Inputs x) { return ops::global_avg_pool(x[0]); });
+    finish(add_dense("fc", fc, h, false));
   }
 
   bool prefers_channels_last() override { return true; }
 
  private:
-  at::Tensor run_block(const Block& block, const at::Tensor& x) const {
-    at::Tensor shortcut = x;
+  Source add_block(const Block& block, Source x) {
+    Source shortcut = x;
     if (block.downsample) {
-      shortcut = run(*block.downsample, x, false);
-    } else if (block.stride != 1 || x.size(1) != block.out) {
-      shortcut = padded_shortcut(x, block.stride, block.out);
+      shortcut = add_conv_bn_act(block.name + "downsample.0", *block.downsample, x, false);
+    } else if (block.stride != 1 || block.in != block.out) {
+      shortcut = add(block.name + "shortcut", "pad", {x}, {},
+                     [stride = block.stride, out = block.out](Inputs in) {
+                       return padded_shortcut(in[0], stride, out);
+                     });
     }
-    at::Tensor h = x;
-    for (size_t i = 0; i + 1 < block.convs.size(); ++i) h = run(block.convs[i], h, true);
-    return run(block.convs.back(), h, true, shortcut);
+    Source h = x;
+    for (size_t i = 0; i + 1 < block.convs.size(); ++i) {
+      h = add_conv_bn_act(block.name + "conv" + std::to_string(i + 1), block.convs[i], h, true);
+    }
+    return add_conv_bn_act(block.name + "conv" + std::to_string(block.convs.size()),
+                           block.convs.back(), h, shortcut);
   }
-
-  bool large_images_;
-  ConvBn stem_;
-  std::vector<Block> blocks_;
-  Linear fc_;
 };
 
 std::unique_ptr<Model> make(const ModelArgs& args, const Variant& variant) {

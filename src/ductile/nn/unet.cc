@@ -1,12 +1,11 @@
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
 
 #include "ductile/base/error.h"
-#include "ductile/nn/layers.h"
+#include "ductile/nn/operator_model.h"
 #include "ductile/nn/spatial.h"
 #include "ductile/nn/zoo_impl.h"
 
@@ -16,49 +15,47 @@ namespace {
 constexpr int64_t kLevels = 4;
 constexpr int64_t kShrink = 1 << (kLevels - 1);
 
-class UNet : public LayerModel {
+class UNet : public OperatorModel {
  public:
-  explicit UNet(const ModelArgs& args) : LayerModel(args) {
+  explicit UNet(const ModelArgs& args) : OperatorModel(args) {
     const int64_t width = args.options.width > 0 ? args.options.width : 16;
-    const auto add = [&](const std::string& at, const char* index, int64_t in, int64_t out,
-                         int64_t kernel) {
-      return add_conv_bn(at + ".conv" + index, at + ".bn" + index, in, out, kernel, 1,
-                         ConvInit::he_fan_out);
+    // Convolution `index` of a level, named LEVEL.convN.
+    const auto conv = [&](const std::string& level, const char* index, int64_t in, int64_t out,
+                          int64_t kernel) {
+      const std::string name = level + ".conv" + index;
+      const ConvBn layer =
+          add_conv_bn(name, level + ".bn" + index, in, out, kernel, 1, ConvInit::he_fan_out);
+      return [this, name, layer](Source x) { return add_conv_bn_act(name, layer, x, true); };
     };
+    std::vector<Source> skips;
+    Source h = input();
     int64_t in = args.info.channels;
     for (int64_t level = 0; level < kLevels; ++level) {
       const std::string at = "down" + std::to_string(level + 1);
       const int64_t out = width << level;
-      down_.push_back({{}, add(at, "1", in, out, 3), add(at, "2", out, out, 3)});
+      const auto conv1 = conv(at, "1", in, out, 3), conv2 = conv(at, "2", out, out, 3);
+      if (level > 0) h = add_max_pool(at + ".pool", h, 2, 2, 0);
+      h = conv2(conv1(h));
+      skips.push_back(h);
       in = out;
     }
+    skips.pop_back();
     for (int64_t level = kLevels - 2; level >= 0; --level) {
       const std::string at = "up" + std::to_string(level + 1);
       const int64_t out = width << level;
-      up_.push_back({add(at, "0", 2 * out, out, 1), add(at, "1", 2 * out, out, 3),
-                     add(at, "2", out, out, 3)});
-    }
-    head_ = add_conv("head", width, args.num_classes(), 1);
-  }
-
-  at::Tensor forward(const at::Tensor& x) override {
-    std::vector<at::Tensor> skips;
-    at::Tensor h = cast(x);
-    for (const Level& level : down_) {
-      if (!skips.empty()) h = ops::max_pool2d(h, 2, 2, 0);
-      h = run(level.conv2, run(level.conv1, h, true), true);
-      skips.push_back(h);
-    }
-    skips.pop_back();
-    for (const Level& level : up_) {
       // Channels are halved before the pixels are doubled: a quarter of the work, and of the
       // memory.
-      h = ops::upsample_twice(run(level.reduce, h, true));
-      h = at::cat({std::exchange(skips.back(), {}), h}, 1);
+      const auto reduce = conv(at, "0", 2 * out, out, 1), conv1 = conv(at, "1", 2 * out, out, 3),
+                 conv2 = conv(at, "2", out, out, 3);
+      h = add(at + ".join", "concat", {skips.back(), reduce(h)}, {}, [](Inputs x) {
+        return at::cat({x[0], ops::upsample_twice(x[1])}, 1);
+      });
       skips.pop_back();
-      h = run(level.conv2, run(level.conv1, h, true), true);
+      h = conv2(conv1(h));
     }
-    return ops::conv2d(h, head_.weight, head_.bias, 1, 0);
+    const Conv head = add_conv("head", width, args.num_classes(), 1);
+    finish(add("head", "conv", {h}, {head.weight, head.bias},
+               [head](Inputs x) { return ops::conv2d(x[0], head.weight, head.bias, 1, 0); }));
   }
 
   LossOutput loss(const at::Tensor& logits, const at::Tensor& labels,
@@ -80,13 +77,6 @@ class UNet : public LayerModel {
   }
 
   bool prefers_channels_last() override { return true; }
-
- private:
-  struct Level {
-    ConvBn reduce, conv1, conv2;  // reduce on the way up only
-  };
-  std::vector<Level> down_, up_;
-  Conv head_;
 };
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST(RateControl, TheTableMakesEachOfItsRowsAndNamesThemWhereOneIsUnknown) {
   EXPECT_THROW(make_rate_control(job), Error);
 }
 
-using Noises = std::vector<std::optional<sched::GradientNoise>>;
+using Noises = std::vector<std::optional<noise::GradientNoise>>;
 
 // A run of the control of that name: what it chooses after each of `noises`, as a replica asks it.
 std::vector<Hyper> chosen_by_noise(const spec::JobOptions& job, const Noises& noises,
@@ -109,7 +109,7 @@ spec::JobOptions noise_job() {
 
 // The noise scale is 32 var / sqr: 320 samples. AdaScale's gain is written out as in its paper.
 TEST(NoiseControl, DoublesTheBatchUpToTheNoiseAndTheRateByAdaScale) {
-  const sched::GradientNoise noise{.sqr = 0.1, .var = 1};
+  const noise::GradientNoise noise{.sqr = 0.1, .var = 1};
   const auto hypers = chosen_by_noise(noise_job(), Noises(10, noise), 1 << 20);
   const std::vector<int64_t> batches{32, 32, 64, 64, 128, 128, 256, 256, 256, 256};
   for (size_t i = 0; i < hypers.size(); ++i) {
@@ -120,7 +120,7 @@ TEST(NoiseControl, DoublesTheBatchUpToTheNoiseAndTheRateByAdaScale) {
 }
 
 TEST(NoiseControl, KeepsItsBounds) {
-  const sched::GradientNoise loud{.sqr = 1e-6, .var = 1};
+  const noise::GradientNoise loud{.sqr = 1e-6, .var = 1};
   const auto largest = [&](const spec::JobOptions& job, int64_t samples) {
     return chosen_by_noise(job, Noises(100, loud), samples).back().batch_size;
   };
@@ -148,7 +148,7 @@ TEST(NoiseControl, OtherRulesThanSgdGoByTheSquareRoot) {
   spec::JobOptions job = noise_job();
   job.optimizer.name = "adamw";
   const auto hypers =
-      chosen_by_noise(job, Noises(10, sched::GradientNoise{.sqr = 0.1, .var = 1}), 1 << 20);
+      chosen_by_noise(job, Noises(10, noise::GradientNoise{.sqr = 0.1, .var = 1}), 1 << 20);
   EXPECT_EQ(hypers.back().batch_size, 256);
   EXPECT_DOUBLE_EQ(hypers.back().lr, 0.1 * std::sqrt(8.0));
 }

@@ -2,8 +2,8 @@
 #include <memory>
 
 #include "ductile/base/json_value.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/optim/rate_control.h"
-#include "ductile/sched/noise_scale.h"
 
 namespace ductile::optim {
 namespace {
@@ -29,7 +29,7 @@ class Noise final : public RateControl {
     if (noise && observed.updates - since >= options_.patience && 2 * batch <= most_ &&
         observed.steps_per_epoch >= 2 &&
         static_cast<double>(2 * batch) <=
-            options_.factor * sched::noise_scale(*noise, static_cast<double>(first_))) {
+            options_.factor * noise::noise_scale(*noise, static_cast<double>(first_))) {
       batch *= 2;
       memory["since"] = observed.updates;
     }
@@ -39,7 +39,7 @@ class Noise final : public RateControl {
     hyper.batch_size = batch;
     const double scale = static_cast<double>(batch) / static_cast<double>(first_);
     if (scale > 1 && noise)
-      hyper.lr *= sgd_ ? sched::adascale_factor(*noise, scale) : sched::square_root_factor(scale);
+      hyper.lr *= sgd_ ? noise::adascale_factor(*noise, scale) : noise::square_root_factor(scale);
     return hyper;
   }
 

@@ -9,8 +9,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/noise/noise_scale.h"
 #include "ductile/optim/hyper.h"
-#include "ductile/sched/goodput.h"
 #include "ductile/spec/job.h"
 #include "ductile/spec/methods.h"
 
@@ -38,7 +38,7 @@ struct Observed {
   // be infinite or NaN.
   std::optional<double> probe_loss;
   // The noise of the gradients, in units of the job's train.batch_size; none while it is not known.
-  std::optional<sched::GradientNoise> noise;
+  std::optional<noise::GradientNoise> noise;
 };
 
 // Chooses the hyperparameters of the next step. It is asked exactly once per committed step, and

@@ -45,7 +45,7 @@ struct Quadratic {
   Vector a, start;
 };
 
-double dot(const Vector& x, const Vector& y) {
+double inner(const Vector& x, const Vector& y) {
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
   return sum;
@@ -149,18 +149,18 @@ TEST(Nlcg, WithExactStepsIsLinearConjugateGradients) {
     Course run(o, f);
     Vector x = f.start, r = f.gradient(x);
     for (double& e : r) e = -e;
-    const double start = std::sqrt(dot(r, r));
+    const double start = std::sqrt(inner(r, r));
     Vector d = r;
     for (int k = 0; k < 8; ++k) {
       const Vector ad = f.gradient(d);
-      const double alpha = dot(r, r) / dot(d, ad);
+      const double alpha = inner(r, r) / inner(d, ad);
       run.step(f.gradient(run.weights), alpha);
-      const double before = dot(r, r);
+      const double before = inner(r, r);
       for (size_t i = 0; i < f.size; ++i) {
         x[i] += alpha * d[i];
         r[i] -= alpha * ad[i];
       }
-      const double beta = dot(r, r) / before;
+      const double beta = inner(r, r) / before;
       ASSERT_LE(beta, 1) << "the rule bounds beta; choose another matrix";
       for (size_t i = 0; i < f.size; ++i) d[i] = r[i] + beta * d[i];
       for (size_t i = 0; i < f.size; ++i) {
@@ -168,7 +168,7 @@ TEST(Nlcg, WithExactStepsIsLinearConjugateGradients) {
       }
     }
     const Vector end = f.gradient(run.weights);
-    EXPECT_LE(std::sqrt(dot(end, end)), 1e-5 * start);
+    EXPECT_LE(std::sqrt(inner(end, end)), 1e-5 * start);
   }
 }
 

@@ -25,7 +25,7 @@ float hashed(uint64_t i, uint64_t step, uint64_t seed, float amplitude) {
   return (static_cast<float>(h >> 8) - 8388608.0F) / 8388608.0F * amplitude;
 }
 
-spec::OptimizerOptions from_json(const nlohmann::json& json) {
+spec::OptimizerOptions optimizer_from_json(const nlohmann::json& json) {
   spec::OptimizerOptions o;
   o.name = json.at("name");
   o.lr = json.at("lr");
@@ -93,7 +93,7 @@ class Run {
 
 void expect_equals_torch(const nlohmann::json& recorded) {
   for (const auto& item : recorded.at("cases")) {
-    const spec::OptimizerOptions options = from_json(item);
+    const spec::OptimizerOptions options = optimizer_from_json(item);
     Run run(recorded.at("tensors"), recorded.at("seed"));
     const auto optimizer = make_optimizer(options, run.layout);
     for (int step = 1; step <= 100; ++step) {

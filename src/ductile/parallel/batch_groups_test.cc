@@ -15,22 +15,22 @@
 namespace ductile::parallel {
 namespace {
 
-using Vec = std::vector<double>;
+using Doubles = std::vector<double>;
 
 // What virtual rank v brings to its m-th sum. Magnitudes differ: another order, other bits.
-Vec leaf(int64_t v, int m, size_t size) {
+Doubles leaf(int64_t v, int m, size_t size) {
   Rng rng(11, static_cast<uint64_t>(v) * 100 + static_cast<uint64_t>(m));
-  Vec out(size);
+  Doubles out(size);
   for (double& x : out) x = std::ldexp(rng.normal(), static_cast<int>(rng.below(40)));
   return out;
 }
 
 // By the definition of the canonical tree.
-Vec serial_sum(int64_t begin, int64_t count, int m, size_t size) {
+Doubles serial_doubles(int64_t begin, int64_t count, int m, size_t size) {
   if (count == 1) return leaf(begin, m, size);
   const int64_t left = comm::left_leaves(count);
-  Vec a = serial_sum(begin, left, m, size);
-  const Vec b = serial_sum(begin + left, count - left, m, size);
+  Doubles a = serial_doubles(begin, left, m, size);
+  const Doubles b = serial_doubles(begin + left, count - left, m, size);
   for (size_t i = 0; i < size; ++i) a[i] += b[i];
   return a;
 }
@@ -100,9 +100,9 @@ RC_GTEST_PROP(BatchGroups, EveryMemberGetsTheCanonicalSumWhateverTheCut, ()) {
       return;
     }
     for (int m = 0; m < 3; ++m) {
-      Vec values = leaf(v, m, length);
+      Doubles values = leaf(v, m, length);
       group->sum(values);
-      right[static_cast<size_t>(v)] += values == serial_sum(v / size * size, size, m, length);
+      right[static_cast<size_t>(v)] += values == serial_doubles(v / size * size, size, m, length);
     }
     const std::lock_guard lock(mutex);
     movers[static_cast<size_t>(v / size)] += group->moves_running_statistics();
@@ -138,7 +138,7 @@ RC_GTEST_PROP(BatchGroups, ALostMemberEndsAllOfThem, ()) {
   all.run(ranks, [&](int64_t v) {
     for (int m = 0; m < 3; ++m) {
       if (m == at && v == bad) fail(ErrorCode::peer_lost, "gone");
-      Vec values(100, 1.0);
+      Doubles values(100, 1.0);
       nn::current_batch_group()->sum(values);
     }
   });

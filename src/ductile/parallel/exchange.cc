@@ -68,6 +68,16 @@ void combine(std::span<const float* const> inputs, std::span<const comm::Combine
   }
 }
 
+void trade_by(comm::Communicator& communicator, std::span<const std::byte> bytes,
+              std::span<const PeerMessage> theirs) {
+  std::vector<comm::Work> works;
+  for (const PeerMessage& m : theirs) {
+    works.push_back(communicator.start_receive(m.peer, 0, m.bytes));
+    works.push_back(communicator.start_send(m.peer, 0, bytes));
+  }
+  for (const comm::Work& work : works) work.wait();
+}
+
 class SharedExchange final : public Exchange {
  public:
   SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout)
@@ -155,24 +165,33 @@ class SharedExchange final : public Exchange {
   }
 
   void send(int peer, std::span<const std::byte> bytes) override {
+    if (messages_) return messages_->send(peer, 0, bytes);
     comm::Transfer transfer;
     transport_->send(peer, sent_[peer]++, bytes, transfer);
     finish(transfer);
   }
 
   void receive(int peer, std::span<std::byte> bytes) override {
+    if (messages_) return messages_->receive(peer, 0, bytes);
     comm::Transfer transfer;
     transport_->receive(peer, received_[peer]++, bytes, transfer);
     finish(transfer);
   }
 
   void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
+    if (messages_) return trade_by(*messages_, bytes, theirs);
     std::deque<comm::Transfer> transfers;
     for (const PeerMessage& m : theirs) {
       transport_->receive(m.peer, received_[m.peer]++, m.bytes, transfers.emplace_back());
       transport_->send(m.peer, sent_[m.peer]++, bytes, transfers.emplace_back());
     }
     for (const comm::Transfer& transfer : transfers) finish(transfer);
+  }
+
+  comm::Communicator* messages() override {
+    if (arena_->size() == 1) return nullptr;
+    if (!messages_) messages_ = std::make_unique<comm::Communicator>(std::move(transport_));
+    return messages_.get();
   }
 
   void fail(const std::string& reason) override { arena_->fail({{}, reason}); }
@@ -184,15 +203,16 @@ class SharedExchange final : public Exchange {
   }
 
   std::shared_ptr<comm::Arena> arena_;
-  std::unique_ptr<comm::Transport> transport_;
-  std::byte* votes_;                 // a word a worker
-  std::vector<size_t> vote_bounds_;  // 0, 1 ...
-  std::byte* sum_ = nullptr;         // with Reduction::fast and in one piece the partial itself
-  std::byte* gathered_ = nullptr;    // what this worker gives in all_gather(); in_parts alone
+  std::unique_ptr<comm::Transport> transport_;  // until messages_ has it
+  std::byte* votes_;                            // a word a worker
+  std::vector<size_t> vote_bounds_;             // 0, 1 ...
+  std::byte* sum_ = nullptr;       // with Reduction::fast and in one piece the partial itself
+  std::byte* gathered_ = nullptr;  // what this worker gives in all_gather(); in_parts alone
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order
   std::vector<comm::Combine> steps_;
   std::map<int, comm::Tag> sent_, received_;  // messages so far, by peer: their tags
+  std::unique_ptr<comm::Communicator> messages_;
 };
 
 class MessageExchange final : public Exchange {
@@ -340,12 +360,11 @@ class MessageExchange final : public Exchange {
   }
 
   void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
-    std::vector<comm::Work> works;
-    for (const PeerMessage& m : theirs) {
-      works.push_back(communicator_->start_receive(m.peer, 0, m.bytes));
-      works.push_back(communicator_->start_send(m.peer, 0, bytes));
-    }
-    for (comm::Work& work : works) work.wait();
+    trade_by(*communicator_, bytes, theirs);
+  }
+
+  comm::Communicator* messages() override {
+    return communicator_->size() == 1 ? nullptr : communicator_.get();
   }
 
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }

@@ -110,6 +110,12 @@ class Exchange {
   // the same call.
   virtual void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) = 0;
 
+  // The same workers, for messages of the caller's own between the sums, under tags from kFirstTag
+  // on; it lives as long as the exchange. nullptr for a worker that is alone. All workers call this
+  // for the first time at the same point.
+  virtual comm::Communicator* messages() = 0;
+  static constexpr uint32_t kFirstTag = 16;
+
   // Ends the exchange here. Workers in the same arena notice at once; others notice when this
   // exchange is destroyed, or when the controller tells them.
   virtual void fail(const std::string& reason) = 0;

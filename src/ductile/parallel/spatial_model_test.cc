@@ -31,7 +31,7 @@ namespace {
 using at::Tensor;
 
 // See spatial_split_test.cc: oneDNN does not bear ranks that are threads.
-class SpatialModels : public testing::Test {
+class SpatialModels : public ::testing::Test {
  protected:
   void SetUp() override {
     at::globalContext().setUserEnabledMkldnn(false);

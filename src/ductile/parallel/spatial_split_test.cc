@@ -24,7 +24,7 @@ namespace ops = nn::ops;
 
 // oneDNN 2.6 corrupts its primitives when several threads make some at once, as ranks that are
 // threads do; ranks that are processes, as in real jobs, have one each.
-class Spatial : public testing::Test {
+class Spatial : public ::testing::Test {
  protected:
   void SetUp() override { at::globalContext().setUserEnabledMkldnn(false); }
   void TearDown() override { at::globalContext().setUserEnabledMkldnn(true); }
@@ -139,7 +139,7 @@ void check(const Window& w, const Grid& grid, const Operands& o, const Operator&
   if (w.along(w.height) >= grid.rows && w.along(w.width) >= grid.cols) {
     expect_equal_to_whole(grid, o, op, true, at::kDouble, 1e-11);
     if (in_float) expect_equal_to_whole(grid, o, op, true, at::kFloat, 1e-5);
-    RC_ASSERT(!testing::Test::HasFailure());
+    RC_ASSERT(!::testing::Test::HasFailure());
     return;
   }
   if (grid.rows * grid.cols == 1) return;  // whole images: libtorch's business
@@ -235,7 +235,7 @@ RC_GTEST_FIXTURE_PROP(Spatial, TheOtherOperatorsEqualThoseOfWholeImages, ()) {
   if ((height - 1) / stride + 1 >= grid.rows && (width - 1) / stride + 1 >= grid.cols)
     expect_equal_to_whole(grid, o,
                           [&](const Operands& p) { return ops::subsample(p.images[0], stride); });
-  RC_ASSERT(!testing::Test::HasFailure());
+  RC_ASSERT(!::testing::Test::HasFailure());
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr double kSlack = 1e-12;     // relative: sums of times differ in their last bits
+constexpr double kRounding = 1e-12;  // relative: sums of times differ in their last bits
 constexpr size_t kManyStates = 300;  // from here on the second flow is left out where it is worse
 
 }  // namespace
@@ -101,7 +101,7 @@ void PathBound::relax_chain(double most, bool in_all, bool keep) {
   need_[num - 1] = 0;
   if (keep) farthest_.resize(static_cast<size_t>(num) * cells.size());
   const double m = static_cast<double>(table_.micro_batches());
-  const double limit = most * (1 + kSlack) * (in_all ? 1.0 : per_tau_);
+  const double limit = most * (1 + kRounding) * (in_all ? 1.0 : per_tau_);
   for (int s = num - 2; s >= 0; --s) {
     for (size_t k = 0; k < cells.size(); ++k) {
       const Cell& cell = cells[k];
@@ -124,7 +124,7 @@ void PathBound::relax(double most, bool in_all) {
   need_.assign(last + 1, kInfinity);
   need_[last] = 0;
   const double m = static_cast<double>(table_.micro_batches());
-  const double limit = most * (1 + kSlack) * (in_all ? 1.0 : per_tau_);
+  const double limit = most * (1 + kRounding) * (in_all ? 1.0 : per_tau_);
   for (int s = last - 1; s >= 0; --s) {
     for (const Cell& cell : table_.cells()) {
       if (cell.weight >= need_[s]) break;
@@ -142,7 +142,7 @@ void PathBound::relax(double most, bool in_all) {
         if (!table_.cost_of_one(s, t, cell, cell.keep, c)) {
           if (cell.again < 0 || !table_.cost_of_one(s, t, cell, cell.again, c)) continue;
         }
-        if (in_all || c.tau <= most * (1 + kSlack)) need_[s] = total;
+        if (in_all || c.tau <= most * (1 + kRounding)) need_[s] = total;
       }
     }
   }
@@ -154,7 +154,7 @@ bool PathBound::fits(double tau) {
   } else {
     relax(tau, false);
   }
-  return need_[0] <= table_.capacity() * (1 + kSlack);
+  return need_[0] <= table_.capacity() * (1 + kRounding);
 }
 
 bool PathBound::fits_in_all(double seconds) {
@@ -163,7 +163,7 @@ bool PathBound::fits_in_all(double seconds) {
   } else {
     relax(seconds, true);
   }
-  return need_[0] <= table_.capacity() * (1 + kSlack);
+  return need_[0] <= table_.capacity() * (1 + kRounding);
 }
 
 PathBound::Values PathBound::least_of_block(int state, int e, const Cell& cell) const {
@@ -182,7 +182,7 @@ PathBound::Values PathBound::least_of_block(int state, int e, const Cell& cell) 
 // least_[state] from those after it.
 void PathBound::price_stages(int state, double tau) {
   const auto& cells = table_.cells();
-  const double limit = tau * (1 + kSlack);
+  const double limit = tau * (1 + kRounding);
   const bool second = active_ == kPrices;
   Values best = least_[state];
   const auto try_stage = [&](int t, const Cell& cell, const Values& price) {
@@ -309,7 +309,7 @@ double PathBound::solve(double tau) {
   } else {
     relax(tau, false);
   }
-  if (need_[0] > table_.capacity() * (1 + kSlack)) return kInfinity;
+  if (need_[0] > table_.capacity() * (1 + kRounding)) return kInfinity;
   if (!latency_) return 0;
   const double capacity = table_.capacity();
   const bool fresh = !priced_;

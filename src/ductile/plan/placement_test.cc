@@ -15,12 +15,12 @@ namespace {
 using testing::code_of;
 
 // A chain of single-operator stages of these sizes.
-struct Case {
+struct PlacementCase {
   graph::Graph graph;
   Plan plan;
 };
-Case chain_of(const std::vector<int>& sizes, const std::vector<double>& bytes) {
-  Case c;
+PlacementCase chain_of(const std::vector<int>& sizes, const std::vector<double>& bytes) {
+  PlacementCase c;
   c.graph.name = "chain";
   for (size_t i = 0; i < sizes.size(); ++i) {
     graph::Op& op = c.graph.ops.emplace_back();
@@ -46,7 +46,7 @@ std::set<int> nodes_of(const Devices& devices, const Stage& s) {
 
 TEST(Placement, StagesWithMostTrafficMeetOnANode) {
   // Two a node: of four stages in a row those pairs meet between which most flows.
-  Case c = chain_of({1, 1, 1, 1}, {100, 1, 100});
+  PlacementCase c = chain_of({1, 1, 1, 1}, {100, 1, 100});
   const Devices devices = uniform_devices(4, 2, {});
   place(c.graph, devices, c.plan);
   EXPECT_EQ(nodes_of(devices, c.plan.stages[0]), nodes_of(devices, c.plan.stages[1]));
@@ -55,14 +55,14 @@ TEST(Placement, StagesWithMostTrafficMeetOnANode) {
 }
 
 TEST(Placement, AStageThatFitsANodeStaysInOne) {
-  Case c = chain_of({1, 4, 3, 4, 2, 2}, {1, 1, 1, 1, 1});
+  PlacementCase c = chain_of({1, 4, 3, 4, 2, 2}, {1, 1, 1, 1, 1});
   const Devices devices = uniform_devices(16, 4, {});
   place(c.graph, devices, c.plan);
   for (const Stage& s : c.plan.stages) EXPECT_EQ(nodes_of(devices, s).size(), 1u);
 }
 
 TEST(Placement, ALargeStageTakesWholeNodesFirst) {
-  Case c = chain_of({2, 10, 4}, {1, 1});
+  PlacementCase c = chain_of({2, 10, 4}, {1, 1});
   const Devices devices = uniform_devices(16, 4, {});
   place(c.graph, devices, c.plan);
   EXPECT_EQ(nodes_of(devices, c.plan.stages[1]).size(), 3u);
@@ -71,7 +71,7 @@ TEST(Placement, ALargeStageTakesWholeNodesFirst) {
 }
 
 TEST(Placement, TheHeaviestStageTakesTheFastestDevices) {
-  Case c = chain_of({1, 1, 1}, {1, 1});
+  PlacementCase c = chain_of({1, 1, 1}, {1, 1});
   c.graph.ops[1].cost.forward.per_sample = 5;
   DeviceGroup slow, fast;
   slow.name = "slow";
@@ -89,7 +89,7 @@ TEST(Placement, EveryDeviceIsGivenOnceAndTooFewAreAnError) {
     Rng rng(seed);
     std::vector<int> sizes(1 + rng.below(8));
     for (int& s : sizes) s = 1 << rng.below(4);
-    Case c = chain_of(sizes, std::vector<double>(sizes.size(), 1));
+    PlacementCase c = chain_of(sizes, std::vector<double>(sizes.size(), 1));
     const int needed = std::accumulate(sizes.begin(), sizes.end(), 0);
     const int per_node = 1 << rng.below(4);
     const int nodes = (needed + per_node - 1) / per_node + static_cast<int>(rng.below(2));

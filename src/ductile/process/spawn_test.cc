@@ -1,6 +1,7 @@
 #include "ductile/process/spawn.h"
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,28 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
+#include "ductile/process/find_program.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
 
 namespace ductile::process {
 namespace {
+
+TEST(FindProgram, TakesTheFirstOnPathThatMayBeRun) {
+  const TempFolder folder;
+  const fs::path first = folder.path() / "first", second = folder.path() / "second";
+  for (const fs::path& place : {first, second}) {
+    fs::create_directory(place);
+    write_file_atomic(place / "tool", "#!/bin/sh\n");
+  }
+  fs::permissions(second / "tool", fs::perms::owner_all);
+  const std::string before = std::getenv("PATH");
+  ::setenv("PATH", (first.string() + "::" + second.string()).c_str(), 1);
+  const auto found = find_program("tool"), other = find_program("nothing");
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_EQ(found, second / "tool");
+  EXPECT_EQ(other, std::nullopt);
+}
 
 TEST(LogTail, IsTheLastLines) {
   const TempFolder folder;

@@ -4,13 +4,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <string_view>
 
 #include <sched.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
+#include "ductile/process/find_program.h"
 
 namespace ductile::process {
 
@@ -22,21 +22,23 @@ fs::path find_worker() {
   }
   std::error_code ignored;
   const fs::path self = fs::read_symlink("/proc/self/exe", ignored);
-  std::vector<fs::path> places;
-  if (!self.empty()) places.push_back(self.parent_path() / "ductile-worker");
-  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
-  while (!path.empty()) {
-    const size_t colon = path.find(':');
-    if (colon != 0) places.push_back(fs::path(path.substr(0, colon)) / "ductile-worker");
-    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
-  }
-  for (const fs::path& place : places) {
-    if (access(place.c_str(), X_OK) == 0) return place;
-  }
+  if (const fs::path own = self.parent_path() / "ductile-worker";
+      !self.empty() && access(own.c_str(), X_OK) == 0)
+    return own;
+  if (const auto found = find_program("ductile-worker")) return *found;
   fail(ErrorCode::not_found,
        "ductile-worker is neither beside {} nor on PATH; build it (scripts/demo does) or set "
        "DUCTILE_WORKER",
        self.empty() ? "this program" : self.string());
+}
+
+fs::path python_worker(const fs::path& worker) {
+  const fs::path script = worker.parent_path() / "ductile-python-worker";
+  if (access(script.c_str(), X_OK) == 0) return script;
+  fail(ErrorCode::not_found,
+       "{}: not there, so this Ductile runs no Python jobs; build it where pybind11-dev and "
+       "python3-torch are installed (scripts/setup --tests, scripts/build release _core)",
+       script.string());
 }
 
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {

@@ -14,6 +14,10 @@ namespace ductile::process {
 // PATH. Throws not_found, with what to build or set.
 fs::path find_worker();
 
+// The program that runs workers of Python jobs, a script beside `worker`, the ductile-worker.
+// Throws not_found, with what to build.
+fs::path python_worker(const fs::path& worker);
+
 // The environment that libtorch must find at its start, for a worker of `threads` (0: the cores
 // this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
 // wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE;

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cmath>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -143,6 +144,11 @@ void write_line(int fd, const WorkerLine& line) noexcept try {
     done += static_cast<size_t>(n);
   }
 } catch (const std::exception&) {  // no memory for a line
+}
+
+void offer_line(int fd, const WorkerLine& line) noexcept {
+  pollfd room{fd, POLLOUT, 0};  // a pipe says so where it takes PIPE_BUF bytes at once
+  if (fd >= 0 && ::poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) write_line(fd, line);
 }
 
 std::optional<WorkerLine> decode(std::string_view line) {

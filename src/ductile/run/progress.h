@@ -78,6 +78,9 @@ std::string encode(const WorkerLine& line);
 // Writes the encoded line to a pipe. If the reader is gone, only the line is lost, and the run goes
 // on: the run directory has everything. With fd -1 nothing is written.
 void write_line(int fd, const WorkerLine& line) noexcept;
+// The same for what a run can do without: it is not written where the reader, which may be stopped,
+// leaves no room for it. Never waits.
+void offer_line(int fd, const WorkerLine& line) noexcept;
 // Returns nullopt for any other line, since libraries in the worker may print anything.
 std::optional<WorkerLine> decode(std::string_view line);
 

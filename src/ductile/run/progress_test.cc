@@ -2,9 +2,12 @@
 
 #include <cmath>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 
@@ -90,6 +93,22 @@ RC_GTEST_PROP(Failed, FitsAPipeAndComesBack, (std::string text)) {
 TEST(Failed, OfAnUnknownCodeIsInternal) {
   EXPECT_EQ(std::get<Failed>(*decode(R"({"error":"x","code":"later"})")),
             (Failed{ErrorCode::internal, "x"}));
+}
+
+// A reader that is stopped must not stop the run.
+TEST(OfferLine, NeverWaitsForRoom) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor reader(ends[0]), writer(ends[1]);
+  for (int i = 0; i < 10'000; ++i) offer_line(writer.get(), Message{"info", "a step"});
+  std::string got(1 << 20, '\0');
+  const ssize_t n = ::read(reader.get(), got.data(), got.size());
+  ASSERT_GT(n, 10'000);
+  got.resize(static_cast<size_t>(n));
+  EXPECT_EQ(got.back(), '\n') << "a line was cut";
+  offer_line(writer.get(), Message{"info", "later"});
+  EXPECT_GT(::read(reader.get(), got.data(), got.size()), 0);
+  offer_line(-1, Message{"info", "nobody"});
 }
 
 TEST(Decode, PassesOverWhatLibrariesPrint) {

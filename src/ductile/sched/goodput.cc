@@ -1,14 +1,13 @@
 #include "ductile/sched/goodput.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "ductile/sched/batch_search_impl.h"
 
 namespace ductile::sched {
 namespace {
 
-constexpr double kFloor = 1e-8;  // least value of a coefficient, as in the fit
+constexpr double kLeastCoefficient = 1e-8;  // least value of a coefficient, as in the fit
 
 }  // namespace
 
@@ -17,10 +16,10 @@ double gradient_seconds(const PerfParams& perf, double local_batch) {
 }
 
 double sync_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas) {
-  const double more = std::max<double>(replicas - 2, kFloor);
+  const double more = std::max<double>(replicas - 2, kLeastCoefficient);
   if (nodes > 1) return perf.alpha_n + perf.beta_n * more;
   if (replicas > 1) return perf.alpha_r + perf.beta_r * more;
-  return kFloor + kFloor * more;
+  return kLeastCoefficient + kLeastCoefficient * more;
 }
 
 double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int32_t local_batch,
@@ -28,17 +27,6 @@ double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int
   const double grad = gradient_seconds(perf, local_batch);
   return accumulation * grad + fitted_step(grad, sync_seconds(perf, nodes, replicas), perf.gamma);
 }
-
-double gain(const GradientNoise& noise, double scale) {
-  const double denominator = noise.var / scale + noise.sqr;
-  return denominator > 0 ? (noise.var + noise.sqr) / denominator : 1.0;
-}
-
-double efficiency(const GradientNoise& noise, double scale) { return gain(noise, scale) / scale; }
-
-double adascale_factor(const GradientNoise& noise, double scale) { return gain(noise, scale); }
-
-double square_root_factor(double scale) { return std::sqrt(scale); }
 
 double goodput(const PerfParams& perf, const GradientNoise& noise, const BatchLimits& limits,
                int32_t nodes, int32_t replicas, int32_t local_batch, int32_t accumulation) {

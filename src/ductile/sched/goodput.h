@@ -3,9 +3,13 @@
 #include <array>
 #include <cstdint>
 
+#include "ductile/noise/noise_scale.h"
+
 // Goodput as Pollux defines it (Qiao et al., OSDI'21, sections 2.2 and 3.1): training progress per
 // second = throughput x statistical efficiency. Pure functions of plain values; thread-safe.
 namespace ductile::sched {
+
+using noise::GradientNoise;
 
 // Seconds of one optimiser step on K devices of N nodes, m samples per device, s extra
 // micro-batches:
@@ -15,12 +19,6 @@ namespace ductile::sched {
 struct PerfParams {
   double alpha_c = 0, beta_c = 0, alpha_n = 0, beta_n = 0, alpha_r = 0, beta_r = 0, gamma = 1;
   bool operator==(const PerfParams&) const = default;
-};
-
-// Estimates of |g|^2 and of tr(Sigma) / M0, both for the initial batch size M0. Never negative.
-struct GradientNoise {
-  double sqr = 0, var = 0;
-  bool operator==(const GradientNoise&) const = default;
 };
 
 // What the application allows, in samples; 1 <= min_local <= max_local, init_batch <= max_batch.
@@ -36,16 +34,6 @@ double gradient_seconds(const PerfParams& perf, double local_batch);
 double sync_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas);
 double step_seconds(const PerfParams& perf, int32_t nodes, int32_t replicas, int32_t local_batch,
                     int32_t accumulation);
-
-// Progress of one step of batch M in steps of batch M0: (var + sqr) / (var M0/M + sqr), 1 if
-// nothing is known. It is also AdaScale's learning-rate factor (Johnson et al., ICML'20).
-double gain(const GradientNoise& noise, double scale);
-// gain / scale, in (0, 1].
-double efficiency(const GradientNoise& noise, double scale);
-// Factors on the learning rate for a batch `scale` times as large: for SGD, and for rules like
-// Adam.
-double adascale_factor(const GradientNoise& noise, double scale);
-double square_root_factor(double scale);
 
 // How a job splits its batch on an allocation, and the resulting goodput; goodput 0: nothing fits.
 struct BatchChoice {

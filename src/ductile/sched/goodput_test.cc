@@ -5,10 +5,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "ductile/base/error.h"
-#include "ductile/base/rng.h"
 #include "ductile/sched/hetero.h"
-#include "ductile/sched/noise_scale.h"
 
 namespace ductile::sched {
 namespace {
@@ -23,17 +20,6 @@ TEST(Goodput, StepTimeFollowsTheFormula) {
               std::sqrt(grad * grad + (.03 + .002) * (.03 + .002)), 1e-12);
   EXPECT_NEAR(step_seconds(kPerf, 2, 8, 64, 3),
               3 * grad + std::sqrt(grad * grad + (.12 + .024) * (.12 + .024)), 1e-12);
-}
-
-TEST(Goodput, EfficiencyIsThatOfTheNoiseScale) {
-  const GradientNoise noise = {.5, 4};
-  const double phi = 128 * noise.var / noise.sqr;
-  for (const double batch : {128.0, 256.0, 2048.0})
-    EXPECT_NEAR(efficiency(noise, batch / 128), (phi + 128) / (phi + batch), 1e-12);
-  EXPECT_EQ(gain({0, 0}, 4), 1);
-  EXPECT_EQ(square_root_factor(9), 3);
-  EXPECT_LE(adascale_factor(noise, 4), 4);
-  EXPECT_GE(adascale_factor(noise, 4), 1);
 }
 
 // Every candidate, one by one, as the definition has it.
@@ -70,74 +56,6 @@ RC_GTEST_PROP(Goodput, SplitKeepsTheBatch, ()) {
   RC_ASSERT(whole <= 4096);
   RC_ASSERT(whole + replicas * (split.accumulation + 1) >= batch);
   if (replicas == 1 && batch > 128) RC_ASSERT(split.accumulation >= 1);
-}
-
-// Gradients g = mean + noise: the estimators must find |mean|^2 and the variance at batch M0.
-TEST(NoiseScale, BothEstimatorsFindTheTruth) {
-  constexpr int kDims = 200, kSteps = 8000;
-  const double mean = 0.1, sigma = 0.5;  // per coordinate, of one micro-batch of M0 samples
-  NoiseEstimator many, pairs;
-  Rng rng(7);
-  const auto draw = [&](std::vector<double>& g) {
-    for (double& v : g) v = mean + sigma * rng.normal();
-  };
-  const auto norm = [](const std::vector<double>& g) {
-    double sum = 0;
-    for (const double v : g) sum += v * v;
-    return sum;
-  };
-  std::vector<double> a(kDims), b(kDims), half(kDims);
-  for (int step = 0; step < kSteps; ++step) {
-    draw(a);
-    draw(b);
-    for (int i = 0; i < kDims; ++i) half[i] = (a[i] + b[i]) / 2;
-    // Two micro-batches of M0 each: a whole batch of 2 M0.
-    many.add({2, 2, (norm(a) + norm(b)) / 2, norm(half)});
-    pairs.add_pair(1, norm(a), norm(b), norm(half));
-  }
-  const double sqr = kDims * mean * mean, var = kDims * sigma * sigma;
-  for (const NoiseEstimator* e : {&many, &pairs}) {
-    EXPECT_NEAR(e->noise()->sqr / sqr, 1, 0.1);
-    EXPECT_NEAR(e->noise()->var / var, 1, 0.05);
-    EXPECT_NEAR(*e->noise_scale(128) / (128 * var / sqr), 1, 0.15);
-  }
-}
-
-TEST(NoiseScale, UnbiasedDataReplaceDifferences) {
-  NoiseEstimator e;
-  EXPECT_FALSE(e.noise());
-  e.add_pair(1, 4, 4, 3);
-  EXPECT_FALSE(e.unbiased());
-  e.add({4, 4, 10, 4});
-  EXPECT_TRUE(e.unbiased());
-  EXPECT_NEAR(e.noise()->sqr, (4 * 4 - 10) / 3.0, 1e-9);
-  EXPECT_NEAR(e.noise()->var, (10 - 4) * 4 / 3.0, 1e-9);
-  e.add_pair(1, 400, 400, 1);  // no longer heard
-  EXPECT_NEAR(e.noise()->sqr, 2, 1e-9);
-  EXPECT_THROW(e.add({1, 1, 1, 1}), Error);
-}
-
-// A sample that stands for several steps counts as much as so many samples.
-TEST(NoiseScale, ASampleMayStandForSeveralSteps) {
-  NoiseEstimator each, some;
-  for (const NoiseSample& s : {NoiseSample{4, 4, 10, 4}, NoiseSample{4, 4, 20, 5}}) {
-    for (int i = 0; i < 3; ++i) each.add(s);
-    NoiseSample of_three = s;
-    of_three.steps = 3;
-    some.add(of_three);
-  }
-  EXPECT_NEAR(some.noise()->sqr / each.noise()->sqr, 1, 1e-12);
-  EXPECT_NEAR(some.noise()->var / each.noise()->var, 1, 1e-12);
-}
-
-TEST(NoiseScale, NeverNegative) {
-  NoiseEstimator e;
-  e.add({2, 2, 10, 1});
-  EXPECT_EQ(e.noise()->sqr, 0);
-  EXPECT_TRUE(std::isinf(*e.noise_scale(8)));
-  NoiseEstimator f;
-  f.add({2, 2, 1, 1});
-  EXPECT_NEAR(f.noise()->var, 1e-6, 1e-12);
 }
 
 TEST(Heterogeneous, EstimatesComeFromWhatIsKnown) {

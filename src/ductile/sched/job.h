@@ -111,7 +111,8 @@ struct JobView {
   // Whether it keeps what it has whatever a policy would like.
   bool is_fixed() const { return !service && (!preemptible || granted) && !allocation.empty(); }
 
-  // If there are any, the job runs by one of these alone: the best one for the devices that it gets.
+  // If there are any, the job runs by one of these alone: the best one for the devices that it
+  // gets.
   std::vector<JobPlan> plans;
 
   std::optional<GradientNoise> noise;  // none before the first step

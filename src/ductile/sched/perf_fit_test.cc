@@ -12,7 +12,7 @@
 namespace ductile::sched {
 namespace {
 
-const PerfParams kTruth = {.05, .004, .12, .004, .03, .001, 2};
+const PerfParams kFitted = {.05, .004, .12, .004, .03, .001, 2};
 
 std::vector<StepSample> samples_of(const PerfParams& perf, int count, double noise, uint64_t seed) {
   Rng rng(seed);
@@ -89,7 +89,7 @@ double slow_minimum(std::span<const StepSample> samples) {
 TEST(PerfFit, ReachesTheOptimumOfASlowReference) {
   for (const int count : {1, 2, 3, 6, 15, 40})
     for (uint64_t seed = 0; seed < 4; ++seed) {
-      const auto samples = samples_of(kTruth, count, 0.05, seed * 100 + count);
+      const auto samples = samples_of(kFitted, count, 0.05, seed * 100 + count);
       const FitResult fit = fit_perf(samples);
       EXPECT_LE(fit.objective, slow_minimum(samples) * 1.01 + 2e-3) << count << " seed " << seed;
       EXPECT_LT(fit.evaluations, 4000);
@@ -97,7 +97,7 @@ TEST(PerfFit, ReachesTheOptimumOfASlowReference) {
 }
 
 TEST(PerfFit, PredictsWhatItHasSeen) {
-  const auto samples = samples_of(kTruth, 30, 0, 3);
+  const auto samples = samples_of(kFitted, 30, 0, 3);
   const PerfParams perf = fit_perf(samples).perf;
   for (const StepSample& s : samples)
     EXPECT_NEAR(step_seconds(perf, s.nodes, s.replicas, s.local_batch, 0) / s.step_seconds, 1,
@@ -105,7 +105,7 @@ TEST(PerfFit, PredictsWhatItHasSeen) {
 }
 
 TEST(PerfFit, GradientEqualsDifferences) {
-  const auto samples = samples_of(kTruth, 12, 0.2, 5);
+  const auto samples = samples_of(kFitted, 12, 0.2, 5);
   double p[7] = {.07, .003, .2, .01, .02, .002, 1.7}, gradient[7];
   const auto at = [&](const double* v) {
     return PerfParams{v[0], v[1], v[2], v[3], v[4], v[5], v[6]};
@@ -143,7 +143,7 @@ TEST(PerfFit, RefusesTimesThatCannotBe) {
 
 RC_GTEST_PROP(PerfFit, StaysWithinItsBounds, ()) {
   const int count = *rc::gen::inRange(1, 20);
-  const auto samples = samples_of(kTruth, count, 0.5, *rc::gen::arbitrary<uint64_t>());
+  const auto samples = samples_of(kFitted, count, 0.5, *rc::gen::arbitrary<uint64_t>());
   const PerfParams p = fit_perf(samples).perf;
   for (const double v : {p.alpha_c, p.beta_c, p.alpha_n, p.beta_n, p.alpha_r, p.beta_r}) {
     RC_ASSERT(std::isfinite(v));

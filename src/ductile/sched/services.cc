@@ -63,7 +63,9 @@ class Granter {
   }
   int32_t needed(const ServiceGrant& grant, int32_t type, double load) const {
     const ServiceView& s = service(grant);
-    return replicas_needed(load, s.rate[type], s.target, s.goal, s.floor);
+    const JobView& job = round_.jobs[grant.job];
+    return std::min(replicas_needed(load, s.rate[type], s.target, s.goal, s.floor),
+                    std::max(s.floor, job.max_devices / job.types[type].unit));
   }
   int32_t wanted(const ServiceGrant& grant) const {
     const double load = std::max(service(grant).load, service(grant).peak);

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <string_view>
 
 #include <fcntl.h>
@@ -12,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/process/find_program.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/agent_link_impl.h"
 #include "ductile/server/agent_protocol_impl.h"
@@ -38,13 +38,7 @@ struct Pipe {
 
 fs::path on_path(const std::string& program) {
   if (program.find('/') != std::string::npos) return program;
-  std::string_view path = std::getenv("PATH") ? std::getenv("PATH") : "";
-  while (!path.empty()) {
-    const size_t colon = path.find(':');
-    const fs::path place = fs::path(path.substr(0, colon)) / program;
-    if (colon != 0 && ::access(place.c_str(), X_OK) == 0) return place;
-    path = colon == std::string_view::npos ? "" : path.substr(colon + 1);
-  }
+  if (auto found = process::find_program(program)) return *std::move(found);
   fail(ErrorCode::not_found, "launcher: there is no program '{}' on PATH", program);
 }
 

@@ -27,7 +27,11 @@ Agents::Agents(net::Loop& loop, AgentsOptions options)
   for (const Host& host : options_.setup.hosts) {
     states_.emplace_back().link =
         std::make_unique<AgentLink>(loop_, options_, host, [this] { wake(); });
-    states_.back().link->dial(secret_);
+    if (options_.held) {
+      states_.back().held = "it has not come yet";
+    } else {
+      states_.back().link->dial(secret_);
+    }
   }
   tick_ = loop_.every(kTick, [this] { turn(); });
 }
@@ -52,8 +56,37 @@ std::string Agents::error(size_t h) const {
   if (ready(h))
     return state.strays > 0 ? fmt::format("{} processes of its past are being ended", state.strays)
                             : "it is being looked at what runs there";
+  if (!state.held.empty()) return state.held;
   if (!state.link->error().empty()) return state.link->error();
   return "it is being called";
+}
+
+void Agents::hold(size_t h, std::string why) {
+  State& state = states_[h];
+  const bool news = why != state.held;
+  state.held = std::move(why);
+  if (state.link->state() != AgentLink::State::down) {
+    state.link->hang_up();
+    forget(state);
+  } else if (!news) {
+    return;
+  }
+  changed(h);
+}
+
+void Agents::call(size_t h) {
+  State& state = states_[h];
+  if (state.held.empty()) return;
+  state.held.clear();
+  state.link->dial(secret_);
+  changed(h);
+}
+
+// What was known of a host whose agent came or went.
+void Agents::forget(State& state) {
+  state.clean = state.asked = false;
+  state.strays = 0;
+  state.next_census = {};
 }
 
 void Agents::say(size_t h, const json& request) {
@@ -82,9 +115,7 @@ void Agents::turn() {
     const AgentLink::State before = state.link->state();
     const std::vector<json> said = state.link->take();
     if (state.link->state() != before) {
-      state.clean = state.asked = false;
-      state.strays = 0;
-      state.next_census = {};
+      forget(state);
       if (ready(h))
         for (const auto& [run, job] : std::map(jobs_)) job->ready(h);
       changed(h);
@@ -94,7 +125,7 @@ void Agents::turn() {
       state.asked = true;
       say(h, {{"census", json::object()}});
     }
-    if (!meeting_ && state.link->may_dial()) state.link->dial(secret_);
+    if (!meeting_ && state.held.empty() && state.link->may_dial()) state.link->dial(secret_);
   }
 }
 

@@ -24,6 +24,7 @@ struct AgentsOptions {
   fs::path folder;       // that all hosts share; the runs of all jobs are in it, or are it
   fs::path program;      // ductile: the same path on every host
   fs::path worker;       // ductile-worker: the same path on every host, or beside `program` there
+  bool held = false;     // no host is called before call() says so
   bool devices = false;  // each place of a host is a device: a share of its cores for one worker
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
 };
@@ -65,6 +66,10 @@ class Agents {
   // Called when a host became ready, clean, or neither; it must only note this.
   void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
+  // A host that is not there now, for this reason: it is not called, and its agent is given up.
+  void hold(size_t h, std::string why);
+  void call(size_t h);  // it is there: from now on it is called, at once
+
   void say(size_t h, const nlohmann::json& request);
   void join(const std::string& run, Job& job);
   void leave(const std::string& run);
@@ -81,6 +86,7 @@ class Agents {
   struct State {
     std::unique_ptr<AgentLink> link;
     bool clean = false, asked = false;  // asked: for a census
+    std::string held;                   // why it is not called
     size_t strays = 0;
     net::Deadline next_census{};
   };
@@ -90,6 +96,7 @@ class Agents {
   void hear(size_t h, const nlohmann::json& said);
   void take_census(size_t h, const nlohmann::json& workers);
   void changed(size_t h);
+  void forget(State& state);
 
   net::Loop& loop_;
   const AgentsOptions options_;

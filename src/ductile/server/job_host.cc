@@ -161,13 +161,17 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
 
 void JobHost::Impl::launch(const LaunchWorker& command) {
   try {
-    launcher->start(
-        {command.worker,
-         {"--run", options.run.string(), "--worker", std::to_string(command.worker), "--controller",
-          addresses.controller.to_string(), "--store", addresses.store.to_string()},
-         {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
-         driver->membership().wanted_workers(),
-         command.avoid});
+    std::vector<std::string> arguments = {"--run",        options.run.string(),
+                                          "--worker",     std::to_string(command.worker),
+                                          "--controller", addresses.controller.to_string(),
+                                          "--store",      addresses.store.to_string()};
+    if (options.alone.count() > 0)
+      arguments.insert(arguments.end(), {"--alone", std::to_string(options.alone.count())});
+    launcher->start({command.worker,
+                     std::move(arguments),
+                     {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
+                     driver->membership().wanted_workers(),
+                     command.avoid});
     driver->log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
   } catch (const Error& e) {
     driver->add(LaunchFailed{command.worker, e.what(), !launcher->reachable()});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -25,6 +26,9 @@ struct JobHostOptions {
   control::MembershipOptions membership;
   int64_t keep_checkpoints = 2;
   std::string listen = "127.0.0.1";  // for workers; of other hosts: an address they can reach
+  // For so long its workers go on without it, as far as its saved state lets them; 0: until their
+  // lease ends.
+  std::chrono::seconds alone{0};
   // Gets each line that a worker writes to its progress pipe. May be empty.
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.

@@ -94,6 +94,9 @@ class LocalLauncher : public Launcher {
       if (told != nullptr) launch.environment.emplace_back("DUCTILE_THREADS", told);
       launch.cpus = core_share(worker.place, sharing, cores);
     }
+    sigset_t inherited;  // a worker of an agent ignores what its agent ignores: a pilot's notice
+    if (!options_.kills_at_end && ::pthread_sigmask(SIG_SETMASK, nullptr, &inherited) == 0)
+      launch.mask = &inherited;
     const pid_t pid = process::spawn(launch);
     worker.child = true;
     worker.pid = pid;

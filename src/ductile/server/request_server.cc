@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr size_t kMaxClients = 64;
 constexpr std::chrono::milliseconds kRest{100};
-constexpr std::chrono::milliseconds kLook{500};
+constexpr std::chrono::milliseconds kLookForSocket{500};
 
 }  // namespace
 
@@ -40,7 +40,7 @@ RequestServer::RequestServer(net::Loop& loop, link::Disk& disk, const fs::path& 
     remove_socket();
     throw;
   }
-  look_ = loop_.every(kLook, [this] { look(); });
+  look_ = loop_.every(kLookForSocket, [this] { look(); });
 }
 
 RequestServer::~RequestServer() {

@@ -156,6 +156,16 @@ void check_size(const Input& input) {
          input.where, fmt::join(input.shape, ", "), want, input.type->name, got);
 }
 
+void check_values(const Input& input) {
+  for (size_t at = 0; at < input.bytes.size(); at += sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, input.bytes.data() + at, sizeof value);
+    if (!std::isfinite(value))
+      fail(ErrorCode::invalid_argument, "{}: element {} is {}; finite numbers are wanted",
+           input.where, at / sizeof(float), value);
+  }
+}
+
 void check_image(const Input& input, const ModelCard& card) {
   const size_t dims = input.shape.size();
   const std::string_view type = input.type->name;
@@ -198,6 +208,7 @@ void add_samples(const Input& input, const ModelCard& card, InferenceRequest& ou
     check_image(input, card);
   }
   check_size(input);
+  if (input.type->name == "FP32") check_values(input);
   const int64_t count = input.shape[0];
   if (count < 1 || count > most_samples(card))
     fail(ErrorCode::invalid_argument, "{}: {} samples; a request has 1 to {}", input.where, count,

@@ -1,5 +1,7 @@
 #include "ductile/serving/inference_server.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -61,6 +63,7 @@ class InferenceServer::Impl {
 
   net::Address address() const { return http_->address(); }
   int64_t version() const { return batcher_->deployment().model->card().version; }
+  net::Deadline last_asked() const { return last_asked_; }
   void drain(std::function<void()> on_drained);
 
  private:
@@ -90,9 +93,12 @@ class InferenceServer::Impl {
   std::unique_ptr<HttpServer> http_;
   std::jthread loader_;
   bool loading_ = false, draining_ = false;
-  std::optional<int64_t> damaged_;  // of the loading thread: not looked at again by itself
+  // Of the loading thread: what is not looked at again by itself, as damaged weights, and those
+  // that there were when somebody chose others.
+  std::optional<int64_t> damaged_, passed_over_;
   std::string last_refusal_;
   net::Loop::Timer follow_, drain_limit_;
+  net::Deadline last_asked_ = loop_.now();
   std::function<void()> on_drained_;
 };
 
@@ -122,6 +128,7 @@ InferenceServer::Impl::~Impl() {
 }
 
 void InferenceServer::Impl::handle(HttpRequest request, Reply reply) {
+  last_asked_ = loop_.now();
   try {
     const std::string model = "/v2/models/" + batcher_->deployment().model->card().name;
     const std::string& path = request.path;
@@ -227,6 +234,10 @@ void InferenceServer::Impl::done(BatchReport report) {
     tasks_.erase(found);
     if (work->error) {
       answer(task, answer_of(*work->error));
+    } else if (!std::ranges::all_of(work->out, [](float v) { return std::isfinite(v); })) {
+      answer(task, error_response(400,
+                                  "what the model computes of these values is no number; they "
+                                  "are far from what it was trained with"));
     } else if (task->request.generation.max_tokens > 0) {
       advance(task);
     } else {
@@ -320,9 +331,12 @@ std::optional<Deployment> InferenceServer::Impl::load_now(std::optional<int64_t>
   if (now) {
     wanted = source_->newest();
     if (!wanted || *wanted <= *now || wanted == damaged_) return std::nullopt;
+    if (passed_over_ && *wanted <= *passed_over_) return std::nullopt;
   }
   try {
-    return deploy(source_->load(wanted), options_.batches.max_batch);
+    Deployment made = deploy(source_->load(wanted), options_.batches.max_batch);
+    if (!now) passed_over_ = wanted ? source_->newest() : std::nullopt;
+    return made;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::data_loss) damaged_ = wanted;
     throw;
@@ -408,6 +422,7 @@ InferenceServer::InferenceServer(net::Loop& loop, ServingOptions options,
 InferenceServer::~InferenceServer() = default;
 net::Address InferenceServer::address() const { return impl_->address(); }
 int64_t InferenceServer::version() const { return impl_->version(); }
+net::Deadline InferenceServer::last_asked() const { return impl_->last_asked(); }
 void InferenceServer::drain(std::function<void()> on_drained) {
   impl_->drain(std::move(on_drained));
 }

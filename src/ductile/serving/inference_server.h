@@ -46,6 +46,7 @@ class InferenceServer {
 
   net::Address address() const;
   int64_t version() const;
+  net::Deadline last_asked() const;  // when a request came last, of health, too; else the beginning
   // Answers what was accepted, refuses what comes, and calls `on_drained`, at the latest after
   // ServingOptions::drain.
   void drain(std::function<void()> on_drained);

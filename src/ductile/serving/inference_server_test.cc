@@ -178,7 +178,7 @@ TEST(InferenceServer, ASampleThatCannotBeReadFailsItsOwnRequestAlone) {
 }
 
 TEST(InferenceServer, AFullQueueIsAnsweredAtOnce) {
-  Rig rig({.takes = milliseconds(200)}, with(1, {}, 3));
+  Rig rig({.takes = milliseconds(1000)}, with(1, {}, 3));
   std::atomic<int> accepted = 0, refused = 0;
   std::vector<std::jthread> threads;
   for (int t = 0; t < 12; ++t) {
@@ -190,7 +190,8 @@ TEST(InferenceServer, AFullQueueIsAnsweredAtOnce) {
   }
   threads.clear();
   EXPECT_EQ(accepted + refused, 12);
-  EXPECT_GE(accepted, 4);
+  // Those that wait; one more where the first was being computed before the others came.
+  EXPECT_GE(accepted, 3);
   EXPECT_GE(refused, 1);
 }
 
@@ -311,6 +312,36 @@ TEST(InferenceServer, FollowsTheNewestWeightsAndSaysOnceWhatIsWrong) {
   while (rig.lines().size() < 2) std::this_thread::sleep_for(milliseconds(1));
   EXPECT_NE(rig.lines()[0].find("stay those of step 1"), std::string::npos);
   EXPECT_NE(rig.lines()[1].find("those of step 3 now"), std::string::npos);
+}
+
+// Who goes back to earlier weights wants to stay there, until there are others.
+TEST(InferenceServer, WhatSomebodyChoseIsNotFollowedAwayAtOnce) {
+  ServingOptions options;
+  options.follow = milliseconds(5);
+  Rig rig({}, std::move(options));
+  rig.state->newest = 3;
+  while (rig.lines().empty()) std::this_thread::sleep_for(milliseconds(1));
+  Client client(rig.address);
+  while (client.post(kLoad, R"({"parameters": {"version": "2"}})")->status != 200)
+    std::this_thread::sleep_for(milliseconds(1));  // it is just looking for newer ones
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(json_of(*client.post(kInfer, images(1, 1)))["model_version"], "2");
+  rig.state->newest = 4;
+  while (json_of(*client.post(kInfer, images(1, 1)))["model_version"] != "4")
+    std::this_thread::sleep_for(milliseconds(1));
+}
+
+TEST(InferenceServer, WhatIsNoNumberIsAnsweredWithAnError) {
+  Rig rig;
+  Client client(rig.address);
+  const json huge = {{"inputs",
+                      {{{"name", "images"},
+                        {"datatype", "FP32"},
+                        {"shape", {1, 1, 4, 4}},
+                        {"data", std::vector<float>(16, 3e38f)}}}}};
+  const auto got = client.post(kInfer, dump_json(huge));
+  EXPECT_EQ(got->status, 400) << got->body;
+  EXPECT_NE(got->body.find("no number"), std::string::npos) << got->body;
 }
 
 TEST(InferenceServer, DrainsWhatWasAcceptedAndRefusesWhatComes) {

@@ -92,6 +92,31 @@ TEST(ReadInference, TakesBinaryTensors) {
   EXPECT_THROW(read_inference(torn, images()), Error);
 }
 
+// JSON has no such numbers, bytes have.
+TEST(ReadInference, RefusesWhatIsNoNumber) {
+  json head = input("FP32", {1, 1, 4, 4}, 0);
+  head["inputs"][0].erase("data");
+  head["inputs"][0]["parameters"] = {{"binary_data_size", 64}};
+  const std::string text = dump_json(head);
+  const Headers headers = {{"inference-header-content-length", std::to_string(text.size())}};
+  for (const float odd : {std::nanf(""), HUGE_VALF, -HUGE_VALF, 0.5f}) {
+    std::vector<float> values(16, 1);
+    values[3] = odd;
+    HttpRequest request{"POST", "/", headers,
+                        text + std::string(reinterpret_cast<const char*>(values.data()), 64), true};
+    if (odd == 0.5f) {
+      EXPECT_EQ(read_inference(request, images()).samples.size(), 1u);
+      continue;
+    }
+    try {
+      read_inference(request, images());
+      ADD_FAILURE() << odd;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("element 3"), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(ReadInference, NamesTheFieldThatIsWrong) {
   const auto has = [](const std::string& text, const char* part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;

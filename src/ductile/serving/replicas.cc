@@ -11,20 +11,17 @@
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
-#include "ductile/base/json_value.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
-#include "ductile/run/progress.h"
+#include "ductile/serving/replica_line.h"
+#include "ductile/serving/replica_pace.h"
 
 namespace ductile::serving {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{50};         // between two looks for processes that have ended
-constexpr milliseconds kFirstPause{200};  // before a lost one is replaced; doubled each time
-constexpr milliseconds kLongestPause{10'000};
-constexpr milliseconds kPatience{90'000};  // of a process that was told to end
+constexpr milliseconds kLook{50};  // between two looks for processes that have ended
 
 }  // namespace
 
@@ -36,9 +33,14 @@ class Replicas::Impl {
         command_(std::move(command)),
         callbacks_(std::move(callbacks)) {
     look_ = loop_.every(kLook, [this] { look(); });
+    router_.call_when_lost([this](Router::ReplicaId id) {
+      if (const auto found = replicas_.find(id); found != replicas_.end())
+        ::kill(found->second.pid, SIGKILL);  // look() then finds it gone
+    });
   }
 
   ~Impl() {
+    router_.call_when_lost({});
     for (auto& [id, replica] : replicas_) {
       router_.remove(id);
       ::kill(replica.pid, SIGKILL);
@@ -87,9 +89,9 @@ class Replicas::Impl {
   std::map<Router::ReplicaId, Replica> replicas_;
   Router::ReplicaId last_id_ = 0;
   int64_t wanted_ = 0;
-  milliseconds pause_ = kFirstPause;
+  ReplicaPace pace_{loop_, [this] { settle(); }};
   bool was_ready_ = false;
-  net::Loop::Timer look_, again_;
+  net::Loop::Timer look_;
   std::function<void()> on_ended_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
@@ -108,7 +110,7 @@ void Replicas::Impl::end(std::function<void()> on_ended) {
 void Replicas::Impl::settle() {
   int64_t alive = 0;
   for (const auto& [id, replica] : replicas_) alive += replica.state != State::ending ? 1 : 0;
-  for (; alive < wanted_ && !again_.armed(); ++alive) start();
+  for (int64_t more = pace_.to_start(wanted_, alive); more > 0; --more, ++alive) start();
   for (const State state : {State::starting, State::ready}) {
     for (auto one = replicas_.rbegin(); one != replicas_.rend() && alive > wanted_; ++one) {
       if (one->second.state != state) continue;
@@ -146,22 +148,16 @@ void Replicas::Impl::read(Router::ReplicaId id) {
 }
 
 void Replicas::Impl::hear(Router::ReplicaId id, std::string_view line) {
-  const auto known = run::decode(line);
+  const auto known = read_replica_line(line);
   if (!known) return;
   Replica& replica = replicas_.at(id);
-  if (const auto* failed = std::get_if<run::Failed>(&*known))
-    replica.failed.emplace(failed->code, failed->text);
-  const auto* row = std::get_if<run::Row>(&*known);
-  if (row == nullptr) return;
-  if (const auto told = row->values.find("told"); told != row->values.end() && told->is_string()) {
-    if (callbacks_.tell && replica.state == State::ready)
-      callbacks_.tell(fmt::format("replica {}: {}", id, told->get<std::string>()));
-  }
-  const auto address = row->values.find("address");
-  if (address == row->values.end() || replica.state != State::starting) return;
+  if (known->failed) replica.failed = known->failed;
+  if (known->told && callbacks_.tell && replica.state == State::ready)
+    callbacks_.tell(fmt::format("replica {}: {}", id, *known->told));
+  if (!known->address || replica.state != State::starting) return;
   replica.state = State::ready;
-  pause_ = kFirstPause;
-  router_.add(id, net::Address::parse(address->get<std::string>()));
+  pace_.ready();
+  router_.add(id, net::Address::parse(*known->address), known->version);
   if (!std::exchange(was_ready_, true) && callbacks_.on_ready) callbacks_.on_ready();
 }
 
@@ -169,7 +165,7 @@ void Replicas::Impl::let_go(Router::ReplicaId id, Replica& replica) {
   const bool asked = replica.state == State::ready;
   replica.state = State::ending;
   const pid_t pid = replica.pid;
-  replica.patience = loop_.after(kPatience, [pid] { ::kill(pid, SIGKILL); });
+  replica.patience = loop_.after(ReplicaPace::kPatience, [pid] { ::kill(pid, SIGKILL); });
   if (!asked) {
     ::kill(pid, SIGTERM);
     return;
@@ -208,8 +204,7 @@ void Replicas::Impl::gone(Router::ReplicaId id) {
   if (callbacks_.tell)
     callbacks_.tell(fmt::format("replica {} is lost{}; another one takes its place", id,
                                 failed ? fmt::format(": {}", failed->what()) : ""));
-  again_ = loop_.after(pause_, [this] { settle(); });
-  pause_ = std::min(2 * pause_, kLongestPause);
+  pace_.lost();
 }
 
 Replicas::Replicas(net::Loop& loop, Router& router, ReplicaCommand command, Callbacks callbacks)

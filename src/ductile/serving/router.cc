@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
 #include <list>
-#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,11 +13,13 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/serving/router_impl.h"
 
 namespace ductile::serving {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{100};
+constexpr std::string_view kEnding = "the server is ending; ask another one";
 
 using Reply = HttpServer::Reply;
 using ReplicaId = Router::ReplicaId;
@@ -38,85 +40,16 @@ net::Socket begin_connect(const net::Address& to) {
   return out;
 }
 
-// A request from its arrival to its answer.
-struct Passage {
-  std::string bytes;  // as it goes to a replica
-  Reply reply;
-  net::Deadline arrived{}, asked{};
-  net::Loop::Timer limit;
-  ReplicaId at = 0;                // the replica that has it; 0: it waits for one
-  std::vector<ReplicaId> refused;  // that were lost with it, or are ending
-  bool loads = false;              // weights, of every replica: `left` have not done so yet
-  std::vector<ReplicaId> left;
-};
-using PassagePtr = std::shared_ptr<Passage>;
-
 }  // namespace
-
-class Router::Impl {
- public:
-  Impl(net::Loop& loop, RouterOptions options);
-
-  net::Address address() const { return http_.address(); }
-  void add(ReplicaId id, const net::Address& address);
-  void retire(ReplicaId id, std::function<void()> on_idle);
-  void remove(ReplicaId id);
-  Load load() const;
-  void drain(std::function<void()> on_drained);
-
- private:
-  // A connection to a replica, with a request or between two.
-  struct Link {
-    net::Socket socket;
-    net::Loop::Watch watch;
-    HttpReader reader{HttpReader::Kind::response};
-    PassagePtr passage;
-    size_t sent = 0;
-  };
-  struct Replica {
-    net::Address address;
-    std::list<Link> links;
-    size_t in_flight = 0;
-    bool retiring = false;
-    std::function<void()> on_idle;
-  };
-
-  void handle(HttpRequest request, Reply reply);
-  std::string metrics() const;
-  void dispatch(const PassagePtr& passage);
-  void dispatch_all();
-  ReplicaId choose(const Passage& passage) const;
-  bool hand_to(ReplicaId id, const PassagePtr& passage);
-  void on_ready(ReplicaId id, std::list<Link>::iterator link);
-  bool write(Link& link);
-  void end_link(ReplicaId id, std::list<Link>::iterator link);
-  void lost(ReplicaId id, std::list<Link>::iterator link);
-  void answered(ReplicaId id, std::list<Link>::iterator link);
-  void again(const PassagePtr& passage, ReplicaId refused);
-  void finish(const PassagePtr& passage, HttpResponse response);
-  void leave(ReplicaId id, Passage& passage);
-  void look_idle(ReplicaId id);
-  void end_drain();
-
-  net::Loop& loop_;
-  const RouterOptions options_;
-  std::map<ReplicaId, Replica> replicas_;
-  std::deque<PassagePtr> waiting_;
-  Load load_;
-  int64_t open_ = 0;  // requests that are not answered
-  bool draining_ = false;
-  std::function<void()> on_drained_;
-  net::Loop::Timer retry_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  HttpServer http_;
-};
 
 Router::Impl::Impl(net::Loop& loop, RouterOptions options)
     : loop_(loop),
       options_(std::move(options)),
       http_(loop, options_.http, [this](HttpRequest request, Reply reply) {
         handle(std::move(request), std::move(reply));
-      }) {}
+      }) {
+  probe_ = loop_.every(options_.silence / 4, [this] { probe_all(); });
+}
 
 std::string Router::Impl::metrics() const {
   const Load now = load();
@@ -124,8 +57,7 @@ std::string Router::Impl::metrics() const {
   const auto add = [&](const char* name, const char* help, const char* type, auto value) {
     out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0} {3}\n", name, help, type, value);
   };
-  add("ductile_router_replicas", "Replicas that take requests.", "gauge",
-      std::ranges::count_if(replicas_, [](const auto& one) { return !one.second.retiring; }));
+  add("ductile_router_replicas", "Replicas that take requests.", "gauge", usable());
   add("ductile_router_requests_total", "Requests that arrived.", "counter", now.arrived);
   add("ductile_router_answers_total", "Requests that a replica answered.", "counter", now.answered);
   add("ductile_router_retries_total", "Requests that went to another replica.", "counter",
@@ -135,6 +67,12 @@ std::string Router::Impl::metrics() const {
   add("ductile_router_busy_seconds_total", "Time of requests at replicas.", "counter",
       now.busy_seconds);
   return out;
+}
+
+HttpResponse Router::Impl::come_again(std::string_view text) {
+  HttpResponse response = error_response(503, text);
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
 }
 
 void Router::Impl::handle(HttpRequest request, Reply reply) {
@@ -147,59 +85,59 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   };
   if (request.method == "GET" && request.path == "/healthz") return plain(200, "ok\n");
   if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
-  if (request.method == "GET" && request.path == "/readyz" && (draining_ || replicas_.empty()))
+  if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
-  if (draining_ || full) {
-    HttpResponse response =
-        error_response(503, draining_ ? "the server is ending; ask another one"
-                                      : "too many requests wait; try again later");
-    response.headers.emplace_back("Retry-After", "1");
-    return reply(std::move(response));
-  }
+  if (draining_) return reply(come_again(kEnding));
   ++load_.arrived;
+  if (full) return reply(come_again("too many requests wait; try again later"));
   ++open_;
   const auto passage = std::make_shared<Passage>();
   passage->bytes = to_bytes(request, address().to_string());
   passage->reply = std::move(reply);
   passage->arrived = loop_.now();
   if (request.method == "POST" && request.path.ends_with("/load")) {
-    passage->loads = true;
-    for (const auto& [id, replica] : replicas_) {
-      if (!replica.retiring) passage->left.push_back(id);
-    }
+    passage->load_path = request.path;
+    return begin_load(passage);
   }
+  limit(passage);
+  dispatch(passage);
+}
+
+void Router::Impl::limit(const PassagePtr& passage) {
   passage->limit = loop_.after(options_.patience, [this, weak = std::weak_ptr(passage)] {
     if (const PassagePtr passage = weak.lock())
       finish(passage, error_response(504, "no replica answered in time"));
   });
-  dispatch(passage);
 }
 
 // The one with the fewest requests, of those that have not refused this one; if all have, any.
 ReplicaId Router::Impl::choose(const Passage& passage) const {
-  if (passage.loads) {
-    for (const ReplicaId id : passage.left) {
-      if (replicas_.contains(id)) return id;
-    }
-    return 0;
+  if (passage.loads()) {
+    const auto next = std::ranges::find_if(replicas_, [&](const auto& one) {
+      const Replica& replica = one.second;
+      const bool need_not =
+          passage.own &&
+          (replica.silent || (passage.version && replica.version == passage.version));
+      return !need_not && !replica.retiring && !replica.told_lost &&
+             !has(passage.done, one.first) && !has(passage.refused, one.first);
+    });
+    return next == replicas_.end() ? 0 : next->first;
   }
   ReplicaId best = 0;
   const auto rank = [&](ReplicaId id) {
-    const bool refused = std::ranges::find(passage.refused, id) != passage.refused.end();
-    return std::pair(refused, replicas_.at(id).in_flight);
+    return std::pair(has(passage.refused, id), replicas_.at(id).in_flight);
   };
   for (const auto& [id, replica] : replicas_) {
-    if (!replica.retiring && (best == 0 || rank(id) < rank(best))) best = id;
+    if (replica.takes_requests() && (best == 0 || rank(id) < rank(best))) best = id;
   }
   return best;
 }
 
 void Router::Impl::dispatch(const PassagePtr& passage) {
-  if (passage->loads && choose(*passage) == 0)
-    return finish(passage, error_response(503, "there is no replica that could load weights"));
   const ReplicaId id = choose(*passage);
-  const bool refused = std::ranges::find(passage->refused, id) != passage->refused.end();
+  if (id == 0 && passage->loads()) return end_load(passage);
+  const bool refused = has(passage->refused, id);
   if (id != 0 && !refused && hand_to(id, passage)) return;
   if (id != 0 && !refused) return again(passage, id);  // nobody listens there any more
   // None, or none that has not lost this one: a new one comes, or one of these recovers.
@@ -233,7 +171,7 @@ bool Router::Impl::hand_to(ReplicaId id, const PassagePtr& passage) {
   link->reader = HttpReader(HttpReader::Kind::response, {.body = options_.most_answer});
   passage->at = id;
   passage->asked = loop_.now();
-  ++replica.in_flight;
+  if (replica.in_flight++ == 0) replica.busy_since = passage->asked;
   return true;
 }
 
@@ -270,9 +208,11 @@ void Router::Impl::end_link(ReplicaId id, std::list<Link>::iterator link) {
 
 // The request is no longer at the replica.
 void Router::Impl::leave(ReplicaId id, Passage& passage) {
-  --replicas_.at(id).in_flight;
+  Replica& replica = replicas_.at(id);
+  const net::Deadline now = loop_.now();
+  if (--replica.in_flight == 0) load_.replica_seconds += seconds(replica.busy_since, now);
   passage.at = 0;
-  load_.busy_seconds += std::chrono::duration<double>(loop_.now() - passage.asked).count();
+  load_.busy_seconds += seconds(passage.asked, now);
 }
 
 void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
@@ -286,7 +226,6 @@ void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
 
 void Router::Impl::again(const PassagePtr& passage, ReplicaId refused) {
   passage->refused.push_back(refused);
-  std::erase(passage->left, refused);
   ++load_.retried;
   if (passage->reply) {
     // Not from here: the replica that is lost may be about to be removed.
@@ -308,11 +247,13 @@ void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
   }
   leave(id, *passage);
   const bool others = std::ranges::any_of(
-      replicas_, [&](const auto& one) { return one.first != id && !one.second.retiring; });
-  std::erase(passage->left, id);
-  if (passage->loads && response.status == 200 && !passage->left.empty()) {
+      replicas_, [&](const auto& one) { return one.first != id && one.second.takes_requests(); });
+  if (passage->loads() && response.status == 200) {
+    has_loaded(id, passage, std::move(response));
     dispatch(passage);  // the next replica loads them
-  } else if (response.status == 503 && others && !passage->loads && passage->refused.size() < 8) {
+  } else if (passage->loads() && goes_on_without(id, *passage, response.status)) {
+    dispatch(passage);
+  } else if (response.status == 503 && others && !passage->loads() && passage->refused.size() < 8) {
     again(passage, id);
   } else {
     ++load_.answered;
@@ -336,7 +277,78 @@ void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
     if (link != links.end()) end_link(id, link);
     look_idle(id);
   }
+  if (passage == loading_) {
+    loading_.reset();
+    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired()) next_load();
+    });
+  }
   if (draining_ && open_ == 0) end_drain();
+}
+
+// ---- Health. A process that is stopped keeps its connections open, and answers nothing.
+
+void Router::Impl::probe_all() {
+  std::vector<ReplicaId> lost;
+  for (auto& [id, replica] : replicas_) {
+    const auto silent_for = loop_.now() - replica.probe.heard;
+    if (!replica.silent && silent_for > options_.silence) fall_silent(id, replica);
+    if (!replica.told_lost && silent_for > options_.lost * options_.silence) {
+      replica.told_lost = true;
+      lost.push_back(id);
+    }
+    if (!replica.probe.socket) ask_health(id, replica);
+  }
+  for (const ReplicaId id : lost)
+    if (on_lost_) on_lost_(id);
+  look_at_versions();
+}
+
+void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
+  Probe& probe = replica.probe;
+  try {
+    probe.socket = begin_connect(replica.address);
+    probe.sent = false;
+    probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
+                              [this, id](net::Ready) { on_probe(id); });
+  } catch (const Error&) {  // no descriptor is left: that says nothing of the replica
+    probe.socket = {};
+    probe.heard = loop_.now();
+  }
+}
+
+// Whatever it says, it lives. The question stays where nothing comes, so that its answer is heard
+// as soon as the replica goes on.
+void Router::Impl::on_probe(ReplicaId id) {
+  Replica& replica = replicas_.at(id);
+  Probe& probe = replica.probe;
+  char block[4096];
+  ssize_t n = 0;
+  if (!std::exchange(probe.sent, true)) {
+    static constexpr std::string_view kAsk =
+        "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
+    n = ::send(probe.socket.fd(), kAsk.data(), kAsk.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    probe.watch.set(net::Interest::read);
+    if (n > 0) return;
+  } else {
+    n = ::recv(probe.socket.fd(), block, sizeof block, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  }
+  probe.watch.end();
+  probe.socket = {};
+  if (n <= 0) return;  // it is gone, or has no place for one more: the next probe tells
+  probe.heard = loop_.now();
+  if (std::exchange(replica.silent, false)) dispatch_all();
+}
+
+// Weights are loaded by every replica, so those requests stay until it is lost.
+void Router::Impl::fall_silent(ReplicaId id, Replica& replica) {
+  replica.silent = true;
+  for (auto link = replica.links.begin(); link != replica.links.end();) {
+    const auto next = std::next(link);
+    if (!link->passage || !link->passage->loads()) lost(id, link);
+    link = next;
+  }
 }
 
 void Router::Impl::look_idle(ReplicaId id) {
@@ -346,9 +358,17 @@ void Router::Impl::look_idle(ReplicaId id) {
   if (on_idle) loop_.post(on_idle);
 }
 
-void Router::Impl::add(ReplicaId id, const net::Address& address) {
+void Router::Impl::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
-  replicas_[id].address = address;
+  Replica& replica = replicas_[id];
+  replica.address = address;
+  replica.probe.heard = loop_.now();
+  replica.version = version;
+  if (!options_.model.empty()) {
+    if (!wanted_) wanted_ = version;
+    replica.catching_up = version != wanted_ && version;
+    look_at_versions();
+  }
   dispatch_all();
 }
 
@@ -363,16 +383,24 @@ void Router::Impl::remove(ReplicaId id) {
   const auto found = replicas_.find(id);
   if (found == replicas_.end()) return;
   found->second.retiring = true;
+  found->second.probe.watch.end();
   while (!found->second.links.empty()) lost(id, found->second.links.begin());
   replicas_.erase(found);
 }
 
 Router::Load Router::Impl::load() const {
   Load out = load_;
-  for (const auto& [id, replica] : replicas_)
+  for (const auto& [id, replica] : replicas_) {
     out.in_flight += static_cast<int64_t>(replica.in_flight);
+    if (replica.in_flight > 0) out.replica_seconds += seconds(replica.busy_since, loop_.now());
+  }
   out.waiting = static_cast<int64_t>(waiting_.size());
   return out;
+}
+
+void Router::Impl::refuse_waiting() {
+  for (const PassagePtr& passage : std::exchange(waiting_, {}))
+    finish(passage, come_again(kEnding));
 }
 
 void Router::Impl::drain(std::function<void()> on_drained) {
@@ -391,12 +419,26 @@ Router::Router(net::Loop& loop, RouterOptions options)
     : impl_(std::make_unique<Impl>(loop, std::move(options))) {}
 Router::~Router() = default;
 net::Address Router::address() const { return impl_->address(); }
-void Router::add(ReplicaId id, const net::Address& address) { impl_->add(id, address); }
+void Router::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
+  impl_->add(id, address, version);
+}
+void Router::want(std::optional<int64_t> version) { impl_->want(version); }
+std::optional<int64_t> Router::wanted() const { return impl_->wanted(); }
+void Router::call_when_changed(std::function<void(ReplicaId, int64_t)> on_changed) {
+  impl_->call_when_changed(std::move(on_changed));
+}
 void Router::retire(ReplicaId id, std::function<void()> on_idle) {
   impl_->retire(id, std::move(on_idle));
 }
 void Router::remove(ReplicaId id) { impl_->remove(id); }
+void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
+  impl_->call_when_lost(std::move(on_lost));
+}
+void Router::call_when_loaded(std::function<void(int64_t)> on_loaded) {
+  impl_->call_when_loaded(std::move(on_loaded));
+}
 Router::Load Router::load() const { return impl_->load(); }
+void Router::refuse_waiting() { impl_->refuse_waiting(); }
 void Router::drain(std::function<void()> on_drained) { impl_->drain(std::move(on_drained)); }
 
 }  // namespace ductile::serving

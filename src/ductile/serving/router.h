@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "ductile/net/loop.h"
 #include "ductile/net/socket.h"
@@ -16,13 +18,22 @@ struct RouterOptions {
   size_t most_waiting = 1024;                                     // requests without a replica
   std::chrono::milliseconds patience = std::chrono::seconds(60);  // for an answer, with all tries
   size_t most_answer = size_t{256} << 20;                         // bytes of a replica's answer
+  // A replica that answers no question about its health for this long gets no requests until it
+  // does, and those that it has go to others. After `lost` of these it counts as lost.
+  std::chrono::milliseconds silence = std::chrono::seconds(2);
+  int lost = 15;
+  // All replicas of this model are kept at the same weights. Empty: each has those that it has, as
+  // where they follow a run by themselves.
+  std::string model;
 };
 
 // One address in front of several servers of the same model (InferenceServer). Each request goes to
 // the replica that has the fewest; if that one is lost, or is ending, before its whole answer has
-// arrived, the request goes to another one, which is safe since a prediction changes nothing. While
-// there is no replica, requests wait. A request to load weights goes to one replica after the
-// other. All methods and callbacks belong to the loop's thread; replicas are on this machine.
+// arrived, the request goes to another one, which is safe since a prediction changes nothing; the
+// same holds for one that is silent, as a stopped process is. While there is no replica, requests
+// wait. A request to load weights goes to one replica after the other, and one such request waits
+// for the one before it. All methods and callbacks belong to the loop's thread; replicas are on
+// this machine.
 class Router {
  public:
   using ReplicaId = uint64_t;
@@ -35,20 +46,39 @@ class Router {
 
   net::Address address() const;
 
-  void add(ReplicaId id, const net::Address& address);
+  // `version`: of its weights; none: unknown. The first one decides what all are to have, until a
+  // request to load has succeeded in one replica. One that comes with other weights gets no
+  // requests until it has loaded those; if they are there no more, the others load its own.
+  void add(ReplicaId id, const net::Address& address, std::optional<int64_t> version = {});
   // It gets no more requests; `on_idle` is called when it has answered those that it has.
   void retire(ReplicaId id, std::function<void()> on_idle);
   // It is gone; what it has not answered goes to others.
   void remove(ReplicaId id);
+
+  // What all are to have; none: what the next one has that is added.
+  void want(std::optional<int64_t> version);
+  std::optional<int64_t> wanted() const;
+
+  // Of a replica that counts as lost although nobody removed it, or cannot load what all are to
+  // have: to be ended and replaced.
+  void call_when_lost(std::function<void(ReplicaId)> on_lost);
+
+  // With each replica that has loaded weights, and their version; wanted() may be another one now.
+  void call_when_changed(std::function<void(ReplicaId, int64_t)> on_changed);
+  // With the version that all replicas have loaded at somebody's request.
+  void call_when_loaded(std::function<void(int64_t)> on_loaded);
 
   // Since the beginning: from it a scheduler takes how many replicas there should be.
   struct Load {
     int64_t arrived = 0, answered = 0, retried = 0;
     int64_t in_flight = 0, waiting = 0;  // now: at replicas, and without one
     double busy_seconds = 0;             // summed over all requests: at a replica
+    double replica_seconds = 0;          // summed over replicas: with one request at least
   };
   Load load() const;
 
+  // Of what waits although no replica will come.
+  void refuse_waiting();
   // Answers what was accepted, refuses what comes, and calls `on_drained`.
   void drain(std::function<void()> on_drained);
 

@@ -1,9 +1,11 @@
 #include "ductile/serving/router.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,9 +56,10 @@ std::vector<float> answer_of(const std::vector<float>& values, int64_t version) 
 
 // A router in a loop of its own, and real processes behind it.
 struct Rig {
-  explicit Rig(int64_t replicas, std::vector<std::string> arguments = {}) {
+  explicit Rig(int64_t replicas, std::vector<std::string> arguments = {},
+               const RouterOptions& options = {}) {
     thread.call([&] {
-      router = std::make_unique<Router>(thread.loop(), RouterOptions{});
+      router = std::make_unique<Router>(thread.loop(), options);
       address = router->address();
       Replicas::Callbacks callbacks;
       callbacks.on_failed = [this](const Error& error) {
@@ -121,6 +124,8 @@ struct Clients {
           const int64_t version = std::stoll(answer["model_version"].get<std::string>());
           if (answer["outputs"][0]["data"].get<std::vector<float>>() != answer_of(values, version))
             ++wrong;
+          const std::lock_guard lock(mutex);
+          seen.insert(version);
         }
       });
     }
@@ -130,9 +135,43 @@ struct Clients {
     threads.clear();
   }
   std::atomic<bool> stop = false;
+  std::set<int64_t> versions() {
+    const std::lock_guard lock(mutex);
+    return seen;
+  }
   std::atomic<int> asked = 0, lost = 0, wrong = 0;
+  std::mutex mutex;
+  std::set<int64_t> seen;
   std::vector<std::jthread> threads;
 };
+
+// What a scheduler and the owner of replicas are told.
+TEST(Router, CountsTheTimeOfReplicasAndTellsWhatAllHaveLoaded) {
+  Rig rig(2, {"--takes", "2000"});
+  rig.await_ready(2);
+  std::atomic<int64_t> loaded = 0;
+  rig.thread.call([&] { rig.router->call_when_loaded([&](int64_t v) { loaded = v; }); });
+  Client client(rig.address);
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(client.post(kInfer, body_of(image(1)))->status, 200);
+  const Router::Load load = rig.on_loop([&] { return rig.router->load(); });
+  EXPECT_EQ(load.answered, 20);
+  EXPECT_GE(load.replica_seconds, 20 * 0.002);
+  EXPECT_NEAR(load.replica_seconds, load.busy_seconds, 1e-9) << "one request at a time";
+  EXPECT_NE(client.post(kLoad, R"({"parameters": {"version": "-1"}})")->status, 200);
+  EXPECT_EQ(loaded, 0);
+  EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "4"}})")->status, 200);
+  EXPECT_EQ(loaded, 4);
+}
+
+// Those that are refused for want of room are load, too: more replicas would answer them.
+TEST(Router, CountsWhatItRefusesAsLoad) {
+  RouterOptions options;
+  options.most_waiting = 0;
+  Rig rig(0, {}, options);
+  Client client(rig.address);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.post(kInfer, body_of(image(1)))->status, 503);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->load().arrived; }), 3);
+}
 
 TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   Rig rig(2, {"--takes", "500"});
@@ -153,6 +192,51 @@ TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   EXPECT_EQ(clients.lost, 0);
   EXPECT_EQ(clients.wrong, 0);
   EXPECT_GT(rig.on_loop([&] { return rig.router->load().retried; }), 0);
+}
+
+// A stopped process takes connections and requests, and answers nothing.
+TEST(Router, AStoppedReplicaHoldsUpNobodyAndIsReplaced) {
+  RouterOptions options;
+  options.lost = 2;
+  Rig rig(2, {"--takes", "500"}, options);
+  rig.await_ready(2);
+  Clients clients(rig.address, 4);
+  while (clients.asked < 50) std::this_thread::sleep_for(milliseconds(1));
+  const int stopped = rig.on_loop([&] { return rig.set->pids(); }).front();
+  ::kill(stopped, SIGSTOP);
+  // Far more than the four requests that the stopped one may have.
+  const int before = clients.asked;
+  while (clients.asked < before + 2000) std::this_thread::sleep_for(milliseconds(1));
+  const auto there = [&] {
+    const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+    return std::ranges::find(pids, stopped) != pids.end();
+  };
+  while (there()) std::this_thread::sleep_for(milliseconds(5));
+  rig.await_ready(2);
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+}
+
+// It comes back before it counts as lost, and gets requests again.
+TEST(Router, AReplicaThatWasStoppedForAWhileIsUsedAgain) {
+  RouterOptions options;
+  options.lost = 1000;
+  Rig rig(1, {}, options);
+  rig.await_ready(1);
+  const int pid = rig.on_loop([&] { return rig.set->pids(); }).front();
+  ::kill(pid, SIGSTOP);
+  std::atomic<int> status = 0;
+  std::jthread waiting(
+      [&] { status = Client(rig.address).post(kInfer, body_of(image(1)))->status; });
+  Client client(rig.address);
+  const auto replicas = [&] { return client.get("/metrics")->body; };
+  while (replicas().find("ductile_router_replicas 0\n") == std::string::npos)
+    std::this_thread::sleep_for(milliseconds(5));
+  ::kill(pid, SIGCONT);
+  waiting.join();
+  EXPECT_EQ(status, 200);
+  EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).front(), pid);
 }
 
 TEST(Router, SpreadsRequestsOverAllReplicas) {
@@ -203,6 +287,73 @@ TEST(Router, LoadsWeightsInOneReplicaAfterTheOtherWithoutLosingARequest) {
   clients.end();
   EXPECT_EQ(clients.lost, 0);
   EXPECT_EQ(clients.wrong, 0);
+}
+
+// test_replica begins with version 1, whatever the others have.
+TEST(Router, AReplicaThatComesWithOtherWeightsLoadsThoseOfTheOthersFirst) {
+  RouterOptions options;
+  options.model = "small";
+  Rig rig(2, {}, options);
+  rig.await_ready(2);
+  Client client(rig.address);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->wanted(); }), 1);
+  ASSERT_EQ(client.post(kLoad, R"({"parameters": {"version": "3"}})")->status, 200);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->wanted(); }), 3);
+  Clients clients(rig.address, 4);
+  for (int turn = 0; turn < 3; ++turn) {
+    const std::vector<int> pids = rig.on_loop([&] { return rig.set->pids(); });
+    ::kill(pids.front(), SIGKILL);
+    rig.resize(2 + turn % 2);
+    const auto replaced = [&] {
+      const std::vector<int> now = rig.on_loop([&] { return rig.set->pids(); });
+      return std::ranges::find(now, pids.front()) == now.end();
+    };
+    while (!replaced()) std::this_thread::sleep_for(milliseconds(2));
+    rig.await_ready(2 + turn % 2);
+    const int before = clients.asked;
+    while (clients.asked < before + 200) std::this_thread::sleep_for(milliseconds(1));
+  }
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{3}));
+  // Of two at once the one comes after the other, in all replicas.
+  std::jthread other([&] {
+    EXPECT_EQ(Client(rig.address).post(kLoad, R"({"parameters": {"version": "4"}})")->status, 200);
+  });
+  EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "5"}})")->status, 200);
+  other.join();
+  Clients after(rig.address, 4);
+  while (after.asked < 100) std::this_thread::sleep_for(milliseconds(1));
+  after.end();
+  EXPECT_EQ(after.versions().size(), 1u);
+}
+
+// The limit ends while half of them have new weights: the others get them nevertheless.
+TEST(Router, WhatALoadLeavesHalfDoneIsFinished) {
+  RouterOptions options;
+  options.model = "small";
+  options.patience = std::chrono::seconds(1);
+  options.lost = 1000;
+  Rig rig(2, {}, options);
+  rig.await_ready(2);
+  const int stopped = rig.on_loop([&] { return rig.set->pids(); }).back();
+  ::kill(stopped, SIGSTOP);
+  Client client(rig.address);
+  int status = 0;
+  while (rig.on_loop([&] { return rig.router->wanted(); }) != 4)
+    status = client.post(kLoad, R"({"parameters": {"version": "4"}})")->status;
+  EXPECT_EQ(status, 504);
+  ::kill(stopped, SIGCONT);
+  std::set<int64_t> versions;
+  while (versions != std::set<int64_t>{4}) {
+    Clients clients(rig.address, 4);
+    while (clients.asked < 60) std::this_thread::sleep_for(milliseconds(1));
+    clients.end();
+    EXPECT_EQ(clients.lost, 0);
+    versions = clients.versions();
+  }
+  EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).back(), stopped);
 }
 
 TEST(Replicas, SayWhyTheFirstOneCannotStart) {

@@ -6,6 +6,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sim/csv.h"
 
 namespace ductile::sim {
@@ -303,7 +304,7 @@ Catalog built_in_catalog() {
         trace.noise.push_back({1, scale / kind.init_batch});
         trace.progress.push_back(kind.steps * (epoch + 1) / kind.epochs);
         iterations += kind.steps / kind.epochs /
-                      sched::gain(trace.noise.back(), static_cast<double>(batch) / kind.init_batch);
+                      noise::gain(trace.noise.back(), static_cast<double>(batch) / kind.init_batch);
         trace.iteration.push_back(iterations);
       }
       app.traces.push_back(std::move(trace));

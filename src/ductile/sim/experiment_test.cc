@@ -66,7 +66,7 @@ TEST(Experiment, RunsEachPolicyOnEachSyntheticWorkloadOncePerSeed) {
     synthetic.seed = static_cast<uint64_t>(seed);
     const Workload workload = synthetic_workload(synthetic, built_in_catalog());
     for (const std::string policy : {"fifo", "sia"}) {
-      SCOPED_TRACE(testing::Message() << policy << ", seed " << seed);
+      SCOPED_TRACE(::testing::Message() << policy << ", seed " << seed);
       EXPECT_EQ(runs[i].seed, seed);
       EXPECT_EQ(runs[i].result.policy, policy);
       expect_equal(runs[i++], by_hand(options, workload, policy, seed));
@@ -96,7 +96,7 @@ TEST(Experiment, TakesTheWorkloadsItIsGivenAndEstimatesTheBoundOfEachOnce) {
   for (const int64_t seed : {3, 4}) {
     for (const Workload& workload : workloads) {
       for (const std::string policy : {"fifo", "sia"}) {
-        SCOPED_TRACE(testing::Message() << policy << ", " << workload.name << ", seed " << seed);
+        SCOPED_TRACE(::testing::Message() << policy << ", " << workload.name << ", seed " << seed);
         EXPECT_EQ(runs[i].seed, seed);
         expect_equal(runs[i++], by_hand(options, workload, policy, seed));
       }

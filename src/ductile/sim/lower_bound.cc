@@ -6,13 +6,14 @@
 #include <set>
 
 #include "ductile/base/error.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sched/goodput.h"
 
 namespace ductile::sim {
 
 namespace {
 
-constexpr double kStep = 4;        // seconds of the time grid
+constexpr double kGridStep = 4;    // seconds of the time grid
 constexpr double kBucket = 600;    // seconds with one price
 constexpr int kBatches = 512;      // tried of each number of devices, all where there are fewer
 constexpr double kWorkStep = 1.1;  // lengths of jobs are taken to the nearest power of this
@@ -57,7 +58,7 @@ double best_rate(const Application& app, const Profile& profile, double slowdown
     for (int32_t e = from; e < to; ++e)
       best = std::max(
           best,
-          sched::gain(app.noise(batch, e), static_cast<double>(batch) / app.init_batch) / seconds);
+          noise::gain(app.noise(batch, e), static_cast<double>(batch) / app.init_batch) / seconds);
   }
   return best / slowdown;
 }
@@ -153,7 +154,7 @@ class Dual {
     }
     const double horizon = workload.jobs.back().time + 3 * least_work / devices + 3600;
     buckets_ = static_cast<size_t>(horizon / kBucket) + 1;
-    steps_ = static_cast<size_t>(static_cast<double>(buckets_) * kBucket / kStep);
+    steps_ = static_cast<size_t>(static_cast<double>(buckets_) * kBucket / kGridStep);
   }
 
   size_t buckets() const { return buckets_; }
@@ -166,14 +167,14 @@ class Dual {
     // Price of a device from the start to each grid point.
     std::vector<std::vector<double>> paid(types(), std::vector<double>(steps_ + 1));
     double total = 0;
-    const auto per_bucket = static_cast<size_t>(kBucket / kStep);
+    const auto per_bucket = static_cast<size_t>(kBucket / kGridStep);
     for (size_t t = 0; t < types(); ++t)
       for (size_t i = 0; i < steps_; ++i) {
-        paid[t][i + 1] = paid[t][i] + kStep * price[t][i / per_bucket];
-        total -= capacity_[t] * kStep * price[t][i / per_bucket];
+        paid[t][i + 1] = paid[t][i] + kGridStep * price[t][i / per_bucket];
+        total -= capacity_[t] * kGridStep * price[t][i / per_bucket];
       }
     const auto paid_at = [&](size_t t, double s) {
-      const double x = s / kStep;
+      const double x = s / kGridStep;
       if (x >= static_cast<double>(steps_)) return paid[t].back();
       const auto i = static_cast<size_t>(x);
       return paid[t][i] + (x - static_cast<double>(i)) * (paid[t][i + 1] - paid[t][i]);
@@ -187,20 +188,21 @@ class Dual {
       std::vector<std::vector<int16_t>> how(course.pieces, std::vector<int16_t>(steps_ + 1, -1));
       for (size_t p = course.pieces; p-- > 0;) {
         for (size_t i = steps_ + 1; i-- > 0;) {
-          double best = i < steps_ ? kStep + left[p][i + 1] : HUGE_VAL;
+          double best = i < steps_ ? kGridStep + left[p][i + 1] : HUGE_VAL;
           int16_t with = -1;
-          const double now = static_cast<double>(i) * kStep;
+          const double now = static_cast<double>(i) * kGridStep;
           for (size_t w = 0; w < course.ways.size(); ++w) {
             const Way& way = course.ways[w];
             const double s = way.seconds[p];
             if (s >= best) continue;
             const auto t = static_cast<size_t>(way.type);
             const double end = now + s;
-            const double x = std::min(end / kStep, static_cast<double>(steps_));
+            const double x = std::min(end / kGridStep, static_cast<double>(steps_));
             const auto k = static_cast<size_t>(x);
             // Between grid points: it could also have waited from the one before.
-            const double rest = std::max(0.0, left[p + 1][k] - (x - static_cast<double>(k)) *
-                                                                   kStep * (p + 1 < course.pieces));
+            const double rest =
+                std::max(0.0, left[p + 1][k] - (x - static_cast<double>(k)) * kGridStep *
+                                                   (p + 1 < course.pieces));
             const double cost = s + way.devices * (paid_at(t, end) - paid[t][i]) + rest;
             if (cost < best) best = cost, with = static_cast<int16_t>(w);
           }
@@ -211,12 +213,14 @@ class Dual {
       for (const Submission& job : workload_.jobs) {
         if (kind_of(job) != kind) continue;
         double now = job.time + course.pause;
-        const auto i = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
-        total += course.pause + std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kStep));
+        const auto i = static_cast<size_t>(std::min(now / kGridStep, static_cast<double>(steps_)));
+        total +=
+            course.pause + std::max(0.0, left[0][i] - (now - static_cast<double>(i) * kGridStep));
         for (size_t p = 0; p < course.pieces;) {
-          const auto at = static_cast<size_t>(std::min(now / kStep, static_cast<double>(steps_)));
+          const auto at =
+              static_cast<size_t>(std::min(now / kGridStep, static_cast<double>(steps_)));
           if (how[p][at] < 0) {
-            now += kStep;
+            now += kGridStep;
             continue;
           }
           const Way& way = course.ways[static_cast<size_t>(how[p][at])];
@@ -252,12 +256,14 @@ class Dual {
 
 LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, int rounds) {
-  for (const Submission& s : workload.jobs)
+  for (const Submission& s : workload.jobs) {
     const Application& app = catalog.find(s.application);
     if (s.service || app.micro_batches > 0 || !app.plans.empty())
       fail(ErrorCode::invalid_argument,
-           "least mean JCT: '{}' is a service, a pipeline or a job with plans; only other jobs can be estimated",
+           "least mean JCT: '{}' is a service, a pipeline or a job with plans; only other jobs can "
+           "be estimated",
            s.name);
+  }
   Dual dual(workload, catalog, cluster);
   std::vector<std::vector<double>> price(dual.types(), std::vector<double>(dual.buckets(), 0.0));
   std::vector<std::vector<double>> asked = price;

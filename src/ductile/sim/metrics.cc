@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "ductile/base/json_value.h"
+#include "ductile/noise/noise_scale.h"
 
 namespace ductile::sim {
 namespace {
@@ -25,7 +26,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
       double most = 0;
       for (const PlanProfile& plan : app.plans)
         if (plan.type == type && plan.devices <= devices)
-          most = std::max(most, sched::gain(app.noise(plan.batch, epoch),
+          most = std::max(most, noise::gain(app.noise(plan.batch, epoch),
                                             static_cast<double>(plan.batch) / app.init_batch) /
                                     plan.seconds);
       seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) / most;
@@ -38,7 +39,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
     double seconds = 0;
     for (int32_t epoch = 0; epoch < app.epochs; ++epoch)
       seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) * step /
-                 sched::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
+                 noise::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
     return seconds * slow;
   }
   const Profile& profile = app.profile(type);
@@ -65,7 +66,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
   for (int32_t epoch = 0; epoch < app.epochs; ++epoch) {
     double most = 0;
     for (const Candidate& c : candidates)
-      most = std::max(most, sched::gain(app.noise(c.batch, epoch),
+      most = std::max(most, noise::gain(app.noise(c.batch, epoch),
                                         static_cast<double>(c.batch) / app.init_batch) /
                                 c.step);
     seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) / most;

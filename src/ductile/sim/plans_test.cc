@@ -35,9 +35,8 @@ Application planned(const std::string& name, std::vector<PlanProfile> plans) {
 }
 
 // Few devices: a pipeline of two stages; many: sharded data-parallel, which needs four.
-const std::vector<PlanProfile> kPipelines{{"pipeline", "t4", 2, 32, 2.0},
-                                          {"pipeline", "t4", 4, 32, 1.3},
-                                          {"pipeline", "t4", 8, 32, 1.0}};
+const std::vector<PlanProfile> kPipelines{
+    {"pipeline", "t4", 2, 32, 2.0}, {"pipeline", "t4", 4, 32, 1.3}, {"pipeline", "t4", 8, 32, 1.0}};
 const std::vector<PlanProfile> kSharded{{"sharded", "t4", 4, 32, 1.6},
                                         {"sharded", "t4", 8, 32, 0.7},
                                         {"sharded", "t4", 8, 128, 2.0},
@@ -96,8 +95,8 @@ TEST(Plans, TheBestForTheseDevicesIsThatOfTheHighestGoodput) {
         most = std::max(most, p.samples_per_second * (noise.var + noise.sqr) /
                                   (noise.var + noise.sqr * p.batch / 32.0));
     ASSERT_EQ(best < 0, most == 0);
-    if (best >= 0)
-      EXPECT_NEAR(sched::goodput(plans[static_cast<size_t>(best)], noise, 32), most, 1e-9 * most);
+    if (best < 0) continue;
+    EXPECT_NEAR(sched::goodput(plans[static_cast<size_t>(best)], noise, 32), most, 1e-9 * most);
   }
 }
 
@@ -109,15 +108,29 @@ TEST(Plans, AJobAloneTakesWhatItsPlanSays) {
   EXPECT_NEAR(mean_jct(catalog, one, "ductile", std::nullopt), 30 + 800, 61);
 }
 
-TEST(Plans, SeveralAreNeverWorseThanTheBestOneKind) {
-  for (const double apart : {20.0, 150.0, 600.0}) {
-    const Workload workload = jobs(12, apart);
-    SCOPED_TRACE(apart);
+// Beside whichever single kind turns out to be the better one for a workload, which nobody knows
+// before, several are as good; beside either kind they are better. A policy that does not know the
+// future may be worse off in one workload or another.
+TEST(Plans, SeveralAreAsGoodAsTheBestOneKindInHindsight) {
+  Rng rng(11, 0x91a5);
+  double beside_best = 0, worst = 0, beside_pipelines = 0, beside_sharded = 0;
+  constexpr int kTrials = 60;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Workload workload =
+        jobs(4 + static_cast<int32_t>(rng.below(16)), std::exp(rng.uniform(2.5, 6.5)));
     const double all = mean_jct(catalog_with(both()), workload, "ductile");
     const double pipelines = mean_jct(catalog_with(kPipelines), workload, "ductile");
     const double sharded = mean_jct(catalog_with(kSharded), workload, "ductile");
-    EXPECT_LE(all, 1.001 * std::min(pipelines, sharded));
+    const double ratio = all / std::min(pipelines, sharded);
+    beside_best += ratio / kTrials;
+    beside_pipelines += all / pipelines / kTrials;
+    beside_sharded += all / sharded / kTrials;
+    worst = std::max(worst, ratio);
   }
+  EXPECT_LE(beside_best, 1.01);
+  EXPECT_LE(worst, 1.15);
+  EXPECT_LE(beside_pipelines, 0.85);
+  EXPECT_LE(beside_sharded, 1.0);
 }
 
 TEST(Plans, APolicyThatDoesNotKnowThemRunsTheBestForWhatIsAskedFor) {
@@ -145,9 +158,10 @@ TEST(Plans, AreReadFromTheirFile) {
   const fs::path app = folder / "large";
   fs::remove_all(folder);
   fs::create_directories(app);
-  write_file_atomic(app / "validation-32.csv", "progress,iteration,grad_sqr,grad_var\n100,100,1,4\n");
+  write_file_atomic(app / "validation-32.csv",
+                    "progress,iteration,grad_sqr,grad_var\n100,100,1,4\n");
   write_file_atomic(app / "plans.csv",
-             "plan,type,devices,batch,seconds\npipeline,t4,2,32,2\nsharded,t4,8,128,1.5\n");
+                    "plan,type,devices,batch,seconds\npipeline,t4,2,32,2\nsharded,t4,8,128,1.5\n");
   const Catalog catalog = read_catalog(folder);
   const Application& read = catalog.find("large");
   ASSERT_EQ(read.plans.size(), 2u);

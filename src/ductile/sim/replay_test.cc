@@ -6,11 +6,12 @@
 #include "ductile/base/json_value.h"
 #include "ductile/sim/delaunay.h"
 #include "ductile/sim/simulator.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
 
-const fs::path kTraces = fs::path(DUCTILE_SOURCE_DIR) / "../shared/data/cluster-traces";
+using testing::kTraces;
 
 SimResult replay(const std::string& policy, const fs::path& traces, const fs::path& workload,
                  const sched::Cluster& cluster) {
@@ -28,7 +29,7 @@ double mean_jct(const SimResult& result) {
   return sum / static_cast<double>(result.jobs.size());
 }
 
-class Replay : public testing::TestWithParam<std::pair<const char*, int>> {};
+class Replay : public ::testing::TestWithParam<std::pair<const char*, int>> {};
 
 TEST_P(Replay, EqualsTheAuthorsResultsToTheSecond) {
   if (!fs::exists(kTraces / "pollux")) GTEST_SKIP() << "no traces in " << kTraces;
@@ -44,8 +45,8 @@ TEST_P(Replay, EqualsTheAuthorsResultsToTheSecond) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Published, Replay,
-                         testing::Values(std::pair{"tiresias", 1}, std::pair{"tiresias", 4},
-                                         std::pair{"optimus", 1}, std::pair{"optimus", 2}));
+                         ::testing::Values(std::pair{"tiresias", 1}, std::pair{"tiresias", 4},
+                                           std::pair{"optimus", 1}, std::pair{"optimus", 2}));
 
 struct Measured {
   const char *policy, *traces, *workload;
@@ -53,7 +54,7 @@ struct Measured {
   double mean;  // s
 };
 
-class NearTheMeasuredMean : public testing::TestWithParam<Measured> {};
+class NearTheMeasuredMean : public ::testing::TestWithParam<Measured> {};
 
 TEST_P(NearTheMeasuredMean, WithinFivePercent) {
   if (!fs::exists(kTraces / "sia")) GTEST_SKIP() << "no traces in " << kTraces;
@@ -73,18 +74,18 @@ TEST_P(NearTheMeasuredMean, WithinFivePercent) {
 
 INSTANTIATE_TEST_SUITE_P(
     Published, NearTheMeasuredMean,
-    testing::Values(Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
-                             Measured::mixed, 1969.4},
-                    Measured{"sia", "sia/traces", "sia/workloads/saturn/workload-1.csv",
-                             Measured::mixed, 2091.0},
-                    Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
-                             Measured::aws, 6043.6},
-                    Measured{"gavel", "sia/traces", "sia/workloads/philly/workload-1.csv",
-                             Measured::mixed, 6016.5},
-                    Measured{"gavel", "sia/traces", "sia/workloads/saturn/workload-3.csv",
-                             Measured::mixed, 9347.3},
-                    Measured{"pollux", "pollux/traces", "pollux/workloads/workload-3.csv",
-                             Measured::t4, 2185.4}));
+    ::testing::Values(Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                               Measured::mixed, 1969.4},
+                      Measured{"sia", "sia/traces", "sia/workloads/saturn/workload-1.csv",
+                               Measured::mixed, 2091.0},
+                      Measured{"sia", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                               Measured::aws, 6043.6},
+                      Measured{"gavel", "sia/traces", "sia/workloads/philly/workload-1.csv",
+                               Measured::mixed, 6016.5},
+                      Measured{"gavel", "sia/traces", "sia/workloads/saturn/workload-3.csv",
+                               Measured::mixed, 9347.3},
+                      Measured{"pollux", "pollux/traces", "pollux/workloads/workload-3.csv",
+                               Measured::t4, 2185.4}));
 
 }  // namespace
 }  // namespace ductile::sim

@@ -4,25 +4,18 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sched/queueing.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/simulator.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
 
-const Catalog& catalog() {
-  static const Catalog made = built_in_catalog();
-  return made;
-}
-
-SimResult run(const std::string& policy, const Workload& workload, const sched::Cluster& cluster,
-              SimOptions options = {}, const Catalog& apps = catalog()) {
-  options.check = true;
-  options.interval = sched::usual_interval(policy);
-  const auto made = sched::make_policy(policy, {options.seed, options.interval});
-  return simulate(workload, apps, cluster, *made, options);
-}
+using testing::catalog;
+using testing::kTraces;
+using testing::run;
 
 TEST(ServiceSpec, IsLinearBetweenItsPointsAndRepeats) {
   const ServiceSpec spec{{{0, 2}, {100, 12}, {200, 2}}, 10, 0.5, 1, 1000};
@@ -191,8 +184,6 @@ TEST(Teams, NeverHoldMoreThanTheirQuota) {
   EXPECT_GT(over, 0);
 }
 
-const fs::path kTraces = fs::path(DUCTILE_SOURCE_DIR) / "../shared/data/cluster-traces";
-
 // The published pipelines: 2 stages on dgx-ext, 8 on rtx, nowhere else; 48 micro-batches.
 TEST(Pipelines, RunInMultiplesOfTheirStages) {
   if (!fs::exists(kTraces / "sia")) GTEST_SKIP() << "no traces in " << kTraces;
@@ -239,7 +230,7 @@ TEST(Pipelines, RunInMultiplesOfTheirStages) {
   double expected = 60 + 30, before = 0;
   for (int e = 0; e < 2; ++e) {
     expected +=
-        (gpt.progress_at(e + 1) - before) * 3 * 49 * 0.144 / sched::gain(gpt.noise(48, e), 4);
+        (gpt.progress_at(e + 1) - before) * 3 * 49 * 0.144 / noise::gain(gpt.noise(48, e), 4);
     before = gpt.progress_at(e + 1);
   }
   EXPECT_NEAR(result.jobs[0].finish, expected, 2);

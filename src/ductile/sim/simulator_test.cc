@@ -8,16 +8,16 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
 
-const Catalog& catalog() {
-  static const Catalog made = built_in_catalog();
-  return made;
-}
+using testing::catalog;
+using testing::run;
 
 Workload small_workload(uint64_t seed, int64_t jobs) {
   SyntheticOptions options;
@@ -33,14 +33,6 @@ Workload small_workload(uint64_t seed, int64_t jobs) {
                alone_seconds(job, app, catalog().rules, sched::homogeneous_cluster(2, 4), 2);
   }
   return workload;
-}
-
-SimResult run(const std::string& policy, const Workload& workload, const sched::Cluster& cluster,
-              SimOptions options = {}) {
-  options.check = true;
-  options.interval = sched::usual_interval(policy);
-  const auto made = sched::make_policy(policy, {options.seed, options.interval});
-  return simulate(workload, catalog(), cluster, *made, options);
 }
 
 // What holds at the end of any run.
@@ -138,7 +130,7 @@ TEST(Simulator, OneJobTakesItsEpochs) {
   double expected = 60 + 30;  // the first round, the pause
   double before = 0;
   for (int e = 0; e < app.epochs; ++e) {
-    const double gain = sched::gain(app.noise(512, e), 4);
+    const double gain = noise::gain(app.noise(512, e), 4);
     expected += (app.progress_at(e + 1) - before) / (gain / step.step);
     before = app.progress_at(e + 1);
   }

@@ -9,6 +9,7 @@
 #include "ductile/base/options.h"
 #include "ductile/base/toml.h"
 #include "ductile/spec/cluster.h"
+#include "ductile/spec/pool.h"
 
 namespace ductile::spec {
 namespace {
@@ -92,7 +93,8 @@ void check_group(const NodeGroup& g, const std::string& where) {
       wrong("a host or an address is empty");
 }
 
-void check_names(const Cluster& cluster, const Where& where) {
+// `nodes`: how many of the groups are [[nodes]]; the others are [[pool]].
+void check_names(const Cluster& cluster, size_t nodes, const Where& where) {
   std::vector<std::pair<std::string_view, size_t>> hosts;
   for (size_t i = 0; i < cluster.groups.size(); ++i)
     for (const std::string& host : cluster.groups[i].hosts) hosts.emplace_back(host, i);
@@ -101,7 +103,23 @@ void check_names(const Cluster& cluster, const Where& where) {
     if (hosts[i].first == hosts[i - 1].first)
       fail(ErrorCode::invalid_argument,
            "{}: host {} was there before; a node has a name of its own",
-           where("nodes", hosts[i].second, "hosts"), hosts[i].first);
+           hosts[i].second < nodes ? where("nodes", hosts[i].second, "hosts")
+                                   : where("pool", hosts[i].second - nodes, "name"),
+           hosts[i].first);
+}
+
+std::vector<Pool> read_pool_list(const Json& list, const Where& where) {
+  std::vector<Pool> out;
+  for (size_t i = 0; i < list.size(); ++i) {
+    Pool pool;
+    OptionSet options(pool);
+    read_entry(options, list[i], "pool", i, where);
+    if (pool.name.empty()) pool.name = pool.engine;
+    if (const std::string wrong = error_of(pool); !wrong.empty())
+      fail(ErrorCode::invalid_argument, "{}: {}", where("pool", i, ""), wrong);
+    out.push_back(std::move(pool));
+  }
+  return out;
 }
 
 void read_teams(const Json& list, Cluster& cluster, const Where& where) {
@@ -132,21 +150,26 @@ Cluster from_tree(const Json& tree, std::string_view name, const Where& where) {
          "devices_per_node; the other keys are as before",
          where("group", 0, ""));
   for (const auto& [key, value] : tree.items()) {
-    if (key != "nodes" && key != "teams")
+    if (key != "nodes" && key != "pool" && key != "teams")
       fail_unknown_name(fmt::format("{}: table", where(key.c_str(), 0, "")),
-                        JsonFields::shorten(key), std::vector<std::string>{"nodes", "teams"});
+                        JsonFields::shorten(key),
+                        std::vector<std::string>{"nodes", "pool", "teams"});
     if (!value.is_array())
       fail(ErrorCode::invalid_argument, "{}: {} is a list of tables; write [[{}]]",
            where(key.c_str(), 0, ""), key, key);
   }
-  if (!tree.contains("nodes") || tree["nodes"].empty())
+  const Json none = Json::array();
+  const Json& nodes = tree.contains("nodes") ? tree["nodes"] : none;
+  const Json& pools = tree.contains("pool") ? tree["pool"] : none;
+  if (nodes.empty() && pools.empty())
     fail(ErrorCode::invalid_argument,
-         "{}: a cluster needs at least one [[nodes]] with type, count and devices", name);
+         "{}: a cluster needs at least one [[nodes]] with type, count and devices, or a [[pool]]",
+         name);
   Cluster cluster;
-  for (size_t i = 0; i < tree["nodes"].size(); ++i) {
+  for (size_t i = 0; i < nodes.size(); ++i) {
     NodeGroup group;
     OptionSet options(group);
-    read_entry(options, tree["nodes"][i], "nodes", i, where);
+    read_entry(options, nodes[i], "nodes", i, where);
     if (options.find("count")->origin.is_default() && !group.hosts.empty())
       group.count = static_cast<int64_t>(group.hosts.size());
     // Profiles are of the first group; what is not said follows from the arithmetic.
@@ -155,10 +178,11 @@ Cluster from_tree(const Json& tree, std::string_view name, const Where& where) {
     check_group(group, where("nodes", i, ""));
     cluster.groups.push_back(std::move(group));
   }
+  for (const Pool& pool : read_pool_list(pools, where)) cluster.groups.push_back(group_of(pool));
   if (cluster.nodes() > INT32_MAX)
     fail(ErrorCode::invalid_argument, "{}: {} nodes in all; there may be {}", name, cluster.nodes(),
          INT32_MAX);
-  check_names(cluster, where);
+  check_names(cluster, nodes.size(), where);
   if (tree.contains("teams")) read_teams(tree["teams"], cluster, where);
   return cluster;
 }
@@ -191,6 +215,23 @@ toml::table parse_tree(std::string_view text, std::string_view name) {
   }
 }
 
+Where where_in(const toml::table& tree, std::string_view name) {
+  return [&tree, name](const char* list, size_t index, std::string_view key) {
+    const toml::node* at = tree.get(list);
+    if (at != nullptr && at->is_array() && index < at->as_array()->size())
+      at = at->as_array()->get(index);
+    if (at != nullptr && at->is_table() && at->as_table()->contains(key))
+      at = at->as_table()->get(key);
+    return at == nullptr ? std::string(name) : fmt::format("{}:{}", name, at->source().begin.line);
+  };
+}
+
+Where where_in(std::string_view name) {
+  return [text = std::string(name)](const char* list, size_t index, std::string_view) {
+    return fmt::format("{}: {}[{}]", text, JsonFields::shorten(list), index);
+  };
+}
+
 std::string toml_entry(const char* list, const OptionSet& options) {
   return fmt::format("[[{}]]\n{}", list, options.to_toml());
 }
@@ -199,20 +240,29 @@ std::string toml_entry(const char* list, const OptionSet& options) {
 
 Cluster parse_cluster(std::string_view text, std::string_view name) {
   const toml::table tree = parse_tree(text, name);
-  return from_tree(plain(tree), name, [&](const char* list, size_t index, std::string_view key) {
-    const toml::node* at = tree.get(list);
-    if (at != nullptr && at->is_array() && index < at->as_array()->size())
-      at = at->as_array()->get(index);
-    if (at != nullptr && at->is_table() && at->as_table()->contains(key))
-      at = at->as_table()->get(key);
-    return at == nullptr ? std::string(name) : fmt::format("{}:{}", name, at->source().begin.line);
-  });
+  return from_tree(plain(tree), name, where_in(tree, name));
+}
+
+// The cluster is read, too, since it has the errors of the whole file.
+std::vector<Pool> parse_pools(std::string_view text, std::string_view name) {
+  parse_cluster(text, name);
+  const toml::table tree = parse_tree(text, name);
+  const Json values = plain(tree);
+  if (!values.contains("pool")) return {};
+  return read_pool_list(values["pool"], where_in(tree, name));
+}
+
+std::vector<Pool> read_pools(const fs::path& file) {
+  const std::string text = read_file(file);
+  if (file.extension() != ".json") return parse_pools(text, file.string());
+  const Json tree = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  cluster_from_json(tree, file.string());
+  if (!tree.contains("pool")) return {};
+  return read_pool_list(tree["pool"], where_in(file.string()));
 }
 
 Cluster cluster_from_json(const Json& value, std::string_view name) {
-  return from_tree(value, name, [&](const char* list, size_t index, std::string_view) {
-    return fmt::format("{}: {}[{}]", name, JsonFields::shorten(list), index);
-  });
+  return from_tree(value, name, where_in(name));
 }
 
 Cluster read_cluster(const fs::path& file) {
@@ -239,8 +289,10 @@ Json to_json(const Cluster& cluster) {
 
 Json cluster_schema() {
   NodeGroup group;
+  Pool pool;
   Team team;
-  Json nodes = OptionSet(group).json_schema("nodes"), teams = OptionSet(team).json_schema("teams");
+  Json nodes = OptionSet(group).json_schema("nodes"), teams = OptionSet(team).json_schema("teams"),
+       pools = OptionSet(pool).json_schema("pool");
   for (auto& [key, entry] : nodes["properties"].items())
     if (!units_of(key).empty()) {
       entry["type"] = {"number", "string"};
@@ -252,14 +304,15 @@ Json cluster_schema() {
     }
   nodes["required"] = {"type"};
   teams["required"] = {"id"};
-  nodes.erase("$schema"), teams.erase("$schema");
+  nodes.erase("$schema"), teams.erase("$schema"), pools.erase("$schema");
   return {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
           {"title", "Ductile cluster"},
           {"type", "object"},
           {"additionalProperties", false},
-          {"required", Json::array({"nodes"})},
+          {"anyOf", {{{"required", {"nodes"}}}, {{"required", {"pool"}}}}},
           {"properties",
            {{"nodes", {{"type", "array"}, {"minItems", 1}, {"items", nodes}}},
+            {"pool", {{"type", "array"}, {"minItems", 1}, {"items", pools}}},
             {"teams", {{"type", "array"}, {"items", teams}}}}}};
 }
 

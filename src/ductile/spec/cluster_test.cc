@@ -11,6 +11,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
+#include "ductile/spec/pool.h"
 
 namespace ductile::spec {
 namespace {
@@ -217,6 +218,25 @@ TEST(ClusterFile, TheSchemaKnowsEveryKey) {
   }
   EXPECT_EQ(keys.size(), written["nodes"][0].size());
   EXPECT_EQ(keys["memory"]["type"], (nlohmann::json{"number", "string"}));
+}
+
+TEST(ClusterFile, APoolIsAGroupOfNodesThatMayBeThere) {
+  const std::string text =
+      "[[pool]]\nname = \"lab\"\ntype = \"xeon\"\ndevices = 4\nmax = 3\n"
+      "options = [\"--mem=0\"]\n";
+  const std::vector<Pool> pools = parse_pools(text, "c.toml");
+  ASSERT_EQ(pools.size(), 1u);
+  EXPECT_EQ(pools[0].options, std::vector<std::string>{"--mem=0"});
+  const Cluster cluster = parse_cluster(text, "c.toml");
+  ASSERT_EQ(cluster.groups.size(), 1u);
+  EXPECT_EQ(cluster.groups[0].hosts, (std::vector<std::string>{"lab-1", "lab-2", "lab-3"}));
+  EXPECT_EQ(cluster.devices(), 12);
+  EXPECT_TRUE(parse_pools(kFile, "c.toml").empty());
+  for (const char* wrong :
+       {"[[pool]]\nengine = \"pbs\"\n", "[[pool]]\nname = \"a b\"\n", "[[pool]]\nmin = 2\n",
+        "[[pool]]\nmax = 0\n", "[[pool]]\noptions = [\"x\"]\n", "[[pool]]\npartition = \"-p\"\n",
+        "[[pool]]\ntime_limit = 1\n", "[[pool]]\n[[pool]]\n"})
+    EXPECT_THROW(parse_pools(wrong, "c.toml"), Error) << wrong;
 }
 
 TEST(ClusterFile, TheExampleIsRead) {

@@ -24,7 +24,9 @@ void describe(Describer& d, TokensOptions& o) {
 }
 
 void describe(Describer& d, DataOptions& o) {
-  d.field("format", o.format, "format of the data").one_of(datasets());
+  d.field("format", o.format, "format of the data")
+      .one_of(datasets())
+      .one_of("python", "the data of a Python job (python.object)");
   d.field("path", o.path, "file or folder of the training data");
   d.field(
       "test_path", o.test_path,
@@ -85,7 +87,8 @@ void describe(Describer& d, LoaderOptions& o) {
 void describe(Describer& d, ModelOptions& o) {
   d.field("name", o.name, "which model")
       .one_of(models())
-      .one_of("custom", "a model of your own, from model.library");
+      .one_of("custom", "a model of your own, from model.library")
+      .one_of("python", "the model of a Python job (python.object)");
   d.field("library", o.library, "shared library that holds the model (custom)");
   d.field("num_classes", o.num_classes,
           "outputs of a classifier; 0 = the number of classes in the data")
@@ -101,6 +104,21 @@ void describe(Describer& d, ModelOptions& o) {
       .range(0, 1 << 24);
   d.field("activation", o.activation, "activation (airbench)").one_of({"gelu", "silu", "relu"});
   d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
+}
+
+void describe(Describer& d, PythonOptions& o) {
+  d.field("object", o.object,
+          "the class of the job, FILE.py:CLASS or MODULE:CLASS, or FILE.py with a loop of its own; "
+          "empty = no Python job");
+  d.field("interpreter", o.interpreter,
+          "the Python that runs it; empty = that of $VIRTUAL_ENV, or python3 on PATH");
+  d.field("args", o.args, "arguments of the program, its sys.argv[1:]");
+  d.field("source", o.source,
+          "digest of the program's files, written when the run is made: a worker with others is "
+          "refused; empty = not compared");
+  d.field("versions", o.versions,
+          "of Python, torch and numpy, written when the run is made: a worker with others is "
+          "refused; empty = not compared");
 }
 
 void describe(Describer& d, SgdOptions& o) { d.field("nesterov", o.nesterov, "Nesterov momentum"); }
@@ -315,6 +333,19 @@ void describe(Describer& d, InfoBatchOptions& o) {
   d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
 }
 
+void describe(Describer& d, PipelinedOptions& o) {
+  d.field("micro_batches", o.micro_batches, "equal parts of a batch that pass through the stages")
+      .range(1, 1 << 16);
+  d.field("stages", o.stages,
+          "each stage's operators, separated by spaces; `ductile train --plan` sets them; empty = "
+          "train.virtual_ranks stages of equal numbers of operators");
+  d.field("orders", o.orders,
+          "each stage's tasks, as in a plan: F2BFBFB2; W sums the gradients of weights; empty = "
+          "one forward, one backward");
+  d.field("recompute", o.recompute,
+          "operators whose forward pass is repeated in the backward pass, to save memory");
+}
+
 void describe(Describer& d, GradedOptions& o) {
   d.field("beta", o.beta,
           "a sample is kept with the probability floor + (1 - floor) * (share of all losses below "
@@ -429,6 +460,7 @@ void describe(Describer& d, TrainOptions& o) {
             "These options are read by the methods selective and stale_selective.");
   d.section("infobatch", o.infobatch, "These options are read by the method infobatch only.");
   d.section("graded", o.graded, "These options are read by the method graded only.");
+  d.section("pipelined", o.pipelined, "These options are read by the method pipelined only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
   d.section("noise", o.noise, "These options are read by the rate control noise only.");
 }
@@ -506,6 +538,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("augment", o.augment, "How an image becomes an input.");
   d.section("loader", o.loader, "How inputs are prepared while the model trains.");
   d.section("model", o.model, "The model that is trained.");
+  d.section("python", o.python, "The program that brings model, data and loss of a Python job.");
   d.section("optimizer", o.optimizer, "How weights are updated.");
   d.section("schedule", o.schedule, "How the learning rate moves over the run.");
   d.section("train", o.train,

@@ -196,6 +196,14 @@ struct InfoBatchOptions {
   double end = 0.875;
 };
 
+// Without stages: as many as there are virtual ranks, of equal numbers of the model's operators.
+struct PipelinedOptions {
+  int64_t micro_batches = 4;
+  std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
+  std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
+  std::vector<std::string> recompute;  // operators
+};
+
 struct GradedOptions {
   double beta = 2;
   double floor = 0.2;
@@ -245,6 +253,7 @@ struct TrainOptions {
   SelectiveOptions selective;  // also of stale_selective
   InfoBatchOptions infobatch;
   GradedOptions graded;
+  PipelinedOptions pipelined;
 };
 
 struct EvalOptions {
@@ -281,6 +290,15 @@ struct TargetOptions {
   double value = 0;
 };
 
+// Of a job whose model, data and loss are a Python program's.
+struct PythonOptions {
+  std::string object;             // FILE.py:CLASS or MODULE:CLASS; empty: no Python job
+  std::string interpreter;        // that runs it; empty: chosen when the run is made
+  std::vector<std::string> args;  // sys.argv[1:]
+  std::string source;             // digest of its files; empty: not compared
+  std::string versions;           // of Python, torch and numpy; empty: not compared
+};
+
 struct JobOptions {
   std::string name = "job";
   int64_t seed = 1;
@@ -289,6 +307,7 @@ struct JobOptions {
   AugmentOptions augment;
   LoaderOptions loader;
   ModelOptions model;
+  PythonOptions python;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   TrainOptions train;
@@ -304,6 +323,7 @@ void describe(Describer& d, DataOptions& o);
 void describe(Describer& d, AugmentOptions& o);
 void describe(Describer& d, LoaderOptions& o);
 void describe(Describer& d, ModelOptions& o);
+void describe(Describer& d, PythonOptions& o);
 void describe(Describer& d, SgdOptions& o);
 void describe(Describer& d, AdamOptions& o);
 void describe(Describer& d, LarsOptions& o);
@@ -330,6 +350,11 @@ void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
+
+// The equal parts into which a batch is cut: one for each virtual rank, or the micro-batches of a
+// pipeline, whose virtual ranks are stages.
+bool is_pipelined(const JobOptions& job);
+int64_t batch_parts(const JobOptions& job);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual
 // ranks, there is a path if the format needs one, and so on. Throws invalid_argument naming the

@@ -46,6 +46,41 @@ void check_selection(const JobOptions& job, const Bad& bad) {
   }
 }
 
+void check_batch(const JobOptions& job, const Bad& bad) {
+  if (job.train.batch_size % batch_parts(job) != 0) {
+    bad(fmt::format("train.batch_size = {} is not divisible by {} = {}", job.train.batch_size,
+                    is_pipelined(job) ? "train.pipelined.micro_batches" : "train.virtual_ranks",
+                    batch_parts(job)));
+  }
+}
+
+void check_pipelined(const JobOptions& job, const Bad& bad) {
+  if (!is_pipelined(job)) return;
+  const PipelinedOptions& o = job.train.pipelined;
+  const auto ranks = static_cast<size_t>(job.train.virtual_ranks);
+  if (!o.stages.empty() && o.stages.size() != ranks) {
+    bad(
+        fmt::format("train.pipelined.stages has {0} stages and train.virtual_ranks = {1}; each "
+                    "stage is a virtual rank, so set train.virtual_ranks = {0}",
+                    o.stages.size(), ranks));
+  }
+  if (!o.orders.empty() && o.orders.size() != ranks) {
+    bad(
+        fmt::format("train.pipelined.orders has {} orders for {} stages; give one for each, or "
+                    "none",
+                    o.orders.size(), ranks));
+  }
+  const auto needs = [&](bool has, const char* what, const char* why) {
+    if (!has) bad(fmt::format("train.method = \"pipelined\" needs {}: {}", what, why));
+  };
+  needs(job.train.rate_control == "schedule", "train.rate_control = \"schedule\"",
+        "the other controls compare the gradients of parts of a batch, or probe the loss");
+  needs(job.train.bn_group == 1, "train.bn_group = 1", "a micro-batch is normalised by itself");
+  needs(job.train.staleness == 0, "train.staleness = 0",
+        "its virtual ranks are stages and not parts of a batch");
+  needs(!job.tune.online, "tune.online = false", "the tuner's trials are not run by stages");
+}
+
 void check_model(const JobOptions& job, const Bad& bad) {
   if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
     bad(
@@ -131,6 +166,34 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   }
 }
 
+// A Python job brings model, data and loss; options of ours that shape these would say nothing.
+void check_python(const JobOptions& job, const Bad& bad) {
+  const bool is_python = !job.python.object.empty();
+  if ((job.model.name == "python") != is_python || (job.data.format == "python") != is_python) {
+    bad(
+        fmt::format("model.name = \"{}\", data.format = \"{}\" and python.object = \"{}\" do not "
+                    "fit: a Python job has \"python\" in the first two, and a class in the third; "
+                    "`ductile train FILE.py:CLASS` sets all of them",
+                    job.model.name, job.data.format, job.python.object));
+  }
+  if (!is_python) return;
+  const TrainOptions& o = job.train;
+  const auto refuse = [&](bool present, std::string_view option, std::string_view instead) {
+    if (present) bad(fmt::format("{} does not fit a Python job: {}", option, instead));
+  };
+  refuse(o.method != "plain", fmt::format("train.method = \"{}\"", o.method),
+         "Ductile does not see the samples that it would choose; set it to \"plain\"");
+  refuse(o.rate_control == "lrtuner", "train.rate_control = \"lrtuner\"",
+         "its probes draw samples of their own; choose \"schedule\" or \"noise\"");
+  refuse(o.precision != "fp32", fmt::format("train.precision = \"{}\"", o.precision),
+         "its weights are float32; use torch.autocast in loss(), and set it to \"fp32\"");
+  refuse(o.bn_group > 1, fmt::format("train.bn_group = {}", o.bn_group),
+         "its batch norm layers know of one rank alone; set it to 1");
+  refuse(o.label_smoothing > 0, "train.label_smoothing", "write it in loss()");
+  refuse(job.eval.views != "one", fmt::format("eval.views = \"{}\"", job.eval.views),
+         "Ductile does not see its images; set it to \"one\"");
+}
+
 // Of the options that are found while training.
 void check_tune(const JobOptions& job, const Bad& bad) {
   const TuneOptions& o = job.tune;
@@ -179,12 +242,16 @@ void check_tune(const JobOptions& job, const Bad& bad) {
 
 }  // namespace
 
+bool is_pipelined(const JobOptions& job) { return job.train.method == "pipelined"; }
+
+int64_t batch_parts(const JobOptions& job) {
+  return is_pipelined(job) ? job.train.pipelined.micro_batches : job.train.virtual_ranks;
+}
+
 void check(const JobOptions& job) {
   const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (job.train.batch_size % job.train.virtual_ranks != 0) {
-    bad(fmt::format("train.batch_size = {} is not divisible by train.virtual_ranks = {}",
-                    job.train.batch_size, job.train.virtual_ranks));
-  }
+  check_batch(job, bad);
+  check_pipelined(job, bad);
   if (job.train.virtual_ranks % job.train.bn_group != 0) {
     bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
                     job.train.virtual_ranks, job.train.bn_group));
@@ -247,6 +314,7 @@ void check(const JobOptions& job) {
   }
   check_parameters(job.optimizer, bad);
   check_model(job, bad);
+  check_python(job, bad);
   if (job.eval.views != "one" && job.data.format == "tokens") {
     bad(fmt::format("eval.views = \"{}\" are views of images, and data.format is \"tokens\"",
                     job.eval.views));

@@ -165,6 +165,12 @@ TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
+  expect_refused("[train]\nmethod = \"pipelined\"\npipelined.micro_batches = 3\n",
+                 "train.batch_size = 128 is not divisible by train.pipelined.micro_batches = 3");
+  expect_refused("[train]\nmethod = \"pipelined\"\npipelined.stages = [\"a\", \"b\"]\n",
+                 "set train.virtual_ranks = 2");
+  expect_refused("[train]\nmethod = \"pipelined\"\nrate_control = \"lrtuner\"\n",
+                 "needs train.rate_control = \"schedule\"");
   expect_refused("[train]\nmethod = \"stale_selective\"\nselective = {start = 0.6, end = 0.5}\n",
                  "train.selective.start = 0.6 is after train.selective.end = 0.5");
   expect_refused("[train]\nbatch_size = 10\nvirtual_ranks = 4\n", "virtual_ranks = 4");
@@ -271,9 +277,11 @@ TEST(Job, ChoicesComeFromTheTables) {
   const auto choices = [&](const char* path) { return options.find(path)->choices; };
   EXPECT_EQ(choices("optimizer.name"), optimizers().names());
   EXPECT_EQ(choices("schedule.name"), schedules().names());
-  EXPECT_EQ(choices("data.format"), datasets().names());
+  std::vector<std::string> formats = datasets().names();
+  formats.push_back("python");
+  EXPECT_EQ(choices("data.format"), formats);
   std::vector<std::string> names = models().names();
-  names.push_back("custom");
+  names.insert(names.end(), {"custom", "python"});
   EXPECT_EQ(choices("model.name"), names);
   for (const OptionField& f : options.fields()) {
     for (const std::string& help : f.choice_help) EXPECT_FALSE(help.empty()) << f.path;

@@ -12,7 +12,9 @@
   ROW("infobatch", make_infobatch_method,                                                         \
       "InfoBatch: half of the samples with small losses are skipped, and the rest counts double") \
   ROW("graded", make_graded_method,                                                               \
-      "the smaller a sample's last loss, the likelier it is skipped, and the more it counts")
+      "the smaller a sample's last loss, the likelier it is skipped, and the more it counts")     \
+  ROW("pipelined", make_pipelined_method,                                                         \
+      "the virtual ranks are stages of the model, through which micro-batches pass")
 
 // What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
 #define DUCTILE_RATE_CONTROLS(ROW)                                                              \

@@ -16,9 +16,14 @@ namespace ductile::train {
 
 double Evaluation::perplexity() const { return std::exp(loss); }
 
+bool Evaluation::better_than(const Evaluation& other) const {
+  return std::isnan(accuracy) ? loss < other.loss : accuracy > other.accuracy;
+}
+
 nlohmann::json Evaluation::to_json() const {
-  nlohmann::json out = {
-      {"loss", run::json_number(loss)}, {"accuracy", accuracy}, {"samples", num_samples}};
+  nlohmann::json out = {{"loss", run::json_number(loss)}, {"samples", num_samples}};
+  if (!std::isnan(accuracy)) out["accuracy"] = accuracy;
+  for (const auto& [name, value] : metrics) out["metrics"][name] = run::json_number(value);
   if (classes) {
     out["calibration_error"] = run::json_number(classes->calibration_error);
     out["brier"] = run::json_number(classes->brier);
@@ -30,8 +35,14 @@ nlohmann::json Evaluation::to_json() const {
 
 // States of earlier versions have no classes.
 Evaluation Evaluation::from_json(const nlohmann::json& value) {
-  Evaluation out{0, value.at("accuracy"), value.at("samples"), std::nullopt};
+  Evaluation out;
+  out.accuracy = value.value("accuracy", std::nan(""));
+  value.at("samples").get_to(out.num_samples);
   run::number_from_json(value.at("loss"), out.loss);
+  if (const auto metrics = value.find("metrics"); metrics != value.end()) {
+    for (const auto& [name, metric] : metrics->items())
+      run::number_from_json(metric, out.metrics[name]);
+  }
   if (!value.contains("class_samples")) return out;
   ClassCounts& classes = out.classes.emplace();
   run::number_from_json(value.at("calibration_error"), classes.calibration_error);

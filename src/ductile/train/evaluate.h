@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,14 +19,17 @@ namespace ductile::train {
 // Means over an evaluation set.
 struct Evaluation {
   double loss = 0;
-  double accuracy = 0;  // of predictions: samples, or tokens
+  double accuracy = 0;  // of predictions: samples, or tokens; not a number: the job measures none
   int64_t num_samples = 0;
+  std::map<std::string, double> metrics;  // those of a task (task.h) but the accuracy
   // Of a classifier: a model with one row of logits for each sample.
   std::optional<ClassCounts> classes;
 
   bool operator==(const Evaluation&) const = default;
 
   double perplexity() const;  // exp(loss)
+  // By the accuracy, or where there is none by the loss.
+  bool better_than(const Evaluation& other) const;
   // All of it, as a state keeps it and as workers send it to each other.
   nlohmann::json to_json() const;
   static Evaluation from_json(const nlohmann::json& value);

@@ -13,6 +13,7 @@
 #include "ductile/train/evaluate.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/staleness.h"
+#include "ductile/train/task_method.h"
 
 namespace ductile::train {
 namespace {
@@ -61,27 +62,15 @@ void initialize(nn::Model& model, const Ingredients& given, const spec::JobOptio
   model.initialize(input_of(*loader.fetch(indices, 0)));
 }
 
-}  // namespace
+void check_size(const spec::JobOptions& job, const data::DatasetInfo& train) {
+  if (train.size >= job.train.batch_size) return;
+  fail(ErrorCode::invalid_argument,
+       "train.batch_size = {} is larger than the training set, which has {} samples",
+       job.train.batch_size, train.size);
+}
 
-Ingredients complete(Ingredients given, const spec::JobOptions& job) {
-  if (!given.train_set) given.train_set = data::open_dataset(job.data, data::Split::train);
-  if (!given.test_set) given.test_set = data::open_dataset(job.data, data::Split::test);
-  const data::DatasetInfo& info = given.train_set->info();
-  check_test_set(job, info, given.test_set->info());
-  if (!info.tokens) given.augment = data::resolve_augment(job.augment, info);
-  if (info.size < job.train.batch_size) {
-    fail(ErrorCode::invalid_argument,
-         "train.batch_size = {} is larger than the training set, which has {} samples",
-         job.train.batch_size, info.size);
-  }
-  const DataForm form = DataForm::of(job, info, given.augment);
-  if (!given.model) {
-    given.model =
-        nn::make_model(job.model, form.model, job.train.precision, static_cast<uint64_t>(job.seed));
-  }
-  initialize(*given.model, given, job);
-  if (given.flops_per_sample == 0)
-    given.flops_per_sample = flops_per_sample(*given.model, form.sample_shape(), info.tokens);
+// All that a job with a task of its own has in common with others.
+void complete_rest(Ingredients& given, const spec::JobOptions& job) {
   if (!given.make_optimizer) {
     given.make_optimizer = [options = job.optimizer](const optim::ParamLayout& layout) {
       return optim::make_optimizer(options, layout);
@@ -92,6 +81,39 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   given.method = with_staleness(std::move(given.method), job);
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
   given.method->prepare(job, given);
+}
+
+}  // namespace
+
+Ingredients complete(Ingredients given, const spec::JobOptions& job) {
+  if (given.task) {
+    if (job.target.metric == "accuracy" &&
+        std::ranges::find(given.task->metrics(), "accuracy") == given.task->metrics().end()) {
+      fail(ErrorCode::invalid_argument,
+           "target.metric = \"accuracy\", and the job's metrics have no accuracy; name it among "
+           "them, or choose target.metric = \"loss\"");
+    }
+    check_size(job, given.train_info());
+    given.model = given.task->make_model(static_cast<uint64_t>(job.seed));
+    given.method = make_task_method(*given.task);
+    complete_rest(given, job);
+    return given;
+  }
+  if (!given.train_set) given.train_set = data::open_dataset(job.data, data::Split::train);
+  if (!given.test_set) given.test_set = data::open_dataset(job.data, data::Split::test);
+  const data::DatasetInfo& info = given.train_set->info();
+  check_test_set(job, info, given.test_set->info());
+  if (!info.tokens) given.augment = data::resolve_augment(job.augment, info);
+  check_size(job, info);
+  const DataForm form = DataForm::of(job, info, given.augment);
+  if (!given.model) {
+    given.model =
+        nn::make_model(job.model, form.model, job.train.precision, static_cast<uint64_t>(job.seed));
+  }
+  initialize(*given.model, given, job);
+  if (given.flops_per_sample == 0)
+    given.flops_per_sample = flops_per_sample(*given.model, form.sample_shape(), info.tokens);
+  complete_rest(given, job);
   return given;
 }
 

@@ -9,6 +9,7 @@
 #include "ductile/optim/rate_control.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/step_method.h"
+#include "ductile/train/task.h"
 
 namespace ductile::train {
 
@@ -29,6 +30,8 @@ namespace ductile::train {
 //   train_here(lock, {.folder = folder, .job = job, .recipe = recipe});
 struct Ingredients {
   std::shared_ptr<const data::Dataset> train_set, test_set;
+  // A job that brings its own model, data and loss has a task, and no data sets.
+  std::shared_ptr<Task> task;
   spec::AugmentOptions augment;  // complete() resolves the job's against the training set; unused
                                  // for tokens
   std::unique_ptr<nn::Model> model;
@@ -36,6 +39,11 @@ struct Ingredients {
   std::unique_ptr<optim::RateControl> rate_control;
   std::unique_ptr<StepMethod> method;  // complete() adds the probes that rate_control asks for
   double flops_per_sample = 0;         // of the model's forward pass; 0: not known
+
+  const data::DatasetInfo& train_info() const {
+    return task ? task->train_info() : train_set->info();
+  }
+  const data::DatasetInfo& test_info() const { return task ? task->test_info() : test_set->info(); }
 };
 
 // Makes all parts that `given` leaves empty. Throws if a part cannot be made, or (invalid_argument)

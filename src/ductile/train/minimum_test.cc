@@ -204,7 +204,7 @@ TEST(SharpnessOfAModel, IsAtLeastThatOfRandomPointsOfTheBox) {
 
 // ---- Runs.
 
-spec::JobOptions small_job() {
+spec::JobOptions minimum_job() {
   spec::JobOptions job;
   job.data.train_limit = 640;
   job.data.test_limit = 100;
@@ -230,7 +230,7 @@ minima::Options few() {
 }
 
 struct Finished {
-  explicit Finished(const spec::JobOptions& options = small_job()) : job(options) {
+  explicit Finished(const spec::JobOptions& options = minimum_job()) : job(options) {
     const run::RunLock lock(folder.path(), run::RunLock::kLocal);
     const link::JobEnd end = train_here(lock, {.folder = folder, .job = job});
     EXPECT_EQ(end.phase, control::Phase::finished) << end.reason;
@@ -322,7 +322,7 @@ TEST(Minimum, OfACheckpointIsAnotherOne) {
 }
 
 TEST(Minimum, OfAHalfPrecisionRunIsMeasuredInFp32) {
-  spec::JobOptions job = small_job();
+  spec::JobOptions job = minimum_job();
   job.train.precision = "bf16";
   const Finished run(job);
   Finished same(job);

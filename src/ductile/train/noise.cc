@@ -15,9 +15,9 @@ const nlohmann::json* saved_noise(const JobState& state) {
                                                                      : &part->second.values;
 }
 
-sched::NoiseEstimator estimator_of(const nlohmann::json* saved) {
+noise::NoiseEstimator estimator_of(const nlohmann::json* saved) {
   if (saved == nullptr) return {};
-  return sched::NoiseEstimator({saved->at("sqr"), saved->at("var"), saved->at("weight"), true});
+  return noise::NoiseEstimator({saved->at("sqr"), saved->at("var"), saved->at("weight"), true});
 }
 
 }  // namespace
@@ -28,21 +28,21 @@ bool measures_noise(const JobState& state, const StepKind& kind, int64_t virtual
   return saved == nullptr || state.counters.updates >= saved->at("next").get<int64_t>();
 }
 
-void add_noise(JobState& state, sched::NoiseSample sample) {
+void add_noise(JobState& state, noise::NoiseSample sample) {
   if (!(sample.scale > 0) || !std::isfinite(sample.mean_square_norm) ||
       !std::isfinite(sample.square_norm_mean))
     return;
   sample.steps = kNoiseEvery;
-  sched::NoiseEstimator estimator = estimator_of(saved_noise(state));
+  noise::NoiseEstimator estimator = estimator_of(saved_noise(state));
   estimator.add(sample);
-  const sched::NoiseEstimator::State& now = estimator.state();
+  const noise::NoiseEstimator::State& now = estimator.state();
   state.extra(kNoisePart).values = {{"sqr", now.sqr},
                                     {"var", now.var},
                                     {"weight", now.weight},
                                     {"next", state.counters.updates + kNoiseEvery}};
 }
 
-std::optional<sched::GradientNoise> noise_of(const JobState& state) {
+std::optional<noise::GradientNoise> noise_of(const JobState& state) {
   return estimator_of(saved_noise(state)).noise();
 }
 

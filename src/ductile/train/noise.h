@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "ductile/sched/goodput.h"
-#include "ductile/sched/noise_scale.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/train/step_method.h"
 
 // The noise of the gradients, measured in one update of kNoiseEvery, because that takes one pass
@@ -19,8 +18,8 @@ inline constexpr int64_t kNoiseEvery = 8;
 bool measures_noise(const JobState& state, const StepKind& kind, int64_t virtual_ranks);
 // The measurement of a step for which measures_noise() holds. One with numbers that are not finite
 // is dropped.
-void add_noise(JobState& state, sched::NoiseSample sample);
+void add_noise(JobState& state, noise::NoiseSample sample);
 // None before the first measurement. In units of the job's train.batch_size.
-std::optional<sched::GradientNoise> noise_of(const JobState& state);
+std::optional<noise::GradientNoise> noise_of(const JobState& state);
 
 }  // namespace ductile::train

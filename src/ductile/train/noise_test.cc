@@ -13,7 +13,7 @@
 
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
-#include "ductile/sched/noise_scale.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/train/replica.h"
 
 namespace ductile::train {
@@ -51,7 +51,7 @@ TEST(Noise, IsThatOfTheRanksGradientsOneByOne) {
     replica.host_all();
     twin.host_all();
     const auto size = static_cast<size_t>(replica.layout().total_size());
-    sched::NoiseEstimator expected;
+    noise::NoiseEstimator expected;
     int due = 0;  // the next step that is measured
     for (int step = 0; step < 20; ++step) {
       Vec sum(static_cast<size_t>(replica.vector_size())), one = sum, all(size);

@@ -37,7 +37,7 @@ class TwoProbes final : public optim::RateControl {
   optim::Hyper hyper_;
 };
 
-spec::JobOptions small_job() {
+spec::JobOptions probing_job() {
   spec::JobOptions job;
   job.data.train_limit = 96;
   job.data.test_limit = 16;
@@ -71,7 +71,7 @@ std::vector<float> weights_of(Replica& replica) {
 }
 
 TEST(Probing, LeavesTheWeightsAndTheBatchesAsTheyWere) {
-  spec::JobOptions job = small_job();
+  spec::JobOptions job = probing_job();
   job.schedule.name = "constant";
   Replica probed(job, recipe(job, true)), plain(job, recipe(job, false));
   probed.host_all();
@@ -93,7 +93,7 @@ TEST(Probing, LeavesTheWeightsAndTheBatchesAsTheyWere) {
 }
 
 TEST(Probing, SeesTheSameSamplesInAllProbesOfARound) {
-  const spec::JobOptions job = small_job();
+  const spec::JobOptions job = probing_job();
   Replica replica(job, recipe(job, true));
   replica.host_all();
   for (int i = 0; i < 6; ++i) step(replica);

@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-spec::JobOptions small_job() {
+spec::JobOptions asked_job() {
   spec::JobOptions job;
   job.data.train_limit = 640;
   job.data.test_limit = 150;
@@ -48,7 +48,7 @@ spec::JobOptions token_job(const fs::path& folder) {
     write_file_atomic(folder / name, std::string_view(reinterpret_cast<const char*>(tokens.data()),
                                                       2 * tokens.size()));
   }
-  spec::JobOptions job = small_job();
+  spec::JobOptions job = asked_job();
   job.data = {};
   job.data.format = "tokens";
   job.data.path = (folder / "train.bin").string();
@@ -71,7 +71,7 @@ spec::JobOptions image_job(const fs::path& folder) {
     write_file_atomic(at / (std::to_string(i) + ".png"),
                       data::encode_png(data::test_pixels(12, 12, 3, i), 12, 12));
   }
-  spec::JobOptions job = small_job();
+  spec::JobOptions job = asked_job();
   job.data = {};
   job.data.format = "folder";
   job.data.path = folder.string();
@@ -125,7 +125,7 @@ void expect_parts_of(const Json& whole, const Json& parts) {
 // trained ones.
 TEST(Eval, GivesTheFiguresThatTheRunEndedWith) {
   for (const char* precision : {"fp32", "bf16"}) {
-    spec::JobOptions job = small_job();
+    spec::JobOptions job = asked_job();
     job.model.name = "cnn";
     job.model.width = 4;
     job.train.epochs = 1;
@@ -143,7 +143,7 @@ TEST(Eval, GivesTheFiguresThatTheRunEndedWith) {
 }
 
 TEST(Eval, OfAModelOfOnesOwn) {
-  spec::JobOptions job = small_job();
+  spec::JobOptions job = asked_job();
   job.model.name = "custom";
   job.model.library = TORCH_MODEL;
   job.train.threads = 1;
@@ -159,7 +159,7 @@ TEST(Eval, OfAModelOfOnesOwn) {
 // in no checkpoint.
 TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
   for (const char* rule : {"sgd", "schedule_free"}) {
-    spec::JobOptions job = small_job();
+    spec::JobOptions job = asked_job();
     job.model.name = "cnn";
     job.model.width = 4;
     job.optimizer.name = rule;
@@ -186,7 +186,7 @@ TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
 }
 
 TEST(Eval, CountsAddUp) {
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   const Json got = run.ask({.what = "eval"});
   int64_t samples = 0, correct = 0, diagonal = 0, all = 0;
   for (const Json& c : got.at("classes")) {
@@ -205,7 +205,7 @@ TEST(Eval, CountsAddUp) {
 }
 
 TEST(Predict, NamesTheLikeliestClassesOfEachSample) {
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   std::vector<Json> rows;
   const Json got = run.ask({.what = "predict", .top = 3}, &rows);
   EXPECT_EQ(got.at("samples"), 150);
@@ -310,7 +310,7 @@ TEST(Predict, TakesFoldersOfOtherClasses) {
 
 TEST(Predict, ReadsImagesInGreyForAModelOfGreyImages) {
   const TempFolder others;
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   put_image(others.path() / "a.png", 28, 1);
   EXPECT_EQ(predictions(run, others.path() / "a.png").size(), 1u);
 }
@@ -355,13 +355,13 @@ TEST(Eval, NeedsNoTrainingData) {
 }
 
 TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   EXPECT_NE(
       run.refusal({.what = "eval", .data = "absent"}, ErrorCode::not_found).find("--data absent"),
       std::string::npos);
   EXPECT_NE(run.refusal({.what = "eval", .data = "."}, ErrorCode::invalid_argument).find("digits"),
             std::string::npos);
-  Trainee other(small_job());
+  Trainee other(asked_job());
   other.job.model.hidden = {33};
   EXPECT_NE(other.refusal({.what = "eval"}, ErrorCode::invalid_argument).find("job.toml"),
             std::string::npos);
@@ -379,7 +379,7 @@ TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
 
 // A bit of the weights is another one than the run wrote.
 TEST(Eval, TellsDamagedWeightsFromSoundOnes) {
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   const Json before = run.ask({.what = "eval"});
   std::string weights = read_file(run.folder.model_file());
   weights[weights.size() - 100] ^= 1;
@@ -398,7 +398,7 @@ TEST(Eval, TellsDamagedWeightsFromSoundOnes) {
 
 // Of a version that did not write down what its data are like.
 TEST(Eval, AsksTheTrainingDataWhereTheWeightsSayNothingOfThem) {
-  const Trainee run(small_job());
+  const Trainee run(asked_job());
   const Json before = run.ask({.what = "eval"});
   {
     const ckpt::SafetensorsFile file(run.folder.model_file());

@@ -24,7 +24,8 @@ class RankRunner::Context final : public RankContext {
   const JobState& state() const override { return runner_.state_; }
   const StepKind& kind() const override { return runner_.kind_; }
   int64_t rank() const override { return rank_; }
-  int64_t train_size() const override { return runner_.ingredients_.train_set->info().size; }
+  uint64_t seed() const override { return mix(runner_.step_seed(), static_cast<uint64_t>(rank_)); }
+  int64_t train_size() const override { return runner_.ingredients_.train_info().size; }
   nn::Model& model() override { return *runner_.ingredients_.model; }
   const data::Batch& batch() override { return runner_.batch_of(rank_); }
   int64_t first() const override {
@@ -102,6 +103,9 @@ RankRunner::RankRunner(const spec::JobOptions& job, Ingredients& ingredients, Jo
       figures_(figures),
       channels_last_(lies_channels_last(job, *ingredients.model)),
       tree_(vector_size()) {
+  if (ingredients_.method->runs_stages()) {
+    stages_ = std::make_unique<StageRunner>(job_, ingredients_, state_.flat);
+  }
   for (const FlatModel::Entry& buffer : state_.flat.buffers()) {
     num_batch_norms_ += buffer.name.ends_with("running_mean");
   }
@@ -130,24 +134,31 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
     loader_ = nullptr;
     return;
   }
-  data::LoaderTask plan;
-  plan.seed = static_cast<uint64_t>(job_.seed);
-  plan.batch_size = state_.hyper.batch_size;
-  plan.parts = job_.train.virtual_ranks;
-  plan.first_part = hosted_.begin;
-  plan.num_parts = hosted_.size();
-  plan.channels_last = channels_last_;
-  plan.start = state_.counters.cursor;
-  loader_ = std::make_unique<data::Loader>(ingredients_.train_set, ingredients_.augment,
-                                           job_.loader, plan);
+  if (stages_) stages_->host(layout, rank, exchange);
   groups_ = std::make_unique<parallel::BatchGroups>(job_.train.bn_group, layout, rank, exchange);
   parts_ = groups_->parts();
   next_part_ = 0;
   next_rank_ = hosted_.begin;
+  if (ingredients_.task) return ingredients_.task->host(hosted_);
+  data::LoaderTask plan;
+  plan.seed = static_cast<uint64_t>(job_.seed);
+  plan.batch_size = state_.hyper.batch_size;
+  plan.parts = spec::batch_parts(job_);
+  plan.first_part = stages_ ? 0 : hosted_.begin;
+  plan.num_parts = stages_ ? plan.parts : hosted_.size();
+  plan.channels_last = channels_last_;
+  plan.start = state_.counters.cursor;
+  if (stages_ && !stages_->reads_samples()) {
+    loader_ = nullptr;
+  } else {
+    loader_ = std::make_unique<data::Loader>(ingredients_.train_set, ingredients_.augment,
+                                             job_.loader, plan);
+  }
 }
 
 // A step that is none of training leaves the stream's batches to the next one.
 void RankRunner::begin_step() {
+  if (!loader_) return;  // a task has its own data, and not every stage reads samples
   if (fetches()) {
     batches_.clear();
     loaded_cursor_ = -1;
@@ -181,7 +192,7 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
     std::ranges::copy(figures, leaf.last(figures.size()).begin());
   };
-  const bool measured = measures_noise(state_, kind_, job_.train.virtual_ranks);
+  const bool measured = !stages_ && measures_noise(state_, kind_, job_.train.virtual_ranks);
   // Of a leaf that has its gradient. The scale of the loss is no part of it.
   const auto measure = [&](std::span<float> leaf) {
     if (!measured) return;
@@ -191,7 +202,7 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
   };
   tree_.sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
-    if (ready && i + 1 == count && job_.train.bn_group == 1) {
+    if (ready && i + 1 == count && job_.train.bn_group == 1 && !stages_) {
       run_part(next_part_, [&](int64_t, const at::Tensor& loss, std::vector<float> figures) {
         const std::span<float> leaf = tree_.leaf();
         write_tail(state_.flat.buffer_values(), figures, leaf);
@@ -242,6 +253,7 @@ void RankRunner::compute_figures(int64_t count, std::span<float> out) {
 // Runs parts until that of the next rank is there. A step without gradient has no loss to go back
 // from.
 RankRunner::Contribution RankRunner::next_contribution() {
+  if (stages_ && !contributions_.contains(next_rank_)) run_stages();
   while (!contributions_.contains(next_rank_)) {
     run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
       std::vector<at::Tensor> gradients(state_.flat.parameters().size());
@@ -251,6 +263,35 @@ RankRunner::Contribution RankRunner::next_contribution() {
     ++next_part_;
   }
   return contributions_.extract(next_rank_).mapped();
+}
+
+uint64_t RankRunner::step_seed() const {
+  return mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step));
+}
+
+// All hosted ones together, which take turns.
+void RankRunner::run_stages() {
+  prepare_thread();
+  const std::span<float> buffers = state_.flat.buffer_values();
+  buffers_before_.assign(buffers.begin(), buffers.end());
+  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
+  std::vector<const data::Batch*> micro_batches(static_cast<size_t>(spec::batch_parts(job_)));
+  try {
+    for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
+      micro_batches[m] = &batch_of(static_cast<int64_t>(m));
+    }
+    for (auto& [rank, part] :
+         stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale())) {
+      contributions_[rank] = {std::move(part.gradients),
+                              std::make_shared<const std::vector<float>>(std::move(part.buffers)),
+                              std::move(part.figures)};
+    }
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+  batches_.clear();
 }
 
 void RankRunner::advance() {
@@ -313,11 +354,9 @@ void RankRunner::run_part(size_t part, const Backward& backward) {
 
 void RankRunner::run_rank(int64_t rank, const Backward& backward) {
   prepare_thread();  // it may be new
-  nn::seed_step(
-      mix(mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step)),
-          static_cast<uint64_t>(rank)));
-  const at::AutoGradMode differentiates(kind_.gradient);
   Context context(*this, rank);
+  nn::seed_step(context.seed());
+  const at::AutoGradMode differentiates(kind_.gradient);
   at::Tensor loss = ingredients_.method->contribute(context);
   if (!kind_.gradient) loss = at::Tensor();
   const double scale = state_.scaler.scale();

@@ -14,6 +14,7 @@
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/gradient_tree.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/stage_runner.h"
 #include "ductile/train/state.h"
 #include "ductile/train/step_method.h"
 
@@ -75,6 +76,8 @@ class RankRunner {
   void compute_gradients(int64_t count, std::span<float> out, const Ready& ready);
   void compute_figures(int64_t count, std::span<float> out);
   Contribution next_contribution();
+  void run_stages();
+  uint64_t step_seed() const;  // of what is drawn in this step
   void run_part(size_t part, const Backward& backward);
   void run_rank(int64_t rank, const Backward& backward);
   // The samples have to be fetched; the stream is left alone.
@@ -92,8 +95,9 @@ class RankRunner {
   AlignedArray<float> other_weights_;  // that a step computes with
   std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
 
-  comm::LeafRange hosted_;  // virtual ranks
-  std::unique_ptr<data::Loader> loader_;
+  comm::LeafRange hosted_;                // virtual ranks
+  std::unique_ptr<StageRunner> stages_;   // where the virtual ranks are stages
+  std::unique_ptr<data::Loader> loader_;  // none where no hosted stage reads samples
   std::unique_ptr<parallel::BatchGroups> groups_;
   std::vector<comm::LeafRange> parts_;  // of groups_
 

@@ -9,12 +9,13 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
-#include "ductile/sched/noise_scale.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/task_method.h"
 
 namespace ductile::train {
 namespace {
@@ -84,7 +85,7 @@ void Recorder::flush() {
 
 void Recorder::warn_of_trouble() {
   if (const std::string text = metrics_.take_trouble(); !text.empty())
-    run::write_line(progress_fd_, run::Message{"warning", text});
+    run::offer_line(progress_fd_, run::Message{"warning", text});
 }
 
 void Recorder::log(const Window& window) {
@@ -102,17 +103,22 @@ void Recorder::log(const Window& window) {
   if (options.rate_control != "schedule")
     scalars.push_back({run::kBatchSize, static_cast<double>(replica_.hyper().batch_size)});
   if (const auto noise = replica_.noise()) {
-    const double scale = sched::noise_scale(*noise, static_cast<double>(options.batch_size));
+    const double scale = noise::noise_scale(*noise, static_cast<double>(options.batch_size));
     if (std::isfinite(scale)) scalars.push_back({run::kNoiseScale, scale});
   }
   std::vector<std::string> names;  // of the figures that the step method adds, per update
-  for (const auto& [name, sum] : window.sums) names.push_back("train/" + name);
-  size_t i = 0;
+  std::vector<double> values;
   for (const auto& [name, sum] : window.sums) {
-    const std::string& metric = names[i++];
-    if (name != kLoss && name != kCorrect && name != kPredictions)
-      scalars.push_back({metric, sum / updates});
+    if (name == kLoss || name == kCorrect || name == kPredictions || name.starts_with(kRatioOf))
+      continue;
+    const bool is_ratio = name.starts_with(kRatioSum);
+    const std::string metric = is_ratio ? name.substr(kRatioSum.size()) : name;
+    const double of = is_ratio ? window.sum(std::string(kRatioOf) + metric) : updates;
+    if (of == 0 || (is_ratio && metric == "accuracy")) continue;  // it is there already
+    names.push_back("train/" + metric);
+    values.push_back(sum / of);
   }
+  for (size_t i = 0; i < names.size(); ++i) scalars.push_back({names[i], values[i]});
   if (samples > 0) scalars.push_back({run::kSamplesPerSecond, throughput_});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
@@ -178,8 +184,12 @@ Evaluation Recorder::evaluate(Replica& replica) {
 
 void Recorder::log_evaluation(const Evaluation& result, std::optional<double> seconds) {
   const bool tokens = replica_.train_info().tokens;
-  std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss},
-                                      {run::kEvalAccuracy, result.accuracy}};
+  std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss}};
+  if (!std::isnan(result.accuracy)) scalars.push_back({run::kEvalAccuracy, result.accuracy});
+  std::vector<std::string> names;
+  for (const auto& [name, value] : result.metrics) names.push_back("eval/" + name);
+  auto name = names.begin();
+  for (const auto& metric : result.metrics) scalars.push_back({*name++, metric.second});
   if (result.classes)
     scalars.push_back({run::kEvalCalibrationError, result.classes->calibration_error});
   if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
@@ -216,7 +226,7 @@ void Recorder::make_up(const std::optional<Window>& window) {
         noted_hyper_ = optim::hyper_from_json(line.value("hyper", Json()));
     });
   } catch (const Error& e) {  // a line too many is better than one too few
-    run::write_line(progress_fd_, run::Message{"warning", e.what()});
+    run::offer_line(progress_fd_, run::Message{"warning", e.what()});
   }
   if (window && !has_window) log(*window);
   if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
@@ -229,7 +239,7 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
                                  : fmt::format("the checkpoint of step {} was not written: {}",
                                                report.step, report.error);
     event("error", {{"step", report.step}, {"message", text}});
-    run::write_line(progress_fd_, run::Message{"warning", text});
+    run::offer_line(progress_fd_, run::Message{"warning", text});
   }
   const double blocking = report.wait_seconds + report.copy_seconds;
   save_seconds_ += blocking;
@@ -266,7 +276,8 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   p.loss = shown_loss_;
   p.accuracy = shown_accuracy_;
   p.workers = num_workers_;
-  if (replica_.last()) p.eval_accuracy = replica_.last()->accuracy;
+  if (replica_.last() && !std::isnan(replica_.last()->accuracy))
+    p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
     p.samples_per_second = throughput_;
     const int64_t done = left_begin_updates_ ? replica_.updates() - *left_begin_updates_ : 0;
@@ -275,7 +286,7 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
                       static_cast<double>(replica_.total_updates() - replica_.updates());
     }
   }
-  run::write_line(progress_fd_, p);
+  run::offer_line(progress_fd_, p);
 }
 
 Json Recorder::summary(std::string_view status) {
@@ -301,7 +312,7 @@ Json Recorder::summary(std::string_view status) {
     out["samples_per_second"] = static_cast<double>(samples) / training;
   if (const auto noise = replica_.noise()) {
     const int64_t batch = replica_.job().train.batch_size;
-    const double scale = sched::noise_scale(*noise, static_cast<double>(batch));
+    const double scale = noise::noise_scale(*noise, static_cast<double>(batch));
     out["noise"] = {{"scale", run::json_number(scale)},
                     {"square", noise->sqr},
                     {"variance", noise->var},

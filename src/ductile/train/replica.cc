@@ -16,6 +16,7 @@
 #include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/statistics.h"
+#include "ductile/train/task_method.h"
 
 namespace ductile::train {
 namespace {
@@ -39,6 +40,14 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
       shards_(*state_.optimizer, state_.flat.weights(), state_.average.span(), copies_of(job_)) {
   if (num_parameters() == 0) {
     fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
+  }
+  if (ingredients_.task && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty() &&
+      state_.optimizer->evaluates_other_weights({})) {
+    fail(ErrorCode::invalid_argument,
+         "optimizer.name = \"{}\" evaluates weights that were never trained, and the running "
+         "statistics that belong to them are not computed for a model of your own; choose another "
+         "optimiser, or set train.statistics_batches = 0 to evaluate with those of training",
+         job_.optimizer.name);
   }
   ingredients_.model->train(true);
   state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
@@ -92,12 +101,12 @@ void Replica::choose_hyper() {
   optim::Hyper chosen =
       ingredients_.rate_control->next(observed(), state_.extra(std::string(kControlPart)).values);
   if (tuner_) chosen = tuner_->adjusted(state_, chosen, epoch());
-  if (chosen.batch_size < 1 || chosen.batch_size % num_ranks() != 0 ||
+  if (chosen.batch_size < 1 || chosen.batch_size % spec::batch_parts(job_) != 0 ||
       chosen.batch_size > train_info().size) {
     fail(ErrorCode::invalid_argument,
-         "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of the {} "
-         "virtual ranks and at most the {} samples of the training set",
-         job_.train.rate_control, chosen.batch_size, num_ranks(), train_info().size);
+         "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of its {} "
+         "parts and at most the {} samples of the training set",
+         job_.train.rate_control, chosen.batch_size, spec::batch_parts(job_), train_info().size);
   }
   state_.hyper = chosen;
 }
@@ -242,7 +251,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
     return;
   }
   shards_.apply(in);
-  const auto ranks = static_cast<float>(num_ranks());
+  const auto ranks = static_cast<float>(num_averaged());
   const std::span<float> buffers = state_.flat.buffer_values();
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[in.gradient.size() + i] / ranks;
   const std::span<float> average = state_.buffer_average.span();
@@ -255,10 +264,10 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
 void Replica::note_noise(const Judgement& judgement) {
-  if (!measures_noise(state_, kind_, num_ranks()) || judgement.overflow) return;
+  if (!measures_noise(state_, kind_, num_averaged()) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
-  sched::NoiseSample sample;
+  noise::NoiseSample sample;
   sample.parts = static_cast<int32_t>(num_ranks());
   sample.scale =
       judgement.sums.at(std::string(kSamplesBackward)) / static_cast<double>(job_.train.batch_size);
@@ -268,11 +277,11 @@ void Replica::note_noise(const Judgement& judgement) {
   add_noise(state_, sample);
 }
 
-std::optional<sched::GradientNoise> Replica::noise() const { return noise_of(state_); }
+std::optional<noise::GradientNoise> Replica::noise() const { return noise_of(state_); }
 
 bool Replica::needs_norm() const {
   return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
-         measures_noise(state_, kind_, num_ranks());
+         measures_noise(state_, kind_, num_averaged());
 }
 
 // ---- Parts.
@@ -295,20 +304,30 @@ void Replica::gather(parallel::Exchange& exchange) {
 
 // ---- Evaluation.
 
+JobState::EvaluationWeights Replica::take_gathered() {
+  return gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
+}
+
 void Replica::add_statistics(JobState::EvaluationWeights& evaluated) {
+  if (ingredients_.task) return;  // the constructor has seen that none are needed
   train::add_statistics(state_, evaluated, *ingredients_.model, job_, ingredients_.augment,
                         [&] { return ingredients_.train_set; });
 }
 
 Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
+  if (Task* const task = ingredients_.task.get()) {
+    const JobState::EvaluationWeights other = take_gathered();
+    const WeightsSwap swap(state_.flat, other.weights, other.buffers);
+    carry_in(*task, state_);
+    return task->evaluate(each);
+  }
   data::LoaderTask plan;
   plan.batch_size =
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;
   plan.channels_last = runner_.channels_last();
   data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
-  JobState::EvaluationWeights other =
-      gathered_ ? *std::exchange(gathered_, std::nullopt) : state_.evaluation_weights();
+  JobState::EvaluationWeights other = take_gathered();
   add_statistics(other);
   const WeightsSwap swap(state_.flat, other.weights, other.buffers);
   ClassScores scores;
@@ -325,7 +344,7 @@ void Replica::record(const Evaluation& result) {
          updates());
   }
   state_.last = result;
-  if (!state_.best || result.accuracy > state_.best->accuracy) state_.best = result;
+  if (!state_.best || result.better_than(*state_.best)) state_.best = result;
   state_.evaluated_at = updates();
   state_.evaluated_step = step();
   state_.evaluated_epoch = epoch();
@@ -368,17 +387,25 @@ Json Replica::values() const {
 JobState::Deployed Replica::deployed() {
   JobState::EvaluationWeights evaluated = state_.evaluation_weights();
   add_statistics(evaluated);
-  return state_.deployed(std::move(evaluated));
+  JobState::Deployed out = state_.deployed(std::move(evaluated));
+  if (Task* const task = ingredients_.task.get()) {
+    carry_in(*task, state_);
+    for (ckpt::TensorView& view : task->carried()) out.views.push_back(std::move(view));
+  }
+  return out;
 }
 
 void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
-  const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
-  ckpt::write_safetensors(file, model.views,
-                          {{"format", "pt"},
-                           {"job", job_.name},
-                           {"step", std::to_string(step())},
-                           {kWeightsDigestKey, ckpt::tensors_digest(model.views)},
-                           {kDataFormKey, dump_json(form.to_json())}});
+  std::map<std::string, std::string> about = {
+      {"format", "pt"},
+      {"job", job_.name},
+      {"step", std::to_string(step())},
+      {kWeightsDigestKey, ckpt::tensors_digest(model.views)}};
+  if (!ingredients_.task) {  // a task alone knows what its samples are
+    const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
+    about[kDataFormKey] = dump_json(form.to_json());
+  }
+  ckpt::write_safetensors(file, model.views, about);
 }
 
 void Replica::check_same_job(const Json& saved) const {

@@ -13,9 +13,9 @@
 
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/data/loader.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/sharded_update.h"
-#include "ductile/sched/goodput.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
@@ -39,14 +39,16 @@ class Replica {
   Replica(const spec::JobOptions& job, const Recipe& recipe);
 
   const spec::JobOptions& job() const { return job_; }
-  const data::DatasetInfo& train_info() const { return ingredients_.train_set->info(); }
-  const data::DatasetInfo& test_info() const { return ingredients_.test_set->info(); }
+  const data::DatasetInfo& train_info() const { return ingredients_.train_info(); }
+  const data::DatasetInfo& test_info() const { return ingredients_.test_info(); }
   const std::vector<std::string>& class_names() const { return train_info().class_names; }
   const JobState& state() const { return state_; }
   JobState& state() { return state_; }
   const optim::ParamLayout& layout() const { return state_.flat.layout(); }
   int64_t num_parameters() const { return layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
+  // Virtual ranks whose mean the update is made of; stages of a pipeline are none.
+  int64_t num_averaged() const { return spec::is_pipelined(job_) ? 1 : num_ranks(); }
 
   // The number of protocol steps committed; the number of weight updates among them, done and
   // planned (with the present batch size); and the number of passes over the training data.
@@ -106,7 +108,7 @@ class Replica {
   // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
   // of the virtual ranks' gradients and of their mean. None before the first update, and in a job
   // with one virtual rank.
-  std::optional<sched::GradientNoise> noise() const;
+  std::optional<noise::GradientNoise> noise() const;
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 
   // How much of the budget of a search for hyperparameters is given out; nothing where none goes
@@ -177,6 +179,7 @@ class Replica {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
   double average_decay() const;
+  JobState::EvaluationWeights take_gathered();
   void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
@@ -12,10 +15,15 @@ namespace {
 // Keys (or sections) that may differ between a run and its continuation.
 constexpr std::array kFree = std::to_array<std::string_view>(
     {"/name", "/runs", "/loader/threads", "/loader/prefetch", "/loader/cache_mb", "/checkpoint",
-     "/target", "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
+     "/target", "/python/interpreter", "/python/source", "/python/versions", "/train/log_every",
+     "/train/shard_optimizer", "/train/shard_copies"});
 
-bool is_free(std::string_view path) {
-  return std::any_of(kFree.begin(), kFree.end(), [&](std::string_view free) {
+// The same where both run a pipeline of as many stages: its cut and its schedule change no bit.
+constexpr std::array kFreeOfStages = std::to_array<std::string_view>(
+    {"/train/pipelined/stages", "/train/pipelined/orders", "/train/pipelined/recompute"});
+
+bool is_free(std::string_view path, std::span<const std::string_view> among) {
+  return std::any_of(among.begin(), among.end(), [&](std::string_view free) {
     return path == free || (path.starts_with(free) && path[free.size()] == '/');
   });
 }
@@ -26,9 +34,14 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool
   std::string differences;
   // Runs of versions that left the number open hold 0: any number goes on with them.
   const bool free_threads = thread_invariant || saved.at("train").at("threads") == 0;
+  const auto runs_stages = [](const nlohmann::json& job) {
+    return job.at("train").at("method") == "pipelined";
+  };
+  const bool stages = runs_stages(saved) && runs_stages(now);
   for (const nlohmann::json& change : nlohmann::json::diff(saved, now)) {
     const std::string path = change.at("path");
-    if (is_free(path) || (path == "/train/threads" && free_threads)) continue;
+    if (is_free(path, kFree) || (stages && is_free(path, kFreeOfStages))) continue;
+    if (path == "/train/threads" && free_threads) continue;
     std::string key = path.substr(1);
     std::replace(key.begin(), key.end(), '/', '.');
     differences += (differences.empty() ? "" : ", ") + key;

@@ -5,7 +5,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/link/addresses.h"
 #include "ductile/net/loop.h"
+#include "ductile/net/socket.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/served_model.h"
 
@@ -24,6 +26,8 @@ ServeRequest ServeRequest::from_json(const nlohmann::json& value) {
                      std::chrono::microseconds(fields.integer("max_delay_us", 0, 10'000'000)),
                      fields.integer("max_waiting", 1, 1 << 20)};
   options.follow = milliseconds(fields.integer("follow_ms", 0, 3'600'000));
+  if (fields.has("run")) out.run = fields.text("run");
+  out.alone = std::chrono::seconds(fields.integer_or("alone", 0, 0, int64_t{1} << 40));
   if (fields.has("version")) options.version = fields.integer("version", 0, int64_t{1} << 60);
   return out;
 }
@@ -38,12 +42,16 @@ void serve(ServeRequest request, const run::RunFolder& folder, const spec::JobOp
   serving::InferenceServer server(loop, std::move(options), serve_run(folder, job, request.name));
   tell({{"address", server.address().to_string()},
         {"name", request.name},
-        {"version", server.version()}});
+        {"version", server.version()},
+        {"place", link::PeerAddress::here("").place}});
   bool ending = false;
   const auto watch = loop.every(milliseconds(50), [&] {
-    if (ending || !interrupted()) return;
+    const bool left =
+        request.alone.count() > 0 && net::Clock::now() - server.last_asked() > request.alone;
+    if (ending || !(left || interrupted())) return;
     ending = true;
-    tell({{"told", "finishing what was accepted; once more ends at once"}});
+    tell({{"told", left ? "nobody has asked anything for too long: it ends"
+                        : "finishing what was accepted; once more ends at once"}});
     server.drain([&] { loop.stop(); });
   });
   loop.run();

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
+#include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/run/folder.h"
 #include "ductile/serving/inference_server.h"
@@ -13,16 +15,20 @@ namespace ductile::train {
 // What the command line, which links no torch, asks a worker to serve.
 struct ServeRequest {
   std::string name;     // of the model
+  fs::path run;         // that is served; empty: the one of the worker's own --run
   int64_t threads = 0;  // that compute; 0: as the job says
+  // Ends where nobody, not even a probe, asked anything for so long; 0: never.
+  std::chrono::seconds alone{0};
   serving::ServingOptions options;
 
   // {"name", "host", "port", "threads", "max_batch", "max_delay_us", "max_waiting", "follow_ms",
-  // "version" (may be absent)}. Throws invalid_argument.
+  // "version", "run", "alone" (these may be absent)}. Throws invalid_argument.
   static ServeRequest from_json(const nlohmann::json& value);
 };
 
 // Serves the run until `interrupted`, and then finishes what it has accepted. Rows to `tell`:
-// {"address": "HOST:PORT", "name", "version"} once, when it can be asked, and {"told": a line}.
+// {"address": "HOST:PORT", "name", "version", "place"} once, when it can be asked, and {"told": a
+// line}.
 void serve(ServeRequest request, const run::RunFolder& folder, const spec::JobOptions& job,
            const std::function<void(const nlohmann::json&)>& tell,
            const std::function<bool()>& interrupted);

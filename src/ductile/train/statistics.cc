@@ -23,7 +23,7 @@ void add_statistics(JobState& state, JobState::EvaluationWeights& evaluated, nn:
   std::ranges::copy(trained, evaluated.buffers.begin());
   data::LoaderTask task;
   task.seed = static_cast<uint64_t>(job.seed);
-  task.batch_size = state.hyper.batch_size / job.train.virtual_ranks * job.train.bn_group;
+  task.batch_size = state.hyper.batch_size / spec::batch_parts(job) * job.train.bn_group;
   task.channels_last = lies_channels_last(job, model);
   data::Loader loader(train_set(), augment, job.loader, task);
   const WeightsSwap swap(state.flat, evaluated.weights, evaluated.buffers);

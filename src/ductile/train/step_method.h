@@ -94,6 +94,7 @@ class RankContext {
   virtual const JobState& state() const = 0;
   virtual const StepKind& kind() const = 0;
   virtual int64_t rank() const = 0;
+  virtual uint64_t seed() const = 0;       // of what the rank draws in this step
   virtual int64_t train_size() const = 0;  // samples of the training set
   virtual nn::Model& model() = 0;
   // The samples that this rank has in this step: its part of those that the method chose, or of the
@@ -176,6 +177,9 @@ class StepMethod {
   // which is undefined if the rank has no gradient. The result depends on the state, the data and
   // the rank alone.
   virtual at::Tensor contribute(RankContext& rank) = 0;
+  // Whether the virtual ranks are stages of the model (stage_runner.h), which pass tensors to each
+  // other within a step: contribute() is then not called.
+  virtual bool runs_stages() const { return false; }
   // Judges the step by its sums. The default takes the mean over the virtual ranks.
   virtual Verdict judge(const JobState& state, const StepKind& kind,
                         const std::map<std::string, double>& sums, int64_t num_ranks) const;

@@ -89,13 +89,13 @@ std::vector<double> probabilities(std::vector<double> logits) {
 }
 
 // Of each sample, in order: the images and the labels.
-struct Samples {
+struct Images {
   std::vector<Image> images;
   std::vector<int64_t> labels;
 };
 
-Samples samples_of(const Data& data) {
-  Samples all;
+Images images_of(const Data& data) {
+  Images all;
   data::Loader loader = data.loader();
   while (const auto batch = loader.next()) {
     const at::Tensor x = input_of(*batch).contiguous().to(at::kDouble);
@@ -108,7 +108,7 @@ Samples samples_of(const Data& data) {
   return all;
 }
 
-Evaluation slow(const at::Tensor& weight, const Samples& samples, const spec::EvalOptions& o) {
+Evaluation slow(const at::Tensor& weight, const Images& samples, const spec::EvalOptions& o) {
   const size_t n = samples.images.size();
   std::vector<std::vector<double>> logits;
   std::vector<double> certainty;
@@ -133,7 +133,7 @@ Evaluation slow(const at::Tensor& weight, const Samples& samples, const spec::Ev
     }
     logits[i] = sum;
   }
-  Evaluation out{0, 0, static_cast<int64_t>(n), std::nullopt};
+  Evaluation out{.num_samples = static_cast<int64_t>(n)};
   for (size_t i = 0; i < n; ++i) {
     const auto label = static_cast<size_t>(samples.labels[i]);
     out.loss -= std::log(probabilities(logits[i])[label]) / static_cast<double>(n);
@@ -146,7 +146,7 @@ Evaluation slow(const at::Tensor& weight, const Samples& samples, const spec::Ev
 TEST(Views, FollowTheirSlowTwin) {
   const Data data;
   Places model;
-  const Samples samples = samples_of(data);
+  const Images samples = images_of(data);
   double plain = 0;
   for (const char* views : {"one", "flip", "flip_translate"}) {
     for (const double share : {1.0, 0.3, 0.0}) {

@@ -26,6 +26,7 @@ link::WorkerLinkOptions link_options(const WorkerLaunch& launch, const std::stri
   options.controller = launch.controller;
   options.store = launch.store;
   options.run = launch.folder.path();
+  options.alone = launch.alone;
   options.log = log_line;
   return options;
 }
@@ -38,6 +39,7 @@ void work(const WorkerLaunch& launch) {
       launch.address.empty() ? net::local_address_towards(launch.controller) : launch.address;
   const WorkerInput input{.folder = launch.folder,
                           .job = launch.job,
+                          .recipe = launch.recipe,
                           .secret = &secret,
                           .address = address,
                           .progress_fd = launch.progress_fd,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "ductile/control/protocol.h"
@@ -21,7 +22,9 @@ struct WorkerLaunch {
   net::Address controller, store;
   std::string
       address;  // where workers of other hosts reach it; empty: as it reaches the controller
-  int progress_fd = -1;  // run/progress.h
+  int progress_fd = -1;           // run/progress.h
+  Recipe recipe = {};             // empty: from the job file
+  std::chrono::seconds alone{0};  // link::WorkerLinkOptions::alone
 };
 
 // Runs one worker under a controller until the controller tells it to exit. The job's secret comes

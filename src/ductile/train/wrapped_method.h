@@ -32,6 +32,7 @@ class WrappedMethod : public StepMethod {
                std::span<float> out) const override {
     inner_->weights(state, kind, rank, out);
   }
+  bool runs_stages() const override { return inner_->runs_stages(); }
   at::Tensor contribute(RankContext& rank) override { return inner_->contribute(rank); }
   Verdict judge(const JobState& state, const StepKind& kind,
                 const std::map<std::string, double>& sums, int64_t num_ranks) const override {

@@ -17,7 +17,7 @@ using ductile::testing::code_of;
 using testing::cube;
 using testing::far_from_optimum;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 Space mixed() {
   return Space::from_json(parse_json(R"({"rate": {"low": 1e-5, "high": 1, "scale": "log"},
@@ -44,7 +44,7 @@ Space finite() {
 // A loss that falls with the budget to something that depends on the setting; every seventh trial
 // diverges on the way.
 double loss(const Space& space, const Trial& trial, int64_t id, double budget) {
-  if (id % 7 == 3 && budget > 2) return kNan;
+  if (id % 7 == 3 && budget > 2) return kNotANumber;
   double far = 0;
   for (const double u : space.to_point(trial.setting)) far += (u - 0.4) * (u - 0.4);
   return far + 1 / budget;
@@ -137,7 +137,8 @@ TEST_P(SearcherTest, OnePointIsAskedForOnce) {
 }
 
 TEST_P(SearcherTest, LivesWithTrialsThatAllDivergeOrAreAllAlike) {
-  for (const double value : {kNan, std::numeric_limits<double>::infinity(), 0.0, -1e300, 1e300}) {
+  for (const double value :
+       {kNotANumber, std::numeric_limits<double>::infinity(), 0.0, -1e300, 1e300}) {
     const auto s = make(mixed());
     for (int i = 0; i < 40; ++i) {
       const auto trial = s->ask();
@@ -178,11 +179,11 @@ TEST_P(SearcherTest, RefusesTellsThatCannotBe) {
   const auto s = make(mixed());
   EXPECT_EQ(code_of([&] { s->tell(0, {1, 1}); }), ErrorCode::not_found);
   s->ask();
-  for (const double budget : {0.0, -1.0, kNan, std::numeric_limits<double>::infinity()})
+  for (const double budget : {0.0, -1.0, kNotANumber, std::numeric_limits<double>::infinity()})
     EXPECT_EQ(code_of([&] { s->tell(0, {budget, 1}); }), ErrorCode::invalid_argument);
   s->tell(0, {2, 1});
   EXPECT_EQ(code_of([&] { s->tell(0, {2, 1}); }), ErrorCode::conflict);
-  s->tell(0, {3, kNan});
+  s->tell(0, {3, kNotANumber});
   EXPECT_EQ(code_of([&] { s->tell(0, {4, 1}); }), ErrorCode::conflict);
   EXPECT_TRUE(s->trials()[0].diverged);
 }

@@ -12,7 +12,7 @@
 namespace ductile::tune {
 namespace {
 
-using testing::code_of;
+using ductile::testing::code_of;
 
 constexpr const char* kText = R"(
 [rate]

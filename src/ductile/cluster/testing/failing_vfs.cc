@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kName = "ductile-failing";
 
-std::atomic<int64_t> changes, at;
+std::atomic<int64_t> changes, at, pages;
 std::atomic<FailingVfs::How> how;
 
 // What the change of a file has to return; SQLITE_OK: go on.
@@ -39,6 +39,7 @@ sqlite3_file* real(sqlite3_file* file) { return reinterpret_cast<File*>(file)->r
 
 int x_close(sqlite3_file* f) { return real(f)->pMethods->xClose(real(f)); }
 int x_read(sqlite3_file* f, void* to, int n, sqlite3_int64 from) {
+  ++pages;
   return real(f)->pMethods->xRead(real(f), to, n, from);
 }
 int x_write(sqlite3_file* f, const void* from, int n, sqlite3_int64 to) {
@@ -118,5 +119,6 @@ void FailingVfs::heal() {
   changes = 0;
 }
 int64_t FailingVfs::count() { return changes; }
+int64_t FailingVfs::reads() { return pages; }
 
 }  // namespace ductile::cluster::testing

@@ -20,6 +20,7 @@ struct FailingVfs {
   static void fail_at(int64_t n, How how);  // counted from now on, from 1
   static void heal();                       // nothing fails, the count begins anew
   static int64_t count();
+  static int64_t reads();  // of pages, since the process began
 };
 
 }  // namespace ductile::cluster::testing

@@ -143,6 +143,15 @@ class LiveService {
 
   // {"status", "body"}, or null where nobody answers.
   Json send(const std::string& method, const std::string& path, const std::string& body = "") {
+    const std::string answer = bytes(method, path, body);
+    const size_t head = answer.find("\r\n\r\n");
+    if (head == std::string::npos) return {};
+    return {{"status", std::stoi(answer.substr(9, 3))},
+            {"body", parse_json(answer.substr(head + 4))}};
+  }
+  std::string text(const std::string& path) { return bytes("GET", path, ""); }
+  // The whole answer; empty where nobody answers.
+  std::string bytes(const std::string& method, const std::string& path, const std::string& body) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     const std::string socket = (folder() / "api.sock").string();
@@ -159,10 +168,7 @@ class LiveService {
     char block[4096];
     for (ssize_t n; (n = ::recv(fd.get(), block, sizeof block, 0)) > 0;)
       answer.append(block, static_cast<size_t>(n));
-    const size_t head = answer.find("\r\n\r\n");
-    if (head == std::string::npos) return {};
-    return {{"status", std::stoi(answer.substr(9, 3))},
-            {"body", parse_json(answer.substr(head + 4))}};
+    return answer;
   }
   Json get(const std::string& path) {
     const Json answer = send("GET", path);

@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // A controller, and its workers played by hand: each test says what they report.
-class MembershipTest : public testing::Test {
+class MembershipTest : public ::testing::Test {
  protected:
   MembershipTest() {
     options_.virtual_ranks = 8;

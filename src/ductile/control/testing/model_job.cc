@@ -64,6 +64,7 @@ void ModelJob::draw_scenario() {
   if (toss(0.1)) hosts_away_until_ = when();
   while (toss(0.3)) schedule(when(), Kind::nap);
   options_.finish_deadline = milliseconds(toss(0.5) ? 20 : 1000);
+  read_records_ = toss(0.5) || mutation_ == Mutation::record_is_not_read;
 
   truth_.push_back(scramble(static_cast<uint64_t>(virtual_ranks_)));
   for (int64_t t = 0; t < steps_; ++t) {
@@ -176,8 +177,7 @@ void ModelJob::handle(Item& item) {
       break;
     case Kind::beat:
       if (process != nullptr) {
-        process->beat_at = Time{-1};
-        feed_worker(item.worker, *process, Beat{});
+        beat(item.worker, *process);
       }
       break;
     case Kind::tick:
@@ -283,7 +283,14 @@ void ModelJob::check_failure() {
           controller_->reason());
 }
 
+void ModelJob::beat(WorkerId id, Process& process) {
+  process.beat_at = Time{-1};
+  look_at_record(id, process);
+  feed_worker(id, process, Beat{});
+}
+
 void ModelJob::carry_out(const Outcome& outcome) {
+  if (read_records_ && outcome.must_save) record_ = controller_->save();
   if (restarts_ && mutation_ != Mutation::saves_are_lost && (outcome.must_save || chance(0.2)))
     stored_ = controller_;
   if (restarts_ && mutation_ == Mutation::saves_are_lost && (order_ < 10 || chance(0.5)))
@@ -473,6 +480,8 @@ std::string_view to_string(Mutation mutation) {
       return "saves_are_lost";
     case Mutation::no_lease:
       return "no_lease";
+    case Mutation::record_is_not_read:
+      return "record_is_not_read";
     case Mutation::promise_is_not_kept:
       return "promise_is_not_kept";
     case Mutation::votes_are_forgotten:

@@ -17,6 +17,7 @@ enum class Mutation {
   no_generation_check,  // messages between workers are taken whatever generation they are of
   saves_are_lost,       // the controller carries out commands whose state was not saved
   no_lease,             // workers go on without the controller for ever
+  record_is_not_read,   // workers take it for granted that the saved state lets them go on
   promise_is_not_kept,  // a worker says that it halted, and goes on
   votes_are_forgotten,  // a worker hides that it holds the reduction of its step
   refusals_are_damage,  // a worker takes a checkpoint that it cannot read now for a damaged one

@@ -211,6 +211,8 @@ class ModelJob {
   std::string choose_host(const LaunchWorker& command);
   bool any_alive() const;
   void be_born(WorkerId id);
+  void beat(WorkerId id, Process& process);
+  void look_at_record(WorkerId id, Process& process);
   void check_state(WorkerId id, const Process& process);
   void check_commit(WorkerId id, const Apply& command);
   void check_meeting(WorkerId id, const Process& process);
@@ -234,7 +236,7 @@ class ModelJob {
   Time step_time_{0}, data_deadline_{0}, load_time_{0}, faults_end_{0};
   double loss_ = 0, doubling_ = 0, slow_ = 0, slow_join_ = 0, launch_failure_ = 0, unconfirmed_ = 0,
          torn_outcome_ = 0;
-  bool restarts_ = false;
+  bool restarts_ = false, read_records_ = false;
   size_t copies_ = 1;  // of each part; as many as there may be workers: all hold all
   std::vector<std::string> hosts_;
   std::string sick_host_;  // no worker can begin there; empty: none
@@ -256,6 +258,7 @@ class ModelJob {
   std::vector<Event> unheard_;          // during its nap
   std::optional<Membership> controller_;
   std::optional<Membership> stored_;  // what is on stable storage
+  nlohmann::json record_;             // the same for workers that hear no controller
   Time tick_at_{-1};
   std::map<WorkerId, std::unique_ptr<Process>> processes_;
   std::map<std::pair<WorkerId, int64_t>, uint64_t> written_;

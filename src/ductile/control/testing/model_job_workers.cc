@@ -55,6 +55,14 @@ void ModelJob::be_born(WorkerId id) {
            sick ? WorkerEvent{JobError{"no data here"}} : WorkerEvent{Loaded{}});
 }
 
+// What it finds is as old as the look, and may come late.
+void ModelJob::look_at_record(WorkerId id, Process& process) {
+  if (!read_records_ || !process.machine.misses_controller(now_)) return;
+  const RecordRead read{now_, process.machine.generation()};
+  if (mutation_ == Mutation::record_is_not_read || may_go_on(record_, id, read.generation))
+    schedule(now_ + Time{hosts_rng_.below(60'000)}, Kind::to_worker, id, 0, WorkerEvent{read});
+}
+
 Process* ModelJob::living(WorkerId id) {
   const auto found = processes_.find(id);
   return found != processes_.end() && found->second->alive ? found->second.get() : nullptr;

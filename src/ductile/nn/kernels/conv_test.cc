@@ -83,9 +83,9 @@ Results run(const ConvShape& s, Storage storage, const std::vector<float>& x,
 }
 
 void expect_equals_twin(const ConvShape& s, Storage storage, double tolerance) {
-  SCOPED_TRACE(testing::Message() << "batch " << s.batch << ", " << s.height << "x" << s.width
-                                  << ", " << s.in << "->" << s.out << ", kernel " << s.kernel
-                                  << ", stride " << s.stride << ", padding " << s.padding);
+  SCOPED_TRACE(::testing::Message() << "batch " << s.batch << ", " << s.height << "x" << s.width
+                                    << ", " << s.in << "->" << s.out << ", kernel " << s.kernel
+                                    << ", stride " << s.stride << ", padding " << s.padding);
   const auto x = rounded(normals(1, inputs(s)), storage), w = normals(2, weights(s));
   const auto g = rounded(normals(3, outputs(s)), storage);
   const Results ours = run(s, storage, x, w, g);
@@ -97,7 +97,7 @@ void expect_equals_twin(const ConvShape& s, Storage storage, double tolerance) {
   EXPECT_LT(relative_error(ours.variance, twin.variance), 1e-5);
 }
 
-class Conv : public testing::Test {
+class Conv : public ::testing::Test {
  protected:
   void SetUp() override {
     if (isa_for(8) == nullptr) GTEST_SKIP() << "this processor has no AVX2: ATen does the work";
@@ -156,7 +156,7 @@ RC_GTEST_PROP(ConvProperty, EqualsTheTwinOnRandomShapes, ()) {
   s.out = 8 * *rc::gen::inRange<int64_t>(1, 5);
   RC_ASSERT(conv_supported(s));
   expect_equals_twin(s, Storage::f32, 1e-5);
-  RC_ASSERT(!testing::Test::HasFailure());
+  RC_ASSERT(!::testing::Test::HasFailure());
 }
 
 TEST_F(Conv, RoundsOnceToTheStorageType) {

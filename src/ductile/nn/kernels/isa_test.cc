@@ -18,7 +18,7 @@ extern const Isa kAvx2PairIsa;
 namespace {
 
 // Every table of this processor must give the bits of the 8-lane one.
-class IsaTable : public testing::Test {
+class IsaTable : public ::testing::Test {
  protected:
   void SetUp() override {
     if (isa_for(8) == nullptr) GTEST_SKIP() << "this processor has no AVX2: ATen does the work";

@@ -25,7 +25,7 @@ MaxPool pool_shape(Storage storage, int64_t height, int64_t width, int64_t chann
           (width + 2 * padding - kernel) / stride + 1};
 }
 
-class Pool : public testing::Test {
+class Pool : public ::testing::Test {
  protected:
   void SetUp() override {
     if (isa_for(8) == nullptr) GTEST_SKIP() << "this processor has no AVX2: ATen does the work";

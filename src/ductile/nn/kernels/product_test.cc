@@ -30,7 +30,7 @@ struct Size {
   int64_t rows, cols, depth;
 };
 
-class Products : public testing::Test {
+class Products : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!product_supported()) GTEST_SKIP() << "this processor has no AVX2: ATen does the work";

@@ -16,7 +16,7 @@
 namespace ductile::plan {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 struct Case {
   graph::Graph graph;
@@ -52,7 +52,7 @@ Case random_case(uint64_t seed) {
 double brute_force(const Case& c) {
   const graph::Topology topology(c.graph);
   const auto sets = *graph::downsets(topology, 1000);
-  double best = kInfinity;
+  double best = kNoLimit;
   std::vector<PiperStage> stages;
   const std::function<void(size_t, int)> extend = [&](size_t from, int devices) {
     if (from + 1 == sets.size()) {
@@ -135,7 +135,7 @@ TEST(Piper, TheFormulaByHand) {
   EXPECT_DOUBLE_EQ(piper_seconds(g, p, {both}), 5 / 2.0 + 4.0 * 200 / (2 * 4 * 100));
   // a has two micro-batches in flight behind b: 2 x 10 + weights and gradients, 200.
   p.memory = 219;
-  EXPECT_EQ(piper_seconds(g, p, {a, b}), kInfinity);
+  EXPECT_EQ(piper_seconds(g, p, {a, b}), kNoLimit);
   p.memory = 220;
   EXPECT_DOUBLE_EQ(piper_seconds(g, p, {a, b}), 4);
 }

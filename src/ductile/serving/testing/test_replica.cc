@@ -9,11 +9,8 @@
 #include "ductile/net/loop.h"
 #include "ductile/run/progress.h"
 #include "ductile/serving/inference_server.h"
+#include "ductile/serving/testing/serve_until_ended.h"
 #include "ductile/serving/testing/small_model.h"
-
-namespace {
-volatile std::sig_atomic_t g_ended = 0;
-}
 
 int main(int argc, char** argv) {
   using namespace ductile;
@@ -27,7 +24,7 @@ int main(int argc, char** argv) {
       model.takes = std::chrono::microseconds(std::atoi(argv[i + 1]));
   }
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGTERM, [](int) { g_ended = 1; });
+  serving::testing::note_end();
   if (!fails.empty()) {
     run::write_line(progress, run::Failed{ErrorCode::not_found, fails});
     return 1;
@@ -39,13 +36,8 @@ int main(int argc, char** argv) {
   options.version = 1;
   serving::InferenceServer server(loop, std::move(options),
                                   std::make_unique<serving::testing::SmallSource>(model, state));
-  run::write_line(progress, run::Row{{{"address", server.address().to_string()}}});
-  bool ending = false;
-  const auto watch = loop.every(std::chrono::milliseconds(5), [&] {
-    if (g_ended == 0 || ending) return;
-    ending = true;
-    server.drain([&] { loop.stop(); });
-  });
-  loop.run();
+  run::write_line(progress, run::Row{{{"address", server.address().to_string()},
+                                      {"version", server.version()}}});
+  serving::testing::serve_until_ended(loop, server);
   return 0;
 }

@@ -1,0 +1,250 @@
+#!/usr/bin/python3
+"""What a service carries: submissions, pages and event streams, against a real one (`ductile up`) on this machine.
+
+A store with many ended jobs and a long queue, whose node is drained, so that everything waits. Measured:
+the start until the first answer, submissions at a fixed rate, pages of the list, event streams, the
+scheduler's rounds, and the memory of the service. Prints JSON, and one line for each demand.
+"""
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import resource
+import selectors
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=120)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(120)
+        self.sock.connect(self.path)
+
+
+def ask(connection, method, path, body=None, headers=None):
+    text = None if body is None else json.dumps(body)
+    connection.request(method, path, text, headers or {})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def quantile(values, q):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(q * len(values)))]
+
+
+def figures(seconds):
+    return {"count": len(seconds), "p50_ms": 1000 * quantile(seconds, 0.5),
+            "p99_ms": 1000 * quantile(seconds, 0.99), "worst_ms": 1000 * max(seconds)}
+
+
+class Service:
+    def __init__(self, ductile, folder, policy):
+        self.folder = folder
+        self.command = [ductile, "up", "--devices", "2", "--folder", folder, "--policy", policy]
+        self.socket = os.path.join(folder, "api.sock")
+
+    def start(self, patience=600):
+        self.log = open(os.path.join(self.folder, "up.log"), "a")
+        begin = time.monotonic()
+        self.process = subprocess.Popen(self.command, stderr=self.log)
+        while True:
+            try:
+                status, _ = ask(UnixConnection(self.socket), "GET", "/v1/jobs?limit=1")
+                if status == 200:
+                    return time.monotonic() - begin
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > begin + patience:
+                sys.exit("the service did not start: see " + self.log.name)
+            time.sleep(0.005)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+
+    def megabytes(self):
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+
+    def seconds(self):
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+    def metric(self, name):
+        _, text = ask(UnixConnection(self.socket), "GET", "/metrics")
+        for line in text.decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[1])
+        return None
+
+
+def fill(folder, spec, queued, ended):
+    """Jobs as the service would have written them, in one transaction."""
+    store = sqlite3.connect(os.path.join(folder, "store.db"))
+    first = store.execute("SELECT max(id) FROM jobs").fetchone()[0] + 1
+    seq = store.execute("SELECT max(seq) FROM events").fetchone()[0]
+    for job in range(first, first + queued + ended):
+        done = job < first + ended
+        seq += 1
+        last = seq + 1 if done else seq
+        store.execute(
+            "INSERT INTO jobs VALUES (?,?,?,?,'standard','train',1,1,?,'run',?,'',?,?,?,0,?)",
+            (job, f"job-{job}", f"user-{job % 50}", f"team-{job % 7}",
+             "finished" if done else "queued", "It is done." if done else "It was just submitted.",
+             1e9 + job, 1e9 + job if done else None, 1e9 + job + 9 if done else None, last))
+        store.execute("INSERT INTO specs VALUES (?,?)", (job, spec))
+        store.execute("INSERT INTO events VALUES (?,?,?,'submitted','{}')", (seq, 1e9 + job, job))
+        if done:
+            seq += 1
+            store.execute("INSERT INTO events VALUES (?,?,?,'finished','{}')",
+                          (seq, 1e9 + job + 9, job))
+    store.commit()
+    store.close()
+
+
+def submit_at(service, spec, rate, seconds, threads=4):
+    """Submissions at a fixed rate; each counts from when it was due."""
+    took, lock = [], threading.Lock()
+    begin = time.monotonic() + 0.1
+
+    def run(index):
+        connection = UnixConnection(service.socket)
+        for i in range(index, int(rate * seconds), threads):
+            due = begin + i / rate
+            time.sleep(max(0, due - time.monotonic()))
+            status, text = ask(connection, "POST", "/v1/jobs",
+                               {"name": f"load-{i}", "spec": spec})
+            assert status == 201, text
+            with lock:
+                took.append(time.monotonic() - due)
+
+    all_threads = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
+    for thread in all_threads:
+        thread.start()
+    for thread in all_threads:
+        thread.join()
+    return took
+
+
+def pages(service, count):
+    took = []
+    connection = UnixConnection(service.socket)
+    for i in range(count):
+        path = ["/v1/jobs?limit=100", "/v1/jobs?limit=100&live=1",
+                "/v1/jobs?limit=100&owner=user-7", f"/v1/jobs?limit=100&before={500 + 97 * i}"][i % 4]
+        begin = time.monotonic()
+        status, _ = ask(connection, "GET", path)
+        took.append(time.monotonic() - begin)
+        assert status == 200
+    return took
+
+
+def open_streams(service, count, of_one):
+    port = None
+    names = []
+    for i in range(0, count, of_one):
+        status, text = ask(UnixConnection(service.socket), "POST", "/v1/tokens",
+                           {"name": f"watcher-{i}", "role": "read"})
+        assert status == 201, text
+        answer = json.loads(text)
+        port = int(answer["address"].rsplit(":", 1)[1])
+        names.append(answer["token"])
+    last = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/events?newest=1")[1])["after"]
+    streams = []
+    for i in range(count):
+        stream = socket.create_connection(("127.0.0.1", port))
+        stream.sendall(f"GET /v1/events?after={last} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                       f"Accept: text/event-stream\r\nAuthorization: Bearer {names[i // of_one]}"
+                       "\r\n\r\n".encode())
+        assert stream.recv(4096).startswith(b"HTTP/1.1 200"), "a stream was refused"
+        stream.setblocking(False)
+        streams.append(stream)
+    return streams
+
+
+def watch(streams, seconds):
+    """Reads all streams, but every tenth, whose clients are slow; bytes that came."""
+    selector = selectors.DefaultSelector()
+    for i, stream in enumerate(streams):
+        if i % 10:
+            selector.register(stream, selectors.EVENT_READ)
+    end, total = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        for key, _ in selector.select(0.1):
+            total += len(key.fileobj.recv(1 << 16))
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ductile", default="build/release/bin/ductile")
+    parser.add_argument("--policy", default="ductile")
+    parser.add_argument("--queued", type=int, default=10000)
+    parser.add_argument("--ended", type=int, default=90000)
+    parser.add_argument("--rate", type=float, default=200)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--streams", type=int, default=500)
+    arguments = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    out = {"load_average": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory(prefix="ductile-load-") as folder:
+        service = Service(arguments.ductile, folder, arguments.policy)
+        out["empty_start_seconds"] = service.start()
+        nodes = []
+        while not nodes:  # they are written after the start
+            nodes = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/nodes")[1])["nodes"]
+        node = nodes[0]
+        ask(UnixConnection(service.socket), "POST", f"/v1/nodes/{node['node']}/drain", {})
+        subprocess.run([arguments.ductile, "-q", "submit", "--folder", folder, "--name", "first"],
+                       check=True, stdout=subprocess.DEVNULL)
+        text = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/jobs/1")[1])["spec"]
+        service.stop()
+        fill(folder, json.dumps(text), arguments.queued, arguments.ended)
+        out["start_seconds"] = service.start()
+        out["start_megabytes"] = service.megabytes()
+        print(json.dumps(out, indent=1), flush=True)
+        out["pages"] = figures(pages(service, 400))
+        out["submissions"] = figures(
+            submit_at(service, text, arguments.rate, arguments.seconds))
+        burst = time.monotonic()
+        took = submit_at(service, text, 1e9, 1000 / 1e9, threads=8)
+        out["submissions_per_second"] = len(took) / (time.monotonic() - burst)
+        streams = open_streams(service, arguments.streams, 50)
+        before = service.seconds()
+        reader = threading.Thread(target=lambda: out.update(
+            stream_bytes=watch(streams, arguments.seconds / 2 + 1)))
+        reader.start()
+        out["submissions_beside_streams"] = figures(
+            submit_at(service, text, arguments.rate, arguments.seconds / 2))
+        reader.join()
+        out["cpu_seconds_beside_streams"] = service.seconds() - before
+        out["pages_beside_streams"] = figures(pages(service, 100))
+        out["last_round_seconds"] = service.metric("ductile_last_round_seconds")
+        out["megabytes"] = service.megabytes()
+        service.process.kill()
+        service.process.wait()
+    print(json.dumps(out, indent=1))
+    for name, value, most in (
+            ("submit p99 at the rate", out["submissions"]["p99_ms"], 20),
+            ("submit p99 beside the streams", out["submissions_beside_streams"]["p99_ms"], 20),
+            ("list page p99", out["pages"]["p99_ms"], 50),
+            ("megabytes", out["megabytes"], 300)):
+        print(f"{name}: {value:.1f}, wanted below {most}: {'yes' if value < most else 'NO'}")
+
+
+main()

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace ductile::cli {
+
+// The commands of `ductile` are two programs: `ductile` itself has those that train and what one
+// does with data and weights. Those that run, follow, simulate and plan fleets of machines are in
+// `ductile-fleet`, so that training is built and started without them. Users do not see that:
+// `ductile` starts the program beside it.
+struct OtherCommand {
+  const char* name;
+  const char* help;
+};
+
+// In the order of `ductile --help`.
+std::span<const OtherCommand> live_commands();
+std::span<const OtherCommand> service_commands();
+std::span<const OtherCommand> lab_commands();
+
+// Of a command of ductile-fleet; throws internal for any other name.
+const char* other_help(std::string_view name);
+
+// Whether the first word that is no option is such a command.
+bool is_other_command(int argc, const char* const* argv);
+
+// Becomes ductile-fleet with the same words. Returns only if there is none: throws unavailable,
+// which says how to get it.
+[[noreturn]] void become_fleet(char* const* argv);
+
+}  // namespace ductile::cli

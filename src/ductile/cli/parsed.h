@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "ductile/cli/commands.h"
+
+// The parts of the command line. The files command_line*.cc and fleet_main.cc alone see CLI11.
+namespace ductile::cli {
+
+// Everything the command line can say, and the command it chose.
+struct Parsed {
+  std::map<const CLI::App*, std::string> example;  // what the command's help begins with
+  TrainCommand train;
+  TuneCommand tune;
+  ConfigCommand config;
+  DoctorCommand doctor;
+  DataInspectCommand data_inspect;
+  DataConvertCommand data_convert;
+  CkptCommand ckpt;
+  TrainedCommand trained;
+  ServeCommand serve;
+  ModelsCommand models;
+  LiveCommand live;
+  ServiceCommand service;
+  ReportCommand report;
+  PlanCommand plan;
+  SimCommand sim;
+  BenchCommand bench;
+  AllReduceBenchCommand bench_all_reduce;
+  bool quiet = false, verbose = false;
+  std::function<ExitCode(Context&)> chosen;
+};
+
+void add_set(CLI::App& app, std::vector<std::string>& assignments);
+void add_job(CLI::App& app, JobRequest& job);
+void add_json(CLI::App& app, bool& json);
+void add_hosts(CLI::App& app, HostsRequest& hosts);
+void add_trust(CLI::App& app, bool& trust);
+
+// One each of the program's commands.
+void add_train(CLI::App& app, Parsed& parsed);
+void add_tune(CLI::App& app, Parsed& parsed);
+void add_config(CLI::App& app, Parsed& parsed);
+void add_data(CLI::App& app, Parsed& parsed);
+void add_ckpt(CLI::App& app, Parsed& parsed);
+void add_trained(CLI::App& app, Parsed& parsed);
+void add_serve(CLI::App& app, Parsed& parsed);
+void add_models(CLI::App& app, Parsed& parsed);
+void add_doctor(CLI::App& app, Parsed& parsed);
+
+}  // namespace ductile::cli

@@ -1,0 +1,74 @@
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/event_feed_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+// The same, each time from the store.
+std::string twin(Reader& reader, Revision& at, JobId job) {
+  std::string out;
+  for (const Event& event :
+       reader.events(at, EventFeed::kMostOfOne, job == 0 ? std::nullopt : std::optional(job))) {
+    out += EventFeed::text_of(event);
+    at = event.seq;
+  }
+  return out;
+}
+
+TEST(EventFeed, GivesWhatTheStoreHasWhereverAStreamIs) {
+  const TempFolder folder;
+  Store store(folder.path() / "store.db");
+  CommitQueue queue(store);
+  Reader reader(folder.path() / "store.db");
+  EventFeed feed;
+  Rng rng(7);
+  const auto add = [&](size_t count) {
+    queue.commit([&](Change& change) {
+      for (size_t i = 0; i < count; ++i) change.record(1 + rng.below(2), "test", "{}", 1);
+    });
+    feed.follow(reader, queue.commits());
+  };
+  queue.commit([](Change& change) {
+    for (int i = 0; i < 2; ++i) change.submit({.name = "a", .owner = "ada"}, "{}", 1);
+  });
+  Revision behind = 0;
+  std::string text;
+  EXPECT_FALSE(feed.read(behind, 0, text)) << "nothing is known yet";
+  add(3);
+  struct Stream {
+    Revision at, twin;
+    JobId job;
+    std::string text, expected;
+  };
+  const Revision now = reader.last_event();
+  std::vector<Stream> streams;
+  for (JobId job = 0; job <= 2; ++job) streams.push_back({now, now, job, "", ""});
+  for (int round = 0; round < 50; ++round) {
+    add(rng.below(100));
+    for (Stream& s : streams) {
+      if (rng.below(3) == 0) continue;  // it is slow
+      for (std::string part = "x"; !part.empty();) {
+        part.clear();
+        ASSERT_TRUE(feed.read(s.at, s.job, part));
+        s.text += part;
+      }
+      for (std::string part = "x"; !part.empty(); s.expected += part)
+        part = twin(reader, s.twin, s.job);
+      EXPECT_EQ(s.text, s.expected);
+    }
+  }
+  add(EventFeed::kMost + 10);
+  Revision old = now;
+  EXPECT_FALSE(feed.read(old, 0, text)) << "a stream that is far behind reads the store";
+  EXPECT_EQ(old, now);
+  Revision last = reader.last_event();
+  text.clear();
+  EXPECT_TRUE(feed.read(last, 0, text));
+  EXPECT_EQ(text, "");
+}
+
+}  // namespace
+}  // namespace ductile::cluster

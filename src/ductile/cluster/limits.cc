@@ -1,0 +1,118 @@
+#include <algorithm>
+
+#include "ductile/cluster/limits_impl.h"
+
+namespace ductile::cluster {
+
+void Limits::Seat::release() {
+  if (limits_ != nullptr) std::exchange(limits_, nullptr)->leave(who_, kind_);
+}
+
+// Those who have nothing are forgotten when there are too many: an attacker with many addresses
+// must not fill the memory. What is then lost is how fast they asked a moment ago.
+void Limits::forget_idle() {
+  std::erase_if(clients_, [](const auto& entry) {
+    const Client& c = entry.second;
+    return c.connections == 0 && c.streams == 0 && c.works == 0;
+  });
+}
+
+Limits::Client& Limits::client(const std::string& who) {
+  if (clients_.size() >= kMostClients && !clients_.contains(who)) forget_idle();
+  return clients_[who];
+}
+
+Limits::Seat Limits::connection(const std::string& who, bool stranger) {
+  const std::lock_guard lock(mutex_);
+  if (connections_ >= limits_.connections) return {};
+  if (stranger && strangers_ >= limits_.strangers) return {};
+  Client& c = client(who);
+  if (c.connections >= limits_.connections_of_one) return {};
+  ++c.connections;
+  ++connections_;
+  if (stranger) ++strangers_;
+  return {*this, who, Seat::Kind::connection};
+}
+
+bool Limits::becomes(Seat& connection, const std::string& who) {
+  if (connection.who() == who) return true;
+  {
+    const std::lock_guard lock(mutex_);
+    Client& c = client(who);
+    if (c.connections >= limits_.connections_of_one) return false;
+    ++c.connections;
+    ++connections_;  // for a moment it counts twice
+    if (who.front() == kStranger) ++strangers_;
+  }
+  connection = Seat(*this, who, Seat::Kind::connection);
+  return true;
+}
+
+Limits::Seat Limits::stream(const std::string& who) {
+  const std::lock_guard lock(mutex_);
+  Client& c = client(who);
+  if (c.streams >= limits_.streams_of_one || streams_ >= limits_.streams) return {};
+  ++c.streams;
+  ++streams_;
+  return {*this, who, Seat::Kind::stream};
+}
+
+Limits::Seat Limits::work(const std::string& who, Time until) {
+  std::unique_lock lock(mutex_);
+  // Looked up anew each time: while it waits the entry may be forgotten and made again.
+  const bool free =
+      worked_.wait_until(lock, until, [&] { return client(who).works < limits_.requests_of_one; });
+  if (!free) return {};
+  ++client(who).works;
+  return {*this, who, Seat::Kind::work};
+}
+
+double Limits::pace(const std::string& who, bool stranger, Time now) {
+  const double rate = stranger ? limits_.strangers_rate : limits_.rate;
+  const double burst = stranger ? limits_.strangers_burst : limits_.burst;
+  const std::lock_guard lock(mutex_);
+  Client& c = client(who);
+  const double gained = rate * std::chrono::duration<double>(now - c.counted).count();
+  c.allowance = c.allowance < 0 ? burst : std::min(burst, c.allowance + gained);
+  c.counted = now;
+  if (c.allowance < 1) return (1 - c.allowance) / rate;
+  c.allowance -= 1;
+  return 0;
+}
+
+void Limits::leave(const std::string& who, Seat::Kind kind) {
+  const std::lock_guard lock(mutex_);
+  Client& c = clients_[who];
+  switch (kind) {
+    case Seat::Kind::connection:
+      --c.connections;
+      --connections_;
+      if (who.front() == kStranger) --strangers_;
+      break;
+    case Seat::Kind::stream:
+      --c.streams;
+      --streams_;
+      break;
+    case Seat::Kind::work:
+      --c.works;
+      worked_.notify_all();
+      break;
+  }
+}
+
+int Limits::connections() const {
+  const std::lock_guard lock(mutex_);
+  return connections_;
+}
+
+size_t Limits::clients() const {
+  const std::lock_guard lock(mutex_);
+  return clients_.size();
+}
+
+int Limits::streams() const {
+  const std::lock_guard lock(mutex_);
+  return streams_;
+}
+
+}  // namespace ductile::cluster

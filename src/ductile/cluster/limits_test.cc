@@ -1,0 +1,121 @@
+#include <atomic>
+#include <deque>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/cluster/limits_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace std::chrono_literals;
+using Time = Limits::Time;
+
+HttpLimits small() {
+  HttpLimits out;
+  out.connections = 5;
+  out.strangers = 3;
+  out.connections_of_one = 2;
+  out.streams = 3;
+  out.streams_of_one = 2;
+  out.requests_of_one = 1;
+  out.rate = 10;
+  out.burst = 2;
+  return out;
+}
+
+TEST(Limits, EachClientHasItsOwnAndAllHaveOneTogether) {
+  Limits limits(small());
+  std::deque<Limits::Seat> seats;
+  const auto take = [&](const std::string& who, bool stranger) {
+    Limits::Seat seat = limits.connection(who, stranger);
+    const bool got = static_cast<bool>(seat);
+    if (got) seats.push_back(std::move(seat));
+    return got;
+  };
+  EXPECT_TRUE(take("?a", true) && take("?a", true));
+  EXPECT_FALSE(take("?a", true)) << "it has two";
+  EXPECT_TRUE(take("?b", true));
+  EXPECT_FALSE(take("?c", true)) << "three are strangers";
+  EXPECT_TRUE(take("=x", false) && take("=y", false));
+  EXPECT_FALSE(take("=z", false)) << "five are all";
+  seats.pop_front();
+  EXPECT_TRUE(take("=z", false));
+  seats.clear();
+  EXPECT_EQ(limits.connections(), 0);
+  EXPECT_TRUE(take("?c", true));
+}
+
+TEST(Limits, AConnectionIsCountedOnceWhoeverItBecomes) {
+  Limits limits(small());
+  Limits::Seat one = limits.connection("?a", true), two = limits.connection("?a", true);
+  EXPECT_TRUE(limits.becomes(one, "=x"));
+  EXPECT_TRUE(limits.becomes(one, "=x"));
+  EXPECT_TRUE(limits.becomes(two, "=x"));
+  EXPECT_EQ(limits.connections(), 2);
+  Limits::Seat three = limits.connection("?a", true);
+  EXPECT_FALSE(limits.becomes(three, "=x"));
+  EXPECT_EQ(three.who(), "?a");
+  one.release();
+  EXPECT_TRUE(limits.becomes(three, "=x"));
+  two.release();
+  three.release();
+  EXPECT_EQ(limits.connections(), 0);
+}
+
+TEST(Limits, RequestsComeAtARateWithABurst) {
+  Limits limits(small());
+  Time now{};
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_NEAR(limits.pace("=x", false, now), 0.1, 1e-9);
+  EXPECT_EQ(limits.pace("=y", false, now), 0) << "another client";
+  now += 100ms;
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_GT(limits.pace("=x", false, now), 0);
+  now += 1h;
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_GT(limits.pace("=x", false, now), 0) << "no more than the burst is saved up";
+}
+
+TEST(Limits, WorkWaitsForTheClientsOwnWorkAlone) {
+  Limits limits(small());
+  Limits::Seat mine = limits.work("=x", Time{});
+  EXPECT_TRUE(mine);
+  EXPECT_FALSE(limits.work("=x", Time{}));
+  EXPECT_TRUE(limits.work("=y", Time{}));
+  std::atomic<bool> got = false;
+  std::thread waiting([&] { got = static_cast<bool>(limits.work("=x", Time::max())); });
+  mine.release();
+  waiting.join();
+  EXPECT_TRUE(got);
+}
+
+TEST(Limits, StreamsAreCounted) {
+  Limits limits(small());
+  Limits::Seat a = limits.stream("=x"), b = limits.stream("=x");
+  EXPECT_TRUE(a && b);
+  EXPECT_FALSE(limits.stream("=x"));
+  Limits::Seat c = limits.stream("=y");
+  EXPECT_FALSE(limits.stream("=z")) << "three are all";
+  a.release();
+  EXPECT_TRUE(limits.stream("=z"));
+}
+
+// Many clients that come once leave nothing behind; one that is there is not forgotten.
+TEST(Limits, WhoHasNothingIsForgotten) {
+  Limits limits(small());
+  const Limits::Seat seat = limits.connection("=x", false);
+  limits.pace("=x", false, Time{});
+  limits.pace("=x", false, Time{});
+  for (size_t i = 0; i < 3 * Limits::kMostClients; ++i)
+    EXPECT_EQ(limits.pace("?" + std::to_string(i), true, Time{}), 0);
+  EXPECT_LE(limits.clients(), Limits::kMostClients + 1);
+  EXPECT_GT(limits.pace("=x", false, Time{}), 0);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,125 @@
+#include <stdexcept>
+
+#include <gtest/gtest.h>
+
+#include "ductile/cluster/api.h"
+#include "ductile/cluster/metrics_impl.h"
+#include "ductile/cluster/testing/metrics_parser.h"
+#include "ductile/cluster/why_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using testing::parse_metrics;
+
+double value_of(const std::map<std::string, testing::MetricsFamily>& all, const std::string& name,
+                const std::map<std::string, std::string>& labels = {}, const char* suffix = "") {
+  for (const testing::MetricsSample& s : all.at(name).samples)
+    if (s.name == name + suffix && s.labels == labels) return s.value;
+  throw std::runtime_error(name + ": no such sample");
+}
+
+TEST(MetricsParser, RefusesWhatTheFormatDoesNotAllow) {
+  for (const char* text :
+       {"", "a 1", "1a 1\n", "a{b} 1\n", "a{b=c} 1\n", "a{b=\"c} 1\n", "a{b=\"\\c\"} 1\n", "a{}1\n",
+        "# TYPE a blue\na 1\n", "# TYPE a gauge\na x\n", "# TYPE a gauge\na 1\na 1\n",
+        "# TYPE a gauge\n# TYPE b gauge\na 1\n", "# TYPE a gauge\na{b=\"1\",b=\"2\"} 1\n",
+        "# TYPE a histogram\na_bucket{le=\"1\"} 1\na_sum 1\na_count 1\n",
+        "# TYPE a histogram\na_bucket{le=\"1\"} 2\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n"})
+    EXPECT_THROW(parse_metrics(text), std::runtime_error) << text;
+  EXPECT_EQ(
+      parse_metrics("# TYPE a gauge\na{b=\"x\\n\\\"\\\\\",} 1e3\n")["a"].samples.at(0).labels.at(
+          "b"),
+      "x\n\"\\");
+}
+
+TEST(MetricsText, AnyTextCanBeALabel) {
+  MetricsText out;
+  out.begin("a", "gauge", "Help.");
+  const std::string odd = "quote \" backslash \\ line\nend { } , =";
+  out.sample({{"b", odd}}, 1.5);
+  EXPECT_EQ(value_of(parse_metrics(out.text()), "a", {{"b", odd}}), 1.5);
+}
+
+class Metrics : public ::testing::Test {
+ protected:
+  Answer send(const std::string& method, const std::string& path, const std::string& body = "") {
+    return api.handle({method, path, {}, "", body, Principal{"ada", Role::admin}});
+  }
+  std::map<std::string, testing::MetricsFamily> get() {
+    const Answer answer = send("GET", "/metrics");
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(answer.type, "text/plain; version=0.0.4; charset=utf-8");
+    return parse_metrics(answer.body);
+  }
+
+  TempFolder folder;
+  Store store{folder.path() / "store.db"};
+  CommitQueue queue{store};
+  Api api{folder.path() / "store.db", queue};
+};
+
+TEST_F(Metrics, CountRequestsByRouteAndCode) {
+  send("POST", "/v1/jobs", R"({"spec": {}})");
+  send("POST", "/v1/jobs", R"({"spec": {}})");
+  send("POST", "/v1/jobs", "{}");
+  for (const char* path : {"/v1/jobs/1", "/v1/jobs/2", "/v1/jobs/none", "/v2", "/v3"})
+    send("GET", path);
+  api.count_refusal(401);
+  const auto all = get();
+  const auto count = [&](const char* method, const char* route, const char* code) {
+    return value_of(all, "ductile_requests_total",
+                    {{"method", method}, {"route", route}, {"code", code}});
+  };
+  EXPECT_EQ(count("POST", "/v1/jobs", "201"), 2);
+  EXPECT_EQ(count("POST", "/v1/jobs", "400"), 1);
+  EXPECT_EQ(count("GET", "/v1/jobs/{job}", "200"), 2);
+  EXPECT_EQ(count("GET", "/v1/jobs/{job}", "404"), 1);
+  EXPECT_EQ(count("", "", "404"), 2) << "paths of clients make no series";
+  EXPECT_EQ(count("", "", "401"), 1);
+  EXPECT_EQ(value_of(all, "ductile_request_seconds", {{"method", "POST"}, {"route", "/v1/jobs"}},
+                     "_count"),
+            3);
+  EXPECT_EQ(value_of(all, "ductile_jobs", {{"phase", "queued"}}), 2);
+  EXPECT_EQ(value_of(all, "ductile_commits_total"), 2);
+  EXPECT_GT(value_of(all, "process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(value_of(all, "process_open_fds"), 3);
+}
+
+// A commit is counted before who waits for it is told.
+TEST_F(Metrics, ACommitIsCountedWhenItIsAnswered) {
+  for (uint64_t i = 1; i <= 50; ++i) {
+    queue.commit([](Change& change) { change.record(0, "test", "{}", 1); });
+    EXPECT_GE(queue.commits(), i);
+  }
+}
+
+TEST_F(Metrics, JobsThatWaitAreCountedInFewReasons) {
+  LiveView view({});
+  api.show(&view);
+  using Moment = LiveState::Moment;
+  using Cause = LiveState::Cause;
+  for (JobId id = 1; id <= 1000; ++id)
+    view.set(id, {Moment::waiting, "the sentence of job " + std::to_string(id),
+                  id % 2 == 0 ? Cause::devices : Cause::quota});
+  view.set(1001, {Moment::running, ""});
+  view.forget(2);
+  view.set(4, {Moment::starting, ""});
+  view.note_round(0.25);
+  view.note_round(0.5);
+  const auto all = get();
+  const auto count = [&](const char* state, const char* reason) {
+    return value_of(all, "ductile_live_jobs", {{"state", state}, {"reason", reason}});
+  };
+  EXPECT_EQ(count("waiting", "devices"), 498);
+  EXPECT_EQ(count("waiting", "quota"), 500);
+  EXPECT_EQ(count("running", ""), 1);
+  EXPECT_EQ(count("starting", ""), 1);
+  EXPECT_EQ(all.at("ductile_live_jobs").samples.size(), 4u);
+  EXPECT_EQ(value_of(all, "ductile_rounds_total"), 2);
+  EXPECT_EQ(value_of(all, "ductile_round_seconds_total"), 0.75);
+  EXPECT_EQ(value_of(all, "ductile_last_round_seconds"), 0.5);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

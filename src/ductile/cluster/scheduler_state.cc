@@ -1,0 +1,104 @@
+// What a Scheduler has learnt, as JSON.
+#include "ductile/base/error.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/cluster/scheduler.h"
+
+namespace ductile::cluster {
+
+using nlohmann::json;
+
+namespace {
+constexpr const char* kWhere = "what the scheduler had learnt";
+constexpr double kMost = 1e300;
+
+json held_of(const spec::Allocation& allocation) {
+  json out = json::array();
+  for (const spec::NodeShare& share : allocation) out.push_back({share.node, share.devices});
+  return out;
+}
+
+}  // namespace
+
+json Scheduler::state() const {
+  json jobs = json::array();
+  for (const auto& [id, job] : jobs_) {
+    const sched::JobView& v = job.view;
+    jobs.push_back({{"job", id},
+                    {"agent", job.agent->state()},
+                    {"service", v.attained_service},
+                    {"steps", v.progress},
+                    {"total_steps", job.total_steps},
+                    {"restarts", v.restarts},
+                    {"started", v.started},
+                    {"last_change", v.last_change},
+                    {"accounted", job.accounted},
+                    {"held", held_of(v.allocation)},
+                    {"rate_of_one", job.rate_of_one},
+                    {"pause", job.pause}});
+  }
+  return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
+          {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
+}
+
+void Scheduler::restore_job(const json& item) {
+  const JsonFields f(item, kWhere);
+  f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
+          "accounted", "held", "rate_of_one", "pause"});
+  const auto found = jobs_.find(f.integer("job", 0, INT64_MAX));
+  if (found == jobs_.end()) return;  // it has ended, or is not to run now
+  Job& job = found->second;
+  const double service = f.number("service", 0, kMost), started = f.number("started", -1, kMost),
+               steps = f.number("steps", 0, kMost), total = f.number("total_steps", 0, kMost),
+               last_change = f.number("last_change", -1, kMost),
+               accounted = f.number("accounted", 0, kMost),
+               rate = f.number("rate_of_one", 0, kMost),
+               // States of before 2026-11 have none.
+      pause = item.contains("pause") ? f.number("pause", 0, kLongestPause) : 0;
+  spec::Allocation held;
+  for (const json& share : f.array("held")) {
+    if (!share.is_array() || share.size() != 2) f.wrong("held", "a list of [node, devices]", share);
+    held.push_back({static_cast<int32_t>(f.as_integer(share[0], "held", 0, INT32_MAX)),
+                    static_cast<int32_t>(f.as_integer(share[1], "held", 1, INT32_MAX))});
+  }
+  const auto restarts = static_cast<int32_t>(f.integer("restarts", 0, INT32_MAX));
+  job.agent->restore(f.at("agent"), fmt::format("{}: job {}", kWhere, found->first));
+  job.view.attained_service = service;
+  job.view.started = started;
+  job.view.progress = steps;
+  if (total > 0) job.total_steps = total;
+  job.view.restarts = restarts;
+  job.view.last_change = last_change;
+  job.accounted = accounted;
+  job.held_before = std::move(held);
+  job.rate_of_one = rate;
+  job.pause = pause;
+}
+
+void Scheduler::restore(const json& state) {
+  try {
+    const JsonFields f(state, kWhere);
+    f.only({"policy", "types", "memory", "measured", "pause", "jobs"});
+    // Of another policy, or of other devices, nothing is of use.
+    if (f.text("policy") != policy_name_ || f.array("types") != json(cluster_.types)) return;
+    shared_.restore(f.at("measured"), kWhere);
+    if (state.contains("pause")) pause_ = f.number("pause", 0, kLongestPause);
+    for (const json& item : f.array("jobs")) restore_job(item);
+    policy_->restore(f.at("memory"), kWhere);
+  } catch (const Error& error) {
+    shared_.restore(json::array(), kWhere);
+    pause_ = kFirstPause;
+    for (auto& [id, job] : jobs_) {
+      job.agent =
+          std::make_unique<sched::JobAgent>(job.agent->facts(), policy_->traits(), fits_, &shared_);
+      job.view.attained_service = job.view.progress = job.rate_of_one = job.pause = 0;
+      job.view.started = job.view.last_change = -1;
+      job.accounted = job.view.arrival;
+      job.held_before.reset();
+      job.view.restarts = 0;
+    }
+    if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::data_loss) throw;
+    fail(ErrorCode::data_loss, "{}; it is learnt anew", error.message());
+  }
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,218 @@
+// The policy joined with jobs whose changes take their time, without a process.
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/cluster/scheduler.h"
+
+namespace ductile::cluster {
+namespace {
+
+using nlohmann::json;
+
+spec::Cluster two_nodes() {
+  spec::NodeGroup group;
+  group.type = "cpu";
+  group.devices = 4;
+  group.count = 2;
+  group.hosts = {"one", "two"};
+  return {{group}, {}};
+}
+
+// Jobs that come, start late, give up late, measure, and go. Follows from the seed alone.
+class World {
+ public:
+  World(std::string policy, uint64_t seed, uint32_t restarts)
+      : policy_(std::move(policy)), rng_(seed, 0x10a7), restart_(seed, 2), restarts_(restarts) {}
+
+  std::string run() {
+    for (int i = 0; i < rounds(); ++i) {
+      now_ += rng_.uniform(0.1, 12);
+      arrive();
+      restart();
+      work();
+      for (const Allotment& a : scheduler_->decide(now_)) take(a);
+      check();
+    }
+    return log_;
+  }
+
+ private:
+  struct Job {
+    JobDemand demand;
+    spec::Allocation held, coming;
+    double due = -1, granted_at = 0;  // -1: nothing is on its way
+    int64_t steps = 0;
+  };
+
+  // The genetic search takes a hundred times as long as the others.
+  int rounds() const { return policy_ == "pollux" ? 25 : 120; }
+
+  void arrive() {
+    if (jobs_.size() > 6 || rng_.below(3) != 0) return;
+    Job job;
+    job.demand.id = ++last_;
+    job.demand.name = fmt::format("job-{}", last_);
+    job.demand.application = last_ % 2 == 0 ? "even" : "";
+    job.demand.arrival = now_;
+    job.demand.min_devices = 1 + static_cast<int32_t>(rng_.below(2));
+    job.demand.max_devices = job.demand.min_devices + static_cast<int32_t>(rng_.below(5));
+    job.demand.batch = 64;
+    scheduler_->add(job.demand);
+    jobs_.emplace(last_, job);
+  }
+
+  void restart() {
+    if (restarts_ == 0 || restart_.below(restarts_) != 0) return;
+    const std::string text = dump_json(scheduler_->state());
+    scheduler_ = std::make_unique<Scheduler>(two_nodes(), policy_, 10);
+    for (auto& [id, job] : jobs_) scheduler_->add(job.demand);
+    scheduler_->restore(parse_json(text, "state", ErrorCode::data_loss));
+    for (auto& [id, job] : jobs_)
+      if (!job.held.empty()) scheduler_->holds(id, job.held, now_);
+  }
+
+  void work() {
+    for (auto at = jobs_.begin(); at != jobs_.end();) {
+      auto& [id, job] = *at;
+      if (job.due >= 0 && job.due <= now_) {
+        job.due = -1;
+        job.held = job.coming;
+        scheduler_->holds(id, job.held, now_);
+        if (!job.held.empty()) scheduler_->paused(id, static_cast<double>(id % 20));
+      }
+      if (!job.held.empty()) {
+        const int32_t k = sched::device_count(job.held);
+        scheduler_->measured(id, 100.0 * k / (1 + 0.05 * k));
+        job.steps += rng_.below(60);
+        scheduler_->progress(id, job.steps, 1000);
+      }
+      if (job.steps < 1000) {
+        ++at;
+        continue;
+      }
+      scheduler_->remove(id);
+      at = jobs_.erase(at);
+    }
+  }
+
+  void take(const Allotment& a) {
+    log_ +=
+        fmt::format("{:.3f} {} {} {}\n", now_, a.job, sched::device_count(a.allocation), a.reason);
+    Job& job = jobs_.at(a.job);
+    EXPECT_TRUE(job.due < 0 || now_ - job.granted_at > 60 || job.coming.empty())
+        << "job " << a.job << " at " << now_ << ": " << a.reason;
+    job.coming = a.allocation;
+    job.granted_at = now_;
+    // With restarts nothing may be on its way: of that the next service knows nothing.
+    job.due = restarts_ > 0 || only_prompt ? now_ : now_ + rng_.uniform(0, 50);
+    if (job.due <= now_) {
+      job.due = -1;
+      job.held = job.coming;
+      scheduler_->holds(a.job, job.held, now_);
+      if (!job.held.empty()) scheduler_->paused(a.job, static_cast<double>(a.job % 20));
+    }
+  }
+
+  // What is held and will be held fits at any time.
+  void check() {
+    int32_t sum = 0;
+    for (const auto& [id, job] : jobs_)
+      sum += sched::device_count(job.due >= 0 ? job.coming : job.held);
+    EXPECT_LE(sum, 8) << "at " << now_;
+    most_ = std::max(most_, sum);
+  }
+
+ public:
+  bool only_prompt = false;
+  int32_t most() const { return most_; }
+
+ private:
+  std::string policy_;
+  Rng rng_, restart_;
+  uint32_t restarts_;
+  std::unique_ptr<Scheduler> scheduler_ = std::make_unique<Scheduler>(two_nodes(), policy_, 10);
+  std::map<JobId, Job> jobs_;
+  JobId last_ = 0;
+  double now_ = 1e9;
+  int32_t most_ = 0;
+  std::string log_;
+};
+
+TEST(SchedulerState, ASlowStartIsNeitherGrantedTwiceNorTakenBack) {
+  for (const std::string& policy : sched::policy_names())
+    for (uint64_t seed = 0; seed < (policy == "pollux" ? 1 : 6) && !HasFailure(); ++seed) {
+      SCOPED_TRACE(fmt::format("{}, seed {}", policy, seed));
+      World world(policy, seed, 0);
+      world.run();
+      EXPECT_GT(world.most(), 4);
+    }
+}
+
+TEST(SchedulerState, OneThatGoesOnFromWhatItHadLearntDecidesTheSame) {
+  for (const std::string& policy : sched::policy_names())
+    for (uint64_t seed = 0; seed < (policy == "pollux" ? 1 : 4); ++seed) {
+      SCOPED_TRACE(fmt::format("{}, seed {}", policy, seed));
+      World never(policy, seed, 0), often(policy, seed, 4);
+      never.only_prompt = true;
+      EXPECT_EQ(never.run(), often.run());
+    }
+}
+
+TEST(SchedulerState, AGrantThatIsOverdueOrWithdrawnIsDecidedAnew) {
+  Scheduler s(two_nodes(), "fifo", 10);
+  s.add({.id = 1, .name = "a", .min_devices = 2, .max_devices = 2, .batch = 8});
+  ASSERT_EQ(s.decide(1).size(), 1u);
+  ASSERT_TRUE(s.on_its_way(1));
+  EXPECT_TRUE(s.decide(30).empty());
+  EXPECT_NE(s.why(1).find("on its way"), std::string::npos) << s.why(1);
+  s.withdrawn(1);
+  EXPECT_FALSE(s.on_its_way(1));
+  ASSERT_EQ(s.decide(40).size(), 1u);
+  s.drain(s.on_its_way(1)->front().node, true);
+  const std::vector<Allotment> moved = s.decide(50);
+  ASSERT_EQ(moved.size(), 1u);
+  EXPECT_FALSE(moved[0].allocation.empty());
+  s.holds(1, moved[0].allocation, 51);
+  EXPECT_FALSE(s.on_its_way(1));
+}
+
+TEST(SchedulerState, ADamagedStateIsRefusedAndAllBeginsAnew) {
+  World world("ductile", 1, 0);
+  Scheduler s(two_nodes(), "ductile", 10);
+  s.add({.id = 1, .name = "a", .max_devices = 4, .batch = 64});
+  s.decide(1);
+  s.holds(1, {{0, 1}}, 2);
+  s.measured(1, 50);
+  s.paused(1, 9);
+  json good = s.state();
+  const std::string fresh = [&] {
+    Scheduler other(two_nodes(), "ductile", 10);
+    other.add({.id = 1, .name = "a", .max_devices = 4, .batch = 64});
+    return other.state().dump();
+  }();
+  for (const char* path : {"/memory/slots", "/jobs/0/agent/version", "/measured", "/types",
+                           "/pause", "/jobs/0/pause"}) {
+    json bad = good;
+    bad[json::json_pointer(path)] = "x";
+    Scheduler other(two_nodes(), "ductile", 10);
+    other.add({.id = 1, .name = "a", .max_devices = 4, .batch = 64});
+    try {
+      other.restore(bad);
+      ADD_FAILURE() << path;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::data_loss) << e.what();
+      EXPECT_NE(e.message().find("learnt anew"), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(other.state().dump(), fresh) << path;
+  }
+  Scheduler sia(two_nodes(), "sia", 10);  // what another policy had learnt is of no use
+  sia.restore(good);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,367 @@
+// The replicas of a job of kind "serve", wherever its engine starts workers.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/paths.h"
+#include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/link/addresses.h"
+#include "ductile/process/worker.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/lock.h"
+#include "ductile/server/launcher.h"
+#include "ductile/serving/replica_line.h"
+#include "ductile/serving/replica_pace.h"
+
+namespace ductile::cluster {
+namespace {
+
+using control::WorkerId;
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook{500};          // for what a launcher does after some time
+constexpr milliseconds kStart{120'000};     // until it can be asked
+constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
+static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
+constexpr int kMostFailures = 4;  // of starts, one after the other, before any succeeds
+
+class ServeRunner final : public JobRunner {
+ public:
+  ServeRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder, Front& front,
+              std::chrono::seconds alone)
+      : loop_(loop),
+        lock_(folder.path(), run::RunLock::kController),
+        run_(folder.path()),
+        log_(folder.log_file()),
+        front_(front),
+        alone_(alone),
+        launcher_(engine.launcher(folder, /*python=*/false)) {
+    launcher_->call_when_ready([this] { note(); });
+    front_.router().call_when_lost([this](WorkerId id) {
+      if (replicas_.contains(id)) launcher_->kill(id);
+    });
+    look_ = loop_.every(kLook, [this] { take(); });
+  }
+
+  ~ServeRunner() override {
+    front_.router().call_when_lost({});
+    for (const auto& [id, replica] : replicas_) front_.router().remove(id);
+    front_.set_ready(0);
+  }
+
+  // Those that an earlier service started are found by their numbers. One that had not said where
+  // it listens cannot say it any more.
+  void start(const std::vector<Holding>& devices, OnEnd on_end) override {
+    on_end_ = std::move(on_end);
+    set_devices(devices);
+    std::vector<WorkerId> before;
+    for (const auto& [id, known] : front_.memory().replicas) before.push_back(id);
+    launcher_->adopt(before);
+    for (const auto& [id, known] : front_.memory().replicas) {
+      Replica& replica = replicas_[id];
+      if (known.address.empty()) {
+        replica.state = State::ending;
+        launcher_->kill(id);
+      } else {
+        replica.state = State::ready;
+        front_.router().add(id, net::Address::parse(known.address), known.version);
+        was_ready_ = true;
+      }
+    }
+    note();
+    settle();
+    if (wanted_ == 0 && replicas_.empty()) ending_ = true;
+    look_ended();
+  }
+
+  void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
+    if (ending_) return taken(false);
+    set_devices(devices);
+    settle();
+    taken(true);
+  }
+
+  void preempt() override {
+    if (std::exchange(ending_, true)) return;
+    pace_.end();
+    const auto go = [this, alive = std::weak_ptr<bool>(alive_)] {
+      if (alive.expired()) return;
+      wanted_ = 0;
+      leaving_.clear();
+      settle();
+      look_ended();
+    };
+    // What was accepted is answered first, where nobody will answer it later.
+    front_.closing() && ready() > 0 ? front_.call_when_quiet(go) : go();
+  }
+
+  int64_t wanted() const override { return wanted_; }
+  std::map<std::string, int64_t> used() const override { return launcher_->by_host(); }
+  JobProgress progress() const override { return {was_ready_ ? 0 : -1, 0, 0}; }
+
+ private:
+  enum class State { recorded, starting, ready, ending };
+  struct Replica {
+    State state = State::recorded;
+    std::optional<Error> failed;  // what it says before it ends
+    net::Loop::Timer patience;
+  };
+
+  void set_devices(const std::vector<Holding>& devices) {
+    std::vector<server::HostShare> shares;
+    wanted_ = 0;
+    for (const Holding& h : devices) {
+      shares.push_back({h.node, h.devices});
+      wanted_ += h.devices;
+    }
+    leaving_.clear();
+    for (const WorkerId id : launcher_->place(shares)) leaving_.insert(id);
+    hand_over_ = loop_.after(kHandOver, [this] { let_leaving_go(); });
+  }
+
+  int64_t count(const std::function<bool(WorkerId, const Replica&)>& which) const {
+    return std::ranges::count_if(replicas_,
+                                 [&](const auto& one) { return which(one.first, one.second); });
+  }
+  int64_t ready() const {
+    return count([](WorkerId, const Replica& r) { return r.state == State::ready; });
+  }
+
+  // As many as are wanted, beside those that leave a node. Those that leave go when the others can
+  // be asked. Of those that are too many the youngest go, first those that start.
+  void settle() {
+    int64_t staying = count([&](WorkerId id, const Replica& r) {
+      return r.state != State::ending && !leaving_.contains(id);
+    });
+    if (const int64_t more = pace_.to_start(wanted_, staying); more > 0) {
+      std::vector<WorkerId> fresh;
+      for (int64_t i = 0; i < more; ++i) fresh.push_back(record());
+      staying += more;
+      front_.save([this, fresh, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired()) return;
+        for (const WorkerId id : fresh) launch(id);
+        look_ended();
+      });
+    }
+    for (const State state : {State::recorded, State::starting, State::ready}) {
+      for (auto one = replicas_.rbegin(); one != replicas_.rend() && staying > wanted_; ++one) {
+        if (one->second.state != state || leaving_.contains(one->first)) continue;
+        let_go(one->first, one->second);
+        --staying;
+      }
+    }
+    const int64_t stay_ready = count([&](WorkerId id, const Replica& r) {
+      return r.state == State::ready && !leaving_.contains(id);
+    });
+    if (stay_ready >= wanted_) let_leaving_go();
+    front_.set_ready(ready());
+  }
+
+  void let_leaving_go() {
+    for (const WorkerId id : std::exchange(leaving_, {})) {
+      const auto found = replicas_.find(id);
+      if (found != replicas_.end() && found->second.state != State::ending)
+        let_go(id, found->second);
+    }
+    hand_over_.cancel();
+  }
+
+  WorkerId record() {
+    const WorkerId id = ++front_.memory().last;
+    front_.memory().replicas[id] = {};
+    replicas_[id].state = State::recorded;
+    return id;
+  }
+
+  void launch(WorkerId id) {
+    const auto found = replicas_.find(id);
+    if (found == replicas_.end()) return;
+    if (found->second.state != State::recorded) return gone(id);  // it was let go before it began
+    const ServeSpec& spec = front_.spec();
+    json request = {{"name", spec.model},
+                    {"run", spec.run.string()},
+                    {"host", "127.0.0.1"},
+                    {"port", 0},
+                    {"threads", 0},
+                    {"max_batch", spec.max_batch},
+                    {"max_delay_us", static_cast<int64_t>(1000 * spec.max_delay)},
+                    {"max_waiting", spec.max_waiting},
+                    {"follow_ms", spec.follow ? 1000 : 0},
+                    {"alone", alone_.count()}};
+    const auto version =
+        spec.follow || !front_.memory().version ? spec.version : front_.memory().version;
+    if (version) request["version"] = *version;
+    server::WorkerStart start;
+    start.worker = id;
+    start.workers = wanted_;
+    start.arguments = {"--run",    run_.string(),
+                       "--worker", std::to_string(id),
+                       "--serve",  dump_json_exactly(request, "--serve")};
+    try {
+      found->second.state = State::starting;
+      found->second.patience = loop_.after(kStart, [this, id] {
+        replicas_.at(id).failed.emplace(
+            ErrorCode::unavailable,
+            fmt::format("it could not be asked for {} seconds after its start",
+                        std::chrono::duration_cast<std::chrono::seconds>(kStart).count()));
+        launcher_->kill(id);
+      });
+      launcher_->start(start);
+    } catch (const Error& error) {
+      found->second.failed = error;
+      gone(id);
+    }
+  }
+
+  void let_go(WorkerId id, Replica& replica) {
+    const State before = std::exchange(replica.state, State::ending);
+    if (before == State::recorded) return;  // launch() finds it
+    replica.patience =
+        loop_.after(serving::ReplicaPace::kPatience, [this, id] { launcher_->kill(id); });
+    if (before == State::starting) return launcher_->kill(id);
+    // When it has no requests any more, nothing is lost with it.
+    front_.router().retire(id, [this, id, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired() && replicas_.contains(id)) launcher_->kill(id);
+    });
+  }
+
+  void note() {
+    if (std::exchange(noted_, true)) return;
+    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+      if (alive.expired()) return;
+      noted_ = false;
+      take();
+    });
+  }
+
+  void take() {
+    for (const server::LauncherEvent& event : launcher_->take()) {
+      if (const auto* line = std::get_if<server::WorkerLine>(&event)) {
+        if (replicas_.contains(line->worker)) hear(line->worker, line->text);
+      } else if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
+        gone(exited->worker);
+      } else if (const auto* failed = std::get_if<control::LaunchFailed>(&event)) {
+        if (replicas_.contains(failed->worker))
+          replicas_.at(failed->worker).failed.emplace(ErrorCode::unavailable, failed->text);
+        gone(failed->worker);
+      }
+    }
+    look_ended();
+  }
+
+  void hear(WorkerId id, const std::string& line) {
+    const auto known = serving::read_replica_line(line);
+    if (!known) return;
+    Replica& replica = replicas_.at(id);
+    if (known->failed) replica.failed = known->failed;
+    if (known->told && replica.state == State::ready)
+      front_.tell(fmt::format("replica {}: {}", id, *known->told));
+    if (!known->address || replica.state != State::starting) return;
+    if (known->place != link::PeerAddress::here("").place) {
+      replica.failed.emplace(
+          ErrorCode::invalid_argument,
+          "a replica was started on another machine, where the service cannot reach it; services "
+          "run on the service's own machine so far: drain the other nodes, or run `ductile up`");
+      return launcher_->kill(id);
+    }
+    replica.state = State::ready;
+    replica.patience.cancel();
+    pace_.ready();
+    failures_ = 0;
+    was_ready_ = true;
+    front_.router().add(id, net::Address::parse(*known->address), known->version);
+    front_.memory().replicas[id] = {*known->address, known->version};
+    if (!front_.spec().follow) front_.memory().version = front_.router().wanted();
+    front_.save();
+    settle();
+  }
+
+  // Its process has ended.
+  void gone(WorkerId id) {
+    const auto found = replicas_.find(id);
+    if (found == replicas_.end()) return;
+    const State state = found->second.state;
+    const std::optional<Error> failed = found->second.failed;
+    replicas_.erase(found);
+    leaving_.erase(id);
+    front_.router().remove(id);
+    front_.memory().replicas.erase(id);
+    front_.save();
+    front_.set_ready(ready());
+    if (state == State::ending) return settle();
+    if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
+      // The checkpoint that all of them had is there no more.
+      front_.tell(
+          fmt::format("replica {}: {}; new ones begin as the job says", id, failed->message()));
+      front_.memory().version.reset();
+      front_.router().want({});
+    } else if (!was_ready_ && failed && failed->code() != ErrorCode::unavailable) {
+      return give_up(*failed);
+    }
+    if (state == State::starting && ++failures_ >= kMostFailures && !was_ready_)
+      return give_up(
+          failed
+              ? *failed
+              : Error(ErrorCode::internal,
+                      fmt::format("its replicas end before they can be asked; what they said: {}",
+                                  process::log_tail(log_, 2))));
+    front_.tell(fmt::format("replica {} is lost{}; another one takes its place", id,
+                            failed ? ": " + failed->message() : std::string()));
+    pace_.lost();
+  }
+
+  void give_up(const Error& error) {
+    if (!failed_) failed_ = error;
+    preempt();
+  }
+
+  // on_end may destroy this object, so nobody is in its functions then.
+  void look_ended() {
+    if (!ending_ || !replicas_.empty() || !on_end_) return;
+    end_timer_ = loop_.after(milliseconds(0), [this, on_end = std::exchange(on_end_, {})] {
+      RunnerEnd end;
+      if (failed_) end = end_by(std::make_exception_ptr(*failed_));
+      const OnEnd call = on_end;  // outlives this object
+      call(end);
+    });
+  }
+
+  net::Loop& loop_;
+  const run::RunLock lock_;
+  const fs::path run_, log_;
+  Front& front_;
+  const std::chrono::seconds alone_;
+  OnEnd on_end_;
+  int64_t wanted_ = 0;
+  std::map<WorkerId, Replica> replicas_;
+  std::set<WorkerId> leaving_;  // are to go, when others have taken their places
+  std::optional<Error> failed_;
+  serving::ReplicaPace pace_{loop_, [this] { settle(); }};
+  int failures_ = 0;
+  bool was_ready_ = false, ending_ = false, noted_ = false;
+  net::Loop::Timer look_, hand_over_, end_timer_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  const std::unique_ptr<server::Launcher> launcher_;
+};
+
+}  // namespace
+
+std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                             Front& front, std::chrono::seconds alone) {
+  // Replicas that live are taken over whatever has become of the run that they serve.
+  if (kind_of(run / "job.toml") != FileKind::none)
+    return std::make_unique<ServeRunner>(loop, engine, run::RunFolder::open(run), front, alone);
+  spec::JobOptions job = served_job(front.spec());
+  return std::make_unique<ServeRunner>(loop, engine, made_run(run, job), front, alone);
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,118 @@
+// Who may ask the service, and from where.
+#include <string>
+#include <utility>
+
+#include <unistd.h>
+
+#include "ductile/base/clock.h"
+#include "ductile/base/error.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/access_file.h"
+#include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/service_impl.h"
+
+namespace ductile::cluster {
+
+namespace {
+
+// A run elsewhere may be read by the service's user alone.
+void require_run_of_jobs(const fs::path& run, const fs::path& runs) {
+  std::error_code error;
+  const fs::path real = fs::canonical(run, error);
+  if (error || real.parent_path() != fs::canonical(runs))
+    throw Refused(fmt::format(
+        "{} is not the run of a job of this service; only the service's own user may have others "
+        "served",
+        run.string()));
+}
+
+}  // namespace
+
+void Service::Impl::open_interface() {
+  api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
+  api_->check_submission([this, devices = nodes_.devices(), several = options_.cluster.has_value()](
+                             const Submission& s, const nlohmann::json& spec, Role role) {
+    if (s.kind == "serve" && role < Role::admin) require_run_of_jobs(serve_of(spec).run, runs_);
+    check_spec(s, spec, devices);
+    if (role < Role::admin && runs_own_code(s, spec))
+      throw Refused(
+          "model.library and python.object name code that runs as the user of the service, so only "
+          "that user may submit such a job");
+    if (several && s.kind == "command")
+      fail(ErrorCode::invalid_argument,
+           "kind = \"command\": commands run on one machine so far, under `ductile up`");
+    if (several && is_python(s, spec))
+      fail(ErrorCode::invalid_argument,
+           "python.object: Python jobs run on one machine so far, under `ductile up`");
+  });
+  api_->show(&view_);
+  api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
+  api_->set_policy(options_.policy);
+  HttpOptions http;
+  http.socket = options_.folder / "api.sock";
+  if (options_.port) {
+    http.port = options_.port;
+    http.or_any_port = options_.or_any_port;
+    http.page = &page_;
+    api_->make_links([this](const Principal& who) { return page_.link_for(who); });
+  }
+  http.principal_of = [this](std::string_view token) { return api_->recognise(token); };
+  http.tls = options_.tls;
+  if (http.tls && http.tls->certificate.empty()) {
+    http.tls->certificate = options_.folder / "certificate.pem";
+    http.tls->key = options_.folder / "certificate.key";
+    http.tls->make = true;
+  }
+  http_ = std::make_unique<HttpServer>(*api_, std::move(http));
+  if (options_.port) api_->set_address(fmt::format("http://127.0.0.1:{}", http_->port()), "");
+  if (options_.tls) offer_access();
+}
+
+std::string Service::Impl::page_link() {
+  return page_.link_for({user_name(::geteuid()), Role::admin});
+}
+
+// The access file of the service's own user says where the service is now. Its token is made once,
+// and again where the file, or the token, is no good any more.
+void Service::Impl::offer_access() {
+  std::string host = options_.tls->address.host;
+  if (host == "0.0.0.0" || host == "::") {
+    char name[256] = {};
+    host = ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
+  }
+  // An operator's own certificate is renewed, perhaps with another key, and has a name.
+  Access access{"https://" + net::Address{host, http_->tls_port()}.to_string(),
+                options_.tls->certificate.empty() ? http_->pin() : "", ""};
+  address_ = access.address;
+  api_->set_address(access.address, access.fingerprint);
+  const fs::path file = options_.folder / "access.json";
+  const Principal own{user_name(::geteuid()), Role::admin, "", true};
+  if (fs::exists(file)) {
+    try {
+      const Access before = read_access(file);
+      access.token = before.token;
+      if (before == access && api_->recognise(before.token).principal == own) return;
+    } catch (const Error& error) {
+      log_line(fmt::format("{}; it is made anew", error.what()));
+    }
+  }
+  if (api_->recognise(access.token).principal != own) {
+    access.token = make_token();
+    queue_.commit([&](Change& change) {
+      const double now = wall_seconds();
+      const TokenRecord record{0,   own.name,     Role::admin, "", digest_of_token(access.token),
+                               now, std::nullopt, std::nullopt};
+      try {
+        change.revoke_token(own.name, own.name, now);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::not_found) throw;
+      }
+      change.add_token(record, own.name);
+    });
+    api_->load_tokens();
+  }
+  write_access(file, access);
+}
+
+}  // namespace ductile::cluster

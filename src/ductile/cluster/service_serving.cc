@@ -1,0 +1,84 @@
+// Jobs that answer requests: their addresses, and what comes to them.
+#include <cmath>
+#include <utility>
+
+#include "ductile/base/clock.h"
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/service_impl.h"
+
+namespace ductile::cluster {
+
+// Where one was open before, this one has its port, and the replicas that still live.
+void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
+  const JobId id = live.record.id;
+  const std::string text = reader_.memory(front_memory_name(id));
+  FrontMemory memory;
+  if (!text.empty())
+    memory = FrontMemory::from_json(parse_json(text, front_memory_name(id), ErrorCode::data_loss));
+  Front::Callbacks callbacks;
+  callbacks.save = [this, id](const FrontMemory& kept, std::function<void()> then) {
+    writer_.write(
+        [id, text = dump_json(kept.to_json())](Change& change) {
+          if (!has_ended(change.job(id).phase)) change.set_memory(front_memory_name(id), text);
+        },
+        std::move(then));
+  };
+  callbacks.on_load = [this, id] {
+    const auto found = live_.find(id);
+    if (found != live_.end() && found->second.front) follow_load(found->second);
+  };
+  callbacks.tell = [this, id](const std::string& line) {
+    writer_.write([id, body = dump_json(nlohmann::json{{"text", line}})](Change& change) {
+      if (!has_ended(change.job(id).phase)) change.record(id, "serving", body, wall_seconds());
+    });
+  };
+  live.front = std::make_unique<Front>(loop_, spec, std::move(memory), options_.interval,
+                                       std::move(callbacks));
+}
+
+void Service::Impl::close_front(Live& live) {
+  if (!live.front) return;
+  live.front.reset();
+  view_.forget(live.record.id);
+}
+
+// More replicas are decided about at once, fewer in the next round.
+void Service::Impl::follow_load(Live& live) {
+  const JobId id = live.record.id;
+  ServingFigures figures = live.front->figures();
+  figures.name = live.record.submission.name;
+  view_.set_serving(id, std::move(figures));
+  if (!scheduler_.knows(id) || stopping_) return;
+  if (scheduler_.served(id, live.front->load()))
+    decide_soon_ = loop_.after(std::chrono::milliseconds(0), [this] { decide(); });
+}
+
+// For people: what comes, where that is news.
+void Service::Impl::note_load(Live& live) {
+  constexpr double kNews = 0.25, kLeast = 0.1;
+  if (!live.front || !live.runner) return;
+  const ServiceLoad load = live.front->load();
+  const int64_t devices = sched::device_count(live.asked);
+  if (live.noted_devices == devices &&
+      std::abs(load.load - live.noted_speed) <= kNews * live.noted_speed + kLeast)
+    return;
+  live.noted_devices = devices;
+  live.noted_speed = load.load;
+  const nlohmann::json body = {{"devices", devices},
+                               {"requests_per_second", load.load},
+                               {"most_requests_per_second", load.peak},
+                               {"replica_requests_per_second", load.rate}};
+  writer_.write([id = live.record.id, body = dump_json(body)](Change& change) {
+    change.record(id, "load", body, wall_seconds());
+  });
+}
+
+// Fewer than these hold nothing. A service is better served by some replicas than by none.
+int64_t Service::Impl::least_devices(const Live& live) const {
+  if (std::holds_alternative<ServeSpec>(live.work)) return 1;
+  return std::max<int64_t>(1, live.record.submission.min_devices);
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,494 @@
+// Jobs that answer requests, with real services, replicas, connections and clients.
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ductile/base/paths.h"
+#include "ductile/base/rng.h"
+#include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/net/socket.h"
+#include "ductile/sched/policy.h"
+#include "ductile/serving/testing/client.h"
+#include "ductile/serving/testing/small_model.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+using serving::testing::Client;
+using serving::testing::json_of;
+
+// A run that can be served; see testing/serving_worker.cc.
+struct ServedRun {
+  explicit ServedRun(int takes = 0) {
+    write_file_atomic(folder.path() / "job.toml", "name = \"small\"\n");
+    write_file_atomic(folder.path() / "takes", std::to_string(takes));
+    write_file_atomic(folder.path() / "newest", "7");
+  }
+  Json spec() const { return {{"run", folder.path().string()}, {"model", "small"}}; }
+  TempFolder folder;
+};
+
+JobId submit_service(LiveService& service, const ServedRun& run, int64_t least, int64_t most,
+                     const Json& more = Json::object()) {
+  Json spec = run.spec();
+  spec.update(more);
+  const Json body = {{"name", "api"},
+                     {"kind", "serve"},
+                     {"min_devices", least},
+                     {"max_devices", most},
+                     {"spec", spec}};
+  const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
+  EXPECT_EQ(answer.value("status", 0), 201) << answer;
+  return answer.at("body").value("id", JobId{0});
+}
+
+int64_t ready_of(const Json& job) {
+  return job.contains("serving") ? job["serving"].value("replicas", int64_t{0}) : 0;
+}
+
+Json wait_for_replicas(LiveService& service, JobId id, int64_t replicas) {
+  return service.wait(id, [&](const Json& job) { return ready_of(job) == replicas; });
+}
+
+net::Address address_of(const Json& job) {
+  const auto url = job.at("serving").at("address").get<std::string>();
+  constexpr std::string_view kScheme = "http://";
+  return net::Address::parse(url.substr(kScheme.size(), url.find("/v2") - kScheme.size()));
+}
+
+std::set<pid_t> replicas_of(LiveService& service) {
+  std::set<pid_t> out;
+  for (const pid_t pid : service.workers()) {
+    try {
+      if (read_file(fs::path("/proc") / std::to_string(pid) / "cmdline").find("--serve") !=
+          std::string::npos)
+        out.insert(pid);
+    } catch (const Error&) {  // gone
+    }
+  }
+  return out;
+}
+
+std::string body_of(const std::vector<float>& values) {
+  const Json input = {
+      {"name", "images"}, {"datatype", "FP32"}, {"shape", {1, 1, 4, 4}}, {"data", values}};
+  return dump_json(Json{{"inputs", {input}}, {"outputs", {{{"name", "logits"}}}}});
+}
+
+// Clients that ask without a pause, each until it has been answered, and look at each answer.
+class Clients {
+ public:
+  Clients(const net::Address& at, int count) : at_(at) {
+    for (int i = 0; i < count; ++i) threads_.emplace_back([this, i] { ask(i); });
+  }
+  ~Clients() { stop(); }
+
+  void stop() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  int64_t answers() const { return answers_; }
+  void wait_for_more(int64_t more) const {
+    const int64_t until = answers_ + more;
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (answers_ < until && wrong_ == 0) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  int64_t wrong() const { return wrong_; }
+  std::string first_wrong() {
+    const std::lock_guard lock(mutex_);
+    return first_wrong_;
+  }
+  std::set<int64_t> versions() {
+    const std::lock_guard lock(mutex_);
+    return versions_;
+  }
+
+ private:
+  void ask(int who) {
+    Rng rng(static_cast<uint64_t>(who), 5);
+    std::map<int64_t, std::unique_ptr<serving::Model>> models;
+    Client client(at_);
+    while (!stop_) {
+      std::vector<float> values(16);
+      for (float& v : values) v = rng.normal();
+      std::string fault;
+      try {
+        const auto answer = client.post("/v2/models/small/infer", body_of(values));
+        fault = !answer                 ? "no answer"
+                : answer->status != 200 ? std::to_string(answer->status) + " " + answer->body
+                                        : "";
+        if (fault.empty()) {
+          const Json json = json_of(*answer);
+          const int64_t version = std::stoll(json.at("model_version").get<std::string>());
+          auto& model = models[version];
+          if (!model) model = serving::testing::make_small_model({}, version);
+          std::vector<float> expected(3);
+          model->run(reinterpret_cast<const std::byte*>(values.data()), 1, expected.data());
+          const auto seen = json.at("outputs").at(0).at("data").get<std::vector<float>>();
+          if (seen != expected) fault = "other bits: " + answer->body;
+          const std::lock_guard lock(mutex_);
+          versions_.insert(version);
+        }
+      } catch (const std::exception& error) {
+        fault = error.what();
+      }
+      if (!fault.empty()) {
+        ++wrong_;
+        const std::lock_guard lock(mutex_);
+        if (first_wrong_.empty()) first_wrong_ = fault;
+        return;
+      }
+      ++answers_;
+    }
+  }
+
+  const net::Address at_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int64_t> answers_ = 0, wrong_ = 0;
+  std::mutex mutex_;
+  std::string first_wrong_;
+  std::set<int64_t> versions_;
+  std::vector<std::thread> threads_;
+};
+
+auto with_replicas(int64_t devices) {
+  return [devices](ServiceOptions& options) {
+    options.devices = devices;
+    options.worker = DUCTILE_SERVING_WORKER;
+  };
+}
+
+auto on_nodes(std::vector<std::string> names, int64_t devices) {
+  return [names = std::move(names), devices](ServiceOptions& options) {
+    spec::NodeGroup group;
+    group.type = "cpu";
+    group.devices = devices;
+    group.hosts = names;
+    group.count = static_cast<int64_t>(names.size());
+    options.cluster = spec::Cluster{{group}, {}};
+    options.launcher = "env NODE={host}";
+    options.listen = "127.0.0.1";
+    options.program = DUCTILE_SERVING_WORKER;
+    options.worker = DUCTILE_SERVING_WORKER;
+  };
+}
+
+TEST(ServingJob, AnswersAtItsAddressUntilItIsCancelled) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  EXPECT_EQ(job.at("kind"), "serve");
+  const std::string url = job.at("serving").at("address");
+  EXPECT_NE(job.value("why", "").find("it answers at " + url), std::string::npos) << job;
+  Clients clients(address_of(job), 2);
+  clients.wait_for_more(50);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{7}));
+  service.wait(id, [](const Json& now) { return now.at("serving").at("answered") >= 50; });
+  const std::string metrics = service.text("/metrics");
+  EXPECT_NE(metrics.find("\nductile_service_replicas{job=\"" + std::to_string(id) +
+                         "\",name=\"api\"} 1\n"),
+            std::string::npos)
+      << metrics;
+  service.act(id, "cancel");
+  const Json ended = service.wait_for(id, "cancelled");
+  EXPECT_FALSE(ended.contains("serving"));
+  EXPECT_EQ(service.text("/metrics").find("ductile_service_replicas"), std::string::npos);
+  service.wait_for_no_workers();
+  EXPECT_THROW(Client(address_of(job)), Error);
+  EXPECT_EQ(service.stop(), 0);
+}
+
+TEST(ServingJob, SaysWhatIsWrongWithItsRun) {
+  LiveService service(with_replicas(1));
+  ServedRun run;
+  write_file_atomic(run.folder.path() / "fails", "the weights are damaged");
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = service.wait_for(id, "failed");
+  EXPECT_NE(job.value("reason", "").find("the weights are damaged"), std::string::npos) << job;
+  service.wait_for_no_workers();
+  const auto refused = [&](const Json& spec) {
+    const Json body = {{"name", "api"}, {"kind", "serve"}, {"spec", spec}};
+    return service.send("POST", "/v1/jobs", dump_json(body)).at("status").get<int>();
+  };
+  EXPECT_EQ(refused({{"run", "/nowhere"}, {"model", "small"}}), 404);
+  EXPECT_EQ(refused({{"run", "here"}, {"model", "small"}}), 400);
+  Json spec = run.spec();
+  spec["model"] = "../x";
+  EXPECT_EQ(refused(spec), 400);
+  spec = run.spec();
+  spec["target"] = 0;
+  EXPECT_EQ(refused(spec), 400);
+}
+
+TEST(ServingJob, GrowsWithItsLoadAndShrinksWithoutIt) {
+  LiveService service(with_replicas(3));
+  const ServedRun run(10'000);
+  const JobId id = submit_service(service, run, 1, 3, {{"max_batch", 1}, {"target", 0.05}});
+  const Json job = wait_for_replicas(service, id, 1);
+  {
+    Clients clients(address_of(job), 6);
+    wait_for_replicas(service, id, 3);
+    clients.stop();
+    EXPECT_EQ(clients.first_wrong(), "");
+  }
+  wait_for_replicas(service, id, 1);
+  const Json events = service.get("/v1/events?limit=1000&job=" + std::to_string(id));
+  EXPECT_TRUE(std::ranges::any_of(events.at("events"),
+                                  [](const Json& event) { return event.at("kind") == "load"; }));
+}
+
+// A service of two nodes is resized, gets other weights, loses replicas and nodes, and every
+// request is answered with the bits of its version.
+TEST(ServingJob, LosesNoRequest) {
+  LiveService service(on_nodes({"one", "two"}, 2));
+  const ServedRun run(1000);
+  const JobId id = submit_service(service, run, 2, 2);
+  const Json job = wait_for_replicas(service, id, 2);
+  const net::Address at = address_of(job);
+  Clients clients(at, 4);
+  const auto go_on = [&] { clients.wait_for_more(60); };
+  go_on();
+  Rng rng(3);
+  const auto resize = [&](int64_t devices) {
+    const Json body = {{"min_devices", devices}, {"max_devices", devices}};
+    service.send("POST", "/v1/jobs/" + std::to_string(id) + "/resize", dump_json(body));
+    wait_for_replicas(service, id, devices);
+    go_on();
+  };
+  for (const int64_t devices : {4, 1, 3, 2}) resize(devices);
+  for (int turn = 0; turn < 3; ++turn) {
+    const std::set<pid_t> pids = replicas_of(service);
+    ASSERT_FALSE(pids.empty());
+    ::kill(*std::next(pids.begin(), rng.below(static_cast<uint32_t>(pids.size()))), SIGKILL);
+    go_on();
+    service.wait(id, [&](const Json& now) {
+      return ready_of(now) == 2 && replicas_of(service).size() == 2 && replicas_of(service) != pids;
+    });
+  }
+  Client loader(at);
+  const auto loaded =
+      loader.post("/v2/repository/models/small/load", R"({"parameters": {"version": "3"}})");
+  ASSERT_TRUE(loaded && loaded->status == 200);
+  go_on();
+  resize(3);  // the new one has the weights of the others
+  for (const std::string node : {"one", "two"}) {
+    service.send("POST", "/v1/nodes/" + node + "/drain", "{}");
+    service.wait(id, [&](const Json& now) {
+      return !now.at("holdings").contains(node) && ready_of(now) > 0 &&
+             service.get("/v1/nodes").dump().find("\"draining\"") == std::string::npos;
+    });
+    go_on();
+    service.send("POST", "/v1/nodes/" + node + "/undrain", "{}");
+    wait_for_replicas(service, id, 3);
+    go_on();
+  }
+  clients.stop();
+  EXPECT_EQ(clients.wrong(), 0) << clients.first_wrong();
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{3, 7}));
+  Client last(at);
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(json_of(*last.post("/v2/models/small/infer", body_of(std::vector<float>(16))))
+                  .at("model_version"),
+              "3");
+  EXPECT_EQ(service.stop(), 0);
+  service.wait_for_no_workers();
+}
+
+// The run goes on and has newer weights each time that a replica starts; then those that all have
+// are there no more.
+TEST(ServingJob, AllReplicasHaveTheSameWeightsWhileItsRunGoesOn) {
+  LiveService service(with_replicas(3));
+  const ServedRun run;
+  const auto newest = [&](const char* version) {
+    write_file_atomic(run.folder.path() / "newest", version);
+  };
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  newest("9");
+  const Json body = {{"min_devices", 3}, {"max_devices", 3}};
+  service.send("POST", "/v1/jobs/" + std::to_string(id) + "/resize", dump_json(body));
+  wait_for_replicas(service, id, 3);
+  const auto versions = [&](int64_t answers) {
+    Clients clients(address_of(job), 6);
+    clients.wait_for_more(answers);
+    clients.stop();
+    EXPECT_EQ(clients.first_wrong(), "");
+    return clients.versions();
+  };
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  service.kill_service();
+  service.start();
+  wait_for_replicas(service, id, 3);
+  const auto lose_one = [&] {
+    const std::set<pid_t> pids = replicas_of(service);
+    ::kill(*pids.begin(), SIGKILL);
+    service.wait(id, [&](const Json& now) {
+      const std::set<pid_t> there = replicas_of(service);
+      return ready_of(now) == 3 && there.size() == 3 && !there.contains(*pids.begin());
+    });
+  };
+  lose_one();
+  EXPECT_EQ(versions(300), (std::set<int64_t>{7}));
+  newest("5");  // whoever starts finds no 7
+  lose_one();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (versions(60) != std::set<int64_t>{5})
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_EQ(versions(300), (std::set<int64_t>{5}));
+}
+
+TEST(ServingJob, ItsReplicasOutliveAServiceThatIsKilled) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 2, 2);
+  const Json job = wait_for_replicas(service, id, 2);
+  const std::set<pid_t> before = replicas_of(service);
+  service.kill_service();
+  EXPECT_EQ(replicas_of(service), before);
+  service.start();
+  const Json after = wait_for_replicas(service, id, 2);
+  EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
+  EXPECT_EQ(replicas_of(service), before);
+  Clients clients(address_of(after), 2);
+  clients.wait_for_more(50);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  service.kill_service();
+  for (const pid_t pid : before) ::kill(pid, SIGKILL);  // nobody sees it
+  service.start();
+  service.wait(id, [&](const Json& now) {
+    const std::set<pid_t> pids = replicas_of(service);
+    return ready_of(now) == 2 && pids.size() == 2 && !pids.contains(*before.begin());
+  });
+  EXPECT_EQ(service.stop(), 0);
+}
+
+TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 2, 2);
+  wait_for_replicas(service, id, 2);
+  const std::set<pid_t> before = replicas_of(service);
+  service.kill_service();
+  fs::remove(run.folder.path() / "job.toml");
+  service.start();
+  const Json after = wait_for_replicas(service, id, 2);
+  EXPECT_EQ(replicas_of(service), before);
+  Clients clients(address_of(after), 2);
+  clients.wait_for_more(50);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+  service.wait_for_no_workers();
+}
+
+TEST(ServingJob, KeepsItsAddressWhileItIsPaused) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const Json job = wait_for_replicas(service, id, 1);
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  service.wait_for_no_workers();
+  EXPECT_THROW(Client(address_of(job)), Error);
+  service.act(id, "resume");
+  const Json after = wait_for_replicas(service, id, 1);
+  EXPECT_EQ(after.at("serving").at("address"), job.at("serving").at("address"));
+}
+
+TEST(ServingJob, GivesItsAddressUpWhenItIsPausedOrCancelledWithoutADevice) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const net::Address at = address_of(wait_for_replicas(service, id, 1));
+  for (const char* what : {"pause", "cancel"}) {
+    service.send("POST", "/v1/nodes/here/drain", "{}");
+    service.wait_for(id, "queued");
+    Client(at).get("/healthz");  // it waits for a device, and its clients do
+    std::atomic<int> status = 0;
+    std::thread waiting([&] {
+      const auto answer = Client(at).post("/v2/models/small/infer", body_of({}));
+      status = answer ? answer->status : -1;
+    });
+    service.wait(id, [](const Json& now) { return now.at("serving").at("waiting") == 1; });
+    service.act(id, what);
+    waiting.join();
+    EXPECT_EQ(status, 503) << what;
+    service.wait(id, [](const Json& now) { return !now.contains("serving"); });
+    EXPECT_THROW(Client{at}, Error) << what;
+    service.send("POST", "/v1/nodes/here/undrain", "{}");
+    if (what == std::string("cancel")) continue;
+    service.act(id, "resume");
+    EXPECT_EQ(address_of(wait_for_replicas(service, id, 1)).port, at.port);
+  }
+  EXPECT_EQ(service.wait_for(id, "cancelled").at("phase"), "cancelled");
+}
+
+// Under a policy that knows no services it holds its least number of devices.
+TEST(ServingJob, RunsUnderEveryPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    if (policy == "regional") continue;
+    LiveService service([&](ServiceOptions& options) {
+      with_replicas(3)(options);
+      options.policy = policy;
+    });
+    const ServedRun run;
+    const JobId id = submit_service(service, run, 2, 3);
+    const Json job = wait_for_replicas(service, id, 2);
+    Clients clients(address_of(job), 2);
+    clients.wait_for_more(20);
+    clients.stop();
+    EXPECT_EQ(clients.first_wrong(), "") << policy;
+  }
+}
+
+// One with two devices at 10 ms a request, which is asked more and more.
+TEST(LoadMeter, CountsWhatComesAndWhatAReplicaCanDo) {
+  LoadMeter meter(10);
+  serving::Router::Load total;
+  double now = 0;
+  meter.add(now, total, 1);
+  EXPECT_EQ(meter.load().load, 0);
+  const auto pass = [&](double seconds, int64_t each_second, double busy, int64_t replicas) {
+    for (double until = now + seconds; now < until;) {
+      now += 1;
+      total.arrived += each_second;
+      total.answered += each_second;
+      total.replica_seconds += busy;
+      meter.add(now, total, replicas);
+    }
+  };
+  pass(20, 40, 0.4, 1);
+  EXPECT_NEAR(meter.load().load, 40, 1e-9);
+  EXPECT_NEAR(meter.load().rate, 100, 1e-6);
+  pass(20, 300, 1, 1);  // in batches it can do more
+  EXPECT_NEAR(meter.load().rate, 300, 1);
+  EXPECT_NEAR(meter.load().peak, 300, 1e-9);
+  pass(20, 20, 0.4, 1);  // few requests say little of what it could do
+  EXPECT_NEAR(meter.load().rate, 300, 1);
+  EXPECT_NEAR(meter.load().load, 20, 1e-9);
+  EXPECT_NEAR(meter.load().peak, 300, 1e-9) << "it was lately";
+  pass(80, 20, 0.4, 1);
+  EXPECT_NEAR(meter.load().peak, 20, 1e-9);
+  pass(30, 100, 1, 1);  // it is busy all the time: this is what it can do
+  EXPECT_NEAR(meter.load().rate, 100, 1);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,203 @@
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/testing.h"
+#include "ductile/cluster/slurm_impl.h"
+#include "ductile/cluster/slurm_pool_impl.h"
+#include "ductile/spec/pool.h"
+
+namespace ductile::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+
+using ductile::testing::code_of;
+
+TEST(SlurmCommands, OnlyAJobsNumberIsAJobsNumber) {
+  EXPECT_EQ(parse_sbatch("123\n"), "123");
+  EXPECT_EQ(parse_sbatch("123;main\n"), "123");
+  for (const char* wrong : {"", "\n", "123", "Submitted batch job 123\n", "123\n124\n", "12x\n",
+                            "-1\n", "9999999999999999999999\n", "warning\n123\n", ";123\n"})
+    EXPECT_EQ(code_of([&] { parse_sbatch(wrong); }), ErrorCode::data_loss) << wrong;
+}
+
+TEST(SlurmCommands, AListIsReadWholeOrNotAtAll) {
+  const std::vector<std::string> names = {"a-1", "a-2"};
+  EXPECT_TRUE(parse_squeue("", names).empty());
+  const auto list =
+      parse_squeue("7|RUNNING|main|1795402318|None|a-1\n8|PENDING|main|N/A|Resources|a-2\n", names);
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_EQ(list[0], (QueueEntry{"7", "RUNNING", "main", "None", "a-1", 1795402318}));
+  EXPECT_EQ(list[1], (QueueEntry{"8", "PENDING", "main", "Resources", "a-2", 0}));
+  for (const char* wrong :
+       {"7|RUNNING|main|1795402318|None|a-1", "7|RUNNING|main|17954\n", "\n",
+        "x|RUNNING|main|N/A|None|a-1\n", "7|running|main|N/A|None|a-1\n",
+        "7|RUNNING|main|2026-11-23T02:41:43|None|a-1\n", "7|RUNNING|main|N/A|None|other\n",
+        "slurm_load_jobs error: Unable to contact slurm controller\n"})
+    EXPECT_EQ(code_of([&] { parse_squeue(wrong, names); }), ErrorCode::data_loss) << wrong;
+}
+
+TEST(SlurmCommands, AProgramEndsInTimeOrIsEnded) {
+  const ProgramAnswer answer = run_program("/bin/sh", {"-c", "echo $WORD; echo no >&2; exit 3"},
+                                           {{"WORD", "yes"}}, milliseconds(20000));
+  EXPECT_EQ(answer.status, 3);
+  EXPECT_EQ(answer.out, "yes\n");
+  EXPECT_EQ(answer.error, "no\n");
+  EXPECT_EQ(code_of([] { run_program("/bin/sleep", {"1000"}, {}, milliseconds(50)); }),
+            ErrorCode::deadline);
+  EXPECT_EQ(code_of([] {
+              run_program("/bin/sh", {"-c", "yes"}, {}, milliseconds(60000));
+            }),
+            ErrorCode::data_loss);
+  EXPECT_EQ(code_of([] { run_program("/nowhere/sbatch", {}, {}, milliseconds(1000)); }),
+            ErrorCode::not_found);
+}
+
+// A pool, and a Slurm that does what the test says.
+class Pool {
+ public:
+  explicit Pool(const std::string& options = "min = 0\nmax = 3\nidle = 10\n")
+      : pool(spec::parse_pools("[[pool]]\nname = \"p\"\ndevices = 2\n" + options, "test.toml")) {}
+
+  SlurmErrand turn(double wait = 3) {
+    now += wait;
+    SlurmErrand errand = pool.plan(now);
+    for (const PilotKey& key : errand.submit) jobs[key] = "PENDING";
+    for (const PilotKey& key : errand.cancel) jobs.erase(key);
+    SlurmNews news;
+    if (takes_changes) news.written_down = errand.write_down;
+    news.listed = answers;
+    if (!answers) news.trouble = "squeue: no answer";
+    for (const PilotKey& key : errand.list) {
+      news.queue[key];
+      if (jobs.contains(key))
+        news.queue[key].push_back({std::to_string(100 * key.node + key.generation), jobs[key],
+                                   "main", "Resources", "", ends});
+      if (jobs.contains(key) && jobs[key] == "RUNNING")
+        news.claims[key] = {std::to_string(100 * key.node + key.generation), "n", "10.0.0.1", 1};
+    }
+    pool.learn(news, now);
+    return errand;
+  }
+  void start_all() {
+    for (auto& [key, state] : jobs) state = "RUNNING";
+    turn();
+  }
+
+  SlurmPool pool;
+  std::map<PilotKey, std::string> jobs;
+  double now = 1000, ends = 0;
+  bool answers = true, takes_changes = true;
+};
+
+TEST(SlurmPool, GrowsWithDemandAndShrinksWhenNothingNeedsIt) {
+  Pool slurm;
+  EXPECT_TRUE(slurm.turn().submit.empty());
+  slurm.pool.follow(3, {false, false, false});  // two pilots of two devices
+  EXPECT_EQ(slurm.turn().submit.size(), 2u);
+  EXPECT_EQ(slurm.pool.trouble(0), "pilot 1 is pending in partition main: Resources");
+  slurm.start_all();
+  EXPECT_TRUE(slurm.pool.claim(0));
+  EXPECT_TRUE(slurm.turn().submit.empty());
+  slurm.pool.follow(100, {true, true, false});
+  EXPECT_EQ(slurm.turn().submit.size(), 1u);  // max = 3
+  slurm.start_all();
+  slurm.pool.follow(2, {true, false, false});
+  EXPECT_TRUE(slurm.turn().cancel.empty());  // idle = 10
+  const SlurmErrand errand = slurm.turn(10);
+  ASSERT_EQ(errand.cancel.size(), 2u);
+  EXPECT_EQ(slurm.pool.leaving(0), "");
+  EXPECT_NE(slurm.pool.leaving(2), "");
+  slurm.turn();
+  slurm.turn();
+  EXPECT_EQ(slurm.pool.all().size(), 1u);
+}
+
+TEST(SlurmPool, WhatSlurmDoesNotAnswerIsUnknown) {
+  Pool slurm;
+  slurm.pool.follow(2, {false, false, false});
+  slurm.turn();
+  slurm.start_all();
+  slurm.pool.follow(2, {true, false, false});
+  slurm.answers = false;
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(slurm.turn().submit.empty());
+  EXPECT_TRUE(slurm.pool.claim(0));
+  slurm.answers = true;
+  slurm.jobs.clear();  // one list may miss it
+  slurm.turn();
+  EXPECT_TRUE(slurm.pool.claim(0));
+  slurm.turn();
+  EXPECT_FALSE(slurm.pool.claim(0));
+  const SlurmErrand errand = slurm.turn();
+  ASSERT_EQ(errand.submit.size(), 1u);
+  EXPECT_EQ(errand.submit[0].generation, 2u);  // never the same ticket again
+}
+
+// A slurmctld that is killed forgets a start that it had not saved, and the pilot with it.
+TEST(SlurmPool, SlurmWritesDownEachPilotThatHasBegunAndIsAskedUntilItDoes) {
+  Pool slurm;
+  slurm.pool.follow(4, {false, false, false});
+  EXPECT_TRUE(slurm.turn().write_down.empty());
+  EXPECT_TRUE(slurm.turn().write_down.empty());  // pending: sbatch saved it
+  slurm.takes_changes = false;
+  slurm.start_all();
+  const std::vector<PilotKey> both = {{0, 1}, {1, 1}};
+  EXPECT_EQ(slurm.turn().write_down, both);
+  EXPECT_TRUE(slurm.turn(1).write_down.empty());  // not at every turn
+  slurm.takes_changes = true;
+  EXPECT_EQ(slurm.turn(5).write_down, both);
+  EXPECT_TRUE(slurm.turn(100).write_down.empty());
+  slurm.jobs.erase({0, 1});
+  slurm.turn();
+  slurm.turn();
+  slurm.turn();  // the next pilot of this node
+  slurm.start_all();
+  EXPECT_EQ(slurm.turn().write_down, (std::vector<PilotKey>{{0, 2}}));
+}
+
+TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {
+  Pool slurm("max = 1\nnotice = 60\n");
+  slurm.pool.follow(2, {false});
+  slurm.turn();
+  slurm.ends = slurm.now + 100;
+  slurm.start_all();
+  slurm.pool.follow(2, {true});
+  slurm.turn();
+  EXPECT_EQ(slurm.pool.leaving(0), "");
+  slurm.turn(60);
+  EXPECT_NE(slurm.pool.leaving(0), "");
+  EXPECT_TRUE(slurm.turn().cancel.empty());  // the job is being moved
+  slurm.pool.follow(2, {false});
+  EXPECT_EQ(slurm.turn().cancel.size(), 1u);
+  slurm.turn();
+  slurm.ends = 0;
+  EXPECT_EQ(slurm.turn().submit.size() + slurm.turn().submit.size(), 1u);
+  EXPECT_EQ(slurm.pool.leaving(0), "");
+}
+
+TEST(SlurmPool, PilotsThatNeverComeAreNotAskedForAgainAndAgain) {
+  Pool slurm("max = 1\n");
+  slurm.pool.follow(2, {false});
+  int submitted = 0;
+  for (int i = 0; i < 200; ++i) {
+    submitted += static_cast<int>(slurm.turn().submit.size());
+    for (auto& [key, state] : slurm.jobs) state = "FAILED";
+  }
+  EXPECT_LE(submitted, 9);  // 5, 10, 20 ... 300 s
+  EXPECT_GE(submitted, 5);
+  EXPECT_NE(slurm.pool.trouble(0).find("ended before it came (FAILED)"), std::string::npos)
+      << slurm.pool.trouble(0);
+}
+
+TEST(SlurmPool, WhatAnEarlierServiceLeftIsTakenOver) {
+  Pool slurm("max = 2\n");
+  slurm.pool.take_over(1, 7, slurm.now);
+  slurm.jobs[{1, 7}] = "RUNNING";
+  slurm.pool.follow(2, {false, false});
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(slurm.turn().submit.empty());
+  EXPECT_TRUE(slurm.pool.claim(1));
+  EXPECT_EQ(slurm.pool.generation(1), 7u);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

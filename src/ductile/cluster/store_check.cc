@@ -1,0 +1,107 @@
+#include "ductile/cluster/store_check.h"
+
+#include <map>
+#include <system_error>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/cluster/schema.h"
+#include "ductile/cluster/store.h"
+
+namespace ductile::cluster {
+namespace {
+
+constexpr int64_t kPage = 1000;
+
+// Who holds what by the events, which the ledger is made of; that of a job that holds nothing is
+// not there.
+std::map<JobId, std::vector<Holding>> holdings_by_events(Reader& reader,
+                                                         std::vector<std::string>& faults) {
+  std::map<JobId, std::vector<Holding>> out;
+  Revision seen = 0;
+  while (true) {
+    const std::vector<Event> events = reader.allocation_events(seen, kPage);
+    for (const Event& event : events) {
+      seen = event.seq;
+      out.erase(event.job);
+      if (event.kind != "allocation") continue;
+      const auto body = parse_json(event.body);
+      if (!body.is_object() || !body.contains("nodes") || !body["nodes"].is_object()) {
+        faults.push_back(fmt::format("event {}: an allocation that names no nodes", event.seq));
+        continue;
+      }
+      for (const auto& [node, devices] : body["nodes"].items())
+        if (devices.is_number_integer() && devices.get<int64_t>() > 0)
+          out[event.job].push_back({node, devices.get<int64_t>()});
+    }
+    if (static_cast<int64_t>(events.size()) < kPage) return out;
+  }
+}
+
+void check_ledger(Reader& reader, std::vector<std::string>& faults) {
+  auto told = holdings_by_events(reader, faults);
+  const auto held = reader.all_holdings();
+  for (const auto& [job, holdings] : held) {
+    if (told[job] != holdings)
+      faults.push_back(fmt::format("job {}: holds other devices than its last event says", job));
+  }
+  for (const auto& [job, holdings] : told) {
+    if (!holdings.empty() && !held.contains(job))
+      faults.push_back(
+          fmt::format("job {}: holds nothing, and its last event says that it does", job));
+  }
+}
+
+void check_runs(Reader& reader, StoreReport& report) {
+  for (JobId before = 0;;) {
+    const std::vector<JobRecord> jobs = reader.jobs({}, before, kPage);
+    for (const JobRecord& job : jobs) {
+      ++report.jobs;
+      if (!has_ended(job.phase)) ++report.live;
+      std::error_code ignored;
+      if (job.run.empty() || fs::is_directory(job.run, ignored)) continue;
+      report.losses.push_back(fmt::format(
+          "job {} ({}) is {}: its run directory {} is not there{}", job.id, job.submission.name,
+          to_string(job.phase), job.run,
+          has_ended(job.phase)
+              ? ""
+              : fmt::format("; put it back, or cancel the job: it would begin from the start")));
+    }
+    if (static_cast<int64_t>(jobs.size()) < kPage) return;
+    before = jobs.back().id;
+  }
+}
+
+}  // namespace
+
+StoreReport check_store(const fs::path& folder) {
+  StoreReport out;
+  out.file = folder / "store.db";
+  std::error_code ignored;
+  if (!fs::exists(out.file, ignored))
+    fail(ErrorCode::not_found,
+         "{}: there is no store; --check takes the folder of a service, such as "
+         "~/.local/state/ductile",
+         out.file.string());
+  Reader reader(out.file);
+  out.schema = newest_schema();  // a Reader takes no other
+  out.events = reader.count_events();
+  try {
+    out.faults = reader.check();
+    check_ledger(reader, out.faults);
+    check_runs(reader, out);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    out.faults.push_back(error.what());
+  }
+  if (!out.faults.empty())
+    out.remedy = fmt::format(
+        "stop the service, keep a copy of {0} with the files {0}-wal and {0}-shm, and put back a "
+        "backup, or what `sqlite3 {0} .recover` can still read; the runs are not in the store, and "
+        "`ductile train --resume` goes on with each of them",
+        out.file.string());
+  return out;
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ductile/base/files.h"
+
+namespace ductile::cluster {
+
+// What a look at the whole of a service's folder has found.
+struct StoreReport {
+  fs::path file;
+  int64_t schema = 0, jobs = 0, live = 0, events = 0;
+  std::vector<std::string> faults;  // the store contradicts itself, or cannot be read: in sentences
+  std::vector<std::string> losses;  // what it names is not there any more
+  std::string remedy;               // of the faults; empty: there are none
+};
+
+// Reads all of the store in `folder`, and looks for the run directories that it names. It changes
+// nothing, so that it may be done while a service runs. Throws not_found if no store is there,
+// data_loss if the file is none, conflict for a schema of another version, each with its remedy.
+StoreReport check_store(const fs::path& folder);
+
+}  // namespace ductile::cluster

@@ -1,0 +1,103 @@
+#include "ductile/cluster/store_check.h"
+
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/testing.h"
+#include "ductile/cluster/store.h"
+
+namespace ductile::cluster {
+namespace {
+
+using ductile::testing::code_of;
+
+class StoreCheck : public ::testing::Test {
+ protected:
+  StoreCheck() {
+    fs::create_directory(run);
+    Store store(file);
+    Transaction transaction(store.database());
+    Change change(store.database());
+    const JobId running = change.submit({.name = "a", .owner = "ada", .max_devices = 2}, "{}", 1);
+    change.set_run(running, run.string(), 2);
+    change.set_phase(running, Phase::running, "", 2);
+    change.set_holdings(running, {{"n1", 1}, {"n2", 1}}, "", 2);
+    const JobId ended = change.submit({.name = "b", .owner = "ada"}, "{}", 3);
+    change.set_phase(ended, Phase::running, "", 4);
+    change.set_holdings(ended, {{"n1", 1}}, "", 4);
+    change.set_phase(ended, Phase::finished, "", 5);
+    change.submit({.name = "c", .owner = "ada"}, "{}", 6);
+    transaction.commit();
+  }
+  void damage(const std::string& sql) {
+    Database database(file, Database::Access::write);
+    database.execute(sql);
+  }
+
+  TempFolder folder;
+  const fs::path file = folder.path() / "store.db", run = folder.path() / "run";
+};
+
+TEST_F(StoreCheck, AWholeStoreHasNoFaults) {
+  const StoreReport report = check_store(folder.path());
+  EXPECT_TRUE(report.faults.empty()) << report.faults.front();
+  EXPECT_TRUE(report.losses.empty()) << report.losses.front();
+  EXPECT_EQ(report.remedy, "");
+  EXPECT_EQ(report.jobs, 3);
+  EXPECT_EQ(report.live, 2);
+  EXPECT_GT(report.events, 5);
+}
+
+TEST_F(StoreCheck, ARunDirectoryThatIsGoneIsNoFaultOfTheStore) {
+  fs::remove(run);
+  const StoreReport report = check_store(folder.path());
+  EXPECT_TRUE(report.faults.empty());
+  ASSERT_EQ(report.losses.size(), 1u);
+  EXPECT_NE(report.losses[0].find("job 1 (a) is running: its run directory"), std::string::npos);
+}
+
+TEST_F(StoreCheck, WhatJobsHoldIsWhatTheirEventsSay) {
+  damage("DELETE FROM holdings WHERE node = 'n2'");
+  StoreReport report = check_store(folder.path());
+  ASSERT_EQ(report.faults.size(), 1u);
+  EXPECT_NE(report.faults[0].find("job 1: holds other devices than its last event says"),
+            std::string::npos);
+  EXPECT_NE(report.remedy.find("backup"), std::string::npos);
+  damage("DELETE FROM holdings");
+  report = check_store(folder.path());
+  ASSERT_EQ(report.faults.size(), 1u);
+  EXPECT_NE(report.faults[0].find("holds nothing"), std::string::npos);
+}
+
+TEST_F(StoreCheck, DamageAbsenceAndAnotherVersionAreToldApart) {
+  EXPECT_EQ(code_of([&] { check_store(folder.path() / "none"); }), ErrorCode::not_found);
+  damage("PRAGMA user_version = 1000");
+  EXPECT_EQ(code_of([&] { check_store(folder.path()); }), ErrorCode::conflict);
+  damage("PRAGMA user_version = 1");
+  EXPECT_EQ(code_of([&] { check_store(folder.path()); }), ErrorCode::conflict);
+  std::ofstream(file) << std::string(100000, 'x');
+  EXPECT_EQ(code_of([&] { check_store(folder.path()); }), ErrorCode::data_loss);
+}
+
+// Bytes in the middle of the file, as a bad disk leaves them.
+TEST_F(StoreCheck, DamagedPagesAreFound) {
+  damage("PRAGMA wal_checkpoint(TRUNCATE)");
+  const auto size = fs::file_size(file);
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  for (uintmax_t at = 4096; at + 64 < size; at += 4096) {
+    bytes.seekp(static_cast<std::streamoff>(at));
+    bytes << std::string(64, '\xee');
+  }
+  bytes.close();
+  try {
+    const StoreReport report = check_store(folder.path());
+    EXPECT_FALSE(report.faults.empty());
+    EXPECT_NE(report.remedy, "");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::data_loss) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster

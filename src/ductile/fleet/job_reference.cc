@@ -1,0 +1,119 @@
+#include "ductile/fleet/job_reference.h"
+
+#include <system_error>
+
+#include "ductile/base/error.h"
+#include "ductile/cluster/access_file.h"
+#include "ductile/run/folder.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The access file that the environment names; empty: none.
+std::string server_here(const Context& context) {
+  constexpr std::string_view kName = "DUCTILE_SERVER=";
+  for (const char* const* at = context.environment; *at != nullptr; ++at) {
+    const std::string_view entry = *at;
+    if (entry.starts_with(kName)) return std::string(entry.substr(kName.size()));
+  }
+  return "";
+}
+
+bool is_given(const ServiceAt& at) { return at.folder || at.server; }
+
+// The service's job whose run directory this is, if a service that is up has one.
+std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder) {
+  std::error_code error;
+  const fs::path runs = fs::canonical(folder / "runs", error);
+  if (error || run.parent_path() != runs) return std::nullopt;
+  const cluster::Client client(folder);
+  if (!client.reachable()) return std::nullopt;
+  const std::string name = run.filename().string();  // NUMBER-NAME
+  try {
+    const Json job =
+        client.get("/v1/jobs/" + cluster::percent_encoded(name.substr(0, name.find('-'))));
+    if (fs::path(job.at("run").get<std::string>()).filename() != name) return std::nullopt;
+    return JobReference{JobReference::OfService{client, job.at("id")}, run};
+  } catch (const Error& not_one_of_its_jobs) {
+    if (not_one_of_its_jobs.code() != ErrorCode::not_found) throw;
+    return std::nullopt;
+  }
+}
+
+// Without a home there is no service of this user either, and a run directory needs none.
+bool has_usual_folder(const Context& context) {
+  try {
+    cluster::usual_folder(context.environment);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string JobReference::OfService::path(const char* rest) const {
+  return "/v1/jobs/" + std::to_string(id) + rest;
+}
+
+Json JobReference::OfService::record() const { return client.get(path()); }
+
+cluster::Client client_of(const ServiceAt& at, const Context& context) {
+  if (at.server) return cluster::Client(cluster::read_access(*at.server));
+  if (at.folder) return cluster::Client(*at.folder);
+  if (const std::string file = server_here(context); !file.empty()) {
+    try {
+      return cluster::Client(cluster::read_access(file));
+    } catch (Error& error) {
+      throw error.with_context("DUCTILE_SERVER");
+    }
+  }
+  return cluster::Client(cluster::usual_folder(context.environment));
+}
+
+JobReference find_job(const std::string& text, const ServiceAt& at, const Context& context) {
+  std::error_code ignored;
+  const bool is_path = text.find('/') != std::string::npos ||
+                       (!is_given(at) && (text == "." || fs::is_directory(text, ignored)));
+  if (is_path) {
+    const fs::path run = fs::canonical(text, ignored);
+    // A run directory of another machine's service is none of this machine.
+    const bool may_be_of_service =
+        !ignored && !at.server && (at.folder || has_usual_folder(context));
+    const auto job =
+        may_be_of_service
+            ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment))
+            : std::nullopt;
+    return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
+  }
+  const cluster::Client client = client_of(at, context);
+  const char* here = is_given(at) ? "" : "no run directory of that name is here, and ";
+  if (!client.reachable()) fail(ErrorCode::not_found, "{}: {}{}", text, here, client.where());
+  try {
+    const Json job = client.get("/v1/jobs/" + cluster::percent_encoded(text));
+    return {JobReference::OfService{client, job.at("id")}, job.at("run").get<std::string>()};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    fail(ErrorCode::not_found, "{}: {}{} says: {}", text, here, client.name(), error.what());
+  }
+}
+
+fs::path run_of(const JobReference& job) {
+  if (job.run.empty())
+    fail(ErrorCode::not_found,
+         "job {} has no run directory yet, since it has not run; `ductile why "
+         "{}` says what it waits for",
+         job.service->id, job.service->id);
+  std::error_code ignored;
+  if (job.service && !job.service->client.is_local() && !fs::exists(job.run, ignored))
+    fail(ErrorCode::not_found,
+         "job {}: its run directory {} is where the service runs, and not on this machine; do this "
+         "there, or where its folder can be seen",
+         job.service->id, job.run.string());
+  return job.run;
+}
+
+}  // namespace ductile::cli

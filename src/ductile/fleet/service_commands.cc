@@ -1,0 +1,446 @@
+// The service of this machine, and what people ask it for.
+#include <charconv>
+#include <csignal>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/machine.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/held_signals.h"
+#include "ductile/cli/python_job.h"
+#include "ductile/cli/trust.h"
+#include "ductile/cluster/client.h"
+#include "ductile/cluster/service.h"
+#include "ductile/cluster/store_check.h"
+#include "ductile/fleet/job_reference.h"
+#include "ductile/fleet/service_request_impl.h"
+#include "ductile/net/socket.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/terminal.h"
+#include "ductile/process/worker.h"
+#include "ductile/run/folder.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kUsualReplicas = 4;  // at most, where nobody says --max
+
+// NAME=VALUE pairs of --env, and the PATH by which the program is found here.
+Json environment_of(const ServiceCommand& command, const Context& context) {
+  const auto here = [&](const std::string& name) -> std::optional<std::string> {
+    for (const char* const* at = context.environment; *at != nullptr; ++at) {
+      const std::string_view entry = *at;
+      if (entry.starts_with(name + "=")) return std::string(entry.substr(name.size() + 1));
+    }
+    return std::nullopt;
+  };
+  Json out = Json::object();
+  if (const auto path = here("PATH")) out["PATH"] = *path;
+  for (const std::string& entry : command.environment) {
+    const size_t equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    const auto value = equals == std::string::npos ? here(name) : entry.substr(equals + 1);
+    if (!value)
+      fail(ErrorCode::invalid_argument,
+           "--env {}: there is no such variable here; give --env {}=...", name, name);
+    out[name] = *value;
+  }
+  return out;
+}
+
+nlohmann::json command_body(const ServiceCommand& command, const Context& context) {
+  if (command.command->empty()) fail(ErrorCode::invalid_argument, "submit: no command follows --");
+  if (command.request.file || !command.request.assignments.empty())
+    fail(ErrorCode::invalid_argument,
+         "a job file and --set are of Ductile jobs; what follows -- is another program");
+  if (command.min || command.max)
+    fail(ErrorCode::invalid_argument,
+         "--min and --max are of Ductile jobs; a command takes --devices N");
+  const int64_t devices = command.devices.value_or(1);
+  const std::string program = fs::path(command.command->front()).filename().string();
+  return {{"name", command.name.value_or(program.empty() ? "command" : program)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"kind", "command"},
+          {"min_devices", devices},
+          {"max_devices", devices},
+          {"spec",
+           {{"command", *command.command},
+            {"directory", fs::current_path().string()},
+            {"environment", environment_of(command, context)},
+            {"retries", command.retries},
+            {"time_limit", command.time_limit},
+            {"grace", command.grace}}}};
+}
+
+nlohmann::json training_body(const ServiceCommand& command, const Context& context) {
+  if (command.devices || !command.environment.empty() || command.retries > 0 ||
+      command.time_limit > 0)
+    fail(ErrorCode::invalid_argument,
+         "--devices, --env, --retries and --time-limit are of a command, which follows --; a "
+         "Ductile job takes --min and --max");
+  JobRequest request = command.request;
+  request.arguments = command.command;  // of a Python job
+  JobConfig config;
+  config.read(request, context.environment);
+  config.make_paths_absolute();
+  const spec::JobOptions& job = config.job;
+  const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
+  return {{"name", command.name.value_or(job.name)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"min_devices", command.min.value_or(1)},
+          {"max_devices", command.max.value_or(most)},
+          {"spec", {{"job", config.options.to_toml()}}}};
+}
+
+nlohmann::json serving_body(const ServiceCommand& command, const Context& context) {
+  if (command.request.file || !command.request.assignments.empty() || command.devices ||
+      !command.environment.empty() || command.retries > 0 || command.time_limit > 0)
+    fail(ErrorCode::invalid_argument,
+         "a job file, --set, --devices, --env, --retries and --time-limit are of other jobs; "
+         "--service takes a run, --min and --max");
+  // That of a job may be on the service's machine alone.
+  const JobReference job = find_job(*command.served, command.at, context);
+  fs::path run = job.run.empty() ? run_of(job) : job.run;
+  std::string name = run::file_name_of(run.filename().string());
+  std::error_code missing;
+  if (fs::exists(run, missing)) {
+    const run::RunFolder folder = run::RunFolder::open(run);
+    require_trusted(folder.path());
+    JobConfig config;
+    config.read_saved(folder.job_file());
+    name = run::file_name_of(config.job.name);
+    run = folder.path();
+  }
+  nlohmann::json spec = {{"run", run.string()},
+                         {"model", name},
+                         {"follow", command.follow},
+                         {"max_batch", command.max_batch},
+                         {"target", command.target}};
+  if (command.port) spec["port"] = *command.port;
+  if (command.checkpoint) spec["version"] = *command.checkpoint;
+  const int64_t least = command.min.value_or(1);
+  return {{"name", command.name.value_or(name)},
+          {"team", command.team},
+          {"tier", command.tier},
+          {"kind", "serve"},
+          {"min_devices", least},
+          {"max_devices", command.max.value_or(std::max<int64_t>(least, kUsualReplicas))},
+          {"spec", std::move(spec)}};
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
+}
+
+std::map<std::string, int64_t> quotas_of(const ServiceCommand& command) {
+  std::map<std::string, int64_t> out;
+  for (const std::string& entry : command.quotas) {
+    const size_t equals = entry.rfind('=');
+    const std::string team = entry.substr(0, equals);
+    int64_t devices = 0;
+    const char* end = entry.data() + entry.size();
+    if (equals == std::string::npos || team.empty() ||
+        std::from_chars(entry.data() + equals + 1, end, devices).ptr != end || devices < 1)
+      fail(ErrorCode::invalid_argument,
+           "--quota {}: a team and a number of devices from 1 on are wanted, such as vision=4",
+           entry);
+    if (!out.emplace(team, devices).second)
+      fail(ErrorCode::invalid_argument, "--quota {}: the team {} has a quota already", entry, team);
+  }
+  return out;
+}
+
+fs::path find_keeper() {
+  const fs::path keeper = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
+  if (access(keeper.c_str(), X_OK) != 0)
+    fail(ErrorCode::not_found, "{}: not beside this program; build it, or install Ductile again",
+         keeper.string());
+  return keeper;
+}
+
+}  // namespace
+
+std::string path_of(const std::string& job, const char* rest) {
+  return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
+}
+
+ExitCode with_service(const ServiceCommand& command, Context& context,
+                      const std::function<void(const cluster::Client&)>& ask) {
+  const cluster::Client client = client_of(command.at, context);
+  if (!client.reachable()) {
+    context.console.error(client.where());
+    return kServerUnreachable;
+  }
+  ask(client);
+  return kDone;
+}
+
+std::string held_text(const Json& job) {
+  int64_t devices = 0;
+  for (const auto& [node, count] : job.at("holdings").items()) devices += count.get<int64_t>();
+  return devices == 0 ? "" : std::to_string(devices);
+}
+
+std::string job_table(const Json& job) {
+  std::vector<std::vector<std::string>> rows = {
+      {"job",
+       fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
+      {"phase", job.at("phase")},
+      {"why", job.at("why")}};
+  if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (job.contains("serving")) {
+    const Json& serving = job["serving"];
+    rows.push_back({"address", serving.at("address")});
+    rows.push_back({"load", fmt::format("{:.3g} requests a second, {} answered",
+                                        serving.at("requests_per_second").get<double>(),
+                                        serving.at("answered").get<int64_t>())});
+  }
+  if (job.at("run") != "") rows.push_back({"run", job.at("run")});
+  return page::table(rows);
+}
+
+namespace {
+// The link lets in whoever opens it first, so it goes to a person, and into no log file.
+void say_page(cluster::Service& service, Context& context) {
+  Console& console = context.console;
+  if (!console.err_terminal) {
+    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
+                service.port());
+    return;
+  }
+  console.say("the page, for the first browser that opens it: {}", service.page_link());
+  console.say("`ductile page` prints a link for another one");
+}
+
+std::optional<cluster::HttpTls> tls_of(const ServiceCommand& command) {
+  if (command.certificate.has_value() != command.key.has_value())
+    fail(ErrorCode::invalid_argument, "--certificate and --key belong together; one is missing");
+  if (command.https.empty()) {
+    if (command.certificate)
+      fail(ErrorCode::invalid_argument,
+           "--certificate is for --https ADDRESS:PORT, which is missing");
+    return std::nullopt;
+  }
+  if (command.https.starts_with("http://"))
+    fail(ErrorCode::invalid_argument,
+         "--https {}: nothing listens beyond this machine without TLS and a token; write {}",
+         command.https, command.https.substr(7));
+  std::optional<cluster::HttpTls> out;
+  out.emplace().address = net::Address::parse(command.https);
+  if (command.certificate) {
+    out->certificate = fs::absolute(*command.certificate);
+    out->key = fs::absolute(*command.key);
+  }
+  return out;
+}
+
+cluster::ServiceOptions options_of(const ServiceCommand& command, const Context& context) {
+  cluster::ServiceOptions options;
+  options.tls = tls_of(command);
+  options.folder = fs::absolute(command.at.folder ? *command.at.folder
+                                                  : cluster::usual_folder(context.environment));
+  options.worker = process::find_worker();
+  options.keeper = find_keeper();
+  options.quotas = quotas_of(command);
+  options.policy = command.policy;
+  options.retention = {command.keep_days * 86400, command.keep_jobs};
+  if (!command.no_page) options.port = command.port.value_or(kPagePort);
+  options.or_any_port = !command.port;
+  return options;
+}
+
+// Until a signal ends it; `what` are the devices, in words.
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
+  Console& console = context.console;
+  net::Loop loop;
+  HeldSignals held;
+  ExitCode code = kDone;
+  options.on_failure = [&](const Error& error) {
+    console.error(fmt::format(
+        "{}; all jobs are saved, and `ductile up` goes on with them when that is mended",
+        error.what()));
+    code = exit_code(error.code());
+    loop.stop();
+  };
+  cluster::Service service(loop, options);
+  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
+              options.folder.string(), options.policy);
+  if (options.port) say_page(service, context);
+  if (options.tls)
+    console.say(
+        "for other machines: {}, with a token; {} has one of yours, and `ductile token "
+        "add` makes others",
+        service.address(), (options.folder / "access.json").string());
+  bool stopping = false;
+  const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
+    signalfd_siginfo info;
+    while (read(held.fd(), &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo == SIGTSTP) {
+        raise(SIGSTOP);
+        continue;
+      }
+      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
+        continue;
+      if (stopping) return loop.stop();  // once more: without saving
+      stopping = true;
+      console.say("saving the jobs; once more ends without saving");
+      service.stop([&] { loop.stop(); });
+    }
+  });
+  loop.run();
+  return code;
+}
+
+}  // namespace
+
+ExitCode up(const ServiceCommand& command, Context& context) {
+  cluster::ServiceOptions options = options_of(command, context);
+  options.devices = command.devices.value_or(cpu_share().usable());
+  options.node = host_name();
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
+}
+
+namespace {
+
+ExitCode check(const fs::path& folder, Context& context) {
+  Console& console = context.console;
+  const cluster::StoreReport report = cluster::check_store(folder);
+  for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
+  for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
+  console.say("{}: schema {}, {} job{}, of which {} {} not ended, {} event{}: {}",
+              report.file.string(), report.schema, report.jobs, report.jobs == 1 ? "" : "s",
+              report.live, report.live == 1 ? "has" : "have", report.events,
+              report.events == 1 ? "" : "s",
+              !report.faults.empty()   ? "it is damaged"
+              : !report.losses.empty() ? "it is whole, but what it names is not"
+                                       : "it is whole");
+  if (!report.remedy.empty()) console.say("{}", report.remedy);
+  return report.faults.empty() && report.losses.empty() ? kDone : kFailed;
+}
+
+}  // namespace
+
+ExitCode server(const ServiceCommand& command, Context& context) {
+  if (command.check) return check(*command.check, context);
+  if (command.cluster.empty())
+    fail(ErrorCode::invalid_argument, "server: a cluster file is wanted, or --check DIR");
+  cluster::ServiceOptions options = options_of(command, context);
+  options.cluster = spec::read_cluster(command.cluster);
+  options.pools = spec::read_pools(command.cluster);
+  if (command.shared) options.shared = fs::absolute(*command.shared);
+  options.launcher = command.launcher;
+  options.listen = command.listen;
+  options.grace = command.grace;
+  options.program = fs::read_symlink("/proc/self/exe");
+  return serve(
+      options,
+      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
+      context);
+}
+
+ExitCode submit(const ServiceCommand& command, Context& context) {
+  if (command.served && command.command)
+    fail(ErrorCode::invalid_argument,
+         "--service is a kind of job, and what follows -- another one");
+  if (!command.served && (command.port || command.checkpoint || command.follow))
+    fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
+  const bool trains =
+      !command.command || (command.request.file && python_object(*command.request.file));
+  const nlohmann::json body = command.served ? serving_body(command, context)
+                              : trains       ? training_body(command, context)
+                                             : command_body(command, context);
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/jobs", body);
+    const auto id = answer.at("id").get<int64_t>();
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", id);
+      context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
+    }
+  });
+}
+
+ExitCode jobs(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    Json list = Json::array();
+    std::string page = command.all ? "?limit=1000" : "?limit=1000&live=1";
+    for (std::string next = page; !next.empty();) {
+      Json answer = client.get("/v1/jobs" + next);
+      for (Json& job : answer.at("jobs")) list.push_back(std::move(job));
+      next = answer.contains("before")
+                 ? fmt::format("{}&before={}", page, answer["before"].get<int64_t>())
+                 : "";
+    }
+    std::map<int64_t, std::map<std::string, int64_t>> held;
+    const Json nodes = client.get("/v1/nodes").at("nodes");
+    for (const Json& node : nodes)
+      for (const Json& job : node.at("jobs"))
+        held[job.at("job")][node.at("node")] = job.at("devices");
+    for (Json& job : list)
+      if (const auto found = held.find(job.at("id")); found != held.end())
+        job["holdings"] = found->second;
+    if (command.json) {
+      context.console.print("{}\n", dump_json(list, 2));
+      return;
+    }
+    using page::Align;
+    std::vector<std::vector<std::string>> rows = {
+        {"job", "name", "owner", "phase", "devices", "reason"}};
+    for (const Json& job : list) {
+      rows.push_back({std::to_string(job.at("id").get<int64_t>()), job.at("name"), job.at("owner"),
+                      job.at("phase"), job.contains("holdings") ? held_text(job) : "",
+                      job.at("reason")});
+    }
+    if (rows.size() == 1) {
+      context.console.say("{}", command.all ? "there are no jobs" : "no job runs or waits");
+      return;
+    }
+    context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
+                                                   Align::left, Align::right, Align::left}));
+  });
+}
+
+ExitCode why(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json job = client.get(path_of(command.job));
+    context.console.print("{}", command.json ? dump_json(job, 2) + "\n" : job_table(job));
+  });
+}
+
+ExitCode page_link(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", answer.at("link").get<std::string>());
+      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
+    }
+  });
+}
+
+ExitCode cancel(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post(path_of(command.job, "/cancel"), nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+    }
+  });
+}
+
+}  // namespace ductile::cli

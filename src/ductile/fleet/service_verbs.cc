@@ -1,0 +1,126 @@
+// What people ask a service about its nodes and its past.
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <thread>
+
+#include <fmt/ranges.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/cli/commands.h"
+#include "ductile/fleet/service_request_impl.h"
+#include "ductile/page/terminal.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::chrono::milliseconds kLookAgain{500};
+
+std::string local_time(double seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm parts{};
+  ::localtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+// "reason: It was just submitted.; by: ann"; what a person reads of an event's body.
+std::string body_text(const Json& body) {
+  std::string out;
+  for (const auto& [key, value] : body.items()) {
+    const std::string text = value.is_string() ? value.get<std::string>() : dump_json(value);
+    if (text.empty()) continue;
+    out += fmt::format("{}{}: {}", out.empty() ? "" : "; ", key, text);
+  }
+  return out;
+}
+
+void print_event(const Json& event, bool json, Console& console) {
+  if (json) {
+    console.print("{}\n", dump_json(event));
+    return;
+  }
+  const std::string job =
+      event.at("job").is_null() ? "" : fmt::format("job {}  ", event["job"].get<int64_t>());
+  console.print("{}  {}{}  {}\n", local_time(event.at("time")), job,
+                page::one_line(event.at("kind").get<std::string>()),
+                page::one_line(body_text(event.at("body"))));
+}
+
+ExitCode tell_node(const ServiceCommand& command, Context& context, const char* verb,
+                   const nlohmann::json& body, const char* done) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    std::vector<std::string> known;
+    const Json nodes = client.get("/v1/nodes").at("nodes");
+    for (const Json& node : nodes) known.push_back(node.at("node").get<std::string>());
+    if (std::find(known.begin(), known.end(), command.node) == known.end())
+      fail(ErrorCode::not_found, "there is no node \"{}\"; `ductile nodes` lists all: {}",
+           command.node, fmt::join(known, ", "));
+    const Json answer = client.post(
+        fmt::format("/v1/nodes/{}/{}", cluster::percent_encoded(command.node), verb), body);
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.say("node {} {}", command.node, done);
+    }
+  });
+}
+
+}  // namespace
+
+ExitCode events(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const std::string job =
+        command.job.empty() ? "" : "&job=" + cluster::percent_encoded(command.job);
+    Json list = client.get(fmt::format("/v1/events?newest={}{}", command.lines, job));
+    while (true) {
+      for (const Json& event : list.at("events")) print_event(event, command.json, context.console);
+      context.console.out() << std::flush;
+      if (!command.follow) return;
+      if (list.at("events").empty()) std::this_thread::sleep_for(kLookAgain);
+      const auto after = list.at("after").get<int64_t>();
+      list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
+    }
+  });
+}
+
+ExitCode nodes(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json list = client.get("/v1/nodes").at("nodes");
+    if (command.json) {
+      context.console.print("{}\n", dump_json(list, 2));
+      return;
+    }
+    using page::Align;
+    std::vector<std::vector<std::string>> rows = {
+        {"node", "type", "state", "devices", "free", "held by", "reason"}};
+    for (const Json& node : list) {
+      std::string held;
+      for (const Json& job : node.at("jobs"))
+        held +=
+            fmt::format("{}job {} ({}): {}", held.empty() ? "" : ", ", job.at("job").get<int64_t>(),
+                        job.at("name").get<std::string>(), job.at("devices").get<int64_t>());
+      rows.push_back({node.at("node"), node.at("type"), node.at("state"),
+                      std::to_string(node.at("devices").get<int64_t>()),
+                      std::to_string(node.at("free").get<int64_t>()), held, node.at("reason")});
+    }
+    context.console.print(
+        "{}", page::table(rows, {Align::left, Align::left, Align::left, Align::right, Align::right,
+                                 Align::left, Align::left}));
+  });
+}
+
+ExitCode drain(const ServiceCommand& command, Context& context) {
+  return tell_node(command, context, "drain", {{"reason", command.reason}},
+                   "is drained; `ductile undrain` takes it back");
+}
+
+ExitCode undrain(const ServiceCommand& command, Context& context) {
+  return tell_node(command, context, "undrain", nlohmann::json::object(), "is taken back");
+}
+
+}  // namespace ductile::cli

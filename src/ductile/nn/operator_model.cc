@@ -1,0 +1,70 @@
+#include "ductile/nn/operator_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ductile/base/error.h"
+
+namespace ductile::nn {
+
+at::Tensor OperatorModel::forward(const at::Tensor& x) {
+  return graph_.run(std::span(&x, 1)).front();
+}
+
+Source OperatorModel::add(std::string name, std::string kind, std::vector<Source> inputs,
+                          std::initializer_list<at::Tensor> tensors, Run run, bool random) {
+  Operator op;
+  op.name = std::move(name);
+  op.kind = std::move(kind);
+  op.inputs = std::move(inputs);
+  op.random = random;
+  const std::vector<NamedTensor> parameters = Model::parameters(), buffers = Model::buffers();
+  for (const at::Tensor& tensor : tensors) {
+    const auto same = [&](const NamedTensor& t) { return t.tensor.is_same(tensor); };
+    const auto parameter = std::ranges::find_if(parameters, same);
+    const auto buffer = std::ranges::find_if(buffers, same);
+    if (parameter != parameters.end()) {
+      op.parameters.push_back(*parameter);
+    } else {
+      DUCTILE_CHECK(buffer != buffers.end(), "operator {} uses a tensor that is not registered",
+                    op.name);
+      op.buffers.push_back(*buffer);
+    }
+  }
+  op.run = [run = std::move(run)](Inputs in) { return Tensors{run(in)}; };
+  return {graph_.add(std::move(op)), 0};
+}
+
+Source OperatorModel::add_dense(std::string name, const Linear& layer, Source x, bool relu) {
+  return add(std::move(name), "linear", {x}, {layer.weight, layer.bias},
+             [this, layer, relu](Inputs in) {
+               const at::Tensor y = layer(cast(in[0]).flatten(1));
+               return relu ? LayerModel::relu(y) : y;
+             });
+}
+
+Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Source x, bool relu) {
+  const ops::BatchNorm& bn = layer.bn;
+  return add(std::move(name), "conv_bn", {x},
+             {layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var},
+             [this, layer, relu](Inputs in) { return run(layer, cast(in[0]), relu); });
+}
+
+Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Source x,
+                                      Source residual) {
+  const ops::BatchNorm& bn = layer.bn;
+  return add(std::move(name), "conv_bn", {x, residual},
+             {layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var},
+             [this, layer](Inputs in) { return run(layer, in[0], true, in[1]); });
+}
+
+Source OperatorModel::add_max_pool(std::string name, Source x, int64_t kernel, int64_t stride,
+                                   int64_t padding) {
+  return add(std::move(name), "pool", {x}, {}, [kernel, stride, padding](Inputs in) {
+    return ops::max_pool2d(in[0], kernel, stride, padding);
+  });
+}
+
+void OperatorModel::finish(Source result) { graph_.set_results({result}); }
+
+}  // namespace ductile::nn

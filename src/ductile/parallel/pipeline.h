@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ductile/comm/communicator.h"
+#include "ductile/graph/graph.h"
+#include "ductile/nn/operators.h"
+#include "ductile/parallel/stage_executor.h"
+#include "ductile/plan/plan.h"
+#include "ductile/plan/schedule.h"
+
+namespace ductile::parallel {
+
+// A plan as the runtime sees it: stages of the model's operators, and each stage's order of tasks,
+// which is obeyed and never decided here.
+struct Pipeline {
+  struct Stage {
+    std::vector<int> ops, recompute;  // numbers in the model's graph of operators
+    std::vector<plan::Task> order;
+  };
+  int64_t num_micro_batches = 1;
+  bool split = false;  // W tasks sum the weights' gradients
+  std::vector<Stage> stages;
+};
+
+// Throws invalid_argument that names stage or operator: where an operator is in no stage or in two,
+// the stages form a cycle, an order lacks tasks, has too many, or one before what it needs, or the
+// orders wait for one another.
+void check(const Pipeline& pipeline, const nn::OperatorGraph& operators);
+
+// The stage of each operator. Throws invalid_argument where one is in no stage or in two.
+std::vector<int> stages_of_operators(const Pipeline& pipeline, const nn::OperatorGraph& operators);
+
+// The plan on the model. `graph` is what the plan was made for; its operators are the model's, by
+// name. Throws invalid_argument for what the runtime does not do yet, naming the stage: replicas,
+// tensor splits, sharded optimisers, and stages whose micro-batches differ.
+Pipeline pipeline_of(const plan::Plan& plan, const plan::Orders& orders, const graph::Graph& graph,
+                     const nn::OperatorGraph& operators);
+
+// A tensor that one stage makes and another reads: it is sent once, and so is its gradient.
+struct Transfer {
+  nn::Source source;
+  int from = 0, to = 0;
+  int reader = 0;         // the last operator of `to` that reads it
+  bool gradient = false;  // a gradient comes back, if its type has one
+};
+std::vector<Transfer> transfers_of(const Pipeline& pipeline, const nn::OperatorGraph& operators);
+
+// How a tensor lies in memory while it travels.
+struct TensorForm {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type{};
+};
+// Of all outputs of all operators, by one pass over a micro-batch, which leaves the model's
+// buffers as they were. So lengths of messages are known beforehand, and tensors lie alike for
+// every placement.
+std::map<nn::Source, TensorForm> tensor_forms(const nn::OperatorGraph& operators,
+                                              const nn::Tensors& inputs);
+
+// The stages that one worker hosts, on one model. Stages of one worker take turns; a worker that
+// hosts all of them is the serial executor of the plan, whose bits are those of every other
+// placement: each stage's tasks are the same, and stages meet in tensors alone.
+//
+// Between workers, tensors travel as messages of `communicator`, on receives that are posted before
+// they are needed, one for each transfer and direction. If run() throws, the communicator is
+// finished, and is to be destroyed before this object, in whose tensors messages may still arrive.
+// The step can then be run again by other hosts; the caller puts the model's buffers back before.
+class PipelineHost {
+ public:
+  struct Placement {
+    std::vector<int> hosts;                      // the rank of each stage
+    int rank = 0;                                // this worker's
+    comm::Communicator* communicator = nullptr;  // not needed where all hosts are this rank
+    std::map<nn::Source, TensorForm> forms;      // of tensor_forms()
+    uint32_t first_tag = 0;                      // of the messages
+  };
+  // `operators` outlives this object; its results are those of nn::training_operators. Throws
+  // invalid_argument where pipeline and placement do not fit.
+  PipelineHost(const nn::OperatorGraph& operators, Pipeline pipeline, Placement placement);
+  ~PipelineHost();
+
+  struct Step {
+    // [micro-batch][input of the model]; inputs that no hosted stage reads may be undefined.
+    std::vector<nn::Tensors> inputs;
+    uint64_t seed = 0;      // of operators that draw random numbers
+    double loss_scale = 1;  // gradients are those of this times a micro-batch's mean loss, summed
+  };
+  // Runs one iteration. Returns the model's results for each micro-batch if the stage that makes
+  // the first of them is hosted here, or else nothing.
+  std::vector<nn::Tensors> run(const Step& step);
+
+  // Of the last run, by name: the parameters of hosted stages, tied ones summed over all stages, in
+  // falling order of operators. Parameters that got no gradient are not there.
+  const std::map<std::string, at::Tensor>& gradients() const { return gradients_; }
+
+ private:
+  enum Direction : uint8_t { kForward, kGradient };
+  struct Message {
+    size_t transfer = 0;
+    Direction direction = kForward;
+    auto operator<=>(const Message&) const = default;
+  };
+  struct Mail;
+  struct HostedStage;
+
+  bool hosted(int stage) const {
+    return placement_.hosts[static_cast<size_t>(stage)] == placement_.rank;
+  }
+  bool sends_back(size_t transfer) const;
+  std::vector<Message> awaited(const HostedStage& stage) const;
+  bool ready(const HostedStage& stage) const;
+  void wait() const;
+  void do_task(HostedStage& stage, const Step& step, std::vector<nn::Tensors>& results);
+  void forward(HostedStage& stage, int64_t micro_batch, const Step& step,
+               std::vector<nn::Tensors>& results);
+  void backward(HostedStage& stage, int64_t micro_batch, const Step& step);
+  void sum_gradients();
+  void exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,
+                     const std::map<std::string, std::set<int>>& holders,
+                     const std::map<std::string, const at::Tensor*>& tensors);
+
+  const nn::OperatorGraph& operators_;
+  Pipeline pipeline_;
+  Placement placement_;
+  std::vector<Transfer> transfers_;
+  std::vector<int> stage_of_;  // by operator, as wants_
+  std::vector<bool> wants_;    // StageExecutor::wants_gradient()
+  std::vector<std::unique_ptr<HostedStage>> stages_;
+  std::unique_ptr<Mail> mail_;
+  std::map<std::string, at::Tensor> gradients_;
+};
+
+}  // namespace ductile::parallel

@@ -1,0 +1,426 @@
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
+
+#include "ductile/base/error.h"
+#include "ductile/parallel/pipeline.h"
+
+namespace ductile::parallel {
+namespace {
+
+using nn::kModelInput;
+using nn::Operator;
+using nn::OperatorGraph;
+using nn::Source;
+using nn::Tensors;
+using plan::Task;
+
+// The bytes of a dense tensor.
+std::span<std::byte> bytes_of(const at::Tensor& t) {
+  return {static_cast<std::byte*>(t.data_ptr()), t.nbytes()};
+}
+
+at::Tensor zeros(const TensorForm& form) {
+  return at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type)).zero_();
+}
+
+// The same values as they travel. Within a worker too, so that a placement changes no kernel's
+// choice.
+at::Tensor as_sent(const at::Tensor& t, const TensorForm& form) {
+  if (t.sizes() == form.sizes && t.strides() == form.strides && t.scalar_type() == form.type) {
+    return t;
+  }
+  if (t.sizes() != form.sizes) {
+    fail(ErrorCode::conflict,
+         "a tensor between stages has other sizes than the first one: {} "
+         "values, not {}",
+         t.numel(), c10::multiply_integers(form.sizes));
+  }
+  const at::NoGradGuard no_grad;
+  return at::empty_strided(form.sizes, form.strides, t.options().dtype(form.type)).copy_(t);
+}
+
+}  // namespace
+
+// What travels between stages: within this worker by hand, else by messages.
+struct PipelineHost::Mail {
+  using Key = Message;
+
+  Mail(const std::vector<Transfer>& transfers, const Placement& placement)
+      : transfers(transfers), placement(placement) {}
+
+  // The rank at the other end.
+  int peer(const Key& key, bool sends) const {
+    const Transfer& t = transfers[key.transfer];
+    const int stage = (key.direction == kForward) == sends ? t.to : t.from;
+    return placement.hosts[static_cast<size_t>(stage)];
+  }
+  uint32_t tag(const Key& key) const {
+    return placement.first_tag + static_cast<uint32_t>(key.transfer) * 2 +
+           static_cast<uint32_t>(key.direction);
+  }
+
+  void post(const Key& key, int64_t micro_batch) {
+    const int from = peer(key, false);
+    if (from == placement.rank) return;
+    const TensorForm& form = placement.forms.at(transfers[key.transfer].source);
+    Receive& r = posted[key];
+    // Storage of its own: what an operator saved of an earlier one must not change.
+    r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+    r.micro_batch = micro_batch;
+    r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
+  }
+
+  bool ready(const Key& key, int64_t micro_batch) const {
+    const auto found = posted.find(key);
+    if (found == posted.end()) return here.contains({key, micro_batch});
+    return found->second.work.done();
+  }
+
+  // False if no message is to bring it.
+  bool wait_a_little(const Key& key) const {
+    const auto found = posted.find(key);
+    if (found == posted.end()) return false;
+    (void)found->second.work.wait_for(std::chrono::microseconds(200));
+    return true;
+  }
+
+  // The next tensor of a transfer; posts the receive of the one behind it.
+  at::Tensor take(const Key& key, int64_t micro_batch, int64_t num_micro_batches) {
+    const auto found = posted.find(key);
+    if (found == posted.end()) return here.extract({key, micro_batch}).mapped();
+    DUCTILE_CHECK(found->second.micro_batch == micro_batch, "micro-batch {} instead of {}",
+                  found->second.micro_batch, micro_batch);
+    found->second.work.wait();
+    at::Tensor taken = std::move(found->second.tensor);
+    if (micro_batch + 1 < num_micro_batches) post(key, micro_batch + 1);
+    return taken;
+  }
+
+  void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
+    const int to = peer(key, true);
+    if (to == placement.rank) {
+      here[{key, micro_batch}] = tensor;
+      return;
+    }
+    while (!sent.empty() && sent.front().first.done()) {
+      sent.front().first.wait();  // throws what ended it
+      sent.pop_front();
+    }
+    sent.emplace_back(placement.communicator->start_send(to, tag(key), bytes_of(tensor)), tensor);
+  }
+
+  void finish() {
+    for (const auto& [work, tensor] : sent) work.wait();
+    sent.clear();
+    posted.clear();
+    DUCTILE_CHECK(here.empty(), "{} tensors that no stage took", here.size());
+  }
+
+  struct Receive {
+    comm::Engine::Work work;
+    at::Tensor tensor;
+    int64_t micro_batch = 0;
+  };
+  const std::vector<Transfer>& transfers;
+  const Placement& placement;
+  std::map<std::pair<Key, int64_t>, at::Tensor> here;
+  std::map<Key, Receive> posted;
+  std::deque<std::pair<comm::Engine::Work, at::Tensor>> sent;
+};
+
+struct PipelineHost::HostedStage {
+  HostedStage(const OperatorGraph& operators, const Pipeline::Stage& stage, bool split)
+      : order(stage.order), executor(operators, stage.ops, {split, stage.recompute}) {}
+
+  const std::vector<Task>& order;
+  StageExecutor executor;
+  int number = 0;
+  // Of the executor's inputs and outputs: the transfers that bring or take each.
+  std::vector<std::vector<size_t>> arrivals, departures;
+  size_t next = 0;       // task
+  int64_t done[3] = {};  // of each kind
+  bool finished() const { return next == order.size(); }
+  Task task() const { return order[next]; }
+  int64_t micro_batch() const { return done[static_cast<size_t>(task())]; }
+};
+
+PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Placement placement)
+    : operators_(operators), pipeline_(std::move(pipeline)), placement_(std::move(placement)) {
+  check(pipeline_, operators_);
+  transfers_ = transfers_of(pipeline_, operators_);
+  stage_of_ = stages_of_operators(pipeline_, operators_);
+  wants_ = StageExecutor::wants_gradient(operators_);
+  if (placement_.hosts.size() != pipeline_.stages.size()) {
+    fail(ErrorCode::invalid_argument, "{} hosts for {} stages", placement_.hosts.size(),
+         pipeline_.stages.size());
+  }
+  for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
+    const int host = placement_.hosts[s];
+    const bool exists = placement_.communicator != nullptr
+                            ? host >= 0 && host < placement_.communicator->size()
+                            : host == placement_.rank;
+    if (!exists) {
+      fail(ErrorCode::invalid_argument, "stage {} lies on rank {}, which this worker cannot reach",
+           s, host);
+    }
+    if (!hosted(static_cast<int>(s))) continue;
+    stages_.push_back(
+        std::make_unique<HostedStage>(operators_, pipeline_.stages[s], pipeline_.split));
+    HostedStage& stage = *stages_.back();
+    stage.number = static_cast<int>(s);
+    stage.arrivals.resize(stage.executor.inputs().size());
+    stage.departures.resize(stage.executor.outputs().size());
+    for (size_t t = 0; t < transfers_.size(); ++t) {
+      const Transfer& transfer = transfers_[t];
+      const auto place = [&](const std::vector<Source>& in) {
+        return static_cast<size_t>(std::ranges::find(in, transfer.source) - in.begin());
+      };
+      if (transfer.to == stage.number) stage.arrivals[place(stage.executor.inputs())].push_back(t);
+      if (transfer.from == stage.number) {
+        stage.departures[place(stage.executor.outputs())].push_back(t);
+      }
+    }
+  }
+}
+
+PipelineHost::~PipelineHost() = default;
+
+std::vector<Tensors> PipelineHost::run(const Step& step) {
+  if (static_cast<int64_t>(step.inputs.size()) != pipeline_.num_micro_batches) {
+    fail(ErrorCode::invalid_argument, "inputs of {} micro-batches; the plan has {}",
+         step.inputs.size(), pipeline_.num_micro_batches);
+  }
+  gradients_.clear();
+  mail_ = std::make_unique<Mail>(transfers_, placement_);
+  for (auto& stage : stages_) {
+    stage->next = 0;
+    std::ranges::fill(stage->done, 0);
+    stage->executor.clear();
+    stage->executor.set_seed(step.seed);
+    for (const auto& of_input : stage->arrivals) {
+      for (const size_t t : of_input) mail_->post({t, kForward}, 0);
+    }
+    for (const auto& of_output : stage->departures) {
+      for (const size_t t : of_output) {
+        if (sends_back(t)) mail_->post({t, kGradient}, 0);
+      }
+    }
+  }
+  std::vector<Tensors> results;
+  const auto finished = [](const auto& stage) { return stage->finished(); };
+  while (!std::ranges::all_of(stages_, finished)) {
+    const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
+    if (next == stages_.end()) {
+      wait();
+    } else {
+      do_task(**next, step, results);
+    }
+  }
+  sum_gradients();
+  mail_->finish();
+  return results;
+}
+
+// Whether the gradient of a transfer travels.
+bool PipelineHost::sends_back(size_t transfer) const {
+  const Transfer& t = transfers_[transfer];
+  return t.gradient && c10::isFloatingType(placement_.forms.at(t.source).type);
+}
+
+// What the stage's next task waits for.
+std::vector<PipelineHost::Message> PipelineHost::awaited(const HostedStage& stage) const {
+  std::vector<Message> out;
+  if (stage.finished()) return out;
+  if (stage.task() == Task::forward) {
+    for (const auto& of_input : stage.arrivals) {
+      for (const size_t t : of_input) out.push_back({t, kForward});
+    }
+  } else if (stage.task() == Task::backward) {
+    for (const auto& of_output : stage.departures) {
+      for (const size_t t : of_output) {
+        if (sends_back(t)) out.push_back({t, kGradient});
+      }
+    }
+  }
+  return out;
+}
+
+bool PipelineHost::ready(const HostedStage& stage) const {
+  if (stage.finished()) return false;
+  return std::ranges::all_of(
+      awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
+}
+
+// No hosted stage could go on just now. Returns when one can, or may.
+void PipelineHost::wait() const {
+  for (const auto& stage : stages_) {
+    if (stage->finished()) continue;
+    bool waits = false;
+    for (const Message& m : awaited(*stage)) {
+      if (mail_->ready(m, stage->micro_batch())) continue;
+      if (mail_->wait_a_little(m)) return;
+      waits = true;
+    }
+    if (!waits) return;  // what it waited for has come meanwhile
+  }
+  DUCTILE_CHECK(false, "stages wait for one another, though check() passed their orders");
+}
+
+void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Tensors>& results) {
+  const int64_t micro_batch = stage.micro_batch();
+  const Task task = stage.task();
+  if (task == Task::forward) {
+    forward(stage, micro_batch, step, results);
+  } else if (task == Task::backward) {
+    backward(stage, micro_batch, step);
+  } else {
+    stage.executor.backward_weights(micro_batch);
+  }
+  ++stage.done[static_cast<size_t>(task)];
+  ++stage.next;
+}
+
+void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& step,
+                           std::vector<Tensors>& results) {
+  Tensors inputs;
+  const std::vector<Source>& sources = stage.executor.inputs();
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].op == kModelInput) {
+      const Tensors& given = step.inputs[static_cast<size_t>(micro_batch)];
+      const auto number = static_cast<size_t>(sources[i].output);
+      if (number >= given.size()) {
+        fail(ErrorCode::invalid_argument,
+             "micro-batch {} has no input {} of the model, which stage {} reads", micro_batch,
+             number, stage.number);
+      }
+      inputs.push_back(given[number]);
+    } else {
+      inputs.push_back(mail_->take({stage.arrivals[i].front(), kForward}, micro_batch,
+                                   pipeline_.num_micro_batches));
+    }
+  }
+  const Tensors outputs = stage.executor.forward(micro_batch, std::move(inputs));
+  Tensors of_model(operators_.results().size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Source& source = stage.executor.outputs()[i];
+    for (const size_t t : stage.departures[i]) {
+      mail_->give({t, kForward}, micro_batch, as_sent(outputs[i], placement_.forms.at(source)));
+    }
+    for (size_t r = 0; r < of_model.size(); ++r) {
+      if (operators_.results()[r] == source) of_model[r] = outputs[i];
+    }
+  }
+  if (of_model.front().defined()) results.push_back(std::move(of_model));
+}
+
+void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step& step) {
+  const std::vector<Source>& sources = stage.executor.outputs();
+  std::vector<std::vector<StageExecutor::Gradient>> gradients(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == operators_.results().front()) {
+      // Of the mean of the losses, as autograd has it.
+      const TensorForm& form = placement_.forms.at(sources[i]);
+      const at::Tensor of_mean = at::full(form.sizes, step.loss_scale, at::TensorOptions(form.type))
+                                     .div(static_cast<double>(c10::multiply_integers(form.sizes)));
+      gradients[i].push_back({of_mean, static_cast<int>(operators_.operators().size())});
+    }
+    for (const size_t t : stage.departures[i]) {
+      if (!sends_back(t)) continue;
+      gradients[i].push_back({mail_->take({t, kGradient}, micro_batch, pipeline_.num_micro_batches),
+                              transfers_[t].reader});
+    }
+  }
+  const auto found = stage.executor.backward(micro_batch, std::move(gradients));
+  for (size_t i = 0; i < found.size(); ++i) {
+    for (const size_t t : stage.arrivals[i]) {
+      if (!sends_back(t)) continue;
+      const TensorForm& form = placement_.forms.at(transfers_[t].source);
+      const at::Tensor& value = found[i].value;
+      mail_->give({t, kGradient}, micro_batch,
+                  value.defined() ? as_sent(value, form) : zeros(form));
+    }
+  }
+}
+
+// The sums of each parameter, over all operators that hold it. Stages that share a parameter send
+// each other what their operators have, so that all add the same in the same order.
+void PipelineHost::sum_gradients() {
+  const auto& ops = operators_.operators();
+  std::map<std::string, std::map<int, at::Tensor>> parts;  // by operator
+  std::map<std::string, std::set<int>> holders;            // ranks
+  std::map<std::string, const at::Tensor*> tensors;
+  for (size_t op = 0; op < ops.size(); ++op) {
+    if (!wants_[op]) continue;
+    for (const nn::NamedTensor& p : ops[op].parameters) {
+      if (!p.tensor.requires_grad()) continue;
+      holders[p.name].insert(placement_.hosts[static_cast<size_t>(stage_of_[op])]);
+      parts[p.name][static_cast<int>(op)] = at::Tensor();
+      tensors[p.name] = &p.tensor;
+    }
+  }
+  for (const auto& stage : stages_) {
+    for (const int op : stage->executor.ops()) {
+      const Tensors& sums = stage->executor.weight_gradients(op);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        if (sums[i].defined()) {
+          parts[ops[static_cast<size_t>(op)].parameters[i].name][op] = sums[i];
+        }
+      }
+    }
+  }
+  exchange_tied(parts, holders, tensors);
+  const at::NoGradGuard no_grad;
+  for (auto& [name, of_op] : parts) {
+    if (!holders[name].contains(placement_.rank)) continue;
+    at::Tensor sum;
+    for (auto part = of_op.rbegin(); part != of_op.rend(); ++part) {
+      if (!part->second.defined()) continue;
+      sum = sum.defined() ? sum.add(part->second) : part->second;
+    }
+    if (sum.defined()) gradients_[name] = sum;
+  }
+}
+
+void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,
+                                 const std::map<std::string, std::set<int>>& holders,
+                                 const std::map<std::string, const at::Tensor*>& tensors) {
+  auto tag = placement_.first_tag + static_cast<uint32_t>(transfers_.size()) * 2;
+  std::vector<comm::Engine::Work> received;
+  for (auto& [name, of_op] : parts) {
+    const std::set<int>& ranks = holders.at(name);
+    for (auto& [op, part] : of_op) {
+      const uint32_t own_tag = tag++;  // the same on all ranks
+      if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
+      const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
+      const at::Tensor& like = *tensors.at(name);
+      const at::TensorOptions type(sum_type(like.scalar_type()));
+      if (host != placement_.rank) {
+        part = at::empty(like.sizes(), type);
+        received.push_back(placement_.communicator->start_receive(host, own_tag, bytes_of(part)));
+        continue;
+      }
+      const at::NoGradGuard no_grad;
+      part = part.defined() ? part.contiguous() : at::zeros(like.sizes(), type);
+      for (const int rank : ranks) {
+        if (rank == host) continue;
+        mail_->sent.emplace_back(placement_.communicator->start_send(rank, own_tag, bytes_of(part)),
+                                 part);
+      }
+    }
+  }
+  for (const comm::Engine::Work& work : received) work.wait();
+}
+
+}  // namespace ductile::parallel

@@ -1,0 +1,160 @@
+// The module ductile._core: the C++ worker of a Python job, and what its Python half needs of
+// Ductile.
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/ckpt/safetensors.h"
+#include "ductile/data/sampler.h"
+#include "ductile/python/dtypes_impl.h"
+#include "ductile/python/python_task.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/data_form.h"
+#include "ductile/train/environment.h"
+#include "ductile/train/worker_program.h"
+
+namespace {
+
+namespace py = pybind11;
+using namespace ductile;
+
+spec::JobOptions job_of(const std::string& run) {
+  spec::JobOptions job;
+  OptionSet(job).read_toml(run::RunFolder::open(run).job_file(), Moved::follow);
+  spec::check(job);
+  return job;
+}
+
+std::string job(const std::string& run) {
+  spec::JobOptions options = job_of(run);
+  return dump_json(OptionSet(options).to_json());
+}
+
+void prepare(const std::string& run) {
+  spec::JobOptions job = job_of(run);
+  train::resolve_threads(job);
+  train::prepare_torch(job);
+}
+
+int work(std::vector<std::string> arguments, py::object task) {
+  std::vector<char*> argv;
+  for (std::string& a : arguments) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  const std::shared_ptr<train::Task> own = python::make_python_task(std::move(task));
+  const py::gil_scoped_release unlocked;
+  return train::worker_program(static_cast<int>(arguments.size()), argv.data(),
+                               [&](const spec::JobOptions& job) -> train::Recipe {
+                                 return [own, job] {
+                                   train::Ingredients given;
+                                   given.task = own;
+                                   return train::complete(std::move(given), job);
+                                 };
+                               });
+}
+
+std::vector<int64_t> permutation(uint64_t seed, uint64_t epoch, int64_t size, int64_t first,
+                                 int64_t count) {
+  const data::Permutation order(seed, epoch, size);
+  std::vector<int64_t> out(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) out[static_cast<size_t>(i)] = order[first + i];
+  return out;
+}
+
+// Where `ps` and whoever looks for workers read the command line of this process; its own arguments
+// were copied by the interpreter when it began.
+void set_title(const std::string& title) {
+  std::ifstream file("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::istringstream words(text.substr(text.rfind(')') + 2));
+  std::vector<std::string> fields;
+  for (std::string word; words >> word;) fields.push_back(word);
+  constexpr size_t kArgStart = 45;  // the 48th of proc(5), of which three are before the bracket
+  if (fields.size() <= kArgStart + 1) return;
+  char* const begin = reinterpret_cast<char*>(std::stoull(fields[kArgStart]));
+  char* const end = reinterpret_cast<char*>(std::stoull(fields[kArgStart + 1]));
+  if (begin == nullptr || end <= begin) return;
+  std::memset(begin, 0, static_cast<size_t>(end - begin));
+  std::memcpy(begin, title.data(), std::min(title.size(), static_cast<size_t>(end - begin) - 1));
+}
+
+// This process is killed when the one that forked it ends.
+void die_with(int parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(0);
+}
+
+at::ScalarType type_of(const ckpt::TensorInfo& info) {
+  if (const auto type = python::scalar_type(info.dtype)) return *type;
+  fail(ErrorCode::invalid_argument, "torch has no type {}", to_string(info.dtype));
+}
+
+// The tensors of a file of weights; one that a run wrote is compared with its digest.
+std::map<std::string, at::Tensor> tensors(const std::string& path) {
+  const ckpt::SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> out;
+  std::vector<ckpt::TensorView> views;
+  for (const ckpt::TensorInfo& info : file.tensors()) {
+    const std::span<const std::byte> bytes = file.bytes(info);
+    views.push_back({info.name, info.dtype, info.shape, bytes});
+    out[info.name] =
+        at::from_blob(const_cast<std::byte*>(bytes.data()), info.shape, type_of(info)).clone();
+  }
+  const auto written = file.metadata().find(train::kWeightsDigestKey);
+  if (written == file.metadata().end()) return out;
+  if (const std::string digest = ckpt::tensors_digest(views); digest != written->second)
+    fail(ErrorCode::data_loss,
+         "{}: the weights are not those that were written (their digest is {}, and it was {})",
+         path, digest, written->second);
+  return out;
+}
+
+// Errors of Ductile are ductile.Error in Python, with their kind.
+void translate(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    const py::object kind = py::module_::import("ductile._errors").attr("Error");
+    PyErr_SetObject(kind.ptr(), kind(std::string(to_string(e.code())), e.what()).ptr());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ worker of a Python job, and what its Python half needs of Ductile.";
+  py::register_exception_translator(translate);
+  m.def("job", job, py::arg("run"), "The options of a run directory's job.toml, as JSON.");
+  m.def("prepare", prepare, py::arg("run"),
+        "Threads, denormal numbers and determinism of libtorch in this thread, as the job wants "
+        "them.");
+  m.def("work", work, py::arg("arguments"), py::arg("task"),
+        "Runs the worker with the command line of ductile-worker; returns its exit code.");
+  m.def("permutation", permutation, py::arg("seed"), py::arg("epoch"), py::arg("size"),
+        py::arg("first"), py::arg("count"),
+        "The samples at the places [first, first + count) of an epoch over `size` samples.");
+  m.def("mix", mix, py::arg("a"), py::arg("b"), "A 64-bit number made of two, for seeds.");
+  m.def("set_title", set_title, py::arg("title"), "What `ps` shows as the command line.");
+  m.def("die_with", die_with, py::arg("parent"), "Ends this process when its parent ends.");
+  m.def("tensors", tensors, py::arg("path"), "The tensors of a safetensors file, by name.");
+}

@@ -1,0 +1,195 @@
+"""Batches of virtual ranks, fetched in this process or ahead of it by data processes.
+
+A batch is named by its place (which set, epoch, first place, count), and its bytes follow from the name
+and the job's seed alone. So any process may make it, once more if need be: how many data processes there
+are, and which of them dies, changes nothing but time.
+
+The data processes are forked by a keeper, which the worker forks while it has one thread; what they
+fetch lies in memory that both map. A data process that dies is forked again by the keeper, and what it
+was asked for is asked again.
+"""
+
+import collections
+import contextlib
+import pickle
+import select
+import socket
+import sys
+
+from ductile._errors import Error
+from ductile._processes import Keeper, Regions
+
+_MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
+
+_KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
+
+Place = collections.namedtuple("Place", "test epoch first count stream")
+
+
+@contextlib.contextmanager
+def _keeper_lives():
+    """A socket whose other end is gone, with or without something unread in it, has lost its keeper: a
+    data process alone leaves it open."""
+    try:
+        yield
+    except (BrokenPipeError, ConnectionResetError):
+        raise Error("unavailable", _KEEPER_GONE) from None
+
+
+class Feeder:
+    def __init__(self, train, test, batch, ranks, prefetch):
+        self.sources = (train, test)
+        self.batch, self.ranks, self.prefetch = batch, ranks, prefetch
+        self.hosted = (0, ranks)
+        processes = max(train.processes, test.processes)
+        self.pool = Pool(self.sources, processes) if processes > 0 else None
+
+    def host(self, begin, end):
+        """From now on the ranks [begin, end) are asked for."""
+        self.hosted = (begin, end)
+        if self.pool:
+            self.pool.forget()
+
+    def train_batch(self, epoch, first, count, rank):
+        source = self.sources[0]
+        place = self._place(epoch, first, count, rank)
+        if not self.pool or not source.processes:
+            return source.fetch(*place[1:])
+        self.batch = count * self.ranks
+        ahead = [place]
+        for _ in range(2 * source.processes + self.prefetch):
+            epoch, first, rank = self._next(epoch, first, count, rank)
+            ahead.append(self._place(epoch, first, count, rank))
+        return self.pool.get(ahead)
+
+    def _place(self, epoch, first, count, rank):
+        at, stream = self.sources[0].place(first, count, rank)
+        return Place(False, epoch, at, count, stream)
+
+    def _next(self, epoch, first, count, rank):
+        """What is asked for after a batch, if the batch size stays."""
+        begin, end = self.hosted
+        if rank + 1 < end:
+            return epoch, first + count, rank + 1
+        step = first - rank * count + self.batch
+        if step + self.batch > self.sources[0].size:
+            step, epoch = 0, epoch + 1
+        return epoch, step + begin * count, begin
+
+    def test_batch(self, first, count, step):
+        source = self.sources[1]
+        if not self.pool or not source.processes:
+            return source.fetch(0, first, count)
+        ahead = []
+        for at in range(first, source.size, step)[:2 * source.processes + 1]:
+            ahead.append(Place(True, 0, at, min(step, source.size - at), 0))
+        return self.pool.get(ahead)
+
+
+class Pool:
+    """Data processes, each with a socket. One thread at a time.
+
+    A data process takes its questions in order and answers each of them. So the first one without an
+    answer is what a process was at when it died; those behind it still lie in the socket, for the
+    process that takes its place."""
+
+    def __init__(self, sources, count):
+        self.sources = sources
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.keeper = Keeper(sources, [pair[1] for pair in pairs], theirs, [pair[0] for pair in pairs] + [ours])
+        theirs.close()
+        for pair in pairs:
+            pair[1].close()
+        self.control, self.sockets = ours, [pair[0] for pair in pairs]
+        self.regions = [Regions() for _ in pairs]
+        self.asked = [[] for _ in pairs]  # places without an answer, by process, in order
+        self.deaths = collections.Counter()  # of processes that were at this place
+        self.ready = {}  # place -> (process, region, its bytes), or an error
+        self.dropped = set()  # asked for and not wanted any more
+        self.poll = select.poll()
+        for s in (self.control, *self.sockets):
+            self.poll.register(s.fileno(), select.POLLIN)
+        self.by_fd = {s.fileno(): k for k, s in enumerate(self.sockets)}
+
+    def forget(self):
+        """What was prepared for other ranks is not waited for."""
+        for places in self.asked:
+            self.dropped.update(places)
+        for place in list(self.ready):
+            self._discard(place)
+
+    def get(self, ahead):
+        """The batch of the first of these places; the others will be asked for next."""
+        for place in ahead:
+            self.dropped.discard(place)
+            if place not in self.ready and not any(place in places for places in self.asked):
+                self._ask(self._process_for(place), place)
+        wanted = ahead[0]
+        for place in [p for p in self.ready if p not in ahead]:
+            self._discard(place)  # the batch size has changed, or an evaluation has ended
+        while wanted not in self.ready:
+            for fd, _ in self.poll.poll():
+                if fd == self.control.fileno():
+                    self._hear_of_death()
+                    break  # which has read from the others
+                self._take(self.by_fd[fd])
+        found = self.ready.pop(wanted)
+        if isinstance(found, Error):
+            raise found
+        process, region, parts = found
+        return self.regions[process].batch(region, parts)
+
+    def _process_for(self, place):
+        if self.sources[place.test].streams is not None:  # the process that is at that place
+            return place.stream % len(self.sockets)
+        return min(range(len(self.sockets)), key=lambda k: len(self.asked[k]))
+
+    def _discard(self, place):
+        found = self.ready.pop(place)
+        if not isinstance(found, Error):
+            self.regions[found[0]].unused(found[1])
+
+    def _ask(self, process, place):
+        self.asked[process].append(place)
+        with _keeper_lives():
+            self.sockets[process].send(pickle.dumps((place, self.regions[process].free())))
+
+    def _take(self, process):
+        with _keeper_lives():
+            message, fds, _, _ = socket.recv_fds(self.sockets[process], 1 << 18, 1)
+        if not message:
+            raise Error("unavailable", _KEEPER_GONE)
+        place, incarnation, error, number, parts = pickle.loads(message)
+        region = (incarnation, number)
+        self.regions[process].add(region, fds)
+        wanted = place in self.asked[process]
+        if wanted:
+            self.asked[process].remove(place)
+            self.deaths.pop(place, None)
+        if place in self.dropped or not wanted or place in self.ready:
+            self.dropped.discard(place)
+            self.regions[process].unused(region)
+        elif error:
+            self.ready[place] = Error(*error)
+        else:
+            self.ready[place] = (process, region, parts)
+
+    def _hear_of_death(self):
+        with _keeper_lives():
+            message = self.control.recv(1 << 12)
+        if not message:
+            raise Error("unavailable", _KEEPER_GONE)
+        process, why = pickle.loads(message)
+        while select.select([self.sockets[process]], [], [], 0)[0]:
+            self._take(process)  # what it answered before it died
+        print(f"ductile: a data process ended with {why}; another one takes its place", file=sys.stderr, flush=True)
+        if not self.asked[process]:
+            return
+        place = self.asked[process].pop(0)
+        self.deaths[place] += 1
+        if self.deaths[place] >= _MOST_DEATHS:
+            raise Error("conflict", f"{_MOST_DEATHS} data processes ended while they fetched {place.count} samples from "
+                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. Set num_workers=0 "
+                        "to see why")
+        self._ask(process, place)

@@ -1,0 +1,169 @@
+"""The user's own loop: `for step in job: step.backward(loss)`.
+
+The engine, which is the C++ worker, runs in a thread of its own and asks for the loss of a virtual rank;
+the main thread answers it from the body of the user's loop."""
+
+import _thread
+import os
+import sys
+import threading
+
+import torch
+
+from ductile._errors import Error, told
+from ductile._job import Described, Job
+
+
+class Mode:
+    """What ductile.job() does in this process: "start" a run, "describe" the job, or "work"."""
+
+    now = "start"
+    prepare = None  # of a worker: reads the job's data, and starts its data processes
+    work = None  # of a worker: runs the engine, and returns its exit code
+    code = None  # of the engine, once it has ended
+
+
+class Step:
+    """One virtual rank of a step of training, or a part of the test samples.
+
+    batch     what the collate_fn made of its samples
+    training  False in evaluation: the model is in evaluation mode, and nothing is differentiated
+    """
+
+    def __init__(self, batch, training):
+        self.batch, self.training = batch, training
+        self.loss, self.metrics = None, {}
+
+    def backward(self, loss, **metrics):
+        """Hands over the mean loss over the batch and a value for each of the job's metrics. Call it
+        once for each step. The weights change when all virtual ranks have done so."""
+        if self.loss is not None:
+            raise Error("conflict", "step.backward() was called twice in one step")
+        self.loss, self.metrics = loss, metrics
+
+
+class Loop(Job):
+    """A job as its program's own loop has it; made by ductile.job()."""
+
+    def __init__(self, options, model, train, test, metrics, state):
+        self.options, self.metrics = options, tuple(metrics)
+        self._state = state
+        self._model, self._train, self._test = model, train, test
+        self._first = None if not isinstance(model, torch.nn.Module) else \
+            {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+        self._asked, self._answered = _thread.allocate_lock(), _thread.allocate_lock()
+        self._asked.acquire()
+        self._answered.acquire()
+        self._step, self._error, self._over = None, None, False
+        self._thread, self._entered = None, False
+        self.net = None  # the module, while the loop runs
+
+    # ---- What the engine calls, in its thread.
+
+    def model(self):
+        if self._first is None:
+            self.net = self._model()
+            return self.net
+        with torch.no_grad():
+            for name, value in [*self._model.named_parameters(), *self._model.named_buffers()]:
+                value.data = self._first[name].clone()
+        self.net = self._model
+        return self._model
+
+    def train_data(self):
+        return self._train
+
+    def test_data(self):
+        return self._test
+
+    def state(self, model):
+        return self._state
+
+    def loss(self, model, batch):
+        if self._error is not None:
+            raise self._error
+        self._step = Step(batch, torch.is_grad_enabled())
+        self._asked.release()
+        self._answered.acquire()
+        step, self._step = self._step, None
+        if self._error is not None:
+            raise self._error
+        if step.loss is None:
+            raise Error("conflict", "the body of the loop ended without step.backward(loss)")
+        return step.loss, step.metrics
+
+    def _engine(self):
+        try:
+            Mode.code = Mode.work()
+        finally:
+            self._over = True
+            self._asked.release()
+
+    # ---- What the user's program calls, in the main thread.
+
+    def __enter__(self):
+        self._entered = True
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self._thread is not None and not self._over:
+            if kind is None:
+                self._error = Error("conflict", "the loop was left before the job was done; train.max_steps and "
+                                    "train.epochs say how long it is")
+            else:
+                self._error = Error("conflict", f"the body of the loop:\n{told(error)[1]}")
+            self._answered.release()
+        elif kind is not None:
+            return False
+        if self._thread is not None:
+            self._thread.join()
+        raise SystemExit(Mode.code)
+
+    def __iter__(self):
+        if not self._entered:
+            raise Error("invalid_argument", "write `with ductile.job(...) as job:` around the loop")
+        Mode.prepare(self)
+        self._thread = threading.Thread(target=self._engine, name="ductile")
+        self._thread.start()
+        return self
+
+    def __next__(self):
+        if self._step is not None:
+            self._answered.release()
+        self._asked.acquire()
+        if self._over:
+            torch.set_grad_enabled(True)
+            raise StopIteration
+        torch.set_grad_enabled(self._step.training)
+        return self._step
+
+
+def job(options=None, *, model, train, test, metrics=(), state=None):
+    """A job whose loss is the body of a loop:
+
+        with ductile.job({"train": {"epochs": 3}}, model=Net, train=loader, test=test_loader) as job:
+            for step in job:
+                x, y = step.batch
+                step.backward(F.cross_entropy(job.net(x), y))
+
+    model    a function that makes the torch.nn.Module, such as its class, or a module
+    train    a Dataset or a DataLoader, as in Job.train_data(); test: the same
+    metrics  as in Job
+    state    a dictionary of what the body keeps outside of the model, as Job.state() gives
+
+    `python train.py` starts a run of one worker, and `ductile train train.py --workers 4` one of four.
+    The body may be run again for a step that was given up; what it keeps outside of the model and `state`
+    is lost when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
+    loop = Loop(dict(options or {}), model, train, test, metrics, state or {})
+    if Mode.now == "describe":
+        raise Described(loop)
+    if Mode.now == "start":
+        from ductile._run import command_of
+
+        script = os.path.abspath(sys.argv[0])
+        if not os.path.isfile(script):
+            raise Error("invalid_argument", "ductile.job() is called in no script; write the loop into a .py file, which "
+                        "the workers run")
+        command = command_of(script)
+        os.execv(command[0], command)
+    return loop

@@ -1,0 +1,136 @@
+"""The user's program: finding the job's class, and telling whether its files are those of the run."""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import platform
+import runpy
+import sys
+
+from ductile._errors import Error, of_user, told
+from ductile._job import Described, Job
+
+
+def split(text):
+    """("train.py", "Job") of "train.py:Job"; a program with a loop of its own has no class: None."""
+    if text.endswith(".py"):
+        return text, None
+    where, colon, name = text.rpartition(":")
+    if not colon or not where or not name:
+        raise Error("invalid_argument", f"python.object = \"{text}\": give FILE.py:CLASS, MODULE:CLASS, or FILE.py for a "
+                    "loop of its own")
+    return where, name
+
+
+def script_of(text):
+    """The file of the program as an absolute path; None for a module."""
+    where, _ = split(text)
+    return os.path.abspath(where) if where.endswith(".py") else None
+
+
+def _imported(text):
+    where, _ = split(text)
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    path = os.path.abspath(where)
+    if not os.path.isfile(path):
+        raise Error("invalid_argument", f"{path}: there is no such file; it is named by python.object")
+    folder, stem = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[stem] = module  # pickle, dataclasses and data processes look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def load(text, args):
+    """The job that `FILE.py:CLASS` names, made in this process, with sys.argv as the program knows it."""
+    where, name = split(text)
+    sys.argv = [script_of(text) or where, *args]
+    try:
+        module = _imported(text)
+    except Error:
+        raise
+    except BaseException as error:  # sys.exit() of a program without a main guard, too
+        raise Error("invalid_argument", f"{where} cannot be imported:\n{told(error)[1]}") from None
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Job)):
+        jobs = [n for n, v in vars(module).items()
+                if isinstance(v, type) and issubclass(v, Job) and v is not Job]
+        there = f"; it has {', '.join(jobs)}" if jobs else ""
+        what = "has no" if found is None else "has something else than a class of ductile.Job under the name"
+        raise Error("invalid_argument", f"{where} {what} {name}{there}. Derive a class from ductile.Job")
+    with of_user("invalid_argument", f"{text} cannot be made"):
+        return found()
+
+
+def run_loop(text, args):
+    """Runs a program with a loop of its own, as `python train.py` would."""
+    path = script_of(text)
+    if not os.path.isfile(path):
+        raise Error("invalid_argument", f"{path}: there is no such file; it is named by python.object")
+    sys.argv = [path, *args]
+    sys.path.insert(0, os.path.dirname(path))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except (Error, Described):
+        raise
+    except SystemExit:
+        return
+    except BaseException as error:
+        raise Error("invalid_argument", f"{text}:\n{told(error)[1]}") from None
+
+
+def no_loop(text):
+    return Error("invalid_argument", f"{text} does not come to ductile.job(); call it, or name the class of a job: "
+                 f"{text}:Job")
+
+
+def sources_digest(text):
+    """A digest of the program: of its file and of those it imported from its folder."""
+    script = script_of(text)
+    if script is None:
+        module = sys.modules[split(text)[0]]
+        script = getattr(module, "__file__", None)
+        if script is None:
+            return ""
+    folder = os.path.dirname(os.path.realpath(script)) + os.sep
+    files = {os.path.realpath(script)}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and path.endswith(".py") and os.path.realpath(path).startswith(folder):
+            if "site-packages" not in path and "dist-packages" not in path:
+                files.add(os.path.realpath(path))
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        with open(path, "rb") as file:
+            content = file.read()
+        digest.update(f"{path[len(folder):]}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def versions():
+    """What shapes the results besides the program: "Python 3.11.2, torch 1.13.1, numpy 1.24.2"."""
+    import numpy
+    import torch
+
+    return f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}"
+
+
+def check_same(text, python):
+    """Refuses a program or libraries other than those that the run began with."""
+    if python["source"] and python["source"] != sources_digest(text):
+        raise Error("invalid_argument",
+                    f"{text}: its files are not those that the run began with, so the result could be "
+                    "another; put them back, or start a new run. To go on nevertheless, empty "
+                    "python.source in the run's job.toml")
+    here = versions()
+    if python["versions"] and python["versions"] != here:
+        raise Error("invalid_argument",
+                    f"this worker has {here}, and the run began with {python['versions']}, so the result "
+                    "could be another; install the same, or start a new run. To go on nevertheless, "
+                    "empty python.versions in the run's job.toml")

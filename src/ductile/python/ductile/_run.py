@@ -1,0 +1,130 @@
+"""Starting jobs from Python, and what has come of them."""
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+from ductile._errors import Error
+from ductile._job import Job
+
+_EXIT_CODES = {2: "invalid_argument", 3: "conflict", 4: "not_found", 5: "unavailable"}
+
+
+class Run:
+    """A run directory. `result` is the event "end" of the run: its figures."""
+
+    def __init__(self, folder, result=None):
+        self.folder = os.fspath(folder)
+        self.result = result or {}
+
+    @property
+    def best(self):
+        """The figures of the best evaluation: {"loss": ..., "accuracy": ..., ...}."""
+        return self.result.get("best", {})
+
+    @property
+    def model_file(self):
+        """The weights that were evaluated last, as safetensors under PyTorch's names."""
+        return os.path.join(self.folder, "model.safetensors")
+
+    def __repr__(self):
+        return f"ductile.Run({self.folder!r})"
+
+
+def _program():
+    here = os.path.dirname(os.path.realpath(__file__))
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bin", "ductile")
+    for program in (os.environ.get("DUCTILE_PROGRAM"), beside, shutil.which("ductile")):
+        if program and os.access(program, os.X_OK):
+            return program
+    raise Error("not_found", f"the program ductile is neither on PATH nor beside {here}; build it, or set "
+                "DUCTILE_PROGRAM")
+
+
+def _object_of(job):
+    kind = type(job)
+    if not isinstance(job, Job):
+        raise Error("invalid_argument", f"ductile.train() takes a job, an object of a class derived from ductile.Job, "
+                    f"and got {kind.__name__}")
+    if job._made_with_arguments:
+        raise Error("invalid_argument", f"{kind.__name__} was made with arguments, which workers cannot know; read them "
+                    "from sys.argv in its methods, or write them into the class")
+    try:
+        file = os.path.abspath(inspect.getfile(kind))
+    except (TypeError, OSError):
+        file = ""
+    if not os.path.isfile(file) or "." in kind.__qualname__:
+        raise Error("invalid_argument", f"{kind.__qualname__} is not a class of a file's own, and workers import it from "
+                    "there; write it into a .py file")
+    return f"{file}:{kind.__qualname__}"
+
+
+def command_of(script):
+    """Starts a run of a program that has a loop of its own."""
+    return [_program(), "train", script, "--set", f"python.interpreter={sys.executable}", "--", *sys.argv[1:]]
+
+
+def train(job, workers=1, out=None, options=()):
+    """Trains a job in `workers` processes, as `ductile train FILE.py:CLASS` does, and returns its Run.
+
+    out      the run directory; None: one is made in runs/
+    options  like those of --set: ["train.epochs=3"]
+
+    Raises Error if the job fails, and KeyboardInterrupt if it is interrupted; its run can be resumed
+    with `ductile train --resume RUN` then."""
+    command = [_program(), "train", _object_of(job), "--json", "--workers", str(workers),
+               "--set", f"python.interpreter={sys.executable}"]
+    for option in options:
+        command += ["--set", option]
+    if out is not None:
+        command += ["--out", os.fspath(out)]
+    command += ["--", *sys.argv[1:]]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    told = json.loads(done.stdout) if done.stdout else {}
+    if done.returncode != 0:
+        raise Error(_EXIT_CODES.get(done.returncode, "internal"), told.get("error") or done.stderr.strip())
+    return Run(told["run"], told["result"])
+
+
+def load(run):
+    """The model of a Python job's run, an object of the user's own class, with the weights of
+    RUN/model.safetensors, in evaluation mode. Imports the user's program."""
+    import torch
+
+    from ductile import _core, _program as program
+
+    folder = run.folder if isinstance(run, Run) else os.fspath(run)
+    python = json.loads(_core.job(folder))["python"]
+    if not python["object"]:
+        raise Error("invalid_argument", f"{folder}: its model is not Python's; `ductile ckpt export` gives its weights")
+    argv = sys.argv
+    try:
+        model = program.load(python["object"], python["args"]).model()
+    finally:
+        sys.argv = argv
+    path = os.path.join(folder, "model.safetensors")
+    saved = _core.tensors(path)
+    wanted = dict(model.named_parameters())
+    wanted.update(model.named_buffers())
+    with torch.no_grad():
+        for name, value in saved.items():
+            if name.startswith("state/"):
+                continue  # of the job, outside of its model
+            place = wanted.get(name)
+            if place is not None and place.dtype == torch.bool:
+                value = value.bool()
+            if place is None or place.shape != value.shape or place.dtype != value.dtype:
+                here = "nothing of that name" if place is None else f"{place.dtype} {list(place.shape)}"
+                raise Error("invalid_argument", f"{path}: holds {name}, {value.dtype} {list(value.shape)}, and the model "
+                            f"of {python['object']} has {here}; it is not the program that was trained")
+            place.copy_(value)
+    missing = [name for name, _ in model.named_parameters() if name not in saved]
+    if missing:
+        raise Error("invalid_argument", f"{path}: holds no {missing[0]}, which the model of {python['object']} has; it "
+                    "is not the program that was trained")
+    return model.eval()

@@ -1,0 +1,65 @@
+"""Data sets that can only be read from their beginning: a stream of its own for each virtual rank."""
+
+import copy
+
+from torch.utils.data import _utils
+
+from ductile import _core
+from ductile._errors import Error
+from ductile._seeds import seed_all
+
+
+class Streams:
+    """One stream for each of `count` virtual ranks. The data set is told which one it is read for as it
+    would be in a DataLoader's worker: torch.utils.data.get_worker_info() gives the rank as `id` and `count`
+    as `num_workers`. A stream that ends within an epoch begins again.
+
+    What comes at a place of a stream depends on the job's seed, the epoch, the rank and the place, as long
+    as the data set gives the same samples each time it is read; so a stream may be read again, from its
+    beginning, in another process."""
+
+    def __init__(self, dataset, what, seed, count):
+        self.dataset, self.what, self.seed, self.count = dataset, what, seed, count
+        self._open = {}  # rank -> [epoch, place, iterator]
+
+    def read(self, epoch, first, count, rank):
+        """The samples [first, first + count) of the rank's stream in an epoch."""
+        stream = self._open.get(rank)
+        if stream is None or stream[0] != epoch or stream[1] > first:
+            stream = self._open[rank] = [epoch, 0, None]
+        while stream[1] < first:
+            self._next(stream, rank)
+        return [self._next(stream, rank) for _ in range(count)]
+
+    def _next(self, stream, rank):
+        epoch, place, iterator = stream
+        of_stream = _core.mix(_core.mix(self.seed, epoch), rank)
+        before = _utils.worker._worker_info
+        _utils.worker._worker_info = _utils.worker.WorkerInfo(
+            id=rank, num_workers=self.count, seed=of_stream, dataset=self.dataset)
+        try:
+            for _ in range(2):  # it may have ended exactly here
+                if iterator is None:
+                    seed_all(of_stream)
+                    iterator = self._iterator(epoch)
+                seed_all(_core.mix(of_stream, place))
+                try:
+                    sample = next(iterator)
+                except StopIteration:
+                    iterator = None
+                    continue
+                stream[1:] = place + 1, iterator
+                return sample
+        except Exception as error:
+            error.ductile_sample = f"{place} of the stream of virtual rank {rank}"
+            raise
+        finally:
+            _utils.worker._worker_info = before
+        raise Error("invalid_argument", f"{self.what}(): the stream of virtual rank {rank} has no samples; each of "
+                    f"{self.count} ranks needs some (torch.utils.data.get_worker_info() says which one is read for)")
+
+    def _iterator(self, epoch):
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        # One that is its own iterator can be at one place only.
+        return iter(copy.deepcopy(self.dataset) if hasattr(self.dataset, "__next__") else self.dataset)

@@ -1,0 +1,228 @@
+"""What the C++ worker calls: the model, the loss of a virtual rank, the evaluation."""
+
+import os
+import sys
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ductile import _core
+from ductile._errors import Error, of_user, told
+from ductile._feeder import Feeder
+from ductile._job import Ratio
+from ductile._seeds import seed_all
+from ductile._sources import Source
+from ductile._state import State, is_in, put_back
+
+# Buffers of at most so many values, together, may change in a step; larger ones have to stay as they are.
+_MOST_CARRIED = 1 << 16
+
+
+class Task:
+    """The job as the worker sees it. Methods raise Error, with all that the user has to know."""
+
+    def __init__(self, job, options, name):
+        self.job, self.name = job, name
+        self.seed = options["seed"]
+        self.ranks = options["train"]["virtual_ranks"]
+        self.metrics = list(job.metrics)
+        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
+        self.test = self._made(job.test_data, "test_data", False, 1)
+        for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
+            if options["data"][limit]:
+                source.size = min(source.size, options["data"][limit])
+        self.train_size, self.test_size = self.train.size, self.test.size
+        batch = options["train"]["batch_size"]
+        self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
+        self.feeder = Feeder(self.train, self.test, batch, self.ranks, options["loader"]["prefetch"])
+        self.model = None
+
+    def _made(self, make, what, shuffle, ranks):
+        try:
+            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks)
+        except Error:
+            raise
+        except BaseException as error:
+            raise Error("invalid_argument", f"{self.name}, {what}():\n{told(error)[1]}") from None
+
+    # ---- The model.
+
+    def make_model(self, seed):
+        """(parameters, averaged buffers, carried buffers), each a list of (name, tensor, is_norm)."""
+        seed_all(seed)
+        with of_user("invalid_argument", f"{self.name}, model()"):
+            self.model = self.job.model()
+        if not isinstance(self.model, torch.nn.Module):
+            raise Error("invalid_argument", f"{self.name}, model() gives {type(self.model).__name__}; a "
+                        "torch.nn.Module is needed")
+        self._settle_lazy(seed)
+        norms = {module for module in self.model.modules() if "Norm" in type(module).__name__}
+        owners = [(module, prefix + "." if prefix else "") for prefix, module in self.model.named_modules()]
+        in_norms = {at + n for module, at in owners if module in norms for n in module._parameters}
+        parameters = [(name, p, name in in_norms) for name, p in self.model.named_parameters()]
+        for name, p, _ in parameters:
+            self._check(p.dtype == torch.float32, "parameter", name, f"is {p.dtype}; it has to be float32 "
+                        "(use torch.autocast in loss() to compute in less)")
+            self._check(p.device.type == "cpu", "parameter", name, f"lies on {p.device}; it has to lie on the cpu")
+        averaged, carried = self._sort_buffers(owners, norms)
+        self._register(carried)
+        return parameters, averaged, carried
+
+    def _check(self, good, kind, name, text):
+        if not good:
+            raise Error("invalid_argument", f"{self.name}: {kind} {name} {text}")
+
+    def _settle_lazy(self, seed):
+        """Lazy modules get their sizes from a batch, the same one on every worker."""
+        lazy = [n for n, p in [*self.model.named_parameters(), *self.model.named_buffers()] if is_lazy(p)]
+        if not lazy:
+            return
+        batch = self.train.fetch(0, 0, 1)
+        seed_all(seed)
+        self.model.eval()
+        where = f"{self.name}: the first batch, which gives lazy parameters ({lazy[0]}) their sizes"
+        with of_user("invalid_argument", where), torch.no_grad():
+            self.job.loss(self.model, batch)
+        self.model.train()
+
+    def _sort_buffers(self, owners, norms):
+        """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
+        rest has to stay as it is. Every buffer has to stay the tensor that it is now."""
+        averaged, carried, self._kept, self._constant = [], [], [], []
+        self._places = None
+        seen, num_carried = set(), 0
+        for module, at in owners:
+            for key, buffer in module._buffers.items():
+                if buffer is None or id(buffer) in seen:
+                    continue
+                seen.add(id(buffer))
+                name = at + key
+                self._check(buffer.device.type == "cpu", "buffer", name, f"lies on {buffer.device}; it has to lie on "
+                            "the cpu")
+                if not buffer.is_contiguous():
+                    buffer = module._buffers[key] = buffer.contiguous()
+                if module in norms and buffer.dtype == torch.float32:
+                    averaged.append((name, buffer, True))
+                elif num_carried + buffer.numel() <= _MOST_CARRIED:
+                    carried.append((name, buffer, False))
+                    num_carried += buffer.numel()
+                else:
+                    self._constant.append((name, buffer, buffer._version))
+                self._kept.append((module._buffers, key, name, buffer))
+        return averaged, carried
+
+    def _register(self, carried):
+        """What the job keeps outside of its model is carried as buffers are."""
+        with of_user("invalid_argument", f"{self.name}, state()"):
+            registered = self.job.state(self.model)
+        self.state = State(registered, self.name)
+        room = _MOST_CARRIED - sum(buffer.numel() for _, buffer, _ in carried)
+        for name, tensor in self.state.tensors:
+            room -= tensor.numel()
+            self._check(room >= 0, "state", name, f"has {tensor.numel()} values; buffers and state of a job may have "
+                        f"{_MOST_CARRIED} together (bytes, of what is pickled)")
+            carried.append(("state/" + name, tensor, False))
+
+    def _hold_buffers(self):
+        if self._places is None:  # the worker gives averaged buffers theirs after make_model()
+            self._places = [buffer.detach() for _, _, _, buffer in self._kept]
+
+    def _check_buffers(self, keep):
+        """forward() may have put another tensor in the place of a buffer, or made it another one: its values
+        count (`keep`), in the tensor and the memory that the worker knows."""
+        for (buffers, key, name, buffer), place in zip(self._kept, self._places):
+            now = buffers.get(key)
+            if now is not buffer or not is_in(buffer, place):
+                put_back(buffer, place, now, f"{self.name}: buffer {name}", keep)
+                buffers[key] = buffer
+        for name, buffer, version in self._constant:
+            if buffer._version != version:
+                raise Error("conflict", f"{self.name}: buffer {name} was changed by loss(). Such a change reaches other "
+                            f"workers where a job's buffers together have at most {_MOST_CARRIED} values; make it a "
+                            "parameter, or smaller")
+
+    def set_training(self, on):
+        self.model.train(on)
+
+    # ---- The step.
+
+    def host(self, begin, end):
+        self.feeder.host(begin, end)
+
+    def loss(self, epoch, first, count, rank, step, seed):
+        """(loss, [(sum, of) of each metric])."""
+        batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank), "train_data")
+        seed_all(seed)
+        self._hold_buffers()
+        self.state.restore()
+        with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"):
+            out = self.job.loss(self.model, batch)
+        self._check_buffers(keep=True)
+        if rank == 0:  # what the others have made of it is dropped
+            self.state.save()
+        loss, metrics = self._sorted(out, count)
+        if loss.grad_fn is None:
+            raise Error("conflict", f"{self.name}, loss() gives a number that depends on no parameter, so there is "
+                        "nothing to differentiate; it was made under torch.no_grad(), or detached")
+        return loss, metrics
+
+    def _batch(self, get, what):
+        try:
+            return get()
+        except Error as error:
+            if error.code == "unavailable":  # this worker cannot go on; another one can
+                print(f"ductile.worker: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+            raise
+        except BaseException as error:
+            sample = getattr(error, "ductile_sample", None)
+            at = "" if sample is None else f", sample {sample}"
+            raise Error("conflict", f"{self.name}, {what}(){at}:\n{told(error)[1]}") from None
+
+    def _sorted(self, out, count):
+        named = {}
+        if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict):
+            out, named = out
+        if not isinstance(out, torch.Tensor) or out.numel() != 1 or not out.is_floating_point():
+            what = (f"a tensor {out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor)
+                    else type(out).__name__)
+            raise Error("conflict", f"{self.name}, loss() gives {what}; a tensor with one element is needed (the mean "
+                        "over the samples), or that and a dictionary of metrics")
+        if named.keys() != set(self.metrics):
+            raise Error("conflict", f"{self.name}, loss() gives the metrics {sorted(named)}, and the class names "
+                        f"{sorted(self.metrics)}; write metrics = {tuple(sorted(named))!r} into the class, or "
+                        "give those that it names")
+        ratios = []
+        for name in self.metrics:
+            value = named[name]
+            if not isinstance(value, Ratio):
+                value = Ratio(float(value) * count, count)
+            ratios.append((float(value.sum), float(value.of)))
+        return out, ratios
+
+    # ---- The evaluation.
+
+    def evaluate(self, each):
+        """(mean loss, samples, [(sum, of)]) over the test samples, in their order."""
+        total, sums = 0.0, [[0.0, 0.0] for _ in self.metrics]
+        self.model.eval()
+        self._hold_buffers()
+        self.state.restore()
+        try:
+            with torch.no_grad():
+                for first in range(0, self.test_size, self.test_batch):
+                    count = min(self.test_batch, self.test_size - first)
+                    batch = self._batch(lambda: self.feeder.test_batch(first, count, self.test_batch), "test_data")
+                    seed_all(_core.mix(self.seed, first))
+                    with of_user("conflict", f"{self.name}, loss() of the test samples from {first} on"):
+                        out = self.job.loss(self.model, batch)
+                    loss, ratios = self._sorted(out, count)
+                    total += loss.item() * count
+                    for at, (value, of) in zip(sums, ratios):
+                        at[0] += value
+                        at[1] += of
+                    each(first + count)
+        finally:
+            self._check_buffers(keep=False)  # before the weights are written
+            self.model.train()
+        return total / self.test_size, self.test_size, [tuple(at) for at in sums]

@@ -1,0 +1,138 @@
+"""The worker of a Python job: `python -m ductile.worker`, with the arguments of ductile-worker.
+
+It imports the user's program, starts its data processes while this process has one thread, and hands
+the rest to the C++ worker, which calls back for the loss of a virtual rank."""
+
+import json
+import os
+import sys
+
+from ductile import _program
+from ductile._errors import Error, told
+from ductile._job import Described
+
+_CONFIGURATION, _FAILED = 2, 3
+_LINE = 4096  # what a pipe takes at once
+
+
+def _value(arguments, name, default=None):
+    return arguments[arguments.index(name) + 1] if name in arguments else default
+
+
+def _tell(fd, line):
+    if fd >= 0:
+        os.write(fd, (json.dumps(line) + "\n").encode())
+
+
+def _fail(fd, error):
+    code, text = told(error, "internal")
+    print(f"ductile.worker: {text}", file=sys.stderr, flush=True)
+    cut = text
+    while len(json.dumps({"error": cut, "code": code})) >= _LINE:  # the end of a traceback says most
+        cut = "..." + cut[len(cut) // 8 + 4:]
+    _tell(fd, {"error": cut, "code": code})
+    return _CONFIGURATION if code == "invalid_argument" else _FAILED
+
+
+def _need_torch():
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise Error("invalid_argument", f"{sys.executable} cannot import torch ({error}); install it there, or name the "
+                    "Python that has it: --set python.interpreter=/usr/bin/python3") from None
+    try:
+        from ductile import _core  # noqa: F401
+    except ImportError as error:
+        raise Error("invalid_argument", f"{sys.executable} cannot load Ductile's extension ({error}); it is built for "
+                    "one Python and one torch: build it for this one, or name another Python: "
+                    "--set python.interpreter=/usr/bin/python3") from None
+
+
+def _described(text, args):
+    from ductile._loop import Mode
+
+    Mode.now = "describe"
+    try:
+        _program.run_loop(text, args)
+    except Described as told_by_loop:
+        return told_by_loop.job
+    raise _program.no_loop(text)
+
+
+def describe(text, args):
+    """What `ductile train` has to know of a job before there is a run: its options, and what a worker
+    will compare."""
+    _need_torch()
+    job = _program.load(text, args) if _program.split(text)[1] else _described(text, args)
+    options = job.options
+    if not isinstance(options, dict):
+        raise Error("invalid_argument", f"{text}: options is {type(options).__name__}; a dictionary is needed")
+    try:
+        options = json.loads(json.dumps(options))
+    except (TypeError, ValueError) as error:
+        raise Error("invalid_argument", f"{text}: options: {error}; numbers, texts, true and false, lists and "
+                    "dictionaries of them are options") from None
+    if "batch_size" not in options.get("train", {}):
+        data = job.train_data()
+        if getattr(data, "batch_size", None):
+            options.setdefault("train", {})["batch_size"] = data.batch_size
+    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions()}
+
+
+def work(arguments):
+    run = _value(arguments, "--run")
+    if run is None:
+        raise Error("invalid_argument", "ductile.worker: --run DIR is missing")
+    _need_torch()
+    from ductile import _core
+
+    _core.prepare(run)  # this thread computes as the others do
+    options = json.loads(_core.job(run))
+    text, class_name = options["python"]["object"], _program.split(options["python"]["object"])[1]
+    words = ["ductile-worker", *arguments]
+    if class_name is None:
+        return _work_by_loop(words, options, text)
+    job = _program.load(text, options["python"]["args"])
+    return _core.work(words, _task(job, options, f"{os.path.basename(_program.split(text)[0])}:{class_name}"))
+
+
+def _task(job, options, name):
+    from ductile._task import Task
+
+    _program.check_same(options["python"]["object"], options["python"])
+    return Task(job, options, name)
+
+
+def _work_by_loop(words, options, text):
+    from ductile import _core
+    from ductile._loop import Mode
+    from ductile._seeds import seed_all
+
+    task = []
+    Mode.now = "work"
+    Mode.prepare = lambda loop: task.append(_task(loop, options, os.path.basename(text)))
+    Mode.work = lambda: _core.work(words, task[0])
+    seed_all(options["seed"])  # a module that the program makes itself
+    _program.run_loop(text, options["python"]["args"])
+    if Mode.code is None:
+        raise _program.no_loop(text)
+    return Mode.code
+
+
+def main(arguments):
+    fd = int(_value(arguments, "--progress-fd", "-1"))
+    try:
+        text = _value(arguments, "--describe-job")
+        if text is None:
+            return work(arguments)
+        _tell(fd, {"done": describe(text, json.loads(_value(arguments, "--args", "[]")))})
+        return 0
+    except BaseException as error:
+        return _fail(fd, error)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of the user's program shall not hold the worker up

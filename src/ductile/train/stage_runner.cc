@@ -1,0 +1,242 @@
+#include "ductile/train/stage_runner.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+#include "ductile/base/error.h"
+#include "ductile/nn/threads.h"
+#include "ductile/plan/schedule.h"
+#include "ductile/train/data_form.h"
+#include "ductile/train/evaluate.h"
+
+namespace ductile::train {
+namespace {
+
+using nn::OperatorGraph;
+using parallel::Pipeline;
+
+int find_operator(const OperatorGraph& operators, const std::string& name, const char* option) {
+  const auto& ops = operators.operators();
+  const auto found = std::ranges::find(ops, name, &nn::Operator::name);
+  if (found == ops.end()) {
+    fail(ErrorCode::invalid_argument,
+         "{} names operator \"{}\", which the model does not have; plan the graph of this model",
+         option, name);
+  }
+  return static_cast<int>(found - ops.begin());
+}
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> out;
+  for (std::string word; in >> word;) out.push_back(word);
+  return out;
+}
+
+// The loss is the trainer's, so a planner may not know of it: it is where the logits are.
+void place_loss(const OperatorGraph& operators, Pipeline& pipeline) {
+  const auto loss = static_cast<int>(operators.operators().size()) - 1;
+  for (const Pipeline::Stage& s : pipeline.stages) {
+    if (std::ranges::find(s.ops, loss) != s.ops.end()) return;
+  }
+  const int logits = operators.operators().back().inputs.front().op;
+  for (Pipeline::Stage& s : pipeline.stages) {
+    if (std::ranges::find(s.ops, logits) != s.ops.end()) s.ops.push_back(loss);
+  }
+}
+
+void cut_evenly(const OperatorGraph& operators, size_t num_stages, Pipeline& pipeline) {
+  pipeline.stages.resize(num_stages);
+  const size_t n = operators.operators().size();
+  for (size_t i = 0; i < n; ++i) {
+    pipeline.stages[i * num_stages / n].ops.push_back(static_cast<int>(i));
+  }
+}
+
+// One forward, one backward, behind as many forward tasks as there are stages from here on.
+std::vector<plan::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
+  const int64_t ahead = std::min(from_here, micro_batches);
+  std::vector<plan::Task> out(static_cast<size_t>(ahead), plan::Task::forward);
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    out.push_back(plan::Task::backward);
+    if (m + ahead < micro_batches) out.push_back(plan::Task::forward);
+  }
+  return out;
+}
+
+}  // namespace
+
+Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
+  const spec::PipelinedOptions& options = job.train.pipelined;
+  Pipeline out;
+  out.num_micro_batches = options.micro_batches;
+  if (options.stages.empty()) {
+    cut_evenly(operators, static_cast<size_t>(job.train.virtual_ranks), out);
+  }
+  for (const std::string& names : options.stages) {
+    Pipeline::Stage& stage = out.stages.emplace_back();
+    for (const std::string& name : words(names)) {
+      stage.ops.push_back(find_operator(operators, name, "train.pipelined.stages"));
+    }
+  }
+  place_loss(operators, out);
+  for (const std::string& name : options.recompute) {
+    const int op = find_operator(operators, name, "train.pipelined.recompute");
+    for (Pipeline::Stage& s : out.stages) {
+      if (std::ranges::find(s.ops, op) != s.ops.end()) s.recompute.push_back(op);
+    }
+  }
+  const auto num_stages = static_cast<int64_t>(out.stages.size());
+  for (int64_t s = 0; s < num_stages; ++s) {
+    std::vector<plan::Task>& order = out.stages[static_cast<size_t>(s)].order;
+    if (options.orders.empty()) {
+      order = one_forward_one_backward(num_stages - s, options.micro_batches);
+    } else {
+      order = plan::order_from_letters(options.orders[static_cast<size_t>(s)], static_cast<int>(s),
+                                       3 * options.micro_batches);
+    }
+    out.split = out.split || std::ranges::find(order, plan::Task::backward_weight) != order.end();
+  }
+  parallel::check(out, operators);
+  return out;
+}
+
+StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, FlatModel& flat)
+    : job_(job),
+      ingredients_(ingredients),
+      flat_(flat),
+      operators_(nn::training_operators(*ingredients.model, job.train.label_smoothing)),
+      pipeline_(pipeline_of_job(job, operators_)),
+      stage_of_(parallel::stages_of_operators(pipeline_, operators_)) {
+  for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
+    const auto stage = static_cast<int>(s);
+    for (const int op : pipeline_.stages[s].ops) {
+      const nn::Operator& o = operators_.operators()[static_cast<size_t>(op)];
+      for (const nn::NamedTensor& p : o.parameters) owners_.try_emplace(p.name, stage);
+      for (const nn::NamedTensor& b : o.buffers) buffer_owners_.try_emplace(b.name, stage);
+    }
+  }
+}
+
+StageRunner::~StageRunner() = default;
+
+void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
+                       parallel::Exchange* exchange) {
+  host_.reset();
+  rank_ = rank;
+  exchange_ = exchange;
+  hosts_.clear();
+  for (int r = 0; r < layout.num_workers(); ++r) {
+    const auto i = static_cast<size_t>(r);
+    hosts_.insert(hosts_.end(), static_cast<size_t>(layout.cut[i + 1] - layout.cut[i]), r);
+  }
+}
+
+bool StageRunner::reads_samples() const {
+  const auto& ops = operators_.operators();
+  for (size_t op = 0; op < ops.size(); ++op) {
+    if (hosts_[static_cast<size_t>(stage_of_[op])] != rank_) continue;
+    for (const nn::Source& s : ops[op].inputs) {
+      if (s.op == nn::kModelInput) return true;
+    }
+  }
+  return false;
+}
+
+// Once for a generation, and again when other parameters are trained than before.
+void StageRunner::make_host() {
+  std::vector<bool> trained;
+  for (const nn::Operator& op : operators_.operators()) {
+    for (const nn::NamedTensor& p : op.parameters) trained.push_back(p.tensor.requires_grad());
+  }
+  if (host_ && trained == trained_) return;
+  trained_ = std::move(trained);
+  const int64_t samples = job_.train.batch_size / pipeline_.num_micro_batches;
+  if (forms_.empty()) {  // the same on every worker, whatever stages it hosts
+    const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
+    Shape shape = form.sample_shape();
+    shape.insert(shape.begin(), samples);
+    at::Tensor input = at::zeros(shape, form.tokens ? at::kLong : at::kFloat);
+    if (!form.tokens && lies_channels_last(job_, *ingredients_.model)) {
+      input = input.contiguous(at::MemoryFormat::ChannelsLast);
+    }
+    const at::Tensor labels = form.tokens ? input : at::zeros({samples}, at::kLong);
+    forms_ = parallel::tensor_forms(operators_, {input, labels});
+  }
+  parallel::PipelineHost::Placement placement;
+  placement.hosts = hosts_;
+  placement.rank = rank_;
+  placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
+  placement.forms = forms_;
+  placement.first_tag = parallel::Exchange::kFirstTag;
+  host_ = std::make_unique<parallel::PipelineHost>(operators_, pipeline_, std::move(placement));
+}
+
+std::map<int64_t, StageRunner::Part> StageRunner::run(
+    std::span<const data::Batch* const> micro_batches, const FigureList& figures, uint64_t seed,
+    double loss_scale) {
+  make_host();
+  parallel::PipelineHost::Step step;
+  step.seed = seed;
+  step.loss_scale = loss_scale;
+  int64_t samples = 0;
+  for (const data::Batch* batch : micro_batches) {
+    step.inputs.emplace_back();
+    if (batch == nullptr) continue;
+    step.inputs.back() = {input_of(*batch), labels_of(*batch)};
+    samples += batch->num_samples;
+  }
+  const std::vector<nn::Tensors> results = host_->run(step);
+  const int loss_stage = stage_of_[static_cast<size_t>(operators_.results().front().op)];
+  std::map<int64_t, Part> out;
+  for (size_t s = 0; s < hosts_.size(); ++s) {
+    if (hosts_[s] != rank_) continue;
+    const auto stage = static_cast<int>(s);
+    Part& part = out[stage];
+    // -0 becomes 0, as where something else is added.
+    for (const FlatModel::Entry& parameter : flat_.parameters()) {
+      const auto owner = owners_.find(parameter.name);
+      const auto found = host_->gradients().find(parameter.name);
+      const bool is_own =
+          owner != owners_.end() && owner->second == stage && found != host_->gradients().end();
+      part.gradients.push_back(is_own ? found->second.add(0) : at::Tensor());
+    }
+    const std::span<const float> now = flat_.buffer_values();
+    part.buffers.assign(now.size(), 0.0F);
+    for (const FlatModel::Entry& buffer : flat_.buffers()) {
+      const auto owner = buffer_owners_.find(buffer.name);
+      if ((owner == buffer_owners_.end() ? 0 : owner->second) != stage) continue;
+      for (int64_t i = buffer.offset; i < buffer.offset + buffer.size; ++i) {
+        part.buffers[static_cast<size_t>(i)] = now[static_cast<size_t>(i)] + 0.0F;
+      }
+    }
+    part.figures.resize(static_cast<size_t>(figures.size()));
+    if (stage == loss_stage) set_figures(results, samples, figures, part.figures);
+  }
+  return out;
+}
+
+void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
+                              const FigureList& figures, std::vector<float>& out) const {
+  const nn::OneThread alone;
+  float loss = 0;
+  int64_t correct = 0, predictions = 0;
+  for (const nn::Tensors& result : results) {
+    loss += result[0].mean().item<float>();
+    correct += result[1].item<int64_t>();
+    predictions += result[2].item<int64_t>();
+  }
+  const auto set = [&](std::string_view name, auto value) {
+    out[figures.place(name)] = static_cast<float>(value);
+  };
+  set(kLoss, loss);
+  set(kCorrect, correct);
+  set(kPredictions, predictions);
+  set(kSamplesForward, samples);
+  set(kSamplesBackward, samples);
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,202 @@
+// train.method = "pipelined": the same bits for every number of workers, killed, resized and
+// resumed, and for every cut; the loss of the plain method.
+#include "ductile/train/stage_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/options.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/run/folder.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/replica.h"
+#include "ductile/train/same_job.h"
+#include "ductile/train/testing/local_cluster.h"
+
+namespace ductile::train {
+namespace {
+
+using testing::LocalCluster;
+
+spec::JobOptions small_job(const char* model, int64_t stages) {
+  spec::JobOptions job;
+  job.name = "stages";
+  job.data.train_limit = 96;
+  job.data.test_limit = 16;
+  job.model.name = model;
+  job.model.hidden = {12, 9};
+  job.model.width = 4;
+  job.loader.threads = 1;
+  job.optimizer.lr = 0.02;
+  job.train.epochs = 2;
+  job.train.batch_size = 24;
+  job.train.method = "pipelined";
+  job.train.virtual_ranks = stages;
+  job.train.pipelined.micro_batches = 3;
+  job.train.threads = 1;
+  job.checkpoint.every_seconds = 0;
+  job.checkpoint.every_steps = 3;
+  return job;
+}
+
+// A job from its first step to its last in this thread, on all stages.
+std::unique_ptr<Replica> run_serial(const spec::JobOptions& job) {
+  auto replica = std::make_unique<Replica>(job);
+  replica->host_all();
+  std::vector<float> sum(static_cast<size_t>(replica->vector_size()));
+  while (replica->updates() < replica->total_updates()) {
+    replica->compute(replica->num_ranks(), sum);
+    replica->apply(sum);
+  }
+  return replica;
+}
+
+std::vector<float> weights_of(Replica& replica) {
+  const auto weights = replica.state().flat.weights();
+  std::vector<float> out(weights.begin(), weights.end());
+  const auto buffers = replica.state().flat.buffer_values();
+  out.insert(out.end(), buffers.begin(), buffers.end());
+  return out;
+}
+
+TEST(Stages, EveryCutAndScheduleHasTheSameBits) {
+  for (const char* model : {"mlp", "cnn"}) {
+    const auto whole = weights_of(*run_serial(small_job(model, 1)));
+    for (const int64_t stages : {2, 3, 4}) {
+      spec::JobOptions job = small_job(model, stages);
+      EXPECT_EQ(weights_of(*run_serial(job)), whole) << model << " in " << stages;
+      job.train.pipelined.orders.assign(static_cast<size_t>(stages), "F3B3W3");
+      EXPECT_EQ(weights_of(*run_serial(job)), whole) << model << " in " << stages << ", split";
+    }
+  }
+}
+
+TEST(Stages, ThePlainMethodOnAsManyPartsComesToTheSameLoss) {
+  for (const char* model : {"mlp", "cnn"}) {
+    spec::JobOptions job = small_job(model, 2);
+    const double stages = run_serial(job)->state().loss.value_or(-1);
+    job.train.method = "plain";
+    job.train.virtual_ranks = 3;
+    const double plain = run_serial(job)->state().loss.value_or(-2);
+    // The running statistics are those of parts in turn, and not their mean: the loss reads none.
+    EXPECT_NEAR(stages, plain, 1e-5 * std::abs(plain)) << model;
+  }
+}
+
+struct OneRun {
+  explicit OneRun(spec::JobOptions job)
+      : folder(run::RunFolder::create(place.path(), "stages", OptionSet(job).to_toml())) {}
+  std::string digest() const {
+    const auto newest = ckpt::open_latest(folder.checkpoints());
+    return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
+  }
+  TempFolder place;
+  run::RunFolder folder;
+};
+
+TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
+  const spec::JobOptions job = small_job("cnn", 4);
+  constexpr int64_t kSteps = 8;
+  const OneRun alone(job);
+  LocalCluster undisturbed(alone.folder, job, recipe_of(job));
+  undisturbed.start(1);
+  ASSERT_EQ(undisturbed.finish().phase, control::Phase::finished);
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const OneRun run(job);
+    LocalCluster cluster(run.folder, job, recipe_of(job));
+    Rng rng(seed, 1);
+    cluster.start(1 + static_cast<int64_t>(seed));
+    int64_t at = 0;
+    while (!cluster.over()) {
+      at += 1 + static_cast<int64_t>(rng.below(3));
+      cluster.run_to(std::min(at, kSteps));
+      if (at >= kSteps) break;
+      if (rng.below(2) == 0) {
+        cluster.kill_some(rng.below(100));
+      } else {
+        cluster.resize(1 + static_cast<int64_t>(rng.below(4)));
+      }
+    }
+    EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    EXPECT_EQ(run.digest(), alone.digest()) << "seed " << seed;
+  }
+}
+
+TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {
+  spec::JobOptions job = small_job("cnn", 4);
+  const OneRun alone(job);
+  LocalCluster undisturbed(alone.folder, job, recipe_of(job));
+  undisturbed.start(1);
+  ASSERT_EQ(undisturbed.finish().phase, control::Phase::finished);
+  const OneRun run(job);
+  int64_t at = 2;
+  const std::vector<std::vector<std::string>> plans = {
+      {},
+      {"conv1", "pool1 conv2 pool2", "fc1", "fc2"},
+      {"conv1 pool1 conv2 pool2 fc1 fc2", "", "", ""},
+      {"conv1 pool1", "", "conv2 pool2 fc1", "fc2"}};
+  for (const auto& stages : plans) {  // each goes on where the one before stopped
+    job.train.pipelined.stages = stages;
+    if (!stages.empty()) job.train.pipelined.orders.assign(4, at == 4 ? "F3B3W3" : "F3B3");
+    LocalCluster cluster(run.folder, job, recipe_of(job));
+    cluster.start(at / 2);
+    cluster.run_to(at);
+    at += 2;
+    if (&stages != &plans.back()) {
+      cluster.preempt();
+    } else {
+      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    }
+  }
+  EXPECT_EQ(run.digest(), alone.digest());
+  job.train.pipelined.orders.clear();
+  job.train.pipelined.micro_batches = 2;
+  LocalCluster other(run.folder, job, recipe_of(job));
+  other.start(1);
+  EXPECT_NE(other.finish().reason.find("train.pipelined.micro_batches"), std::string::npos);
+}
+
+TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
+  const auto json = [](std::vector<std::string> stages) {
+    spec::JobOptions job;
+    job.train.method = "pipelined";
+    job.train.virtual_ranks = static_cast<int64_t>(stages.size());
+    job.train.pipelined.stages = std::move(stages);
+    return OptionSet(job).to_json();
+  };
+  check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2 fc3"}), /*thread_invariant=*/true);
+  EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
+}
+
+TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
+  spec::JobOptions job = small_job("mlp", 2);
+  const auto refusal = [&] {
+    try {
+      const Replica replica(job);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  job.train.pipelined.stages = {"fc1 fc2", "fc9"};
+  EXPECT_NE(refusal().find("\"fc9\", which the model does not have"), std::string::npos);
+  job.train.pipelined.stages = {"fc1", "fc3"};
+  EXPECT_NE(refusal().find("operator fc2 is in no stage"), std::string::npos) << refusal();
+  job.train.pipelined.stages = {"fc1 fc2", "fc3"};
+  EXPECT_EQ(refusal(), "");
+  job.train.pipelined.orders = {"F3B3", "FBFB"};
+  EXPECT_NE(refusal().find("stage 1: its order has 2 F"), std::string::npos) << refusal();
+}
+
+}  // namespace
+}  // namespace ductile::train

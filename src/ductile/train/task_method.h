@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "ductile/train/state.h"
+#include "ductile/train/step_method.h"
+#include "ductile/train/task.h"
+
+namespace ductile::train {
+
+// The figures of a task's ratios are summed under these names.
+inline constexpr std::string_view kRatioSum = "ratio/", kRatioOf = "of/";
+
+// The step of a job that brings its own loss: plain training, by the mean of the ranks' losses.
+// `task` outlives it.
+std::unique_ptr<StepMethod> make_task_method(Task& task);
+
+// Gives the task what it carries, as it is in this state.
+void carry_in(Task& task, const JobState& state);
+
+}  // namespace ductile::train

@@ -1,0 +1,149 @@
+// Stages on ranks that are connected by each transport there is: the bits are those of the serial
+// executor.
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/comm/arena.h"
+#include "ductile/comm/communicator.h"
+#include "ductile/comm/composite_transport.h"
+#include "ductile/comm/inproc.h"
+#include "ductile/comm/shm_transport.h"
+#include "ductile/comm/tcp_transport.h"
+#include "ductile/comm/ucx_transport.h"
+#include "ductile/net/secret.h"
+#include "ductile/net/store.h"
+#include "ductile/nn/operators.h"
+#include "ductile/parallel/pipeline.h"
+#include "ductile/parallel/testing/random_pipelines.h"
+
+namespace ductile::parallel {
+namespace {
+
+using Transports = std::vector<std::unique_ptr<comm::Transport>>;
+using Connect = std::function<std::unique_ptr<comm::Transport>(const comm::Group&, net::Store&,
+                                                               const net::Secret&)>;
+
+net::Deadline patience() { return net::Clock::now() + std::chrono::seconds(60); }
+
+// Ranks that meet through a store, as processes do.
+Communicators connected(int size, const Connect& connect) {
+  const net::Secret secret = net::Secret::random();
+  std::shared_ptr<net::Store> store = net::make_memory_store();
+  std::vector<std::future<std::unique_ptr<comm::Transport>>> connecting;
+  for (int r = 0; r < size; ++r) {
+    connecting.push_back(std::async(std::launch::async, [&, r] {
+      return connect({"pipeline", 1, r, size}, *store, secret);
+    }));
+  }
+  Communicators out;
+  for (auto& c : connecting) out.push_back(std::make_unique<comm::Communicator>(c.get()));
+  return out;
+}
+
+Communicators tcp(int size) {
+  return connected(size, [](const auto& group, net::Store& store, const net::Secret& secret) {
+    return comm::connect_tcp(group, store, secret, {}, patience());
+  });
+}
+
+Communicators ucx(int size) {
+  return connected(size, [](const auto& group, net::Store& store, const net::Secret& secret) {
+    comm::UcxOptions options;
+    options.tls = "tcp";
+    options.net_devices = "lo";
+    return comm::connect_ucx(group, store, secret, options, patience());
+  });
+}
+
+// `eager`: messages up to this many bytes are copied through rings.
+Communicators shared_memory(int size, size_t eager) {
+  Communicators out;
+  for (auto& arena : comm::Arena::for_threads(size, {.region_bytes = 1 << 20})) {
+    out.push_back(
+        std::make_unique<comm::Communicator>(comm::make_shm_transport(std::move(arena), {eager})));
+  }
+  return out;
+}
+
+// Hosts of two ranks, neighbours by number on different ones.
+Communicators hosts_of_two(int size) {
+  Communicators out(static_cast<size_t>(size));
+  Transports between = comm::make_inproc_transports(size);
+  const int hosts = (size + 1) / 2;
+  for (int h = 0; h < hosts; ++h) {
+    std::vector<int> local{h};
+    if (h + hosts < size) local.push_back(h + hosts);
+    auto arenas = comm::Arena::for_threads(static_cast<int>(local.size()),
+                                           {.region_bytes = 1 << 20, .labels = local});
+    for (size_t k = 0; k < local.size(); ++k) {
+      const auto r = static_cast<size_t>(local[k]);
+      out[r] = std::make_unique<comm::Communicator>(comm::make_composite_transport(
+          comm::make_shm_transport(std::move(arenas[k])), local, std::move(between[r])));
+    }
+  }
+  return out;
+}
+
+struct Maker {
+  std::string name;
+  std::function<Communicators(int)> make;
+};
+
+std::vector<Maker> makers() {
+  std::vector<Maker> out{
+      {"inproc", inproc_communicators},
+      {"tcp", tcp},
+      {"shared_memory_eager", [](int n) { return shared_memory(n, 1 << 16); }},
+      {"shared_memory_rendezvous", [](int n) { return shared_memory(n, 0); }},
+      {"hosts_of_two", hosts_of_two},
+  };
+  if (comm::have_ucx()) out.push_back({"ucx", ucx});
+  return out;
+}
+
+class PipelineTransports : public ::testing::TestWithParam<Maker> {};
+
+TEST_P(PipelineTransports, OneTwoAndFourRanksHaveTheBitsOfTheSerialExecutor) {
+  int stages_on_others = 0;
+  for (const int num_ranks : {1, 2, 4}) {
+    for (uint64_t seed = 1000; seed < 1010; ++seed) {
+      Rng rng(seed, 4);
+      RandomModel model(seed, seed % 2 == 0);
+      const nn::OperatorGraph operators = nn::training_operators(model, 0);
+      const graph::Graph graph = graph_of(operators, rng);
+      plan::Plan plan = random_plan(graph, 4, 8, rng);
+      while (static_cast<int>(plan.stages.size()) < num_ranks) {
+        plan = random_plan(graph, 4, 8, rng);
+      }
+      const Pipeline pipeline =
+          pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+      PipelineHost::Step step;
+      step.inputs = inputs_of(seed, 4, 8);
+      step.seed = seed;
+      std::vector<int> hosts;
+      for (int s = 0; s < static_cast<int>(plan.stages.size()); ++s) {
+        hosts.push_back(s % num_ranks);
+        stages_on_others += hosts.back() > 0;
+      }
+      expect_equal(run_serial(model, operators, pipeline, step),
+                   run_ranks(operators, pipeline, step, hosts, GetParam().make(num_ranks)),
+                   fmt::format("seed {}, {} ranks", seed, num_ranks));
+    }
+  }
+  EXPECT_GE(stages_on_others, 40);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, PipelineTransports, ::testing::ValuesIn(makers()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace ductile::parallel

@@ -1,0 +1,155 @@
+"""A job with what makes results depend on luck: convolution, batch norm, dropout, a data set that draws.
+
+Its arguments choose how it goes wrong, or how many data processes it has."""
+
+import argparse
+import os
+import random
+import time
+
+import numpy
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import ductile
+
+_parser = argparse.ArgumentParser()
+_parser.add_argument("--processes", type=int, default=0)
+_parser.add_argument("--slow", type=float, default=0.0, help="seconds that a loss takes more")
+_parser.add_argument("--fault", default="")
+arguments = _parser.parse_args()
+
+
+class Blobs(Dataset):
+    def __init__(self, size, train):
+        self.centres = torch.randn(10, 3, 12, 12, generator=torch.Generator().manual_seed(5))
+        self.size, self.train = size, train
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if arguments.fault == "sample" and self.train and index == 17:
+            raise ValueError("sample 17 is torn")
+        g = torch.Generator().manual_seed(index + (0 if self.train else 10**6))
+        x = self.centres[index % 10] + 2 * torch.randn(3, 12, 12, generator=g)
+        if self.train:
+            x = torch.roll(x, (random.randint(-2, 2), int(torch.randint(-2, 3, ()))), (1, 2))
+            if numpy.random.rand() < 0.5:
+                x = x.flip(2)
+        return x, index % 10
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.bn = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.1)
+        self.fc = nn.Linear(8 * 36, 10)
+        if arguments.fault == "growing":
+            self.register_buffer("seen", torch.zeros(1))
+        if arguments.fault == "reassigned":
+            self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        if self.training and arguments.fault == "growing":
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+        if self.training and arguments.fault == "reassigned":
+            self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3))
+            x = x - self.mean[:, None, None]
+        return self.fc(self.drop(F.max_pool2d(F.relu(self.bn(self.conv(x))), 2)).flatten(1))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(432, 432, bias=False)
+        self.second = nn.Linear(432, 432, bias=False)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(432, 10)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1))))))
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.LazyLinear(10)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+class Stream(IterableDataset):
+    """The same samples, one after the other; each virtual rank has its part."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        info, blobs = get_worker_info(), Blobs(self.size, True)
+        return (blobs[i] for i in range(info.id, self.size, info.num_workers))
+
+
+class Job(ductile.Job):
+    options = {
+        "seed": 3,
+        "train": {"max_steps": 40, "virtual_ranks": 6, "log_every": 5, "eval_every_epochs": 1},
+        "optimizer": {"name": "sgd", "lr": 0.05},
+        "checkpoint": {"every_steps": 10, "every_seconds": 0},
+    }
+    metrics = ("accuracy", "margin")
+
+    def model(self):
+        return {"tied": Tied, "lazy": Lazy}.get(arguments.fault, Net)()
+
+    def state(self, model):
+        if arguments.fault not in ("state", "emptied"):
+            return {}
+        self.seen, self.mean = {}, torch.zeros(3)
+        return {"seen": self.seen, "mean": self.mean}
+
+    def train_data(self):
+        if arguments.fault == "stream":
+            return DataLoader(Stream(600), batch_size=48, num_workers=arguments.processes)
+        return DataLoader(Blobs(600, True), batch_size=48, shuffle=True, num_workers=arguments.processes)
+
+    def test_data(self):
+        return DataLoader(Blobs(100, False), batch_size=32, num_workers=min(arguments.processes, 2))
+
+    def loss(self, model, batch):
+        time.sleep(arguments.slow)
+        x, y = batch
+        if arguments.fault == "state" and model.training:  # both shape the loss
+            self.seen["steps"] = self.seen.get("steps", 0) + 1
+            self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1 / self.seen["steps"])
+            x = x - self.mean[:, None, None]
+        if arguments.fault == "emptied" and model.training:
+            self.mean.storage().resize_(0)
+        z = model(x)
+        if arguments.fault == "loss" and model.training:
+            return {}["a key that is not there"]
+        if arguments.fault == "shape":
+            return F.cross_entropy(z, y, reduction="none")
+        if arguments.fault == "detached" and model.training:
+            return F.cross_entropy(z, y).detach(), {"accuracy": 0.0, "margin": 0.0}
+        if arguments.fault == "metrics":
+            return F.cross_entropy(z, y), {"acuracy": 0.0}
+        hits = (z.argmax(1) == y).sum()
+        return F.cross_entropy(z, y), {"accuracy": ductile.ratio(hits, len(y)), "margin": z.max(1).values.mean()}
+
+
+class NoJob:
+    pass
+
+
+if __name__ == "__main__":
+    run = ductile.train(Job(), workers=2, out=os.environ["OUT"], options=["train.max_steps=10"])
+    print(run.result["digest"], run.best["accuracy"])

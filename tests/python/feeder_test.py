@@ -1,0 +1,296 @@
+"""The feeder: the same batches for any number of data processes, whichever of them die."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import unittest
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, get_worker_info
+
+from ductile._errors import Error
+from ductile._feeder import Feeder
+from ductile._processes import rebuilt, taken_apart
+from ductile._sources import Source
+from ductile._state import State
+from support import children, end, kill, wait
+
+
+class Drawn(Dataset):
+    """Draws at each access; dies, or fails, at some samples."""
+
+    def __init__(self, size, deadly=(), torn=()):
+        self.size, self.deadly, self.torn = size, deadly, torn
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if index in self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index in self.torn:
+            raise ValueError(f"sample {index} is torn")
+        return torch.randn(50), random.random(), index
+
+
+class Numbers(IterableDataset):
+    """A stream that is shared among those who read it as torch's documents say; it draws, too."""
+
+    def __init__(self, size, short=False):
+        self.size, self.short = size, short
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        info = get_worker_info()
+        offset = random.randrange(self.size)  # another order in each epoch
+        for i in range(info.id, self.size // 4 if self.short else self.size, info.num_workers):
+            yield torch.randn(50), random.random(), (i + offset * info.num_workers) % self.size
+
+
+def collated(samples):
+    x, draws, indices = zip(*samples)
+    return {"x": torch.stack(x), "draws": draws, "indices": list(indices)}
+
+
+def feeder(data, processes, ranks=4, batch=32, test_processes=0, **how):
+    train = Source(DataLoader(data, batch_size=batch, num_workers=processes, collate_fn=collated, **how), "train", 7, True,
+                   ranks)
+    test = Source(DataLoader(data, batch_size=10, num_workers=test_processes, collate_fn=collated), "test", 7, False)
+    out = Feeder(train, test, batch, ranks, 4)
+    out.host(0, ranks)
+    return out
+
+
+def stream(feeder, steps, ranks=4, batch=32, size=200):
+    """The batches of the first steps, rank by rank."""
+    per_epoch = size // batch
+    for step in range(steps):
+        epoch, at = divmod(step, per_epoch)
+        for rank in range(ranks):
+            yield feeder.train_batch(epoch, at * batch + rank * batch // ranks, batch // ranks, rank)
+
+
+def equal(a, b):
+    return torch.equal(a["x"], b["x"]) and a["draws"] == b["draws"] and a["indices"] == b["indices"]
+
+
+def processes_of(feeder):
+    return children(feeder.pool.keeper.pid)
+
+
+class Batches(unittest.TestCase):
+    def test_are_the_same_for_any_number_of_processes(self):
+        data = Drawn(200)
+        alone = list(stream(feeder(data, 0), 14))
+        for processes in (1, 4):
+            for mine, theirs in zip(alone, stream(feeder(data, processes), 14), strict=True):
+                self.assertTrue(equal(mine, theirs))
+
+    def test_stay_what_they_are_while_somebody_has_them(self):
+        f = feeder(Drawn(200), 2)
+        kept = [(b, b["x"].clone()) for b in stream(f, 14)]
+        for batch, copy in kept:
+            self.assertTrue(torch.equal(batch["x"], copy))
+
+    def test_use_memory_again(self):
+        f = feeder(Drawn(200), 1)
+        for _ in stream(f, 60):
+            pass
+        self.assertLess(len(f.pool.regions[0].mapped), 20)  # and not 240
+
+    def test_come_again_from_a_process_that_died(self):
+        data = Drawn(200)
+        alone = list(stream(feeder(data, 0), 14))
+        f = feeder(data, 2)
+        draw = random.Random(3)
+        for i, (mine, theirs) in enumerate(zip(alone, stream(f, 14), strict=True)):
+            self.assertTrue(equal(mine, theirs), i)
+            if i % 7 == 3:
+                kill(draw.choice(processes_of(f)))
+
+    def test_follow_a_change_of_ranks_and_of_the_batch_size(self):
+        data = Drawn(200)
+        a, b = feeder(data, 0), feeder(data, 2)
+        for f in (a, b):
+            next(stream(f, 1))
+            f.host(2, 4)
+        for epoch, first, count, rank in [(0, 48, 8, 2), (0, 56, 8, 3), (0, 80, 8, 2), (1, 4, 4, 1), (1, 20, 4, 1)]:
+            self.assertTrue(equal(a.train_batch(epoch, first, count, rank), b.train_batch(epoch, first, count, rank)))
+
+    def test_of_an_evaluation_are_in_order(self):
+        a, b = feeder(Drawn(95), 0), feeder(Drawn(95), 2, test_processes=2)
+        for first in range(0, 95, 10):
+            count = min(10, 95 - first)
+            mine, theirs = a.test_batch(first, count, 10), b.test_batch(first, count, 10)
+            self.assertEqual(mine["indices"], list(range(first, first + count)))
+            self.assertTrue(equal(mine, theirs))
+
+    def test_follow_a_sampler_of_the_users_own(self):
+        chosen = list(range(0, 200, 2))
+        for processes in (0, 2):
+            f = feeder(Drawn(200), processes, sampler=SubsetRandomSampler(chosen))
+            self.assertEqual(f.sources[0].size, 100)
+            seen = [i for b in stream(f, 3, size=100) for i in b["indices"]]
+            self.assertEqual(len(set(seen)), 96)
+            self.assertTrue(set(seen) <= set(chosen))
+        again = feeder(Drawn(200), 0, sampler=SubsetRandomSampler(chosen))
+        self.assertEqual([i for b in stream(again, 3, size=100) for i in b["indices"]], seen)
+
+
+    def test_of_an_evaluation_are_those_of_its_sampler(self):
+        """Half of the samples are for training and half for the test, as a sampler splits them."""
+        chosen = set(range(1, 200, 2))
+        for shuffle in (False, True):  # loader.shuffle says nothing about which samples there are
+            for sampler in (SubsetRandomSampler(sorted(chosen)), SequentialSampler(range(100))):
+                source = Source(DataLoader(Drawn(200), sampler=sampler), "data", 7, shuffle)
+                wanted = chosen if isinstance(sampler, SubsetRandomSampler) else set(range(100))
+                self.assertEqual((source.size, set(source.indices(0, 0, 100))), (100, wanted))
+
+class Streams(unittest.TestCase):
+    def test_are_the_same_for_any_number_of_processes(self):
+        alone = list(stream(feeder(Numbers(200), 0), 14))
+        for processes in (1, 3):
+            for mine, theirs in zip(alone, stream(feeder(Numbers(200), processes), 14), strict=True):
+                self.assertTrue(equal(mine, theirs))
+
+    def test_are_shared_among_the_ranks_and_differ_by_epoch(self):
+        batches = list(stream(feeder(Numbers(192), 0), 12, size=192))
+        epochs = [[i for b in part for i in b["indices"]] for part in (batches[:24], batches[24:])]
+        for seen in epochs:
+            self.assertEqual(sorted(seen), list(range(192)))
+        self.assertNotEqual(*epochs)
+
+    def test_come_again_from_a_process_that_died(self):
+        alone = list(stream(feeder(Numbers(200), 0), 14))
+        f = feeder(Numbers(200), 2)
+        draw = random.Random(3)
+        for i, (mine, theirs) in enumerate(zip(alone, stream(f, 14), strict=True)):
+            self.assertTrue(equal(mine, theirs), i)
+            if i % 7 == 3:
+                kill(draw.choice(processes_of(f)))
+
+    def test_go_on_where_they_were_on_another_worker(self):
+        alone = list(stream(feeder(Numbers(200), 0), 6))
+        other = feeder(Numbers(200), 1)
+        other.host(2, 4)
+        self.assertTrue(equal(other.train_batch(0, 4 * 32 + 2 * 8, 8, 2), alone[4 * 4 + 2]))
+
+    def test_that_end_early_begin_again(self):
+        seen = [i for b in stream(feeder(Numbers(200, short=True), 0), 6) for i in b["indices"]]
+        self.assertEqual(len(seen), 192)
+        self.assertLess(len(set(seen)), 192)
+
+    def test_of_an_evaluation_are_in_order(self):
+        a, b = feeder(Numbers(95), 0), feeder(Numbers(95), 1, test_processes=1)
+        for first in range(0, 95, 10):
+            count = min(10, 95 - first)
+            self.assertTrue(equal(a.test_batch(first, count, 10), b.test_batch(first, count, 10)))
+
+
+class Faults(unittest.TestCase):
+    def test_of_a_sample_are_told_with_its_number(self):
+        f = feeder(Drawn(200, torn={11}), 2)
+        with self.assertRaises(Error) as caught:
+            list(stream(f, 14))
+        self.assertIn("sample 11 is torn", str(caught.exception))
+        self.assertIn("ValueError", str(caught.exception))
+
+    def test_that_kill_every_process_are_told(self):
+        f = feeder(Drawn(200, deadly={11}), 2)
+        with self.assertRaises(Error) as caught:
+            list(stream(f, 14))
+        self.assertIn("5 data processes ended while they fetched 8 samples", str(caught.exception))
+        self.assertIn("signal 9", str(caught.exception))
+
+    def test_of_the_keeper_cost_the_worker_and_not_the_job(self):
+        f = feeder(Drawn(200), 2)
+        batches = stream(f, 14)
+        next(batches)
+        kill(f.pool.keeper.pid)
+        with self.assertRaises(Error) as caught:
+            list(batches)
+        self.assertEqual(caught.exception.code, "unavailable")
+
+    def test_what_is_no_data_set_is_named(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(3))
+
+        for data, why in ((Stream(), "__len__"), (DataLoader(Stream(), batch_size=2), "__len__"),
+                          ([1, 2, 3].__iter__(), "a Dataset (map-style")):
+            with self.assertRaises(Error) as caught:
+                Source(data, "train.py:Job, train_data", 1, True)
+            self.assertIn(why, str(caught.exception))
+        with self.assertRaises(Error):
+            Source(DataLoader(Drawn(10), batch_size=None), "train_data", 1, True)
+
+    def test_data_processes_end_with_their_worker(self):
+        # A process of its own: this one may have threads, and a worker forks before it has any.
+        code = ("import feeder_test as t\nf = t.feeder(t.Drawn(200), 2)\nnext(t.stream(f, 1))\n"
+                "t.wait(lambda: len(t.processes_of(f)) == 2, 'both data processes')\n"
+                "print(f.pool.keeper.pid, *t.processes_of(f), flush=True)\nt.signal.pause()")
+        worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                                  cwd=os.path.dirname(os.path.abspath(__file__)))
+        self.addCleanup(end, worker)
+        numbers = [int(word) for word in worker.stdout.readline().split()]
+        self.assertEqual(len(numbers), 3)
+        kill(worker.pid)
+        wait(lambda: not any(os.path.exists(f"/proc/{number}") for number in numbers), "their end")
+
+
+class Objects(unittest.TestCase):
+    def test_of_any_kind_are_handed_over(self):
+        import numpy
+
+        batch = {"a": torch.arange(6).view(2, 3).t(), "b": [numpy.arange(4.0), "text", None], "c": torch.tensor([]),
+                 "d": torch.randn(3).bfloat16(), "e": torch.tensor(True), "f": (1, 2.5)}
+        body, buffers = taken_apart(batch)
+        memory, parts = bytearray(), []
+        for piece in (body, *buffers):
+            parts.append((len(memory), piece.nbytes))
+            memory += piece
+            memory += bytes(-len(memory) % 64)
+        back = rebuilt(memoryview(memory), parts)
+        self.assertEqual(back.keys(), batch.keys())
+        for key in "acde":
+            self.assertEqual(back[key].dtype, batch[key].dtype)
+            self.assertTrue(torch.equal(back[key], batch[key]), key)
+        self.assertTrue((back["b"][0] == batch["b"][0]).all())
+        self.assertEqual(back["b"][1:], batch["b"][1:])
+        self.assertEqual(back["f"], batch["f"])
+
+
+class Registered(unittest.TestCase):
+    def test_objects_come_back_as_they_were_saved(self):
+        counts, queue, weight = {"a": 1}, [1, 2], torch.zeros(3)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)
+        state = State({"counts": counts, "queue": queue, "weight": weight, "schedule": schedule}, "job.py:Job")
+        counts["a"], queue[:] = 5, [3]
+        state.save()
+        saved = [tensor.clone() for _, tensor in state.tensors]
+        counts["b"], queue[:] = 7, []
+        schedule.last_epoch = 9
+        for (_, tensor), before in zip(state.tensors, saved, strict=True):
+            tensor.copy_(before)
+        state.restore()
+        self.assertEqual((counts, queue, schedule.last_epoch), ({"a": 5}, [3], 0))
+
+    def test_what_cannot_be_kept_is_named(self):
+        for given, why in ((5, "a dictionary of names"), ({"n": 5}, 'state "n" is int')):
+            with self.assertRaises(Error) as caught:
+                State(given, "job.py:Job")
+            self.assertIn(why, str(caught.exception))
+        growing = []
+        state = State({"growing": growing}, "job.py:Job")
+        growing += range(100000)
+        with self.assertRaises(Error) as caught:
+            state.save()
+        self.assertIn('state "growing" has grown to', str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,272 @@
+"""Python jobs by the command line: whatever happens to their processes, the same bits."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import unittest
+
+import support
+from support import Case, children, kill, last_step, lines, wait, workers_of
+
+
+# Each start of a worker costs seconds of a core: these run in the long form alone.
+long_form = unittest.skipUnless(os.environ.get("DUCTILE_ALL_SIZES"), "it belongs to the long form")
+
+
+class Digest(Case):
+    def test_is_the_same_for_all_workers_and_data_processes(self):
+        cells = [(1, 0), (2, 1), (3, 4)]
+        if os.environ.get("DUCTILE_ALL_SIZES"):
+            cells = [(workers, processes) for workers in (1, 2, 3, 4) for processes in (0, 1, 4)]
+        results = [self.train(f"run{w}{p}", w, args=("--processes", p)) for w, p in cells]
+        self.assertEqual({r["digest"] for r in results}, {results[0]["digest"]}, results)
+        self.assertEqual({r["weights_digest"] for r in results}, {results[0]["weights_digest"]})
+        other = self.train("other", sets=("seed=4",))
+        self.assertNotEqual(other["digest"], results[0]["digest"])
+
+    def test_survives_the_death_of_workers_and_data_processes(self):
+        quiet = self.train("quiet", args=("--processes", 2))
+        process = self.start("killed", 3, args=("--processes", 2, "--slow", 0.02))
+        draw = random.Random(1)
+        for step, which in ((5, 0), (10, 2), (20, 1), (25, 2)):  # a worker, a keeper, data processes
+            self.wait_for_step("killed", step)
+            workers = workers_of(self.out("killed"))
+            keepers = [k for w in workers for k in children(w)]
+            data = [d for k in keepers for d in children(k)]
+            kill(draw.choice([workers, keepers, data][which] or workers))
+        result = self.finished(process, "killed")
+        self.assertEqual(result["digest"], quiet["digest"])
+
+    def test_is_that_of_an_undisturbed_run_after_a_resume(self):
+        quiet = self.train("quiet")
+        process = self.start("stopped", 2, args=("--slow", 0.02))
+        self.wait_for_step("stopped", 10)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130)
+        done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("stopped"), "--workers", "1", "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["result"]["digest"], quiet["digest"])
+
+    def test_leaves_no_process_behind(self):
+        process = self.start("run", 2, args=("--processes", 2, "--slow", 0.02))
+        self.wait_for_step("run", 5)
+        workers = workers_of(self.out("run"))
+        keepers = [k for w in workers for k in children(w)]
+        data = [d for k in keepers for d in children(k)]
+        self.assertEqual((len(workers), len(keepers), len(data)), (2, 2, 4))
+        self.finished(process, "run")
+        wait(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers + keepers + data), "their end")
+
+
+class Loop(Case):
+    def test_has_the_bits_of_the_class(self):
+        by_class = self.train("class", args=("--processes", 1))
+        self.assertEqual(self.train("loop", 2, job="loop.py")["digest"], by_class["digest"])
+
+    def test_runs_a_step_again_that_was_given_up(self):
+        quiet = self.train("quiet", job="loop.py")
+        process = self.start("killed", 2, job="loop.py", args=("--slow", 0.02))
+        for step in (5, 15):
+            self.wait_for_step("killed", step)
+            kill(workers_of(self.out("killed"))[0])
+        self.assertEqual(self.finished(process, "killed")["digest"], quiet["digest"])
+
+    @long_form
+    def test_starts_a_run_by_itself(self):
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"), DUCTILE_RUNS=self.out("runs"),
+                   DUCTILE_TRAIN__MAX_STEPS="5")
+        done = subprocess.run([support.PYTHON, os.path.join(support.HERE, "loop.py"), "--processes", "1"], env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(last_step(self.out("runs/latest")), 5)
+
+    def test_tells_how_its_body_failed(self):
+        text = self.refused("--out", self.out("a"), job="loop.py", args=("--fault", "body"), code=3)
+        self.assertIn('raise KeyError("the body fails")', text)
+        text = self.refused("--out", self.out("b"), job="loop.py", args=("--fault", "break"), code=3)
+        self.assertIn("the loop was left before the job was done", text)
+
+
+class Figures(Case):
+    def test_are_those_of_the_job(self):
+        result = self.train("run", 2)
+        self.assertGreater(result["best"]["accuracy"], 0.15)
+        self.assertIn("margin", result["final"]["metrics"])
+        metrics = lines(self.out("run"), "metrics.jsonl")
+        trained = [m for m in metrics if "train/loss" in m]
+        self.assertTrue(all({"train/accuracy", "train/margin"} <= m.keys() for m in trained), trained)
+        self.assertTrue(any({"eval/accuracy", "eval/margin"} <= m.keys() for m in metrics))
+        self.assertFalse([k for m in metrics for k in m if "ratio/" in k or "of/" in k])
+
+    @long_form
+    def test_are_those_of_a_loop_written_out(self):
+        """Plain PyTorch with the job's own classes: each rank by itself, the mean of the gradients."""
+        self.train("run", 2)
+        code = "import twin; twin.main()"
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.join(support.BUILD, "python"), support.HERE]))
+        done = subprocess.run([support.PYTHON, "-c", code, self.out("run")], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLess(float(done.stdout), 2e-5)
+
+
+class Start(Case):
+    def test_from_python_gives_the_same_run(self):
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"), OUT=self.out("run"))
+        done = subprocess.run([support.PYTHON, os.path.join(support.HERE, "blobs.py")], env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        by_command = self.train("other", sets=("train.max_steps=10",))
+        self.assertEqual(done.stdout.split()[0], by_command["digest"])
+
+    def test_gives_a_model_that_can_be_loaded(self):
+        result = self.train("run")
+        code = ("import sys, ductile, torch\n"
+                "model = ductile.load(sys.argv[1])\n"
+                "from blobs import Blobs, Net\n"
+                "assert type(model).__name__ == 'Net' and not model.training\n"
+                "test = Blobs(100, False)\n"
+                "x, y = zip(*[test[i] for i in range(100)])\n"
+                "hits = (model(torch.stack(x)).argmax(1) == torch.tensor(y)).float().mean()\n"
+                "print(float(hits), int(model.bn.num_batches_tracked))")
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.join(support.BUILD, "python"), support.HERE]))
+        done = subprocess.run([support.PYTHON, "-c", code, self.out("run")], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        hits, batches = done.stdout.split()
+        self.assertAlmostEqual(float(hits), result["final"]["accuracy"], places=5)
+        self.assertEqual(int(batches), 40)
+
+
+class Submitted(Case):
+    def test_to_a_service_gives_the_same_bits(self):
+        by_command = self.train("run", args=("--processes", 1), sets=("train.max_steps=10",))
+        folder = self.out("service")
+        service = subprocess.Popen([support.DUCTILE, "up", "--devices", "2", "--no-page", "--folder", folder],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(support.end, service)
+        at = ["--folder", folder]
+
+        def asked(*words):
+            return subprocess.run([support.DUCTILE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True, timeout=120)
+
+        wait(lambda: asked("jobs", *at).returncode == 0, "a service")
+        done = asked("submit", os.path.join(support.HERE, "blobs.py:Job"), *at, "--set", f"python.interpreter={support.PYTHON}",
+                     "--set", "train.max_steps=10", "--name", "blobs", "--", "--processes", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        wait(lambda: '"phase": "finished"' in asked("why", "1", *at, "--json").stdout, "the end of the job: " +
+             asked("why", "1", *at).stdout)
+        run = os.path.join(folder, "runs", "1-blobs")
+        ends = [line for line in lines(run, "events.jsonl") if line.get("kind") == "end"]
+        self.assertEqual(ends[-1]["digest"], by_command["digest"])
+        service.send_signal(signal.SIGINT)
+        service.communicate(timeout=120)
+
+
+class State(Case):
+    def same_with_kills(self, fault):
+        quiet = self.train("quiet", args=("--fault", fault))
+        process = self.start("killed", 2, args=("--fault", fault, "--slow", 0.02))
+        self.wait_for_step("killed", 10)
+        kill(workers_of(self.out("killed"))[0])
+        self.assertEqual(self.finished(process, "killed")["digest"], quiet["digest"])
+
+    @long_form
+    def test_keeps_a_buffer_that_forward_assigns_anew(self):
+        self.same_with_kills("reassigned")
+
+    def test_counts_tied_weights_once(self):
+        self.same_with_kills("tied")
+
+    def test_keeps_what_the_job_registers(self):
+        self.same_with_kills("state")
+
+    def test_reads_streams_on_from_where_they_were(self):
+        self.same_with_kills("stream")
+
+    @long_form
+    def test_settles_lazy_modules(self):
+        self.same_with_kills("lazy")
+
+
+class Refusals(Case):
+    def test_name_what_cannot_be_imported(self):
+        self.assertIn("nowhere.py: there is no such file", self.refused(job="nowhere.py:Job", code=2))
+        self.assertIn("blobs.py has no Jab; it has Job", self.refused(job="blobs.py:Jab", code=2))
+        self.assertIn("something else than a class of ductile.Job", self.refused(job="blobs.py:NoJob", code=2))
+        self.assertIn("does not come to ductile.job()", self.refused(job="support.py", code=2))
+
+    def test_name_a_python_without_torch(self):
+        fake = self.out("python")
+        with open(fake, "w") as file:  # isolated and without site-packages: it finds no torch
+            file.write(f'#!/bin/sh\nexec {support.PYTHON} -S "$@"\n')
+        os.chmod(fake, 0o755)
+        text = self.refused("--set", f"python.interpreter={fake}", code=2)
+        self.assertIn("cannot import torch", text)
+        self.assertIn("python.interpreter=", text)
+        self.assertIn("is not a program", self.refused("--set", "python.interpreter=/nowhere", code=4))
+
+    def test_name_options_that_say_nothing(self):
+        self.assertIn("train.precision", self.refused("--set", "train.precision=bf16", code=2))
+        self.assertIn("train.virtual_ranks", self.refused("--set", "train.virtal_ranks=2", code=2))
+
+    def test_show_the_traceback_of_the_program(self):
+        text = self.refused("--out", self.out("loss"), args=("--fault", "loss"), code=3)
+        self.assertIn("loss() of step 0, virtual rank 0", text)
+        self.assertIn('return {}["a key that is not there"]', text)
+        self.assertIn("KeyError", text)
+        self.assertNotIn("_task.py", text)
+        for processes in (0, 2):
+            text = self.refused("--out", self.out(f"sample{processes}"), code=3,
+                                args=("--fault", "sample", "--processes", processes))
+            self.assertIn("sample 17", text)
+            self.assertIn('raise ValueError("sample 17 is torn")', text)
+
+    def test_name_a_loss_that_cannot_be_used(self):
+        self.assertIn("torch.float32 [8]", self.refused("--out", self.out("a"), args=("--fault", "shape"), code=3))
+        self.assertIn("depends on no parameter",
+                      self.refused("--out", self.out("b"), args=("--fault", "detached"), code=3))
+        text = self.refused("--out", self.out("c"), args=("--fault", "metrics"), code=3)
+        self.assertIn("['acuracy']", text)
+        self.assertIn("buffer seen was torch.float32 [1] and is torch.float32 [2]",
+                      self.refused("--out", self.out("d"), args=("--fault", "growing"), code=3))
+        self.assertIn("state/mean was Float [3] when the model was made, and is Float [3] now in 0 bytes of memory",
+                      self.refused("--out", self.out("e"), args=("--fault", "emptied"), code=3))
+
+    def test_do_not_go_on_with_another_program(self):
+        script = self.out("train.py")
+        with open(os.path.join(support.HERE, "blobs.py")) as file:
+            text = file.read()
+        with open(script, "w") as file:
+            file.write(text)
+        process = subprocess.Popen(self.command("--out", self.out("run"), job=script + ":Job", args=("--slow", 0.02)),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(support.end, process)
+        self.wait_for_step("run", 10)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+        with open(script, "w") as file:
+            file.write(text.replace("Dropout(0.1)", "Dropout(0.2)"))
+        resume = [support.DUCTILE, "train", "--resume", self.out("run")]
+        done = subprocess.run(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("its files are not those that the run began with", done.stderr)
+        with open(script, "w") as file:
+            file.write(text)
+        self.assertEqual(subprocess.run(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300).returncode, 0)
+
+    def test_a_run_whose_model_is_pythons_answers_no_questions(self):
+        self.train("run", sets=("train.max_steps=2",))
+        done = subprocess.run([support.DUCTILE, "eval", self.out("run")], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("ductile.load(", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

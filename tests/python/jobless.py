@@ -1,0 +1,3 @@
+"""A program that is no job."""
+
+print("nothing to train here")
