@@ -56,6 +56,10 @@ def changed(rows, scenario, number):
         if "burst" in scenario:
             first = rows[i - i % scenario["burst"]]
             row["time"] = str(float(first["time"]) + 3 * (i % scenario["burst"]))
+        if row["application"] in scenario.get("replace", []):
+            row["application"] = "planned"
+            row["num_replicas"] = str(scenario["asks"])
+            row["batch_size"] = "0"
         if "scaling" in scenario:
             row["scaling"] = scenario["scaling"]
         if "regions" in scenario:
@@ -81,6 +85,22 @@ def write_faults(scenario, folder, target):
                       f'trace = "{trace}"\nnodes = {nodes}\nnotice = {scenario["notice"]}\n')
 
 
+def write_applications(traces, scenario, kinds, target):
+    """The applications of the traces, and `planned`, which has the plans of these kinds."""
+    target.mkdir()
+    for folder in traces.iterdir():
+        if folder.is_dir():
+            (target / folder.name).symlink_to(folder.resolve())
+    planned = target / "planned"
+    planned.mkdir()
+    for file in (traces / scenario["noise_of"]).glob("validation-*.csv"):
+        (planned / file.name).symlink_to(file.resolve())
+    lines = (HERE / scenario["plans"]).read_text().splitlines()
+    kept = [line for line in lines[1:] if not kinds or line.split(",")[0] in kinds]
+    (planned / "plans.csv").write_text("\n".join([lines[0], *kept]) + "\n")
+    return target
+
+
 def run(program, workload, traces, policy, budget, cluster, arguments):
     done = subprocess.run(
         [program, "sim", "-q", str(workload), "--applications", str(traces), "--policy", policy,
@@ -101,6 +121,12 @@ def play(scenario, name, args, scratch):
         f'[[nodes]]\ntype = "{t}"\ncount = {n}\ndevices = {d}\n{region}'
         for region in regions for t, n, d in scenario["cluster"]))
     mixed = len(scenario["cluster"]) > 1
+    runs_of = (REGIONAL if "regions" in scenario else []) + RUNS
+    if "kinds" in scenario:  # Ductile's rows once for each kind of plans, too
+        runs_of = [(f"{label}, {kind} alone", policy, budget, [kind])
+                   for label, policy, budget in RUNS[:2] for kind in scenario["kinds"]]
+        runs_of = [(*row, []) for row in RUNS[:2]] + runs_of + [(*row, []) for row in RUNS[2:]]
+    applications = {}
     faults = []
     if "spot" in scenario:
         write_faults(scenario, args.spot, scratch / "faults.toml")
@@ -111,7 +137,7 @@ def play(scenario, name, args, scratch):
             "kept apart: mean JCT s | p99 | GPU h | restarts | worst rho |",
             "| ---: | --- |" + " ---: |" * 10]
     for load in scenario.get("load", [1]):
-        for label, policy, budget in (REGIONAL if "regions" in scenario else []) + RUNS:
+        for label, policy, budget, *kinds in runs_of:
             if mixed and policy == "srtf":
                 continue  # it knows one device type
             if args.policies and policy not in args.policies.split(","):
@@ -127,9 +153,16 @@ def play(scenario, name, args, scratch):
                         extra = ["--load", str(load), "--seed", "1", *faults,
                                  *scenario.get("arguments", []),
                                  *(scenario.get("ductile", []) if policy == "ductile" else [])]
-                        runs.append(run(args.ductile, target,
-                                        args.traces / folder.split("/")[0] / "traces", policy,
-                                        budget, cluster, extra))
+                        known = args.traces / folder.split("/")[0] / "traces"
+                        if "kinds" in scenario:
+                            key = (known, *kinds[0])
+                            if key not in applications:
+                                applications[key] = write_applications(
+                                    known, scenario, kinds[0],
+                                    scratch / f"applications-{len(applications)}")
+                            known = applications[key]
+                        runs.append(run(args.ductile, target, known, policy, budget, cluster,
+                                        extra))
                 if None in runs:
                     cells += ["-"] * 5
                     continue

@@ -50,7 +50,8 @@ class DuctilePolicy final : public Policy {
             .on_events = true,
             .serves = true,
             .keeps_fixed = true,
-            .scales_pipelines = true};
+            .scales_pipelines = true,
+            .sees_plans = true};
   }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;

@@ -24,6 +24,22 @@ double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes,
 
 }  // namespace
 
+double goodput(const JobPlan& plan, const GradientNoise& noise, int32_t init_batch) {
+  return plan.samples_per_second * efficiency(noise, static_cast<double>(plan.batch) / init_batch);
+}
+
+int32_t best_plan(std::span<const JobPlan> plans, int32_t type, int32_t devices,
+                  const GradientNoise& noise, int32_t init_batch) {
+  int32_t best = -1;
+  double most = 0;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].type != type || plans[i].devices != devices) continue;
+    const double here = goodput(plans[i], noise, init_batch);
+    if (here > most) most = here, best = static_cast<int32_t>(i);
+  }
+  return best;
+}
+
 int32_t reference_type(const JobView& job, int32_t type) {
   if (job.types[type].fitted) return type;
   for (size_t other = 0; other < job.types.size(); ++other)
@@ -35,6 +51,12 @@ double estimated_goodput(const JobView& job, int32_t type, int32_t nodes, int32_
                          std::span<const int32_t> per_node) {
   const TypeModel& model = job.types[type];
   if (!model.allowed || devices < model.unit) return 0;
+  if (!job.plans.empty()) {
+    const GradientNoise noise = job.noise.value_or(GradientNoise{});
+    const int32_t plan = best_plan(job.plans, type, devices, noise, model.limits.init_batch);
+    return plan < 0 ? 0
+                    : goodput(job.plans[static_cast<size_t>(plan)], noise, model.limits.init_batch);
+  }
   const int32_t replicas = devices / model.unit;
   const int32_t source = reference_type(job, type);
   if (source == type) return fitted_goodput(job, model, nodes, replicas);

@@ -41,6 +41,14 @@ struct TypeModel {
   double requested_rate = 0;  // samples/s on the devices and batch asked for; 0: not known
 };
 
+// One way to run a job on exactly so many devices, known before it runs: a plan of `ductile plan`.
+struct JobPlan {
+  int32_t type = 0;  // of the cluster
+  int32_t devices = 1;
+  int32_t batch = 1;              // whole batch
+  double samples_per_second = 0;  // above 0
+};
+
 // An inference service: replicas with TypeModel::unit devices each, which share one stream of
 // requests.
 struct ServiceView {
@@ -102,6 +110,10 @@ struct JobView {
   bool granted = false;
   // Whether it keeps what it has whatever a policy would like.
   bool is_fixed() const { return !service && (!preemptible || granted) && !allocation.empty(); }
+
+  // If there are any, the job runs by one of these alone: the best one for the devices that it
+  // gets.
+  std::vector<JobPlan> plans;
 
   std::optional<GradientNoise> noise;  // none before the first step
   std::vector<TypeModel> types;        // by type id of the cluster

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ductile/base/json_fields.h"
+#include "ductile/sched/hetero.h"
 #include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
@@ -22,6 +23,11 @@ void check(const AgentFacts& facts) {
                     facts.pipeline_batch >= 0 && facts.most_devices >= 0,
                 "a job that asks for {} replicas and batch {}", facts.requested_replicas,
                 facts.requested_batch);
+  for (const JobPlan& plan : facts.plans)
+    DUCTILE_CHECK(plan.type >= 0 && plan.type < static_cast<int32_t>(facts.types.size()) &&
+                      plan.devices >= 1 && plan.batch >= 1 && plan.samples_per_second > 0,
+                  "a plan for {} devices of type {}, batch {}, {} samples/s", plan.devices,
+                  plan.type, plan.batch, plan.samples_per_second);
   for (const AgentType& type : facts.types)
     DUCTILE_CHECK(type.unit >= 0 && type.limits.min_local >= 1 && type.limits.max_local >= 1 &&
                       type.limits.init_batch >= 1 && type.limits.max_batch >= 1,
@@ -39,6 +45,7 @@ JobAgent::JobAgent(AgentFacts facts, const PolicyTraits& traits, FitCache& fits,
       scaling_(std::min(facts_.scaling, traits.uses)) {
   check(facts_);
   if (is_pipeline() && !traits.scales_pipelines) scaling_ = Scaling::rigid;
+  if (!facts_.plans.empty() && !traits.sees_plans) scaling_ = Scaling::rigid;
   for (const AgentType& type : facts_.types)
     measured_.push_back(shares_ ? shared->of(facts_.application, type.name)
                                 : std::make_shared<Measurements>());
@@ -131,6 +138,12 @@ BatchChoice JobAgent::choose_batch(const AgentShape& shape) {
   return *choice_;
 }
 
+int32_t JobAgent::choose_plan(int32_t type, int32_t devices) const {
+  if (type < 0 || type >= static_cast<int32_t>(facts_.types.size())) return -1;
+  return best_plan(facts_.plans, type, devices, noise_.value_or(GradientNoise{1, 1}),
+                   facts_.types[static_cast<size_t>(type)].limits.init_batch);
+}
+
 // On the type on which what was asked for takes the fewest devices.
 int32_t JobAgent::requested_devices() const {
   int32_t least = 0;
@@ -145,7 +158,9 @@ void JobAgent::describe(JobView& view) const {
   view.requested_devices = requested_devices();
   view.requested_batch = facts_.requested_batch;
   view.types.resize(facts_.types.size());
+  if (traits_.sees_plans) view.plans = facts_.plans;
   int32_t most = 1;
+  for (const JobPlan& plan : facts_.plans) most = std::max(most, plan.devices);
   for (size_t t = 0; t < facts_.types.size(); ++t) {
     const AgentType& type = facts_.types[t];
     TypeModel& model = view.types[t];
@@ -159,8 +174,11 @@ void JobAgent::describe(JobView& view) const {
       if (is_pipeline())
         model.allowed =
             model.allowed && model.unit * facts_.requested_replicas == view.requested_devices;
+      if (!facts_.plans.empty())
+        model.allowed = choose_plan(static_cast<int32_t>(t), view.requested_devices) >= 0;
       continue;
     }
+    if (!facts_.plans.empty()) continue;
     const int32_t batch =
         scaling_ == Scaling::strong ? facts_.requested_batch : type.limits.max_batch;
     model.max_useful = model.unit * std::max(batch / type.limits.min_local, 1);

@@ -35,6 +35,8 @@ struct AgentFacts {
   int32_t pipeline_batch = 0;    // of a pipeline: samples per replica and step; 0: not a pipeline
   int32_t most_devices = 0;      // more are never of use; 0: none known
   std::vector<AgentType> types;  // by type id of the cluster
+  // If there are any, it runs by one of these alone, and its steps need not be measured.
+  std::vector<JobPlan> plans;
 };
 
 // What a job holds, as far as its batch depends on it.
@@ -68,6 +70,9 @@ class JobAgent {
   // How to split the batch on what the job holds: the batch with the best modelled goodput if the
   // batch is free, or else the batch asked for. Local batches are at least 1.
   BatchChoice choose_batch(const AgentShape& shape);
+
+  // The best plan for exactly these devices, as an index of facts().plans; -1: there is none.
+  int32_t choose_plan(int32_t type, int32_t devices) const;
 
   // Writes what never changes: what the job asked for, its limits on each type.
   void describe(JobView& view) const;

@@ -122,6 +122,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
   known.min_devices = job.min_devices;
   known.max_devices = job.max_devices;
   known.types = job.types;
+  known.plans = job.plans;
   if (application) {
     for (size_t t = 0; t < known.types.size() && t < application->types.size(); ++t) {
       const TypeModel& theirs = application->types[t];
@@ -143,10 +144,10 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
     if (t.fitted) seen = std::max(seen, t.max_profiled);
     if (t.allowed && (t.fitted || t.unit_rate > 0) && (!any || t.fitted > any->fitted)) any = &t;
   }
-  const bool anything = any != nullptr;
+  const bool anything = any != nullptr || !job.plans.empty();
   // A type of which nothing is known is taken for half as fast as one that is.
   std::vector<double> trust(known.types.size(), 1.0);
-  if (anything) {
+  if (any != nullptr) {
     const TypeModel model = *any;
     for (size_t t = 0; t < known.types.size(); ++t) {
       TypeModel& type = known.types[t];
@@ -167,7 +168,7 @@ std::vector<Configuration> configurations(const JobView& job, const ApplicationM
     int32_t most = job.max_devices;
     if (type.max_useful > 0) most = std::min(most, type.max_useful);
     const int32_t least = std::max(job.min_devices, type.unit);
-    const auto limit = static_cast<int32_t>(growth * seen);
+    const int32_t limit = job.plans.empty() ? static_cast<int32_t>(growth * seen) : most;
     for (const int32_t k : counts_of(job, type, pool, least, most, limit)) {
       Configuration c{static_cast<int32_t>(p), k, (k + pool.per_node - 1) / pool.per_node, 0};
       if (anything)

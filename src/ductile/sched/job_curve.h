@@ -48,8 +48,8 @@ class ApplicationModels {
 // job's models, or from its application's where those have seen more devices; a job of which
 // nothing is known has a nominal rate of one step per second and device, on its least number of
 // devices. Sizes are limited to `growth` times the largest number of devices a model has seen (at
-// least the job's least), a rigid job to what it asked for. `noise` is the gradient noise to
-// assume, if it is known.
+// least the job's least), a rigid job to what it asked for, a job with plans to the sizes that
+// these have. `noise` is the gradient noise to assume, if it is known.
 std::vector<Configuration> configurations(const JobView& job, const ApplicationModel* application,
                                           std::span<const Pool> pools,
                                           std::span<const int32_t> per_node, double growth,

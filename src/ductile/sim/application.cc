@@ -54,6 +54,17 @@ void read_pipeline(const fs::path& file, Application& app) {
   if (app.micro_batches == 0) fail(ErrorCode::invalid_argument, "{}: no row in it", file.string());
 }
 
+void read_plans(const fs::path& file, Application& app) {
+  if (!fs::exists(file)) return;
+  const Csv csv = Csv::read(file);
+  for (size_t row = 0; row < csv.rows(); ++row)
+    app.plans.push_back({csv.text(row, "plan"), csv.text(row, "type"),
+                         static_cast<int32_t>(csv.whole(row, "devices", 1, 1 << 20)),
+                         static_cast<int32_t>(csv.whole(row, "batch", 1, 1 << 30)),
+                         csv.number(row, "seconds", 1e-9, 1e9)});
+  if (app.plans.empty()) fail(ErrorCode::invalid_argument, "{}: no row in it", file.string());
+}
+
 BatchTrace read_trace(const fs::path& file, int32_t batch) {
   const Csv csv = Csv::read(file);
   BatchTrace trace;
@@ -92,8 +103,10 @@ Application read_application(const fs::path& folder) {
       app.profiles.emplace(type, Profile::read(file, folder / ("scalability" + suffix + ".csv")));
     }
   }
-  if (app.traces.empty() || app.profiles.empty())
-    fail(ErrorCode::not_found, "{}: needs validation-B.csv and placements.csv", folder.string());
+  read_plans(folder / "plans.csv", app);
+  if (app.traces.empty() || app.profiles.empty() == app.plans.empty())
+    fail(ErrorCode::not_found, "{}: needs validation-B.csv, and either placements.csv or plans.csv",
+         folder.string());
   std::sort(app.traces.begin(), app.traces.end(),
             [](const BatchTrace& a, const BatchTrace& b) { return a.batch < b.batch; });
   app.init_batch = app.traces.front().batch;
@@ -167,6 +180,9 @@ sched::BatchLimits Application::limits(const Profile& profile) const {
 }
 
 int32_t Application::unit(const std::string& type) const {
+  if (!plans.empty())
+    return std::any_of(plans.begin(), plans.end(),
+                       [&](const PlanProfile& plan) { return plan.type == type; });
   if (micro_batches == 0) return 1;
   const auto found = stages.find(type);
   return found != stages.end() ? found->second : 0;

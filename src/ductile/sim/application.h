@@ -20,6 +20,15 @@ struct BatchTrace {
   std::vector<sched::GradientNoise> noise;  // during the epoch
 };
 
+// One way to run a job on exactly so many devices of a type: a plan of `ductile plan`.
+struct PlanProfile {
+  std::string name;  // of its kind: pipeline, data, sharded ...
+  std::string type;
+  int32_t devices = 1;
+  int32_t batch = 1;   // whole batch
+  double seconds = 1;  // a step
+};
+
 // How jobs of this kind really behave: step times on each device type, and statistics by epoch. It
 // is created once and then read by all jobs; one thread at a time may use it.
 struct Application {
@@ -40,6 +49,8 @@ struct Application {
   // pipeline cannot use types without an entry.
   std::map<std::string, int32_t> stages;
   int32_t micro_batches = 0;
+  // If there are any, a job runs by one of these alone, and there are no profiles.
+  std::vector<PlanProfile> plans;
 
   // Progress at the end of `epochs_done` epochs: the least over the traces; 0 for no epochs.
   double progress_at(int32_t epochs_done) const;
@@ -53,7 +64,8 @@ struct Application {
   // have one. A pipeline has its first profile there; unit() keeps it off such types.
   const Profile& profile(const std::string& type) const;
   sched::BatchLimits limits(const Profile& profile) const;
-  // Devices of one replica: 1, or the stages of a pipeline; 0: it cannot run on the type.
+  // Devices of one replica: 1, or the stages of a pipeline; 0: it cannot run on the type. With
+  // plans, 1 where there is one.
   int32_t unit(const std::string& type) const;
   // One step of a replica on these nodes, with `local` samples, or the micro-batches of a pipeline.
   // The forward and backward passes of a pipeline take 3 (stages - 1 + micro-batches) forward times
@@ -87,7 +99,8 @@ struct Catalog {
 
 // Reads a folder of traces with one sub-folder per application: validation-B.csv,
 // placements[-TYPE].csv, scalability[-TYPE].csv, and for a pipeline also pipeline.csv (type,
-// stages, micro_batches). Profiles without a type are for "t4". A folder with typed profiles
+// stages, micro_batches), or plans.csv (plan, type, devices, batch, seconds: a step) in place of
+// profiles. Profiles without a type are for "t4". A folder with typed profiles
 // follows the replay rules of Sia, any other those of Pollux. Throws the errors of Csv, or
 // not_found.
 Catalog read_catalog(const fs::path& folder);

@@ -28,7 +28,7 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
       agent_(facts(types, traits), traits, fits, &shared),
       instruments_(instruments) {
   for (const sched::AgentType& type : agent_.facts().types) {
-    profiles_.push_back(&app.profile(type.name));
+    profiles_.push_back(planned() ? nullptr : &app.profile(type.name));
     units_.push_back(type.unit);
   }
   if (submission.service)
@@ -56,7 +56,17 @@ sched::AgentFacts JobRun::facts(std::span<const std::string> types,
   if (adapts)
     out.most_devices =
         out.most_devices > 0 ? std::min(out.most_devices, kMostMeasured) : kMostMeasured;
+  for (const PlanProfile& plan : app_.plans)
+    for (size_t t = 0; t < types.size(); ++t)
+      if (types[t] == plan.type)
+        out.plans.push_back(
+            {static_cast<int32_t>(t), plan.devices, plan.batch, plan.batch / plan.seconds});
+  if (planned()) check_plans(out, traits);
   for (const std::string& type : types) {
+    if (planned()) {
+      out.types.push_back({type, app_.unit(type), {app_.init_batch, app_.max_batch, 1, 1}, 0});
+      continue;
+    }
     const Profile& profile = app_.profile(type);
     sched::AgentType known{type, service ? submission_.service->replica_devices : app_.unit(type),
                            app_.limits(profile), profile.unit_rate()};
@@ -68,7 +78,27 @@ sched::AgentFacts JobRun::facts(std::span<const std::string> types,
   return out;
 }
 
+// A job whose size is not free has a plan for exactly that, where its policy may put it.
+void JobRun::check_plans(const sched::AgentFacts& facts, const sched::PolicyTraits& traits) const {
+  if (submission_.service)
+    fail(ErrorCode::invalid_argument,
+         "{}: a service of application {}, which has plans for training alone", submission_.name,
+         app_.name);
+  if (facts.scaling != Scaling::rigid && traits.sees_plans) return;
+  std::vector<uint8_t> there(types_.size());
+  for (const sched::JobPlan& plan : facts.plans)
+    if (plan.devices == facts.requested_replicas) there[static_cast<size_t>(plan.type)] = 1;
+  const auto count = std::count(there.begin(), there.end(), 1);
+  if (count > 0 && (traits.sees_types || count == static_cast<ptrdiff_t>(there.size()))) return;
+  fail(ErrorCode::invalid_argument,
+       "{}: it asks for {} devices, and plans.csv of application {} has no plan for so many{}; ask "
+       "for a number that it has",
+       submission_.name, facts.requested_replicas, app_.name,
+       count > 0 ? " on every device type, of which the policy knows nothing" : "");
+}
+
 void JobRun::choose_batch() {
+  if (planned()) return;
   const auto nodes = static_cast<int32_t>(counts_.size());
   sched::AgentShape shape{type_, nodes, replicas_};
   if (rules_.limit_by_placement) shape.max_local = profiles_[type_]->max_local(counts_);
@@ -122,9 +152,13 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
   seconds -= delay;
   while (seconds > 0 && !finished_) {
     DUCTILE_CHECK(epoch_ < app_.epochs, "{} goes on after its end", submission_.name);
-    const double batch = static_cast<double>(replicas_) * local_ * (accumulation_ + 1);
+    const sched::JobPlan* plan =
+        planned() ? &agent_.facts().plans[static_cast<size_t>(plan_)] : nullptr;
+    const double batch =
+        plan ? plan->batch : static_cast<double>(replicas_) * local_ * (accumulation_ + 1);
     const double scale = batch / app_.init_batch;
-    StepTime time = app_.step_time(types_[type_], counts_, local_);
+    StepTime time = plan ? StepTime{plan->batch / plan->samples_per_second, 0}
+                         : app_.step_time(types_[type_], counts_, local_);
     const double every = submission_.checkpoint_every;
     const double slice = every > 0 ? std::min(seconds, every - since_save_) : seconds;
     if (conditions.compute != 1 || conditions.network != 1) {
@@ -135,7 +169,7 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
     const sched::GradientNoise noise = app_.noise(static_cast<int32_t>(batch), epoch_);
     const double gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr);
     observe_noise(noise, batch);
-    const bool fresh = observe(time);
+    const bool fresh = !plan && observe(time);
     const double step = time.step + (time.step - time.sync) * accumulation_;
     rate_ = gain / step * (1.0 - conditions.interference);
     if (rules_.own_pause) rate_ *= 1 / app_.slowdown;
@@ -194,6 +228,11 @@ void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t
     replicas_ /= units_[type];
     DUCTILE_CHECK(replicas_ * units_[type] == devices_, "{}: {} devices for pipelines of {}",
                   submission_.name, devices_, units_[type]);
+    if (planned()) {
+      plan_ = agent_.choose_plan(type, devices_);
+      DUCTILE_CHECK(plan_ >= 0, "{}: no plan for {} devices of {}", submission_.name, devices_,
+                    types_[static_cast<size_t>(type)]);
+    }
     choose_batch();
     pause_left_ = pause() + transfer;
     ++starts_;

@@ -74,9 +74,11 @@ class JobRun {
  private:
   sched::AgentFacts facts(std::span<const std::string> types,
                           const sched::PolicyTraits& traits) const;
+  void check_plans(const sched::AgentFacts& facts, const sched::PolicyTraits& traits) const;
   void choose_batch();
   void go_back();
   bool pipeline() const { return app_.micro_batches > 0; }
+  bool planned() const { return !app_.plans.empty(); }
   bool observe(StepTime time);  // whether it was new
   void observe_noise(const sched::GradientNoise& noise, double batch);
   double misread(uint64_t purpose, uint64_t reading) const;  // a factor
@@ -97,6 +99,7 @@ class JobRun {
   int32_t devices_ = 0, replicas_ = 0;
   int32_t type_ = -1;
   int32_t local_ = 0, accumulation_ = 0;
+  int32_t plan_ = -1;  // of the agent's
   double pause_left_ = 0;
   double progress_ = 0, rate_ = 0;
   int32_t epoch_ = 0;

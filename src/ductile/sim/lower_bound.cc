@@ -256,11 +256,14 @@ class Dual {
 
 LowerBound lower_bound(const Workload& workload, const Catalog& catalog,
                        const sched::Cluster& cluster, int rounds) {
-  for (const Submission& s : workload.jobs)
-    if (s.service || catalog.find(s.application).micro_batches > 0)
+  for (const Submission& s : workload.jobs) {
+    const Application& app = catalog.find(s.application);
+    if (s.service || app.micro_batches > 0 || !app.plans.empty())
       fail(ErrorCode::invalid_argument,
-           "least mean JCT: '{}' is a service or a pipeline; only other jobs can be estimated",
+           "least mean JCT: '{}' is a service, a pipeline or a job with plans; only other jobs can "
+           "be estimated",
            s.name);
+  }
   Dual dual(workload, catalog, cluster);
   std::vector<std::vector<double>> price(dual.types(), std::vector<double>(dual.buckets(), 0.0));
   std::vector<std::vector<double>> asked = price;

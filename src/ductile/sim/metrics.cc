@@ -19,6 +19,20 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
   std::vector<int32_t> counts;
   for (int32_t left = devices; left > 0; left -= per_node)
     counts.push_back(std::min(left, per_node));
+  const double slow = rules.own_pause ? app.slowdown : 1;
+  if (!app.plans.empty()) {
+    double seconds = 0;
+    for (int32_t epoch = 0; epoch < app.epochs; ++epoch) {
+      double most = 0;
+      for (const PlanProfile& plan : app.plans)
+        if (plan.type == type && plan.devices <= devices)
+          most = std::max(most, noise::gain(app.noise(plan.batch, epoch),
+                                            static_cast<double>(plan.batch) / app.init_batch) /
+                                    plan.seconds);
+      seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) / most;
+    }
+    return seconds * slow;
+  }
   if (app.micro_batches > 0) {
     const int32_t batch = devices / app.unit(type) * app.micro_batches;
     const double step = app.step_time(type, counts, app.micro_batches).step;
@@ -26,7 +40,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
     for (int32_t epoch = 0; epoch < app.epochs; ++epoch)
       seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) * step /
                  noise::gain(app.noise(batch, epoch), static_cast<double>(batch) / app.init_batch);
-    return seconds * (rules.own_pause ? app.slowdown : 1);
+    return seconds * slow;
   }
   const Profile& profile = app.profile(type);
   sched::BatchLimits limits = app.limits(profile);
@@ -57,7 +71,7 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
                                 c.step);
     seconds += (app.progress_at(epoch + 1) - app.progress_at(epoch)) / most;
   }
-  return seconds * (rules.own_pause ? app.slowdown : 1);
+  return seconds * slow;
 }
 
 }  // namespace
@@ -79,6 +93,18 @@ double alone_seconds(const Submission& job, const Application& app, const Replay
     const auto of_type = static_cast<double>(cluster.usable_devices(t));
     const int32_t unit = app.unit(cluster.types[t]);
     if (unit == 0 || of_type < unit) continue;
+    if (!app.plans.empty()) {
+      // Its share of them, but not less than it takes to run.
+      int32_t least = INT32_MAX;
+      for (const PlanProfile& plan : app.plans)
+        if (plan.type == cluster.types[t]) least = std::min(least, plan.devices);
+      if (job.scaling == sched::Scaling::rigid) least = job.devices;
+      if (least > of_type) continue;
+      const auto share = static_cast<int32_t>(
+          std::max<double>(least, std::min(total / std::max(contention, 1.0), of_type)));
+      rate += of_type / total / fastest(app, rules, cluster.types[t], share, 1);
+      continue;
+    }
     const sched::BatchLimits limits = app.limits(app.profile(cluster.types[t]));
     int32_t most = std::max(limits.max_batch / limits.min_local, 1);
     if (app.most_devices > 0) most = std::min(most, app.most_devices);

@@ -214,6 +214,11 @@ std::span<const double> Simulation::step_seconds(const Submission& job) {
 double Simulation::asked_rate(const Submission& job, const sched::JobView& view,
                               int32_t type) const {
   const Application& app = catalog_.find(job.application);
+  double planned = 0;
+  for (const PlanProfile& plan : app.plans)
+    if (plan.type == cluster_.types[type] && plan.devices == view.requested_devices)
+      planned = std::max(planned, plan.batch / plan.seconds);
+  if (!app.plans.empty()) return planned;
   if (app.micro_batches == 0)
     return view.requested_batch / packed_step(app, view.requested_batch, job.devices, type);
   const int32_t per_node = std::max(cluster_.devices_per_node(type), 1);
@@ -237,7 +242,8 @@ void Simulation::arrive() {
     // Sia keeps to the batch that was asked for, and would know less than the jobs themselves.
     if (options_.information == Information::full && view.scaling == sched::Scaling::adaptive)
       view.requested_batch = 0;
-    if (!job.service && catalog_.find(job.application).micro_batches == 0)
+    const Application& app = catalog_.find(job.application);
+    if (!job.service && app.micro_batches == 0 && app.plans.empty())
       view.known_step_seconds = step_seconds(job);
     if (job.service) {
       runs_[j].report_load(view, now_, 0);

@@ -234,6 +234,7 @@ void make_unique(Workload& workload, Catalog& catalog, uint64_t seed, double spr
     Application own = catalog.find(job.application);
     own.name = fmt::format("{}~{}", job.application, i);
     for (auto& [type, profile] : own.profiles) profile = profile.scaled(compute, network);
+    for (PlanProfile& plan : own.plans) plan.seconds *= compute;
     for (BatchTrace& trace : own.traces)
       for (sched::GradientNoise& epoch : trace.noise) epoch.var *= noise;
     job.application = own.name;
