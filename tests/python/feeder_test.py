@@ -270,6 +270,7 @@ class Faults(unittest.TestCase):
     def test_data_processes_end_with_their_worker(self):
         # A process of its own: this one may have threads, and a worker forks before it has any.
         code = ("import feeder_test as t\nf = t.feeder(t.Drawn(200), 2)\nnext(t.stream(f, 1))\n"
+                "t.wait(lambda: len(t.processes_of(f)) == 2, 'two data processes')\n"
                 "print(f.pool.keeper.pid, *t.processes_of(f), flush=True)\nt.signal.pause()")
         worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
                                   cwd=os.path.dirname(os.path.abspath(__file__)))
