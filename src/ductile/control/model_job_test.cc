@@ -81,7 +81,7 @@ TEST(ModelJob, RandomSchedulesKeepEveryInvariant) {
     return;
   }
   const Sweep all = sweep(static_cast<uint64_t>(number_from("DUCTILE_SIM_FIRST", 1)),
-                          number_from("DUCTILE_SIM_COUNT", 100'000), Mutation::none);
+                          number_from("DUCTILE_SIM_COUNT", 40'000), Mutation::none);
   ASSERT_EQ(all.violation, "") << "replay with DUCTILE_SIM_SEED=" << all.failed_seed
                                << " ductile_control_test --gtest_filter=ModelJob.Random*";
   fmt::print(
