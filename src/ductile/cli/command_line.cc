@@ -172,6 +172,7 @@ void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "write J
 std::span<const AddCommand> own_commands() {
   static constexpr AddCommand kCommands[] = {add_train,
                                              add_tune,
+                                             add_profile,
                                              add_named<live_commands>,
                                              add_named<service_commands>,
                                              add_config,

@@ -105,6 +105,35 @@ void add_tune(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_profile(CLI::App& app, Parsed& parsed) {
+  ProfileCommand& c = parsed.profile;
+  CLI::App* sub =
+      app.add_subcommand("profile", "measure the operators of a job's model, for `ductile plan`");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile profile job.toml -o graph.json --set train.threads=1\n"
+      "  ductile plan graph.json --devices cluster.toml --batch 128 --runnable --json > plan.json\n"
+      "  ductile train job.toml --plan plan.json --workers 2\n"
+      "\n"
+      "The command runs each operator forward and backward on samples of the training set, at\n"
+      "several numbers of them, and writes the graph of the model with times and bytes.\n";
+  add_job(*sub, c.job);
+  sub->add_option("-o,--out", c.out, "write the graph to this file (default: stdout)")
+      ->option_text("FILE");
+  sub->add_option("--shares", c.shares,
+                  "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
+      ->option_text("LIST")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub->add_option("--rounds", c.rounds,
+                  "passes for each number of samples, of which medians count (default 7)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return profile(parsed.profile, context); };
+  });
+}
+
 void add_config(CLI::App& app, Parsed& parsed) {
   ConfigCommand& c = parsed.config;
   CLI::App* sub = app.add_subcommand("config", "print every option with its origin");

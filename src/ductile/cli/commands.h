@@ -137,6 +137,14 @@ ExitCode drain(const ServiceCommand& command, Context& context);
 ExitCode undrain(const ServiceCommand& command, Context& context);
 ExitCode page_link(const ServiceCommand& command, Context& context);
 
+struct ProfileCommand {
+  JobRequest job;
+  std::optional<fs::path> out;  // a file; else stdout
+  std::vector<int64_t> shares;  // samples at once; empty: powers of two up to the batch
+  int64_t rounds = 7;
+};
+ExitCode profile(const ProfileCommand& command, Context& context);
+
 struct ConfigCommand {
   JobRequest job;
   bool changed = false;   // only values that differ from their default
@@ -240,6 +248,7 @@ struct PlanCommand {
   std::optional<fs::path> plan;           // evaluate this one
   std::optional<std::string> emit;        // megatron
   std::optional<std::string> schema;      // graph, plan, cluster
+  bool runnable = false;                  // only what `ductile train --plan` runs
   bool write_graph = false;               // print the graph in our own format
   bool json = false;
   bool svg = false;

@@ -18,6 +18,7 @@ struct Parsed {
   std::map<const CLI::App*, std::string> example;  // what the command's help begins with
   TrainCommand train;
   TuneCommand tune;
+  ProfileCommand profile;
   ConfigCommand config;
   DoctorCommand doctor;
   DataInspectCommand data_inspect;
@@ -46,6 +47,7 @@ void add_trust(CLI::App& app, bool& trust);
 // One each of the program's commands.
 void add_train(CLI::App& app, Parsed& parsed);
 void add_tune(CLI::App& app, Parsed& parsed);
+void add_profile(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);

@@ -239,6 +239,8 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "seconds of search, after which the best plan so far is taken (default 60)")
       ->option_text("X")
       ->check(CLI::Range(0.001, 1e6));
+  sub->add_flag("--runnable", c.runnable,
+                "only plans that `ductile train --plan` runs: one device for each stage");
   sub->add_option("--plan", c.plan, "evaluate this plan instead of searching for one")
       ->option_text("FILE");
   sub->add_option(

@@ -209,6 +209,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   options.batch = command.batch;
   options.objective = plan::objective_from(command.objective);
   options.time_limit = command.time_limit;
+  options.one_device = command.runnable;
   if (command.micro_batch) options.micro_batches = {*command.micro_batch};
   if (command.emit) return emit(command, graph, devices, options, console);
   plan::Report report;

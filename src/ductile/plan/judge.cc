@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/judge_impl.h"
@@ -48,12 +49,23 @@ double least_seconds(const Plan& plan, const PlanCosts& costs) {
   return least;
 }
 
+// Each stage on one device, no two on the same, one micro-batch for all.
+bool has_one_device_each(const Plan& plan) {
+  std::set<int> taken;
+  for (const Stage& stage : plan.stages) {
+    if (stage.num_devices() != 1 || stage.micro_batch != plan.stages[0].micro_batch) return false;
+    if (!stage.devices.empty() && !taken.insert(stage.devices[0]).second) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-Judge::Judge(const graph::Graph& graph, bool zero_bubble, int64_t most_tasks,
+Judge::Judge(const graph::Graph& graph, bool zero_bubble, bool one_device, int64_t most_tasks,
              Clock::time_point deadline)
     : graph_(graph),
       zero_bubble_(zero_bubble),
+      one_device_(one_device),
       most_tasks_(most_tasks),
       deadline_(deadline),
       seconds_(kInfinity) {}
@@ -76,6 +88,7 @@ Plan Judge::plan() const {
 }
 
 bool Judge::can_be_better(const Plan& plan, const PlanCosts& costs) {
+  if (one_device_ && !has_one_device_each(plan)) return false;
   if (least_seconds(plan, costs) < seconds_ * (1 - 1e-9)) return true;
   fitted_ = true;
   return false;
@@ -86,7 +99,7 @@ bool Judge::may_be_best(const Plan& plan) {
 }
 
 void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
-  if (!line.fits()) return;
+  if (!line.fits() || (one_device_ && !has_one_device_each(plan))) return;
   fitted_ = true;
   least_of_call_ = std::min(least_of_call_, line.seconds);
   if (line.seconds >= seconds_) return;

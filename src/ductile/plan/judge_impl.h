@@ -11,9 +11,9 @@ namespace ductile::plan {
 // The best plan so far as evaluate() has it, of any machine, with its orders written down.
 class Judge {
  public:
-  // `graph` must outlive this. `most_tasks`: simulated, all in all; then only what fits in between
+  // `graph` must outlive this. `one_device`: other plans are refused (PlannerOptions). `most_tasks`: simulated, all in all; then only what fits in between
   // is looked at.
-  Judge(const graph::Graph& graph, bool zero_bubble, int64_t most_tasks,
+  Judge(const graph::Graph& graph, bool zero_bubble, bool one_device, int64_t most_tasks,
         Clock::time_point deadline);
 
   // From here on plans are for these devices.
@@ -51,7 +51,7 @@ class Judge {
   void keep(const Plan& plan, const Orders& orders, const Timeline& line);
 
   const graph::Graph& graph_;
-  bool zero_bubble_;
+  bool zero_bubble_, one_device_;
   int64_t most_tasks_;
   Clock::time_point deadline_;
   std::shared_ptr<const Machine> machine_, of_plan_;

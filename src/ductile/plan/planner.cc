@@ -95,8 +95,9 @@ graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order)
 }
 
 // A request being worked on. The best plan is sought on all devices and on parts of them; on each
-// by the formula asked for, by the other, without splits, as a chain, among equal cuts and by the
-// rules of others. All go to the judge, so more freedom never gives a slower plan.
+// by the formula asked for, by the other, without splits, with one device per stage, as a chain,
+// among equal cuts and by the rules of others. All go to the judge, so more freedom never gives a
+// slower plan.
 class Planning {
  public:
   Planning(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options)
@@ -108,7 +109,7 @@ class Planning {
         deadline_(after(1)),
         most_tasks_(static_cast<int64_t>(kTasksASecond * limit_)),
         sizes_(sizes_to_try(options)),
-        judge_(graph, options.zero_bubble, most_tasks_, deadline_) {
+        judge_(graph, options.zero_bubble, options.one_device, most_tasks_, deadline_) {
     if (options.evaluate && options.micro_batches.empty()) {
       sizes_ = sizes_in_time(sizes_, options.batch, most_tasks_);
     }
@@ -227,6 +228,10 @@ class Planning {
     for (size_t i = 0, n = ways.size(); i < n && splits && options_.split; ++i) {
       ways.push_back(ways[i]);
       ways.back().split = false;
+    }
+    if (!options_.one_device) {
+      ways.push_back(options_);
+      ways.back().one_device = true;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
       auto search =

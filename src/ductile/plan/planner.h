@@ -37,6 +37,9 @@ struct PlannerOptions {
   bool split = true;                   // use tensor parallelism,
   bool shard_optimizer = true;         // and shard their optimiser state
   bool zero_bubble = true;        // the evaluator tries zero-bubble schedules of the best plans
+  // Each stage has one device of its own, and micro-batches are equal: what `ductile train --plan`
+  // runs. Excludes splits and sharded states.
+  bool one_device = false;
   bool evaluate = true;           // false: only the formula chooses, and nothing is simulated
   double time_limit = 60;         // seconds of wall-clock time for the whole search
   double tolerance = 0.0005;      // a plan is good enough if its gap is below this; 0: exact

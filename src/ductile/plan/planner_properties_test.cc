@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <set>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -158,6 +159,40 @@ TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlanOnRandomMachines) {
     }
   }
   EXPECT_GT(compared, 2);
+}
+
+// Plans that `ductile train` runs: each stage has a device of its own, one micro-batch for all; no
+// plan of more freedom is slower, one stage alone no faster, and more devices are never slower.
+TEST(PlannerProperties, OneDeviceForEachStage) {
+  for (uint64_t seed = 0; seed < 2 * random_worlds(); ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 37);
+    const graph::Graph graph = random_graph(rng);
+    DeviceGroup group = random_machine(rng)[0];
+    group.memory = 1e12;
+    PlannerOptions options = batch_of(int64_t{8} << rng.below(3));
+    const double free = make_plan(graph, Devices({group}), options).simulated_seconds;
+    options.one_device = true;
+    double before = std::numeric_limits<double>::infinity();
+    for (const int devices : {1, 2, 3, group.devices_per_node}) {
+      if (devices > group.devices_per_node) continue;
+      DeviceGroup part = group;
+      part.nodes = 1;
+      part.devices_per_node = devices;
+      const Planned found = make_plan(graph, Devices({part}), options);
+      ASSERT_TRUE(found.feasible);
+      std::set<int> taken;
+      for (const Stage& stage : found.plan.stages) {
+        EXPECT_EQ(stage.num_devices(), 1);
+        EXPECT_EQ(stage.micro_batch, found.plan.stages[0].micro_batch);
+        EXPECT_FALSE(stage.shard_optimizer);
+        EXPECT_TRUE(taken.insert(stage.devices.at(0)).second);
+      }
+      EXPECT_LE(found.simulated_seconds, before * kSame) << devices;
+      EXPECT_LE(free, found.simulated_seconds * kSame) << devices;
+      before = found.simulated_seconds;
+    }
+  }
 }
 
 // Every p stages of equal work x r replicas x t splits, operators branch after branch; the samples

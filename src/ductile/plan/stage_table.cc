@@ -41,7 +41,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
   const auto variants = space.variants();
   std::vector<bool> used(variants.size(), false);
   for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
-    if (variants[v].tensor > 1 && !options.split) continue;
+    if (variants[v].tensor > 1 && (!options.split || options.one_device)) continue;
     if (variants[v].recompute && !options.recompute) continue;
     int again = -1;
     if (!variants[v].recompute && options.recompute && v + 1 < static_cast<int>(variants.size()) &&
@@ -53,6 +53,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
     for (int g = 0; g < static_cast<int>(islands.size()); ++g) {
       const Island& island = islands[g];
       for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= island.devices; ++r) {
+        if (r > 1 && options.one_device) break;
         if (micro_batch % r != 0) continue;
         Cell c;
         c.replicas = static_cast<int>(r);

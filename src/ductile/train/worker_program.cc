@@ -25,6 +25,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/interrupt.h"
+#include "ductile/train/profile.h"
 #include "ductile/train/questions.h"
 #include "ductile/train/serve.h"
 #include "ductile/train/torch_error.h"
@@ -41,6 +42,7 @@ struct Arguments {
   bool describe = false;
   std::string model;    // a library whose model is asked about
   std::string ask;      // a question about the run's model (questions.h), as JSON
+  std::string profile;  // what to measure of the operators of the run's model (profile.h), as JSON
   std::string serve;    // a request to serve the run's model (serve.h), as JSON
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   net::Address controller, store;
@@ -78,6 +80,8 @@ Arguments parse(int argc, char** argv) {
       out.model = value(i);
     } else if (arg == "--ask") {
       out.ask = value(i);
+    } else if (arg == "--profile") {
+      out.profile = value(i);
     } else if (arg == "--serve") {
       out.serve = value(i);
     } else {
@@ -85,7 +89,8 @@ Arguments parse(int argc, char** argv) {
            "unknown argument {}; usage: ductile-worker --run DIR "
            "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
            "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
-           "--run DIR --ask JSON [--progress-fd N] | --run DIR [--worker ID] --serve JSON "
+           "--run DIR --ask JSON [--progress-fd N] | --run DIR --profile JSON [--progress-fd N] | "
+           "--run DIR [--worker ID] --serve JSON "
            "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
            "--describe",
            arg);
@@ -140,6 +145,12 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
         Question::from_json(parse_json(arguments.ask, "--ask", ErrorCode::invalid_argument));
     run::write_line(arguments.progress_fd,
                     run::Done{answer(question, folder, job, row, interrupted)});
+    return kDone;
+  }
+  if (!arguments.profile.empty()) {
+    const auto options = ProfileOptions::from_json(
+        parse_json(arguments.profile, "--profile", ErrorCode::invalid_argument));
+    run::write_line(arguments.progress_fd, run::Done{profile(job, options, row, interrupted)});
     return kDone;
   }
   const Recipe recipe = own ? own(job) : Recipe();

@@ -1,0 +1,98 @@
+// The graph of a job's model, measured; the worker, which links torch, runs it.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
+#include "ductile/cli/commands.h"
+#include "ductile/cli/worker_process.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/progress_bar.h"
+#include "ductile/page/terminal.h"
+#include "ductile/run/folder.h"
+
+namespace ductile::cli {
+namespace {
+
+using nlohmann::json;
+
+double at(const json& cost, double samples) {
+  if (cost.is_number()) return cost.get<double>() * samples;
+  return cost.at("fixed").get<double>() + cost.at("per_sample").get<double>() * samples;
+}
+
+void print_operators(Console& console, const json& graph, double samples) {
+  std::vector<std::vector<std::string>> rows = {
+      {"OPERATOR", "KIND", "FORWARD", "BACKWARD", "WEIGHTS", "PARAMETERS", "HELD"}};
+  std::vector<double> sums(5, 0);
+  const auto add = [&](std::string name, std::string kind, const std::vector<double>& v) {
+    rows.push_back({std::move(name), std::move(kind), page::as_short_duration(v[0]),
+                    page::as_short_duration(v[1]), page::as_short_duration(v[2]),
+                    page::as_bytes(v[3]), page::as_bytes(v[4])});
+  };
+  for (const json& op : graph.at("ops")) {
+    const std::vector<double> own = {
+        at(op.at("forward"), samples), at(op.at("backward_input"), samples),
+        at(op.at("backward_weight"), samples), op.at("parameter_bytes").get<double>(),
+        op.at("activation_bytes").get<double>() * samples};
+    for (size_t i = 0; i < own.size(); ++i) sums[i] += own[i];
+    add(op.at("name"), op.at("kind"), own);
+  }
+  add("all", "", sums);
+  console.print("{}", page::table(rows));
+}
+
+}  // namespace
+
+ExitCode profile(const ProfileCommand& command, Context& context) {
+  Console& console = context.console;
+  JobConfig config;
+  config.read(command.job, context.environment);
+  if (!config.job.python.object.empty())
+    fail(ErrorCode::invalid_argument,
+         "{}: a Python job's model cannot be cut into operators, so it has no profile",
+         config.job.python.object);
+  config.make_paths_absolute();
+  // What cannot be written is told before minutes of measuring.
+  if (command.out) {
+    const fs::path folder = fs::absolute(*command.out).parent_path();
+    if (!is_folder(folder))
+      fail(ErrorCode::not_found, "--out {}: there is no folder {}; make it, or name another file",
+           command.out->string(), command.out->parent_path().string());
+    if (is_folder(*command.out))
+      fail(ErrorCode::conflict, "--out {}: is a folder; name a file", command.out->string());
+  }
+  const TempFolder temporary("ductile-profile");
+  const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
+  page::ProgressBar bar(STDERR_FILENO);
+  const json options = {{"shares", command.shares}, {"rounds", command.rounds}};
+  const auto graph =
+      ask_worker({.arguments = {"--run", folder.path().string(), "--profile", dump_json(options)},
+                  .threads = config.job.train.threads,
+                  .on_row = [&](const json& row) {
+                    if (!console.err_terminal || console.verbosity < 0) return;
+                    const double share = row.at("share");
+                    bar.show({.parts = {{"profile"}, {page::as_percent(share)}}, .share = share});
+                  }});
+  bar.clear();
+  if (!graph) return kInterrupted;
+  const std::string text = dump_json(*graph, 1) + "\n";
+  if (!command.out) {
+    console.print("{}", text);
+    return kDone;
+  }
+  write_file_atomic(*command.out, text);
+  const auto samples = static_cast<double>(config.job.train.batch_size);
+  print_operators(console, *graph, samples);
+  console.print("\nTimes and bytes held are for {} samples at once. The graph is {}.\n",
+                page::with_thousands(samples), command.out->string());
+  return kDone;
+}
+
+}  // namespace ductile::cli

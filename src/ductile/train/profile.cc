@@ -1,0 +1,406 @@
+#include "ductile/train/profile.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/ops/ones_like.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/data/loader.h"
+#include "ductile/nn/operators.h"
+#include "ductile/parallel/stage_executor.h"
+#include "ductile/train/evaluate.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/state.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+using nn::OperatorGraph;
+using nn::Source;
+using parallel::StageExecutor;
+using Gradients = std::vector<StageExecutor::Gradient>;
+
+constexpr int64_t kMostShares = 64, kMostRounds = 10'000;
+
+enum Pass { kForward, kBackward, kWeights };
+constexpr std::array<const char*, 3> kPassNames = {"forward", "backward_input", "backward_weight"};
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+// Bytes that libtorch's allocator has given out in this thread since it began, by the operator that
+// was running.
+class MemoryCount : public c10::MemoryReportingInfoBase {
+ public:
+  void begin(size_t op) {
+    op_ = op;
+    begin_ = peak_ = live_;
+  }
+  // The most that was live beyond what was when begin() was called.
+  int64_t peak() const { return peak_ - begin_; }
+  int64_t live_of(size_t op) const {
+    const auto found = by_op_.find(op);
+    return found == by_op_.end() ? 0 : found->second;
+  }
+
+  void reportMemoryUsage(void* where, int64_t size, int64_t /*allocated*/, int64_t /*reserved*/,
+                         c10::Device /*device*/) override {
+    if (size > 0) {
+      blocks_[where] = {op_, size};
+      add(op_, size);
+    } else if (const auto found = blocks_.find(where); found != blocks_.end()) {
+      add(found->second.first, -found->second.second);
+      blocks_.erase(found);
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+ private:
+  void add(size_t op, int64_t size) {
+    by_op_[op] += size;
+    live_ += size;
+    peak_ = std::max(peak_, live_);
+  }
+
+  size_t op_ = 0;
+  int64_t live_ = 0, begin_ = 0, peak_ = 0;
+  std::unordered_map<void*, std::pair<size_t, int64_t>> blocks_;
+  std::map<size_t, int64_t> by_op_;
+};
+
+// What was measured of one operator at one share.
+struct Cell {
+  std::array<std::vector<double>, 3> seconds;  // by Pass
+  int64_t held = 0;                            // bytes from its forward pass that wait for backward
+  int64_t workspace = 0;                       // bytes at most while it runs, beside those
+};
+
+class Profiler {
+ public:
+  explicit Profiler(const OperatorGraph& operators) : operators_(operators) {
+    for (size_t i = 0; i < size(); ++i) {
+      executors_.push_back(std::make_unique<StageExecutor>(
+          operators, std::vector<int>{static_cast<int>(i)},
+          parallel::StageExecutorOptions{.split = true, .recompute = {}}));
+    }
+  }
+
+  size_t size() const { return operators_.operators().size(); }
+
+  // One pass forward and back over a micro-batch; cells by operator.
+  void run(const nn::Tensors& inputs, std::vector<Cell>& cells, MemoryCount* memory) {
+    made_.clear();
+    for (size_t i = 0; i < inputs.size(); ++i)
+      made_[{nn::kModelInput, static_cast<int>(i)}] = inputs[i];
+    for (size_t op = 0; op < size(); ++op) forward(op, cells[op], memory);
+    made_.clear();
+    if (memory != nullptr) {
+      for (size_t op = 0; op < size(); ++op) cells[op].held = memory->live_of(op);
+    }
+    gradients_.clear();
+    const Source loss = operators_.results().front();
+    gradients_[loss] = {{loss_gradient_, 1 << 20}};
+    for (size_t op = size(); op-- > 0;) backward(op, cells[op], memory);
+    for (const auto& executor : executors_) executor->clear();
+    gradients_.clear();
+    if (memory != nullptr) {
+      for (Cell& cell : cells) cell.workspace = std::max(int64_t{0}, cell.workspace - cell.held);
+    }
+  }
+
+  // Of the last run, the tensors between operators: bytes of all samples together.
+  const std::map<Source, double>& bytes() const { return bytes_; }
+  const std::map<Source, std::vector<int64_t>>& shapes() const { return shapes_; }
+
+ private:
+  template <class Call>
+  auto timed(size_t op, Pass pass, Cell& cell, MemoryCount* memory, Call call) {
+    if (memory != nullptr) memory->begin(op);
+    const auto begin = std::chrono::steady_clock::now();
+    auto out = call();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    if (memory != nullptr) {
+      cell.workspace = std::max(cell.workspace, memory->peak());
+    } else {
+      cell.seconds[pass].push_back(taken.count());
+    }
+    return out;
+  }
+
+  void forward(size_t op, Cell& cell, MemoryCount* memory) {
+    StageExecutor& executor = *executors_[op];
+    nn::Tensors inputs;
+    for (const Source& source : executor.inputs()) inputs.push_back(made_.at(source));
+    const nn::Tensors out =
+        timed(op, kForward, cell, memory, [&] { return executor.forward(0, std::move(inputs)); });
+    for (size_t i = 0; i < out.size(); ++i) {
+      const Source& source = executor.outputs()[i];
+      made_[source] = out[i];
+      bytes_[source] = static_cast<double>(out[i].nbytes());
+      shapes_[source] = out[i].sizes().vec();
+      if (source == operators_.results().front())
+        loss_gradient_ = at::ones_like(out[i]).div(static_cast<double>(out[i].numel()));
+    }
+  }
+
+  void backward(size_t op, Cell& cell, MemoryCount* memory) {
+    StageExecutor& executor = *executors_[op];
+    std::vector<Gradients> given;
+    for (const Source& source : executor.outputs()) {
+      given.push_back(std::move(gradients_[source]));
+      gradients_.erase(source);
+    }
+    const Gradients found =
+        timed(op, kBackward, cell, memory, [&] { return executor.backward(0, std::move(given)); });
+    timed(op, kWeights, cell, memory, [&] {
+      executor.backward_weights(0);
+      return 0;
+    });
+    for (size_t i = 0; i < found.size(); ++i) {
+      const Source& source = executor.inputs()[i];
+      if (source.op == nn::kModelInput || !found[i].value.defined()) continue;
+      gradients_[source].push_back(found[i]);
+    }
+  }
+
+  const OperatorGraph& operators_;
+  std::vector<std::unique_ptr<StageExecutor>> executors_;
+  std::map<Source, at::Tensor> made_;
+  std::map<Source, Gradients> gradients_;
+  std::map<Source, double> bytes_;
+  std::map<Source, std::vector<int64_t>> shapes_;
+  at::Tensor loss_gradient_;
+};
+
+std::vector<int64_t> shares_of(const ProfileOptions& options, int64_t most) {
+  std::vector<int64_t> out;
+  if (options.shares.empty()) {
+    for (int64_t n = 1; n < most; n *= 2) out.push_back(n);
+    out.push_back(most);
+    return out;
+  }
+  for (const int64_t n : options.shares) {
+    if (n <= most) out.push_back(n);
+  }
+  if (out.empty())
+    fail(ErrorCode::invalid_argument,
+         "--shares: all are larger than a batch, which has {} samples here", most);
+  std::ranges::sort(out);
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+Json affine(const AffineFit& fit) {
+  if (fit.fixed == 0) return fit.per_sample;
+  return {{"fixed", fit.fixed}, {"per_sample", fit.per_sample}};
+}
+
+// Operators that hold the same parameter are one class.
+std::vector<int> tied_classes(const OperatorGraph& operators) {
+  std::map<std::string, int> owner;
+  std::vector<int> out(operators.operators().size(), -1);
+  for (size_t i = 0; i < out.size(); ++i) {
+    for (const nn::NamedTensor& p : operators.operators()[i].parameters) {
+      const auto [found, is_new] = owner.try_emplace(p.name, static_cast<int>(i));
+      if (is_new) continue;
+      const auto first = static_cast<size_t>(found->second);
+      if (out[first] < 0) out[first] = found->second;
+      out[i] = out[first];
+    }
+  }
+  return out;
+}
+
+class Measurement {
+ public:
+  Measurement(const spec::JobOptions& job, const ProfileOptions& options)
+      : job_(job),
+        options_(options),
+        ingredients_(recipe_of(job)()),
+        state_(*ingredients_.model, job, ingredients_.make_optimizer),
+        operators_(nn::training_operators(*ingredients_.model, job.train.label_smoothing)),
+        profiler_(operators_) {
+    state_.flat.refresh_half_weights();
+    ingredients_.model->train(true);
+    const int64_t most =
+        std::min(job.train.batch_size, static_cast<int64_t>(ingredients_.train_set->info().size));
+    for (const int64_t n : shares_of(options, most)) {
+      shares_.push_back(n);
+      batches_.push_back(batch_of(n));
+      inputs_.push_back({input_of(*batches_.back()), labels_of(*batches_.back())});
+    }
+  }
+
+  void run(const std::function<void(const Json&)>& row, const std::function<bool()>& interrupted) {
+    cells_.assign(shares_.size(), std::vector<Cell>(profiler_.size()));
+    for (size_t i = 0; i < shares_.size(); ++i) {  // which warms up, too
+      auto memory = std::make_shared<MemoryCount>();
+      const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, memory);
+      profiler_.run(inputs_[i], cells_[i], memory.get());
+      bytes_.push_back(profiler_.bytes());
+    }
+    for (int64_t round = 0; round < options_.rounds; ++round) {
+      for (size_t i = 0; i < shares_.size(); ++i) {
+        if (interrupted()) fail(ErrorCode::unavailable, "interrupted");
+        profiler_.run(inputs_[i], cells_[i], nullptr);
+      }
+      row({{"share", static_cast<double>(round + 1) / static_cast<double>(options_.rounds)}});
+    }
+  }
+
+  Json graph() const {
+    const std::vector<int> tied = tied_classes(operators_);
+    Json ops = Json::array(), edges = Json::array();
+    for (size_t i = 0; i < profiler_.size(); ++i) {
+      Json& op = ops.emplace_back(describe(i));
+      if (tied[i] >= 0) op["tied"] = tied[i];
+      for (const Source& source : operators_.operators()[i].inputs) {
+        if (source.op == nn::kModelInput) continue;
+        edges.push_back(
+            {{"from", operators_.operators()[static_cast<size_t>(source.op)].name},
+             {"to", operators_.operators()[i].name},
+             {"output", source.output},
+             {"bytes", fit_bytes([&](size_t s) { return bytes_[s].at(source); }).per_sample}});
+      }
+    }
+    return {{"format", "ductile.graph"},
+            {"version", 1},
+            {"name", job_.model.name},
+            {"optimizer_factor",
+             state_.optimizer->state_names().size()},  // arrays as large as the weights
+            {"ops", std::move(ops)},
+            {"edges", std::move(edges)}};
+  }
+
+ private:
+  std::shared_ptr<const data::Batch> batch_of(int64_t samples) {
+    data::LoaderTask task;
+    task.seed = static_cast<uint64_t>(job_.seed);
+    task.batch_size = samples;
+    task.channels_last = lies_channels_last(job_, *ingredients_.model);
+    data::Loader loader(ingredients_.train_set, ingredients_.augment, job_.loader, task);
+    return loader.fetch(loader.indices_of(0, 0, samples), 0);
+  }
+
+  template <class Value>
+  AffineFit fit_bytes(Value value) const {
+    std::vector<MeasuredShare> measured;
+    for (size_t s = 0; s < shares_.size(); ++s)
+      measured.push_back({static_cast<double>(shares_[s]), value(s)});
+    AffineFit fit = fit_affine(measured);
+    fit.fixed = std::round(fit.fixed);
+    fit.per_sample = std::ceil(fit.per_sample);
+    return fit;
+  }
+
+  Json describe(size_t i) const {
+    const nn::Operator& op = operators_.operators()[i];
+    Json out = {{"name", op.name}, {"kind", op.kind}, {"recomputable", true}};
+    for (const Pass pass : {kForward, kBackward, kWeights}) {
+      std::vector<MeasuredShare> measured;
+      for (size_t s = 0; s < shares_.size(); ++s)
+        measured.push_back({static_cast<double>(shares_[s]), median(cells_[s][i].seconds[pass])});
+      out[kPassNames[pass]] = affine(fit_affine(measured));
+    }
+    double parameters = 0;
+    for (const nn::NamedTensor& p : op.parameters)
+      parameters += 4 * static_cast<double>(p.tensor.numel());  // gradients and state are fp32
+    out["parameter_bytes"] = parameters;
+    double given = 0;  // of the model's inputs, per sample: they wait for backward as well
+    for (const Source& source : op.inputs) {
+      if (source.op != nn::kModelInput) continue;
+      const at::Tensor& input = inputs_.back()[static_cast<size_t>(source.output)];
+      given += static_cast<double>(input.nbytes()) / static_cast<double>(shares_.back());
+    }
+    const AffineFit held =
+        fit_bytes([&](size_t s) { return static_cast<double>(cells_[s][i].held); });
+    out["activation_bytes"] = held.per_sample + std::ceil(given);
+    if (held.fixed > 0) out["fixed_bytes"] = held.fixed;
+    const AffineFit work =
+        fit_bytes([&](size_t s) { return static_cast<double>(cells_[s][i].workspace); });
+    if (work.fixed > 0 || work.per_sample > 0) out["workspace_bytes"] = affine(work);
+    const Source first{static_cast<int>(i), 0};
+    if (bytes_.back().contains(first)) {
+      out["output_bytes"] = fit_bytes([&](size_t s) { return bytes_[s].at(first); }).per_sample;
+      const std::vector<int64_t>& shape = profiler_.shapes().at(first);
+      if (shape.size() > 1) out["shape"] = std::vector<int64_t>(shape.begin() + 1, shape.end());
+    }
+    return out;
+  }
+
+  const spec::JobOptions& job_;
+  const ProfileOptions& options_;
+  Ingredients ingredients_;
+  JobState state_;
+  const OperatorGraph operators_;
+  Profiler profiler_;
+  std::vector<int64_t> shares_;
+  std::vector<std::shared_ptr<const data::Batch>> batches_;
+  std::vector<nn::Tensors> inputs_;
+  std::vector<std::vector<Cell>> cells_;         // by share and operator
+  std::vector<std::map<Source, double>> bytes_;  // by share
+};
+
+}  // namespace
+
+Json ProfileOptions::to_json() const { return {{"shares", shares}, {"rounds", rounds}}; }
+
+ProfileOptions ProfileOptions::from_json(const Json& value) {
+  const JsonFields fields(value, "--profile");
+  ProfileOptions out;
+  out.rounds = fields.integer("rounds", 1, kMostRounds);
+  for (const Json& item : fields.array("shares")) {
+    if (!item.is_number_integer() || item.get<int64_t>() < 1)
+      fail(ErrorCode::invalid_argument, "--shares: {} is no number of samples", dump_json(item));
+    out.shares.push_back(item.get<int64_t>());
+  }
+  if (out.shares.size() > kMostShares)
+    fail(ErrorCode::invalid_argument, "--shares: {} of them; at most {}", out.shares.size(),
+         kMostShares);
+  return out;
+}
+
+AffineFit fit_affine(std::span<const MeasuredShare> measured) {
+  // Weights 1 / value^2: errors count by their share of the value.
+  double w = 0, wx = 0, wy = 0, wxx = 0, wxy = 0;
+  for (const MeasuredShare& m : measured) {
+    const double weight = 1 / std::max(m.value * m.value, 1e-30);
+    w += weight;
+    wx += weight * m.samples;
+    wy += weight * m.value;
+    wxx += weight * m.samples * m.samples;
+    wxy += weight * m.samples * m.value;
+  }
+  const double spread = w * wxx - wx * wx;
+  if (measured.size() > 1 && spread > 1e-12 * w * wxx) {
+    const AffineFit fit = {(wy * wxx - wx * wxy) / spread, (w * wxy - wx * wy) / spread};
+    if (fit.fixed >= 0 && fit.per_sample >= 0) return fit;
+    if (fit.per_sample < 0) return {wy / w, 0};
+  }
+  return {0, wxx > 0 ? wxy / wxx : 0};
+}
+
+Json profile(const spec::JobOptions& job, const ProfileOptions& options,
+             const std::function<void(const Json&)>& row,
+             const std::function<bool()>& interrupted) {
+  Measurement measurement(job, options);
+  measurement.run(row, interrupted);
+  return measurement.graph();
+}
+
+}  // namespace ductile::train

@@ -1,0 +1,130 @@
+// What `ductile profile` says of a model against what is known of it otherwise.
+#include "ductile/train/profile.h"
+
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/nn/model.h"
+#include "ductile/nn/operators.h"
+#include "ductile/train/environment.h"
+
+namespace ductile::train {
+namespace {
+
+using Json = nlohmann::json;
+
+spec::JobOptions job_of(const std::string& model) {
+  spec::JobOptions job;
+  job.model.name = model;
+  job.data.train_limit = 64;
+  job.data.test_limit = 16;
+  job.train.batch_size = 16;
+  job.train.threads = 1;
+  prepare_torch(job);
+  return job;
+}
+
+Json profile_of(const spec::JobOptions& job, ProfileOptions options = {}) {
+  options.rounds = 1;
+  return profile(
+      job, options, [](const Json&) {}, [] { return false; });
+}
+
+TEST(FitAffine, FindsALineAndStaysAboveZero) {
+  Rng rng(1, 2);
+  for (int i = 0; i < 100; ++i) {
+    const double fixed = rng.uniform(0, 1), each = rng.uniform(0.01, 1);
+    std::vector<MeasuredShare> measured;
+    for (const double n : {1.0, 2.0, 8.0, 64.0}) measured.push_back({n, fixed + each * n});
+    const AffineFit fit = fit_affine(measured);
+    EXPECT_NEAR(fit.fixed, fixed, 1e-9);
+    EXPECT_NEAR(fit.per_sample, each, 1e-9);
+  }
+  const std::vector<MeasuredShare> bent = {{1, 0.5}, {2, 2}, {4, 8}};  // grows faster than a line
+  EXPECT_EQ(fit_affine(bent).fixed, 0);
+  EXPECT_GT(fit_affine(bent).per_sample, 0);
+  const std::vector<MeasuredShare> falls = {{1, 2}, {2, 1}};
+  EXPECT_EQ(fit_affine(falls).per_sample, 0);
+  EXPECT_GT(fit_affine(falls).fixed, 0);
+  const std::vector<MeasuredShare> one = {{4, 2}};
+  EXPECT_EQ(fit_affine(one).per_sample, 0.5);
+  const std::vector<MeasuredShare> nothing = {{1, 0}, {2, 0}};
+  EXPECT_EQ(fit_affine(nothing).at(8), 0);
+}
+
+// Names, edges and bytes of weights are those of the model that a job trains.
+TEST(Profile, HasTheOperatorsOfTheModel) {
+  for (const std::string name : {"mlp", "cnn", "resnet8"}) {
+    SCOPED_TRACE(name);
+    const spec::JobOptions job = job_of(name);
+    const Json graph = profile_of(job);
+    const std::unique_ptr<nn::Model> model =
+        nn::make_model(job.model, {.channels = 1, .height = 28, .width = 28, .num_classes = 10},
+                       job.train.precision, 1);
+    const nn::OperatorGraph operators = nn::training_operators(*model, 0);
+    ASSERT_EQ(graph.at("ops").size(), operators.operators().size());
+    size_t edges = 0;
+    for (size_t i = 0; i < operators.operators().size(); ++i) {
+      const nn::Operator& op = operators.operators()[i];
+      const Json& found = graph.at("ops").at(i);
+      EXPECT_EQ(found.at("name"), op.name);
+      int64_t weights = 0;
+      for (const nn::NamedTensor& p : op.parameters) weights += p.tensor.numel();
+      EXPECT_EQ(found.at("parameter_bytes"), 4 * weights) << op.name;
+      for (const nn::Source& source : op.inputs) edges += source.op != nn::kModelInput ? 1 : 0;
+    }
+    EXPECT_EQ(graph.at("edges").size(), edges);
+  }
+}
+
+// Of an mlp every figure can be counted by hand: a linear layer holds its input and what its
+// activation gives.
+TEST(Profile, CountsWhatWaitsForTheBackwardPass) {
+  spec::JobOptions job = job_of("mlp");
+  job.model.hidden = {256, 128};
+  const Json graph = profile_of(job);
+  std::map<std::string, double> held;
+  double sum = 0;
+  for (const Json& op : graph.at("ops")) {
+    held[op.at("name")] = op.at("activation_bytes");
+    sum += op.at("activation_bytes").get<double>();
+    EXPECT_LE(op.at("activation_bytes").get<double>(), 5 * 4 * 28 * 28) << op.at("name");
+  }
+  // The input of 784 floats, and both hidden layers once each as a matrix's result and as the
+  // activation's.
+  EXPECT_GE(sum, 4 * (784 + 256 + 128));
+  EXPECT_LE(sum, 4 * (2 * 784 + 2 * 256 + 2 * 128 + 100)) << graph.dump(1);
+}
+
+TEST(Profile, MeasuresTheSharesThatWereAskedFor) {
+  const spec::JobOptions job = job_of("mlp");
+  ProfileOptions options;
+  options.shares = {4, 8, 1000};
+  EXPECT_NO_THROW(profile_of(job, options));
+  options.shares = {1000};
+  try {
+    profile_of(job, options);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("16 samples"), std::string::npos) << e.what();
+  }
+  for (const char* text : {R"({"shares":[0],"rounds":1})", R"({"shares":["a"],"rounds":1})",
+                           R"({"shares":[1],"rounds":0})", R"({"shares":1,"rounds":1})"}) {
+    EXPECT_THROW(ProfileOptions::from_json(Json::parse(text)), Error) << text;
+  }
+}
+
+TEST(Profile, EndsWhereItIsInterrupted) {
+  const spec::JobOptions job = job_of("mlp");
+  EXPECT_THROW(profile(
+                   job, {}, [](const Json&) {}, [] { return true; }),
+               Error);
+}
+
+}  // namespace
+}  // namespace ductile::train
