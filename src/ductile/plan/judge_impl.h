@@ -11,8 +11,8 @@ namespace ductile::plan {
 // The best plan so far as evaluate() has it, of any machine, with its orders written down.
 class Judge {
  public:
-  // `graph` must outlive this. `one_device`: other plans are refused (PlannerOptions). `most_tasks`: simulated, all in all; then only what fits in between
-  // is looked at.
+  // `graph` must outlive this. `one_device`: other plans are refused (PlannerOptions).
+  // `most_tasks`: simulated, all in all; then only what fits in between is looked at.
   Judge(const graph::Graph& graph, bool zero_bubble, bool one_device, int64_t most_tasks,
         Clock::time_point deadline);
 

@@ -36,7 +36,7 @@ struct PlannerOptions {
   bool recompute = true;               // whether stages may recompute activations,
   bool split = true;                   // use tensor parallelism,
   bool shard_optimizer = true;         // and shard their optimiser state
-  bool zero_bubble = true;        // the evaluator tries zero-bubble schedules of the best plans
+  bool zero_bubble = true;  // the evaluator tries zero-bubble schedules of the best plans
   // Each stage has one device of its own, and micro-batches are equal: what `ductile train --plan`
   // runs. Excludes splits and sharded states.
   bool one_device = false;
