@@ -53,8 +53,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
     for (int g = 0; g < static_cast<int>(islands.size()); ++g) {
       const Island& island = islands[g];
       for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= island.devices; ++r) {
-        if (r > 1 && options.one_device) break;
-        if (micro_batch % r != 0) continue;
+        if (micro_batch % r != 0 || (r > 1 && options.one_device)) continue;
         Cell c;
         c.replicas = static_cast<int>(r);
         c.tensor = variants[v].tensor;
