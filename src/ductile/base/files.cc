@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -42,6 +43,10 @@ struct RegularFile {
 }  // namespace
 
 std::string read_file(const fs::path& path) {
+  return read_text(path, std::numeric_limits<size_t>::max());
+}
+
+std::string read_text(const fs::path& path, size_t most) {
   const Descriptor fd = open_file(path, O_RDONLY);
   std::string text;
   struct stat info {};
@@ -55,6 +60,9 @@ std::string read_file(const fs::path& path) {
     if (n < 0) fail_errno(path.string() + ": read", errno);
     if (n == 0) return text;
     text.append(buffer, static_cast<size_t>(n));
+    if (text.size() > most)
+      fail(ErrorCode::invalid_argument, "{}: more than {} bytes; at most those are accepted",
+           path.string(), most);
   }
 }
 

@@ -13,6 +13,11 @@ namespace fs = std::filesystem;
 // The whole file. Throws not_found or unavailable, naming the path.
 std::string read_file(const fs::path& path);
 
+// The text of a file, pipe or device that a user names, which may have no end: throws
+// invalid_argument if there are more than `most` bytes, and otherwise as read_file().
+inline constexpr size_t kMostText = size_t{64} << 20;
+std::string read_text(const fs::path& path, size_t most = kMostText);
+
 // Writes to a temporary file beside `path`, fsyncs, renames over it and fsyncs the folder: after a
 // crash the file is the old one or the new one, never a mixture. Throws unavailable (disk full ...)
 // with the path; the old file is then untouched and the temporary is gone.

@@ -30,6 +30,22 @@ TEST(Files, FailedWriteKeepsTheOldFileAndNamesThePath) {
   }
 }
 
+TEST(Files, TextThatHasNoEndIsRefused) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "a";
+  write_file_atomic(file, "four");
+  EXPECT_EQ(read_text(file, 4), "four");
+  for (const fs::path& path : {file, fs::path("/dev/zero")}) {
+    try {
+      read_text(path, 3);
+      FAIL() << path;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find(path.string()), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(Files, MappingShowsTheBytes) {
   const TempFolder folder;
   const fs::path file = folder.path() / "m";

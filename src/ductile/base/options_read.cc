@@ -75,7 +75,7 @@ std::optional<std::string> nearest_variable(std::string_view name,
 }  // namespace
 
 void OptionSet::read_toml(const std::filesystem::path& file, Moved moved) {
-  read_toml_text(read_file(file), file.string(), moved);
+  read_toml_text(read_text(file), file.string(), moved);
 }
 
 void OptionSet::read_toml_text(std::string_view text, std::string_view name, Moved moved) {

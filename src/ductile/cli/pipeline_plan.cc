@@ -63,7 +63,7 @@ void check_stage(const JsonFields& stage) {
 }  // namespace
 
 void set_plan(spec::JobOptions& job, const fs::path& file) {
-  nlohmann::json plan = parse_json(read_file(file), file.string(), ErrorCode::invalid_argument);
+  nlohmann::json plan = parse_json(read_text(file), file.string(), ErrorCode::invalid_argument);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
   const int64_t batch =

@@ -32,7 +32,7 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   JobConfig config;
   config.read(command.job, context.environment);
   config.make_paths_absolute();
-  trials::Tuning tuning = command.space ? trials::read_tuning(read_file(*command.space),
+  trials::Tuning tuning = command.space ? trials::read_tuning(read_text(*command.space),
                                                               command.space->string(), config.job)
                                         : trials::default_tuning(config.job);
   OptionSet options(tuning.setup);

@@ -34,7 +34,7 @@ void require_address(const std::string& address, const std::string& where) {
 Access read_access(const fs::path& file) {
   require_private(file, "access file");
   const std::string name = file.string();
-  const nlohmann::json json = parse_json(read_file(file), name, ErrorCode::invalid_argument);
+  const nlohmann::json json = parse_json(read_text(file), name, ErrorCode::invalid_argument);
   const JsonFields fields(json, name);
   fields.only({"address", "fingerprint", "token"});
   Access out{fields.text("address"), fields.text("fingerprint", ""), fields.text("token")};

@@ -149,7 +149,7 @@ void print_report(const plan::Report& r, Console& console) {
 }
 
 plan::Plan read_plan(const fs::path& file, const graph::Graph& graph) {
-  const std::string text = graph::read_input(file);
+  const std::string text = read_text(file);
   if (json_depth(text) > kMaxJsonDepth)
     parse_json(text, file.string(), ErrorCode::invalid_argument);  // says how deep it is
   nlohmann::json value = parse_json(text);

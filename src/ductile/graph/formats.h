@@ -6,6 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/files.h"
 #include "ductile/graph/graph.h"
 
 namespace ductile::graph {
@@ -15,7 +16,7 @@ namespace ductile::graph {
 // has passed check().
 
 // The most text accepted: 64 MiB. The parsed form may take twenty times as much.
-inline constexpr size_t kMaxText = size_t{64} << 20;
+inline constexpr size_t kMaxText = kMostText;
 
 // Ductile's own format, docs/reference/graph.schema.json.
 nlohmann::json to_json(const Graph& graph);
@@ -49,8 +50,5 @@ std::string_view to_string(Format format);
 // name of the file.
 Graph read_graph_text(std::string_view text, std::string_view name, Format* found = nullptr);
 Graph read_graph(const std::filesystem::path& file, Format* found = nullptr);
-
-// The text of a file, pipe or device; no more than kMaxText is ever read.
-std::string read_input(const std::filesystem::path& file);
 
 }  // namespace ductile::graph

@@ -1,7 +1,6 @@
 // Readers of other planners' inputs, and the one that tells formats apart.
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -413,28 +412,8 @@ Graph read_graph_text(std::string_view text, std::string_view name, Format* foun
   }
 }
 
-std::string read_input(const std::filesystem::path& file) {
-  std::error_code ignored;
-  // What is not there, or a folder, is named by the error of read_file().
-  if (!std::filesystem::exists(file, ignored) || std::filesystem::is_directory(file, ignored)) {
-    return read_file(file);
-  }
-  std::ifstream in(file, std::ios::binary);
-  if (!in) return read_file(file);
-  std::string text;
-  char buffer[1 << 16];
-  while (in.read(buffer, sizeof buffer), in.gcount() > 0) {
-    text.append(buffer, static_cast<size_t>(in.gcount()));
-    if (text.size() > kMaxText) {
-      fail(ErrorCode::invalid_argument, "{}: more than {} bytes; at most those are accepted",
-           file.string(), kMaxText);
-    }
-  }
-  return text;
-}
-
 Graph read_graph(const std::filesystem::path& file, Format* found) {
-  return read_graph_text(read_input(file), file.string(), found);
+  return read_graph_text(read_text(file, kMaxText), file.string(), found);
 }
 
 }  // namespace ductile::graph

@@ -66,7 +66,7 @@ Secret Secret::from_file(const std::filesystem::path& path) {
          "{}: others can read the job's secret (mode {:o}); run: chmod 600 {}", path.string(),
          info.st_mode & 0777, path.string());
   }
-  std::string text = read_file(path);
+  std::string text = read_text(path);
   std::string_view view = text;
   while (!view.empty() && (view.back() == '\n' || view.back() == '\r')) view.remove_suffix(1);
   try {

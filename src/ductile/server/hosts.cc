@@ -138,7 +138,7 @@ std::vector<Host> read_hosts(const fs::path& file) {
       throw;
     }
   }
-  std::istringstream lines(read_file(file));
+  std::istringstream lines(read_text(file));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;

@@ -37,7 +37,7 @@ std::string shown(std::string_view cell) {
 
 }  // namespace
 
-Csv Csv::read(const fs::path& file) { return parse(read_file(file), file.string()); }
+Csv Csv::read(const fs::path& file) { return parse(read_text(file, kMostTrace), file.string()); }
 
 Csv Csv::parse(std::string_view text, std::string name) {
   Csv csv;

@@ -10,6 +10,9 @@
 
 namespace ductile::sim {
 
+// The most bytes of a trace or table that are read.
+inline constexpr size_t kMostTrace = size_t{1} << 30;
+
 // A comma-separated file with a header row. Columns are found by name, in any order. The whole file
 // is read at once. Every error is invalid_argument and names file, line and column; the header is
 // line 1.

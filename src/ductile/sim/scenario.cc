@@ -13,6 +13,7 @@
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/base/toml.h"
+#include "ductile/sim/csv.h"
 
 namespace ductile::sim {
 namespace {
@@ -117,7 +118,7 @@ void play_trace(const Fault& fault, const toml::table& table, const fs::path& be
     fail(ErrorCode::invalid_argument,
          "{}: a trace is a file name in a reclaim with nodes, without at, for and every", where);
   const fs::path file = beside / *name;
-  const auto trace = parse_json(read_file(file));
+  const auto trace = parse_json(read_text(file, kMostTrace));
   const auto pointer = [&](const char* at) {
     const nlohmann::json::json_pointer to(at);
     return trace.is_discarded() || !trace.contains(to) ? nlohmann::json() : trace.at(to);
@@ -183,7 +184,7 @@ Scenario parse_scenario(std::string_view text, std::string_view name) {
 }
 
 Scenario read_scenario(const fs::path& file) {
-  return parse_scenario(read_file(file), file.string());
+  return parse_scenario(read_text(file, kMostTrace), file.string());
 }
 
 std::vector<FaultEvent> plan_faults(const Scenario& scenario, const sched::Cluster& cluster,

@@ -211,7 +211,7 @@ Workload parse_workload(std::string_view text, const std::string& name, const Ca
 }
 
 Workload read_workload(const fs::path& file, const Catalog& catalog) {
-  return parse_workload(read_file(file), file.string(), catalog);
+  return parse_workload(read_text(file, kMostTrace), file.string(), catalog);
 }
 
 void compress(Workload& workload, double load) {

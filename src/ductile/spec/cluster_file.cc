@@ -253,7 +253,7 @@ std::vector<Pool> parse_pools(std::string_view text, std::string_view name) {
 }
 
 std::vector<Pool> read_pools(const fs::path& file) {
-  const std::string text = read_file(file);
+  const std::string text = read_text(file);
   if (file.extension() != ".json") return parse_pools(text, file.string());
   const Json tree = parse_json(text, file.string(), ErrorCode::invalid_argument);
   cluster_from_json(tree, file.string());
@@ -266,7 +266,7 @@ Cluster cluster_from_json(const Json& value, std::string_view name) {
 }
 
 Cluster read_cluster(const fs::path& file) {
-  const std::string text = read_file(file);
+  const std::string text = read_text(file);
   if (file.extension() != ".json") return parse_cluster(text, file.string());
   return cluster_from_json(parse_json(text, file.string(), ErrorCode::invalid_argument),
                            file.string());
