@@ -14,6 +14,7 @@
 #include "ductile/sched/ductile_policy.h"
 #include "ductile/sched/job_curve.h"
 #include "ductile/sched/services.h"
+#include "ductile/sched/shadow_cost.h"
 #include "ductile/sched/work_left.h"
 
 namespace ductile {
@@ -103,6 +104,7 @@ class DuctilePolicy::Impl {
   void weigh(const Round& round);
   double find_pool_costs(const Round& round);
   void size(const JobView& job, State& s, double crowd, std::vector<double>& parts) const;
+  void count_start(const JobView& job, const State& s, std::vector<CurvePoint>& curve) const;
   double lateness(State& s, const JobView& job, const Round& round, size_t active);
   void serve(const Round& round, std::vector<int64_t>& capacity);
   void promise(const Round& round);

@@ -307,6 +307,56 @@ TEST(DuctilePolicy, PreemptsNoJobForOneThatIsNotShorterByWhatItCosts) {
   }
 }
 
+// What a start takes is lost whenever the job starts, so it is no reason to let the job wait for
+// one that goes on for much longer.
+TEST(DuctilePolicy, StartsAJobThatIsShorterThanItsStart) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  std::vector<JobView> jobs{simple_job(1, 2000 * simple_rate()), simple_job(2, 10 * simple_rate())};
+  jobs[0].allocation = {{0, 1}};
+  for (JobView& job : jobs) job.restart_seconds = 30;
+  DuctilePolicy policy;
+  const Decisions d = policy.decide({600, 60, cluster, jobs});
+  ASSERT_EQ(d.changes.size(), 2u);
+  for (const Decision& change : d.changes) EXPECT_EQ(change.allocation.empty(), change.job == 1);
+}
+
+// Two jobs of five minutes are always there, beside one of a thousand seconds, on one device.
+// Returns when the long one starts.
+double start_of_the_long_one(double fairness) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  DuctileOptions options;
+  options.fairness = fairness;
+  DuctilePolicy policy(options);
+  JobId next = 2;
+  std::vector<JobView> jobs{simple_job(1, 1000 * simple_rate())};
+  for (double now = 0; now < 1e5; now += 60) {
+    while (jobs.size() < 3) {
+      jobs.push_back(simple_job(next++, 300 * simple_rate()));
+      jobs.back().arrival = now;
+    }
+    for (const Decision& d : policy.decide({now, 60, cluster, jobs}).changes)
+      for (JobView& job : jobs)
+        if (job.id == d.job) job.allocation = d.allocation;
+    if (!jobs[0].allocation.empty()) return now;
+    for (JobView& job : jobs)
+      if (!job.allocation.empty()) {
+        job.progress += 60 * simple_rate();
+        job.attained_service += 60;
+        *job.remaining -= 60 * simple_rate();
+      }
+    std::erase_if(jobs, [](const JobView& job) { return *job.remaining < 1e-6; });
+  }
+  return kNever;
+}
+
+TEST(DuctilePolicy, AJobThatIsLaterThanMostGoesBeforeShorterOnes) {
+  const double favoured = start_of_the_long_one(1.2);  // the default
+  const double patient = start_of_the_long_one(1e9);   // by patience alone
+  EXPECT_GT(favoured, 600);
+  EXPECT_LT(favoured, 0.8 * patient);
+  EXPECT_LT(patient, 1e5);
+}
+
 // Pauses of 80 s, rounds of 60 s: a better pool does not make a job give up its start.
 TEST(DuctilePolicy, GivesUpNoStartThatTakesLongerThanARound) {
   Cluster cluster;

@@ -108,6 +108,18 @@ void DuctilePolicy::Impl::size(const JobView& job, State& s, double crowd,
   s.least_left = parts.front() * s.best_per_cost;
 }
 
+// The curve of a job that waits, with its start in it: whenever it starts, it has to pay for that,
+// so what the start takes from each configuration (value()) must not make it worth less than
+// others.
+void DuctilePolicy::Impl::count_start(const JobView& job, const State& s,
+                                      std::vector<CurvePoint>& curve) const {
+  curve.clear();
+  for (const Configuration& c : s.configurations)
+    curve.push_back({pool_cost_[static_cast<size_t>(c.pool)] * c.devices,
+                     c.rate * after_pause(s.remaining / c.rate, job.restart_seconds)});
+  keep_concave(curve);
+}
+
 void DuctilePolicy::Impl::weigh(const Round& round) {
   const double capacity = find_pool_costs(round);
   std::vector<CurvePoint> points;
@@ -128,8 +140,6 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
       curve.push_back({pool_cost_[static_cast<size_t>(c.pool)] * c.devices, c.rate});
     keep_concave(curve);
     const auto begin = static_cast<int>(points.size());
-    points.insert(points.end(), curve.begin(), curve.end());
-    const auto end = static_cast<int>(points.size());
     const auto index = static_cast<int>(order.size());
     order.push_back(&s);
     s.weight = 0;
@@ -143,6 +153,9 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
     // shorter by less than that is not ahead.
     const double pause = job.allocation.empty() ? 2 * job.restart_seconds : job.pause_left;
     for (double& part : parts) part += pause * curve[0].cost;
+    if (job.allocation.empty()) count_start(job, s, curve);
+    points.insert(points.end(), curve.begin(), curve.end());
+    const auto end = static_cast<int>(points.size());
     for (const double part : parts)
       sized.push_back({index, part, 1.0 / static_cast<double>(parts.size()), begin, end});
   }
