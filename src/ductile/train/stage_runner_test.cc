@@ -109,6 +109,25 @@ struct OneRun {
   run::RunFolder folder;
 };
 
+// `run` goes on by itself on 1 to 4 workers that are killed and resized, up to its end.
+void disturb(const OneRun& run, const spec::JobOptions& job, int64_t steps, uint64_t seed) {
+  LocalCluster cluster(run.folder, job, recipe_of(job));
+  Rng rng(seed, 1);
+  cluster.start(1 + static_cast<int64_t>(seed));
+  int64_t at = 0;
+  while (!cluster.over()) {
+    at += 1 + static_cast<int64_t>(rng.below(3));
+    cluster.run_to(std::min(at, steps));
+    if (at >= steps) break;
+    if (rng.below(2) == 0) {
+      cluster.kill_some(rng.below(100));
+    } else {
+      cluster.resize(1 + static_cast<int64_t>(rng.below(4)));
+    }
+  }
+  EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+}
+
 TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
   const spec::JobOptions job = small_job("cnn", 4);
   constexpr int64_t kSteps = 8;
@@ -118,23 +137,75 @@ TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
   ASSERT_EQ(undisturbed.finish().phase, control::Phase::finished);
   for (uint64_t seed = 0; seed < 4; ++seed) {
     const OneRun run(job);
-    LocalCluster cluster(run.folder, job, recipe_of(job));
-    Rng rng(seed, 1);
-    cluster.start(1 + static_cast<int64_t>(seed));
-    int64_t at = 0;
-    while (!cluster.over()) {
-      at += 1 + static_cast<int64_t>(rng.below(3));
-      cluster.run_to(std::min(at, kSteps));
-      if (at >= kSteps) break;
-      if (rng.below(2) == 0) {
-        cluster.kill_some(rng.below(100));
-      } else {
-        cluster.resize(1 + static_cast<int64_t>(rng.below(4)));
-      }
-    }
-    EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    disturb(run, job, kSteps, seed);
     EXPECT_EQ(run.digest(), alone.digest()) << "seed " << seed;
   }
+}
+
+// A job whose optimiser's state is in seven blocks, so that four workers have parts of it.
+spec::JobOptions sharded_job() {
+  spec::JobOptions job = small_job("mlp", 4);
+  job.model.hidden = {128, 48};
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.002;
+  job.train.shard_optimizer = true;
+  return job;
+}
+
+// Two copies of each part: four workers hold half of the state each, in fact at most 4 of 7 blocks.
+TEST(Stages, AWorkerHoldsAPartOfTheOptimisersStateWhereItIsSharded) {
+  Replica replica(sharded_job());
+  const int64_t blocks = replica.shards().num_blocks();
+  ASSERT_EQ(blocks, 7);
+  const std::vector<int64_t> cut = {0, 1, 2, 3, 4};
+  for (const auto& held : replica.shards().spread(cut).held) {
+    int64_t sum = 0;
+    for (const parallel::BlockRange& range : held) sum += range.end - range.begin;
+    EXPECT_LE(sum, 4);
+  }
+}
+
+TEST(Stages, ShardedOptimisersAreThoseOfOneWorkerThroughKillsAndResizes) {
+  const spec::JobOptions job = sharded_job();
+  const auto whole = weights_of(*run_serial(job));
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const OneRun run(job);
+    disturb(run, job, 8, seed);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+    Replica replica(job);
+    replica.restore(*newest.checkpoint);
+    EXPECT_EQ(weights_of(replica), whole) << "seed " << seed;
+  }
+}
+
+// Saved by workers that hold parts, restored by other numbers of workers under other cuts, where
+// the state is in parts and where it is not.
+TEST(Stages, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
+  spec::JobOptions job = sharded_job();
+  const auto whole = weights_of(*run_serial(job));
+  const OneRun run(job);
+  int64_t at = 2;
+  const std::vector<std::vector<std::string>> plans = {
+      {}, {"fc1", "", "fc2", "fc3"}, {"fc1 fc2 fc3", "", "", ""}, {"", "fc1 fc2", "fc3", ""}};
+  for (const auto& stages : plans) {
+    job.train.pipelined.stages = stages;
+    job.train.shard_optimizer = at != 6;
+    LocalCluster cluster(run.folder, job, recipe_of(job));
+    cluster.start(at == 4 ? 3 : 4);
+    cluster.run_to(at);
+    at += 2;
+    if (&stages != &plans.back()) {
+      cluster.preempt();
+    } else {
+      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    }
+  }
+  const auto newest = ckpt::open_latest(run.folder.checkpoints());
+  ASSERT_TRUE(newest.checkpoint);
+  Replica replica(job);
+  replica.restore(*newest.checkpoint);
+  EXPECT_EQ(weights_of(replica), whole);
 }
 
 // The first step of each generation, and its workers.
