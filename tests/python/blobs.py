@@ -85,6 +85,33 @@ class Stream(IterableDataset):
         return (blobs[i] for i in range(info.id, self.size, info.num_workers))
 
 
+class Nudged(torch.optim.Adagrad):
+    """State of all kinds: there from the beginning, later, other than float32, replaced, and drawn."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["seen"] = state.get("seen", torch.zeros((), dtype=torch.int64)) + 1
+            last, before = state.get("last"), state.get("before")
+            state["last"] = p.grad.clone() if before is None else before
+            state["before"] = p.grad.double() if last is None else last.double()
+            p.add_(torch.randn_like(p), alpha=1e-3 * random.random() / int(state["seen"]))
+
+
+def own_optimizer(model):
+    if "nudged" in arguments.fault:
+        optimizer = Nudged([{"params": model.conv.parameters()}, {"params": model.fc.parameters(), "lr": 0.02}], lr=0.05)
+        return optimizer, torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.05, 7, cycle_momentum=False)
+    if "lbfgs" in arguments.fault:
+        return torch.optim.LBFGS(model.parameters())
+    if "foreign" in arguments.fault:
+        return torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True, eps=1e-3)  # some gradients are rounding alone
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=50)
+
+
 class Job(ductile.Job):
     options = {
         "seed": 3,
@@ -125,6 +152,15 @@ class Job(ductile.Job):
             return {}["a key that is not there"]
         hits = (z.argmax(1) == y).sum()
         return F.cross_entropy(z, y), {"accuracy": ductile.ratio(hits, len(y)), "margin": z.max(1).values.mean()}
+
+
+class Tuned(Job):
+    """Its optimiser and schedule are PyTorch's."""
+
+    options = {name: value for name, value in Job.options.items() if name != "optimizer"}
+
+    def optimizer(self, model):
+        return own_optimizer(model)
 
 
 class NoJob:

@@ -214,7 +214,9 @@ void describe(Describer& d, NlcgOptions& o) {
 }
 
 void describe(Describer& d, OptimizerOptions& o) {
-  d.field("name", o.name, "update rule").one_of(optimizers());
+  d.field("name", o.name, "update rule")
+      .one_of(optimizers())
+      .one_of("python", "the optimizer() of a Python job");
   d.field("lr", o.lr, "peak learning rate").range(0, 1e6);
   d.field("momentum", o.momentum, "momentum factor (sgd, lars, muon); largest mu (neumann)")
       .range(0, 1);

@@ -45,9 +45,11 @@ class Step:
 class Loop(Job):
     """A job as its program's own loop has it; made by ductile.job()."""
 
-    def __init__(self, options, model, train, test, metrics, state):
+    def __init__(self, options, model, train, test, metrics, state, optimizer):
         self.options, self.metrics = options, tuple(metrics)
         self._state = state
+        if optimizer is not None:
+            self.optimizer = optimizer
         self._model, self._train, self._test = model, train, test
         self._first = None if not isinstance(model, torch.nn.Module) else \
             {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -142,7 +144,7 @@ class Loop(Job):
         return self._step
 
 
-def job(options=None, *, model, train, test, metrics=(), state=None):
+def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=None):
     """A job whose loss is the body of a loop:
 
         with ductile.job({"train": {"epochs": 3}}, model=Net, train=loader, test=test_loader) as job:
@@ -154,11 +156,12 @@ def job(options=None, *, model, train, test, metrics=(), state=None):
     train    a Dataset or a DataLoader, as in Job.train_data(); test: the same
     metrics  as in Job
     state    a dictionary of what the body keeps outside of the model, as Job.state() gives
+    optimizer  a function that makes the optimiser of the model, as Job.optimizer() does
 
     `python train.py` starts a run of one worker, and `ductile train train.py --workers 4` one of four.
     The body may be run again for a step that was given up; what it keeps outside of the model and `state`
     is lost when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
-    loop = Loop(dict(options or {}), model, train, test, metrics, state or {})
+    loop = Loop(dict(options or {}), model, train, test, metrics, state or {}, optimizer)
     if Mode.now == "describe":
         raise Described(loop)
     if Mode.now == "start":

@@ -51,6 +51,8 @@ def describe(text, args):
     """What `ductile train` has to know of a job before there is a run: its options, and what a worker
     will compare."""
     _need_torch()
+    from ductile._optimizer import has_rule
+
     job = _program.described(text, args)
     options = job.options
     if not isinstance(options, dict):
@@ -68,7 +70,8 @@ def describe(text, args):
             data = job.train_data()
         if getattr(data, "batch_size", None):
             options["train"]["batch_size"] = data.batch_size
-    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions()}
+    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions(),
+            "optimizer": has_rule(job)}
 
 
 def work(arguments):
