@@ -140,8 +140,10 @@ class Loop(Job):
         if self._over:
             torch.set_grad_enabled(True)
             raise StopIteration
-        torch.set_grad_enabled(self._step.training)
-        return self._step
+        step = self._step
+        if step.training != torch.is_grad_enabled():  # of this thread; setting it costs a microsecond
+            torch.set_grad_enabled(step.training)
+        return step
 
 
 def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=None):
