@@ -44,7 +44,8 @@ void JobConfig::read_python(const std::string& object, const JobRequest& request
          "one "
          "of Ductile's rules");
   }
-  job.python = {object, interpreter, arguments, told.source, told.versions};
+  job.python = {object,      interpreter,   arguments,
+                told.source, told.versions, job.python.verify_every};
 }
 
 // The optimizer() of the job's class says all that these options would say.
