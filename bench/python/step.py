@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,23 +41,24 @@ def main():
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
                ATEN_CPU_CAPABILITY="avx2", PYTHONPATH=os.path.join(a.build, "python"))
 
-    def ours(steps):
+    def job_of(steps):
         with tempfile.TemporaryDirectory() as folder:
             return seconds_of([os.path.join(a.build, "bin", "ductile"), "train", job + ":Job", "--json",
                                "--out", os.path.join(folder, "run"), "--set", f"python.interpreter={a.python}",
                                "--set", f"train.max_steps={steps}", "--set", f"train.virtual_ranks={a.ranks}"], env)
 
-    def theirs(steps):
+    def loop_of(steps):
         return seconds_of([a.python, job, str(steps)], env)
 
     rows = []
     for _ in range(a.rounds):
-        row = [(run(a.long) - run(a.short)) / (a.long - a.short) for run in (theirs, ours)]
+        row = [(run(a.long) - run(a.short)) / (a.long - a.short) for run in (loop_of, job_of)]
         rows.append(row)
         print(f"plain loop {1e3 * row[0]:.2f} ms   Ductile {1e3 * row[1]:.2f} ms   ratio {row[1] / row[0]:.3f}", flush=True)
-    best = [min(column) for column in zip(*rows)]
-    print(json.dumps({"ranks": a.ranks, "plain_ms": 1e3 * best[0], "ductile_ms": 1e3 * best[1],
-                      "ratio_of_the_least": best[1] / best[0]}))
+    plain, ours = (sorted(1e3 * seconds for seconds in column) for column in zip(*rows))
+    ratios = sorted(theirs / mine for mine, theirs in rows)
+    print(json.dumps({"ranks": a.ranks} | {name: {"median": statistics.median(c), "least": c[0], "most": c[-1]} for name, c in (
+        ("plain_ms", plain), ("ductile_ms", ours), ("ratio", ratios))} | {"ratio_of_the_least": ours[0] / plain[0]}))
     sys.exit(0)
 
 

@@ -3,6 +3,7 @@
 Its arguments choose how it goes wrong, or how many data processes it has."""
 
 import argparse
+import multiprocessing
 import os
 import random
 import time
@@ -85,6 +86,33 @@ class Stream(IterableDataset):
         return (blobs[i] for i in range(info.id, self.size, info.num_workers))
 
 
+class Nudged(torch.optim.Adagrad):
+    """State of all kinds: there from the beginning, later, other than float32, replaced, and drawn."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["seen"] = state.get("seen", torch.zeros((), dtype=torch.int64)) + 1
+            last, before = state.get("last"), state.get("before")
+            state["last"] = p.grad.clone() if before is None else before
+            state["before"] = p.grad.double() if last is None else last.double()
+            p.add_(torch.randn_like(p), alpha=1e-3 * random.random() / int(state["seen"]))
+
+
+def own_optimizer(model):
+    if "nudged" in arguments.fault:
+        optimizer = Nudged([{"params": model.conv.parameters()}, {"params": model.fc.parameters(), "lr": 0.02}], lr=0.05)
+        return optimizer, torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.05, 7, cycle_momentum=False)
+    if "lbfgs" in arguments.fault:
+        return torch.optim.LBFGS(model.parameters())
+    if "foreign" in arguments.fault:
+        return torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True, eps=1e-3)  # some gradients are rounding alone
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=50)
+
+
 class Job(ductile.Job):
     options = {
         "seed": 3,
@@ -118,6 +146,8 @@ class Job(ductile.Job):
             self.seen["steps"] = self.seen.get("steps", 0) + 1
             self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1 / self.seen["steps"])
             x = x - self.mean[:, None, None]
+        if model.training:
+            x = planted(arguments.fault, x)
         if "emptied" in arguments.fault and model.training:
             self.mean.storage().resize_(0)
         z = model(x)
@@ -125,6 +155,48 @@ class Job(ductile.Job):
             return {}["a key that is not there"]
         hits = (z.argmax(1) == y).sum()
         return F.cross_entropy(z, y), {"accuracy": ductile.ratio(hits, len(y)), "margin": z.max(1).values.mean()}
+
+
+_calls, _average = [0], [0.0]
+
+
+class _Thing:
+    """Hashed by its place in memory, as objects are."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def planted(faults, x):
+    """What users do, and should not: the batch, as it is changed by it."""
+    if "clock" in faults:
+        x = x + (time.time_ns() % 1000) * 1e-6
+    if "texts" in faults:
+        x = x + sum(i * len(text) for i, text in enumerate({"a", "bb", "ccc", "dddd", "eeeee", "ffffff"})) * 1e-3
+    if "objects" in faults:
+        clutter = [bytearray(random.SystemRandom().randrange(1, 99)) for _ in range(50)]
+        things = [_Thing(i) for i in range(50)]
+        x = x + sum(i * thing.value for i, thing in enumerate(set(things))) * 1e-5 + 0 * len(clutter)
+    if "unseeded" in faults:
+        x = x + float(numpy.random.default_rng().random())
+    if "average" in faults:
+        _average[0] = 0.9 * _average[0] + 0.1 * float(x.mean())
+        x = x - _average[0]
+    if "counter" in faults:
+        _calls[0] += 1
+        x = x / _calls[0]
+    if "fork" in faults:
+        multiprocessing.get_context("fork").Process(target=print).start()
+    return x
+
+
+class Tuned(Job):
+    """Its optimiser and schedule are PyTorch's."""
+
+    options = {name: value for name, value in Job.options.items() if name != "optimizer"}
+
+    def optimizer(self, model):
+        return own_optimizer(model)
 
 
 class NoJob:

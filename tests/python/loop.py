@@ -7,9 +7,10 @@ import torch.nn.functional as F
 import blobs
 import ductile
 
-parts = blobs.Job()
+tuned = "tuned" in blobs.arguments.fault
+parts = blobs.Tuned() if tuned else blobs.Job()
 with ductile.job(parts.options, model=blobs.Net, train=parts.train_data(), test=parts.test_data(),
-                 metrics=parts.metrics) as job:
+                 metrics=parts.metrics, optimizer=blobs.own_optimizer if tuned else None) as job:
     for step in job:
         x, y = step.batch
         z = job.net(x)

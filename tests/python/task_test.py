@@ -332,5 +332,94 @@ class Loop(Case):
         self.assertIn("a second loop over the job", self.of(*left))
 
 
+class Optimizer(unittest.TestCase):
+    """Of the job's own; its state is a text and tensors in memory that the worker gives."""
+
+    @staticmethod
+    def job(make):
+        class Tuned(Job):
+            def optimizer(self, model):
+                return make(model)
+
+        return Tuned()
+
+    def rule(self, make):
+        return task_of(self.job(make))[0].rule
+
+    @staticmethod
+    def kept(rule):
+        """(text, memory) that a worker would have."""
+        text, sizes = rule.kept()
+        if sizes is not None:
+            rule.memory = {name: torch.zeros((size + 3) // 4) for name, size in sizes.items()}
+            rule.move(rule.memory)
+        return text, rule.memory
+
+    def test_goes_on_from_a_state_of_another(self):
+        rules = torch.optim
+        for make in (lambda m: rules.SGD(m.parameters(), lr=0.1, momentum=0.9), lambda m: rules.Adagrad(m.parameters(), lr=0.1),
+                     lambda m: (o := rules.Adam(m.parameters()), rules.lr_scheduler.MultiStepLR(o, [2, 3])),
+                     lambda m: (o := rules.RMSprop(m.parameters(), momentum=0.5), rules.lr_scheduler.SequentialLR(o, [
+                         rules.lr_scheduler.LinearLR(o, total_iters=2), rules.lr_scheduler.ExponentialLR(o, 0.9)], [2]))):
+            first, second = self.rule(make), self.rule(make)
+            gradients = [torch.full_like(p, 0.1) for p in first.parameters.values()]
+            for updates in range(2):
+                first.step(gradients, updates)
+            text, memory = self.kept(first)
+            self.assertIsNone(first.kept()[1])  # it lies in the memory now
+            second.memory = {name: array.clone() for name, array in memory.items()}
+            second.take(text, second.memory)
+            with torch.no_grad():
+                for mine, other in zip(second.parameters.values(), first.parameters.values()):
+                    mine.copy_(other)
+            for updates in range(2, 5):
+                first.step(gradients, updates)
+                second.step(gradients, updates)
+            self.assertEqual(self.kept(first)[0], self.kept(second)[0])
+            for name, array in self.kept(first)[1].items():
+                self.assertTrue(torch.equal(array, self.kept(second)[1][name]), name)
+            for mine, other in zip(second.parameters.values(), first.parameters.values()):
+                self.assertTrue(torch.equal(mine, other))
+            second.begin()
+            self.assertEqual(second.kept()[0], self.rule(make).kept()[0])
+
+    def test_leaves_parameters_alone_that_are_not_trained(self):
+        def make(model):
+            model.fc.weight.requires_grad_(False)
+            return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+
+        rule = self.rule(make)
+        before = rule.parameters["fc.weight"].clone()
+        rule.step([torch.ones_like(p) for p in rule.parameters.values()], 0)
+        self.assertTrue(torch.equal(rule.parameters["fc.weight"], before))
+        self.assertIsNone(rule.parameters["fc.bias"].grad)
+
+    def test_is_refused_where_it_cannot_be_kept(self):
+        def plateau(model):
+            made = torch.optim.SGD(model.parameters(), lr=0.1)
+            return made, torch.optim.lr_scheduler.ReduceLROnPlateau(made)
+
+        def odd(model):
+            made = torch.optim.SGD(model.parameters(), lr=0.1)
+            made.param_groups[0]["lock"] = object()
+            return made
+
+        def twice(model):
+            made = torch.optim.Adam(model.parameters())
+            made.state[model.fc.bias]["a"] = made.state[model.fc.bias]["b"] = torch.ones(3)
+            return made
+
+        for make, text in ((lambda m: torch.optim.LBFGS(m.parameters()), "gives LBFGS"),
+                           (lambda m: None, "gives NoneType; a torch.optim.Optimizer is needed"),
+                           (plateau, "gives the scheduler ReduceLROnPlateau; it has to step without a figure"),
+                           (lambda m: torch.optim.SGD([torch.zeros(2)], lr=1), "has a parameter that is none of model()'s"),
+                           (lambda m: torch.optim.SGD(m.nothing, lr=1), "optimizer():"),
+                           (odd, "optimizer/param_groups/0/lock of the optimiser's state is object"),
+                           (twice, "optimizer/state/fc.bias/a and optimizer/state/fc.bias/b")):
+            with self.assertRaises(Error) as refused:
+                self.rule(make)
+            self.assertIn(text, str(refused.exception))
+
+
 if __name__ == "__main__":
     unittest.main()

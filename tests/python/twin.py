@@ -1,4 +1,5 @@
-"""The job of blobs.py as a plain PyTorch loop: no elasticity, no feeder, torch's own SGD. Prints the
+"""The job of blobs.py as a plain PyTorch loop: no elasticity, no feeder, torch's own SGD, or the job's own
+optimiser. Prints the
 largest difference of a weight to a run's."""
 
 import sys
@@ -10,12 +11,12 @@ from ductile._seeds import seed_all
 from ductile._sources import Source
 
 
-def main():
+def main(tuned=False):
     run, sys.argv = sys.argv[1], ["blobs.py"]
     import blobs
 
     torch.set_num_threads(1)
-    job = blobs.Job()
+    job = blobs.Tuned() if tuned else blobs.Job()
     seed, ranks, steps = job.options["seed"], job.options["train"]["virtual_ranks"], job.options["train"]["max_steps"]
     seed_all(seed)
     model = job.model()
@@ -23,6 +24,8 @@ def main():
     plain = [p for n, p in model.named_parameters() if "bias" in n or n.startswith("bn")]
     rest = [p for n, p in model.named_parameters() if not ("bias" in n or n.startswith("bn"))]
     optimizer = torch.optim.SGD([{"params": rest, "weight_decay": 5e-4}, {"params": plain}], lr=0.05, momentum=0.9)
+    if tuned:
+        optimizer, scheduler = job.optimizer(model)
     data = Source(job.train_data(), "train_data", seed, True)
     each = data.batch_size // ranks
     per_epoch = data.size // data.batch_size
@@ -51,10 +54,11 @@ def main():
             p.grad = gradient / ranks
         for buffer, mean in zip(model.buffers(), means):
             buffer.copy_(mean)
-        rate = rate_of(step, min(total, steps))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        for group in optimizer.param_groups if not tuned else ():
+            group["lr"] = rate_of(step, min(total, steps))
         optimizer.step()
+        if tuned:
+            scheduler.step()
     saved = _core.tensors(f"{run}/model.safetensors")
     values = dict(model.named_parameters()) | dict(model.named_buffers())
     print(max(float((values[n].double() - saved[n].double()).abs().max()) for n in saved))

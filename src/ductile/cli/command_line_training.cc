@@ -48,6 +48,16 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set");
+  sub->add_option_function<std::string>(
+         "--verify",
+         [&c](const std::string& every) {
+           c.job.assignments.push_back("python.verify_every=" + (every.empty() ? "100" : every));
+         },
+         "of a Python job: every N steps (100) compute a virtual rank twice and compare the bits")
+      ->option_text("[N]")
+      ->excludes("--resume")
+      ->expected(0, 1)
+      ->default_str("100");
   sub->add_option("--workers", c.workers,
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")

@@ -36,7 +36,29 @@ void JobConfig::read_python(const std::string& object, const JobRequest& request
   job.model.name = job.data.format = "python";
   options.read_json(told.options, object);
   read_ours(options);
-  job.python = {object, interpreter, arguments, told.source, told.versions};
+  if (told.has_optimizer) {
+    take_own_optimizer(object);
+  } else if (job.optimizer.name == "python") {
+    fail(ErrorCode::invalid_argument,
+         "optimizer.name = \"python\", and this job's class has no optimizer(); write one, or name "
+         "one "
+         "of Ductile's rules");
+  }
+  job.python = {object,      interpreter,   arguments,
+                told.source, told.versions, job.python.verify_every};
+}
+
+// The optimizer() of the job's class says all that these options would say.
+void JobConfig::take_own_optimizer(const std::string& object) {
+  for (const OptionField& field : options.fields()) {
+    const bool is_of_it =
+        field.path.starts_with("optimizer.") || field.path.starts_with("schedule.");
+    if (!is_of_it || field.path == "optimizer.clip_norm" || field.origin.is_default()) continue;
+    fail(ErrorCode::invalid_argument,
+         "{} ({}) says nothing, since {} has an optimizer() of its own; leave one of them out",
+         field.path, field.origin.text, object);
+  }
+  job.optimizer.name = "python";
 }
 
 void JobConfig::read_saved(const fs::path& file) {

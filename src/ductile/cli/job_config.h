@@ -45,6 +45,7 @@ class JobConfig {
   void make_paths_absolute();
 
  private:
+  void take_own_optimizer(const std::string& object);
   void read_python(const std::string& object, const JobRequest& request,
                    const char* const* environment);
 };

@@ -52,7 +52,7 @@ PythonJob ask_python_job(const std::string& object, const std::string& interpret
                         object,          "--args",    dump_json(nlohmann::json(arguments))};
   const auto told = ask_worker(question);
   if (!told) fail(ErrorCode::unavailable, "{}: interrupted while it was asked", object);
-  return {told->at("options"), told->at("source"), told->at("versions")};
+  return {told->at("options"), told->at("source"), told->at("versions"), told->at("optimizer")};
 }
 
 }  // namespace ductile::cli

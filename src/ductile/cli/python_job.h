@@ -23,6 +23,7 @@ std::string find_interpreter(const std::string& wanted);
 struct PythonJob {
   nlohmann::json options;  // as job.toml has them
   std::string source, versions;
+  bool has_optimizer = false;  // a rule of its own
 };
 
 // Imports the program in a Python process and asks it. Throws what that process reports: a program

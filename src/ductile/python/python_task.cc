@@ -17,27 +17,14 @@
 #include "ductile/base/dtype.h"
 #include "ductile/base/error.h"
 #include "ductile/python/dtypes_impl.h"
+#include "ductile/python/guarded_impl.h"
+#include "ductile/python/python_update.h"
 
 namespace ductile::python {
 namespace {
 
 namespace py = pybind11;
 using train::Ratio;
-
-// Calls `f` with the interpreter's lock. Python's exceptions become Ductile's errors: the texts
-// that ductile/_errors.py gives them.
-template <class F>
-auto guarded(const F& f) {
-  const py::gil_scoped_acquire lock;
-  try {
-    return f();
-  } catch (py::error_already_set& error) {
-    const auto [code, text] = py::module_::import("ductile._errors")
-                                  .attr("told")(error.value())
-                                  .cast<std::pair<std::string, std::string>>();
-    throw Error(error_code_from(code), text);
-  }
-}
 
 // A tensor of the user's, and what it was when its bytes were counted. Python code may resize it,
 // or give it other data: whoever reads or writes its memory asks bytes_of().
@@ -112,6 +99,7 @@ class PythonTask final : public train::Task {
   ~PythonTask() override {
     const py::gil_scoped_acquire lock;
     task_ = {};
+    own_update_.reset();
     carried_.clear();
   }
 
@@ -137,9 +125,13 @@ class PythonTask final : public train::Task {
       }
       first_.resize(static_cast<size_t>(num_carried()));
       carry_out(first_);
+      const py::object rule = task_.attr("rule");
+      own_update_ = rule.is_none() ? nullptr : make_python_update(rule);
       return std::make_unique<Module>(task_, listed(parameters), listed(averaged));
     });
   }
+
+  train::OwnUpdate* own_update() override { return own_update_.get(); }
 
   void host(const comm::LeafRange& ranks) override {
     guarded([&] { task_.attr("host")(ranks.begin, ranks.end); });
@@ -222,6 +214,7 @@ class PythonTask final : public train::Task {
   data::DatasetInfo train_, test_;
   std::vector<std::string> metrics_;
   std::vector<NamedBuffer> carried_;
+  std::unique_ptr<train::OwnUpdate> own_update_;
   std::vector<float> first_;  // what is carried when the model is new
 };
 

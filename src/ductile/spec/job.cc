@@ -119,6 +119,10 @@ void describe(Describer& d, PythonOptions& o) {
   d.field("versions", o.versions,
           "of Python, torch and numpy, written when the run is made: a worker with others is "
           "refused; empty = not compared");
+  d.field("verify_every", o.verify_every,
+          "steps between two in which a virtual rank is computed again, by another worker where "
+          "there is one, and compared to the bit; 0 = never")
+      .range(0, kMostCount);
 }
 
 void describe(Describer& d, SgdOptions& o) { d.field("nesterov", o.nesterov, "Nesterov momentum"); }
@@ -214,7 +218,9 @@ void describe(Describer& d, NlcgOptions& o) {
 }
 
 void describe(Describer& d, OptimizerOptions& o) {
-  d.field("name", o.name, "update rule").one_of(optimizers());
+  d.field("name", o.name, "update rule")
+      .one_of(optimizers())
+      .one_of("python", "the optimizer() of a Python job");
   d.field("lr", o.lr, "peak learning rate").range(0, 1e6);
   d.field("momentum", o.momentum, "momentum factor (sgd, lars, muon); largest mu (neumann)")
       .range(0, 1);

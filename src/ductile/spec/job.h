@@ -297,6 +297,7 @@ struct PythonOptions {
   std::vector<std::string> args;  // sys.argv[1:]
   std::string source;             // digest of its files; empty: not compared
   std::string versions;           // of Python, torch and numpy; empty: not compared
+  int64_t verify_every = 0;       // steps; 0: never
 };
 
 struct JobOptions {

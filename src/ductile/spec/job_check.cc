@@ -176,6 +176,12 @@ void check_python(const JobOptions& job, const Bad& bad) {
                     "`ductile train FILE.py:CLASS` sets all of them",
                     job.model.name, job.data.format, job.python.object));
   }
+  const bool own_rule = job.optimizer.name == "python";
+  if (own_rule && !is_python) {
+    bad("optimizer.name = \"python\" is the optimizer() of a Python job, and this is none; name "
+        "one "
+        "of Ductile's rules");
+  }
   if (!is_python) return;
   const TrainOptions& o = job.train;
   const auto refuse = [&](bool present, std::string_view option, std::string_view instead) {
@@ -192,6 +198,16 @@ void check_python(const JobOptions& job, const Bad& bad) {
   refuse(o.label_smoothing > 0, "train.label_smoothing", "write it in loss()");
   refuse(job.eval.views != "one", fmt::format("eval.views = \"{}\"", job.eval.views),
          "Ductile does not see its images; set it to \"one\"");
+  if (!own_rule) return;
+  const auto contradicts = [&](bool present, std::string_view option, std::string_view instead) {
+    if (present) bad(fmt::format("{} does not fit the job's own optimizer(): {}", option, instead));
+  };
+  contradicts(o.shard_optimizer, "train.shard_optimizer",
+              "every worker runs all of it; set it to false");
+  contradicts(o.rate_control != "schedule",
+              fmt::format("train.rate_control = \"{}\"", o.rate_control),
+              "its learning rate is its own; set it to \"schedule\"");
+  contradicts(job.tune.online, "tune.online", "its hyperparameters are its own; set it to false");
 }
 
 // Of the options that are found while training.

@@ -270,12 +270,30 @@ TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {
   EXPECT_EQ(job.schedule.one_cycle.peak_at, 0.4);
 }
 
+TEST(Job, OwnOptimizersOfPythonAreReplicatedAndNotTuned) {
+  JobOptions job;
+  job.optimizer.name = "python";
+  EXPECT_THROW(check(job), Error);  // it is no Python job
+  job.python.object = "train.py:Job";
+  job.model.name = job.data.format = "python";
+  check(job);
+  for (bool* option : {&job.train.shard_optimizer, &job.tune.online}) {
+    *option = true;
+    EXPECT_THROW(check(job), Error);
+    *option = false;
+  }
+  job.train.rate_control = "noise";
+  EXPECT_THROW(check(job), Error);
+}
+
 // Whatever can be chosen is listed with its help where it is chosen.
 TEST(Job, ChoicesComeFromTheTables) {
   JobOptions job;
   OptionSet options(job);
   const auto choices = [&](const char* path) { return options.find(path)->choices; };
-  EXPECT_EQ(choices("optimizer.name"), optimizers().names());
+  std::vector<std::string> rules = optimizers().names();
+  rules.push_back("python");
+  EXPECT_EQ(choices("optimizer.name"), rules);
   EXPECT_EQ(choices("schedule.name"), schedules().names());
   std::vector<std::string> formats = datasets().names();
   formats.push_back("python");

@@ -11,6 +11,7 @@
 #include "ductile/nn/flops.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/own_update.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/staleness.h"
 #include "ductile/train/task_method.h"
@@ -96,6 +97,17 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
     check_size(job, given.train_info());
     given.model = given.task->make_model(static_cast<uint64_t>(job.seed));
     given.method = make_task_method(*given.task);
+    if (job.optimizer.name == "python") {
+      OwnUpdate* const own = given.task->own_update();
+      if (own == nullptr)
+        fail(ErrorCode::invalid_argument,
+             "optimizer.name = \"python\", and the job's class has no method optimizer(); write "
+             "one, "
+             "or name an update rule of Ductile's");
+      given.make_optimizer = [own, model = given.model.get()](const optim::ParamLayout& layout) {
+        return make_own_optimizer(*own, *model, layout);
+      };
+    }
     complete_rest(given, job);
     return given;
   }

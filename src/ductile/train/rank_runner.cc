@@ -185,6 +185,27 @@ void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t c
   }
 }
 
+void RankRunner::repeat(const StepKind& kind, int64_t rank, std::span<float> out) {
+  DUCTILE_CHECK(ingredients_.task != nullptr, "a rank is repeated of a job with a task only");
+  kind_ = kind;
+  samples_ = nullptr;
+  const std::span<float> buffers = state_.flat.buffer_values();
+  buffers_before_.assign(buffers.begin(), buffers.end());
+  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
+  const auto gradient_size = static_cast<size_t>(state_.flat.layout().total_size());
+  try {
+    run_rank(rank, [&](int64_t, const at::Tensor& loss, const std::vector<float>& figures) {
+      state_.flat.write_gradients(state_.flat.gradients(loss), out.first(gradient_size));
+      std::ranges::copy(figures, out.last(figures.size()).begin());
+    });
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  std::ranges::copy(buffers, out.begin() + static_cast<ptrdiff_t>(gradient_size));
+  put_back();
+}
+
 void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Ready& ready) {
   const auto gradient_size = static_cast<size_t>(state_.flat.layout().total_size());
   const auto write_tail = [&](std::span<const float> buffers, std::span<const float> figures,

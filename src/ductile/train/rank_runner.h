@@ -56,6 +56,10 @@ class RankRunner {
   void compute(const StepKind& kind, const Samples* samples, int64_t count, std::span<float> out,
                const Ready& ready);
 
+  // Computes a virtual rank of the present step of a job with a task, hosted or not, and writes
+  // what it contributes into `out` (vector_size() values). Nothing else changes.
+  void repeat(const StepKind& kind, int64_t rank, std::span<float> out);
+
   bool channels_last() const { return channels_last_; }
   data::LoaderStats loader_stats() const {
     return loader_ ? loader_->stats() : data::LoaderStats();

@@ -79,6 +79,10 @@ class Replica {
   void compute(int64_t count, std::span<float> out, const Ready& ready = {}) {
     runner_.compute(kind_, samples_ ? &*samples_ : nullptr, count, out, ready);
   }
+  // With python.verify_every, and if the present step is one of these: computes a virtual rank of
+  // it here and on another worker (or twice, on one that is alone). Throws conflict if the bits
+  // differ, and names what does. All workers of the exchange call it.
+  void verify(parallel::Exchange& exchange);
   // Sums what all workers have computed, and gets everything that apply() needs from them.
   std::span<const float> reduce(parallel::Exchange& exchange);
   // Ends the present step with the sum over all virtual ranks, and lets the rate control choose the

@@ -17,6 +17,8 @@
 
 namespace ductile::train {
 
+class OwnUpdate;  // own_update.h
+
 // The samples of one virtual rank in one step: the places [first, first + count) of an epoch.
 struct RankSamples {
   int64_t epoch = 0;
@@ -66,6 +68,9 @@ class Task {
   virtual TaskLoss loss(const RankSamples& samples) = 0;
   // The mean loss over all test samples, in evaluation mode; `each` as in train::evaluate().
   virtual Evaluation evaluate(const std::function<void(int64_t)>& each) = 0;
+
+  // The update rule of a job with optimizer.name = "python"; of the model that was made last.
+  virtual OwnUpdate* own_update() { return nullptr; }
 
   // State that cannot be averaged over ranks, such as counters: after a step it is what virtual
   // rank 0 has made of it. It is handed over as 16-bit pieces, each of which is exact as a float,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ductile/data/cursor.h"
+#include "ductile/train/own_update.h"
 
 namespace ductile::train {
 namespace {
@@ -31,6 +32,15 @@ class TaskMethod final : public StepMethod {
   }
 
   int64_t num_shared() const override { return task_.num_carried(); }
+
+  // The state may be another one than that of the last step, so the rule has to look.
+  StepKind next(const JobState& state) const override {
+    if (OwnUpdate* const own = task_.own_update()) {
+      const auto part = state.extras().find(kOwnUpdatePart);
+      own->take(part == state.extras().end() ? nullptr : &part->second);
+    }
+    return {};
+  }
 
   at::Tensor contribute(RankContext& rank) override {
     const int64_t batch = rank.state().hyper.batch_size;
@@ -62,7 +72,12 @@ class TaskMethod final : public StepMethod {
   }
 
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
-    if (num_shared() == 0 || !kind.update) return;
+    if (!kind.update) return;
+    if (OwnUpdate* const own = task_.own_update()) {
+      own->keep(state.extra(kOwnUpdatePart));
+      state.last_hyper.lr = own->lr();
+    }
+    if (num_shared() == 0) return;
     std::ranges::copy(outcome.shared, state.extra_array(kTaskPart, kCarried, num_shared()).begin());
   }
 

@@ -375,6 +375,7 @@ void WorkerLoop::Impl::lead() {
 void WorkerLoop::Impl::on(const RunStep& command) {
   enter(command.plan);
   replica_->gather_weights(*exchange_);
+  replica_->verify(*exchange_);
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;

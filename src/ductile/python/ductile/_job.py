@@ -68,6 +68,14 @@ class Job:
         what state() names, alone. What it keeps elsewhere is lost when a worker is."""
         raise NotImplementedError
 
+    def optimizer(self, model):
+        """How the weights are updated, in the place of the options `optimizer` and `schedule`: a
+        torch.optim.Optimizer over the model's parameters, or that and a scheduler of its learning rate.
+        After each step of all virtual ranks it sees the mean of their gradients (clipped, with
+        optimizer.clip_norm), and then the scheduler steps, once. Every worker runs it, and what it keeps
+        is saved."""
+        raise NotImplementedError
+
     def state(self, model):
         """A dictionary that names what loss() keeps outside of the model: tensors that it changes in
         place, dictionaries, lists, objects with state_dict() and load_state_dict(). It is saved, and

@@ -45,9 +45,11 @@ class Step:
 class Loop(Job):
     """A job as its program's own loop has it; made by ductile.job()."""
 
-    def __init__(self, options, model, train, test, metrics, state):
+    def __init__(self, options, model, train, test, metrics, state, optimizer):
         self.options, self.metrics = options, tuple(metrics)
         self._state = state
+        if optimizer is not None:
+            self.optimizer = optimizer
         self._model, self._train, self._test = model, train, test
         self._first = None if not isinstance(model, torch.nn.Module) else \
             {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -138,11 +140,13 @@ class Loop(Job):
         if self._over:
             torch.set_grad_enabled(True)
             raise StopIteration
-        torch.set_grad_enabled(self._step.training)
-        return self._step
+        step = self._step
+        if step.training != torch.is_grad_enabled():  # of this thread; setting it costs a microsecond
+            torch.set_grad_enabled(step.training)
+        return step
 
 
-def job(options=None, *, model, train, test, metrics=(), state=None):
+def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=None):
     """A job whose loss is the body of a loop:
 
         with ductile.job({"train": {"epochs": 3}}, model=Net, train=loader, test=test_loader) as job:
@@ -154,11 +158,12 @@ def job(options=None, *, model, train, test, metrics=(), state=None):
     train    a Dataset or a DataLoader, as in Job.train_data(); test: the same
     metrics  as in Job
     state    a dictionary of what the body keeps outside of the model, as Job.state() gives
+    optimizer  a function that makes the optimiser of the model, as Job.optimizer() does
 
     `python train.py` starts a run of one worker, and `ductile train train.py --workers 4` one of four.
     The body may be run again for a step that was given up; what it keeps outside of the model and `state`
     is lost when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
-    loop = Loop(dict(options or {}), model, train, test, metrics, state or {})
+    loop = Loop(dict(options or {}), model, train, test, metrics, state or {}, optimizer)
     if Mode.now == "describe":
         raise Described(loop)
     if Mode.now == "start":

@@ -11,6 +11,7 @@ from ductile import _core
 from ductile._errors import Error, of_user, told
 from ductile._feeder import Feeder
 from ductile._job import Ratio
+from ductile._optimizer import Rule, has_rule
 from ductile._seeds import seed_all
 from ductile._sources import Source
 from ductile._state import State, is_in, put_back
@@ -77,6 +78,7 @@ class Task:
             self._check(p.dtype == torch.float32, "parameter", name, f"is {p.dtype}; it has to be float32 "
                         "(use torch.autocast in loss() to compute in less)")
             self._check(p.device.type == "cpu", "parameter", name, f"lies on {p.device}; it has to lie on the cpu")
+        self.rule = Rule(self.job, self.model, seed, self.name) if has_rule(self.job) else None
         averaged, carried = self._sort_buffers(owners, norms)
         self._register(carried)
         return parameters, averaged, carried

@@ -51,6 +51,8 @@ def describe(text, args):
     """What `ductile train` has to know of a job before there is a run: its options, and what a worker
     will compare."""
     _need_torch()
+    from ductile._optimizer import has_rule
+
     job = _program.described(text, args)
     options = job.options
     if not isinstance(options, dict):
@@ -68,7 +70,8 @@ def describe(text, args):
             data = job.train_data()
         if getattr(data, "batch_size", None):
             options["train"]["batch_size"] = data.batch_size
-    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions()}
+    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions(),
+            "optimizer": has_rule(job)}
 
 
 def work(arguments):
@@ -85,7 +88,25 @@ def work(arguments):
     if class_name is None:
         return _work_by_loop(words, options, text)
     job = _program.load(text, options["python"]["args"])
-    return _core.work(words, _task(job, options, f"{os.path.basename(_program.split(text)[0])}:{class_name}"))
+    return _engine(words, _task(job, options, f"{os.path.basename(_program.split(text)[0])}:{class_name}"))
+
+
+def _refuse_forks():
+    """A fork of a process with threads has one of them: what the others held stays locked, and OpenMP waits for ever."""
+
+    def fork():
+        raise RuntimeError("a worker has threads, so it cannot be forked any more. Let the DataLoader of train_data() have "
+                           "processes (num_workers), start what you need when the program is imported, or use "
+                           "multiprocessing.get_context(\"spawn\")")
+
+    os.fork = os.forkpty = fork
+
+
+def _engine(words, task):
+    from ductile import _core
+
+    _refuse_forks()
+    return _core.work(words, task)
 
 
 def _task(job, options, name):
@@ -96,14 +117,13 @@ def _task(job, options, name):
 
 
 def _work_by_loop(words, options, text):
-    from ductile import _core
     from ductile._loop import Mode
     from ductile._seeds import seed_all
 
     task = []
     Mode.now = "work"
     Mode.prepare = lambda loop: task.append(_task(loop, options, os.path.basename(text)))
-    Mode.work = lambda: _core.work(words, task[0])
+    Mode.work = lambda: _engine(words, task[0])
     seed_all(options["seed"])  # a module that the program makes itself
     _program.run_loop(text, options["python"]["args"])
     if Mode.code is None:
