@@ -177,11 +177,14 @@ struct Shape {
   bool residual;
 };
 
-Case single(const Shape& s) {
+// Values are of `type` between the operators, on both sides.
+Case single(const Shape& s, at::ScalarType type) {
   const Layer l = layer(s.in, s.out, s.kernel);
   const int64_t out_size = (s.size - 1) / s.stride + 1;
   const auto random = [&](int64_t channels, int64_t side) {
-    return at::randn({s.batch, channels, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
+    return at::randn({s.batch, channels, side, side})
+        .to(type)
+        .contiguous(at::MemoryFormat::ChannelsLast);
   };
   const Tensor x = random(s.in, s.size).requires_grad_(s.in > 3), dz = random(s.out, out_size);
   const Tensor r = s.residual ? random(s.out, out_size).requires_grad_() : Tensor();
@@ -191,13 +194,14 @@ Case single(const Shape& s) {
     if (r.defined()) r.mutable_grad() = Tensor();
     face.conv_bn(x, l, s.stride, r, true).backward(dz);
   };
-  return {fmt::format("{}x{}, batch {}: conv {}x{}/{} {}->{} +BN{}+ReLU", s.size, s.size, s.batch,
-                      s.kernel, s.kernel, s.stride, s.in, s.out, s.residual ? "+add" : ""),
+  return {fmt::format("{}x{}, batch {}: conv {}x{}/{} {}->{} +BN{}+ReLU{}", s.size, s.size, s.batch,
+                      s.kernel, s.kernel, s.stride, s.in, s.out, s.residual ? "+add" : "",
+                      type == at::kFloat ? "" : " bf16"),
           [=] {
-            run({"ours", true, at::kFloat});
+            run({"ours", true, type});
           },
           [=] {
-            run({"aten", false, at::kFloat});
+            run({"aten", false, type});
           }};
 }
 
@@ -273,8 +277,15 @@ int main(int argc, char** argv) {
                              {8, 64, 64, 56, 1, 1, false},
 
                              {8, 1024, 256, 14, 1, 1, false},
-                             {8, 512, 2048, 7, 1, 1, false}})
-    cases.push_back(single(shape));
+                             {8, 512, 2048, 7, 1, 1, false},
+                             // airbench.
+                             {batch, 24, 64, 31, 3, 1, false},
+                             {batch, 64, 64, 15, 3, 1, false},
+                             {batch, 64, 256, 15, 3, 1, false},
+                             {batch, 256, 256, 7, 3, 1, false},
+                             {batch, 256, 256, 3, 3, 1, false}})
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+      cases.push_back(single(shape, type));
   // The heads and layers of the mlp, the cnn, ResNets and the GPT, for whole and divided batches.
   for (const LinearShape& shape : {LinearShape{batch, 784, 256},
                                    {batch / 8, 784, 256},
