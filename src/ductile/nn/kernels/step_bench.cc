@@ -239,25 +239,7 @@ Case attention(int64_t heads, int64_t tokens, int64_t width) {
           [=] { run(&ops::matmul); }, [=] { run(&at::matmul); }};
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
-  const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
-  at::set_num_threads(threads);
-  // Its own threads spin between its calls, and would count as ours.
-  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))
-    reinterpret_cast<void (*)(int)>(symbol)(threads);
-  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
-
-  std::vector<Case> cases;
-  cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));
-  cases.push_back(network<ResNet20>("resnet20 bf16 (ATen: f32)", {batch, 3, 32, 32}, at::kBFloat16,
-                                    at::kFloat));
-  cases.push_back(network<Cnn>("cnn f32", {batch, 1, 28, 28}, at::kFloat, at::kFloat));
-  cases.push_back(
-      network<Cnn>("cnn bf16 (ATen: f32)", {batch, 1, 28, 28}, at::kBFloat16, at::kFloat));
+void add_layers(int64_t batch, std::vector<Case>* cases) {
   for (const Shape& shape : {Shape{batch, 3, 16, 32, 3, 1, false},
                              {batch, 16, 16, 32, 3, 1, false},
                              {batch, 16, 16, 32, 3, 1, true},
@@ -285,7 +267,7 @@ int main(int argc, char** argv) {
                              {batch, 256, 256, 7, 3, 1, false},
                              {batch, 256, 256, 3, 3, 1, false}})
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
-      cases.push_back(single(shape, type));
+      cases->push_back(single(shape, type));
   // The heads and layers of the mlp, the cnn, ResNets and the GPT, for whole and divided batches.
   for (const LinearShape& shape : {LinearShape{batch, 784, 256},
                                    {batch / 8, 784, 256},
@@ -298,9 +280,31 @@ int main(int argc, char** argv) {
                                    {4096, 256, 64},
                                    {1024, 768, 3072},
                                    {512, 768, 50257}})
-    cases.push_back(linear(shape));
-  cases.push_back(attention(128, 128, 16));
-  cases.push_back(attention(12, 1024, 64));
+    cases->push_back(linear(shape));
+  cases->push_back(attention(128, 128, 16));
+  cases->push_back(attention(12, 1024, 64));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
+  at::set_num_threads(threads);
+  // Its own threads spin between its calls, and would count as ours.
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))
+    reinterpret_cast<void (*)(int)>(symbol)(threads);
+  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
+
+  std::vector<Case> cases;
+  cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));
+  cases.push_back(network<ResNet20>("resnet20 bf16 (ATen: f32)", {batch, 3, 32, 32}, at::kBFloat16,
+                                    at::kFloat));
+  cases.push_back(network<Cnn>("cnn f32", {batch, 1, 28, 28}, at::kFloat, at::kFloat));
+  cases.push_back(
+      network<Cnn>("cnn bf16 (ATen: f32)", {batch, 1, 28, 28}, at::kBFloat16, at::kFloat));
+  add_layers(batch, &cases);
 
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);
