@@ -21,6 +21,25 @@ struct Pairs : V {
 };
 
 template <class V>
+void round_bf16(const float* src, uint16_t* dst, int64_t n) {
+  for (int64_t i = 0; i < n; i += V::lanes) V::put_bf16(dst + i, V::load(src + i));
+}
+
+template <class V>
+void pair_bf16(const float* first, const float* second, float* dst, int64_t n) {
+  for (int64_t i = 0; i < n; i += V::lanes)
+    V::store(dst + i, V::pair(V::load(first + i), second ? V::load(second + i) : V::zero()));
+}
+
+template <class V>
+void pair_values(const uint16_t* first, const uint16_t* second, float* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = first[i] | static_cast<uint32_t>(second[i]) << 16;
+    __builtin_memcpy(dst + i, &bits, sizeof(bits));
+  }
+}
+
+template <class V>
 void winograd_input_bf16(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
                          float* out, int64_t stride) {
   for (int64_t t = 0; t < n; ++t)
@@ -116,6 +135,9 @@ constexpr Bf16Isa make_bf16_isa(const char* name) {
   return Bf16Isa{name,
                  V::lanes,
                  gemm<Pairs<V>>,
+                 round_bf16<V>,
+                 pair_bf16<V>,
+                 pair_values<V>,
                  winograd_input_bf16<V>,
                  winograd_input_pairs<V>,
                  winograd_grad_pairs<V>,

@@ -87,7 +87,8 @@ void expect_equals_twin(const ConvShape& s, Storage storage, double tolerance,
   SCOPED_TRACE(::testing::Message() << "batch " << s.batch << ", " << s.height << "x" << s.width
                                     << ", " << s.in << "->" << s.out << ", kernel " << s.kernel
                                     << ", stride " << s.stride << ", padding " << s.padding);
-  const auto x = rounded(normals(1, inputs(s)), storage), w = normals(2, weights(s));
+  const auto x = rounded(normals(1, inputs(s)), storage),
+             w = rounded(normals(2, weights(s)), storage);
   const auto g = rounded(normals(3, outputs(s)), storage);
   const Results ours = run(s, storage, x, w, g);
   const Twin twin(s, x, w, g);
@@ -163,6 +164,10 @@ RC_GTEST_PROP(ConvProperty, EqualsTheTwinOnRandomShapes, ()) {
 TEST_F(Conv, RoundsOnceToTheStorageType) {
   for (const ConvShape& s : {ConvShape{3, 9, 8, 16, 16, 3, 1, 1},
                              {3, 9, 8, 16, 24, 3, 2, 1},
+                             {2, 9, 9, 12, 40, 3, 2, 1},
+                             {1, 32, 32, 3, 16, 7, 2, 3},
+                             {2, 7, 5, 8, 16, 1, 2, 0},
+                             {2, 8, 6, 10, 8, 2, 3, 1},
                              {2, 6, 7, 3, 8, 3, 1, 1}}) {
     expect_equals_twin(s, Storage::bf16, 1.0 / 256);
     expect_equals_twin(s, Storage::f16, 1.0 / 2048);

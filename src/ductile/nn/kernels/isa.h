@@ -162,6 +162,13 @@ struct Bf16Isa {
   // As Isa::gemm with pairs in a and b: depth counts pairs, c is fp32.
   void (*gemm)(const Gemm&);
 
+  // dst = values of src, n a multiple of the lanes.
+  void (*round)(const float* src, uint16_t* dst, int64_t n);
+  // dst[i] = the pair of first[i] and second[i], or of first[i] and 0 where second is null.
+  void (*pair)(const float* first, const float* second, float* dst, int64_t n);
+  // The same of bf16 values; any n.
+  void (*pair_values)(const uint16_t* first, const uint16_t* second, float* dst, int64_t n);
+
   // As Isa::winograd_input with panel = channels, in pairs of channels: half as many a tile.
   void (*winograd_input)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
                          float* out, int64_t stride);

@@ -156,6 +156,32 @@ TEST_F(Bf16Table, MultipliesPairs) {
   }
 }
 
+TEST_F(Bf16Table, RoundsAndPairsValues) {
+  const auto first = normals(1, kChannels), second = normals(2, kChannels);
+  const auto words = stored(first, Storage::bf16);
+  for (const bool alone : {false, true}) {
+    const auto both = [&](const Bf16Isa& isa) {
+      std::vector<float> out(3 * kChannels);
+      auto* const values = reinterpret_cast<uint16_t*>(out.data() + kChannels);
+      isa.pair(first.data(), alone ? nullptr : second.data(), out.data(), kChannels);
+      isa.round(first.data(), values, kChannels);
+      isa.pair_values(values, values + 1, out.data() + 2 * kChannels, kChannels - 5);
+      return out;
+    };
+    expect_same_bf16(both);
+    const auto got = both(kBf16PairIsa);
+    EXPECT_EQ(0, std::memcmp(got.data() + kChannels, words.data(), words.size()));
+    const auto x = rounded(first, Storage::bf16), y = rounded(second, Storage::bf16);
+    for (int64_t i = 0; i < kChannels; ++i) {
+      EXPECT_EQ(value_of(got, 2 * i), x[i]);
+      EXPECT_EQ(value_of(got, 2 * i + 1), alone ? 0.0F : y[i]);
+      if (i >= kChannels - 5) continue;
+      EXPECT_EQ(value_of(got, 4 * kChannels + 2 * i), x[i]);
+      EXPECT_EQ(value_of(got, 4 * kChannels + 2 * i + 1), x[i + 1]);
+    }
+  }
+}
+
 // Against the fp32 kernels, rounded.
 TEST_F(Bf16Table, TransformsTilesToPairs) {
   const int64_t row = 14 * kChannels, n = 3, panel = 16;

@@ -64,7 +64,7 @@ struct Face {
                  bool relu) const {
     const int64_t padding = l.w.size(2) / 2;
     if (ours)
-      return ops::conv_bn_act(x, l.w, stride, padding, l.bn, residual,
+      return ops::conv_bn_act(x, l.w.to(type), stride, padding, l.bn, residual,
                               relu ? ops::Activation::relu : ops::Activation::none, true);
     Tensor y = at::conv2d(x, l.w.to(type), {}, {stride, stride}, {padding, padding});
     y = at::batch_norm(y, l.bn.weight, l.bn.bias, l.bn.running_mean, l.bn.running_var, true, 0.1,
