@@ -4,7 +4,8 @@
 
 #include "ductile/nn/kernels/isa.h"
 
-// Convolutions on NHWC activations, forward and backward, fp32 arithmetic on any storage type.
+// Convolutions on NHWC activations, forward and backward, fp32 arithmetic on any storage type, but
+// that bf16 values are multiplied as such where the processor does (Bf16Isa).
 //
 // 3x3 kernels of stride 1 run as Winograd F(4x4, 3x3), the rest as direct register-blocked
 // products. Images are handled in groups that stay in the cache. Threads: OpenMP, the calling

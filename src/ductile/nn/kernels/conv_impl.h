@@ -8,7 +8,7 @@
 // What the two ways to convolve share.
 namespace ductile::nn::kernels {
 
-// An fp32 copy of an image with a border of zeros: `rows` x `cols` pixels, the image's own first
+// A copy of an image with a border of zeros: `rows` x `cols` pixels, the image's own first
 // pixel at (border, border).
 struct Padded {
   int64_t rows, cols, border, channels;
@@ -17,17 +17,17 @@ struct Padded {
 };
 
 // load(first, n, dst) writes the n pixels from pixel `first` of the image on.
-template <class Load>
-void fill_padded(const Padded& p, int64_t height, int64_t width, float* dst, const Load& load) {
+template <class T, class Load>
+void fill_padded(const Padded& p, int64_t height, int64_t width, T* dst, const Load& load) {
   const int64_t left = p.border * p.channels, right = (p.cols - p.border - width) * p.channels;
   for (int64_t r = 0; r < p.rows; ++r, dst += p.row()) {
     if (r < p.border || r >= p.border + height) {
-      std::memset(dst, 0, p.row() * sizeof(float));
+      std::memset(dst, 0, p.row() * sizeof(T));
       continue;
     }
-    std::memset(dst, 0, left * sizeof(float));
+    std::memset(dst, 0, left * sizeof(T));
     load((r - p.border) * width, width, dst + left);
-    std::memset(dst + left + width * p.channels, 0, right * sizeof(float));
+    std::memset(dst + left + width * p.channels, 0, right * sizeof(T));
   }
 }
 

@@ -151,8 +151,43 @@ struct Isa {
   void (*max_pool_grad)(const MaxPool&, const void* dy, const uint8_t* index, float* dx);
 };
 
+// Products of bf16 values in pairs, for processors that have them as one instruction. A pair is two
+// neighbours along the axis that a product sums over, in 32 bits, the first in the low half; where
+// it is counted and addressed it stands for one float. Values are rounded to the nearest, ties to
+// even; each sum adds the product of the second halves, then that of the first, rounded each time.
+struct Bf16Isa {
+  const char* name;
+  int lanes;
+
+  // As Isa::gemm with pairs in a and b: depth counts pairs, c is fp32.
+  void (*gemm)(const Gemm&);
+
+  // dst = values of src, n a multiple of the lanes.
+  void (*round)(const float* src, uint16_t* dst, int64_t n);
+  // dst[i] = the pair of first[i] and second[i], or of first[i] and 0 where second is null.
+  void (*pair)(const float* first, const float* second, float* dst, int64_t n);
+  // The same of bf16 values; any n.
+  void (*pair_values)(const uint16_t* first, const uint16_t* second, float* dst, int64_t n);
+
+  // As Isa::winograd_input with panel = channels, in pairs of channels: half as many a tile.
+  void (*winograd_input)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                         float* out, int64_t stride);
+  // As those of Isa, in pairs of tiles; `rows` counts pairs. An odd tile is paired with zeros.
+  void (*winograd_input_pairs)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                               int64_t panel, int64_t rows, float* out, int64_t stride);
+  void (*winograd_grad_pairs)(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
+                              int64_t panel, int64_t rows, float* out, int64_t stride);
+  // As those of Isa, in pairs of inputs, and of outputs, [first, last) counting pairs; work holds
+  // 99 * max(in, out).
+  void (*winograd_filter)(const float* weight, int64_t in, int64_t out, int64_t first, int64_t last,
+                          float* work, float* u);
+  void (*winograd_filter_rotated)(const float* weight, int64_t in, int64_t out, int64_t first,
+                                  int64_t last, float* work, float* u);
+};
+
 // The widest table of this processor whose lanes divide `channels`; null where there is none.
 const Isa* isa_for(int64_t channels);
+const Bf16Isa* bf16_isa_for(int64_t channels);
 
 // Every table this processor can run, widest first, null-terminated: for tests.
 const Isa* const* all_isas();

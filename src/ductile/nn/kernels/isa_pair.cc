@@ -1,5 +1,6 @@
 // Compiled with -mavx2 -mfma -mf16c. Two AVX2 registers played as one of sixteen lanes: exercises
 // everything of the 16-lane kernels but the AVX-512 instructions themselves.
+#include "ductile/nn/kernels/bf16_impl.h"
 #include "ductile/nn/kernels/isa_impl.h"
 #include "ductile/nn/kernels/simd_avx2_impl.h"
 
@@ -61,9 +62,44 @@ struct Avx2Pair {
     Avx2::store_f16(p, x.lo);
     Avx2::store_f16(p + 8, x.hi);
   }
+
+  // What processors with bf16 products do in one instruction, but for values below 2^-126.
+  static Reg pair(Reg first, Reg second) {
+    const Reg a = rounded(first), b = rounded(second);
+    const auto join = [](__m256 low, __m256 high) {
+      const __m256i shifted = _mm256_srli_epi32(_mm256_castps_si256(low), 16);
+      return _mm256_castsi256_ps(_mm256_or_si256(shifted, _mm256_castps_si256(high)));
+    };
+    return {join(a.lo, b.lo), join(a.hi, b.hi)};
+  }
+  static void put_bf16(uint16_t* p, Reg x) { store_bf16(p, x); }
+  static Reg add_pairs(Reg a, Reg b, Reg c) {
+    return fma(first_of(a), first_of(b), fma(second_of(a), second_of(b), c));
+  }
+
+ private:
+  static Reg rounded(Reg x) {
+    uint16_t words[lanes];
+    store_bf16(words, x);
+    return load_bf16(words);
+  }
+  static Reg first_of(Reg pairs) {
+    const auto low = [](__m256 x) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
+    };
+    return {low(pairs.lo), low(pairs.hi)};
+  }
+  static Reg second_of(Reg pairs) {
+    const auto high = [](__m256 x) {
+      return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(-65536)));
+    };
+    return {high(pairs.lo), high(pairs.hi)};
+  }
 };
 
 extern const Isa kAvx2PairIsa;
 const Isa kAvx2PairIsa = make_isa<Avx2Pair>("avx2 pair");
+extern const Bf16Isa kBf16PairIsa;
+const Bf16Isa kBf16PairIsa = make_bf16_isa<Avx2Pair>("bf16 on avx2");
 
 }  // namespace ductile::nn::kernels

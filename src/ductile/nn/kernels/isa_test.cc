@@ -13,6 +13,7 @@ namespace ductile::nn::kernels {
 
 #if defined(__x86_64__)
 extern const Isa kAvx2PairIsa;
+extern const Bf16Isa kBf16PairIsa;
 #endif
 
 namespace {
@@ -99,6 +100,152 @@ TEST_F(IsaTable, TransformsTilesWithTheSameBits) {
       return y;
     });
 }
+
+#if defined(__x86_64__)
+// The emulation against doubles everywhere, and the processor's own products against it.
+class Bf16Table : public IsaTable {
+ protected:
+  template <class F>
+  void expect_same_bf16(const F& f) {
+    const std::vector<float> want = f(kBf16PairIsa);
+    for (const int64_t lanes : {8, 16}) {
+      const Bf16Isa* isa = bf16_isa_for(lanes);
+      if (isa == nullptr) continue;
+      EXPECT_EQ(0, std::memcmp(f(*isa).data(), want.data(), want.size() * sizeof(float)))
+          << isa->name;
+    }
+  }
+
+  static double value_of(const std::vector<float>& pairs, int64_t at) {
+    uint16_t words[2];
+    std::memcpy(words, &pairs[at / 2], sizeof(words));
+    const uint32_t bits = static_cast<uint32_t>(words[at % 2]) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+
+  // bf16 values as pairs: [n, 2].
+  static std::vector<float> pairs(uint64_t seed, int64_t n) {
+    const auto words = stored(normals(seed, 2 * n), Storage::bf16);
+    std::vector<float> out(n);
+    std::memcpy(out.data(), words.data(), words.size());
+    return out;
+  }
+};
+
+TEST_F(Bf16Table, MultipliesPairs) {
+  const int64_t depth = 9;
+  for (const int64_t rows : {1, 12, 29}) {
+    const auto a = pairs(1, rows * depth), b = pairs(2, depth * kChannels);
+    const auto c = normals(3, rows * kChannels);
+    const auto product = [&](const Bf16Isa& isa) {
+      auto out = c;
+      isa.gemm({a.data(), depth, 1, 0, b.data(), kChannels, 0, out.data(), kChannels, rows,
+                kChannels, depth, 1, true});
+      return out;
+    };
+    expect_same_bf16(product);
+    std::vector<double> want(c.begin(), c.end());
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t d = 0; d < 2 * depth; ++d)
+        for (int64_t j = 0; j < kChannels; ++j)
+          want[r * kChannels + j] +=
+              value_of(a, r * 2 * depth + d) * value_of(b, (d / 2 * kChannels + j) * 2 + d % 2);
+    EXPECT_LT(relative_error(product(kBf16PairIsa), want), 1e-6);
+  }
+}
+
+TEST_F(Bf16Table, RoundsAndPairsValues) {
+  const auto first = normals(1, kChannels), second = normals(2, kChannels);
+  const auto words = stored(first, Storage::bf16);
+  for (const bool alone : {false, true}) {
+    const auto both = [&](const Bf16Isa& isa) {
+      std::vector<float> out(3 * kChannels);
+      auto* const values = reinterpret_cast<uint16_t*>(out.data() + kChannels);
+      isa.pair(first.data(), alone ? nullptr : second.data(), out.data(), kChannels);
+      isa.round(first.data(), values, kChannels);
+      isa.pair_values(values, values + 1, out.data() + 2 * kChannels, kChannels - 5);
+      return out;
+    };
+    expect_same_bf16(both);
+    const auto got = both(kBf16PairIsa);
+    EXPECT_EQ(0, std::memcmp(got.data() + kChannels, words.data(), words.size()));
+    const auto x = rounded(first, Storage::bf16), y = rounded(second, Storage::bf16);
+    for (int64_t i = 0; i < kChannels; ++i) {
+      EXPECT_EQ(value_of(got, 2 * i), x[i]);
+      EXPECT_EQ(value_of(got, 2 * i + 1), alone ? 0.0F : y[i]);
+      if (i >= kChannels - 5) continue;
+      EXPECT_EQ(value_of(got, 4 * kChannels + 2 * i), x[i]);
+      EXPECT_EQ(value_of(got, 4 * kChannels + 2 * i + 1), x[i + 1]);
+    }
+  }
+}
+
+// Against the fp32 kernels, rounded.
+TEST_F(Bf16Table, TransformsTilesToPairs) {
+  const int64_t row = 14 * kChannels, n = 3, panel = 16;
+  const auto image = normals(1, 14 * row);
+  const float* tiles[] = {image.data(), image.data() + 4 * row, image.data() + 8 * kChannels};
+  const auto transform = [&](const Bf16Isa& isa, int kind) {
+    std::vector<float> out(36 * n * kChannels);
+    const int64_t stride = n * kChannels;
+    if (kind == 0) isa.winograd_input(tiles, n, row, kChannels, out.data(), stride);
+    if (kind == 1) isa.winograd_input_pairs(tiles, n, row, kChannels, panel, 2, out.data(), stride);
+    if (kind == 2) isa.winograd_grad_pairs(tiles, n, row, kChannels, panel, 2, out.data(), stride);
+    return out;
+  };
+  for (int kind = 0; kind < 3; ++kind) {
+    expect_same_bf16([&](const Bf16Isa& isa) { return transform(isa, kind); });
+    const auto got = transform(kBf16PairIsa, kind);
+    std::vector<float> plain(36 * n * kChannels);
+    const auto f32 = kind == 2 ? base_->winograd_grad : base_->winograd_input;
+    f32(tiles, n, row, kChannels, kChannels, n, plain.data(), n * kChannels);
+    plain = rounded(plain, Storage::bf16);
+    for (int64_t f = 0; f < 36; ++f)
+      for (int64_t t = 0; t < 4; ++t)
+        for (int64_t c = 0; c < kChannels; ++c) {
+          const float want = t < n ? plain[(f * n + t) * kChannels + c] : 0.0F;
+          const int64_t at = kind == 0
+                                 ? t * kChannels + c
+                                 : (c / panel * 2 * panel + t / 2 * panel + c % panel) * 2 + t % 2;
+          if (kind == 0 && t == n) continue;
+          ASSERT_EQ(value_of(got, 2 * f * n * kChannels + at), want) << kind << " " << t;
+        }
+  }
+}
+
+TEST_F(Bf16Table, TransformsFiltersToPairs) {
+  for (const int64_t in : {16, 64}) {
+    const int64_t out = 80 - in;
+    const auto weight = normals(1, in * out * 9);
+    for (const bool turned : {false, true}) {
+      const int64_t rows = turned ? out : in, columns = turned ? in : out;
+      const auto transform = [&](const Bf16Isa& isa) {
+        std::vector<float> u(18 * in * out), work(99 * 64);
+        const auto f = turned ? isa.winograd_filter_rotated : isa.winograd_filter;
+        f(weight.data(), in, out, 0, rows / 2, work.data(), u.data());
+        return u;
+      };
+      expect_same_bf16(transform);
+      const auto got = transform(kBf16PairIsa);
+      std::vector<float> plain(36 * in * out), work(63 * 64);
+      const auto f = turned ? base_->winograd_filter_rotated : base_->winograd_filter;
+      f(weight.data(), in, out, 0, rows, work.data(), plain.data());
+      plain = rounded(plain, Storage::bf16);
+      const int64_t panel = panel_of(columns);
+      for (int64_t k = 0; k < 36; ++k)
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < columns; ++c) {
+            const int64_t panels = c / panel * panel * rows + c % panel;
+            ASSERT_EQ(value_of(got, k * rows * columns + c / panel * panel * rows +
+                                        (r / 2 * panel + c % panel) * 2 + r % 2),
+                      plain[k * rows * columns + panels + r * panel]);
+          }
+    }
+  }
+}
+#endif
 
 TEST_F(IsaTable, NormalisesWithTheSameBits) {
   const int64_t pixels = 77, n = pixels * kChannels;

@@ -64,7 +64,7 @@ struct Face {
                  bool relu) const {
     const int64_t padding = l.w.size(2) / 2;
     if (ours)
-      return ops::conv_bn_act(x, l.w, stride, padding, l.bn, residual,
+      return ops::conv_bn_act(x, l.w.to(type), stride, padding, l.bn, residual,
                               relu ? ops::Activation::relu : ops::Activation::none, true);
     Tensor y = at::conv2d(x, l.w.to(type), {}, {stride, stride}, {padding, padding});
     y = at::batch_norm(y, l.bn.weight, l.bn.bias, l.bn.running_mean, l.bn.running_var, true, 0.1,
@@ -177,11 +177,14 @@ struct Shape {
   bool residual;
 };
 
-Case single(const Shape& s) {
+// Values are of `type` between the operators, on both sides.
+Case single(const Shape& s, at::ScalarType type) {
   const Layer l = layer(s.in, s.out, s.kernel);
   const int64_t out_size = (s.size - 1) / s.stride + 1;
   const auto random = [&](int64_t channels, int64_t side) {
-    return at::randn({s.batch, channels, side, side}).contiguous(at::MemoryFormat::ChannelsLast);
+    return at::randn({s.batch, channels, side, side})
+        .to(type)
+        .contiguous(at::MemoryFormat::ChannelsLast);
   };
   const Tensor x = random(s.in, s.size).requires_grad_(s.in > 3), dz = random(s.out, out_size);
   const Tensor r = s.residual ? random(s.out, out_size).requires_grad_() : Tensor();
@@ -191,13 +194,14 @@ Case single(const Shape& s) {
     if (r.defined()) r.mutable_grad() = Tensor();
     face.conv_bn(x, l, s.stride, r, true).backward(dz);
   };
-  return {fmt::format("{}x{}, batch {}: conv {}x{}/{} {}->{} +BN{}+ReLU", s.size, s.size, s.batch,
-                      s.kernel, s.kernel, s.stride, s.in, s.out, s.residual ? "+add" : ""),
+  return {fmt::format("{}x{}, batch {}: conv {}x{}/{} {}->{} +BN{}+ReLU{}", s.size, s.size, s.batch,
+                      s.kernel, s.kernel, s.stride, s.in, s.out, s.residual ? "+add" : "",
+                      type == at::kFloat ? "" : " bf16"),
           [=] {
-            run({"ours", true, at::kFloat});
+            run({"ours", true, type});
           },
           [=] {
-            run({"aten", false, at::kFloat});
+            run({"aten", false, type});
           }};
 }
 
@@ -235,25 +239,7 @@ Case attention(int64_t heads, int64_t tokens, int64_t width) {
           [=] { run(&ops::matmul); }, [=] { run(&at::matmul); }};
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
-  const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
-  at::set_num_threads(threads);
-  // Its own threads spin between its calls, and would count as ours.
-  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))
-    reinterpret_cast<void (*)(int)>(symbol)(threads);
-  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
-
-  std::vector<Case> cases;
-  cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));
-  cases.push_back(network<ResNet20>("resnet20 bf16 (ATen: f32)", {batch, 3, 32, 32}, at::kBFloat16,
-                                    at::kFloat));
-  cases.push_back(network<Cnn>("cnn f32", {batch, 1, 28, 28}, at::kFloat, at::kFloat));
-  cases.push_back(
-      network<Cnn>("cnn bf16 (ATen: f32)", {batch, 1, 28, 28}, at::kBFloat16, at::kFloat));
+void add_layers(int64_t batch, std::vector<Case>* cases) {
   for (const Shape& shape : {Shape{batch, 3, 16, 32, 3, 1, false},
                              {batch, 16, 16, 32, 3, 1, false},
                              {batch, 16, 16, 32, 3, 1, true},
@@ -273,8 +259,15 @@ int main(int argc, char** argv) {
                              {8, 64, 64, 56, 1, 1, false},
 
                              {8, 1024, 256, 14, 1, 1, false},
-                             {8, 512, 2048, 7, 1, 1, false}})
-    cases.push_back(single(shape));
+                             {8, 512, 2048, 7, 1, 1, false},
+                             // airbench.
+                             {batch, 24, 64, 31, 3, 1, false},
+                             {batch, 64, 64, 15, 3, 1, false},
+                             {batch, 64, 256, 15, 3, 1, false},
+                             {batch, 256, 256, 7, 3, 1, false},
+                             {batch, 256, 256, 3, 3, 1, false}})
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+      cases->push_back(single(shape, type));
   // The heads and layers of the mlp, the cnn, ResNets and the GPT, for whole and divided batches.
   for (const LinearShape& shape : {LinearShape{batch, 784, 256},
                                    {batch / 8, 784, 256},
@@ -287,9 +280,31 @@ int main(int argc, char** argv) {
                                    {4096, 256, 64},
                                    {1024, 768, 3072},
                                    {512, 768, 50257}})
-    cases.push_back(linear(shape));
-  cases.push_back(attention(128, 128, 16));
-  cases.push_back(attention(12, 1024, 64));
+    cases->push_back(linear(shape));
+  cases->push_back(attention(128, 128, 16));
+  cases->push_back(attention(12, 1024, 64));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  const int64_t batch = argc > 3 ? std::atoi(argv[3]) : 128;
+  at::set_num_threads(threads);
+  // Its own threads spin between its calls, and would count as ours.
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))
+    reinterpret_cast<void (*)(int)>(symbol)(threads);
+  if (std::getenv("DUCTILE_BENCH_FREE") == nullptr) ductile::nn::keep_freed_memory();
+
+  std::vector<Case> cases;
+  cases.push_back(network<ResNet20>("resnet20 f32", {batch, 3, 32, 32}, at::kFloat, at::kFloat));
+  cases.push_back(network<ResNet20>("resnet20 bf16 (ATen: f32)", {batch, 3, 32, 32}, at::kBFloat16,
+                                    at::kFloat));
+  cases.push_back(network<Cnn>("cnn f32", {batch, 1, 28, 28}, at::kFloat, at::kFloat));
+  cases.push_back(
+      network<Cnn>("cnn bf16 (ATen: f32)", {batch, 1, 28, 28}, at::kBFloat16, at::kFloat));
+  add_layers(batch, &cases);
 
   std::printf("threads %d, batch %ld, %d rounds; CPU ms, median\n", threads,
               static_cast<long>(batch), rounds);

@@ -7,7 +7,8 @@
 namespace ductile::nn::kernels {
 namespace {
 
-constexpr int64_t kTiles = 64;  // transformed and multiplied together
+constexpr int64_t kTiles = 64;           // transformed and multiplied together
+constexpr int64_t kLeastBf16 = 32 * 32;  // in * out, from which products are most of the work
 
 int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
 
@@ -58,6 +59,25 @@ void tile_targets(void* image0, int64_t n, int64_t height, int64_t width, int64_
       }
 }
 
+// The tables that a layer's two sides use, and the same for bf16 products where these are to be
+// used: then transformed tiles and filters are pairs of bf16.
+struct Tables {
+  const Isa &in, &out;
+  const Bf16Isa *in_bf16, *out_bf16;
+
+  Tables(const ConvShape& s, Storage storage)
+      : in(*isa_for(s.in)), out(*isa_for(s.out)), in_bf16(nullptr), out_bf16(nullptr) {
+    if (storage != Storage::bf16 || s.in * s.out < kLeastBf16) return;
+    in_bf16 = bf16_isa_for(s.in);
+    out_bf16 = bf16_isa_for(s.out);
+  }
+  Tables(const Isa& i, const Isa& o, const Bf16Isa* i_bf16, const Bf16Isa* o_bf16)
+      : in(i), out(o), in_bf16(i_bf16), out_bf16(o_bf16) {}
+  // Of the convolution that makes the inputs' gradient.
+  Tables turned() const { return {out, in, out_bf16, in_bf16}; }
+  int64_t width() const { return in_bf16 != nullptr ? 2 : 1; }  // values in 32 bits
+};
+
 struct TileLists {
   std::vector<const float*> from;
   std::vector<const float*> other;
@@ -65,68 +85,68 @@ struct TileLists {
 };
 
 // Convolves the tiles `from` with the transformed filter u [36, in, out] into the tiles `to`.
-void convolve(const TileLists& lists, int64_t row_in, const float* u, int64_t in, int64_t out,
-              int64_t row_out, Storage storage, float* v, float* m, Moments* moments) {
-  const Isa &in_isa = *isa_for(in), &out_isa = *isa_for(out);
-  const int64_t v_stride = frequency_stride(in), m_stride = frequency_stride(out);
+void convolve(const Tables& tables, const TileLists& lists, int64_t row_in, const float* u,
+              int64_t in, int64_t out, int64_t row_out, Storage storage, float* v, float* m,
+              Moments* moments) {
+  const int64_t depth = in / tables.width();
+  const int64_t v_stride = frequency_stride(depth), m_stride = frequency_stride(out);
   const int64_t total = static_cast<int64_t>(lists.from.size()), panel = panel_of(out);
+  const auto multiply = tables.out_bf16 != nullptr ? tables.out_bf16->gemm : tables.out.gemm;
   for (int64_t t = 0; t < total; t += kTiles) {
     const int64_t n = std::min(kTiles, total - t);
-    in_isa.winograd_input(lists.from.data() + t, n, row_in, in, in, n, v, v_stride);
+    const float* const* from = lists.from.data() + t;
+    if (tables.in_bf16 != nullptr) {
+      tables.in_bf16->winograd_input(from, n, row_in, in, v, v_stride);
+    } else {
+      tables.in.winograd_input(from, n, row_in, in, in, n, v, v_stride);
+    }
     for (int f = 0; f < 36; ++f) {
       Gemm product{v + f * v_stride,
-                   in,
+                   depth,
                    1,
                    0,
-                   u + f * in * out,
+                   u + f * depth * out,
                    panel,
                    0,
                    m + f * m_stride,
                    out,
                    n,
                    out,
-                   in,
+                   depth,
                    1,
                    false};
       product.panel = product.c_panel = panel;
-      product.b_panel = in * panel;
-      out_isa.gemm(product);
+      product.b_panel = depth * panel;
+      multiply(product);
     }
-    out_isa.winograd_output(m, m_stride, n, out, lists.to.data() + t, row_out, storage, moments);
+    tables.out.winograd_output(m, m_stride, n, out, lists.to.data() + t, row_out, storage, moments);
   }
 }
 
 // du [36, in, out] += sum over tiles of transformed input (outer) transformed gradient.
-void accumulate_filter(const TileLists& lists, int64_t row_x, int64_t row_g, int64_t in,
-                       int64_t out, float* v, float* d, float* du) {
-  const Isa &in_isa = *isa_for(in), &out_isa = *isa_for(out);
+void accumulate_filter(const Tables& tables, const TileLists& lists, int64_t row_x, int64_t row_g,
+                       int64_t in, int64_t out, float* v, float* d, float* du) {
+  const int64_t width = tables.width(), most = kTiles / width;
   const int64_t v_stride = frequency_stride(in), d_stride = frequency_stride(out);
   const int64_t total = static_cast<int64_t>(lists.from.size());
   const int64_t rows = panel_of(in), panel = panel_of(out);
+  const bool bf16 = tables.in_bf16 != nullptr;
+  const auto input = bf16 ? tables.in_bf16->winograd_input_pairs : tables.in.winograd_input;
+  const auto grad = bf16 ? tables.out_bf16->winograd_grad_pairs : tables.out.winograd_grad;
+  const auto multiply = bf16 ? tables.out_bf16->gemm : tables.out.gemm;
   for (int64_t t = 0; t < total; t += kTiles) {
     const int64_t n = std::min(kTiles, total - t);
-    in_isa.winograd_input(lists.from.data() + t, n, row_x, in, rows, kTiles, v, v_stride);
-    out_isa.winograd_grad(lists.other.data() + t, n, row_g, out, panel, kTiles, d, d_stride);
+    input(lists.from.data() + t, n, row_x, in, rows, most, v, v_stride);
+    grad(lists.other.data() + t, n, row_g, out, panel, most, d, d_stride);
     for (int f = 0; f < 36; ++f) {
       for (int64_t i = 0; i < in; i += rows) {
-        Gemm product{v + f * v_stride + i * kTiles,
-                     1,
-                     rows,
-                     0,
-                     d + f * d_stride,
-                     panel,
-                     0,
-                     du + f * in * out + i * panel,
-                     panel,
-                     rows,
-                     out,
-                     n,
-                     1,
-                     true};
+        Gemm product{
+            v + f * v_stride + i * most,   1,     rows, 0,   d + f * d_stride,        panel, 0,
+            du + f * in * out + i * panel, panel, rows, out, (n + width - 1) / width, 1,     true};
         product.panel = panel;
-        product.b_panel = kTiles * panel;
+        product.b_panel = most * panel;
         product.c_panel = in * panel;
-        out_isa.gemm(product);
+        multiply(product);
       }
     }
   }
@@ -148,7 +168,7 @@ bool winograd_supported(const ConvShape& s) {
 
 void winograd_forward(const ConvShape& s, const void* x, const float* weight, Storage storage,
                       void* y, float* mean, float* variance) {
-  const Isa &in_isa = *isa_for(s.in), &out_isa = *isa_for(s.out);
+  const Tables tables(s, storage);
   const int64_t oh = s.out_height(), ow = s.out_width();
   const int64_t images = group_images(s), groups = (s.batch + images - 1) / images;
   const Padded pad = padded_for(oh, ow, s.padding, s.in);
@@ -171,7 +191,11 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
     float* padded = local.take(images * pad.floats());
     // The filter's transform needs little memory and ends before m is used.
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < s.in; ++i) out_isa.winograd_filter(weight, s.in, s.out, i, i + 1, m, u);
+    for (int64_t i = 0; i < s.in / tables.width(); ++i) {
+      const auto transform = tables.out_bf16 != nullptr ? tables.out_bf16->winograd_filter
+                                                        : tables.out.winograd_filter;
+      transform(weight, s.in, s.out, i, i + 1, m, u);
+    }
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t g = 0; g < groups; ++g) {
@@ -180,15 +204,15 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
         const char* src = image_at(x, first + i, s.height * s.width * s.in, storage);
         fill_padded(pad, s.height, s.width, padded + i * pad.floats(),
                     [&](int64_t pixel, int64_t count, float* dst) {
-                      in_isa.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
-                                      count * s.in);
+                      tables.in.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
+                                         count * s.in);
                     });
       }
       tile_sources(padded, n, pad, oh, ow, 0, &lists.from);
       tile_targets(image_at(y, first, oh * ow * s.out, storage), n, oh, ow, s.out, storage,
                    &lists.to);
       Moments moments{means + g * s.out, m2s + g * s.out, 0};
-      convolve(lists, pad.row(), u, s.in, s.out, ow * s.out, storage, v, m,
+      convolve(tables, lists, pad.row(), u, s.in, s.out, ow * s.out, storage, v, m,
                mean != nullptr ? &moments : nullptr);
       counts[g] = moments.count;
     }
@@ -198,7 +222,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
 
 void winograd_backward(const ConvShape& s, const void* x, const float* weight,
                        const GradSource& grad, void* dx, float* dw) {
-  const Isa &in_isa = *isa_for(s.in), &out_isa = *isa_for(s.out);
+  const Tables tables(s, grad.storage);
   const int64_t oh = s.out_height(), ow = s.out_width();
   const int64_t images = group_images(s), parts = batch_parts(s);
   const int64_t border = 2 - s.padding;
@@ -224,8 +248,11 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
     float* work = s.in > s.out ? v : d;  // free before and after the loop over the batch
     if (dx != nullptr) {
 #pragma omp for schedule(static)
-      for (int64_t o = 0; o < s.out; ++o)
-        in_isa.winograd_filter_rotated(weight, s.in, s.out, o, o + 1, work, u);
+      for (int64_t o = 0; o < s.out / tables.width(); ++o) {
+        const auto transform = tables.in_bf16 != nullptr ? tables.in_bf16->winograd_filter_rotated
+                                                         : tables.in.winograd_filter_rotated;
+        transform(weight, s.in, s.out, o, o + 1, work, u);
+      }
     }
     TileLists lists;
 #pragma omp for schedule(dynamic, 1)
@@ -237,32 +264,35 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
         for (int64_t i = 0; i < n; ++i)
           fill_padded(pad_g, oh, ow, padded_g + i * pad_g.floats(),
                       [&](int64_t pixel, int64_t count, float* dst) {
-                        out_isa.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out, dst);
+                        tables.out.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out,
+                                             dst);
                       });
         if (dx != nullptr) {
           tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
           tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height,
                        s.width, s.in, grad.storage, &lists.to);
-          convolve(lists, pad_g.row(), u, s.out, s.in, s.width * s.in, grad.storage, d, v, nullptr);
+          convolve(tables.turned(), lists, pad_g.row(), u, s.out, s.in, s.width * s.in,
+                   grad.storage, d, v, nullptr);
         }
         if (dw == nullptr) continue;
         for (int64_t i = 0; i < n; ++i) {
           const char* src = image_at(x, first + i, s.height * s.width * s.in, grad.storage);
           fill_padded(pad_x, s.height, s.width, padded_x + i * pad_x.floats(),
                       [&](int64_t pixel, int64_t count, float* dst) {
-                        in_isa.to_float(src + pixel * s.in * bytes_of(grad.storage), grad.storage,
-                                        dst, count * s.in);
+                        tables.in.to_float(src + pixel * s.in * bytes_of(grad.storage),
+                                           grad.storage, dst, count * s.in);
                       });
         }
         tile_sources(padded_x, n, pad_x, oh, ow, 0, &lists.from);
         tile_sources(padded_g, n, pad_g, oh, ow, border, &lists.other);
-        accumulate_filter(lists, pad_x.row(), pad_g.row(), s.in, s.out, v, d, du + p * filter);
+        accumulate_filter(tables, lists, pad_x.row(), pad_g.row(), s.in, s.out, v, d,
+                          du + p * filter);
       }
     }
     if (dw != nullptr) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < s.in; ++i)
-        out_isa.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
+        tables.out.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
     }
   }
 }

@@ -49,59 +49,71 @@ void winograd_a(const typename V::Reg* y, typename V::Reg* out) {
   out[5] = y[3];
 }
 
+// B' d B of one vector of channels: put(frequency, value) takes the 36 results.
+template <class V, class Put>
+[[gnu::always_inline]] inline void input_tile(const float* src, int64_t row, int64_t channels,
+                                              const Put& put) {
+  typename V::Reg half[6][6];  // [column][row after B']
+#pragma GCC unroll 6
+  for (int j = 0; j < 6; ++j) {
+    typename V::Reg x[6];
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; ++i) x[i] = V::load(src + i * row + j * channels);
+    winograd_bt<V>(x, half[j]);
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < 6; ++i) {
+    const typename V::Reg x[6] = {half[0][i], half[1][i], half[2][i],
+                                  half[3][i], half[4][i], half[5][i]};
+    typename V::Reg y[6];
+    winograd_bt<V>(x, y);
+#pragma GCC unroll 6
+    for (int j = 0; j < 6; ++j) put(6 * i + j, y[j]);
+  }
+}
+
+// A g A', the same way.
+template <class V, class Put>
+[[gnu::always_inline]] inline void grad_tile(const float* src, int64_t row, int64_t channels,
+                                             const Put& put) {
+  typename V::Reg half[4][6];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    typename V::Reg x[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) x[i] = V::load(src + i * row + j * channels);
+    winograd_a<V>(x, half[j]);
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < 6; ++i) {
+    const typename V::Reg x[4] = {half[0][i], half[1][i], half[2][i], half[3][i]};
+    typename V::Reg y[6];
+    winograd_a<V>(x, y);
+#pragma GCC unroll 6
+    for (int j = 0; j < 6; ++j) put(6 * i + j, y[j]);
+  }
+}
+
 template <class V>
 void winograd_input(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
                     int64_t panel, int64_t rows, float* out, int64_t stride) {
-  for (int64_t t = 0; t < n; ++t) {
+  for (int64_t t = 0; t < n; ++t)
     for (int64_t c = 0; c < channels; c += V::lanes) {
-      typename V::Reg half[6][6];  // [column][row after B']
-      const float* src = tiles[t] + c;
-#pragma GCC unroll 6
-      for (int j = 0; j < 6; ++j) {
-        typename V::Reg x[6];
-#pragma GCC unroll 6
-        for (int i = 0; i < 6; ++i) x[i] = V::load(src + i * row + j * channels);
-        winograd_bt<V>(x, half[j]);
-      }
       float* dst = out + c / panel * rows * panel + t * panel + c % panel;
-#pragma GCC unroll 6
-      for (int i = 0; i < 6; ++i) {
-        const typename V::Reg x[6] = {half[0][i], half[1][i], half[2][i],
-                                      half[3][i], half[4][i], half[5][i]};
-        typename V::Reg y[6];
-        winograd_bt<V>(x, y);
-#pragma GCC unroll 6
-        for (int j = 0; j < 6; ++j) V::store(dst + (6 * i + j) * stride, y[j]);
-      }
+      input_tile<V>(tiles[t] + c, row, channels,
+                    [&](int f, typename V::Reg y) { V::store(dst + f * stride, y); });
     }
-  }
 }
 
 template <class V>
 void winograd_grad(const float* const* tiles, int64_t n, int64_t row, int64_t channels,
                    int64_t panel, int64_t rows, float* out, int64_t stride) {
-  for (int64_t t = 0; t < n; ++t) {
+  for (int64_t t = 0; t < n; ++t)
     for (int64_t c = 0; c < channels; c += V::lanes) {
-      typename V::Reg half[4][6];
-      const float* src = tiles[t] + c;
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        typename V::Reg x[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) x[i] = V::load(src + i * row + j * channels);
-        winograd_a<V>(x, half[j]);
-      }
       float* dst = out + c / panel * rows * panel + t * panel + c % panel;
-#pragma GCC unroll 6
-      for (int i = 0; i < 6; ++i) {
-        const typename V::Reg x[4] = {half[0][i], half[1][i], half[2][i], half[3][i]};
-        typename V::Reg y[6];
-        winograd_a<V>(x, y);
-#pragma GCC unroll 6
-        for (int j = 0; j < 6; ++j) V::store(dst + (6 * i + j) * stride, y[j]);
-      }
+      grad_tile<V>(tiles[t] + c, row, channels,
+                   [&](int f, typename V::Reg y) { V::store(dst + f * stride, y); });
     }
-  }
 }
 
 template <class V>
