@@ -1,8 +1,10 @@
 // The graph of a job's model, measured; the worker, which links torch, runs it.
+#include <cerrno>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -48,6 +50,31 @@ void print_operators(Console& console, const json& graph, double samples) {
   console.print("{}", page::table(rows));
 }
 
+// What cannot be written is told before minutes of measuring.
+void check_output(const fs::path& out) {
+  if (out.empty()) fail(ErrorCode::invalid_argument, "--out names no file");
+  const fs::path folder = fs::absolute(out).parent_path();
+  if (!is_folder(folder))
+    fail(ErrorCode::not_found, "--out {}: there is no folder {}; make it, or name another file",
+         out.string(), out.parent_path().string());
+  switch (kind_of(out)) {
+    case FileKind::folder:
+      fail(ErrorCode::conflict, "--out {}: is a folder; name a file", out.string());
+    case FileKind::other:
+      fail(ErrorCode::invalid_argument,
+           "--out {}: is {}, not a file; without --out the graph goes to standard output",
+           out.string(), kind_text(out));
+    case FileKind::none:
+    case FileKind::file:
+      break;
+  }
+  // A file beside it is written and takes its place.
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    fail_errno(
+        fmt::format("--out {}: the folder {} cannot be written to", out.string(), folder.string()),
+        errno);
+}
+
 }  // namespace
 
 ExitCode profile(const ProfileCommand& command, Context& context) {
@@ -59,15 +86,7 @@ ExitCode profile(const ProfileCommand& command, Context& context) {
          "{}: a Python job's model cannot be cut into operators, so it has no profile",
          config.job.python.object);
   config.make_paths_absolute();
-  // What cannot be written is told before minutes of measuring.
-  if (command.out) {
-    const fs::path folder = fs::absolute(*command.out).parent_path();
-    if (!is_folder(folder))
-      fail(ErrorCode::not_found, "--out {}: there is no folder {}; make it, or name another file",
-           command.out->string(), command.out->parent_path().string());
-    if (is_folder(*command.out))
-      fail(ErrorCode::conflict, "--out {}: is a folder; name a file", command.out->string());
-  }
+  if (command.out) check_output(*command.out);
   const TempFolder temporary("ductile-profile");
   const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
   page::ProgressBar bar(STDERR_FILENO);
