@@ -56,6 +56,9 @@ class RankRunner {
   void compute(const StepKind& kind, const Samples* samples, int64_t count, std::span<float> out,
                const Ready& ready);
 
+  // What the next steps carry as figure kBatchOrder, where the job has it (optim/batch_order.h).
+  void set_batch_order(int64_t batch) { batch_order_ = batch; }
+
   bool channels_last() const { return channels_last_; }
   data::LoaderStats loader_stats() const {
     return loader_ ? loader_->stats() : data::LoaderStats();
@@ -100,6 +103,8 @@ class RankRunner {
   std::unique_ptr<data::Loader> loader_;  // none where no hosted stage reads samples
   std::unique_ptr<parallel::BatchGroups> groups_;
   std::vector<comm::LeafRange> parts_;  // of groups_
+
+  int64_t batch_order_ = 0;
 
   // The present step:
   StepKind kind_;

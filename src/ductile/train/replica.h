@@ -79,6 +79,9 @@ class Replica {
   void compute(int64_t count, std::span<float> out, const Ready& ready = {}) {
     runner_.compute(kind_, samples_ ? &*samples_ : nullptr, count, out, ready);
   }
+  // Somebody wishes batches of so many samples (0: nobody). If that may be, the present step says
+  // so to all workers, and the next one obeys. Only for jobs with train.rate_control = "goodput".
+  void wish_batch(int64_t samples);
   // Sums what all workers have computed, and gets everything that apply() needs from them.
   std::span<const float> reduce(parallel::Exchange& exchange);
   // Ends the present step with the sum over all virtual ranks, and lets the rate control choose the
