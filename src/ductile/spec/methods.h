@@ -26,8 +26,8 @@
       "as schedule, and the batch doubles as the measured noise of the gradients permits; the "    \
       "learning rate grows with it (sgd: by AdaScale's gain; others: by the square root)")         \
   ROW("goodput", make_goodput_control,                                                             \
-      "as schedule, and the service chooses the batch with the devices, by what it measures; the " \
-      "learning rate grows with it as under noise; outside a service the batch stays as it is")
+      "as schedule, with the batch that batch.json of the run directory names; the learning rate " \
+      "grows with it as under noise")
 
 namespace ductile::spec {
 
