@@ -58,6 +58,13 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes("--resume")
       ->expected(0, 1)
       ->default_str("100");
+  sub->add_option("--replay", c.replay,
+                  "train anew as this finished run did, with the batches that it records "
+                  "(train.rate_control = \"goodput\"); says whether the result has the same bits")
+      ->option_text("RUN")
+      ->excludes("--resume")
+      ->excludes("job")
+      ->excludes("--set");
   sub->add_option("--workers", c.workers,
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")

@@ -34,6 +34,7 @@ struct TrainCommand {
   std::optional<fs::path> out;     // the run directory itself
   std::optional<fs::path> runs;    // the folder in which one is made
   std::optional<fs::path> resume;  // an existing run directory
+  std::optional<fs::path> replay;  // the same: a new run does what that one recorded
   std::optional<int64_t> workers;  // default: one, or as many as before, or as the hosts take
   std::optional<fs::path> plan;    // a pipeline plan, which the job is to run by
   HostsRequest hosts;

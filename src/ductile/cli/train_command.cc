@@ -241,6 +241,8 @@ void read_job(const TrainCommand& command, Context& context, JobConfig& config) 
   if (command.resume) {
     config.read_saved(run::RunFolder::open(*command.resume).job_file());
     if (command.plan) change_plan(config.job, *command.plan);
+  } else if (command.replay) {
+    config.read_saved(run::RunFolder::open(*command.replay).job_file());
   } else if (command.plan) {
     config.read_data(command.job, context.environment);
     set_plan(config.job, *command.plan);
@@ -251,12 +253,52 @@ void read_job(const TrainCommand& command, Context& context, JobConfig& config) 
   if (command.runs) config.job.runs = command.runs->string();
 }
 
+// A finished run, as another one repeats it.
+struct Original {
+  fs::path run;
+  std::string digest;
+  nlohmann::json batches;  // what was ordered, and after how many updates
+};
+
+Original original_of(const fs::path& run) {
+  const run::RunFolder folder = run::RunFolder::open(run);
+  Original out{folder.path(), "", nlohmann::json::array()};
+  const Json end = last_summary(folder);
+  if (end.is_object()) out.digest = end.value("digest", "");
+  const auto saved = ckpt::list(folder.checkpoints());
+  if (out.digest.empty() || saved.empty())
+    fail(ErrorCode::conflict,
+         "--replay {0}: the run has no result to repeat; let it finish first, with "
+         "`ductile train --resume {0}`, and with checkpoint.at_end = true",
+         run.string());
+  const nlohmann::json state =
+      ckpt::Checkpoint::open(folder.checkpoints(), saved.back().step).state();
+  const nlohmann::json::json_pointer where("/extra/rate_control/values/decisions");
+  if (state.contains(where)) out.batches = state.at(where);
+  return out;
+}
+
+// Whether the new run has the bits of the one that it repeats.
+void compare(const Original& original, const Json& figures, Outcome& outcome, Console& console) {
+  if (outcome.code != kDone) return;
+  const std::string digest = figures.is_object() ? figures.value("digest", "") : "";
+  if (digest == original.digest)
+    return console.say("the same bits as {}: {}", original.run.string(), digest);
+  outcome = {kJobFailed, "failed",
+             fmt::format("the result is not that of {}: its digest is {}, and this one's {}; the "
+                         "data, the program or the kind of processor is another one",
+                         original.run.string(), original.digest, digest),
+             false};
+}
+
 }  // namespace
 
 ExitCode train(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
   read_job(command, context, config);
+  std::optional<Original> original;
+  if (command.replay) original = original_of(*command.replay);
   const server::HostSetup setup = host_setup_of(
       command.hosts, command.resume
                          ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
@@ -271,8 +313,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
     }
     return kDone;
   }
-  if (command.resume && !command.trust)
-    require_trusted(run::RunFolder::open(*command.resume).path());
+  for (const auto& saved : {command.resume, command.replay})
+    if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) program = process::python_worker(program);
   const run::RunFolder folder =
@@ -280,6 +322,9 @@ ExitCode train(const TrainCommand& command, Context& context) {
   // Before anything in the folder is changed.
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
+  if (original && !original->batches.empty())
+    write_file_atomic(folder.batch_file(),
+                      dump_json(nlohmann::json{{"replay", original->batches}}) + "\n");
   if (command.resume) settle_threads(config, console);  // of a version that left it open
   std::optional<std::string> job_before;                // that comes back if the plan is refused
   if (command.resume && command.plan) {
@@ -302,6 +347,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   if (job_before && outcome.code == kUsage) write_file_atomic(folder.job_file(), *job_before);
   const Json figures = last_summary(folder);
   listener.finish();
+  if (original) compare(*original, figures, outcome, console);
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},

@@ -129,10 +129,13 @@ void check_parameters(const OptimizerOptions& o, const Bad& bad) {
 }
 
 void check_noise_control(const JobOptions& job, const Bad& bad) {
-  if (job.train.rate_control != "noise") return;
+  const std::string& control = job.train.rate_control;
+  if (control != "noise" && control != "goodput") return;
   if (job.train.virtual_ranks < 2) {
-    bad("train.rate_control = \"noise\" needs train.virtual_ranks of at least 2: the noise is "
-        "measured by how the gradients of the virtual ranks differ");
+    bad(fmt::format(
+        "train.rate_control = \"{}\" needs train.virtual_ranks of at least 2: the noise "
+        "is measured by how the gradients of the virtual ranks differ",
+        control));
   }
   const int64_t most = job.train.noise.max_batch;
   if (most > 0 && most < job.train.batch_size) {
@@ -150,11 +153,12 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   const bool at_most = o.method == "selective" || o.method == "stale_selective";
   const bool the_same = o.method == "infobatch" || o.method == "graded";
   if (!at_most && !the_same) return;
-  if (o.rate_control == "noise" && o.noise.max_batch != o.batch_size) {
-    bad(
-        fmt::format("train.rate_control = \"noise\" enlarges the batch, and train.method = \"{}\" "
-                    "needs train.batch_size = {} {}; choose another rate control or another method",
-                    o.method, o.batch_size, at_most ? "as the largest one" : "in every step"));
+  if ((o.rate_control == "noise" || o.rate_control == "goodput") &&
+      o.noise.max_batch != o.batch_size) {
+    bad(fmt::format(
+        "train.rate_control = \"{}\" enlarges the batch, and train.method = \"{}\" "
+        "needs train.batch_size = {} {}; choose another rate control or another method",
+        o.rate_control, o.method, o.batch_size, at_most ? "as the largest one" : "in every step"));
   }
   if (!job.tune.online) return;
   for (const int64_t size : job.tune.batch_size) {
@@ -259,6 +263,12 @@ void check_tune(const JobOptions& job, const Bad& bad) {
 }  // namespace
 
 bool is_pipelined(const JobOptions& job) { return job.train.method == "pipelined"; }
+
+bool batch_is_ordered(const JobOptions& job) { return job.train.rate_control == "goodput"; }
+
+int64_t most_batch(const JobOptions& job) {
+  return job.train.noise.max_batch > 0 ? job.train.noise.max_batch : 8 * job.train.batch_size;
+}
 
 int64_t batch_parts(const JobOptions& job) {
   return is_pipelined(job) ? job.train.pipelined.micro_batches : job.train.virtual_ranks;

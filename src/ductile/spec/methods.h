@@ -17,18 +17,27 @@
       "the virtual ranks are stages of the model, through which micro-batches pass")
 
 // What chooses the hyperparameters of each step; optim/rate_control.cc has the makers.
-#define DUCTILE_RATE_CONTROLS(ROW)                                                              \
-  ROW("schedule", make_schedule_control,                                                        \
-      "the learning rate follows [schedule]; the other values stay constant")                   \
-  ROW("lrtuner", make_lrtuner_control,                                                          \
-      "the learning rate is found while training, from probes of the loss along the updates")   \
-  ROW("noise", make_noise_control,                                                              \
-      "as schedule, and the batch doubles as the measured noise of the gradients permits; the " \
-      "learning rate grows with it (sgd: by AdaScale's gain; others: by the square root)")
+#define DUCTILE_RATE_CONTROLS(ROW)                                                                 \
+  ROW("schedule", make_schedule_control,                                                           \
+      "the learning rate follows [schedule]; the other values stay constant")                      \
+  ROW("lrtuner", make_lrtuner_control,                                                             \
+      "the learning rate is found while training, from probes of the loss along the updates")      \
+  ROW("noise", make_noise_control,                                                                 \
+      "as schedule, and the batch doubles as the measured noise of the gradients permits; the "    \
+      "learning rate grows with it (sgd: by AdaScale's gain; others: by the square root)")         \
+  ROW("goodput", make_goodput_control,                                                             \
+      "as schedule, with the batch that batch.json of the run directory names; the learning rate " \
+      "grows with it as under noise")
 
 namespace ductile::spec {
 
 Table<Named> step_methods();
 Table<Named> rate_controls();
+
+struct JobOptions;
+// Whether somebody outside the job chooses its batches (train.rate_control = "goodput"), and the
+// largest one: train.noise.max_batch, or eight times train.batch_size.
+bool batch_is_ordered(const JobOptions& job);
+int64_t most_batch(const JobOptions& job);
 
 }  // namespace ductile::spec

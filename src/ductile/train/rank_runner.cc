@@ -8,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/threads.h"
+#include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/evaluate.h"
@@ -18,7 +19,10 @@ namespace ductile::train {
 class RankRunner::Context final : public RankContext {
  public:
   Context(RankRunner& runner, int64_t rank)
-      : runner_(runner), rank_(rank), figures_(static_cast<size_t>(runner.figures_.size())) {}
+      : runner_(runner), rank_(rank), figures_(static_cast<size_t>(runner.figures_.size())) {
+    if (rank == 0 && runner.batch_order_ > 0)
+      figure(optim::kBatchOrder, static_cast<double>(runner.batch_order_));
+  }
 
   const spec::JobOptions& job() const override { return runner_.job_; }
   const JobState& state() const override { return runner_.state_; }

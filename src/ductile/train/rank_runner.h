@@ -59,6 +59,8 @@ class RankRunner {
   // Computes a virtual rank of the present step of a job with a task, hosted or not, and writes
   // what it contributes into `out` (vector_size() values). Nothing else changes.
   void repeat(const StepKind& kind, int64_t rank, std::span<float> out);
+  // What the next steps carry as figure kBatchOrder, where the job has it (optim/batch_order.h).
+  void set_batch_order(int64_t batch) { batch_order_ = batch; }
 
   bool channels_last() const { return channels_last_; }
   data::LoaderStats loader_stats() const {
@@ -104,6 +106,8 @@ class RankRunner {
   std::unique_ptr<data::Loader> loader_;  // none where no hosted stage reads samples
   std::unique_ptr<parallel::BatchGroups> groups_;
   std::vector<comm::LeafRange> parts_;  // of groups_
+
+  int64_t batch_order_ = 0;
 
   // The present step:
   StepKind kind_;

@@ -10,7 +10,9 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
 #include "ductile/nn/threads.h"
+#include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
+#include "ductile/spec/methods.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
@@ -29,12 +31,18 @@ int copies_of(const spec::JobOptions& job) {
                                    : parallel::kEverywhere;
 }
 
+std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOptions& job) {
+  std::vector<std::string> names = method.figures();
+  if (spec::batch_is_ordered(job)) names.emplace_back(optim::kBatchOrder);
+  return names;
+}
+
 }  // namespace
 
 Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
     : job_(job),
       ingredients_(recipe()),
-      figures_(ingredients_.method->figures(), ingredients_.method->num_shared()),
+      figures_(figures_of(*ingredients_.method, job_), ingredients_.method->num_shared()),
       state_(*ingredients_.model, job_, ingredients_.make_optimizer),
       runner_(job_, ingredients_, state_, figures_),
       shards_(*state_.optimizer, state_.flat.weights(), state_.average.span(), copies_of(job_)) {
@@ -109,6 +117,11 @@ void Replica::choose_hyper() {
          job_.train.rate_control, chosen.batch_size, spec::batch_parts(job_), train_info().size);
   }
   state_.hyper = chosen;
+}
+
+void Replica::wish_batch(int64_t samples) {
+  runner_.set_batch_order(optim::order_of(job_, state_.extra(std::string(kControlPart)).values,
+                                          train_info().size, updates(), samples));
 }
 
 void Replica::begin_step() {
@@ -239,7 +252,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
   const double loss = judgement.verdict.loss;
   for (const auto& [name, value] : judgement.sums) {
     if (name != kSamplesForward && name != kSamplesBackward && name != kLoss &&
-        name != kGradientSquare)
+        name != kGradientSquare && name != optim::kBatchOrder)
       state_.window.sums[name] += value;
   }
   state_.window.sums[std::string(kLoss)] += loss;

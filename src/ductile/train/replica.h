@@ -83,6 +83,9 @@ class Replica {
   // it here and on another worker (or twice, on one that is alone). Throws conflict if the bits
   // differ, and names what does. All workers of the exchange call it.
   void verify(parallel::Exchange& exchange);
+  // Somebody wishes batches of so many samples (0: nobody). If that may be, the present step says
+  // so to all workers, and the next one obeys. Only for jobs with train.rate_control = "goodput".
+  void wish_batch(int64_t samples);
   // Sums what all workers have computed, and gets everything that apply() needs from them.
   std::span<const float> reduce(parallel::Exchange& exchange);
   // Ends the present step with the sum over all virtual ranks, and lets the rate control choose the

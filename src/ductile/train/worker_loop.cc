@@ -24,6 +24,8 @@
 #include "ductile/link/membership_options.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/meters.h"
+#include "ductile/spec/methods.h"
+#include "ductile/train/batch_orders.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
@@ -82,7 +84,8 @@ class WorkerLoop::Impl {
       : input_(input),
         source_(source),
         recipe_(input.recipe ? input.recipe : recipe_of(input.job)),
-        job_name_(link::job_name(input.folder.path())) {}
+        job_name_(link::job_name(input.folder.path())),
+        orders_(input.folder.batch_file()) {}
   void run();
   void give_up(Generation generation);
 
@@ -120,6 +123,7 @@ class WorkerLoop::Impl {
   link::CommandSource& source_;
   const Recipe recipe_;
   const std::string job_name_;
+  BatchOrders orders_;
   std::unique_ptr<Replica> replica_;
   run::CostMeter cost_;                             // of this process
   std::optional<Recorder> recorder_;                // of the leader
@@ -376,6 +380,7 @@ void WorkerLoop::Impl::on(const RunStep& command) {
   enter(command.plan);
   replica_->gather_weights(*exchange_);
   replica_->verify(*exchange_);
+  if (spec::batch_is_ordered(input_.job)) replica_->wish_batch(orders_.wish(replica_->updates()));
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "ductile/base/files.h"
+
+// Batches that are ordered from outside the run (optim/batch_order.h), as a worker finds them.
+namespace ductile::train {
+
+// Reads `batch.json` of a run directory again whenever it has changed: {"batch": 256}, what is
+// wished for from now on, or {"replay": [[40, 256], ...]}, what another run was ordered and when.
+class BatchOrders {
+ public:
+  explicit BatchOrders(fs::path file) : file_(std::move(file)) {}
+
+  // The batch wished for after `updates` updates; 0: none. Throws data_loss for a damaged file.
+  int64_t wish(int64_t updates);
+
+ private:
+  void read();
+
+  fs::path file_;
+  struct Stamp {
+    int64_t inode = 0, seconds = 0, nanoseconds = 0;
+    bool operator==(const Stamp&) const = default;
+  };
+  Stamp seen_;
+  int64_t batch_ = 0;
+  std::map<int64_t, int64_t> replay_;  // by updates
+};
+
+}  // namespace ductile::train
