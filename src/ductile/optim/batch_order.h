@@ -22,8 +22,4 @@ inline constexpr std::string_view kBatchOrder = "batch_order";
 int64_t order_of(const spec::JobOptions& job, const nlohmann::json& memory, int64_t train_size,
                  int64_t updates, int64_t wish);
 
-// What was ordered until now, from the rate control's memory: [[updates, batch], ...], the number
-// of updates done before the first one with this batch. An empty list if there is none.
-nlohmann::json decisions_of(const nlohmann::json& memory);
-
 }  // namespace ductile::optim

@@ -23,6 +23,8 @@ spec::JobOptions job_of() {
   return job;
 }
 
+Json decisions_of(const Json& memory) { return memory.value("decisions", Json::array()); }
+
 TEST(BatchOrderTest, OnlyABatchThatTheJobAllowsIsOrdered) {
   const spec::JobOptions job = job_of();
   const Json fresh = Json::object();

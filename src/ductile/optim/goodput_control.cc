@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <memory>
+#include <string>
 
 #include "ductile/base/json_value.h"
-#include "ductile/noise/noise_scale.h"
 #include "ductile/optim/batch_order.h"
-#include "ductile/optim/rate_control.h"
+#include "ductile/optim/grown_batch_impl.h"
 #include "ductile/spec/methods.h"
 
 namespace ductile::optim {
@@ -19,24 +19,17 @@ int64_t order_of(const spec::JobOptions& job, const nlohmann::json& memory, int6
   return fits && patient && wish != memory.value("batch_size", first) ? wish : 0;
 }
 
-nlohmann::json decisions_of(const nlohmann::json& memory) {
-  const auto found = memory.find("decisions");
-  return found == memory.end() ? nlohmann::json::array() : *found;
-}
-
 namespace {
 
 // The batch is what was ordered last, and all that was ordered is remembered, so that a run can be
-// repeated. The learning rate follows [schedule], times what the larger batch permits.
+// repeated: "decisions" is [[updates, batch], ...], the number of updates done before the first one
+// with this batch.
 class GoodputBatches final : public RateControl {
  public:
-  explicit GoodputBatches(const spec::JobOptions& job)
-      : schedule_(make_schedule_control(job)),
-        first_(job.train.batch_size),
-        sgd_(job.optimizer.name == "sgd") {}
+  explicit GoodputBatches(const spec::JobOptions& job) : grown_(job) {}
 
   Hyper next(const Observed& observed, nlohmann::json& memory) const override {
-    int64_t batch = memory.value("batch_size", first_);
+    int64_t batch = memory.value("batch_size", grown_.first());
     const auto order = observed.figures.find(std::string(kBatchOrder));
     if (order != observed.figures.end() && order->second > 0) {
       batch = static_cast<int64_t>(order->second);
@@ -45,20 +38,11 @@ class GoodputBatches final : public RateControl {
       memory["decisions"].push_back({observed.updates, batch});
     }
     memory["batch_size"] = batch;
-    nlohmann::json none;
-    Hyper hyper = schedule_->next(observed, none);
-    hyper.batch_size = batch;
-    const double scale = static_cast<double>(batch) / static_cast<double>(first_);
-    if (scale > 1 && observed.noise)
-      hyper.lr *=
-          sgd_ ? noise::adascale_factor(*observed.noise, scale) : noise::square_root_factor(scale);
-    return hyper;
+    return grown_.hyper(observed, batch);
   }
 
  private:
-  std::unique_ptr<RateControl> schedule_;
-  int64_t first_;  // batch
-  bool sgd_;
+  GrownBatch grown_;
 };
 
 }  // namespace
