@@ -27,9 +27,6 @@ void visit_optionals(Progress& p, const Visit& visit) {
   visit("lr", p.lr);
   visit("samples_per_second", p.samples_per_second);
   visit("eta_seconds", p.eta_seconds);
-  visit("batch", p.batch);
-  visit("noise_square", p.noise_square);
-  visit("noise_variance", p.noise_variance);
 }
 
 template <class T>

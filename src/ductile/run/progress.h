@@ -31,9 +31,6 @@ struct Progress {
   std::optional<double> samples_per_second;
   std::optional<double> eta_seconds;
   int64_t workers = 1;
-  // The batch of the next step, and what is known of the noise of the gradients: the estimates of
-  // |G|^2 and tr(Sigma), in units of train.batch_size.
-  std::optional<double> batch, noise_square, noise_variance;
 
   bool operator==(const Progress&) const = default;
 };

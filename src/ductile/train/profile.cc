@@ -358,8 +358,6 @@ class Measurement {
 
 }  // namespace
 
-Json ProfileOptions::to_json() const { return {{"shares", shares}, {"rounds", rounds}}; }
-
 ProfileOptions ProfileOptions::from_json(const Json& value) {
   const JsonFields fields(value, "--profile");
   ProfileOptions out;

@@ -17,7 +17,6 @@ struct ProfileOptions {
   std::vector<int64_t> shares;
   int64_t rounds = 7;  // each runs all shares once; medians count
 
-  nlohmann::json to_json() const;
   // Throws invalid_argument.
   static ProfileOptions from_json(const nlohmann::json& value);
 };

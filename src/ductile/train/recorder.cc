@@ -276,11 +276,6 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   p.loss = shown_loss_;
   p.accuracy = shown_accuracy_;
   p.workers = num_workers_;
-  p.batch = static_cast<double>(replica_.state().hyper.batch_size);
-  if (const auto noise = replica_.noise()) {
-    p.noise_square = noise->sqr;
-    p.noise_variance = noise->var;
-  }
   if (replica_.last() && !std::isnan(replica_.last()->accuracy))
     p.eval_accuracy = replica_.last()->accuracy;
   if (throughput_ > 0) {
