@@ -15,6 +15,26 @@
 #include "ductile/train/noise.h"
 
 namespace ductile::train {
+namespace {
+
+// Running statistics that are as they were at the end of the scope, whatever happens in it.
+class StatisticsStay {
+ public:
+  // `before` is the memory in which they wait.
+  StatisticsStay(std::span<float> values, std::vector<float>& before)
+      : values_(values), before_(before) {
+    before_.assign(values_.begin(), values_.end());
+  }
+  StatisticsStay(const StatisticsStay&) = delete;
+  StatisticsStay& operator=(const StatisticsStay&) = delete;
+  ~StatisticsStay() { std::ranges::copy(before_, values_.begin()); }
+
+ private:
+  std::span<float> values_;
+  std::vector<float>& before_;
+};
+
+}  // namespace
 
 class RankRunner::Context final : public RankContext {
  public:
@@ -194,20 +214,13 @@ void RankRunner::repeat(const StepKind& kind, int64_t rank, std::span<float> out
   kind_ = kind;
   samples_ = nullptr;
   const std::span<float> buffers = state_.flat.buffer_values();
-  buffers_before_.assign(buffers.begin(), buffers.end());
-  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
+  const StatisticsStay stay(buffers, buffers_before_);
   const auto gradient_size = static_cast<size_t>(state_.flat.layout().total_size());
-  try {
-    run_rank(rank, [&](int64_t, const at::Tensor& loss, const std::vector<float>& figures) {
-      state_.flat.write_gradients(state_.flat.gradients(loss), out.first(gradient_size));
-      std::ranges::copy(figures, out.last(figures.size()).begin());
-    });
-  } catch (...) {
-    put_back();
-    throw;
-  }
+  run_rank(rank, [&](int64_t, const at::Tensor& loss, const std::vector<float>& figures) {
+    state_.flat.write_gradients(state_.flat.gradients(loss), out.first(gradient_size));
+    std::ranges::copy(figures, out.last(figures.size()).begin());
+  });
   std::ranges::copy(buffers, out.begin() + static_cast<ptrdiff_t>(gradient_size));
-  put_back();
 }
 
 void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Ready& ready) {
@@ -298,24 +311,17 @@ uint64_t RankRunner::step_seed() const {
 void RankRunner::run_stages() {
   prepare_thread();
   const std::span<float> buffers = state_.flat.buffer_values();
-  buffers_before_.assign(buffers.begin(), buffers.end());
-  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
+  const StatisticsStay stay(buffers, buffers_before_);
   std::vector<const data::Batch*> micro_batches(static_cast<size_t>(spec::batch_parts(job_)));
-  try {
-    for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
-      micro_batches[m] = &batch_of(static_cast<int64_t>(m));
-    }
-    for (auto& [rank, part] :
-         stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale())) {
-      contributions_[rank] = {std::move(part.gradients),
-                              std::make_shared<const std::vector<float>>(std::move(part.buffers)),
-                              std::move(part.figures)};
-    }
-  } catch (...) {
-    put_back();
-    throw;
+  for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
+    micro_batches[m] = &batch_of(static_cast<int64_t>(m));
   }
-  put_back();
+  for (auto& [rank, part] :
+       stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale())) {
+    contributions_[rank] = {std::move(part.gradients),
+                            std::make_shared<const std::vector<float>>(std::move(part.buffers)),
+                            std::move(part.figures)};
+  }
   batches_.clear();
 }
 
@@ -358,23 +364,16 @@ void RankRunner::run_part(size_t part, const Backward& backward) {
   }
   const WeightsSwap swap(state_.flat, other, {});
   const std::span<float> buffers = state_.flat.buffer_values();
-  buffers_before_.assign(buffers.begin(), buffers.end());
-  const auto put_back = [&] { std::ranges::copy(buffers_before_, buffers.begin()); };
-  try {
-    // Members of a group run in threads of their own, one at a time; the loader has one consumer.
-    if (ranks.size() > 1 && kind_.update) {
-      for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) batch_of(rank);
-    }
-    groups_->run(part, [&](int64_t rank) { run_rank(rank, backward); });
-  } catch (...) {
-    put_back();
-    throw;
+  const StatisticsStay stay(buffers, buffers_before_);
+  // Members of a group run in threads of their own, one at a time; the loader has one consumer.
+  if (ranks.size() > 1 && kind_.update) {
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) batch_of(rank);
   }
+  groups_->run(part, [&](int64_t rank) { run_rank(rank, backward); });
   const auto after = std::make_shared<const std::vector<float>>(buffers.begin(), buffers.end());
   for (auto& [rank, contribution] : contributions_) {
     if (rank >= ranks.begin && rank < ranks.end) contribution.buffers = after;
   }
-  put_back();
 }
 
 void RankRunner::run_rank(int64_t rank, const Backward& backward) {

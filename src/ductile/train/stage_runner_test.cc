@@ -105,6 +105,17 @@ struct OneRun {
     const auto newest = ckpt::open_latest(folder.checkpoints());
     return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
   }
+  // Where it stopped before, as this job: to `step`, where it is preempted, or to its end.
+  void go_on(const spec::JobOptions& job, int64_t workers, int64_t step, bool to_its_end) const {
+    LocalCluster cluster(folder, job, recipe_of(job));
+    cluster.start(workers);
+    cluster.run_to(step);
+    if (to_its_end) {
+      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    } else {
+      cluster.preempt();
+    }
+  }
   TempFolder place;
   run::RunFolder folder;
 };
@@ -191,15 +202,8 @@ TEST(Stages, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
   for (const auto& stages : plans) {
     job.train.pipelined.stages = stages;
     job.train.shard_optimizer = at != 6;
-    LocalCluster cluster(run.folder, job, recipe_of(job));
-    cluster.start(at == 4 ? 3 : 4);
-    cluster.run_to(at);
+    run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
     at += 2;
-    if (&stages != &plans.back()) {
-      cluster.preempt();
-    } else {
-      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-    }
   }
   const auto newest = ckpt::open_latest(run.folder.checkpoints());
   ASSERT_TRUE(newest.checkpoint);
@@ -276,18 +280,11 @@ TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {
       {"conv1", "pool1 conv2 pool2", "fc1", "fc2"},
       {"conv1 pool1 conv2 pool2 fc1 fc2", "", "", ""},
       {"conv1 pool1", "", "conv2 pool2 fc1", "fc2"}};
-  for (const auto& stages : plans) {  // each goes on where the one before stopped
+  for (const auto& stages : plans) {
     job.train.pipelined.stages = stages;
     if (!stages.empty()) job.train.pipelined.orders.assign(4, at == 4 ? "F3B3W3" : "F3B3");
-    LocalCluster cluster(run.folder, job, recipe_of(job));
-    cluster.start(at / 2);
-    cluster.run_to(at);
+    run.go_on(job, at / 2, at, &stages == &plans.back());
     at += 2;
-    if (&stages != &plans.back()) {
-      cluster.preempt();
-    } else {
-      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-    }
   }
   EXPECT_EQ(run.digest(), alone.digest());
   job.train.pipelined.orders.clear();
