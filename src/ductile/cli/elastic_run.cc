@@ -24,8 +24,7 @@ void check_workers(const spec::JobOptions& job, const server::HostSetup& setup, 
   if (const auto stages = static_cast<int64_t>(job.train.pipelined.stages.size()); stages > 0)
     fail(ErrorCode::invalid_argument,
          "--workers {}: each worker hosts at least one stage, and the plan has {}; use --workers "
-         "{}, "
-         "or make a plan of more stages",
+         "{}, or make a plan of more stages",
          workers, stages, stages);
   fail(
       ErrorCode::invalid_argument,

@@ -41,8 +41,7 @@ void JobConfig::read_python(const std::string& object, const JobRequest& request
   } else if (job.optimizer.name == "python") {
     fail(ErrorCode::invalid_argument,
          "optimizer.name = \"python\", and this job's class has no optimizer(); write one, or name "
-         "one "
-         "of Ductile's rules");
+         "one of Ductile's rules");
   }
   job.python = {object,      interpreter,   arguments,
                 told.source, told.versions, job.python.verify_every};

@@ -468,7 +468,9 @@ void describe(Describer& d, TrainOptions& o) {
   d.section("graded", o.graded, "These options are read by the method graded only.");
   d.section("pipelined", o.pipelined, "These options are read by the method pipelined only.");
   d.section("lrtuner", o.lrtuner, "These options are read by the rate control lrtuner only.");
-  d.section("noise", o.noise, "These options are read by the rate control noise only.");
+  d.section(
+      "noise", o.noise,
+      "These options are read by the rate control noise, and max_batch and patience by goodput.");
 }
 
 void describe(Describer& d, EvalOptions& o) {

@@ -128,14 +128,18 @@ void check_parameters(const OptimizerOptions& o, const Bad& bad) {
   }
 }
 
+// Whether train.noise.max_batch counts.
+bool may_enlarge(const TrainOptions& o) {
+  return o.rate_control == "noise" || o.rate_control == "goodput";
+}
+
 void check_noise_control(const JobOptions& job, const Bad& bad) {
-  const std::string& control = job.train.rate_control;
-  if (control != "noise" && control != "goodput") return;
+  if (!may_enlarge(job.train)) return;
   if (job.train.virtual_ranks < 2) {
     bad(fmt::format(
         "train.rate_control = \"{}\" needs train.virtual_ranks of at least 2: the noise "
         "is measured by how the gradients of the virtual ranks differ",
-        control));
+        job.train.rate_control));
   }
   const int64_t most = job.train.noise.max_batch;
   if (most > 0 && most < job.train.batch_size) {
@@ -153,8 +157,7 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   const bool at_most = o.method == "selective" || o.method == "stale_selective";
   const bool the_same = o.method == "infobatch" || o.method == "graded";
   if (!at_most && !the_same) return;
-  if ((o.rate_control == "noise" || o.rate_control == "goodput") &&
-      o.noise.max_batch != o.batch_size) {
+  if (may_enlarge(o) && o.noise.max_batch != o.batch_size) {
     bad(fmt::format(
         "train.rate_control = \"{}\" enlarges the batch, and train.method = \"{}\" "
         "needs train.batch_size = {} {}; choose another rate control or another method",
@@ -183,8 +186,7 @@ void check_python(const JobOptions& job, const Bad& bad) {
   const bool own_rule = job.optimizer.name == "python";
   if (own_rule && !is_python) {
     bad("optimizer.name = \"python\" is the optimizer() of a Python job, and this is none; name "
-        "one "
-        "of Ductile's rules");
+        "one of Ductile's rules");
   }
   if (!is_python) return;
   const TrainOptions& o = job.train;

@@ -102,8 +102,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
       if (own == nullptr)
         fail(ErrorCode::invalid_argument,
              "optimizer.name = \"python\", and the job's class has no method optimizer(); write "
-             "one, "
-             "or name an update rule of Ductile's");
+             "one, or name an update rule of Ductile's");
       given.make_optimizer = [own, model = given.model.get()](const optim::ParamLayout& layout) {
         return make_own_optimizer(*own, *model, layout);
       };
