@@ -9,6 +9,7 @@
 #         all_verify_interface_header_sets. SOURCES may hold private headers (_impl.h).
 # TESTS   GoogleTest sources, linked into ductile_<name>_test; TEST_LIBS for them alone. What several
 #         tests share lies in a folder testing/, which nothing but tests may include.
+# TEST_DEPS  modules below this one that its tests alone use.
 # ASSETS  .css and .js files, embedded as constants of the module's namespace: charts.js of module
 #         page is ductile::page::kChartsJs, declared by a header of the module.
 # GLUE    the module's own loops are a small part of the time that it takes: it is optimised less (-O1),
@@ -65,14 +66,14 @@ endfunction()
 
 function(ductile_module name)
   cmake_parse_arguments(M "TORCH;GLUE" ""
-    "DEPS;LIBS;PRIVATE_LIBS;HEADERS;SOURCES;ASSETS;TESTS;TEST_LIBS;TEST_ARGS" ${ARGN})
+    "DEPS;LIBS;PRIVATE_LIBS;HEADERS;SOURCES;ASSETS;TESTS;TEST_DEPS;TEST_LIBS;TEST_ARGS" ${ARGN})
   if(M_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "ductile_module(${name}): unknown arguments ${M_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT DEFINED DUCTILE_LAYER_${name})
     message(FATAL_ERROR "ductile_module(${name}): not in the layer table of DuctileModule.cmake")
   endif()
-  foreach(dep IN LISTS M_DEPS)
+  foreach(dep IN LISTS M_DEPS M_TEST_DEPS)
     if(NOT DEFINED DUCTILE_LAYER_${dep} OR NOT DUCTILE_LAYER_${dep} LESS DUCTILE_LAYER_${name})
       message(FATAL_ERROR "ductile_module(${name}): ${dep} is not on a lower layer "
         "(${name} is on ${DUCTILE_LAYER_${name}}, ${dep} on ${DUCTILE_LAYER_${dep}})")
@@ -125,7 +126,7 @@ function(ductile_module name)
   add_custom_command(OUTPUT ${stamp}
     COMMAND ${check} "-DDEPS=${M_DEPS}" "-DFILES=${files}"
       -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
-    COMMAND ${check} "-DDEPS=${M_DEPS}" "-DFILES=${tests}" -DRIGS=TRUE
+    COMMAND ${check} "-DDEPS=${M_DEPS};${M_TEST_DEPS}" "-DFILES=${tests}" -DRIGS=TRUE
       -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
     COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
     DEPENDS ${files} ${tests} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)
@@ -140,7 +141,8 @@ function(ductile_module name)
     if(M_TORCH)
       set(torch TORCH)
     endif()
-    ductile_test(${name}_test ${torch} SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_LIBS})
+    list(TRANSFORM M_TEST_DEPS PREPEND ductile_)
+    ductile_test(${name}_test ${torch} SOURCES ${M_TESTS} LIBS ${target} ${M_TEST_DEPS} ${M_TEST_LIBS})
   endif()
 endfunction()
 
@@ -182,13 +184,18 @@ endfunction()
 
 # ductile_isa_tests(NAME FILTER): these tests of the program ductile_NAME once more for every
 # instruction set that kernels are written for, forced: ours, libtorch's and oneDNN's. A machine that
-# lacks one runs its best.
+# lacks one runs its best; of libtorch this has to be told, which does what it is told without looking.
 function(ductile_isa_tests name filter)
   if(NOT TARGET ductile_${name})
     return()
   endif()
+  set(torch_best avx2)
+  file(STRINGS /proc/cpuinfo processor LIMIT_COUNT 1 REGEX "^flags.* avx512f ")
+  if(processor)
+    set(torch_best avx512)
+  endif()
   get_test_property(${name} ENVIRONMENT environment)
-  foreach(isa "baseline default SSE41" "avx2 avx2 AVX2" "avx512 avx512 AVX512_CORE")
+  foreach(isa "baseline default SSE41" "avx2 avx2 AVX2" "avx512 ${torch_best} AVX512_CORE")
     separate_arguments(isa)
     list(GET isa 0 ours)
     list(GET isa 1 torch)

@@ -3,7 +3,8 @@
     PYTHONPATH=build/release/python python3 bench/python/handover.py [--rounds 9] [--steps 5000]
 
 The engine's thread asks for the loss of a rank, and the main thread answers it from a loop whose body does nothing;
-beside it, alternately, two threads that pass a lock to and fro, which is what Python itself needs."""
+beside it, alternately, the same with Python's locks in place of Turns (python/turns.h), and two threads that pass a
+lock to and fro and do nothing else."""
 
 import argparse
 import _thread
@@ -13,7 +14,33 @@ import time
 
 import torch
 
-from ductile import _loop
+from ductile import _core, _loop
+
+
+class Locks:
+    """Turns (python/turns.h) of Python's own locks: who waits for one wakes once more for the interpreter."""
+
+    def __init__(self):
+        self.asked, self.answered = _thread.allocate_lock(), _thread.allocate_lock()
+        self.asked.acquire()
+        self.answered.acquire()
+        self.ask, self.answer, self.wait_for_question = self.asked.release, self.answered.release, self.asked.acquire
+
+    def ask_and_wait(self):
+        self.asked.release()
+        self.answered.acquire()
+
+    def answer_and_wait(self):
+        self.answered.release()
+        self.asked.acquire()
+
+
+def of_locks(steps, turns=_core.Turns):
+    _core.Turns = Locks
+    try:
+        return of_the_loop(steps)
+    finally:
+        _core.Turns = turns
 
 
 def of_the_loop(steps):
@@ -67,11 +94,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=5000)
     a = parser.parse_args()
-    for run in (of_the_loop, of_python):
+    runs = {"the loop": of_the_loop, "the loop with Python's locks": of_locks, "two locks": of_python}
+    for run in runs.values():
         run(200)
-    rows = {"the loop": [], "two locks": []}
+    rows = {name: [] for name in runs}
     for _ in range(a.rounds):
-        for name, run in zip(rows, (of_the_loop, of_python)):
+        for name, run in runs.items():
             seconds, cpu = run(a.steps)
             seconds.sort()
             rows[name].append((1e6 * seconds[a.steps // 20], 1e6 * seconds[a.steps // 2], 1e6 * cpu / a.steps))

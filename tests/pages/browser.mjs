@@ -44,7 +44,7 @@ export class Browser {
     browser.folder = mkdtempSync(join(tmpdir(), "ductile-browser-"));
     browser.process = spawn(chromium(), ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
       "--remote-debugging-pipe", "--no-first-run", `--user-data-dir=${browser.folder}`, "about:blank"],
-    { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+    { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"], detached: true });
     browser.process.stdio[4].setEncoding("utf8");
     browser.process.stdio[4].on("data", text => browser.#read(text));
     browser.process.on("exit", () => {
@@ -93,10 +93,13 @@ export class Browser {
 
   async stop() {
     const ended = new Promise(done => this.process.on("exit", done));
-    this.process.kill("SIGKILL");
+    process.kill(-this.process.pid, "SIGKILL");  // with its children, which write
     await ended;
-    // Its own children outlive it for a moment, and write.
-    rmSync(this.folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
+    // They outlive it for a moment; a file that one makes behind the removal stops it.
+    await until("the browser's folder is removed", async () => {
+      rmSync(this.folder, { recursive: true, force: true });
+      return true;
+    });
   }
 }
 

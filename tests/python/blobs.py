@@ -83,7 +83,8 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         info, blobs = get_worker_info(), Blobs(self.size, True)
-        return (blobs[i] for i in range(info.id, self.size, info.num_workers))
+        first = info.id + (os.getpid() % 97 if "process" in arguments.fault else 0)
+        return (blobs[i] for i in range(first, self.size, info.num_workers))
 
 
 class Nudged(torch.optim.Adagrad):

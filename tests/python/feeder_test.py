@@ -158,6 +158,29 @@ class Streams(unittest.TestCase):
             for mine, theirs in zip(alone, stream(feeder(Numbers(200), processes), 14), strict=True):
                 self.assertTrue(equal(mine, theirs))
 
+    def test_that_do_not_ask_which_they_are_are_named(self):
+        class ByProcess(IterableDataset):
+            """As scripts do it that know of ranks, and not of the data processes of each."""
+
+            def __init__(self, same=False, drawn=False):
+                self.same, self.drawn = same, drawn
+
+            def __len__(self):
+                return 64
+
+            def __iter__(self):
+                for i in range(int(os.environ.get("RANK", 0)), 64, int(os.environ.get("WORLD_SIZE", 1))):
+                    yield torch.tensor([0.0 if self.same else random.random() if self.drawn else i])
+
+        with self.assertRaises(Error) as caught:
+            Source(ByProcess(), "train.py:Job, train_data", 1, True, 4)
+        self.assertIn("the streams of virtual ranks 0 and 1 begin with the same samples", str(caught.exception))
+        self.assertIn("get_worker_info()", str(caught.exception))
+        # Of one rank, drawn anew for each, all the same: nothing is wrong.
+        Source(ByProcess(), "train_data", 1, True, 1)
+        Source(ByProcess(drawn=True), "train_data", 1, True, 4)
+        Source(ByProcess(same=True), "train_data", 1, True, 4)
+
     def test_are_shared_among_the_ranks_and_differ_by_epoch(self):
         batches = list(stream(feeder(Numbers(192), 0), 12, size=192))
         epochs = [[i for b in part for i in b["indices"]] for part in (batches[:24], batches[24:])]

@@ -16,6 +16,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get("DUCTILE_TEST_PYTHON", "/usr/bin/python3")
 
 
+PATIENCE = 1800 if os.environ.get("DUCTILE_ALL_SIZES") else 300  # seconds, for a run
+
 _quiet = {}  # runs that tests share
 
 
@@ -35,7 +37,7 @@ class Case(unittest.TestCase):
 
     def train(self, name, workers=1, **how):
         done = subprocess.run(self.command("--out", self.out(name), "--workers", str(workers), **how),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + log_of(self.out(name)))
         return json.loads(done.stdout)["result"]
 
@@ -63,7 +65,7 @@ class Case(unittest.TestCase):
         return process
 
     def finished(self, process, name):
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=PATIENCE)
         self.assertEqual(process.returncode, 0, out + err + log_of(self.out(name)))
         return json.loads(out)["result"]
 
@@ -77,7 +79,7 @@ def end(process):
     process.communicate()
 
 
-def wait(condition, what, seconds=120):
+def wait(condition, what, seconds=0.4 * PATIENCE):
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -122,7 +124,7 @@ def processes(*words):
 
 
 def workers_of(run):
-    return [pid for pid in processes("ductile.worker", run) if pid != os.getpid()]
+    return [pid for pid in processes("ductile.worker", "--worker", run) if pid != os.getpid()]
 
 
 def children(pid):

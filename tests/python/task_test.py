@@ -101,7 +101,96 @@ class Buffers(Case):
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
 
 
+class Weights(Case):
+    def test_that_a_loss_changes_are_named(self):
+        def stepped(job, model):
+            F.cross_entropy(model.fc(torch.ones(1, 4)), torch.ones(1, dtype=torch.long)).backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+        late = (0, 5)  # losses before it
+        for change, words, when in (
+                (lambda job, model: setattr(model.fc.weight, "data", model.fc.weight * 0.9), "was given other data", late),
+                (lambda job, model: model.fc.weight.data.clamp_(-0.01, 0.01), "was changed", (0,)),
+                (lambda job, model: torch.nn.init.zeros_(model.fc.weight), "was changed", late), (stepped, "was changed", late)):
+            for before in when:
+                job = Job()
+                task, _ = task_of(job)
+                for _ in range(before):
+                    loss(task)
+                job.change = change
+                self.refused("conflict", lambda: loss(task), f"parameter fc.weight {words} by loss()", "optimizer()")
+        job = Job()
+        task, _ = task_of(job)
+        job.change = lambda job, model: model.fc.weight.data.zero_()
+        self.refused("conflict", lambda: task.evaluate(lambda count: None), "parameter fc.weight was changed by loss()")
+
+    def test_and_modes_are_those_of_the_model_in_each_loss(self):
+        """Whichever ranks a worker has computed before."""
+        seen = []
+
+        def change(job, model):
+            seen.append((model.training, model.bn.training, model.fc.bias.requires_grad))
+            model.eval()
+            model.fc.bias.requires_grad_(False)
+
+        job = Job()
+        task, _ = task_of(job)
+        task.set_training(True)
+        job.change = change
+        loss(task)
+        loss(task, rank=1)
+        task.evaluate(lambda count: None)
+        loss(task)
+        self.assertEqual(seen, [(True, True, True)] * 2 + [(False, False, True)] * 2 + [(True, True, True)])
+
+
+class Helper:
+    pass
+
+
+class Slotted:
+    __slots__ = ("mean",)
+
+
+mean_of_module = None
+
+
 class State(Case):
+    def test_that_is_assigned_anew_elsewhere_is_carried(self):
+        """In another object, one without a dictionary, a module, and a function around a function."""
+        def closed():
+            mean = torch.zeros(3)
+
+            def more():
+                nonlocal mean
+                mean = mean + 1
+
+            return more, lambda: mean
+
+        def add(of):
+            of.mean = of.mean + 1
+
+        def global_add():
+            global mean_of_module
+            mean_of_module = mean_of_module + 1
+
+        global mean_of_module
+        helper, slotted, (more, value) = Helper(), Slotted(), closed()
+        helper.mean, slotted.mean, mean_of_module = torch.zeros(3), torch.zeros(3), torch.zeros(3)
+        for change, get in ((lambda: add(helper), lambda: helper.mean), (lambda: add(slotted), lambda: slotted.mean),
+                            (global_add, lambda: mean_of_module), (more, value)):
+            job, registered = Job(), get()
+            job.state = lambda model: {"mean": registered}
+            task, _ = task_of(job)
+            carried = dict(task.state.tensors)["mean"]
+            job.change = lambda job, model: change()
+            for step in range(1, 3):
+                loss(task)
+                loss(task, rank=1)  # what it makes of it is dropped
+                self.assertEqual(carried.tolist(), [float(step)] * 3)
+            task.state.restore()
+            self.assertEqual((get().tolist(), get() is registered), ([2.0] * 3, True))
+
     def task(self, **registered):
         """A job that registers these, and has them as attributes, too."""
         job = Job()

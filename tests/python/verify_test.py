@@ -1,8 +1,12 @@
 """--verify, and the faults of users' code: each is handled, or named."""
 
+import os
 import unittest
 
 from support import Case
+
+
+long_form = unittest.skipUnless(os.environ.get("DUCTILE_ALL_SIZES"), "in the long form of this test")
 
 
 class Faults(Case):
@@ -20,14 +24,21 @@ class Faults(Case):
     def test_a_generator_without_a_seed_is_named(self):
         self.named("unseeded", "computed twice by two workers, the gradient of parameter conv.weight is not the same")
 
+    @long_form
     def test_a_global_counter_is_named(self):
         self.named("counter", "computed twice by one worker, the gradient of parameter conv.weight", 1)
 
+    @long_form
     def test_an_average_outside_of_the_model_is_named(self):
         self.named("average", "an average or a cache outside of the model and of state()")
 
+    @long_form
     def test_a_set_of_objects_is_named(self):
         self.named("objects", "the order of a set of objects")
+
+    @long_form
+    def test_a_stream_that_goes_by_the_process_is_named(self):
+        self.named("stream,process", "computed twice by two workers")
 
     def test_a_fork_after_threads_is_named(self):
         self.named("fork", "a worker has threads, so it cannot be forked any more", 1, ())
@@ -39,12 +50,15 @@ class Faults(Case):
         checked = self.train(fault, 2, **dict(how, sets=(*how["sets"], "python.verify_every=1")))
         self.assertEqual(checked["digest"], alone["digest"])
 
+    @long_form
     def test_a_set_of_texts_has_one_order(self):
         self.same("texts")
 
+    @long_form
     def test_assigned_buffers_and_registered_state_are_handled(self):
         self.same("reassigned,state,stream")
 
+    @long_form
     def test_tied_weights_and_lazy_modules_are_handled(self):
         self.same("tied,lazy")
 

@@ -29,7 +29,7 @@ def options(steps):
 
 class Scenarios:
     def __init__(self, testbed, ductile, steps=STEPS):
-        self.testbed, self.ductile, self.options = testbed, ductile, options(steps)
+        self.testbed, self.ductile, self.options, self.steps = testbed, ductile, options(steps), steps
         run = pathlib.Path(tempfile.mkdtemp(prefix="alone")) / "run"
         subprocess.run([ductile, "-q", "train", "--out", run, *self.options], check=True, stdout=subprocess.DEVNULL)
         self.digest = digest_of(run)
@@ -150,7 +150,8 @@ class Scenarios:
         self.testbed.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")  # else after 20 s
         self.end(service, job)
         begins = self.generations_after(run, known, before)
-        assert begins and min(begins) >= saved, f"{saved} was saved"
+        if before < self.steps:  # a busy machine may come when all is done
+            assert begins and min(begins) >= saved, f"{saved} was saved"
         self.testbed.slurm("scontrol", "update", f"nodename={node}", "state=resume")
         self.back(node)
 

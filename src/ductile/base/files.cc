@@ -1,5 +1,6 @@
 #include "ductile/base/files.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
@@ -51,7 +52,8 @@ std::string read_text(const fs::path& path, size_t most) {
   std::string text;
   struct stat info {};
   if (::fstat(fd.get(), &info) == 0 && info.st_size > 0) {
-    text.reserve(static_cast<size_t>(info.st_size) + 1);
+    // A file may be said to be of any size, with holes.
+    text.reserve(std::min(static_cast<size_t>(info.st_size), most) + 1);
   }
   char buffer[1 << 16];
   while (true) {

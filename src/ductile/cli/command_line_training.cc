@@ -73,7 +73,8 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
                   "the virtual ranks; a resumed run goes on by it, if it has as many stages and "
                   "micro-batches as the plan before")
-      ->option_text("FILE");
+      ->option_text("FILE")
+      ->excludes("--replay");
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");

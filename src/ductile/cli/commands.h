@@ -269,7 +269,7 @@ struct SimCommand {
   int64_t seeds = 1;
   int64_t seed = 0;
   std::string budget = "none";        // exact, none, or a factor
-  std::string information = "own";    // own, published, full
+  std::string information = "own";    // own, published, full, profiled
   std::optional<double> device_cost;  // default: that of the policy
   double noise = 0;
   bool unique = false;

@@ -11,9 +11,11 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/pipeline_plan.h"
@@ -255,27 +257,61 @@ void read_job(const TrainCommand& command, Context& context, JobConfig& config) 
 
 // A finished run, as another one repeats it.
 struct Original {
-  fs::path run;
+  std::string run;
   std::string digest;
   nlohmann::json batches;  // what was ordered, and after how many updates
 };
 
 Original original_of(const fs::path& run) {
   const run::RunFolder folder = run::RunFolder::open(run);
-  Original out{folder.path(), "", nlohmann::json::array()};
+  Original out{folder.path().string(), "", nlohmann::json::array()};
   const Json end = last_summary(folder);
-  if (end.is_object()) out.digest = end.value("digest", "");
+  const std::string status = end.is_object() ? end.value("status", "") : "";
+  if (status == "done" || status == "target_reached") out.digest = end.value("digest", "");
   const auto saved = ckpt::list(folder.checkpoints());
   if (out.digest.empty() || saved.empty())
     fail(ErrorCode::conflict,
          "--replay {0}: the run has no result to repeat; let it finish first, with "
          "`ductile train --resume {0}`, and with checkpoint.at_end = true",
          run.string());
-  const nlohmann::json state =
-      ckpt::Checkpoint::open(folder.checkpoints(), saved.back().step).state();
+  // The newest one, which knows all that was ordered.
+  const auto newest = ckpt::Checkpoint::open(folder.checkpoints(), saved.front().step);
+  if (ckpt::state_digest(newest) != out.digest)
+    fail(
+        ErrorCode::conflict,
+        "--replay {0}: its newest checkpoint, of step {1}, is not the state that it ended with: it "
+        "goes on, or its files belong to another run; let it finish, with `ductile train --resume "
+        "{0}`, and with checkpoint.at_end = true",
+        run.string(), saved.front().step);
   const nlohmann::json::json_pointer where("/extra/rate_control/values/decisions");
-  if (state.contains(where)) out.batches = state.at(where);
+  if (newest.state().contains(where)) out.batches = newest.state().at(where);
   return out;
+}
+
+// What a run repeats is kept in its folder, for a resumption.
+void keep(const Original& original, const run::RunFolder& folder) {
+  write_file_atomic(folder.replay_file(), dump_json(nlohmann::json{{"run", original.run},
+                                                                   {"digest", original.digest},
+                                                                   {"batches", original.batches}}) +
+                                              "\n");
+  if (!original.batches.empty())
+    write_file_atomic(folder.batch_file(),
+                      dump_json(nlohmann::json{{"replay", original.batches}}) + "\n");
+}
+
+std::optional<Original> kept(const run::RunFolder& folder) {
+  const fs::path file = folder.replay_file();
+  if (kind_of(file) == FileKind::none) return std::nullopt;
+  const nlohmann::json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
+  try {
+    const JsonFields fields(value, file.string());
+    return Original{fields.text("run"), fields.text("digest"), fields.array("batches")};
+  } catch (const Error& error) {
+    fail(ErrorCode::data_loss,
+         "{}; remove the file, and the run goes on without being compared with the one that it "
+         "repeats",
+         error.message());
+  }
 }
 
 // Whether the new run has the bits of the one that it repeats.
@@ -283,11 +319,11 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
   if (outcome.code != kDone) return;
   const std::string digest = figures.is_object() ? figures.value("digest", "") : "";
   if (digest == original.digest)
-    return console.say("the same bits as {}: {}", original.run.string(), digest);
+    return console.say("the same bits as {}: {}", original.run, digest);
   outcome = {kJobFailed, "failed",
              fmt::format("the result is not that of {}: its digest is {}, and this one's {}; the "
                          "data, the program or the kind of processor is another one",
-                         original.run.string(), original.digest, digest),
+                         original.run, original.digest, digest),
              false};
 }
 
@@ -322,9 +358,8 @@ ExitCode train(const TrainCommand& command, Context& context) {
   // Before anything in the folder is changed.
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
-  if (original && !original->batches.empty())
-    write_file_atomic(folder.batch_file(),
-                      dump_json(nlohmann::json{{"replay", original->batches}}) + "\n");
+  if (command.resume) original = kept(folder);
+  if (original) keep(*original, folder);
   if (command.resume) settle_threads(config, console);  // of a version that left it open
   std::optional<std::string> job_before;                // that comes back if the plan is refused
   if (command.resume && command.plan) {

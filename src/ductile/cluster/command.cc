@@ -109,20 +109,32 @@ void write_attempt(const fs::path& run, const Attempt& attempt) {
 }
 
 void write_orders(const fs::path& run, const KeeperOrders& orders) {
-  write_file_atomic(
-      run / "orders.json",
-      dump_json(nlohmann::json{{"attempt", orders.attempt}, {"command", to_json(orders.command)}},
-                1));
+  write_file_atomic(run / "orders.json",
+                    dump_json(nlohmann::json{{"attempt", orders.attempt},
+                                             {"keeper", orders.keeper},
+                                             {"node", orders.node},
+                                             {"withdrawn", orders.withdrawn},
+                                             {"lease", orders.lease},
+                                             {"command", to_json(orders.command)}},
+                              1));
 }
 
-KeeperOrders read_orders(const fs::path& run) {
+std::optional<KeeperOrders> read_orders(const fs::path& run) try {
   const fs::path file = run / "orders.json";
+  if (kind_of(file) == FileKind::none) return std::nullopt;
   const nlohmann::json json = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   const JsonFields fields(json, file.string());
   KeeperOrders out;
   fields.read("attempt", out.attempt);
+  out.keeper = static_cast<uint64_t>(fields.integer("keeper", 1, INT64_MAX));
+  fields.read("node", out.node);
+  fields.read("withdrawn", out.withdrawn);
+  out.lease = fields.number("lease", 0, 1e9);
   out.command = command_of(fields.at("command"));
   return out;
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::invalid_argument) throw;
+  fail(ErrorCode::data_loss, "{}", error.what());
 }
 
 }  // namespace ductile::cluster

@@ -56,22 +56,32 @@ void write_attempt(const fs::path& run, const Attempt& attempt);
 
 // What a keeper is to do: `orders.json`, which the service writes before it starts the keeper.
 struct KeeperOrders {
-  CommandSpec command;  // with the whole of what is added to the environment
-  int64_t attempt = 0;  // the number of the new attempt; 0: only what is left is cleared away
+  CommandSpec command;     // with the whole of what is added to the environment
+  int64_t attempt = 0;     // the number of the new attempt; 0: only what is left is cleared away
+  uint64_t keeper = 0;     // the number of the keeper, from 1, which is never used twice for a run
+  std::string node;        // where it runs
+  bool withdrawn = false;  // nobody has this number: the keeper before it is to end
+  double lease = 0;        // seconds that it may go on without seeing its orders; 0: for ever
 };
 void write_orders(const fs::path& run, const KeeperOrders& orders);
-KeeperOrders read_orders(const fs::path& run);
+// Nothing where there are none yet. Throws data_loss for a damaged file.
+std::optional<KeeperOrders> read_orders(const fs::path& run);
 
 // The whole of a keeper's life (the program ductile-keeper): takes the run's lock, kills what an
 // earlier attempt has left, starts the command in a session of its own and waits for its end; then
 // kills every process that came of it, and writes the attempt's end. SIGTERM: the command gets
 // SIGTERM, and SIGKILL after its grace. SIGQUIT: SIGKILL at once. SIGTERM, SIGQUIT and SIGCHLD are
-// to be blocked. If another attempt was made since the orders were written, nothing is started.
-// Throws conflict if another keeper has the lock.
+// to be blocked. If another attempt was made since the orders were written, or they are of another
+// keeper, nothing is started. Throws conflict if another keeper has the lock.
+//
+// With a lease it looks at its orders each second: if they are another keeper's, or it has not seen
+// them for as long as the lease, it kills all at once. So whoever gives the orders to another one
+// knows that nothing of the command runs once the lease is over, also on a node that nobody can
+// reach.
 //
 // What it cannot end: a process of another user (a set-uid program), and, only if the keeper
 // itself was killed by SIGKILL, a descendant that has taken the fence out of its environment.
-void keep(const fs::path& run);
+void keep(const fs::path& run, uint64_t keeper);
 
 // Kills this user's processes that have the fence in their environment, until none is left. A
 // process that took the number of one of them meanwhile is not touched.

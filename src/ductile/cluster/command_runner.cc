@@ -1,32 +1,31 @@
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
-extern "C" {  // glibc 2.36 forgot to say so
-#include <sys/pidfd.h>
-}
-
-#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
-#include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
-#include "ductile/run/lock.h"
+#include "ductile/server/launcher.h"
 
 namespace ductile::cluster {
 namespace {
 
 using Kind = AttemptEnd::Kind;
 
-constexpr int kLastPatience = 10000;  // ms, for a keeper that kills all at once
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook{500};        // for what nobody tells
+constexpr milliseconds kUnreached{2000};  // for an agent that is just called again
+constexpr double kMargin = 0.2;           // of a lease, for a keeper that is slow to kill
 
 std::string text_of(const AttemptEnd& end) {
   if (end.kind == Kind::exited) return fmt::format("It ended with exit code {}", end.code);
@@ -36,56 +35,64 @@ std::string text_of(const AttemptEnd& end) {
 }
 
 // One attempt at a time, each with a keeper of its own (command_impl.h), which outlives the
-// service.
+// service. A launcher starts keepers as it does workers, on this machine or by the agent of a node.
 class CommandRunner : public JobRunner {
  public:
-  CommandRunner(net::Loop& loop, fs::path keeper, fs::path run, CommandSpec command)
+  CommandRunner(net::Loop& loop, Engine& engine, fs::path run, CommandSpec command, double lease)
       : loop_(loop),
-        keeper_(std::move(keeper)),
         run_(std::move(run)),
-        command_(std::move(command)) {}
-
-  ~CommandRunner() override {
-    if (!pid_fd_) return;
-    tell_keeper(SIGQUIT);
-    pollfd end{pid_fd_.get(), POLLIN, 0};
-    ::poll(&end, 1, kLastPatience);
-    reap();
+        command_(std::move(command)),
+        lease_(lease),
+        launcher_(engine.keepers(run_)) {
+    launcher_->call_when_ready(
+        [this] { soon_ = loop_.after(milliseconds(0), [this] { look(); }); });
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     on_end_ = std::move(on_end);
     devices_ = count(devices);
-    if (adopt()) return;
+    if (!devices.empty()) node_ = devices.front().node;
+    if (devices.size() > 1)
+      fail(ErrorCode::internal, "a command was given devices of {} nodes", devices.size());
+    tick_ = loop_.every(kLook, [this] { look(); });
+    const std::optional<KeeperOrders> orders = read_orders(run_);
     const Attempt last = read_attempt(run_);
-    if (last.end && is_final(last)) return end_soon(end_of(last));
-    if (devices_ == 0 && (last.number == 0 || last.end)) return end_soon({});
-    begin(devices_ == 0 ? 0 : last.number + 1);
+    if (orders) last_keeper_ = orders->keeper;
+    if (!orders || orders->withdrawn || (last.end && last.number >= orders->attempt))
+      return go_on(last);
+    keeper_ = orders->keeper;
+    attempt_ = orders->attempt;
+    at_ = orders->node;
+    state_ = State::sought;
+    place(at_);
+    const control::WorkerId sought[] = {keeper_};
+    launcher_->adopt(sought);
+    look();
   }
 
+  // A command moves by ending in good order, and beginning again elsewhere.
   void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
-    taken(count(devices) == devices_);
+    const bool stays = devices.size() == 1 && devices.front().node == node_;
+    if (!stays && !std::exchange(moving_, true)) preempt();
+    taken(stays && !moving_ && count(devices) == devices_);
   }
 
   void preempt() override {
     stopping_ = true;
-    if (pid_fd_) tell_keeper(SIGTERM);
+    press();
   }
 
   int64_t wanted() const override { return devices_; }
   std::map<std::string, int64_t> used() const override {
     if (devices_ == 0) return {};
-    return {{"", devices_}};  // of the service's own machine
+    return {{node_, devices_}};
   }
   // How far it is nobody knows.
-  JobProgress progress() const override { return {pid_fd_ ? attempt_ : -1, 0, 0}; }
+  JobProgress progress() const override { return {state_ == State::runs ? attempt_ : -1, 0, 0}; }
 
  private:
-  // One that was stopped would neither hear it nor ever end.
-  void tell_keeper(int signal) const {
-    for (const int number : {signal, SIGCONT})
-      ::pidfd_send_signal(pid_fd_.get(), number, nullptr, 0);
-  }
+  // Of its keeper: there is none; it may be on `at_`, which is being asked; it runs there.
+  enum class State { none, sought, runs };
 
   static int64_t count(const std::vector<Holding>& devices) {
     int64_t sum = 0;
@@ -93,97 +100,125 @@ class CommandRunner : public JobRunner {
     return sum;
   }
 
-  // A keeper that an earlier service started. Its number cannot have gone to another process where
-  // that still has the lock's file after it is held by a descriptor.
-  bool adopt() {
-    const auto holder = run::lock_holder(run_);
-    if (!holder) return false;
-    Descriptor fd(::pidfd_open(holder->pid, 0));
-    const auto still = run::lock_holder(run_);
-    if (!fd || !still || still->pid != holder->pid) return false;
-    attempt_ = read_attempt(run_).number;
-    watch(std::move(fd), holder->pid, false);
-    return true;
+  void place(const std::string& node) {
+    const server::HostShare share[] = {{node, 1}};
+    launcher_->place(share);
   }
 
-  // Starts a keeper for this attempt; 0: one that only clears away.
+  // From where nothing of it runs.
+  void go_on(const Attempt& last) {
+    if (last.end && is_final(last)) return end_soon(end_of(last));
+    if (devices_ == 0 && (last.number == 0 || last.end)) return end_soon({});
+    begin(devices_ == 0 ? 0 : last.number + 1);
+  }
+
+  // Starts a keeper for this attempt; 0: one that only clears away, where the last one was.
   void begin(int64_t attempt) {
-    KeeperOrders orders{command_, attempt};
+    if (attempt > 0 || at_.empty()) at_ = node_;
+    KeeperOrders orders{command_, attempt, ++last_keeper_, at_, false, lease_};
     auto& environment = orders.command.environment;
     const auto add = [&](const char* name, const std::string& value) {
       std::erase_if(environment, [&](const auto& pair) { return pair.first == name; });
       environment.emplace_back(name, value);
     };
-    const bool threads = std::ranges::any_of(
-        environment, [](const auto& pair) { return pair.first == "OMP_NUM_THREADS"; });
-    if (!threads) add("OMP_NUM_THREADS", std::to_string(devices_));
     add("DUCTILE_DEVICES", std::to_string(devices_));
     add("DUCTILE_RUN_DIR", run_.string());
     add("DUCTILE_CHECKPOINT_DIR", (run_ / "checkpoints").string());
     add("DUCTILE_RESTART", std::to_string(std::max<int64_t>(0, attempt - 1)));
     write_orders(run_, orders);
-    process::SpawnOptions launch;
-    launch.program = keeper_;
-    launch.arguments = {run_.string()};
-    launch.log = run_ / "worker.log";
-    launch.dies_with_parent = false;
-    sigset_t mask;  // what asks it to end waits until it can
-    sigemptyset(&mask);
-    for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&mask, signal);
-    launch.mask = &mask;
-    const pid_t pid = process::spawn(launch);
+    keeper_ = orders.keeper;
     attempt_ = attempt;
-    Descriptor fd(::pidfd_open(pid, 0));
-    if (!fd) {
-      const int error = errno;
-      ::kill(pid, SIGQUIT);
-      ::waitpid(pid, nullptr, 0);
-      fail_errno("pidfd_open", error);
-    }
-    watch(std::move(fd), pid, true);
-    if (stopping_) preempt();
-  }
-
-  void watch(Descriptor fd, pid_t pid, bool child) {
-    pid_fd_ = std::move(fd);
-    pid_ = pid;
-    child_ = child;
-    end_watch_ = loop_.watch(pid_fd_.get(), net::Interest::read, [this](net::Ready) { look(); });
-  }
-
-  void reap() {
-    siginfo_t info{};
-    if (child_) ::waitid(P_PIDFD, static_cast<id_t>(pid_fd_.get()), &info, WEXITED | WNOHANG);
-  }
-
-  // Its keeper has ended, or the loop called without need.
-  void look() {
-    pollfd end{pid_fd_.get(), POLLIN, 0};
-    if (::poll(&end, 1, 0) <= 0) return;
-    reap();
-    end_watch_.end();
-    pid_fd_.close();
+    server::WorkerStart start;
+    start.worker = keeper_;
+    start.arguments = {"--run", run_.string(), "--worker", std::to_string(keeper_)};
+    start.devices = std::max<int64_t>(1, devices_);
+    place(at_);
     try {
-      const Attempt last = read_attempt(run_);
-      if (attempt_ == 0) return end_soon(last.end && is_final(last) ? end_of(last) : lost());
-      if (last.number < attempt_) return end_soon(not_begun());
-      if (!last.end) return begin(0);
-      end_soon(end_of(last));
-    } catch (const Error&) {
-      end_soon(end_by(std::current_exception()));
+      launcher_->start(start);
+    } catch (const Error& error) {  // its node does not answer now, or has no room for a process
+      state_ = State::none;
+      return end_soon({Phase::queued, fmt::format("It could not begin: {}", error.what()), true});
     }
+    state_ = State::runs;
+    if (stopping_) press();
   }
 
-  RunnerEnd lost() const {
-    if (stopping_ || devices_ == 0) return {};
+  void look() try {
+    for (const server::LauncherEvent& event : launcher_->take()) {
+      if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
+        if (exited->worker == keeper_ && state_ != State::none) over();
+      } else if (const auto* failed = std::get_if<control::LaunchFailed>(&event)) {
+        if (failed->worker != keeper_ || state_ == State::none) continue;
+        state_ = State::none;
+        end_soon({Phase::queued, fmt::format("It could not begin: {}", failed->text), true});
+      }
+    }
+    if (state_ == State::sought) {
+      const server::WorkerPlace place = launcher_->place_of(keeper_);
+      if (place.process != 0 || !place.host.empty()) state_ = State::runs;
+    }
+    if (stopping_) press();
+    if (end_ && launcher_->finished()) tell_end();
+  } catch (const Error&) {
+    end_soon(end_by(std::current_exception()));
+  }
+
+  // Its keeper has ended, or is not there.
+  void over() {
+    const bool sought = std::exchange(state_, State::none) == State::sought;
+    const Attempt last = read_attempt(run_);
+    if (attempt_ == 0) return end_soon(last.end && is_final(last) ? end_of(last) : lost(last));
+    if (last.number < attempt_) return sought ? go_on(last) : end_soon(not_begun());
+    if (!last.end) return begin(0);
+    end_soon(end_of(last));
+  }
+
+  // It is to end. Where its node does not answer for a while its orders are withdrawn, which it
+  // sees in the shared folder; once it must have seen that, or cannot have seen its orders for as
+  // long as its lease, nothing of it runs.
+  void press() {
+    if (state_ == State::none) return;
+    if (launcher_->running() > 0) {
+      unreached_.reset();
+      return launcher_->ask_to_end(keeper_);
+    }
+    if (lease_ <= 0) return;
+    const net::Deadline now = loop_.now();
+    if (!unreached_) unreached_ = now;
+    if (!withdrawn_ && now >= *unreached_ + kUnreached) {
+      write_orders(run_, {command_, attempt_, ++last_keeper_, at_, true, lease_});
+      withdrawn_ = loop_.now();
+    }
+    if (!withdrawn_) return;
+    const auto lease = std::chrono::duration<double>(lease_ * (1 + kMargin));
+    const Attempt last = read_attempt(run_);
+    if (attempt_ > 0 && last.number >= attempt_ && last.end) return over();
+    if (now < *withdrawn_ + std::chrono::ceil<net::Clock::duration>(lease)) return;
+    state_ = State::none;
+    end_soon({Phase::queued,
+              fmt::format("Node {} does not answer; it starts again, elsewhere if need be.", at_)});
+  }
+
+  RunnerEnd stopped() const {
+    if (!moving_) return {};
+    return {Phase::queued, fmt::format("It leaves node {}, and starts again elsewhere.", at_)};
+  }
+
+  RunnerEnd lost(const Attempt& last) const {
+    if (stopping_ || devices_ == 0) return stopped();
+    const std::string why = last.end && !last.end->text.empty() ? ": " + last.end->text : "";
     return {Phase::queued,
-            "Its keeper was killed; what it had started is ended, and it starts again.", true};
+            fmt::format(
+                "Its keeper was killed{}; what it had started is ended, and it starts again.", why),
+            true};
   }
 
   RunnerEnd not_begun() const {
-    if (stopping_) return {};
+    if (stopping_) return stopped();
+    const std::string said = process::log_tail(run_ / "worker.log", 1);
     return {Phase::queued,
-            fmt::format("It could not begin: {}", process::log_tail(run_ / "worker.log", 1)), true};
+            fmt::format("It could not begin: {}", said.empty() ? "its keeper ended at once" : said),
+            true};
   }
 
   // Whether it is not to be started again.
@@ -193,9 +228,9 @@ class CommandRunner : public JobRunner {
     const AttemptEnd& end = *last.end;
     switch (end.kind) {
       case Kind::stopped:
-        return {};
+        return stopped();
       case Kind::lost:
-        return lost();
+        return lost(last);
       case Kind::late:
         return {Phase::failed, fmt::format("It ran for longer than its time limit of {} seconds.",
                                            command_.time_limit)};
@@ -219,38 +254,52 @@ class CommandRunner : public JobRunner {
                                        (run_ / "worker.log").string())};
   }
 
-  // on_end may destroy this object, so nobody is in its functions then.
+  // The launcher is at its end first, so that its destructor waits for nobody.
   void end_soon(RunnerEnd end) {
-    end_timer_ = loop_.after(std::chrono::milliseconds(0), [this, end = std::move(end)] {
-      devices_ = 0;
-      const OnEnd on_end = std::move(on_end_);
-      const RunnerEnd last = end;
-      on_end(last);
+    if (end_) return;
+    end_ = std::move(end);
+    launcher_->finish();
+    soon_ = loop_.after(milliseconds(0), [this] { look(); });
+  }
+
+  // on_end may destroy this object.
+  void tell_end() {
+    if (!on_end_) return;
+    devices_ = 0;
+    tick_.cancel();
+    const OnEnd on_end = std::move(on_end_);
+    const RunnerEnd last = *end_;
+    end_timer_ = loop_.after(milliseconds(0), [on_end, last] {
+      const OnEnd call = on_end;  // this function goes with the object
+      call(last);
     });
   }
 
   net::Loop& loop_;
-  const fs::path keeper_, run_;
+  const fs::path run_;
   const CommandSpec command_;
+  const double lease_;  // seconds; 0: of this machine, where a process is gone or is not
   OnEnd on_end_;
   int64_t devices_ = 0;
+  std::string node_, at_;  // of its devices, and of the present or last keeper
+  State state_ = State::none;
   int64_t attempt_ = 0;  // of the keeper
-  bool stopping_ = false;
-  Descriptor pid_fd_;
-  pid_t pid_ = -1;
-  bool child_ = false;
-  net::Loop::Watch end_watch_;
-  net::Loop::Timer end_timer_;
+  uint64_t keeper_ = 0, last_keeper_ = 0;
+  bool stopping_ = false, moving_ = false;
+  std::optional<net::Deadline> unreached_, withdrawn_;  // since when
+  std::optional<RunnerEnd> end_;
+  net::Loop::Timer tick_, soon_, end_timer_;
+  const std::unique_ptr<server::Launcher> launcher_;  // ends first: it calls until then
 };
 
 }  // namespace
 
-std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
-                                               const fs::path& run, const CommandSpec& command) {
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                               const CommandSpec& command, double lease) {
   std::error_code error;
   fs::create_directories(run / "checkpoints", error);
   if (error) fail_errno(run.string(), error.value());
-  return std::make_unique<CommandRunner>(loop, keeper, run, command);
+  return std::make_unique<CommandRunner>(loop, engine, run, command, lease);
 }
 
 }  // namespace ductile::cluster

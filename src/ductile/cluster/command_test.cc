@@ -6,6 +6,7 @@
 
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/process/spawn.h"
 #include "ductile/sched/policy.h"
@@ -14,22 +15,6 @@ namespace ductile::cluster {
 namespace {
 
 using namespace testing;
-
-std::string text_of(const fs::path& file) { return fs::exists(file) ? read_file(file) : ""; }
-
-int64_t lines_of(const fs::path& file) { return std::ranges::count(text_of(file), '\n'); }
-
-void wait_for_lines(const fs::path& file, int64_t lines) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (lines_of(file) < lines && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(5ms);
-  EXPECT_GE(lines_of(file), lines) << file;
-}
-
-// Says `twice` where another one of its kind, or anything that came of one, is alive.
-std::string alone(const std::string& rest) {
-  return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
-}
 
 TEST(CommandJob, RunsWithWhatItWasPromised) {
   LiveService cluster;

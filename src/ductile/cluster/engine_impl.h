@@ -27,6 +27,9 @@ class Engine {
   // program for these is missing. (Several nodes run none: they are refused when submitted.)
   virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) = 0;
 
+  // The same for the keepers of one command (server::LocalLauncherOptions::keepers).
+  virtual std::unique_ptr<server::Launcher> keepers(const fs::path& run) = 0;
+
   // Why no process can be started on the node now; empty: it can. A node counts as usable only
   // when all that was started there before, and that no job knows any more, is gone.
   virtual std::string trouble(int32_t node) const = 0;
@@ -51,13 +54,14 @@ class Engine {
 };
 
 // This machine, whose cores are shared out as so many devices.
-std::unique_ptr<Engine> make_local_engine(net::Loop& loop, const fs::path& worker, int64_t devices);
+std::unique_ptr<Engine> make_local_engine(net::Loop& loop, const fs::path& worker,
+                                          const fs::path& keeper, int64_t devices);
 
 struct HostsEngineOptions {
-  fs::path folder;           // that all nodes share
-  fs::path program, worker;  // ductile and ductile-worker, under the same paths on all nodes
-  std::string launcher;      // as server::HostSetup has it
-  std::string listen;        // empty: detected
+  fs::path folder;                   // that all nodes share
+  fs::path program, worker, keeper;  // under the same paths on all nodes
+  std::string launcher;              // as server::HostSetup has it
+  std::string listen;                // empty: detected
 };
 // The nodes of a cluster, with an agent on each. Throws invalid_argument where the cluster names no
 // hosts, or a node has more devices than one host takes workers.
@@ -65,8 +69,8 @@ std::unique_ptr<Engine> make_hosts_engine(net::Loop& loop, const spec::Cluster& 
                                           HostsEngineOptions options);
 
 struct SlurmEngineOptions {
-  fs::path folder;           // that all nodes share
-  fs::path program, worker;  // ductile and ductile-worker, under the same paths on all nodes
+  fs::path folder;                   // that all nodes share
+  fs::path program, worker, keeper;  // under the same paths on all nodes
   std::vector<spec::Pool> pools;
   std::string listen;  // the address under which nodes reach this machine; empty: detected
 };

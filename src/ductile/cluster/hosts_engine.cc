@@ -29,6 +29,7 @@ server::AgentsOptions agents_of(const spec::Cluster& cluster, HostsEngineOptions
   out.folder = std::move(options.folder);
   out.program = std::move(options.program);
   out.worker = std::move(options.worker);
+  out.keeper = std::move(options.keeper);
   out.devices = true;
   return out;
 }
@@ -42,6 +43,10 @@ class HostsEngine final : public Engine {
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
     return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
+  }
+  std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
+    return server::make_hosts_launcher(agents_, {run / "worker.log", 0, false, /*keepers=*/true},
+                                       run);
   }
   std::string trouble(int32_t node) const override {
     return agents_->error(static_cast<size_t>(node));

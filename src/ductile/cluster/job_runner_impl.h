@@ -66,10 +66,11 @@ class JobRunner {
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job, std::chrono::seconds alone);
 
-// Any program (command_impl.h): one keeper for each attempt, on the run directory `run`. `keeper`:
-// the program ductile-keeper. Throws unavailable if the directory cannot be made.
-std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, const fs::path& keeper,
-                                               const fs::path& run, const CommandSpec& command);
+// Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
+// directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:
+// it is on this machine. Throws unavailable if the directory cannot be made.
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+                                               const CommandSpec& command, double lease);
 
 class Front;
 

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -21,6 +24,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
+#include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/lock.h"
@@ -36,6 +40,7 @@ using std::chrono::steady_clock;
 using Kind = AttemptEnd::Kind;
 
 constexpr milliseconds kAgain{5};
+constexpr milliseconds kLookout{500};
 constexpr std::string_view kFence = "DUCTILE_FENCE";
 
 fs::path process_folder(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
@@ -194,10 +199,51 @@ pid_t start_command(const CommandSpec& command, const std::string& fence, StartF
   return child;
 }
 
+// Looks each second whether the orders are still those of this keeper, on a thread of its own: a
+// file system that does not answer holds up nobody else, and is told by the time that passes.
+class Lookout {
+ public:
+  Lookout(const fs::path& run, const KeeperOrders& orders)
+      : lease_(std::chrono::ceil<control::Time>(duration<double>(orders.lease))),
+        seen_(std::make_shared<Seen>()) {
+    seen_->last = link::boot_time().count();
+    if (orders.lease <= 0) return;
+    std::thread([run, keeper = orders.keeper, seen = seen_] {
+      for (;; std::this_thread::sleep_for(kLookout)) {
+        const control::Time before = link::boot_time();
+        try {
+          const auto now = read_orders(run);
+          if (now && now->keeper != keeper) seen->replaced = true;
+          if (now) seen->last = before.count();
+        } catch (const std::exception&) {  // they cannot be seen now
+        }
+      }
+    }).detach();
+  }
+  bool watches() const { return lease_.count() > 0; }
+  // Why the command must not go on; empty: it may.
+  std::string trouble() const {
+    if (!watches()) return "";
+    if (seen_->replaced) return "its orders were given to another keeper";
+    if (link::boot_time() - control::Time(seen_->last) <= lease_) return "";
+    return fmt::format("its orders could not be seen for {} s",
+                       std::chrono::duration_cast<std::chrono::seconds>(lease_).count());
+  }
+
+ private:
+  struct Seen {
+    std::atomic<control::Time::rep> last{0};  // when the last look that saw them began
+    std::atomic<bool> replaced{false};
+  };
+  const control::Time lease_;
+  const std::shared_ptr<Seen> seen_;
+};
+
 // Watches one command from its start to its end.
 class Keeping {
  public:
-  explicit Keeping(const CommandSpec& command) : command_(command) {
+  Keeping(const fs::path& run, const KeeperOrders& orders)
+      : command_(orders.command), lookout_(run, orders) {
     sigset_t signals;
     sigemptyset(&signals);
     for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
@@ -221,13 +267,18 @@ class Keeping {
       wait();
       const auto now = steady_clock::now();
       if (!end_.has_value() && now >= limit_) ask_to_end(Kind::late);
+      if (end_ != Kind::lost && !(why_ = lookout_.trouble()).empty()) {
+        ask_to_end(Kind::lost);
+        end_ = Kind::lost;
+        last_ = now;
+      }
       if (now >= last_) {
         last_ = steady_clock::time_point::max();
         ::kill(child_, SIGKILL);  // the others follow when it has ended
       }
     }
     end_descendants();
-    if (end_ && (*end_ == Kind::late || *end_ == Kind::stopped)) return {*end_, 0, 0, ""};
+    if (end_) return {*end_, 0, 0, why_};
     if (WIFSIGNALED(status_)) return {Kind::killed, 0, WTERMSIG(status_), ""};
     return {Kind::exited, WEXITSTATUS(status_), 0, ""};
   }
@@ -250,10 +301,11 @@ class Keeping {
 
   void wait() {
     const auto until = std::min(limit_, last_);
-    int patience = -1;
+    int patience = lookout_.watches() ? static_cast<int>(kLookout.count()) : -1;
     if (until != steady_clock::time_point::max())
-      patience = static_cast<int>(std::clamp<int64_t>(
-          std::chrono::ceil<milliseconds>(until - steady_clock::now()).count(), 0, 3'600'000));
+      patience = static_cast<int>(
+          std::clamp<int64_t>(std::chrono::ceil<milliseconds>(until - steady_clock::now()).count(),
+                              0, lookout_.watches() ? kLookout.count() : 3'600'000));
     pollfd look{signals_.get(), POLLIN, 0};
     ::poll(&look, 1, patience);
     signalfd_siginfo info;
@@ -276,6 +328,8 @@ class Keeping {
   }
 
   const CommandSpec& command_;
+  const Lookout lookout_;
+  std::string why_;  // of its loss
   Descriptor signals_;
   pid_t child_ = -1;
   int status_ = 0;
@@ -284,11 +338,13 @@ class Keeping {
   steady_clock::time_point last_ = steady_clock::time_point::max();   // of its grace
 };
 
-// The end of an attempt is lost to nobody because a disk is full now.
+// The end of an attempt is lost to nobody because a disk is full now. A keeper that could not write
+// for so long that another one has begun has nothing to say any more.
 void write_end(const fs::path& run, const Attempt& attempt) {
   for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     try {
-      return write_attempt(run, attempt);
+      if (read_attempt(run).number <= attempt.number) write_attempt(run, attempt);
+      return;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unavailable) throw;
       if (!std::exchange(said, true)) log_line(fmt::format("{}; trying again", error.what()));
@@ -311,10 +367,12 @@ void end_fenced(const std::string& fence) {
   }
 }
 
-void keep(const fs::path& run) {
+void keep(const fs::path& run, uint64_t keeper) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const run::RunLock lock(run, "command");
-  const KeeperOrders orders = read_orders(run);
+  const std::optional<KeeperOrders> found = read_orders(run);
+  if (!found || found->keeper != keeper || found->withdrawn) return;  // they are another one's
+  const KeeperOrders& orders = *found;
   Attempt attempt = read_attempt(run);
   if (orders.attempt != 0 && attempt.number >= orders.attempt) return;  // ordered twice
   end_fenced(attempt.fence);
@@ -329,7 +387,7 @@ void keep(const fs::path& run) {
   attempt.fence = net::to_hex(net::random_nonce());
   attempt.end.reset();
   write_attempt(run, attempt);
-  attempt.end = Keeping(orders.command).run(attempt.fence);
+  attempt.end = Keeping(run, orders).run(attempt.fence);
   const AttemptEnd& end = *attempt.end;
   if (end.kind == Kind::killed || (end.kind == Kind::exited && end.code != 0)) ++attempt.failures;
   write_end(run, attempt);

@@ -1,7 +1,11 @@
-// ductile-keeper RUN: starts the command of a job and stays with it, so that its whole process tree
-// ends with it, and its end is known to whoever asks later. The service starts it.
+// ductile-keeper --run RUN --worker NUMBER [--host NODE]: starts the command of a job and stays
+// with it, so that its whole process tree ends with it, and its end is known to whoever asks later.
+// The service starts it, or the agent of a node does; both find it by these words.
+#include <charconv>
 #include <csignal>
+#include <cstdint>
 #include <exception>
+#include <string_view>
 
 #include <unistd.h>
 
@@ -16,12 +20,19 @@ int main(int argc, char** argv) {
   for (const int signal : {SIGHUP, SIGPIPE, SIGINT}) std::signal(signal, SIG_IGN);
   std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored, which survives exec
   setsid();                       // a terminal that is closed takes nobody with it
-  if (argc != 2) {
+  const char* run = nullptr;
+  uint64_t number = 0;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view key = argv[i], value = argv[i + 1];
+    if (key == "--run") run = argv[i + 1];
+    if (key == "--worker") std::from_chars(value.data(), value.data() + value.size(), number);
+  }
+  if (run == nullptr || number == 0) {
     ductile::log_line("ductile-keeper is started by the service of `ductile up`");
     return 2;
   }
   try {
-    ductile::cluster::keep(argv[1]);
+    ductile::cluster::keep(run, number);
     return 0;
   } catch (const std::exception& error) {
     ductile::log_line(error.what());

@@ -7,9 +7,10 @@ namespace {
 
 class LocalEngine final : public Engine {
  public:
-  LocalEngine(net::Loop& loop, fs::path worker, int64_t devices)
+  LocalEngine(net::Loop& loop, fs::path worker, fs::path keeper, int64_t devices)
       : loop_(loop),
         worker_(std::move(worker)),
+        keeper_(std::move(keeper)),
         cores_(std::make_shared<server::CorePool>(devices)) {}
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) override {
@@ -18,6 +19,12 @@ class LocalEngine final : public Engine {
     options.cores = cores_;
     return server::make_local_launcher(loop_, std::move(options), run.path());
   }
+  std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
+    server::LocalLauncherOptions options{keeper_, run / "worker.log"};
+    options.keepers = true;
+    options.cores = cores_;
+    return server::make_local_launcher(loop_, std::move(options), run);
+  }
   std::string trouble(int32_t) const override { return ""; }
   void call_on_change(std::function<void()>) override {}
   int64_t nodes() const override { return 1; }
@@ -25,15 +32,15 @@ class LocalEngine final : public Engine {
 
  private:
   net::Loop& loop_;
-  const fs::path worker_;
+  const fs::path worker_, keeper_;
   const std::shared_ptr<server::CorePool> cores_;
 };
 
 }  // namespace
 
 std::unique_ptr<Engine> make_local_engine(net::Loop& loop, const fs::path& worker,
-                                          int64_t devices) {
-  return std::make_unique<LocalEngine>(loop, worker, devices);
+                                          const fs::path& keeper, int64_t devices) {
+  return std::make_unique<LocalEngine>(loop, worker, keeper, devices);
 }
 
 }  // namespace ductile::cluster

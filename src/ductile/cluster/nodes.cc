@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -43,6 +44,12 @@ int64_t Nodes::devices() const {
   int64_t sum = 0;
   for (const Node& node : nodes_) sum += node.record.devices;
   return sum;
+}
+
+int64_t Nodes::most_devices() const {
+  int64_t most = 0;
+  for (const Node& node : nodes_) most = std::max(most, node.record.devices);
+  return most;
 }
 
 int32_t Nodes::find(std::string_view name) const {

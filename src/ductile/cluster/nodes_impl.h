@@ -25,7 +25,8 @@ class Nodes {
         double grace);
 
   int32_t count() const { return static_cast<int32_t>(nodes_.size()); }
-  int64_t devices() const;  // of all
+  int64_t devices() const;       // of all
+  int64_t most_devices() const;  // of the largest
   int64_t devices(int32_t node) const { return at(node).record.devices; }
   const std::string& name(int32_t node) const { return at(node).record.node; }
   int32_t find(std::string_view name) const;  // -1: there is none

@@ -13,7 +13,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
-#include "ductile/cluster/testing/live_service.h"
+#include "ductile/cluster/testing/live_nodes.h"
 #include "ductile/sched/policy.h"
 #include "ductile/spec/cluster.h"
 
@@ -21,47 +21,6 @@ namespace ductile::cluster {
 namespace {
 
 using namespace testing;
-
-spec::Cluster nodes_named(const std::vector<std::string>& names, int64_t devices) {
-  spec::NodeGroup group;
-  group.type = "cpu";
-  group.devices = devices;
-  group.hosts = names;
-  group.count = static_cast<int64_t>(names.size());
-  return {{group}, {}};
-}
-
-auto on_nodes(std::vector<std::string> names, int64_t devices, double grace = 30) {
-  return [names = std::move(names), devices, grace](ServiceOptions& options) {
-    options.cluster = nodes_named(names, devices);
-    options.launcher = "env NODE={host}";
-    options.listen = "127.0.0.1";
-    options.program = DUCTILE_TEST_WORKER;
-    options.grace = grace;
-  };
-}
-
-Json node_of(LiveService& service, const std::string& name) {
-  const Json answer = service.get("/v1/nodes");
-  if (!answer.is_null())
-    for (const Json& node : answer.at("nodes"))
-      if (node.at("node") == name) return node;
-  return Json::object();  // not yet
-}
-
-void wait_for_node(LiveService& service, const std::string& name, const std::string& state) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (node_of(service, name).value("state", "") != state) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << service.get("/v1/nodes");
-    std::this_thread::sleep_for(5ms);
-  }
-}
-
-std::set<std::string> nodes_of(const Json& job) {
-  std::set<std::string> out;
-  for (const auto& [node, devices] : job.at("holdings").items()) out.insert(node);
-  return out;
-}
 
 TEST(Nodes, JobsRunOnAllOfThem) {
   LiveService service(on_nodes({"one", "two"}, 1));

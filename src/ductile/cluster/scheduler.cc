@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/noise/noise_scale.h"
 #include "ductile/sched/queueing.h"
 
 namespace ductile::cluster {
@@ -14,22 +15,27 @@ namespace {
 
 // How much of an estimate the newest pause is: of the job's own ones, and of those of all jobs.
 constexpr double kOwnShare = 0.5, kSharedShare = 0.2;
+constexpr int kOthersTurn = 3;
 // Until a service's rate is measured: requests that one replica answers within the target.
 constexpr double kFirstRate = 10;
 
 sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
   sched::AgentFacts out;
   out.application = demand.application;
-  // The batch is the job's own: its bits depend on it.
+  // The batch is the job's own, since its bits depend on it, unless the job records what is
+  // ordered.
   const bool rigid = demand.rigid || demand.target;
-  out.scaling = rigid ? sched::Scaling::rigid : sched::Scaling::strong;
+  const int32_t most = rigid ? demand.batch : std::max(demand.batch, demand.most_batch);
+  out.scaling = rigid                  ? sched::Scaling::rigid
+                : most == demand.batch ? sched::Scaling::strong
+                                       : sched::Scaling::adaptive;
   out.requested_replicas = demand.min_devices;
   out.requested_batch = demand.batch;
   out.most_devices = demand.max_devices;
   for (const std::string& type : cluster.types) {
     sched::AgentType known;
     known.name = type;
-    known.limits = {demand.batch, demand.batch, 1, demand.batch};
+    known.limits = {demand.batch, most, 1, most};
     // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
     // it gets nowhere.
     if (rigid) known.unit_rate = 1;
@@ -137,6 +143,9 @@ void Scheduler::add(const JobDemand& demand) {
   view.min_devices = demand.min_devices;
   view.max_devices = demand.max_devices;
   job.total_steps = static_cast<double>(demand.total_steps);
+  job.batch_parts = demand.batch_parts;
+  job.one_node = demand.one_node;
+  job.batch = demand.batch;
   if (demand.target) {
     view.service.emplace();
     view.service->target = *demand.target;
@@ -173,7 +182,15 @@ bool Scheduler::served(JobId id, const ServiceLoad& load) {
 
 void Scheduler::remove(JobId id, bool ended) {
   if (!ended) policy_->forget(id);
+  scattered_.erase(id);
   jobs_.erase(id);
+}
+
+// As far as the policy uses it.
+int32_t Scheduler::most_batch(const Job& job) {
+  const sched::AgentFacts& facts = job.agent->facts();
+  return job.agent->scaling() == sched::Scaling::adaptive ? facts.types.front().limits.max_batch
+                                                          : facts.requested_batch;
 }
 
 void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
@@ -186,10 +203,10 @@ void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
     view.requested_devices = view.min_devices = least;
     view.max_devices = most;
   }
-  const int32_t batch = job.agent->facts().requested_batch;
   for (sched::TypeModel& type : view.types)
     if (!view.service)
-      type.max_useful = view.scaling == sched::Scaling::rigid ? least : std::min(batch, most);
+      type.max_useful =
+          view.scaling == sched::Scaling::rigid ? least : std::min(most_batch(job), most);
   if (!job.granted || job.granted->empty()) return;
   const int32_t coming = sched::device_count(*job.granted);
   if (coming < least || coming > most) job.granted.reset();
@@ -231,6 +248,44 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
   return views;
 }
 
+// Policies place jobs across nodes. One that has to be on a single node, and was given parts of
+// several when it was looked at last, would otherwise have these kept free for it for nothing.
+std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobView> views) {
+  std::erase_if(views, [&](const sched::JobView& view) {
+    const auto found = scattered_.find(view.id);
+    if (found == scattered_.end()) return false;
+    if (view.allocation.empty() && found->second-- > 0) return true;
+    scattered_.erase(found);
+    return false;
+  });
+  return views;
+}
+
+// Moves what it was given to a node that has room for all of it beside everything else.
+void Scheduler::keep_on_one_node(const sched::Round& round, sched::Decisions& decisions) {
+  std::map<int32_t, int32_t> used = used_after(round, decisions);
+  for (sched::Decision& change : decisions.changes) {
+    const Job& job = jobs_.at(change.job);
+    if (!job.one_node || change.allocation.size() < 2) continue;
+    const int32_t devices = sched::device_count(change.allocation);
+    for (const sched::NodeShare& share : change.allocation) used[share.node] -= share.devices;
+    int32_t best = -1;  // the one on which the least is left
+    for (int32_t node = 0; node < static_cast<int32_t>(cluster_.node_up.size()); ++node) {
+      const int32_t left = round.cluster.usable(node) - used[node] - devices;
+      if (left < 0) continue;
+      if (best < 0 || left < round.cluster.usable(best) - used[best] - devices) best = node;
+    }
+    change.allocation.clear();
+    if (best >= 0) {
+      change.allocation = {{best, devices}};
+      used[best] += devices;
+    } else {
+      change.reason = fmt::format("waits for {} devices on one node", devices);
+      scattered_[change.job] = kOthersTurn;
+    }
+  }
+}
+
 void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
@@ -258,7 +313,7 @@ void Scheduler::measured(JobId id, double samples_per_second) {
   const sched::Allocation& held = job.view.allocation;
   if (held.empty() || !(samples_per_second > 0) || !std::isfinite(samples_per_second)) return;
   const int32_t devices = sched::device_count(held);
-  const double batch = job.agent->facts().requested_batch;
+  const auto batch = static_cast<double>(job.batch);
   sched::StepSample sample;
   sample.nodes = static_cast<int32_t>(held.size());
   sample.replicas = devices;
@@ -270,6 +325,32 @@ void Scheduler::measured(JobId id, double samples_per_second) {
       job.rate_of_one > 0 ? batch / devices / job.rate_of_one : sample.step_seconds;
   sample.gradient_seconds = std::min(gradient, sample.step_seconds);
   job.agent->observe(cluster_.node_type[static_cast<size_t>(held.front().node)], sample);
+}
+
+void Scheduler::trains_with(JobId id, int64_t batch, std::optional<double> noise_scale) {
+  Job& job = jobs_.at(id);
+  if (batch >= 1 && batch <= most_batch(job)) job.batch = batch;
+  // The unit of the estimates is of no consequence: only their ratio counts.
+  if (noise_scale && std::isfinite(*noise_scale))
+    job.agent->observe(sched::GradientNoise{1, *noise_scale / job.agent->facts().requested_batch});
+}
+
+int64_t Scheduler::best_batch(JobId id) {
+  Job& job = jobs_.at(id);
+  const sched::Allocation& held = job.view.allocation;
+  if (job.agent->scaling() != sched::Scaling::adaptive || held.empty() || !job.agent->noise())
+    return 0;
+  job.agent->models(job.view);
+  const int32_t type = cluster_.node_type[static_cast<size_t>(held.front().node)];
+  const sched::TypeModel& model = job.view.types[static_cast<size_t>(type)];
+  if (!model.fitted && !model.steps) return 0;
+  const int32_t devices = sched::device_count(held);
+  const sched::BatchChoice choice =
+      job.agent->choose_batch({type, static_cast<int32_t>(held.size()), devices, 0});
+  const int64_t whole = int64_t{choice.local_batch} * (choice.accumulation + 1) * devices;
+  const int64_t parts = job.batch_parts;
+  return std::clamp<int64_t>(whole, job.agent->facts().requested_batch, most_batch(job)) / parts *
+         parts;
 }
 
 void Scheduler::progress(JobId id, int64_t steps, int64_t total_steps) {
@@ -326,12 +407,16 @@ std::vector<Allotment> Scheduler::decide(double now) {
         sched::device_count(job.view.allocation) * std::max(0.0, now - job.accounted);
     job.accounted = std::max(job.accounted, now);
     job.agent->models(job.view);
-    if (job.total_steps > 0)
-      job.view.remaining = job.view.remaining_steps =
-          std::max(0.0, job.total_steps - job.view.progress);
+    if (job.total_steps > 0) {
+      const double left = std::max(0.0, job.total_steps - job.view.progress);
+      const double scale = static_cast<double>(job.batch) / job.agent->facts().requested_batch;
+      job.view.remaining_steps = left * scale;
+      job.view.remaining =
+          left * (job.agent->noise() ? noise::gain(*job.agent->noise(), scale) : scale);
+    }
     views.push_back(view_of(job, now));
   }
-  views = within_quotas(std::move(views));
+  views = that_fit_a_node(within_quotas(std::move(views)));
   for (sched::JobView& view : views) {
     if (!view.service) continue;
     if (!policy_->traits().serves)
@@ -342,6 +427,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);
+  keep_on_one_node(round, decisions);
   keep_what_nobody_takes(round, decisions);
   sched::check_decisions(round, decisions);
   std::map<JobId, Allotment> out;
@@ -375,6 +461,8 @@ bool Scheduler::nothing_runs() const {
 }
 
 std::string Scheduler::why(JobId id) const {
+  if (scattered_.contains(id))
+    return fmt::format("waits for {} devices on one node", jobs_.at(id).view.min_devices);
   return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
 }
 
@@ -387,7 +475,7 @@ std::vector<double> Scheduler::modelled_speeds(JobId id) const {
   const auto node = static_cast<size_t>(view.allocation.front().node);
   const sched::TypeModel& model = view.types.at(static_cast<size_t>(cluster_.node_type[node]));
   if (!model.fitted && !model.steps) return out;
-  const double batch = job.agent->facts().requested_batch;
+  const auto batch = static_cast<double>(job.batch);
   for (int32_t n = 1; n <= view.max_devices; ++n) {
     const double local = std::ceil(batch / n);
     const double seconds =

@@ -25,9 +25,12 @@ struct JobDemand {
   double arrival = 0;       // seconds of the clock of decide()
   sched::Tier tier = sched::Tier::standard;
   int32_t team = 0;
-  bool rigid = false;  // it runs on min_devices or not at all
+  bool rigid = false;     // it runs on min_devices or not at all
+  bool one_node = false;  // its devices are on one node
   int32_t min_devices = 1, max_devices = 1;
-  int32_t batch = 1;        // samples of a step, over all devices; it stays as it is
+  int32_t batch = 1;        // samples of a step, over all devices
+  int32_t most_batch = 0;   // up to which another one may be ordered; 0: it stays as it is
+  int32_t batch_parts = 1;  // an ordered one is a whole number of samples for each
   int64_t total_steps = 0;  // as far as its options say; 0: its workers will
   // Of an inference service: seconds within which its requests are to be answered. It has one
   // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
@@ -68,6 +71,9 @@ class Scheduler {
   // What its workers say: how many samples they take per second together, and how far they are.
   // Absurd values change nothing.
   void measured(JobId job, double samples_per_second);
+  // What they say of the batch that they train with now, and of the noise scale of their gradients,
+  // in samples (noise_scale.h).
+  void trains_with(JobId job, int64_t batch, std::optional<double> noise_scale);
   void progress(JobId job, int64_t steps, int64_t total_steps);
   // For how many seconds it stood still at a start or a change of what it holds. Policies weigh
   // changes by it: by the job's own ones, and before its first one by those of all jobs.
@@ -86,6 +92,9 @@ class Scheduler {
   // Until a pause of any job was measured, and the longest that is believed: more is something
   // else, as a debugger.
   static constexpr double kFirstPause = 3, kLongestPause = 600;
+  // The batch with the best goodput on what the job holds; 0: its batch stays as it is, the policy
+  // does not use that, or too little was measured yet.
+  int64_t best_batch(JobId job);
   // What the job was granted and does not hold yet; empty: it is to give up all that it holds.
   std::optional<spec::Allocation> on_its_way(JobId job) const;
   // Nothing more will come of that.
@@ -118,14 +127,20 @@ class Scheduler {
     std::optional<spec::Allocation> held_before;  // restored: it may have held it all along
     double accounted = 0;                         // until when attained_service is counted
     double total_steps = 0;
+    int32_t batch_parts = 1;
+    bool one_node = false;
+    int64_t batch = 0;       // that it trains with now
     double rate_of_one = 0;  // samples per second that one device was seen to take
     double pause = 0;        // as `pause_` below, of its own; 0: none was measured
   };
 
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
+  static int32_t most_batch(const Job& job);
   void restore_job(const nlohmann::json& item);
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
+  std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views);
+  void keep_on_one_node(const sched::Round& round, sched::Decisions& decisions);
 
   const double interval_;
   const std::string policy_name_;
@@ -136,6 +151,9 @@ class Scheduler {
   std::map<JobId, Job> jobs_;
   double pause_;  // seconds that a start or a change costs a job: late ones count more
   std::set<JobId> over_quota_;  // were kept from the policy in the last decision
+  // No node had room for these, although the cluster had: for so many more decisions others may
+  // have that room.
+  std::map<JobId, int> scattered_;
 };
 
 }  // namespace ductile::cluster

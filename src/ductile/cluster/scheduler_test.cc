@@ -1,9 +1,11 @@
 #include "ductile/cluster/scheduler.h"
 
+#include <cmath>
 #include <map>
 
 #include <gtest/gtest.h>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/service_spec_impl.h"
 
@@ -52,6 +54,70 @@ TEST(Scheduler, AJobThatIsAloneKeepsItsDevicesUnderEachPolicy) {
       }
     }
   }
+}
+
+// Steps that take 1 s and 1 ms for each sample, on one device.
+double speed_of(int64_t batch) {
+  return static_cast<double>(batch) / (1 + 0.001 * static_cast<double>(batch));
+}
+
+// The batch that is ordered in the end, where all that is ordered is obeyed.
+int64_t ordered_at_last(const std::string& policy, JobDemand demand, double noise_scale) {
+  Scheduler scheduler(one_machine(1), policy, kInterval);
+  scheduler.add(demand);
+  int64_t batch = demand.batch;
+  for (int round = 0; round < 30; ++round) {
+    const double now = round * kInterval;
+    for (const Allotment& a : scheduler.decide(now)) scheduler.holds(a.job, a.allocation, now);
+    EXPECT_EQ(round == 0 ? scheduler.best_batch(1) : 0, 0) << "nothing was measured";
+    scheduler.trains_with(1, batch, noise_scale);
+    scheduler.measured(1, speed_of(batch));
+    scheduler.progress(1, round, 1000);
+    const int64_t best = scheduler.best_batch(1);
+    if (best == 0) continue;
+    EXPECT_GE(best, demand.batch);
+    EXPECT_LE(best, std::max(demand.batch, demand.most_batch));
+    EXPECT_EQ(best % demand.batch_parts, 0);
+    batch = best;
+  }
+  return batch;
+}
+
+TEST(Scheduler, TheBatchFollowsGoodputWhereTheJobLetsIt) {
+  JobDemand job = demand(1, 1, 1);
+  job.most_batch = 1021;  // no whole number of its parts
+  job.batch_parts = 4;
+  for (const std::string& policy : sched::policy_names()) {
+    const auto uses = sched::make_policy(policy, {})->traits().uses;
+    const int64_t noisy = ordered_at_last(policy, job, 1e6);
+    const int64_t calm = ordered_at_last(policy, job, 1);
+    if (uses != sched::Scaling::adaptive) {
+      EXPECT_EQ(noisy, 64) << policy;
+      EXPECT_EQ(calm, 64) << policy;
+      continue;
+    }
+    EXPECT_GE(noisy, 900) << policy << ": the gradients are nothing but noise";
+    EXPECT_LE(calm, 72) << policy << ": more samples gain nothing";
+    EXPECT_EQ(ordered_at_last(policy, demand(1, 1, 1), 1e6), 64) << "its batch is its own";
+  }
+}
+
+TEST(Scheduler, AbsurdWordsOfBatchAndNoiseChangeNothing) {
+  JobDemand job = demand(1, 1, 1);
+  job.most_batch = 1024;
+  Scheduler scheduler(one_machine(1), "ductile", kInterval);
+  scheduler.add(job);
+  for (const Allotment& a : scheduler.decide(0)) scheduler.holds(a.job, a.allocation, 0);
+  scheduler.trains_with(1, 64, 1e6);
+  scheduler.measured(1, speed_of(64));
+  const nlohmann::json before = scheduler.state().at("jobs").at(0).at("agent").at("noise");
+  const int64_t best = scheduler.best_batch(1);
+  for (const int64_t batch : {int64_t{0}, int64_t{-5}, int64_t{1} << 40})
+    scheduler.trains_with(1, batch, {});
+  for (const double scale : {-1.0, 1e300, double{NAN}, double{INFINITY}})
+    scheduler.trains_with(1, 64, scale);
+  EXPECT_EQ(scheduler.state().at("jobs").at(0).at("agent").at("noise"), before);
+  EXPECT_EQ(scheduler.best_batch(1), best);
 }
 
 // Of four devices a job holds one or two, since another one held the rest until now. It is to end
@@ -173,6 +239,52 @@ TEST(Scheduler, ARigidJobRunsBesideAnotherOneUnderEachPolicy) {
 }
 
 // In random worlds: whoever loses all of its devices loses them to somebody.
+// Each node has room for one of two devices, then one of them for both.
+TEST(Scheduler, AJobOfOneNodeIsNeverScatteredAndHoldsUpNobody) {
+  for (const std::string& policy : sched::policy_names()) {
+    spec::Cluster cluster = one_machine(2);
+    cluster.groups.front().hosts = {"one", "two"};
+    cluster.groups.front().count = 2;
+    Scheduler scheduler(cluster, policy, kInterval);
+    std::map<JobId, spec::Allocation> held;
+    double now = 0;
+    const auto decide = [&](int rounds) {
+      for (int round = 0; round < rounds; ++round, now += kInterval)
+        for (const Allotment& a : scheduler.decide(now)) {
+          held[a.job] = a.allocation;
+          scheduler.holds(a.job, a.allocation, now);
+        }
+    };
+    for (JobId id : {1, 2}) {
+      JobDemand narrow = demand(id, 1, 1, 0, true);
+      scheduler.add(narrow);
+      scheduler.holds(id, {{static_cast<int32_t>(id - 1), 1}}, 0);
+      held[id] = {{static_cast<int32_t>(id - 1), 1}};
+    }
+    JobDemand wide = demand(3, 2, 2, 1, true);
+    wide.one_node = true;
+    scheduler.add(wide);
+    decide(3);
+    if (!held[3].empty()) {  // the policy moved one of the others for it
+      EXPECT_EQ(held[3].size(), 1u) << policy;
+      continue;
+    }
+    scheduler.add(demand(4, 1, 1, 2, true));
+    decide(12);
+    EXPECT_LE(held[3].size(), 1u) << policy;
+    if (held[3].empty()) {
+      EXPECT_FALSE(held[4].empty()) << policy << " keeps free what nobody can use";
+    }
+    for (JobId id : {1, 2, 4}) {
+      scheduler.remove(id);
+      held.erase(id);
+    }
+    decide(8);
+    ASSERT_EQ(held[3].size(), 1u) << policy;
+    EXPECT_EQ(held[3].front().devices, 2) << policy;
+  }
+}
+
 TEST(Scheduler, NobodyIsPreemptedForNobody) {
   for (const std::string& policy : sched::policy_names()) {
     const int rounds = policy == "pollux" ? 8 : 60;  // it looks at 10,000 allocations in each

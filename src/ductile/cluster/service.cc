@@ -108,7 +108,9 @@ void Service::Impl::take_up(JobRecord record) {
 }
 
 void Service::Impl::admit(Live& live) {
-  if (const std::string lack = lack_of_devices(live.record, nodes_.devices()); !lack.empty())
+  if (const std::string lack =
+          lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
+      !lack.empty())
     return say(live, lack);
   scheduler_.add(
       demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
@@ -217,7 +219,9 @@ void Service::Impl::measure(Live& live) {
   if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
     scheduler_.paused(live.record.id, progress.pause);
   const net::Deadline now = loop_.now();
-  if (progress.generation != live.generation) {
+  const int64_t batch = live.batch;
+  follow_batch(live);
+  if (progress.generation != live.generation || live.batch != batch) {
     live.generation = progress.generation;
     live.first_step = progress.step;
     live.first_time = now;
@@ -226,7 +230,8 @@ void Service::Impl::measure(Live& live) {
   const double seconds = std::chrono::duration<double>(now - live.first_time).count();
   if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
   const double speed = static_cast<double>(progress.step - live.first_step) *
-                       static_cast<double>(batch_of(live.work)) / seconds;
+                       static_cast<double>(live.batch > 0 ? live.batch : batch_of(live.work)) /
+                       seconds;
   scheduler_.measured(live.record.id, speed);
   note_speed(live, speed, progress);
   live.first_step = progress.step;
@@ -275,6 +280,7 @@ void Service::Impl::decide() {
     // It is there already: before it could be taken away, it was granted again.
     if (coming == live.asked && live.runner && !live.stopping) scheduler_.withdrawn(id);
     measure(live);
+    order_batch(live);
     note_load(live);
     keep_in_place(live);
   }
@@ -465,7 +471,8 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   const bool rests = end.rests;
   Phase phase = end.phase;
   std::string reason = std::move(end.reason);
-  if (reason.empty()) reason = lack_of_devices(live.record, nodes_.devices());
+  if (reason.empty())
+    reason = lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
   if (reason.empty())
     reason = stopping_ ? "The service stopped; it goes on when the service does."
                        : "It made room for others.";

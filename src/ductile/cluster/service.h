@@ -22,10 +22,13 @@
 namespace ductile::cluster {
 
 struct ServiceOptions {
-  fs::path folder;      // store.db, api.sock: on a local disk
-  fs::path shared;      // runs/, secret: where all nodes see them; empty: in `folder`
-  fs::path worker;      // the program ductile-worker
-  fs::path keeper;      // the program ductile-keeper, which starts commands
+  fs::path folder;  // store.db, api.sock: on a local disk
+  fs::path shared;  // runs/, secret: where all nodes see them; empty: in `folder`
+  fs::path worker;  // the program ductile-worker
+  fs::path keeper;  // the program ductile-keeper, which starts commands
+  // Seconds after which a command on a node that sees its folder no more is ended there, so that it
+  // can begin elsewhere.
+  double command_lease = 30;
   int64_t devices = 1;  // of this machine: as many workers run at once
   std::string node;     // this machine's name
   std::string device_type = "cpu";
@@ -89,6 +92,7 @@ bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
 bool is_python(const Submission& submission, const nlohmann::json& spec);
 
 // Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices);
+void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,
+                int64_t of_a_node);
 
 }  // namespace ductile::cluster

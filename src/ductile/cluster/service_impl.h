@@ -59,7 +59,8 @@ class Service::Impl {
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
-    std::unique_ptr<Front> front;  // of a service job that has run and is not paused
+    int64_t batch = 0, ordered = 0;  // that it trains with, and that was ordered last; 0: none
+    std::unique_ptr<Front> front;    // of a service job that has run and is not paused
     std::unique_ptr<JobRunner> runner;
   };
 
@@ -88,6 +89,8 @@ class Service::Impl {
   void follow_load(Live& live);
   void note_load(Live& live);
   int64_t least_devices(const Live& live) const;
+  void follow_batch(Live& live);
+  void order_batch(Live& live);
   void note_speed(Live& live, double speed, const JobProgress& progress);
   void keep_in_place(Live& live);
   void decide();

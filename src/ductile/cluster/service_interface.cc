@@ -40,19 +40,17 @@ void require_own_run(const fs::path& run, const fs::path& runs, const fs::path& 
 
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([this, devices = nodes_.devices(), several = options_.cluster.has_value()](
-                             const Submission& s, const nlohmann::json& spec,
-                             const Principal& who) {
+  api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices(),
+                          several = options_.cluster.has_value()](const Submission& s,
+                                                                  const nlohmann::json& spec,
+                                                                  const Principal& who) {
     if (s.kind == "serve" && who.role < Role::admin)
       require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who);
-    check_spec(s, spec, devices);
+    check_spec(s, spec, devices, of_a_node);
     if (who.role < Role::admin && runs_own_code(s, spec))
       throw Refused(
           "model.library and python.object name code that runs as the user of the service, so only "
           "that user may submit such a job");
-    if (several && s.kind == "command")
-      fail(ErrorCode::invalid_argument,
-           "kind = \"command\": commands run on one machine so far, under `ductile up`");
     if (several && is_python(s, spec))
       fail(ErrorCode::invalid_argument,
            "python.object: Python jobs run on one machine so far, under `ductile up`");

@@ -9,6 +9,7 @@
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/spec/methods.h"
 
 namespace ductile::cluster {
 namespace {
@@ -81,13 +82,19 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   demand.tier = tier_of(s.tier);
   if (const auto team = quotas.find(s.team); team != quotas.end())
     demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
-  demand.rigid = std::holds_alternative<CommandSpec>(work);
+  demand.rigid = demand.one_node = std::holds_alternative<CommandSpec>(work);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) demand.target = serve->target;
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
   demand.batch = static_cast<int32_t>(batch_of(work));
-  if (const auto* job = std::get_if<spec::JobOptions>(&work))
+  if (const auto* job = std::get_if<spec::JobOptions>(&work)) {
     demand.total_steps = job->train.max_steps;
+    if (spec::batch_is_ordered(*job)) {
+      demand.most_batch =
+          static_cast<int32_t>(std::min<int64_t>(spec::most_batch(*job), INT32_MAX));
+      demand.batch_parts = static_cast<int32_t>(spec::batch_parts(*job));
+    }
+  }
   return demand;
 }
 
@@ -100,7 +107,8 @@ std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
   command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
-  return make_command_runner(loop, options.keeper, run, command);
+  return make_command_runner(loop, engine, run, command,
+                             options.cluster ? options.command_lease : 0);
 }
 
 spec::JobOptions served_job(const ServeSpec& serve) {
@@ -159,18 +167,24 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
 }
 
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options) {
-  if (!options.cluster) return make_local_engine(loop, options.worker, options.devices);
+  if (!options.cluster)
+    return make_local_engine(loop, options.worker, options.keeper, options.devices);
   if (!options.pools.empty())
-    return make_slurm_engine(
-        loop, *options.cluster,
-        {shared_of(options), options.program, options.worker, options.pools, options.listen});
-  return make_hosts_engine(
-      loop, *options.cluster,
-      {shared_of(options), options.program, options.worker, options.launcher, options.listen});
+    return make_slurm_engine(loop, *options.cluster,
+                             {shared_of(options), options.program, options.worker, options.keeper,
+                              options.pools, options.listen});
+  return make_hosts_engine(loop, *options.cluster,
+                           {shared_of(options), options.program, options.worker, options.keeper,
+                            options.launcher, options.listen});
 }
 
-std::string lack_of_devices(const JobRecord& record, int64_t devices) {
+std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of_a_node) {
   const int64_t least = record.submission.min_devices;
+  if (record.submission.kind == "command" && least > of_a_node && least <= devices)
+    return fmt::format(
+        "It needs {} devices on one node, and the largest node of this service has {}; it runs "
+        "when the service is started again with a larger one.",
+        least, of_a_node);
   if (least <= devices) return "";
   return fmt::format(
       "It needs {} devices, and this service has {}; it runs when the service is started again "
@@ -178,7 +192,8 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices) {
       least, devices);
 }
 
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices) {
+void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,
+                int64_t of_a_node) {
   tier_of(submission.tier);
   const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
@@ -194,6 +209,10 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
     fail(ErrorCode::invalid_argument,
          "min_devices = {}, max_devices = {}: a command runs on a fixed number of devices",
          submission.min_devices, submission.max_devices);
+  if (std::holds_alternative<CommandSpec>(work) && submission.min_devices > of_a_node)
+    fail(ErrorCode::invalid_argument,
+         "min_devices = {}: a command runs on one node, and the largest has {}",
+         submission.min_devices, of_a_node);
 }
 
 bool is_python(const Submission& submission, const nlohmann::json& spec) {

@@ -48,8 +48,9 @@ spec::JobOptions served_job(const ServeSpec& serve);
 spec::Cluster cluster_of(const ServiceOptions& options);
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 
-// In a sentence, that the job needs more devices than there are; empty: it does not.
-std::string lack_of_devices(const JobRecord& record, int64_t devices);
+// In a sentence, that the job needs more devices than there are, of all nodes or of the largest
+// one; empty: it does not.
+std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of_a_node);
 
 // The folder of the runs, made where it is missing.
 fs::path runs_of(const ServiceOptions& options);

@@ -24,6 +24,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/link/testing/test_model.h"
+#include "ductile/run/json_lines.h"
 #include "ductile/run/lock.h"
 #include "ductile/sched/policy.h"
 
@@ -204,6 +205,63 @@ TEST(Service, JobsGoOnWhileTheServiceIsStopped) {
   EXPECT_EQ(events.find("lost touch"), std::string::npos) << events;
   EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
   ::unsetenv("DUCTILE_TEST_LEASE_MS");
+}
+
+// The test's workers tell nothing of their gradients, so the test does it for them.
+TEST(Service, BatchesAreOrderedAlsoByTheNextService) {
+  LiveService cluster(1);
+  const auto submit = [&](const std::string& name, const std::string& control) {
+    const Json answer = cluster.send(
+        "POST", "/v1/jobs",
+        dump_json(Json{{"name", name},
+                       {"spec",
+                        {{"job",
+                          "[train]\nmax_steps = 1000000\nvirtual_ranks = 4\nbatch_size = 64\n"
+                          "rate_control = \"" +
+                              control + "\"\n"}}}}));
+    EXPECT_EQ(answer.value("status", 0), 201) << answer;
+    return answer.at("body").value("id", JobId{0});
+  };
+  const JobId id = submit("free", "goodput");
+  cluster.wait_for_workers(id);
+  const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
+  int64_t step = 0;
+  const auto say = [&](int64_t batch, double noise_scale) {
+    run::JsonLines(run / "metrics.jsonl")
+        .append({{"step", ++step}, {"batch_size", batch}, {"noise_scale", noise_scale}});
+  };
+  const auto ordered = [&] {
+    const Json order = parse_json(fs::exists(run / "batch.json") ? read_file(run / "batch.json")
+                                                                 : std::string("{}"));
+    return order.value("batch", int64_t{0});
+  };
+  say(64, 1e6);
+  cluster.wait(id, [&](const Json&) { return ordered() > 64; });
+  const int64_t large = ordered();
+  EXPECT_LE(large, 512) << "eight times the job's own";
+  EXPECT_EQ(large % 4, 0);
+  // The order reaches the job before its event reaches the store.
+  cluster.wait(id, [&](const Json&) {
+    return dump_json(cluster.get("/v1/events?limit=1000")).find("\"batch\"") != std::string::npos;
+  });
+  cluster.kill_service();
+  say(large, 1e-3);
+  cluster.start();
+  // Readings that contradict each other are averaged.
+  cluster.wait(id, [&](const Json&) {
+    say(large, 1e-3);
+    return ordered() < large;
+  });
+  cluster.act(id, "cancel");
+  cluster.wait_for(id, "cancelled");
+  const JobId own = submit("own", "schedule");
+  cluster.wait_for_workers(own);
+  const fs::path other = cluster.get("/v1/jobs/" + std::to_string(own)).value("run", "");
+  run::JsonLines(other / "metrics.jsonl").append({{"batch_size", 64}, {"noise_scale", 1e6}});
+  std::this_thread::sleep_for(2s);
+  EXPECT_FALSE(fs::exists(other / "batch.json"));
+  cluster.act(own, "cancel");
+  cluster.wait_for(own, "cancelled");
 }
 
 // What was asked for, and not yet done, when the service was killed.

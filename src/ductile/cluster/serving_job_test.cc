@@ -195,7 +195,10 @@ TEST(ServingJob, AnswersAtItsAddressUntilItIsCancelled) {
   const Json job = wait_for_replicas(service, id, 1);
   EXPECT_EQ(job.at("kind"), "serve");
   const std::string url = job.at("serving").at("address");
-  EXPECT_NE(job.value("why", "").find("it answers at " + url), std::string::npos) << job;
+  // A replica is counted as soon as it runs, and answers a little later.
+  service.wait(id, [&](const Json& now) {
+    return now.value("why", "").find("it answers at " + url) != std::string::npos;
+  });
   Clients clients(address_of(job), 2);
   clients.wait_for_more(50);
   clients.stop();

@@ -180,6 +180,7 @@ server::AgentsOptions slurm_agents_of(const spec::Cluster& cluster,
   out.folder = options.folder;
   out.program = options.program;
   out.worker = options.worker;
+  out.keeper = options.keeper;
   out.devices = true;
   out.held = true;
   return out;
@@ -230,6 +231,10 @@ class SlurmEngine final : public Engine {
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
     return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
+  }
+  std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
+    return server::make_hosts_launcher(agents_, {run / "worker.log", 0, false, /*keepers=*/true},
+                                       run);
   }
   std::string trouble(int32_t node) const override {
     const auto n = static_cast<size_t>(node);

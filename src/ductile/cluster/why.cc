@@ -141,6 +141,18 @@ std::string quota_reason(const WhyFacts& facts, int64_t asked) {
       counted(held + asked - *facts.quota));
 }
 
+// The most devices that are free on one of the nodes.
+int64_t most_free_of_a_node(const WhyFacts& facts) {
+  int64_t most = 0;
+  for (const NodeRecord& node : facts.nodes) {
+    if (!is_usable(facts, node)) continue;
+    most = std::max(
+        most,
+        node.devices - sum_of(shares(facts, [&](const Holder& h) { return h.node == node.node; })));
+  }
+  return most;
+}
+
 std::string why_it_waits(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
@@ -152,6 +164,13 @@ std::string why_it_waits(const WhyFacts& facts) {
   const int64_t free = std::max<int64_t>(0, usable - sum_of(others));
   const std::string policy = facts.live ? without_stop(facts.live->text) : "";
   const std::string says = policy.empty() ? "" : fmt::format(" (the policy says: {})", policy);
+  const int64_t together = most_free_of_a_node(facts);
+  if (free >= asked && facts.job.submission.kind == "command" && together < asked)
+    return fmt::format(
+        "It asks for {} on one node, and of {} that are free no node has more than {}: {}; it "
+        "starts when {} more {} free on one of the nodes{}.",
+        counted(asked), free, together, named(facts, others), asked - together,
+        asked - together == 1 ? "is" : "are", says);
   if (free >= asked)
     return fmt::format("It asks for {}, and {} of {} are free: it is decided about next{}.",
                        counted(asked), free, usable, says);

@@ -94,9 +94,12 @@ TEST(Why, SaysThatAJobIsJustStartingOrBeingSaved) {
   LiveService cluster(2, "ductile", script);
   const JobId slow = cluster.submit("slow", 20);
   expect_why(cluster, slow, {"It is just starting on 1 device"});
-  const JobId saves = cluster.submit_command(
-      "saves", "trap '' TERM; while [ -e " + hold.string() + " ]; do sleep 0.05; done");
+  const JobId saves =
+      cluster.submit_command("saves", "trap '' TERM; : > trapped; while [ -e " + hold.string() +
+                                          " ]; do sleep 0.05; done");
   expect_why(cluster, saves, {"It runs on 1 device"});
+  // One that ends before it is told to stop has finished.
+  cluster.wait(saves, [&](const Json&) { return fs::exists(cluster.folder() / "trapped"); });
   cluster.act(saves, "pause");
   expect_why(cluster, saves, {"It is being saved, and gives up 1 device: its user paused it."});
   fs::remove(hold);

@@ -19,7 +19,6 @@
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
-#include "ductile/net/frames.h"
 
 namespace ductile::comm {
 namespace {
@@ -92,18 +91,9 @@ class FailureDetector::Loop {
 
  private:
   struct Peer {
-    explicit Peer(MeshLink l)
-        : link(std::move(l)),
-          writer(link.side == net::Channel::Side::client ? link.keys.from_client
-                                                         : link.keys.from_server,
-                 kMaxFrame),
-          reader(link.side == net::Channel::Side::client ? link.keys.from_server
-                                                         : link.keys.from_client,
-                 kMaxFrame) {}
+    explicit Peer(MeshLink l) : link(std::move(l)) { link.seal->set_max_payload(kMaxFrame); }
     enum class State { alive, left, lost };
     MeshLink link;
-    net::FrameWriter writer;
-    net::FrameReader reader;
     State state = State::alive;
     Position position;
     Deadline heard = Clock::now();
@@ -171,8 +161,8 @@ class FailureDetector::Loop {
     }
     peer.heard = Clock::now();
     try {
-      peer.reader.feed(std::span(chunk).first(static_cast<size_t>(got)));
-      while (auto frame = peer.reader.next()) {
+      peer.link.seal->feed(std::span(chunk).first(static_cast<size_t>(got)));
+      while (auto frame = peer.link.seal->next()) {
         if (peer.state == Peer::State::alive) handle(peer, *frame);
       }
     } catch (const Error& error) {
@@ -251,7 +241,7 @@ class FailureDetector::Loop {
   }
 
   void transmit(Peer& peer, std::span<const std::byte> payload) {
-    peer.writer.append(payload, peer.unsent);
+    peer.link.seal->append(payload, peer.unsent);
     const ssize_t sent = ::send(peer.link.socket.fd(), peer.unsent.data(), peer.unsent.size(),
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     // A broken connection shows when reading.

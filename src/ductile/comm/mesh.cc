@@ -64,7 +64,8 @@ class Reception {
     for (size_t lane = 0; lane < options.links.size(); ++lane) {
       Identity self{role_, group.job, group.generation, group.rank, static_cast<uint32_t>(lane)};
       gates_.push_back(std::make_unique<WaitingGate>(
-          net::Listener({options.links[lane], 0}, options.socket), secret, self, net::GateOptions{},
+          net::Listener({options.links[lane], 0}, options.socket), secret, self,
+          net::GateOptions{.wire = options.wire},
           [this, self](const Identity& peer) { return admit(self, peer); }, options.on_refusal));
       missing_.emplace_back();
       for (int r = group.rank + 1; r < group.size; ++r) missing_.back().insert(r);
@@ -129,8 +130,8 @@ class Reception {
       }
       missing_[lane].erase(a->peer.peer);
       const std::lock_guard lock(mutex_);
-      links_.push_back({a->peer.peer, static_cast<int>(lane), std::move(a->socket), a->keys,
-                        net::Channel::Side::server});
+      links_.push_back(
+          {a->peer.peer, static_cast<int>(lane), std::move(a->socket), std::move(a->seal)});
     }
   }
 
@@ -184,6 +185,7 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
       const Call& call = calls[i];
       const auto lane = static_cast<uint32_t>(call.lane);
       net::DialOptions dialing;
+      dialing.wire = options.wire;
       dialing.socket = options.socket;
       dialing.socket.local_address = options.links[lane];
       try {
@@ -193,7 +195,7 @@ std::vector<MeshLink> dial_all(const Group& group, const net::Secret& secret,
               call.address, secret, {options.role, group.job, group.generation, group.rank, lane},
               {options.role, group.job, group.generation, call.peer, lane}, dialing, end);
         });
-        links[i] = {call.peer, call.lane, std::move(a.socket), a.keys, net::Channel::Side::client};
+        links[i] = {call.peer, call.lane, std::move(a.socket), std::move(a.seal)};
       } catch (Error& e) {
         e.with_context(
             fmt::format("rank {} connecting to rank {} ({})", group.rank, call.peer, options.role));

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,7 @@ struct MeshLink {
   int peer = -1;
   int lane = 0;
   net::Socket socket;
-  net::SessionKeys keys;
-  net::Channel::Side side = net::Channel::Side::client;  // the higher rank of the two dials
+  std::optional<net::Seal> seal;  // none of a plain one
 };
 
 struct MeshOptions {
@@ -34,6 +34,7 @@ struct MeshOptions {
   // This host's addresses, one per link (network card). Peers are reached over link k from address
   // k; every rank must give as many.
   std::vector<std::string> links = {"127.0.0.1"};
+  net::Wire wire = net::Wire::sealed;  // of each link
   net::SocketOptions socket;
   // The time limit for connecting to a peer whose address is known; a peer that takes longer cannot
   // be reached.

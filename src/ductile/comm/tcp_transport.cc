@@ -174,6 +174,7 @@ std::unique_ptr<Transport> connect_tcp(const Group& group, net::Store& store,
                                        net::Deadline deadline) {
   MeshOptions mesh;
   mesh.role = "transport";
+  mesh.wire = net::Wire::plain;
   mesh.links = options.links;
   mesh.socket = options.socket;
   mesh.given_up = options.given_up;

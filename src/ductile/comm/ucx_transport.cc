@@ -18,6 +18,7 @@
 #include "ductile/base/error.h"
 #include "ductile/comm/loss_latch_impl.h"
 #include "ductile/comm/ucx_endpoints_impl.h"
+#include "ductile/net/channel.h"
 
 namespace ductile::comm {
 namespace {
@@ -220,7 +221,7 @@ class UcxTransport final : public Transport {
     for (MeshLink& link : links) {
       Peer& peer = of(link.peer);
       peer.own_token = random_token();
-      peer.channel.emplace(std::move(link.socket), link.keys, link.side);
+      peer.channel.emplace(std::move(link.socket), *std::move(link.seal));
       std::vector<std::byte> frame(sizeof peer.own_token + address.size());
       std::memcpy(frame.data(), &peer.own_token, sizeof peer.own_token);
       std::memcpy(frame.data() + sizeof peer.own_token, address.data(), address.size());

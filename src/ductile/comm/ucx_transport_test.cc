@@ -7,6 +7,7 @@
 #include "ductile/comm/testing/split_conformance.h"
 #include "ductile/comm/testing/transport_conformance.h"
 #include "ductile/comm/testing/ucx_imposter.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/store_server.h"
 
 namespace ductile::comm {
@@ -123,7 +124,7 @@ TEST(UcxTransport, AMessageWithoutThePeersTokenIsDroppedAndReported) {
   MeshOptions mesh;
   mesh.role = "ucx";
   std::vector<MeshLink> links = connect_mesh({"job", 1, 1, 2}, *store, secret, mesh, deadline);
-  net::Channel side(std::move(links[0].socket), links[0].keys, links[0].side);
+  net::Channel side(std::move(links[0].socket), *std::move(links[0].seal));
   const std::vector<std::byte> theirs = side.receive(deadline);
   std::vector<std::byte> frame(8);
   const auto imposter = make_ucx_imposter(theirs);

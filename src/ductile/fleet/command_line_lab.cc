@@ -29,9 +29,10 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
   sub->add_option(
          "--information", c.information,
          "what policies are told: own (each what it uses itself), published (what Pollux and "
-         "Sia are told), full (what Ductile is told) (default own)")
+         "Sia are told), full (what Ductile is told), profiled (full, and each job's step times "
+         "from the start) (default own)")
       ->option_text("WHAT")
-      ->check(CLI::IsMember({"own", "published", "full"}));
+      ->check(CLI::IsMember({"own", "published", "full", "profiled"}));
   sub->add_flag("--unique", c.unique, "make each job the only one of its application");
   sub->add_option("--noise", c.noise,
                   "relative error of measured step times and noise scales (default 0)")
@@ -242,7 +243,8 @@ void add_plan(CLI::App& app, Parsed& parsed) {
   sub->add_flag("--runnable", c.runnable,
                 "only plans that `ductile train --plan` runs: one device for each stage");
   sub->add_option("--plan", c.plan, "evaluate this plan instead of searching for one")
-      ->option_text("FILE");
+      ->option_text("FILE")
+      ->excludes("--runnable");
   sub->add_option(
          "--emit", c.emit,
          "write the plan as options of another system: megatron (without --plan, the best plan "

@@ -75,6 +75,7 @@ std::optional<double> budget_of(const std::string& text) {
 
 ductile::sim::Information information_of(const std::string& text) {
   if (text == "published") return ductile::sim::Information::published;
+  if (text == "profiled") return ductile::sim::Information::profiled;
   return text == "full" ? ductile::sim::Information::full : ductile::sim::Information::own;
 }
 

@@ -16,7 +16,7 @@
 #include "ductile/control/membership.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/saved_state.h"
-#include "ductile/net/frames.h"
+#include "ductile/net/channel.h"
 
 namespace ductile::link {
 namespace {
@@ -248,7 +248,7 @@ std::optional<net::Channel> WorkerLink::connect() {
           place, secret_, worker_identity(options_.job, options_.worker.worker),
           controller_identity(options_.job), {.socket = options_.socket, .wait_for_server = false},
           net::Clock::now() + within_lease(kDialDeadline));
-      return net::Channel(std::move(admission.socket), admission.keys, net::Channel::Side::client);
+      return net::Channel(std::move(admission.socket), *std::move(admission.seal));
     } catch (const Error& e) {
       say(fmt::format("cannot reach the controller: {}", e.what()));
     }

@@ -14,7 +14,7 @@
 #include "ductile/link/command_queue.h"
 #include "ductile/link/command_source.h"
 #include "ductile/link/told_cost.h"
-#include "ductile/net/frames.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/meters.h"

@@ -36,7 +36,7 @@ class Controller {
     auto admission = gate_.accept(soon());
     ASSERT_TRUE(admission);
     EXPECT_EQ(admission->peer, worker_identity("run", 3));
-    channel_.emplace(std::move(admission->socket), admission->keys, net::Channel::Side::server);
+    channel_.emplace(std::move(admission->socket), *std::move(admission->seal));
   }
   bool admits_somebody() { return gate_.accept(net::Clock::now() + 20ms).has_value(); }
   void hang_up() { channel_.reset(); }

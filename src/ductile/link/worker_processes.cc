@@ -107,7 +107,8 @@ bool is_worker(pid_t pid, const fs::path& program, const std::string& run, contr
   return has_arguments_of(pid, run, worker, host) && runs(pid, program);
 }
 
-bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker) {
+bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker,
+                int signal) {
   constexpr int kPatience = 5000;  // ms, for the kernel to end a process
   bool gone = true;
   for (const pid_t pid : all_processes()) {
@@ -119,9 +120,10 @@ bool end_worker(const fs::path& program, const std::string& run, control::Worker
       gone = gone && !has_arguments_of(pid, run, worker, "");
       continue;
     }
-    ::pidfd_send_signal(fd.get(), SIGKILL, nullptr, 0);
+    ::pidfd_send_signal(fd.get(), signal, nullptr, 0);
+    ::pidfd_send_signal(fd.get(), SIGCONT, nullptr, 0);
     pollfd end{fd.get(), POLLIN, 0};
-    gone = ::poll(&end, 1, kPatience) > 0 && gone;
+    gone = ::poll(&end, 1, signal == SIGKILL ? kPatience : 0) > 0 && gone;
   }
   return gone;
 }

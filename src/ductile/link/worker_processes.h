@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,9 @@ std::vector<FoundWorker> workers_below(const fs::path& folder, const std::string
 
 // Whether no process of this worker runs on this machine any more. One that runs `program`, which
 // another controller started, is killed; one of another program is left alone, and counts. An
-// empty `program` kills nobody.
-bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker);
+// empty `program` kills nobody. Another signal than SIGKILL is sent without waiting, also to one
+// that is stopped.
+bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker,
+                int signal = SIGKILL);
 
 }  // namespace ductile::link

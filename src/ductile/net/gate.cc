@@ -26,6 +26,7 @@ constexpr milliseconds kRest{100};
 struct Gate::Pending {
   Socket socket;
   Handshake handshake;
+  std::optional<Seal> seal;  // once it has authenticated itself
   Deadline deadline;
   Loop::Watch watch;
 };
@@ -73,6 +74,7 @@ void Gate::take_waiting() {
     const int fd = socket.fd();
     pending_.push_back(Pending{std::move(socket),
                                Handshake::server(secret_, self_, admit_),
+                               std::nullopt,
                                loop_.now() + options_.handshake_deadline,
                                {}});
     const auto p = std::prev(pending_.end());
@@ -86,28 +88,56 @@ void Gate::take_waiting() {
 }
 
 void Gate::advance(PendingList::iterator p) {
-  Handshake& handshake = p->handshake;
-  while (handshake.state() == Handshake::State::running) {
-    std::array<std::byte, 256> bytes;
-    const size_t want = std::min(bytes.size(), handshake.wanted());
-    const ssize_t got = recv(p->socket.fd(), bytes.data(), want, 0);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return drop(p, fmt::format("broke off the handshake: {}", std::strerror(errno)));
-    if (got == 0) return drop(p, "closed during the handshake: a stranger, or another secret");
-    handshake.feed(std::span(bytes).first(static_cast<size_t>(got)));
-    const std::vector<std::byte> answer = handshake.take_output();
-    // A fresh connection's send buffer has room for a few hundred bytes.
-    if (!answer.empty() && ::send(p->socket.fd(), answer.data(), answer.size(), MSG_NOSIGNAL) !=
-                               static_cast<ssize_t>(answer.size())) {
-      return drop(p, "does not take the handshake's bytes");
-    }
+  try {
+    while (take_step(*p)) continue;
+  } catch (const Error& error) {
+    return drop(p, error.message());
   }
-  if (handshake.state() == Handshake::State::refused) return drop(p, handshake.reason());
+  if (p->handshake.state() == Handshake::State::refused) return drop(p, p->handshake.reason());
+  const bool authenticated = p->handshake.state() == Handshake::State::done;
+  if (!authenticated || (p->seal && !p->seal->done())) return;
   p->watch.end();
-  Admission admission{std::move(p->socket), handshake.peer(), handshake.keys()};
+  Admission admission{std::move(p->socket), p->handshake.peer(), std::move(p->seal)};
   pending_.erase(p);
   on_admission_(std::move(admission));
+}
+
+// Takes what has come, as far as the present message of the handshake; false: that is all for now.
+bool Gate::take_step(Pending& pending) {
+  Handshake& handshake = pending.handshake;
+  if (handshake.state() == Handshake::State::refused || (pending.seal && pending.seal->done()) ||
+      (handshake.state() == Handshake::State::done && !pending.seal))
+    return false;
+  std::array<std::byte, 256> bytes;
+  const size_t wanted = pending.seal ? pending.seal->wanted() : handshake.wanted();
+  const ssize_t got = recv(pending.socket.fd(), bytes.data(), std::min(bytes.size(), wanted), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+  if (got < 0 && errno == EINTR) return true;
+  if (got < 0) fail(ErrorCode::peer_lost, "broke off the handshake: {}", std::strerror(errno));
+  if (got == 0)
+    fail(ErrorCode::peer_lost, "closed during the handshake: a stranger, or another secret");
+  const auto come = std::span(bytes).first(static_cast<size_t>(got));
+  std::vector<std::byte> answer;
+  std::optional<Error> trouble;
+  if (pending.seal) {
+    try {
+      pending.seal->feed(come);
+    } catch (const Error& error) {  // the other end is told, too
+      trouble = error;
+    }
+    answer = pending.seal->take_output();
+  } else {
+    handshake.feed(come);
+    answer = handshake.take_output();
+    if (handshake.state() == Handshake::State::done && options_.wire == Wire::sealed)
+      pending.seal.emplace(Seal::Side::server, handshake.key());
+  }
+  // A fresh connection's send buffer has room for a few hundred bytes.
+  const bool sent = answer.empty() || ::send(pending.socket.fd(), answer.data(), answer.size(),
+                                             MSG_NOSIGNAL) == static_cast<ssize_t>(answer.size());
+  if (trouble) throw *trouble;
+  if (!sent) fail(ErrorCode::peer_lost, "does not take the handshake's bytes");
+  return true;
 }
 
 void Gate::drop(PendingList::iterator p, std::string reason) {
@@ -176,27 +206,43 @@ std::optional<Admission> WaitingGate::accept(Deadline deadline) {
 
 namespace {
 
+// Sends what the handshake has to say, then gives it what comes, until it has come to its end.
 // Throws peer_lost where the connection ended in mid-handshake: by a restart, or for want of room.
-Admission greet(Socket socket, const Secret& secret, const Identity& self, const Identity& server,
-                Deadline deadline) {
-  Handshake handshake = Handshake::client(secret, self, server);
+template <class Machine, class Runs>
+void play(Socket& socket, Machine& machine, const Runs& runs, Deadline deadline) {
   std::array<std::byte, 256> bytes;
   while (true) {
-    socket.write_all(handshake.take_output(), deadline);
-    if (handshake.state() != Handshake::State::running) break;
-    const size_t want = std::min(bytes.size(), handshake.wanted());
+    socket.write_all(machine.take_output(), deadline);
+    if (!runs()) return;
+    const size_t want = std::min(bytes.size(), machine.wanted());
     const size_t got = socket.read_some(std::span(bytes).first(want), deadline);
     if (got == 0) {
       fail(ErrorCode::peer_lost,
            "{}: closed during the handshake; is it a process of this job, with the same secret?",
            socket.peer());
     }
-    handshake.feed(std::span(bytes).first(got));
+    machine.feed(std::span(bytes).first(got));
   }
+}
+
+Admission greet(Socket socket, const Secret& secret, const Identity& self, const Identity& server,
+                Wire wire, Deadline deadline) {
+  Handshake handshake = Handshake::client(secret, self, server);
+  play(
+      socket, handshake, [&] { return handshake.state() == Handshake::State::running; }, deadline);
   if (handshake.state() == Handshake::State::refused) {
     fail(handshake.code(), "{}: {}", socket.peer(), handshake.reason());
   }
-  return {std::move(socket), handshake.peer(), handshake.keys()};
+  if (wire == Wire::plain) return {std::move(socket), handshake.peer(), std::nullopt};
+  Seal seal(Seal::Side::client, handshake.key());
+  try {
+    play(
+        socket, seal, [&] { return !seal.done(); }, deadline);
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::unavailable) error.with_context(socket.peer());
+    throw;
+  }
+  return {std::move(socket), handshake.peer(), std::move(seal)};
 }
 
 }  // namespace
@@ -219,7 +265,7 @@ Admission dial(const Address& to, const Secret& secret, const Identity& self,
       throw;
     }
     try {
-      return greet(std::move(socket), secret, self, server, deadline);
+      return greet(std::move(socket), secret, self, server, options.wire, deadline);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_lost) throw;
       if (!may_wait()) throw Error(ErrorCode::unavailable, error.message());

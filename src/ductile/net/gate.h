@@ -8,18 +8,25 @@
 #include <optional>
 #include <string>
 
-#include "ductile/net/frames.h"
 #include "ductile/net/handshake.h"
 #include "ductile/net/loop.h"
+#include "ductile/net/seal.h"
 #include "ductile/net/socket.h"
 
 namespace ductile::net {
 
-// A connection whose two ends have authenticated each other.
+// What becomes of a connection once its two ends have authenticated each other. Each end knows it
+// by the role; it is not negotiated.
+enum class Wire : uint8_t {
+  sealed,  // it is encrypted
+  plain,   // bytes as they are: for the bulk transports
+};
+
+// A connection whose two ends have authenticated each other. Nothing of what follows has been read.
 struct Admission {
   Socket socket;
   Identity peer;
-  SessionKeys keys;
+  std::optional<Seal> seal;  // its handshake is done; none of a plain one
 };
 
 // A peer that was refused.
@@ -30,6 +37,7 @@ struct Refusal {
 using OnRefusal = std::function<void(const Refusal&)>;
 
 struct GateOptions {
+  Wire wire = Wire::sealed;
   std::chrono::milliseconds handshake_deadline{3000};
   int max_pending = 128;       // half-open handshakes; beyond, see Gate
   int max_logs_a_second = 20;  // refusals told one by one; the rest as a number
@@ -37,8 +45,9 @@ struct GateOptions {
 
 // Accepts authenticated peers at a listener, with many handshakes at once, in a loop.
 //
-// Strangers cost little and block nobody: a handshake takes less than 1 KB and ends at its
-// deadline, however slowly its bytes arrive. When max_pending handshakes are under way, the oldest
+// Strangers cost little and block nobody: a handshake takes less than 1 KB, and that of TLS begins
+// only after the other end has proved that it knows the secret; both end at one deadline, however
+// slowly the bytes arrive. When max_pending handshakes are under way, the oldest
 // one of the address that has most of them is dropped. Each refusal is reported with its address
 // and reason. Out of descriptors, it rests and goes on later.
 class Gate {
@@ -63,6 +72,7 @@ class Gate {
   void take_up();
   void take_waiting();
   void advance(PendingList::iterator p);
+  bool take_step(Pending& pending);
   void drop(PendingList::iterator p, std::string reason);
   void await_deadline();
   void make_room();
@@ -105,6 +115,7 @@ class WaitingGate {
 };
 
 struct DialOptions {
+  Wire wire = Wire::sealed;
   SocketOptions socket;
   // Try again until the deadline if nobody listens there yet.
   bool wait_for_server = true;

@@ -10,7 +10,10 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "ductile/base/testing.h"
 #include "ductile/net/bytes_impl.h"
+#include "ductile/net/channel.h"
+#include "ductile/net/testing/sealed_pair.h"
 
 namespace ductile::net {
 namespace {
@@ -42,7 +45,7 @@ class Door {
             auto a = gate_.accept(in(50));
             most_pending_ = std::max(most_pending_.load(), gate_.num_pending());
             if (a) {
-              Channel channel(std::move(a->socket), a->keys, Channel::Side::server);
+              Channel channel(std::move(a->socket), *std::move(a->seal));
               channel.send(channel.receive(in(5000)), in(5000));
               ++served_;
             }
@@ -76,7 +79,7 @@ class Door {
 
 void expect_service(Door& door) {
   Admission a = dial(door.address(), secret(), kClient, kServer, {}, in(10000));
-  Channel channel(std::move(a.socket), a.keys, Channel::Side::client);
+  Channel channel(std::move(a.socket), *std::move(a.seal));
   channel.send(bytes_of("hello"), in(5000));
   EXPECT_EQ(text_of(channel.receive(in(5000))), "hello");
 }
@@ -172,6 +175,114 @@ TEST(Gate, AFloodOfHalfOpenConnectionsIsBoundedAndAPeerStillGetsIn) {
   ASSERT_TRUE(door.wait_refusals(1));
   EXPECT_LE(door.refusals().size(), 200u);
   EXPECT_NE(door.refusals()[0].reason.find("too many"), std::string::npos);
+}
+
+// Authenticates itself, as a member does, and leaves the connection as it is then; `key` is what
+// the two ends are to encrypt with.
+Socket past_the_gate(const Address& to, Mac& key) {
+  Socket socket = connect(to, {}, in(5000));
+  Handshake handshake = Handshake::client(secret(), kClient, kServer);
+  std::array<std::byte, 256> bytes;
+  while (true) {
+    socket.write_all(handshake.take_output(), in(5000));
+    if (handshake.state() != Handshake::State::running) break;
+    const size_t got = socket.read_some(std::span(bytes).first(handshake.wanted()), in(5000));
+    handshake.feed(std::span(bytes).first(got));
+  }
+  key = handshake.key();
+  return socket;
+}
+
+// Never plain bytes in place of encrypted ones, whoever says them.
+TEST(Gate, AMemberThatDoesNotEncryptIsRefused) {
+  Door door;
+  Mac key;
+  Socket socket = past_the_gate(door.address(), key);
+  socket.write_all(bytes_of(std::string("\x05\0\0\0hello", 9)), in(5000));
+  ASSERT_TRUE(door.wait_refusals(1));
+  EXPECT_NE(door.refusals()[0].reason.find("encrypted connection cannot be made"),
+            std::string::npos)
+      << door.refusals()[0].reason;
+  EXPECT_EQ(door.served(), 0);
+  expect_service(door);
+}
+
+// What one connection authenticated is worth nothing with the key of another one.
+TEST(Gate, TheKeyOfAnotherConnectionIsRefused) {
+  Door door;
+  Mac first, second;
+  const Socket other = past_the_gate(door.address(), first);
+  Socket socket = past_the_gate(door.address(), second);
+  EXPECT_NE(first, second);
+  Seal seal(Seal::Side::client, first);
+  socket.write_all(seal.take_output(), in(5000));
+  ASSERT_TRUE(door.wait_refusals(1));
+  EXPECT_NE(door.refusals()[0].reason.find("another key"), std::string::npos)
+      << door.refusals()[0].reason;
+}
+
+TEST(Gate, WhoStopsAfterAuthenticationEndsAtTheSameDeadline) {
+  GateOptions options;
+  options.handshake_deadline = milliseconds(200);
+  Door door(options);
+  Mac key;
+  const Socket silent = past_the_gate(door.address(), key);
+  Socket slow = past_the_gate(door.address(), key);
+  Seal seal(Seal::Side::client, key);
+  slow.write_all(std::span<const std::byte>(seal.take_output()).first(100), in(5000));
+  expect_service(door);  // meanwhile
+  ASSERT_TRUE(door.wait_refusals(2));
+  for (const Refusal& r : door.refusals()) {
+    EXPECT_NE(r.reason.find("not done within"), std::string::npos) << r.reason;
+  }
+}
+
+TEST(Gate, AFloodOfMembersThatStopIsBounded) {
+  GateOptions options;
+  options.max_pending = 8;
+  options.max_logs_a_second = 1000;
+  options.handshake_deadline = milliseconds(60000);
+  Door door(options);
+  std::vector<Socket> flood;
+  Mac key;
+  for (int i = 0; i < 40; ++i) flood.push_back(past_the_gate(door.address(), key));
+  ASSERT_TRUE(door.wait_refusals(30));
+  EXPECT_LE(door.most_pending(), 8u);
+  expect_service(door);
+}
+
+TEST(Dial, AServerWithAnotherKeyIsRefused) {
+  Listener listener({"127.0.0.1", 0});
+  std::jthread server([&] {
+    Socket socket = listener.accept(in(10000));
+    Handshake handshake = Handshake::server(
+        secret(), kServer, [](const Identity& peer) { return same_job(kServer, peer); });
+    std::array<std::byte, 512> bytes;
+    while (handshake.state() == Handshake::State::running) {
+      const size_t got = socket.read_some(std::span(bytes).first(handshake.wanted()), in(5000));
+      handshake.feed(std::span(bytes).first(got));
+      socket.write_all(handshake.take_output(), in(5000));
+    }
+    Seal seal(Seal::Side::server, testing::key_number(9));
+    try {
+      while (true) {
+        const size_t got = socket.read_some(std::span(bytes).first(seal.wanted()), in(5000));
+        if (got == 0) return;
+        seal.feed(std::span(bytes).first(got));
+      }
+    } catch (const Error&) {
+      socket.write_all(seal.take_output(), in(5000));
+    }
+  });
+  DialOptions options;
+  options.wait_for_server = false;
+  std::string text;
+  EXPECT_EQ(
+      ductile::testing::code_of(
+          [&] { dial(listener.address(), secret(), kClient, kServer, options, in(5000)); }, &text),
+      ErrorCode::unavailable);
+  EXPECT_NE(text.find("another key"), std::string::npos) << text;
+  EXPECT_NE(text.find(listener.address().to_string()), std::string::npos) << text;
 }
 
 TEST(Gate, ReportsOfAFloodAreCountedNotRepeated) {

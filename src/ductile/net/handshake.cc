@@ -8,7 +8,7 @@
 namespace ductile::net {
 namespace {
 
-constexpr std::string_view kMagic = "DUCTILE1";
+constexpr std::string_view kMagic = "DUCTILE2";
 constexpr size_t kRoleBytes = 16;
 constexpr size_t kJobBytes = 64;
 constexpr size_t kGenerationAt = 8 + kRoleBytes + kJobBytes;
@@ -146,7 +146,10 @@ void Handshake::on_client_proof() {
   append_number(answer, self_.generation);
   append_bytes(output_, answer);
   append_bytes(output_, prove("verdict", answer));
-  if (verdict_ == Verdict::admitted) return finish();
+  if (verdict_ == Verdict::admitted) {
+    state_ = State::done;
+    return;
+  }
   const char* why = verdict_ == Verdict::fenced  ? "its generation is over"
                     : verdict_ == Verdict::ahead ? "its generation is newer than this one"
                     : verdict_ == Verdict::busy  ? "there is no room"
@@ -168,7 +171,8 @@ void Handshake::on_verdict() {
         return refuse(ErrorCode::conflict, fmt::format("it is of generation {}, this process of {}",
                                                        generation, self_.generation));
       }
-      return finish();
+      state_ = State::done;
+      return;
     case Verdict::fenced:
       return refuse(ErrorCode::conflict,
                     fmt::format("fenced out: generation {} is over, the job is in generation {}; "
@@ -204,10 +208,9 @@ Mac Handshake::prove(std::string_view label, std::span<const std::byte> extra) c
   return secret_.mac({padded, client_hello_, server_hello_, extra});
 }
 
-void Handshake::finish() {
-  keys_.from_client = prove("key client");
-  keys_.from_server = prove("key server");
-  state_ = State::done;
+Mac Handshake::key() const {
+  DUCTILE_CHECK(state_ == State::done);
+  return prove("connection key");
 }
 
 }  // namespace ductile::net

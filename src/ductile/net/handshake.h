@@ -26,12 +26,6 @@ struct Identity {
   std::string to_string() const;  // "transport 3 of job a, generation 2"
 };
 
-// Keys of one authenticated connection, one per direction.
-struct SessionKeys {
-  Mac from_client{};
-  Mac from_server{};
-};
-
 // The server's answer to a peer that has proved that it knows the secret.
 enum class Verdict : uint8_t {
   admitted = 0,
@@ -77,8 +71,10 @@ class Handshake {
   // Takes the bytes to send now. Send them even after a refusal, since they may contain a verdict.
   std::vector<std::byte> take_output();
 
-  const Identity& peer() const { return peer_; }     // authenticated once done
-  const SessionKeys& keys() const { return keys_; }  // valid once done
+  const Identity& peer() const { return peer_; }  // authenticated once done
+  // Once done: a key of this connection alone, since both hellos, and so both identities and
+  // nonces, are in it. For Seal.
+  Mac key() const;
   // For a refused handshake: the reason, and the error that the client's side should throw.
   const std::string& reason() const { return reason_; }
   ErrorCode code() const { return code_; }
@@ -95,7 +91,6 @@ class Handshake {
   void expect(Waits waits, size_t size);
   void refuse(ErrorCode code, std::string reason);
   Mac prove(std::string_view label, std::span<const std::byte> extra = {}) const;
-  void finish();
 
   Secret secret_;
   Identity self_;
@@ -109,7 +104,6 @@ class Handshake {
   std::vector<std::byte> client_hello_;
   std::vector<std::byte> server_hello_;
   Identity peer_;
-  SessionKeys keys_;
   Verdict verdict_ = Verdict::admitted;
   std::string reason_;
   ErrorCode code_ = ErrorCode::unavailable;

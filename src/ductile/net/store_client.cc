@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/store_protocol_impl.h"
 #include "ductile/net/store_server.h"
 
@@ -14,8 +15,7 @@ class StoreClient final : public Store {
  public:
   StoreClient(Admission admission, Address server)
       : server_(std::move(server)),
-        channel_(std::move(admission.socket), admission.keys, Channel::Side::client,
-                 kStoreMaxFrame) {}
+        channel_(std::move(admission.socket), *std::move(admission.seal), kStoreMaxFrame) {}
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
     check_sizes(key, value.size());

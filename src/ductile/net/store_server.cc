@@ -34,13 +34,18 @@ struct StoreService::Impl {
             [this](Admission a) { take(std::move(a)); }) {}
 
   struct Client {
-    explicit Client(Admission a)
-        : socket(std::move(a.socket)),
-          writer(a.keys.from_server, kStoreMaxFrame),
-          reader(a.keys.from_client, kStoreMaxFrame) {}
+    explicit Client(Admission a) : socket(std::move(a.socket)), seal(*std::move(a.seal)) {
+      seal.set_max_payload(kStoreMaxFrame);
+    }
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
+    ~Client() {  // says so
+      if (!unsent.empty()) return;
+      seal.end(unsent);
+      ::send(socket.fd(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
+    }
     Socket socket;
-    FrameWriter writer;
-    FrameReader reader;
+    Seal seal;
     std::vector<std::byte> unsent;
     bool dead = false;
     Loop::Watch watch;
@@ -88,8 +93,9 @@ struct StoreService::Impl {
       client.dead = true;
       return;
     }
-    client.reader.feed(std::span(chunk).first(static_cast<size_t>(got)));
-    while (auto frame = client.reader.next()) handle(client, *frame);
+    client.seal.feed(std::span(chunk).first(static_cast<size_t>(got)));
+    while (auto frame = client.seal.next()) handle(client, *frame);
+    if (client.seal.ended()) client.dead = true;
   }
 
   void handle(Client& client, std::span<const std::byte> frame) {
@@ -158,7 +164,7 @@ struct StoreService::Impl {
     append_number(payload, id);
     append_number(payload, status);
     append_text(payload, text);
-    client.writer.append(payload, client.unsent);
+    client.seal.append(payload, client.unsent);
     flush(client);
   }
 

@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/testing.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/store_protocol_impl.h"
 #include "ductile/net/store_server.h"
 
@@ -173,7 +174,7 @@ TEST(StoreServer, AMemberThatSendsNonsenseLosesItsConnectionAlone) {
   const auto store = connect_store(server.address(), secret(), "job", in(10000));
   const Identity id{"store", "job", 0, -1, 0};
   Admission a = dial(server.address(), secret(), id, id, {}, in(10000));
-  Channel channel(std::move(a.socket), a.keys, Channel::Side::client);
+  Channel channel(std::move(a.socket), *std::move(a.seal));
   channel.send(std::vector<std::byte>(3, std::byte{9}), in(5000));
   EXPECT_EQ(code_of([&] { channel.receive(in(10000)); }), ErrorCode::peer_lost);
   EXPECT_EQ(store->add("n", 1, in(5000)), 1);
@@ -209,7 +210,7 @@ TEST(StoreServer, AGetOfNoKeysIsRefusedAndTheServerGoesOn) {
   const StoreServer server({"127.0.0.1", 0}, secret(), "job");
   const Identity self{"store", "job", 0, -1, 0};
   Admission admission = dial(server.address(), secret(), self, self, {}, in(5000));
-  Channel channel(std::move(admission.socket), admission.keys, Channel::Side::client);
+  Channel channel(std::move(admission.socket), *std::move(admission.seal));
   for (const uint32_t count : {0u, 2u, 0xffffffffu}) {
     std::vector<std::byte> request;
     append_number(request, static_cast<uint8_t>(StoreRequest::get));

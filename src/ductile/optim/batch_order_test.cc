@@ -35,6 +35,12 @@ TEST(BatchOrderTest, OnlyABatchThatTheJobAllowsIsOrdered) {
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 28), 0) << "below train.batch_size";
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 66), 0) << "no whole number of samples for each rank";
   EXPECT_EQ(order_of(job, fresh, 100, 50, 128), 0) << "more than the training set has";
+  spec::JobOptions large = job;
+  large.train.noise.max_batch = int64_t{1} << 40;
+  const int64_t exact = int64_t{1} << 30;
+  EXPECT_EQ(order_of(large, fresh, exact << 1, 50, exact), exact);
+  EXPECT_EQ(order_of(large, fresh, exact << 1, 50, exact + 4), 0)
+      << "the ranks' sum would round it";
   const int64_t largest = std::numeric_limits<int64_t>::max();
   for (const int64_t absurd : {int64_t{0}, int64_t{-64}, largest, -largest})
     EXPECT_EQ(order_of(job, fresh, 1000, 50, absurd), 0);

@@ -13,7 +13,8 @@ int64_t order_of(const spec::JobOptions& job, const nlohmann::json& memory, int6
                  int64_t updates, int64_t wish) {
   const int64_t first = job.train.batch_size;
   const bool fits = wish >= first && wish <= std::min(spec::most_batch(job), train_size) &&
-                    wish % spec::batch_parts(job) == 0;
+                    wish % spec::batch_parts(job) == 0 &&
+                    static_cast<int64_t>(static_cast<float>(wish)) == wish;  // as a figure
   const int64_t since = memory.value("since", int64_t{0});
   const bool patient = updates + 1 - since >= job.train.noise.patience;
   return fits && patient && wish != memory.value("batch_size", first) ? wish : 0;

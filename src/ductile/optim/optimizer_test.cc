@@ -428,6 +428,7 @@ TEST(Optimizer, StateTakesMemoryForTheBlocksThatAreHeldAlone) {
     EXPECT_EQ(optimizer->held(), (std::vector<Optimizer::BlockRange>{{2, 4}, {7, 8}}));
     EXPECT_EQ(optimizer->state_bytes(),
               3 * Optimizer::kBlock * sizeof(float) * optimizer->state_names().size());
+    if (whole == 0) continue;  // a rule without state
     EXPECT_THROW((void)optimizer->state({4, 5}), Error);
     EXPECT_LT(optimizer->state_bytes(), whole / 3);
   }

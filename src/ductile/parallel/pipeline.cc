@@ -17,7 +17,7 @@ using nn::kModelInput;
 using nn::Operator;
 using nn::OperatorGraph;
 using nn::Source;
-using plan::Task;
+using spec::Task;
 
 void check_acyclic(const std::vector<Transfer>& transfers, size_t num_stages) {
   std::vector<std::set<int>> before(num_stages);
@@ -46,7 +46,7 @@ void check_order(const Pipeline& pipeline, size_t s) {
     if (backward > forward || weights > backward) {
       fail(ErrorCode::invalid_argument,
            "stage {}: its order has a backward task before what it needs: {}", s,
-           plan::to_letters(pipeline.stages[s].order));
+           spec::to_letters(pipeline.stages[s].order));
     }
   }
   const int64_t m = pipeline.num_micro_batches;
@@ -99,7 +99,7 @@ void check_order_ends(const Pipeline& pipeline, const std::vector<Transfer>& tra
     fail(ErrorCode::invalid_argument,
          "the orders of the stages wait for one another: stage {} never comes to task {} of {}; "
          "let it do more forward tasks first, or plan anew",
-         i, stages[i].next + 1, plan::to_letters(order));
+         i, stages[i].next + 1, spec::to_letters(order));
   }
 }
 

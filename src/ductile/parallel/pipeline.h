@@ -12,7 +12,7 @@
 #include "ductile/comm/communicator.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/stage_executor.h"
-#include "ductile/plan/schedule.h"
+#include "ductile/spec/stage_orders.h"
 
 namespace ductile::parallel {
 
@@ -21,7 +21,7 @@ namespace ductile::parallel {
 struct Pipeline {
   struct Stage {
     std::vector<int> ops, recompute;  // numbers in the model's graph of operators
-    std::vector<plan::Task> order;
+    std::vector<spec::Task> order;
   };
   int64_t num_micro_batches = 1;
   bool split = false;  // W tasks sum the weights' gradients

@@ -24,7 +24,7 @@ using nn::Operator;
 using nn::OperatorGraph;
 using nn::Source;
 using nn::Tensors;
-using plan::Task;
+using spec::Task;
 
 // The bytes of a dense tensor.
 std::span<std::byte> bytes_of(const at::Tensor& t) {

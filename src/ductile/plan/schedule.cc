@@ -1,7 +1,6 @@
 #include "ductile/plan/schedule.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "ductile/base/error.h"
@@ -9,8 +8,6 @@
 
 namespace ductile::plan {
 namespace {
-
-char letter(Task task) { return "FBW"[static_cast<int>(task)]; }
 
 // Ranks: the lowest goes first. W frees memory, so it comes first wherever the cap holds F back.
 struct Rule {
@@ -63,41 +60,6 @@ Orders joined_backward(Orders orders) {
 }
 
 }  // namespace
-
-std::string to_letters(std::span<const Task> order) {
-  std::string out;
-  for (size_t i = 0; i < order.size();) {
-    size_t end = i;
-    while (end < order.size() && order[end] == order[i]) ++end;
-    out += letter(order[i]);
-    if (end - i > 1) out += std::to_string(end - i);
-    i = end;
-  }
-  return out;
-}
-
-std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_t most) {
-  std::vector<Task> out;
-  const char* at = letters.data();
-  const char* end = at + letters.size();
-  while (at != end) {
-    const size_t kind = std::string_view("FBW").find(*at);
-    if (kind == std::string_view::npos) {
-      fail(ErrorCode::invalid_argument, "stage {}: orders: \"{}\" is not F, B or W", stage, *at);
-    }
-    int64_t count = 1;
-    if (++at != end && *at >= '0' && *at <= '9') {
-      const auto [rest, error] = std::from_chars(at, end, count);
-      at = rest;
-      if (error != std::errc() || count < 1) count = most + 1;
-    }
-    if (count > most - static_cast<int64_t>(out.size())) {
-      fail(ErrorCode::invalid_argument, "stage {}: orders: has more than {} tasks", stage, most);
-    }
-    out.insert(out.end(), static_cast<size_t>(count), static_cast<Task>(kind));
-  }
-  return out;
-}
 
 Orders kfkb_orders(const Plan& plan) {
   check_size(plan);

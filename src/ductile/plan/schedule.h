@@ -2,20 +2,17 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "ductile/plan/cost.h"
+#include "ductile/spec/stage_orders.h"
 
 namespace ductile::plan {
 
-// A unit of work of one stage on one micro-batch.
-enum class Task : uint8_t {
-  forward,          // 'F'
-  backward,         // 'B': the whole one (kFkB), or only the input part (zero-bubble)
-  backward_weight,  // 'W': zero-bubble only
-};
+using spec::order_from_letters;
+using spec::Task;
+using spec::to_letters;
 
 // For each stage, the order of its tasks. Micro-batches are taken in order within each kind, so the
 // kinds are enough.
@@ -24,10 +21,6 @@ using Orders = std::vector<std::vector<Task>>;
 // The largest number of micro-batches, summed over stages, that is simulated; a plan with more is
 // refused.
 inline constexpr int64_t kMaxTasks = 20'000'000;
-
-std::string to_letters(std::span<const Task> order);  // "F4BFBFB4": letter, count if > 1
-// Throws invalid_argument that names the stage: for another letter, or more than `most` tasks.
-std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_t most);
 
 // kFkB: forward until in_flight is full, then k backward and k forward in turn, then the remaining
 // backward tasks.

@@ -1,5 +1,6 @@
 // The module ductile._core: the C++ worker of a Python job, and what its Python half needs of
 // Ductile.
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -10,13 +11,16 @@
 #include <utility>
 #include <vector>
 
+#include <linux/sched.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "ductile/base/error.h"
@@ -28,6 +32,7 @@
 #include "ductile/data/sampler.h"
 #include "ductile/python/dtypes_impl.h"
 #include "ductile/python/python_task.h"
+#include "ductile/python/turns.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/data_form.h"
@@ -104,6 +109,46 @@ void die_with(int parent) {
   if (::getppid() != parent) ::_exit(0);
 }
 
+// fork() of a process with one thread, as a child of its parent. The C library's own function
+// cannot do that; what it does besides, when there is one thread, is to tell the thread its new
+// number, whose place only the kernel can name. Returns 0 in the child. Handlers of
+// pthread_atfork() are not called: those of the libraries that a worker has look after threads, and
+// there are none.
+int fork_as_sibling() {
+  void* number = nullptr;
+  if (::prctl(PR_GET_TID_ADDRESS, &number) != 0) fail_errno("prctl(PR_GET_TID_ADDRESS)", errno);
+  constexpr unsigned long kFlags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID |
+                                   static_cast<unsigned long>(SIGCHLD);
+  PyOS_BeforeFork();
+#if defined(__x86_64__)
+  const long pid = ::syscall(SYS_clone, kFlags, nullptr, nullptr, number, nullptr);
+#else
+  const long pid = ::syscall(SYS_clone, kFlags, nullptr, nullptr, nullptr, number);
+#endif
+  const int error = errno;
+  if (pid == 0) {
+    PyOS_AfterFork_Child();
+    return 0;
+  }
+  PyOS_AfterFork_Parent();
+  if (pid < 0) fail_errno("clone(CLONE_PARENT)", error);
+  return static_cast<int>(pid);
+}
+
+// Of each tensor where its values lie, how often they have been changed and whether it is trained:
+// what a loss must leave as it was. Asked for in Python, these cost a microsecond each time.
+py::bytes marks(const py::list& tensors) {
+  std::vector<int64_t> out;
+  out.reserve(3 * tensors.size());
+  for (const py::handle& item : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(item.ptr());
+    out.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.data_ptr())));
+    out.push_back(static_cast<int64_t>(tensor._version()));
+    out.push_back(tensor.requires_grad() ? 1 : 0);
+  }
+  return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(int64_t)};
+}
+
 at::ScalarType type_of(const ckpt::TensorInfo& info) {
   if (const auto type = python::scalar_type(info.dtype)) return *type;
   fail(ErrorCode::invalid_argument, "torch has no type {}", to_string(info.dtype));
@@ -154,7 +199,13 @@ PYBIND11_MODULE(_core, m) {
         py::arg("first"), py::arg("count"),
         "The samples at the places [first, first + count) of an epoch over `size` samples.");
   m.def("mix", mix, py::arg("a"), py::arg("b"), "A 64-bit number made of two, for seeds.");
-  m.def("set_title", set_title, py::arg("title"), "What `ps` shows as the command line.");
+  m.def("set_title", set_title, py::arg("title"),
+        "What `ps` shows as the command line; its words may be divided by zero bytes.");
+  m.def("fork_as_sibling", fork_as_sibling,
+        "os.fork() of a process with one thread, as a child of its parent.");
   m.def("die_with", die_with, py::arg("parent"), "Ends this process when its parent ends.");
+  m.def("marks", marks, py::arg("tensors"),
+        "Address, version and requires_grad of each tensor, as bytes of int64.");
+  python::bind_turns(m);
   m.def("tensors", tensors, py::arg("path"), "The tensors of a safetensors file, by name.");
 }

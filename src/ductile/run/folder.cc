@@ -127,7 +127,7 @@ RunFolder RunFolder::open(const fs::path& path) {
   }
   // Opening a FIFO would wait for ever.
   for (const char* name : {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log",
-                           "membership.json", "controller.json", "hosts.json"}) {
+                           "membership.json", "controller.json", "hosts.json", "replay.json"}) {
     const FileKind kind = kind_of(real / name);
     if (kind != FileKind::file && kind != FileKind::none) {
       fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it",
@@ -139,7 +139,7 @@ RunFolder RunFolder::open(const fs::path& path) {
 
 void RunFolder::remove_leftovers() const {
   constexpr std::string_view kOwned[] = {"membership.json", "controller.json", "hosts.json",
-                                         "job.toml", "report.html"};
+                                         "job.toml",        "report.html",     "replay.json"};
   std::error_code error;
   for (auto it = fs::directory_iterator(path_, error); !error && it != fs::directory_iterator();
        it.increment(error)) {

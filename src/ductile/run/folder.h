@@ -41,7 +41,8 @@ class RunFolder {
   fs::path job_file() const { return path_ / "job.toml"; }
   fs::path events_file() const { return path_ / "events.jsonl"; }
   fs::path metrics_file() const { return path_ / "metrics.jsonl"; }
-  fs::path batch_file() const { return path_ / "batch.json"; }  // train/batch_orders.h
+  fs::path batch_file() const { return path_ / "batch.json"; }    // train/batch_orders.h
+  fs::path replay_file() const { return path_ / "replay.json"; }  // which run this one repeats
   fs::path log_file() const { return path_ / "worker.log"; }
   fs::path model_file() const { return path_ / "model.safetensors"; }
   fs::path report_file() const { return path_ / "report.html"; }

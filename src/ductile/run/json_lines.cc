@@ -1,14 +1,17 @@
 #include "ductile/run/json_lines.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
@@ -116,6 +119,28 @@ JsonLinesRead for_each_json_line(const fs::path& path, const std::function<void(
     }
   });
   return read;
+}
+
+void for_each_last_json_line(const fs::path& path, int64_t bytes,
+                             const std::function<bool(json&)>& visit) {
+  if (kind_of(path) == FileKind::none) return;
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it may be a pipe
+  struct stat info {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) fail_errno(path.string(), errno);
+  if (!S_ISREG(info.st_mode)) fail(ErrorCode::invalid_argument, "{}: is no file", path.string());
+  const int64_t begin = std::max<int64_t>(0, info.st_size - bytes);
+  std::string text(static_cast<size_t>(info.st_size - begin), '\0');
+  const ssize_t got = ::pread(fd.get(), text.data(), text.size(), begin);
+  if (got < 0) fail_errno(path.string() + ": read", errno);
+  text.resize(static_cast<size_t>(got));
+  std::vector<std::string_view> lines;
+  for_each_line(text, [&](std::string_view line, bool) { lines.push_back(line); });
+  // The first one may have begun before.
+  const size_t first = begin > 0 ? 1 : 0;
+  for (size_t i = lines.size(); i > first; --i) {
+    json object = is_blank(lines[i - 1]) ? json() : parse_line(lines[i - 1]);
+    if (object.is_object() && visit(object)) return;
+  }
 }
 
 std::vector<json> read_json_lines(const fs::path& path) {

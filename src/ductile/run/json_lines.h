@@ -60,6 +60,12 @@ struct JsonLinesRead {
 JsonLinesRead for_each_json_line(const fs::path& path,
                                  const std::function<void(nlohmann::json&)>& visit);
 
+// Calls `visit` with the whole objects among the last `bytes` of the file, the newest first, until
+// it returns true. Throws invalid_argument for what is no file, and never waits. Otherwise as
+// above.
+void for_each_last_json_line(const fs::path& path, int64_t bytes,
+                             const std::function<bool(nlohmann::json&)>& visit);
+
 // All objects. Throws data_loss, naming file and line, if a line holds no JSON object, unless it is
 // a torn last one. Throws not_found if there is no file.
 std::vector<nlohmann::json> read_json_lines(const fs::path& path);

@@ -8,10 +8,12 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
 
 namespace ductile::run {
 namespace {
@@ -128,6 +130,47 @@ TEST(JsonNumber, CarriesWhatJsonHasNoWordFor) {
 
 TEST(JsonLine, ReplacesTextThatIsNotUtf8) {
   EXPECT_EQ(dump_json(json{{"a", "x\xff"}}), "{\"a\":\"x\xEF\xBF\xBD\"}");
+}
+
+// Against all lines, read from the front.
+TEST(JsonLines, TheLastOnesAreTheNewestFirst) {
+  const TempFolder folder;
+  const fs::path path = folder.path() / "lines.jsonl";
+  for_each_last_json_line(path, 100, [](nlohmann::json&) -> bool {
+    ADD_FAILURE() << "there is no file";
+    return true;
+  });
+  std::string text;
+  for (int i = 0; i < 200; ++i) {
+    text += i % 7 == 3   ? "damaged {\n"
+            : i % 5 == 2 ? "\n"
+                         : R"({"i": )" + std::to_string(i) + "}\n";
+    write_file_atomic(path, i % 3 == 0 ? text + R"({"torn": )" : text);
+    std::vector<nlohmann::json> all;
+    for_each_json_line(path, [&](nlohmann::json& line) { all.push_back(line); });
+    for (const int64_t bytes :
+         {int64_t{0}, int64_t{1}, int64_t{30}, int64_t{100}, int64_t{1} << 20}) {
+      std::vector<nlohmann::json> last;
+      for_each_last_json_line(path, bytes, [&](nlohmann::json& line) {
+        last.push_back(line);
+        return false;
+      });
+      ASSERT_LE(last.size(), all.size());
+      if (bytes > static_cast<int64_t>(text.size()) + 20) {
+        ASSERT_EQ(last.size(), all.size());
+      }
+      for (size_t k = 0; k < last.size(); ++k) ASSERT_EQ(last[k], all[all.size() - 1 - k]);
+    }
+  }
+  int visited = 0;
+  for_each_last_json_line(path, 1 << 20, [&](nlohmann::json&) { return ++visited == 2; });
+  EXPECT_EQ(visited, 2);
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(ductile::testing::code_of(
+                [&] { for_each_last_json_line(path, 100, [](nlohmann::json&) { return true; }); }),
+            ErrorCode::invalid_argument)
+      << "nobody writes into it, so reading would wait for ever";
 }
 
 TEST(ReadJsonLines, ToleratesATornEndOnly) {

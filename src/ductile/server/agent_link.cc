@@ -83,30 +83,23 @@ void AgentLink::dial(const net::Secret& secret) {
   state_ = State::greeting;
   dialled_at_ = heard_at_ = Clock::now();
   last_words_.clear();
-  unsent_.clear();
-  lines_ = talk_lines_ = {};
-  const net::Nonce nonce = net::random_nonce();
-  nonce_ = net::to_hex(nonce);
-  proof_ = agent_proof(secret, nonce_);
-  say({{"hello",
-        {{"folder", options_.folder.string()},
-         {"host", host_.name},
-         {"nonce", nonce_},
-         {"worker", options_.worker.string()},
-         {"devices", options_.devices ? host_.places : 0}}}});
+  wire_ = {};
+  talk_lines_ = {};
+  nonce_ = net::to_hex(net::random_nonce());
+  secret_ = secret;
+  say({{"hello", {{"folder", options_.folder.string()}, {"host", host_.name}, {"nonce", nonce_}}}});
 }
 
 bool AgentLink::may_dial() const { return state_ == State::down && Clock::now() >= retry_at_; }
 
 void AgentLink::say(const json& value) {
-  unsent_ += dump_json(value) + "\n";
-  flush();
+  wire_.say(dump_json(value));
+  if (to_) wire_.flush(to_.get());  // where it is broken, the other pipe tells
 }
 
 std::vector<json> AgentLink::take() {
   std::vector<json> said;
   if (state_ == State::down) return said;
-  flush();
   const bool talks = talk_lines_.read(talk_.get(), [&](std::string_view line) {
     last_words_.emplace_back(line);
     if (last_words_.size() > 5) last_words_.erase(last_words_.begin());
@@ -117,6 +110,7 @@ std::vector<json> AgentLink::take() {
   }
   std::string trouble;
   const bool open = hear(trouble, said);
+  if (to_) wire_.flush(to_.get());
   const auto now = Clock::now();
   if (!trouble.empty()) {
     fall(trouble);
@@ -133,28 +127,57 @@ std::vector<json> AgentLink::take() {
   return said;
 }
 
+// False: the stream has ended.
 bool AgentLink::hear(std::string& trouble, std::vector<json>& said) {
-  return lines_.read(from_.get(), [&](std::string_view line) {
-    heard_at_ = Clock::now();
-    json value = parse_json(line);
-    if (!value.is_object() || value.empty()) {  // a login script that prints, or the like
-      last_words_.emplace_back(line);
-    } else if (value.contains("error")) {
-      trouble = value["error"].is_string() ? value["error"].get<std::string>() : line;
-    } else if (value.contains("ready")) {
-      const json& ready = value["ready"];
-      if (ready.is_object() && ready.value("proof", json()) == proof_) {
-        state_ = State::ready;
-        cores_ =
-            ready.value("cores", json()).is_number_integer() ? ready["cores"].get<int64_t>() : 0;
+  try {
+    return wire_.read(from_.get(), [&](std::string_view text) {
+      heard_at_ = Clock::now();
+      json value = parse_json(text);
+      if (!trouble.empty()) return;
+      if (!value.is_object() || value.empty()) {  // a login script that prints, or the like
+        last_words_.emplace_back(text);
+      } else if (value.contains("error")) {
+        trouble = value["error"].is_string() ? value["error"].get<std::string>() : text;
+      } else if (!wire_.sealed()) {
+        trouble = hear_line(value);
       } else {
-        trouble = fmt::format("host {} has another folder at {} than this machine", host_.name,
-                              options_.folder.string());
+        trouble = hear_message(std::move(value), said);
       }
-    } else if (!value.contains("beat")) {
-      said.push_back(std::move(value));
-    }
-  });
+    });
+  } catch (const Error& error) {
+    trouble = fmt::format("host {}: {}", host_.name, error.what());
+    return true;
+  }
+}
+
+// Before anything is encrypted. Returns what is wrong.
+std::string AgentLink::hear_line(const json& value) {
+  if (!value.contains("greet")) return "";
+  const json& greet = value["greet"];
+  const std::string nonce = greet.is_object() ? greet.value("nonce", std::string()) : "";
+  if (nonce.size() != nonce_.size() ||
+      greet.value("proof", json()) != agent_proof(*secret_, nonce_ + nonce))
+    return fmt::format("host {} has another folder at {} than this machine", host_.name,
+                       options_.folder.string());
+  wire_.seal(net::Seal::Side::client, agent_key(*secret_, nonce_, nonce, host_.name));
+  secret_.reset();
+  say({{"begin",
+        {{"worker", options_.worker.string()},
+         {"keeper", options_.keeper.string()},
+         {"devices", options_.devices ? host_.places : 0}}}});
+  return "";
+}
+
+std::string AgentLink::hear_message(json value, std::vector<json>& said) {
+  if (value.contains("ready")) {
+    const json& ready = value["ready"];
+    const json cores = ready.is_object() ? ready.value("cores", json()) : json();
+    state_ = State::ready;
+    cores_ = cores.is_number_integer() ? cores.get<int64_t>() : 0;
+  } else if (!value.contains("beat")) {
+    said.push_back(std::move(value));
+  }
+  return "";
 }
 
 void AgentLink::hang_up() {
@@ -182,14 +205,6 @@ void AgentLink::fall(const std::string& why) {
   const bool was_up = Clock::now() - dialled_at_ > kLastRetry + options_.patience;
   retry_in_ = was_up ? kFirstRetry : std::min(2 * retry_in_, kLastRetry);
   retry_at_ = Clock::now() + retry_in_;
-}
-
-void AgentLink::flush() {
-  while (!unsent_.empty() && to_.get() >= 0) {
-    const ssize_t n = ::write(to_.get(), unsent_.data(), unsent_.size());
-    if (n <= 0) return;  // full, or broken: the other pipe tells
-    unsent_.erase(0, static_cast<size_t>(n));
-  }
 }
 
 }  // namespace ductile::server

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/line_reader.h"
+#include "ductile/server/agent_wire_impl.h"
 #include "ductile/server/agents.h"
 
 namespace ductile::server {
@@ -50,8 +52,9 @@ class AgentLink {
 
   std::string command() const;
   void fall(const std::string& why);
-  void flush();
   bool hear(std::string& trouble, std::vector<nlohmann::json>& said);
+  std::string hear_line(const nlohmann::json& value);
+  std::string hear_message(nlohmann::json value, std::vector<nlohmann::json>& said);
 
   net::Loop& loop_;
   const AgentsOptions& options_;
@@ -63,9 +66,11 @@ class AgentLink {
   pid_t pid_ = -1;
   Descriptor to_, from_, talk_;
   net::Loop::Watch from_watch_, talk_watch_;
-  process::LineReader lines_, talk_lines_;
+  AgentWire wire_;
+  process::LineReader talk_lines_;
   std::vector<std::string> last_words_;  // of the launcher command
-  std::string unsent_, nonce_, proof_;
+  std::optional<net::Secret> secret_;    // while it is greeted
+  std::string nonce_;
   Clock::time_point dialled_at_{}, heard_at_{}, retry_at_{};
   milliseconds retry_in_;
 };

@@ -24,6 +24,7 @@ struct AgentsOptions {
   fs::path folder;       // that all hosts share; the runs of all jobs are in it, or are it
   fs::path program;      // ductile: the same path on every host
   fs::path worker;       // ductile-worker: the same path on every host, or beside `program` there
+  fs::path keeper = {};  // ductile-keeper, likewise
   bool held = false;     // no host is called before call() says so
   bool devices = false;  // each place of a host is a device: a share of its cores for one worker
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer

@@ -49,9 +49,7 @@ void Connections::admit(net::Admission admission) {
   const auto worker = static_cast<WorkerId>(admission.peer.peer);
   peers_.erase(worker);  // it dialled again, so the old connection is dead
   const auto [place, fresh] = peers_.emplace(
-      worker,
-      Peer{net::Channel(std::move(admission.socket), admission.keys, net::Channel::Side::server),
-           {}});
+      worker, Peer{net::Channel(std::move(admission.socket), *std::move(admission.seal)), {}});
   const net::Socket& socket = place->second.channel.socket();
   try {
     place->second.watch =

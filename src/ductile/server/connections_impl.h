@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ductile/control/membership.h"
-#include "ductile/net/frames.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -70,15 +71,30 @@ CorePool::Share CorePool::take() {
   return nullptr;
 }
 
-CorePool::Share CorePool::take_again(const std::vector<int>& cores) {
-  std::vector<int> wanted = cores;
-  std::ranges::sort(wanted);
-  for (size_t s = 0; s < shares_.size(); ++s) {
-    std::vector<int> have = shares_[s];
-    std::ranges::sort(have);
-    if (taken_[s].expired() && have == wanted) return give(s);
+std::vector<CorePool::Share> CorePool::take(int64_t devices) {
+  std::vector<Share> out;
+  while (static_cast<int64_t>(out.size()) < devices) {
+    Share share = take();
+    if (!share) break;
+    out.push_back(std::move(share));
   }
-  return nullptr;
+  return out;
+}
+
+// Where there are more devices than cores, several shares have the same cores: one of them is
+// enough.
+std::vector<CorePool::Share> CorePool::take_again(const std::vector<int>& cores) {
+  const std::set<int> wanted(cores.begin(), cores.end());
+  std::set<int> have;
+  std::vector<Share> out;
+  for (size_t s = 0; s < shares_.size() && have != wanted; ++s) {
+    const auto is_wanted = [&](int core) { return wanted.contains(core) && !have.contains(core); };
+    if (shares_[s].empty() || !taken_[s].expired() || !std::ranges::all_of(shares_[s], is_wanted))
+      continue;
+    have.insert(shares_[s].begin(), shares_[s].end());
+    out.push_back(give(s));
+  }
+  return have == wanted ? out : std::vector<Share>();
 }
 
 int64_t CorePool::free() const {

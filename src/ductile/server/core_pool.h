@@ -25,9 +25,11 @@ class CorePool {
 
   // The first share that nobody has; null: all are taken.
   Share take();
-  // The share of a process that an earlier owner of the cores started: the one that consists of
-  // just these cores. Null: no such share is free.
-  Share take_again(const std::vector<int>& cores);
+  // So many, or as many as nobody has.
+  std::vector<Share> take(int64_t devices);
+  // The shares of a process that an earlier owner of the cores started: those that consist of just
+  // these cores. None: no such shares are free.
+  std::vector<Share> take_again(const std::vector<int>& cores);
 
   int64_t free() const;
 

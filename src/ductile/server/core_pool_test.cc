@@ -28,11 +28,25 @@ TEST(CorePool, GivesEachShareToOneAtATime) {
 
 TEST(CorePool, KnowsTheShareOfAProcessThatIsFoundAgain) {
   CorePool pool(2, {0, 1, 2, 3});
-  const CorePool::Share found = pool.take_again({3, 2});
-  ASSERT_TRUE(found);
+  const auto found = pool.take_again({3, 2});
+  ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(*pool.take(), (Cores{0, 1}));
-  EXPECT_EQ(pool.take_again({2, 3}), nullptr) << "somebody has it";
-  EXPECT_EQ(pool.take_again({1, 2}), nullptr) << "there is no such share";
+  EXPECT_TRUE(pool.take_again({2, 3}).empty()) << "somebody has it";
+  EXPECT_TRUE(pool.take_again({1, 2}).empty()) << "there is no such share";
+}
+
+TEST(CorePool, AProcessMayHaveSeveralShares) {
+  CorePool pool(4, {0, 1, 2, 3});
+  {
+    const auto several = pool.take(3);
+    ASSERT_EQ(several.size(), 3u);
+    EXPECT_EQ(pool.free(), 1);
+    EXPECT_EQ(pool.take(3).size(), 1u) << "as many as there are";
+  }
+  EXPECT_EQ(pool.free(), 4);
+  EXPECT_EQ(pool.take_again({1, 3}).size(), 2u);
+  EXPECT_TRUE(pool.take_again({0, 7}).empty());
+  EXPECT_EQ(pool.free(), 4) << "what is not all there is not kept";
 }
 
 TEST(CorePool, MoreDevicesThanCoresShareThem) {

@@ -19,13 +19,14 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/log.h"
 #include "ductile/base/machine.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
-#include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/agent_wire_impl.h"
 #include "ductile/server/core_pool.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/sole_agent_impl.h"
@@ -42,7 +43,9 @@ class HostAgent {
   int run() {
     fcntl(in_, F_SETFL, fcntl(in_, F_GETFL) | O_NONBLOCK);
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
-    const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] { say({{"beat", true}}); });
+    const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
+      if (!wire_.sealed() || wire_.ready()) say({{"beat", true}});
+    });
     say({{"beat", true}});
     if (!broken_) loop_.run();
     return 0;
@@ -57,21 +60,27 @@ class HostAgent {
   };
 
   void hear() {
-    std::vector<std::string> requests;
-    const bool open = lines_.read(in_, [&](std::string_view line) { requests.emplace_back(line); });
-    for (const std::string& request : requests) handle(request);
-    if (!open) loop_.stop();
+    try {
+      const bool open = wire_.read(in_, [&](std::string_view text) { handle(text); });
+      flush();
+      if (open) return;
+    } catch (const Error& error) {
+      log_line(fmt::format("host-agent: the connection to the controller broke: {}", error.what()));
+    }
+    loop_.stop();
   }
 
-  void handle(const std::string& line) {
-    const json request = parse_json(line);
+  void handle(std::string_view text) {
+    const json request = parse_json(text);
     if (!request.is_object() || request.size() != 1)
-      return say({{"error", "not a request: " + line.substr(0, 80)}});
+      return say({{"error", fmt::format("not a request: {}", text.substr(0, 80))}});
     const std::string what = request.begin().key();
     const json& value = request.begin().value();
     try {
-      if (what == "hello") return hello(value);
-      if (!place_) fail(ErrorCode::invalid_argument, "'{}' before 'hello'", what);
+      if (what == "hello" && !wire_.sealed()) return hello(value);
+      if (!wire_.ready()) fail(ErrorCode::invalid_argument, "'{}' before 'hello'", what);
+      if (what == "begin") return begin(value);
+      if (!place_) fail(ErrorCode::invalid_argument, "'{}' before 'begin'", what);
       if (what == "census") return census();
       const std::string run = value.at("run");
       if (what == "open") open(run, value);
@@ -81,6 +90,7 @@ class HostAgent {
       Job& job = found->second;
       if (what == "start") start(run, job, value);
       if (what == "kill") job.launcher->kill(value.at("worker").get<control::WorkerId>());
+      if (what == "ask") job.launcher->ask_to_end(value.at("worker").get<control::WorkerId>());
       if (what == "adopt")
         adopt(run, job, value.at("workers").get<std::vector<control::WorkerId>>());
       if (what == "close") close(run, job);
@@ -108,21 +118,36 @@ class HostAgent {
            std::strerror(error), kShared);
     }
     const net::Secret secret = net::Secret::from_file(folder / "secret");
-    place_ = sole_agent(agent_proof(secret, "place of " + host));
+    const std::string theirs = value.at("nonce");
+    const std::string ours = net::to_hex(net::random_nonce());
+    if (theirs.size() != ours.size())
+      fail(ErrorCode::invalid_argument, "the nonce of a hello has {} digits, not {}", ours.size(),
+           theirs.size());
     folder_ = folder;
     host_ = host;
+    place_name_ = agent_proof(secret, "place of " + host);
+    say({{"greet", {{"nonce", ours}, {"proof", agent_proof(secret, theirs + ours)}}}});
+    wire_.seal(net::Seal::Side::server, agent_key(secret, theirs, ours, host));
+  }
+
+  // Who says this has the secret, too; so an earlier agent has to go.
+  void begin(const json& value) {
+    place_ = sole_agent(place_name_);
     program_ = value.at("worker").get<std::string>();
     if (::access(program_.c_str(), X_OK) != 0) program_ = process::find_worker();
+    keeper_ = value.at("keeper").get<std::string>();
+    if (::access(keeper_.c_str(), X_OK) != 0)
+      keeper_ = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
     if (const int64_t devices = value.at("devices"); devices > 0)
       cores_ = std::make_shared<CorePool>(devices);
-    say({{"ready",
-          {{"proof", agent_proof(secret, value.at("nonce"))}, {"cores", usable_cores().size()}}}});
+    say({{"ready", {{"cores", usable_cores().size()}}}});
   }
 
   void open(const std::string& run, const json& value) {
     if (jobs_.contains(run)) return;
     LocalLauncherOptions options;
-    options.program = program_;
+    options.keepers = value.at("keepers");
+    options.program = options.keepers ? keeper_ : program_;
     options.log = value.at("log").get<std::string>();
     options.threads = value.at("threads");
     options.host = host_;
@@ -153,6 +178,7 @@ class HostAgent {
     for (const json& pair : value.at("environment"))
       start.environment.emplace_back(pair.at(0), pair.at(1));
     start.workers = value.at("workers");
+    start.devices = value.at("devices");
     try {
       job.launcher->start(start);
       job.own.insert(start.worker);
@@ -210,6 +236,7 @@ class HostAgent {
       found->second.launcher->kill(worker);
     } else {
       link::end_worker(program_, run, worker);
+      link::end_worker(keeper_, run, worker, SIGQUIT);  // with what came of its command
     }
   }
 
@@ -229,17 +256,18 @@ class HostAgent {
   }
 
   void say(const json& value) {
-    const std::string text = dump_json(value) + "\n";
-    for (size_t done = 0; done < text.size() && !broken_;) {
-      const ssize_t n = ::write(out_, text.data() + done, text.size() - done);
-      if (n > 0) {
-        done += static_cast<size_t>(n);
-      } else if (errno == EAGAIN) {
-        pollfd room{out_, POLLOUT, 0};
-        ::poll(&room, 1, 1000);
-      } else if (errno != EINTR) {
+    wire_.say(dump_json(value));
+    flush();
+  }
+
+  void flush() {
+    while (wire_.has_unsent() && !broken_) {
+      if (!wire_.flush(out_)) {
         broken_ = true;
         loop_.stop();
+      } else if (wire_.has_unsent()) {
+        pollfd room{out_, POLLOUT, 0};
+        ::poll(&room, 1, 1000);
       }
     }
   }
@@ -247,20 +275,27 @@ class HostAgent {
   const int in_, out_;
   net::Loop loop_;
   net::Loop::Watch in_watch_;
-  process::LineReader lines_;
+  AgentWire wire_;
   bool broken_ = false;  // nobody reads what it says
   Descriptor place_;     // while it is held, this is the host's agent
-  fs::path folder_, program_;
-  std::string host_;
+  fs::path folder_, program_, keeper_;
+  std::string host_, place_name_;
   std::shared_ptr<CorePool> cores_;
   std::map<std::string, Job> jobs_;  // by their runs
 };
 
 }  // namespace
 
-std::string agent_proof(const net::Secret& secret, const std::string& nonce) {
+std::string agent_proof(const net::Secret& secret, const std::string& what) {
   return net::to_hex(secret.mac(
-      {std::as_bytes(std::span(std::string_view("host-agent"))), std::as_bytes(std::span(nonce))}));
+      {std::as_bytes(std::span(std::string_view("host-agent"))), std::as_bytes(std::span(what))}));
+}
+
+net::Mac agent_key(const net::Secret& secret, const std::string& controller_nonce,
+                   const std::string& agent_nonce, const std::string& host) {
+  const auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
+  return secret.mac(
+      {bytes("agent connection key"), bytes(controller_nonce), bytes(agent_nonce), bytes(host)});
 }
 
 int run_host_agent(int in, int out) {

@@ -5,12 +5,16 @@ namespace ductile::server {
 
 inline constexpr const char* kHostAgent = "host-agent";  // the argument that runs it
 
-// `ductile host-agent`: takes requests from a controller as JSON lines from `in`, answers on `out`.
-// RUN is the run directory of a job, by which the agent tells the jobs apart.
+// `ductile host-agent`: takes requests from a controller from `in`, answers on `out`, in JSON. RUN
+// is the run directory of a job, by which the agent tells the jobs apart.
 //
-//   {"hello": {"folder", "host", "nonce", "worker", "devices"}} -> {"ready": {"proof", "cores"}}
-//   {"open": {"run", "log", "threads"}}                  before anything else about a run
-//   {"start": {"run", "worker", "arguments", "environment", "workers"}}  -> nothing, or "failed"
+//   {"hello": {"folder", "host", "nonce"}} -> {"greet": {"nonce", "proof"}}, both as plain lines;
+// all that follows are messages that are encrypted, by a key from the secret in the folder:
+//   {"begin": {"worker", "keeper", "devices"}} -> {"ready": {"cores"}}
+//   {"open": {"run", "log", "threads", "keepers"}}       before anything else about a run
+//   {"start": {"run", "worker", "arguments", "environment", "workers", "devices"}} -> nothing, or
+//                                                        "failed"
+//   {"ask": {"run", "worker"}}: a keeper is to end       -> {"exited": ...}, in the end
 //   {"kill": {"run", "worker"}}                          -> {"exited": ...}, in the end
 //   {"adopt": {"run", "workers": [ID, ...]}} -> {"adopted": {"run", "found": [], "gone": []}}
 //   {"close": {"run"}}: kills what runs of it            -> {"closed": {"run"}}, in the end
@@ -18,8 +22,9 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //   {"end": {"run", "worker"}}: ends what the census showed, of whatever run
 //
 // and says by itself {"exited": {"run", "worker", "code", "signal"}}, {"line": {"run", "worker",
-// "text"}}, and {"beat": true} every second. With `devices` each worker gets a share of the cores
-// for itself (core_pool.h).
+// "text"}}, and {"beat": true} every second. With `devices` each worker gets shares of the cores
+// for itself (core_pool.h). Keepers of commands are workers in all this; launcher.h has the
+// differences.
 //
 // A host has one agent for a folder: a new one ends an earlier one that is still there, so that a
 // request which was long on its way is never carried out. Ends without a kill when `in` ends: the

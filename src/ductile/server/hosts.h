@@ -95,6 +95,9 @@ struct JobOnHosts {
   fs::path log;
   int64_t threads = 0;
   bool elsewhere = false;  // as above
+  // It starts keepers of commands in place of workers (launcher.h). adopt() seeks them on the hosts
+  // of place() alone.
+  bool keepers = false;
 };
 // The same with agents that other jobs use, too. It waits for nobody.
 std::unique_ptr<Launcher> make_hosts_launcher(std::shared_ptr<Agents> agents, JobOnHosts options,

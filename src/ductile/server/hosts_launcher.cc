@@ -67,7 +67,8 @@ class HostsLauncher final : public Launcher, private Agents::Job {
                           {"worker", here.worker},
                           {"arguments", here.arguments},
                           {"environment", here.environment},
-                          {"workers", here.workers}}}});
+                          {"workers", here.workers},
+                          {"devices", here.devices}}}});
   }
 
   void kill(WorkerId id) override {
@@ -81,10 +82,19 @@ class HostsLauncher final : public Launcher, private Agents::Job {
     say_kill(found->second.host, id);
   }
 
+  void ask_to_end(WorkerId id) override {
+    if (const auto found = workers_.find(id); found != workers_.end())
+      agents_->say(found->second.host, {{"ask", {{"run", run_}, {"worker", id}}}});
+  }
+
   void adopt(std::span<const WorkerId> ids) override {
     settled_ = true;
-    for (const WorkerId id : ids)
-      for (size_t h = 0; h < agents_->hosts(); ++h) searched_[id].insert(h);
+    for (const WorkerId id : ids) {
+      // A keeper is where it was placed or nowhere.
+      for (size_t h = 0; h < agents_->hosts(); ++h)
+        if (!options_.keepers || !shares_ || shares_->contains(h)) searched_[id].insert(h);
+      if (!searched_.contains(id)) events_.gone(id);
+    }
     for (size_t h = 0; h < agents_->hosts(); ++h) look(h);
   }
 
@@ -162,9 +172,11 @@ class HostsLauncher final : public Launcher, private Agents::Job {
   }
 
   void open(size_t host) {
-    agents_->say(
-        host,
-        {{"open", {{"run", run_}, {"log", options_.log.string()}, {"threads", options_.threads}}}});
+    agents_->say(host, {{"open",
+                         {{"run", run_},
+                          {"log", options_.log.string()},
+                          {"threads", options_.threads},
+                          {"keepers", options_.keepers}}}});
   }
 
   void say_kill(size_t host, WorkerId id) {

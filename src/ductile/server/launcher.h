@@ -24,6 +24,7 @@ struct WorkerStart {
   std::vector<std::pair<std::string, std::string>> environment;
   int64_t workers = 1;             // how many share the machine
   std::vector<std::string> avoid;  // hosts to take only where no other one is left
+  int64_t devices = 1;             // whose cores it has, where devices are shares of cores
 };
 
 struct WorkerLine {  // of its progress pipe
@@ -56,6 +57,9 @@ class Launcher {
   // Ends the process for certain. take() then gives its WorkerExited, also if the process is gone
   // already; for a host that cannot be reached it does so when the host can be reached again.
   virtual void kill(control::WorkerId worker) = 0;
+  // Sends a keeper SIGTERM, where it can be reached now: it ends its command in good order, then
+  // itself. May be repeated.
+  virtual void ask_to_end(control::WorkerId) {}
   // Finds the processes that an earlier controller started. For those that are gone, take() gives
   // WorkerExited; for those on hosts that cannot be reached, which may still run, it gives nothing.
   virtual void adopt(std::span<const control::WorkerId> workers) = 0;
@@ -91,6 +95,10 @@ struct LocalLauncherOptions {
   // of the run do.
   std::string host;
   bool kills_at_end = true;
+  // The program is not a worker but a keeper, which stays with a command: it has neither a progress
+  // pipe nor the environment of libtorch, and what kills it is SIGQUIT, upon which it kills all
+  // that came of its command.
+  bool keepers = false;
   // Whose shares the workers run on, one each; null: they share all cores with each other.
   std::shared_ptr<CorePool> cores;
 };

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -22,6 +24,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
+#include "ductile/process/zygote.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/launcher_events_impl.h"
 
@@ -29,6 +32,14 @@ namespace ductile::server {
 namespace {
 
 using control::WorkerId;
+using Clock = std::chrono::steady_clock;
+
+// How long a zygote may take for a worker; it has imports to do before the first one. One that
+// takes longer was stopped, and is killed.
+constexpr std::chrono::seconds kFirstFork{300}, kFork{10};
+// A zygote that was killed is replaced so often.
+constexpr int kMostZygotes = 3;
+constexpr int kLastAnswer = 1000;  // ms; of a zygote that is dead, so it is there or on its way
 
 // Where a process may run; empty: nobody knows.
 std::vector<int> cores_of(pid_t pid) {
@@ -47,6 +58,15 @@ class LocalLauncher : public Launcher {
       : options_(std::move(options)), run_(run.string()), events_(loop) {}
 
   ~LocalLauncher() override {
+    zygote_.reset();
+    for (auto& [id, worker] : workers_)
+      if (worker.asked) unwanted_.push_back(std::move(*worker.asked));
+    std::erase_if(workers_, [](const auto& entry) { return entry.second.asked.has_value(); });
+    for (Asked& asked : unwanted_) {
+      pollfd answer{asked.socket.get(), POLLIN, 0};
+      ::poll(&answer, 1, kLastAnswer);
+      end_unwanted(asked);
+    }
     if (!options_.kills_at_end) return;
     finish();
     for (auto& [id, worker] : workers_) {
@@ -57,57 +77,60 @@ class LocalLauncher : public Launcher {
 
   void finish() override {
     if (!options_.kills_at_end) return;
-    for (auto& [id, worker] : workers_)
-      ::pidfd_send_signal(worker.pid_fd.get(), SIGKILL, nullptr, 0);
+    std::vector<WorkerId> all;
+    for (const auto& [id, worker] : workers_) all.push_back(id);
+    for (const WorkerId id : all) kill(id);
   }
   bool finished() const override { return workers_.empty() || !options_.kills_at_end; }
 
   void start(const WorkerStart& start) override {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
     Worker worker;
-    worker.progress = Descriptor(ends[0]);
-    Descriptor write_end(ends[1]);
-    fcntl(worker.progress.get(), F_SETFL, O_NONBLOCK);
+    Descriptor write_end;
+    if (!options_.keepers) {
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe", errno);
+      worker.progress = Descriptor(ends[0]);
+      write_end = Descriptor(ends[1]);
+      fcntl(worker.progress.get(), F_SETFL, O_NONBLOCK);
+    }
     worker.place = free_place();
+    process::SpawnOptions launch;
     const int64_t sharing = std::max<int64_t>(1, start.workers);
     const char* told = std::getenv("OMP_NUM_THREADS");
-    if (options_.cores) worker.share = options_.cores->take();
-    const int64_t cores =
-        worker.share ? static_cast<int64_t>(worker.share->size()) : cpu_share().usable() / sharing;
+    if (options_.cores) worker.shares = options_.cores->take(start.devices);
+    launch.cpus = worker.cores();
+    const int64_t cores = worker.shares.empty() ? cpu_share().usable() / sharing
+                                                : static_cast<int64_t>(launch.cpus.size());
     const int64_t threads = options_.threads > 0 ? options_.threads : threads_on(cores, told);
-    process::SpawnOptions launch;
     launch.program = options_.program;
     launch.arguments = start.arguments;
-    launch.environment = process::worker_environment(threads);
+    if (options_.keepers)
+      launch.environment.emplace_back("OMP_NUM_THREADS",
+                                      std::to_string(std::max(start.devices, cores)));
+    else
+      launch.environment = process::worker_environment(threads);
     launch.environment.insert(launch.environment.end(), start.environment.begin(),
                               start.environment.end());
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
-    if (worker.share) {
-      launch.cpus = *worker.share;
-    } else if (!options_.cores) {
+    if (!options_.cores && !options_.keepers) {
       // Where workers come and go later, they share these cores anew, as far as the user lets them.
       const std::vector<int> cores = usable_cores();
       launch.environment.emplace_back("DUCTILE_CORES", fmt::format("{}", fmt::join(cores, ",")));
       if (told != nullptr) launch.environment.emplace_back("DUCTILE_THREADS", told);
       launch.cpus = core_share(worker.place, sharing, cores);
     }
-    sigset_t inherited;  // a worker of an agent ignores what its agent ignores: a pilot's notice
-    if (!options_.kills_at_end && ::pthread_sigmask(SIG_SETMASK, nullptr, &inherited) == 0)
-      launch.mask = &inherited;
-    const pid_t pid = process::spawn(launch);
-    worker.child = true;
-    worker.pid = pid;
-    try {
-      worker.pid_fd = opened(::pidfd_open(pid, 0), "pidfd_open");
-      worker.end_watch = events_.watch(worker.pid_fd.get());
-      worker.line_watch = events_.watch(worker.progress.get());
-    } catch (const Error&) {  // nobody would see its end
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
-      throw;
+    // A worker of an agent ignores what its agent ignores: a pilot's notice.
+    sigemptyset(&mask_);
+    if (!options_.kills_at_end) ::pthread_sigmask(SIG_SETMASK, nullptr, &mask_);
+    if (options_.keepers)  // what asks it to end waits until it can
+      for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&mask_, signal);
+    launch.mask = &mask_;
+    if (ask_zygote(launch, worker)) {
+      worker.asked->write_end = std::move(write_end);
+    } else {
+      spawn(launch, worker);
     }
     workers_.emplace(start.worker, std::move(worker));
   }
@@ -116,9 +139,18 @@ class LocalLauncher : public Launcher {
     const auto found = workers_.find(id);
     if (found == workers_.end()) {
       events_.gone(id);
+    } else if (found->second.asked) {
+      unwanted_.push_back(std::move(*found->second.asked));
+      workers_.erase(found);
+      events_.gone(id);
     } else {
-      ::pidfd_send_signal(found->second.pid_fd.get(), SIGKILL, nullptr, 0);
+      end(found->second);
     }
+  }
+
+  void ask_to_end(WorkerId id) override {
+    const auto found = workers_.find(id);
+    if (found != workers_.end() && options_.keepers) tell(found->second, SIGTERM);
   }
 
   void adopt(std::span<const WorkerId> ids) override {
@@ -143,7 +175,7 @@ class LocalLauncher : public Launcher {
         continue;
       }
       worker.place = free_place();
-      if (options_.cores) worker.share = options_.cores->take_again(cores_of(worker.pid));
+      if (options_.cores) worker.shares = options_.cores->take_again(cores_of(worker.pid));
       worker.end_watch = events_.watch(worker.pid_fd.get());
       workers_.emplace(id, std::move(worker));
     }
@@ -163,8 +195,17 @@ class LocalLauncher : public Launcher {
 
   std::vector<LauncherEvent> take() override {
     std::vector<LauncherEvent> events = events_.take();
+    std::erase_if(unwanted_, [](const Asked& asked) { return end_unwanted(asked); });
     for (auto it = workers_.begin(); it != workers_.end();) {
       auto& [id, worker] = *it;
+      if (worker.asked && !started(id, worker, events)) {
+        it = workers_.erase(it);
+        continue;
+      }
+      if (worker.asked) {
+        ++it;
+        continue;
+      }
       pollfd end{worker.pid_fd.get(), POLLIN, 0};
       const bool ended = ::poll(&end, 1, 0) > 0;
       read_lines(id, worker, events);  // after looking: what it wrote before it ended is here
@@ -187,16 +228,128 @@ class LocalLauncher : public Launcher {
   }
 
  private:
+  // A worker that the zygote is to fork.
+  struct Asked {
+    Descriptor socket;
+    int zygote = 0;                // which one
+    process::SpawnOptions launch;  // if there will be none
+    Descriptor write_end;          // of its progress
+    Clock::time_point since = Clock::now();
+    net::Loop::Watch watch;
+  };
   struct Worker {
     Descriptor pid_fd;
     Descriptor progress;  // none of an adopted one
     process::LineReader lines;
     pid_t pid = 0;
     int64_t place = 0;
-    CorePool::Share share;
+    std::vector<CorePool::Share> shares;
     bool child = false;
     net::Loop::Watch end_watch, line_watch;
+    std::optional<Asked> asked;
+
+    std::vector<int> cores() const {
+      std::set<int> out;
+      for (const CorePool::Share& share : shares) out.insert(share->begin(), share->end());
+      return {out.begin(), out.end()};
+    }
   };
+
+  // Whether the zygote has been asked for the worker; if not, it has to be started.
+  bool ask_zygote(const process::SpawnOptions& launch, Worker& worker) {
+    if (!process::has_zygote(options_.program)) return false;
+    try {
+      if (zygote_ && zygote_->broken()) end_zygote(zygotes_);
+      if (!zygote_) {
+        if (zygotes_ == kMostZygotes) return false;
+        ++zygotes_;
+        forked_ = false;
+        zygote_.emplace(launch);
+      }
+      Asked asked;
+      asked.socket = zygote_->ask(launch);
+      if (!asked.socket) return false;
+      asked.zygote = zygotes_;
+      asked.launch = launch;
+      asked.watch = events_.watch(asked.socket.get());
+      worker.asked = std::move(asked);
+      return true;
+    } catch (const Error&) {  // who starts the worker will find out why, if it matters to it
+      return false;
+    }
+  }
+
+  // One that ended before it had forked anybody would do so again.
+  void end_zygote(int zygote) {
+    if (zygote != zygotes_) return;
+    zygote_.reset();
+    if (!forked_) zygotes_ = kMostZygotes;
+  }
+
+  // Whether nothing will come of it any more: whoever waits to be let go ends here.
+  static bool end_unwanted(const Asked& asked) {
+    const process::ZygoteAnswer answer = process::answer_of_zygote(asked.socket.get());
+    if (answer.worker) {
+      ::kill(*answer.worker, SIGKILL);
+      ::waitpid(*answer.worker, nullptr, 0);
+    }
+    return answer.none || answer.worker;
+  }
+
+  void spawn(const process::SpawnOptions& launch, Worker& worker) {
+    worker.pid = process::spawn(launch);
+    worker.child = true;
+    watch(worker);
+  }
+
+  void watch(Worker& worker) {
+    try {
+      worker.pid_fd = opened(::pidfd_open(worker.pid, 0), "pidfd_open");
+      worker.end_watch = events_.watch(worker.pid_fd.get());
+      if (worker.progress) worker.line_watch = events_.watch(worker.progress.get());
+    } catch (const Error&) {  // nobody would see its end
+      ::kill(worker.pid, SIGKILL);
+      ::waitpid(worker.pid, nullptr, 0);
+      throw;
+    }
+  }
+
+  // Looks for the worker that the zygote was asked for; false: it cannot be started.
+  bool started(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
+    Asked& asked = *worker.asked;
+    const process::ZygoteAnswer answer = process::answer_of_zygote(asked.socket.get());
+    if (!answer.none && !answer.worker) {
+      if (Clock::now() - std::max(asked.since, heard_) > (forked_ ? kFork : kFirstFork))
+        end_zygote(asked.zygote);
+      return true;
+    }
+    try {
+      if (answer.none) {
+        end_zygote(asked.zygote);
+        spawn(asked.launch, worker);
+      } else {
+        forked_ = true;
+        heard_ = Clock::now();
+        worker.pid = *answer.worker;
+        worker.child = true;
+        watch(worker);
+        process::let_go(asked.socket.get());
+      }
+    } catch (const Error& e) {
+      events.emplace_back(control::LaunchFailed{id, e.what()});
+      return false;
+    }
+    worker.asked.reset();
+    return true;
+  }
+
+  // One that was stopped would neither hear it nor ever end.
+  static void tell(const Worker& worker, int signal) {
+    for (const int number : {signal, SIGCONT})
+      ::pidfd_send_signal(worker.pid_fd.get(), number, nullptr, 0);
+  }
+
+  void end(const Worker& worker) const { tell(worker, options_.keepers ? SIGQUIT : SIGKILL); }
 
   void read_lines(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
     if (worker.progress.get() < 0) return;
@@ -218,8 +371,14 @@ class LocalLauncher : public Launcher {
 
   const LocalLauncherOptions options_;
   const std::string run_;
+  sigset_t mask_{};  // of workers; one that the zygote does not fork is started with it later
   LauncherEvents events_;
+  std::optional<process::Zygote> zygote_;
+  int zygotes_ = 0;
+  bool forked_ = false;                     // the last zygote has imported all
+  Clock::time_point heard_ = Clock::now();  // of a zygote
   std::map<WorkerId, Worker> workers_;
+  std::vector<Asked> unwanted_;  // were killed before they were there
 };
 
 }  // namespace

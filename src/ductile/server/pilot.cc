@@ -22,7 +22,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
-#include "ductile/net/frames.h"
+#include "ductile/net/channel.h"
 #include "ductile/net/gate.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
@@ -181,8 +181,8 @@ class Pilot {
       launch.error_fd = STDERR_FILENO;
       launch.mask = &mask_;
       agent_ = process::spawn(launch);
-      channel_ = std::make_unique<net::Channel>(std::move(admission.socket), admission.keys,
-                                                net::Channel::Side::server);
+      channel_ =
+          std::make_unique<net::Channel>(std::move(admission.socket), *std::move(admission.seal));
       ::fcntl(from_agent_.get(), F_SETFL, O_NONBLOCK);
       call_watch_ = loop_.watch(channel_->socket().fd(), net::Interest::read,
                                 [this](net::Ready) { hear_caller(); });
@@ -256,7 +256,7 @@ int call_pilot(const fs::path& folder, const std::string& node, int in, int out)
       net::dial({pilot->address, pilot->port}, net::Secret::from_file(ticket.path() / "secret"),
                 caller_identity(ticket), pilot_identity(ticket), options,
                 net::Clock::now() + std::chrono::seconds(10));
-  net::Channel channel(std::move(admission.socket), admission.keys, net::Channel::Side::client);
+  net::Channel channel(std::move(admission.socket), *std::move(admission.seal));
   std::vector<std::byte> block(kPilotBlock);
   while (true) {
     std::array<pollfd, 2> ends{{{in, POLLIN, 0}, {channel.socket().fd(), POLLIN, 0}}};

@@ -15,6 +15,9 @@ constexpr double kStepsToMeasure = 3;
 // A measured profile ends at 64 devices: no job of the published simulators gets more.
 constexpr int32_t kMostMeasured = 64;
 
+// Local batches of each number of devices that a profiled job has measured.
+constexpr int kProfiledBatches = 12;
+
 JobRun::JobRun(const Submission& submission, const Application& app, const ReplayRules& rules,
                std::span<const std::string> types, const sched::PolicyTraits& traits,
                sched::FitCache& fits, sched::SharedMeasurements& shared,
@@ -36,6 +39,31 @@ JobRun::JobRun(const Submission& submission, const Application& app, const Repla
   for (int32_t e = 1; e <= app.epochs; ++e)
     epoch_ends_.push_back(app.progress_at(e) * submission.work);
   total_ = epoch_ends_.back();
+}
+
+void JobRun::measure_all(const sched::Cluster& cluster) {
+  if (!measures_ || service_run_ || planned() || pipeline()) return;
+  for (size_t t = 0; t < types_.size(); ++t) {
+    const auto type = static_cast<int32_t>(t);
+    const int32_t per_node = std::max(cluster.devices_per_node(type), 1);
+    const auto most =
+        static_cast<int32_t>(std::min<int64_t>(cluster.usable_devices(type), kMostMeasured));
+    for (int32_t k = 1; k <= most; k = k < per_node ? std::min(2 * k, per_node) : k + per_node) {
+      std::vector<int32_t> counts(static_cast<size_t>(k / per_node), per_node);
+      if (k % per_node != 0) counts.push_back(k % per_node);
+      const double low = profiles_[t]->min_local();
+      const double high = std::max<double>(profiles_[t]->max_local(counts), low);
+      for (int i = 0; i < kProfiledBatches; ++i) {
+        const auto local = static_cast<int32_t>(
+            std::lround(low * std::pow(high / low, i / (kProfiledBatches - 1.0))));
+        const StepTime time = app_.step_time(types_[t], counts, local);
+        const double gradient = std::max(time.step - time.sync, 1e-9);
+        agent_.observe(type, {static_cast<int32_t>(counts.size()), k, local, gradient,
+                              std::max(time.step, gradient)});
+      }
+    }
+  }
+  agent_.observe(app_.noise(app_.init_batch, 0));
 }
 
 sched::AgentFacts JobRun::facts(std::span<const std::string> types,

@@ -37,6 +37,11 @@ class JobRun {
          sched::FitCache& fits, sched::SharedMeasurements& shared,
          const Instruments& instruments = {});
 
+  // Takes the true step times on one node's 1, 2, 4 ... devices and on whole nodes of the cluster,
+  // at twelve local batches each, and the first noise scale, as if it had run there. Not for
+  // services, pipelines and jobs with plans, and without effect if it does not measure.
+  void measure_all(const sched::Cluster& cluster);
+
   // Lets `seconds` pass from `now`; returns the end of the job where it lies within (of a service
   // its life's end, whether it holds anything or not).
   std::optional<double> advance(double now, double seconds, const Conditions& conditions);

@@ -206,5 +206,44 @@ TEST(Information, IsTheSameForAllWhereAsked) {
   EXPECT_EQ(full.asked, 0);
 }
 
+// A job that was profiled is known on every number of devices before it starts.
+TEST(Information, OfProfiledJobsIsThereWhenTheyArrive) {
+  struct Watcher : sched::Policy {
+    std::unique_ptr<sched::Policy> inner = sched::make_policy("ductile");
+    int64_t arrived = 0, known = 0;
+    std::string_view name() const override { return "watcher"; }
+    sched::PolicyTraits traits() const override { return inner->traits(); }
+    std::string explain(sched::JobId job) const override { return inner->explain(job); }
+    sched::Decisions decide(const sched::Round& round) override {
+      for (const sched::JobView& job : round.jobs) {
+        if (job.started >= 0) continue;
+        ++arrived;
+        known += job.noise && job.types[0].fitted && job.types[0].max_profiled == 16;
+      }
+      return inner->decide(round);
+    }
+  };
+  const Catalog shared = built_in_catalog();
+  SyntheticOptions made;
+  made.jobs = 8;
+  made.hours = 2;
+  const Workload drawn = synthetic_workload(made, shared);
+  double mean[2] = {0, 0};
+  for (const bool profiled : {false, true}) {
+    Workload workload = drawn;
+    Catalog catalog = shared;
+    make_unique(workload, catalog, 1);
+    SimOptions options;
+    options.information = profiled ? Information::profiled : Information::full;
+    Watcher watcher;
+    const SimResult result =
+        simulate(workload, catalog, sched::homogeneous_cluster(4, 4), watcher, options);
+    for (const JobResult& job : result.jobs) mean[profiled] += job.jct();
+    EXPECT_GT(watcher.arrived, 0);
+    EXPECT_EQ(watcher.known, profiled ? watcher.arrived : 0);
+  }
+  EXPECT_LT(mean[1], mean[0]);
+}
+
 }  // namespace
 }  // namespace ductile::sim

@@ -34,9 +34,7 @@ bool announced(FaultKind kind) {
   return kind == FaultKind::reclaim || kind == FaultKind::maintenance;
 }
 
-bool of_a_node(FaultKind kind) {
-  return kind == FaultKind::node_loss || kind == FaultKind::straggler || announced(kind);
-}
+bool of_a_node(FaultKind kind) { return kind == FaultKind::straggler || takes_nodes(kind); }
 
 bool of_messages(FaultKind kind) {
   return kind == FaultKind::lost_decisions || kind == FaultKind::late_reports ||
@@ -155,6 +153,8 @@ std::string_view to_string(FaultKind kind) {
     if (known == kind) return name;
   return "?";
 }
+
+bool takes_nodes(FaultKind kind) { return kind == FaultKind::node_loss || announced(kind); }
 
 Scenario parse_scenario(std::string_view text, std::string_view name) {
   const toml::table tree = parse_toml(text, name);

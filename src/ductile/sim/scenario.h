@@ -44,6 +44,8 @@ enum class FaultKind : uint8_t {
   late_messages,
 };
 std::string_view to_string(FaultKind kind);
+// Whether the node is gone while the fault lasts: node_loss, reclaim, maintenance.
+bool takes_nodes(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::node_loss;

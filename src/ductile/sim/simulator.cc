@@ -1,3 +1,4 @@
+// One file because arrivals, faults, rounds and ends all change the same state, a Simulation's.
 #include "ductile/sim/simulator.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ double cpu_seconds() {
 
 sched::PolicyTraits obeyed(sched::PolicyTraits traits, Information information) {
   if (information == Information::own) return traits;
-  const bool full = information == Information::full;
+  const bool full = information != Information::published;
   traits.measures = full && traits.uses == sched::Scaling::adaptive;
   traits.on_events = full;
   return traits;
@@ -53,6 +54,7 @@ class Simulation {
   Conditions conditions(int32_t job) const;
   void find_interference();
   void check_round() const;
+  void check_devices_left() const;
   bool drawn(double probability, uint64_t purpose, int32_t job) const;
   double packed_step(const Application& app, int32_t batch, int32_t devices, int32_t type) const;
   std::span<const double> step_seconds(const Submission& job);
@@ -129,6 +131,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
     const Submission& job = workload_.jobs[j];
     runs_.emplace_back(job, catalog.find(job.application), catalog.rules, cluster_.types, traits_,
                        fits_, measurements_, Instruments{options.noise, options.seed, j});
+    if (options.information == Information::profiled) runs_.back().measure_all(cluster_);
     if (!traits_.sees_types)
       for (const std::string& type : cluster_.types)
         if (!job.service && catalog.find(job.application).unit(type) == 0)
@@ -240,7 +243,7 @@ void Simulation::arrive() {
     view.transfer_seconds = job.transfer;
     view.movable = job.movable;
     // Sia keeps to the batch that was asked for, and would know less than the jobs themselves.
-    if (options_.information == Information::full && view.scaling == sched::Scaling::adaptive)
+    if (options_.information >= Information::full && view.scaling == sched::Scaling::adaptive)
       view.requested_batch = 0;
     const Application& app = catalog_.find(job.application);
     if (!job.service && app.micro_batches == 0 && app.plans.empty())
@@ -477,7 +480,23 @@ void Simulation::check_round() const {
                   used[n], cluster_.usable(n));
 }
 
+// Without a device, now and for good, no job that trains would ever end.
+void Simulation::check_devices_left() const {
+  if (cluster_.usable_devices() > 0) return;
+  for (size_t i = next_fault_; i < faults_.size(); ++i)
+    if (takes_nodes(faults_[i].kind) && !faults_[i].start) return;
+  const auto waits = [&](int32_t j) { return !workload_.jobs[j].service; };
+  const auto first = std::find_if(active_.begin(), active_.end(), waits);
+  if (first == active_.end()) return;
+  fail(ErrorCode::invalid_argument,
+       "after {} s all {} nodes are gone for good, and {} jobs are unfinished, {} the first; let a "
+       "fault of the scenario end (for = SECONDS), or leave a node out of it",
+       now_, cluster_.nodes(), std::count_if(active_.begin(), active_.end(), waits),
+       workload_.jobs[*first].name);
+}
+
 void Simulation::round() {
+  check_devices_left();
   for (size_t i = 0; i < active_.size(); ++i) {
     const int32_t j = active_[i];
     JobRun& run = runs_[j];

@@ -29,6 +29,7 @@ enum class Information : uint8_t {
   own,        // what the policy itself uses: PolicyTraits::measures and on_events
   published,  // for all, as published for Pollux and Sia: each job's fitted model, rounds only
   full,       // for all, as for Ductile's: corrected, shared measurements; events; free batch
+  profiled,   // as full, and each job was measured before it arrived: JobRun::measure_all()
 };
 
 struct SimOptions {

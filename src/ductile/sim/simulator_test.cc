@@ -96,6 +96,46 @@ TEST(Simulator, EveryPolicyFinishesTheSameWork) {
   }
 }
 
+TEST(Simulator, WithAllDevicesGoneForGoodItSaysSoAtOnce) {
+  const Workload workload = small_workload(1, 8);
+  const sched::Cluster cluster = sched::homogeneous_cluster(2, 4);
+  SimOptions options;
+  options.scenario = parse_scenario(
+      "[[fault]]\nkind = \"node_loss\"\nat = 300\nfor = 100\nevery = 500\ncount = 3\nnode = 0\n"
+      "[[fault]]\nkind = \"node_loss\"\nat = 2000\nnode = 0\n"
+      "[[fault]]\nkind = \"reclaim\"\nat = 2100\nnode = 1\n",
+      "s.toml");
+  int64_t rounds = 0;
+  options.progress = [&](const SimProgress& at) { rounds = static_cast<int64_t>(at.now / 60); };
+  for (const std::string& policy : sched::policy_names()) {
+    SCOPED_TRACE(policy);
+    try {
+      run(policy, workload, cluster, options);
+      ADD_FAILURE() << "it ended";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string_view(e.what()).find("all 2 nodes are gone for good"),
+                std::string_view::npos)
+          << e.what();
+    }
+    EXPECT_LT(rounds, 100) << "not after the longest time that a simulation may take";
+  }
+}
+
+TEST(Simulator, ItWaitsForDevicesThatComeBackHoweverLate) {
+  const Workload workload = small_workload(1, 8);
+  const sched::Cluster cluster = sched::homogeneous_cluster(2, 4);
+  SimOptions options;
+  options.scenario = parse_scenario(
+      "[[fault]]\nkind = \"node_loss\"\nat = 300\nfor = 90000\nnodes = [0, 1]\n", "s.toml");
+  for (const std::string& policy : sched::policy_names()) {
+    SCOPED_TRACE(policy);
+    const SimResult result = run(policy, workload, cluster, options);
+    expect_sound(workload, result, cluster);
+    EXPECT_GT(result.end, 90300);
+  }
+}
+
 TEST(Simulator, SameSeedSameBytes) {
   const Workload workload = small_workload(2, 16);
   const sched::Cluster cluster = sched::homogeneous_cluster(3, 4);

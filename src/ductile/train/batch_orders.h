@@ -14,7 +14,9 @@ class BatchOrders {
  public:
   explicit BatchOrders(fs::path file) : file_(std::move(file)) {}
 
-  // The batch wished for after `updates` updates; 0: none. Throws data_loss for a damaged file.
+  // The batch wished for after `updates` updates; 0: none. Throws data_loss once for each change
+  // that makes the file a damaged one, or something else than a file, and unavailable as long as it
+  // cannot be read; nothing is wished for then.
   int64_t wish(int64_t updates);
 
  private:
@@ -22,7 +24,9 @@ class BatchOrders {
 
   fs::path file_;
   struct Stamp {
-    int64_t inode = 0, seconds = 0, nanoseconds = 0;
+    // The size, since two writes may fall into one tick of the file system's clock: a shell
+    // empties the file before it writes.
+    int64_t inode = 0, size = 0, seconds = 0, nanoseconds = 0;
     bool operator==(const Stamp&) const = default;
   };
   Stamp seen_;

@@ -29,6 +29,8 @@ namespace {
 using testing::LocalCluster;
 using Json = nlohmann::json;
 
+bool all_sizes() { return std::getenv("DUCTILE_ALL_SIZES") != nullptr; }
+
 struct Row {
   std::string name;
   spec::JobOptions job;
@@ -307,7 +309,8 @@ TEST_P(Conformance, EveryNumberOfWorkersGivesTheSameBits) {
     EXPECT_GE(skipped, 1) << "the loss scale overflows at first";
     EXPECT_GE(alone.figures().at("updates").get<int64_t>(), 3 * skipped);
   }
-  for (const int64_t workers : {2, 3, 4, 8}) {
+  for (const int64_t workers :
+       all_sizes() ? std::vector<int64_t>{2, 3, 4, 8} : std::vector<int64_t>{3, 8}) {
     const Run run(row);
     run_undisturbed(row, run, workers);
     expect_equal(run, alone, fmt::format("{} workers", workers));
@@ -323,9 +326,7 @@ TEST_P(Conformance, NeitherKillsNorResizesNorPreemptionsChangeABit) {
     constexpr int64_t kNumbers[] = {1, 2, 3, 4, 8};
     return kNumbers[rng.below(std::size(kNumbers))];
   };
-  const char* const seeds = std::getenv("DUCTILE_CONFORMANCE_SEEDS");
-  const uint64_t last = seeds != nullptr ? std::strtoull(seeds, nullptr, 10) : 1;
-  for (uint64_t seed = 1; seed <= last; ++seed) {
+  for (uint64_t seed = 1; seed <= (all_sizes() ? 3 : 1); ++seed) {
     Rng rng(seed, std::hash<std::string>{}(row.name));
     std::string story;
     const Run run(row);

@@ -8,7 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/nn/threads.h"
-#include "ductile/plan/schedule.h"
+#include "ductile/spec/stage_orders.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
 
@@ -57,12 +57,12 @@ void cut_evenly(const OperatorGraph& operators, size_t num_stages, Pipeline& pip
 }
 
 // One forward, one backward, behind as many forward tasks as there are stages from here on.
-std::vector<plan::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
+std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
   const int64_t ahead = std::min(from_here, micro_batches);
-  std::vector<plan::Task> out(static_cast<size_t>(ahead), plan::Task::forward);
+  std::vector<spec::Task> out(static_cast<size_t>(ahead), spec::Task::forward);
   for (int64_t m = 0; m < micro_batches; ++m) {
-    out.push_back(plan::Task::backward);
-    if (m + ahead < micro_batches) out.push_back(plan::Task::forward);
+    out.push_back(spec::Task::backward);
+    if (m + ahead < micro_batches) out.push_back(spec::Task::forward);
   }
   return out;
 }
@@ -91,14 +91,14 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
   }
   const auto num_stages = static_cast<int64_t>(out.stages.size());
   for (int64_t s = 0; s < num_stages; ++s) {
-    std::vector<plan::Task>& order = out.stages[static_cast<size_t>(s)].order;
+    std::vector<spec::Task>& order = out.stages[static_cast<size_t>(s)].order;
     if (options.orders.empty()) {
       order = one_forward_one_backward(num_stages - s, options.micro_batches);
     } else {
-      order = plan::order_from_letters(options.orders[static_cast<size_t>(s)], static_cast<int>(s),
+      order = spec::order_from_letters(options.orders[static_cast<size_t>(s)], static_cast<int>(s),
                                        3 * options.micro_batches);
     }
-    out.split = out.split || std::ranges::find(order, plan::Task::backward_weight) != order.end();
+    out.split = out.split || std::ranges::find(order, spec::Task::backward_weight) != order.end();
   }
   parallel::check(out, operators);
   return out;

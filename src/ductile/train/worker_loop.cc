@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "ductile/link/membership_options.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/run/meters.h"
+#include "ductile/run/progress.h"
 #include "ductile/spec/methods.h"
 #include "ductile/train/batch_orders.h"
 #include "ductile/train/environment.h"
@@ -114,6 +116,7 @@ class WorkerLoop::Impl {
   void settled(Generation generation, int64_t step);
   void sum_up();
   void tell_error();
+  int64_t ordered_batch();
   int rank_of(WorkerId worker) const {
     return static_cast<int>(plan_->find(worker) - plan_->members.data());
   }
@@ -124,6 +127,7 @@ class WorkerLoop::Impl {
   const Recipe recipe_;
   const std::string job_name_;
   BatchOrders orders_;
+  std::string order_trouble_;  // that was said last
   std::unique_ptr<Replica> replica_;
   run::CostMeter cost_;                             // of this process
   std::optional<Recorder> recorder_;                // of the leader
@@ -376,11 +380,22 @@ void WorkerLoop::Impl::lead() {
   recorder_->started(static_cast<int64_t>(plan_->members.size()));
 }
 
+// What is ordered from outside the run; a file that says nothing orderly is no reason to end it.
+int64_t WorkerLoop::Impl::ordered_batch() {
+  try {
+    return orders_.wish(replica_->updates());
+  } catch (const Error& error) {
+    if (std::exchange(order_trouble_, error.message()) != error.message())
+      run::offer_line(input_.progress_fd, run::Message{"warning", error.message()});
+    return 0;
+  }
+}
+
 void WorkerLoop::Impl::on(const RunStep& command) {
   enter(command.plan);
   replica_->gather_weights(*exchange_);
   replica_->verify(*exchange_);
-  if (spec::batch_is_ordered(input_.job)) replica_->wish_batch(orders_.wish(replica_->updates()));
+  if (spec::batch_is_ordered(input_.job)) replica_->wish_batch(ordered_batch());
   const std::span<const comm::LeafRange> nodes = exchange_->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Replica::Ready ready;

@@ -427,13 +427,13 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
   if (exit_status == 2) return refused(trial, log, environment);
   if (exit_status == 4) {  // what a killed session left behind still saves
     std::this_thread::sleep_for(kBusy);
-    return retry(trial, log, kBusyTries, environment);
+    return retry(trial, log, waits_, kBusyTries, environment);
   }
   retry(trial,
         end.status == "failed" ? end.message
         : log.empty()          ? "it ended"
                                : log,
-        kTries, environment);
+        failures_, kTries, environment);
 }
 
 // Values that contradict one another are a result, as a divergence is: each of them was allowed by
@@ -453,9 +453,9 @@ void Session::refused(int64_t trial, const std::string& why, const Environment& 
   tell(trial, true, true, environment);
 }
 
-void Session::retry(int64_t trial, const std::string& why, int most,
+void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
                     const Environment& environment) {
-  if (++failures_[trial] >= most) {
+  if (++times[trial] >= most) {
     fail(ErrorCode::unavailable,
          "trial {} failed {} times: {}\nWhen that is mended, go on with `ductile tune --resume {}`",
          trial, most, why, folder_.string());

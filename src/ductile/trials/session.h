@@ -95,7 +95,8 @@ class Session {
   bool complete(int64_t trial) const;  // whether there is nothing left to do until then
   void ended(int64_t trial, int exit_status, const Environment& environment);
   void refused(int64_t trial, const std::string& why, const Environment& environment);
-  void retry(int64_t trial, const std::string& why, int most, const Environment& environment);
+  void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
+             const Environment& environment);
   void stop_all();
   void tell(int64_t trial, bool is_over, bool has_diverged, const Environment& environment);
   std::map<double, double> values(int64_t trial) const;  // by budget
@@ -106,8 +107,8 @@ class Session {
   std::unique_ptr<run::RunLock> lock_;
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
-  std::map<int64_t, double> planned_;  // trials under way and their budgets
-  std::map<int64_t, int> failures_;
+  std::map<int64_t, double> planned_;        // trials under way and their budgets
+  std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
   std::string over_;
   bool finishing_ = false;  // the best trial runs to its end
   double wall_seconds_ = 0;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -56,6 +57,28 @@ TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
   write_file_atomic(other / "notes.txt", "mine");
   EXPECT_THROW(Session::create(other, job_toml(), default_tuning({})), Error);
   EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
+}
+
+// A session that was killed leaves a trial behind that still saves: the next one waits for it, and
+// that is none of the failures which end a session.
+TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
+  const TempFolder place;
+  const fs::path program = place.path() / "program", calls = place.path() / "calls";
+  write_file_atomic(program, fmt::format("#!/bin/sh\necho >> {0}\n"
+                                         "[ $(wc -l < {0}) -gt 2 ] || exit 4\nexit 1\n",
+                                         calls.string()));
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  Session session = Session::create(place.path() / "session", job_toml(), tuning);
+  try {
+    session.run({.program = program});
+    ADD_FAILURE() << "it ended";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unavailable) << error.message();
+    EXPECT_NE(error.message().find("failed 3 times"), std::string::npos) << error.message();
+  }
+  EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
 }
 
 TEST(Session, TellsAbsenceFromDamage) {

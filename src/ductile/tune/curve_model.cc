@@ -90,6 +90,12 @@ Normal CurveModel::forecast(Target& target) const {
           std::max(1e-12 * prior, prior - dot(v, v, places_.size()))};
 }
 
+double explained_share(const CurveScales& s, double when) {
+  const double level = s.level + s.own_level, shape = s.shape + s.own_shape;
+  const double both = level + shape * matern52(std::abs(when) / s.time);
+  return both * both / ((level + shape) * (level + shape + s.noise));
+}
+
 double CurveModel::log_likelihood() const {
   const double n = static_cast<double>(places_.size());
   return -0.5 * (dot(solved_.data(), solved_.data(), solved_.size()) + factor_.log_determinant() +

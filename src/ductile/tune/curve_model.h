@@ -30,6 +30,11 @@ nlohmann::json to_json(const CurveScales& scales);
 // Throws invalid_argument for anything else than scales of so many features.
 CurveScales curve_scales_from_json(const nlohmann::json& json, size_t num_features);
 
+// The share of the variance of trials' values at the full budget that one value of each at the
+// logarithm `when` of the budget (0: the full one) explains: the squared correlation of the two,
+// over trials of settings chosen at random. The mean curve is the same for all, so it counts not.
+double explained_share(const CurveScales& scales, double when);
+
 class CurveModel {
  public:
   explicit CurveModel(CurveScales scales);

@@ -18,14 +18,17 @@ constexpr size_t kCurvesCandidates = 300;  // without a list
 constexpr size_t kMostListed = 2000;       // of a list, for one decision
 constexpr size_t kMostFitValues = 80;      // that the scales are fitted to
 constexpr double kFitGrowth = 1.5;         // of the values between two fits
-constexpr double kNewShare = 0.6;          // of the budget, for first looks at new settings
-constexpr double kRandomShare = 0.2;       // of the new settings: what the model cannot know yet
-constexpr double kNewDeviation = 0.7;      // how much of its doubt speaks for a new setting
+// Of the budget, for first looks at new settings: the less where a look says little of the end.
+constexpr double kLeastNewShare = 0.3, kMostNewShare = 0.6;
+// The share of the ends' variance that a first look explains, where the least and most of it go.
+constexpr double kLittleExplained = 0.55, kMuchExplained = 0.7;
+constexpr double kRandomShare = 0.2;   // of the new settings: what the model cannot know yet
+constexpr double kNewDeviation = 0.7;  // how much of its doubt speaks for a new setting
 
-// Two decisions. How much of the budget goes to new settings is fixed: the rest would be spent on
-// trials that are soon known to be mediocre, or on ever more new ones, if the two competed by
-// expected improvement alone (docs/design/015-tune.md). Among new settings, and among paused
-// trials, the expected improvement at the full budget decides.
+// Two decisions. How much of the budget goes to new settings follows only from what first looks say
+// of the end: the rest would be spent on trials that are soon known to be mediocre, or on ever more
+// new ones, if the two competed by expected improvement (docs/design/015-tune.md). Among new
+// settings, and among paused trials, the expected improvement at the full budget decides.
 class CurvesSearcher final : public Searcher {
  public:
   CurvesSearcher(std::string_view name, const Space& space, const SearcherOptions& options)
@@ -45,7 +48,8 @@ class CurvesSearcher final : public Searcher {
     catch_up();
     const size_t startup =
         options().startup > 0 ? static_cast<size_t>(options().startup) : kCurvesStartup;
-    const bool is_new = paused.empty() || trials().size() < startup || looked_ < kNewShare * spent_;
+    const bool is_new =
+        paused.empty() || trials().size() < startup || looked_ < new_share() * spent_;
     if (is_new) {
       if (auto fresh = pick_new(rng, startup)) return {.fresh = std::move(fresh)};
       if (paused.empty()) return {};
@@ -184,6 +188,15 @@ class CurvesSearcher final : public Searcher {
       }
     }
     scales_ = fit_curve_scales(places, values, options().ard, scales_);
+  }
+
+  // How much of the budget goes to first looks.
+  double new_share() const {
+    if (reached_.empty()) return kMostNewShare;
+    const double look = looked_ / static_cast<double>(reached_.size());  // the mean first one
+    const double explained = explained_share(scales_, std::log(look / options().full_budget));
+    const double much = (explained - kLittleExplained) / (kMuchExplained - kLittleExplained);
+    return std::lerp(kLeastNewShare, kMostNewShare, std::clamp(much, 0.0, 1.0));
   }
 
   void rebuild() {

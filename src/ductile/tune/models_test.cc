@@ -234,6 +234,22 @@ TEST(CurveModelTest, AgreesWithANaiveInverseInLongDouble) {
   }
 }
 
+TEST(CurveModelTest, TheExplainedShareIsTheDoubtThatOneValueTakes) {
+  Rng rng(5);
+  for (int i = 0; i < 200; ++i) {
+    CurveScales s = usual_curve_scales(1);
+    s.mean = 1e-12;  // all trials share it
+    for (double* scale : {&s.level, &s.shape, &s.own_level, &s.own_shape, &s.noise, &s.time})
+      *scale = std::exp(rng.uniform(-5, 1));
+    const double when = -rng.uniform(0, 6);
+    CurveModel model(s);
+    CurveModel::Target end{{0, {0.5}, 0}};
+    const double before = model.forecast(end).variance;
+    model.append({0, {0.5}, when}, 1);
+    EXPECT_NEAR(explained_share(s, when), 1 - model.forecast(end).variance / before, 1e-8);
+  }
+}
+
 TEST(ParzenDensityTest, AgreesWithItsDefinitionAndIntegratesToOne) {
   const Space space({{"x"}, {"c", Kind::choice, Scale::linear, 0, 1, {"1", "2", "3"}}});
   Rng rng(4);

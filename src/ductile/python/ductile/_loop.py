@@ -3,7 +3,6 @@
 The engine, which is the C++ worker, runs in a thread of its own and asks for the loss of a virtual rank;
 the main thread answers it from the body of the user's loop."""
 
-import _thread
 import os
 import sys
 import threading
@@ -53,9 +52,7 @@ class Loop(Job):
         self._model, self._train, self._test = model, train, test
         self._first = None if not isinstance(model, torch.nn.Module) else \
             {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-        self._asked, self._answered = _thread.allocate_lock(), _thread.allocate_lock()
-        self._asked.acquire()
-        self._answered.acquire()
+        self._turns = None  # of the engine, which asks, and the body, which answers
         self._step, self._error, self._over = None, None, False
         self._thread, self._entered, self._given = None, False, False
         self.net = None  # the module, while the loop runs
@@ -85,8 +82,7 @@ class Loop(Job):
         if self._error is not None:
             raise self._error
         self._step = Step(batch, torch.is_grad_enabled())
-        self._asked.release()
-        self._answered.acquire()
+        self._turns.ask_and_wait()
         step, self._step = self._step, None
         if self._error is not None:
             raise self._error
@@ -99,7 +95,7 @@ class Loop(Job):
             Mode.code = Mode.work()
         finally:
             self._over = True
-            self._asked.release()
+            self._turns.ask()
 
     # ---- What the user's program calls, in the main thread.
 
@@ -114,7 +110,7 @@ class Loop(Job):
                                     "train.epochs say how long it is")
             else:
                 self._error = Error("conflict", f"the body of the loop:\n{told(error)[1]}")
-            self._answered.release()
+            self._turns.answer()
         elif kind is not None:
             return False
         if self._thread is not None:
@@ -127,16 +123,20 @@ class Loop(Job):
         if self._thread is not None:
             raise Error("conflict", "a second loop over the job: one `for step in job` goes through all epochs and "
                         "evaluations, so write it once, with no loop over epochs around it; train.epochs says how many")
+        from ductile import _core
+
         Mode.prepare(self)
+        self._turns = _core.Turns()
         self._thread = threading.Thread(target=self._engine, name="ductile")
         self._thread.start()
         return iter(self._next, None)
 
     def _next(self):
         if self._given:  # the body has answered; the engine may have asked already before it has its first step
-            self._answered.release()
+            self._turns.answer_and_wait()
+        else:
+            self._turns.wait_for_question()
         self._given = True
-        self._asked.acquire()
         if self._over:
             torch.set_grad_enabled(True)
             raise StopIteration

@@ -4,13 +4,14 @@ import copy
 import json
 import numbers
 
+import numpy
 import torch
 
 from ductile import _core
 from ductile._errors import Error, of_user
 from ductile._job import Job
 from ductile._seeds import seed_all
-from ductile._state import is_in
+from ductile._state import is_in, put_back
 
 
 def has_rule(job):
@@ -40,12 +41,14 @@ class Rule:
         self.parts = dict(zip(("optimizer", "scheduler"), made))
         self.parameters = dict(model.named_parameters())
         names = {id(p): n for n, p in self.parameters.items()}
+        self._groups = self._grouped()
         listed = [p for group in made[0].param_groups for p in group["params"]]
         if not all(id(p) in names for p in listed):
             raise self._wrong("has a parameter that is none of model()'s; they are those of its argument")
         self._listed = [names[id(p)] for p in listed]  # as state_dict() numbers them
         self._places = {}  # of the tensors that lie in the worker's memory
-        text, found = self._walked()
+        self._kinds = {}  # of the dictionaries that are more than that: a rule that was made anew has the same
+        text, found = self._walked(first=True)
         self._first = text, {path: tensor.detach().clone() for path, _, _, tensor in found}
 
     def _wrong(self, text):
@@ -55,6 +58,7 @@ class Rule:
         return float(self.parts["optimizer"].param_groups[0].get("lr", 0.0))
 
     def step(self, gradients, updates):
+        places = [parameter.data for parameter in self.parameters.values()]
         for parameter, gradient in zip(self.parameters.values(), gradients):
             parameter.grad = gradient if parameter.requires_grad else None
         seed_all(_core.mix(self.seed, updates))
@@ -62,6 +66,10 @@ class Rule:
             with of_user("conflict", f"{self.name}, the optimiser in update {updates}"):
                 for part in self.parts.values():
                     part.step()
+            for (name, parameter), place in zip(self.parameters.items(), places):
+                if not is_in(parameter, place):  # p.data = ...; the worker reads the place
+                    put_back(parameter, place, parameter.data, f"{self.name}: the parameter {name}", keep=True,
+                             after="the optimiser's step()")
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -89,30 +97,58 @@ class Rule:
     def take(self, text, memory):
         """Goes on from this state, in this memory."""
         places = {}
-        for part, state in json.loads(text).items():
+        saved = json.loads(text)
+        for part, state in saved.items():
             with of_user("conflict", f"{self.name}, load_state_dict() of the {part}"):
-                like = self.parts[part].state_dict()
-                self.parts[part].load_state_dict(self._read(state, like, memory, places))
+                wanted = self._read(state, self.parts[part].state_dict(), memory, places)
+                self.parts[part].load_state_dict(wanted)
+                if part == "optimizer":  # load_state_dict() of torch.optim has made other types of some
+                    now = self.parts[part].state_dict().get("state", {})
+                    for key, value in wanted.get("state", {}).items():
+                        _put(now.get(key), value)
         self._places = places
         for path, container, key, tensor in self._walked()[1]:
-            place = places[path]
+            place = places.get(path)
+            if place is None:
+                continue
             if tensor.dtype == place.dtype:
                 tensor.data = place  # load_state_dict() has made a copy
-            else:
+            elif not isinstance(container, tuple):
                 container[key] = place
+        now = self._walked()[0]
+        if now != text:
+            raise Error("conflict", f"{self.name}: load_state_dict() does not bring back what state_dict() gave: "
+                        f"{_difference(saved, json.loads(now))}")
 
     def begin(self):
         text, tensors = self._first
         self.take(text, {path: _bytes(tensor) for path, tensor in tensors.items()})
         self._places = {}
 
-    def _walked(self):
+    def _grouped(self):
+        return [[id(p) for p in group["params"]] for group in self.parts["optimizer"].param_groups]
+
+    def _walked(self, first=False):
         """The state as JSON, and (path, container, key, tensor) of what it has of tensors."""
+        if self._grouped() != self._groups:
+            raise Error("conflict", f"{self.name}: the optimiser has other groups of parameters than at first, and a worker that "
+                        "joins could not have them; make all groups in optimizer(), with a rate of 0 for those that come later")
+        self._walking_first = first
         found = []
         out = {part: self._written(held.state_dict(), part, None, None, found) for part, held in self.parts.items()}
-        seen = {}
+        parameters = {p.data_ptr(): name for name, p in self.parameters.items()}
+        seen, paths = {}, set()
         for path, _, _, tensor in found:
-            if tensor.numel() and seen.setdefault(tensor.data_ptr(), path) != path:
+            if path in paths:
+                raise Error("conflict", f"{self.name}: two tensors of the optimiser's state have the name {path}; give their "
+                            "keys names that differ, without \"/\"")
+            paths.add(path)
+            if not tensor.numel():
+                continue
+            if tensor.data_ptr() in parameters:
+                raise Error("conflict", f"{self.name}: {path} of the optimiser's state is the memory of the parameter "
+                            f"{parameters[tensor.data_ptr()]} itself; keep a copy (clone())")
+            if seen.setdefault(tensor.data_ptr(), path) != path:
                 raise Error("conflict", f"{self.name}: {seen[tensor.data_ptr()]} and {path} of the optimiser's state are the same "
                             "memory; a state that is saved has each tensor once")
         return json.dumps(out), found
@@ -127,11 +163,13 @@ class Rule:
             found.append((path, container, key, value))
             return {"tensor": path, "type": str(value.dtype).split(".")[1], "shape": list(value.shape)}
         if isinstance(value, dict):
-            return {"dict": [[k if isinstance(k, str) else int(k),
-                              self._written(v, self._below(path, k), value, k, found)] for k, v in value.items()]}
-        if isinstance(value, (list, tuple)):
-            return {"tuple" if isinstance(value, tuple) else "list":
+            self._check_kind(value, path)
+            return {"dict": [[k, self._written(v, self._below(path, k), value, k, found)] for k, v in value.items()]}
+        if type(value) in (list, tuple, torch.Size):
+            return {"list" if isinstance(value, list) else "tuple":
                     [self._written(v, f"{path}/{i}", value, i, found) for i, v in enumerate(value)]}
+        if isinstance(value, numpy.generic) and not isinstance(value, float):
+            return {"numpy": [value.dtype.str, value.tobytes().hex()]}
         if isinstance(value, numbers.Integral):
             return int(value)
         if isinstance(value, numbers.Real):
@@ -140,6 +178,20 @@ class Rule:
             return {"code": True}  # as the program has it
         raise Error("conflict", f"{self.name}: {path} of the optimiser's state is {type(value).__name__}; tensors, numbers, "
                     "texts, lists and dictionaries can be saved")
+
+    def _check_kind(self, value, path):
+        """A dictionary of another class can be filled, and not made; and a key has to be the same when it is read."""
+        kind = type(value)
+        if kind is not dict:
+            if self._walking_first:
+                self._kinds[path] = kind
+            if self._kinds.get(path) is not kind:
+                raise Error("conflict", f"{self.name}: {path} of the optimiser's state is {kind.__name__}, which a worker that "
+                            "joins could not make; keep a plain dictionary, or make it in optimizer()")
+        for key in value:
+            if type(key) not in (str, int):
+                raise Error("conflict", f"{self.name}: {path} of the optimiser's state has the key {key!r}; texts and whole "
+                            "numbers can be saved")
 
     def _below(self, path, key):
         if path == "optimizer/state":
@@ -157,6 +209,8 @@ class Rule:
             return place
         if kind == "number":
             return float.fromhex(value)
+        if kind == "numpy":
+            return numpy.frombuffer(bytes.fromhex(value[1]), value[0])[0]
         if kind == "code":
             return like
         if kind == "dict":
@@ -169,6 +223,36 @@ class Rule:
         there = like if isinstance(like, (list, tuple)) else ()
         items = [self._read(v, there[i] if i < len(there) else None, memory, places) for i, v in enumerate(value)]
         return tuple(items) if kind == "tuple" else items
+
+
+def _put(now, wanted):
+    """What stands where `now` stood: `now` itself with these contents where it can have them, since the rule may know it."""
+    if isinstance(now, torch.Tensor) and isinstance(wanted, torch.Tensor) and now.dtype == wanted.dtype:
+        now.data = wanted
+        return now
+    if isinstance(now, dict) and type(now) is type(wanted):
+        items = {key: _put(now.get(key), value) for key, value in wanted.items()}
+        now.clear()
+        now.update(items)
+        return now
+    if isinstance(now, list) and isinstance(wanted, list):
+        now[:] = [_put(now[i] if i < len(now) else None, value) for i, value in enumerate(wanted)]
+        return now
+    return wanted
+
+
+def _difference(saved, now, path=""):
+    """Where two states, as _written() has them, differ first; for people."""
+    if isinstance(saved, dict) and isinstance(now, dict) and saved.keys() == now.keys():
+        for key in saved:
+            if saved[key] != now[key]:
+                return _difference(saved[key], now[key], path if key in ("dict", "list", "tuple") else f"{path}/{key}")
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        for i, (was, has) in enumerate(zip(saved, now)):
+            if was != has:
+                pair = all(isinstance(one, list) and len(one) == 2 for one in (was, has)) and was[0] == has[0]
+                return _difference(was[1], has[1], f"{path}/{was[0]}") if pair else _difference(was, has, f"{path}/{i}")
+    return f"{path.lstrip('/')} was {json.dumps(saved)[:100]} and is {json.dumps(now)[:100]}"
 
 
 def _shaped(memory, like):

@@ -64,6 +64,7 @@ class Source:
         if self.size < 1:
             raise Error("invalid_argument", f"{self.what}(): the data set is empty")
         self.streams = Streams(self.dataset, self.what, self.seed, self.ranks)
+        self.streams.check()
 
     def place(self, first, count, rank):
         """(first, stream) that fetch() takes for `count` samples of a virtual rank from place `first` of the

@@ -1,6 +1,8 @@
 """State that a job keeps outside of its model: registered, so that it goes where the weights go."""
 
+import gc
 import pickle
+import types
 
 import torch
 
@@ -11,7 +13,7 @@ _GRAIN = 4096
 
 
 class _Held:
-    """One thing that is registered: the object, the tensor that is carried for it, and where the job has it."""
+    """One thing that is registered: the object, the tensor that is carried for it, and where the program has it."""
 
     def __init__(self, what, value, place, holders):
         self.what, self.value, self.place = what, value, place
@@ -30,10 +32,70 @@ class _Held:
                 holder[key] = self.value
 
 
+class _Cell:
+    """A variable of a function around a function, as a dictionary with one key."""
+
+    def __init__(self, cell):
+        self.cell = cell
+
+    def items(self):
+        try:
+            return [("", self.cell.cell_contents)]
+        except ValueError:  # nothing has been assigned yet
+            return []
+
+    def get(self, key):
+        return dict(self.items()).get(key)
+
+    def __setitem__(self, key, value):
+        self.cell.cell_contents = value
+
+
+class _Slots:
+    """The attributes of an object that has no dictionary of them."""
+
+    def __init__(self, of):
+        self.of = of
+        self.names = [name for kind in type(of).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+
+    def items(self):
+        return [(name, getattr(self.of, name)) for name in self.names if hasattr(self.of, name)]
+
+    def get(self, key):
+        return getattr(self.of, key, None)
+
+    def __setitem__(self, key, value):
+        setattr(self.of, key, value)
+
+
+def _listed(names):
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _elsewhere(values, known):
+    """Where the program has these objects besides the dictionaries `known`: attributes of other objects, variables of
+    modules and of functions around functions."""
+    seen = {id(holder) for holder in known} | {id(values)}
+    found = []
+    for holder in gc.get_referrers(*values) if values else ():
+        if isinstance(holder, types.CellType):
+            found.append(_Cell(holder))
+            continue
+        if isinstance(holder, (list, tuple, set, frozenset, types.FrameType, types.FunctionType, types.MethodType, _Held)):
+            continue  # a place there has no name
+        if not isinstance(holder, dict):
+            holder = getattr(holder, "__dict__", None) or _Slots(holder)
+        if id(holder) not in seen and (not isinstance(holder, _Slots) or holder.names):
+            seen.add(id(holder))
+            found.append(holder)
+    return found
+
+
 class State:
     """Tensors, which are changed in place, and objects, which are pickled into tensors: dictionaries, lists,
     and what has state_dict() and load_state_dict(). If another one is assigned, in the dictionary that registers
-    them or in `holders` (dictionaries, too: the attributes of the job), its value counts, in the registered one."""
+    them or in `holders` (dictionaries, too: the attributes of the job) or anywhere else in the program, its value
+    counts, in the registered one."""
 
     def __init__(self, registered, name, holders=()):
         self.tensors = []  # (name, tensor) of all of it
@@ -41,20 +103,22 @@ class State:
         if not isinstance(registered, dict):
             raise Error("invalid_argument", f"{name}: state is {type(registered).__name__}; a dictionary of names and what "
                         "they stand for is needed")
+        places = (registered, *holders)
+        places += tuple(_elsewhere(list(registered.values()), places))
         for key, value in registered.items():
             what = f"{name}: state \"{key}\""
             if isinstance(value, torch.Tensor):
                 if value.device.type != "cpu" or not value.is_contiguous():
                     raise Error("invalid_argument", f"{what} has to be a contiguous tensor on the cpu")
                 place = value.detach()
-                self._plain.append(_Held(what, value, place, (registered, *holders)))
+                self._plain.append(_Held(what, value, place, places))
             else:
                 if not isinstance(value, (dict, list)) and not hasattr(value, "load_state_dict"):
                     raise Error("invalid_argument", f"{what} is {type(value).__name__}, which cannot be set; give a tensor, a "
                                 "dictionary, a list, or an object with state_dict() and load_state_dict()")
                 size = _LENGTH + len(_written(what, value, "invalid_argument"))
                 place = torch.zeros(-(-2 * size // _GRAIN) * _GRAIN, dtype=torch.uint8)
-                self._objects.append(_Held(what, value, place, (registered, *holders)))
+                self._objects.append(_Held(what, value, place, places))
             self.tensors.append((key, place))
         self.save()
 
@@ -106,13 +170,13 @@ def is_in(tensor, place):
             tensor.is_contiguous())
 
 
-def put_back(tensor, place, now, what, keep):
+def put_back(tensor, place, now, what, keep, after="loss()"):
     """Makes a tensor the whole of its place again, with the values (`keep`) of what the job now has for it."""
     if keep:
         if not isinstance(now, torch.Tensor) or now.shape != place.shape or now.dtype != place.dtype:
             has = f"{now.dtype} {list(now.shape)}" if isinstance(now, torch.Tensor) else \
                 "nothing" if now is None else type(now).__name__
-            raise Error("conflict", f"{what} was {place.dtype} {list(place.shape)} and is {has} after loss(); it keeps its "
+            raise Error("conflict", f"{what} was {place.dtype} {list(place.shape)} and is {has} after {after}; it keeps its "
                         "shape and type, so make it as large as it will be")
         with torch.no_grad():
             place.copy_(now.detach().clone())  # a part of the same memory, perhaps

@@ -1,12 +1,25 @@
 """Data sets that can only be read from their beginning: a stream of its own for each virtual rank."""
 
+import contextlib
 import copy
 
 from torch.utils.data import _utils
 
 from ductile import _core
 from ductile._errors import Error
+from ductile._processes import taken_apart
 from ductile._seeds import seed_all
+
+
+class _Info(_utils.worker.WorkerInfo):
+    """As a DataLoader's worker has it; it notes whether somebody asks which stream is read."""
+
+    asked = False
+
+    def __getattribute__(self, name):
+        if name in ("id", "num_workers", "seed"):
+            _Info.asked = True
+        return super().__getattribute__(name)
 
 
 class Streams:
@@ -22,6 +35,27 @@ class Streams:
         self.dataset, self.what, self.seed, self.count = dataset, what, seed, count
         self._open = {}  # rank -> [epoch, place, iterator]
 
+    def check(self):
+        """Refuses a data set that gives two ranks the same samples because it does not ask which of them it is read for:
+        one that goes by the process (RANK, a process number) has one answer for all streams of a process."""
+        if self.count < 2:
+            return
+        _Info.asked, begins = False, []
+        with contextlib.suppress(Exception):  # what fails is told where it is needed
+            for rank in range(2):
+                begins.append([self._bytes(self.read(0, place, 1, rank)) for place in range(2)])
+        self._open.clear()
+        if _Info.asked or len(begins) < 2 or begins[0] != begins[1] or len(set(begins[0])) == 1:
+            return
+        raise Error("invalid_argument", f"{self.what}(): the streams of virtual ranks 0 and 1 begin with the same samples, since "
+                    f"{type(self.dataset).__name__} does not ask which one is read: let its __iter__ take the part that "
+                    "torch.utils.data.get_worker_info() names (`id` of `num_workers`), and not one by the process")
+
+    @staticmethod
+    def _bytes(samples):
+        body, buffers = taken_apart(samples)
+        return b"".join([body, *buffers])
+
     def read(self, epoch, first, count, rank):
         """The samples [first, first + count) of the rank's stream in an epoch."""
         stream = self._open.get(rank)
@@ -35,8 +69,7 @@ class Streams:
         epoch, place, iterator = stream
         of_stream = _core.mix(_core.mix(self.seed, epoch), rank)
         before = _utils.worker._worker_info
-        _utils.worker._worker_info = _utils.worker.WorkerInfo(
-            id=rank, num_workers=self.count, seed=of_stream, dataset=self.dataset)
+        _utils.worker._worker_info = _Info(id=rank, num_workers=self.count, seed=of_stream, dataset=self.dataset)
         try:
             for _ in range(2):  # it may have ended exactly here
                 if iterator is None:

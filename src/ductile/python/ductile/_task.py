@@ -4,10 +4,11 @@ import contextlib
 import os
 import sys
 
+import numpy
 import torch
 from torch.nn.parameter import is_lazy
 
-from ductile import _core
+from ductile import _core, _logs
 from ductile._errors import Error, of_user, told
 from ductile._feeder import Feeder
 from ductile._job import Ratio
@@ -18,12 +19,18 @@ from ductile._state import State, is_in, put_back
 
 # Buffers of at most so many values, together, may change in a step; larger ones have to stay as they are.
 _MOST_CARRIED = 1 << 16
+# So many losses of a process are looked at for changes of weights that only their values show.
+_LOOKS = 2
 
 
 def _shown(value):
     if isinstance(value, Ratio):
         return f"ductile.ratio({_shown(value.sum)}, {_shown(value.of)})"
     return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:100]
+
+
+def _same_bits(a, b):
+    return torch.equal(a.detach().view(torch.int32), b.view(torch.int32))
 
 
 class Task:
@@ -78,6 +85,13 @@ class Task:
             self._check(p.dtype == torch.float32, "parameter", name, f"is {p.dtype}; it has to be float32 "
                         "(use torch.autocast in loss() to compute in less)")
             self._check(p.device.type == "cpu", "parameter", name, f"lies on {p.device}; it has to lie on the cpu")
+        self._parameters = [(name, p) for name, p, _ in parameters]
+        self._modules = list(self.model.modules())
+        self._modes = [module.training for module in self._modules]
+        self._weights = [p for _, p in self._parameters]
+        self._trained = [p.requires_grad for p in self._weights]
+        self._marks = None
+        self._looks = _LOOKS
         self.rule = Rule(self.job, self.model, seed, self.name) if has_rule(self.job) else None
         averaged, carried = self._sort_buffers(owners, norms)
         self._register(carried)
@@ -154,6 +168,38 @@ class Task:
         if self._places is None:  # the worker gives averaged buffers theirs after make_model()
             self._places = [buffer.detach() for _, _, _, buffer in self._kept]
 
+    def _before_loss(self):
+        """What _check_parameters() compares. Modes that the last loss left are put back, and what is trained: another
+        virtual rank, or none, may follow it on this worker."""
+        if [module.training for module in self._modules] != self._modes:
+            for module, mode in zip(self._modules, self._modes):
+                module.training = mode
+        marks = _core.marks(self._weights)
+        if marks != self._marks:  # others than after the last loss: it, or an update, has changed something
+            for (_, p), trained in zip(self._parameters, self._trained):
+                p.requires_grad_(trained)
+            marks = _core.marks(self._weights)
+        values = None
+        if self._looks > 0:  # `p.data.clamp_()` leaves no other trace
+            self._looks -= 1
+            values = [p.detach().clone() for p in self._weights]
+        return marks, values
+
+    def _check_parameters(self, before):
+        marks, values = before
+        self._marks = _core.marks(self._weights)
+        if values is None and self._marks == marks:
+            return
+        self._marks = None
+        was, now = (numpy.frombuffer(of, numpy.int64).reshape(-1, 3) for of in (marks, _core.marks(self._weights)))
+        for i, (name, p) in enumerate(self._parameters):
+            given = now[i][0] != was[i][0]
+            if given or now[i][1] != was[i][1] or values is not None and not _same_bits(p, values[i]):
+                raise Error("conflict", f"{self.name}: parameter {name} was {'given other data' if given else 'changed'} by loss(). "
+                            "That reaches the virtual ranks alone which this worker computes next: weights change after a "
+                            "step, by the sum of all ranks. Write a rule of your own into optimizer(), or compute with a "
+                            "changed copy (torch.nn.utils.parametrize)")
+
     def _check_buffers(self, keep):
         """forward() may have put another tensor in the place of a buffer, or made it another one: its values
         count (`keep`), in the tensor and the memory that the worker knows."""
@@ -170,6 +216,7 @@ class Task:
 
     def set_training(self, on):
         self.model.train(on)
+        self._modes = [module.training for module in self._modules]
 
     # ---- The step.
 
@@ -182,8 +229,13 @@ class Task:
         seed_all(seed)
         self._hold_buffers()
         self.state.restore()
-        with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"):
+        before = self._before_loss()
+        whole = count * self.ranks  # of the step, which begins where virtual rank 0 does
+        done = epoch + (first + whole) / (self.train_size // whole * whole)
+        with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"), \
+                _logs.rows("train", step + 1, done) if rank == 0 else contextlib.nullcontext():
             out = self.job.loss(self.model, batch)
+        self._check_parameters(before)
         self._check_buffers(keep=True)
         if rank == 0:  # what the others have made of it is dropped
             self.state.save()
@@ -236,17 +288,19 @@ class Task:
     def evaluate(self, each):
         """(mean loss, samples, [(sum, of)]) over the test samples, in their order."""
         total, sums = 0.0, [[0.0, 0.0] for _ in self.metrics]
-        self.model.eval()
         self._hold_buffers()
+        self.set_training(False)
         self.state.restore()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _logs.rows("eval"):
                 for first in range(0, self.test_size, self.test_batch):
                     count = min(self.test_batch, self.test_size - first)
                     batch = self._batch(lambda: self.feeder.test_batch(first, count, self.test_batch), "test_data")
                     seed_all(_core.mix(self.seed, first))
+                    before = self._before_loss()
                     with of_user("conflict", f"{self.name}, loss() of the test samples from {first} on"):
                         out = self.job.loss(self.model, batch)
+                    self._check_parameters(before)
                     loss, ratios = self._sorted(out, count)
                     total += loss.item() * count
                     for at, (value, of) in zip(sums, ratios):
@@ -255,5 +309,5 @@ class Task:
                     each(first + count)
         finally:
             self._check_buffers(keep=False)  # before the weights are written
-            self.model.train()
+            self.set_training(True)
         return total / self.test_size, self.test_size, [tuple(at) for at in sums]

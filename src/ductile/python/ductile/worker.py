@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from ductile import _program
+from ductile import _logs, _program
 from ductile._errors import Error, of_user, told
 
 _CONFIGURATION, _FAILED = 2, 3
@@ -53,6 +53,8 @@ def describe(text, args):
     _need_torch()
     from ductile._optimizer import has_rule
 
+    _logs.job = _logs.Nowhere()
+
     job = _program.described(text, args)
     options = job.options
     if not isinstance(options, dict):
@@ -85,6 +87,7 @@ def work(arguments):
     options = json.loads(_core.job(run))
     text, class_name = options["python"]["object"], _program.split(options["python"]["object"])[1]
     words = ["ductile-worker", *arguments]
+    _logs.job = _logs.InJob(run)
     if class_name is None:
         return _work_by_loop(words, options, text)
     job = _program.load(text, options["python"]["args"])
@@ -132,6 +135,10 @@ def _work_by_loop(words, options, text):
 
 
 def main(arguments):
+    if "--zygote" in arguments:
+        from ductile._zygote import become_worker
+
+        arguments = become_worker()
     fd = int(_value(arguments, "--progress-fd", "-1"))
     try:
         text = _value(arguments, "--describe-job")

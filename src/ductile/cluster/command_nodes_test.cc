@@ -1,0 +1,363 @@
+// Commands on the nodes of a service, with real agents and keepers. Each node is this machine under
+// another name, since the launcher command `env` starts a program right here.
+#include <csignal>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "ductile/base/machine.h"
+#include "ductile/cluster/command_impl.h"
+#include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/commands.h"
+#include "ductile/cluster/testing/live_nodes.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+std::string the_node_of(const Json& job) {
+  const std::set<std::string> nodes = nodes_of(job);
+  return nodes.empty() ? "" : *nodes.begin();
+}
+
+std::string other(const std::string& node) { return node == "one" ? "two" : "one"; }
+
+void wait_for_both(LiveService& service) {
+  for (const char* name : {"one", "two"}) wait_for_node(service, name, "up");
+}
+
+// Also starts, and says where: NODE is of the agent's environment.
+std::string here(const std::string& rest) { return "echo $NODE >> where\n" + alone(rest); }
+
+TEST(CommandOnNodes, RunsOnAnyOfThemWithWhatItWasPromised) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  std::vector<JobId> jobs;
+  for (const char* name : {"a", "b"})
+    jobs.push_back(
+        service.submit_command(name, "echo in $NODE; env; while [ ! -e go ]; do sleep 0.02; done",
+                               {{"environment", {{"COLOUR", "red"}}}}));
+  std::set<std::string> nodes;
+  for (const JobId id : jobs) {
+    const Json job = service.wait_for(id, "running");
+    const fs::path log = fs::path(job.value("run", "")) / "worker.log";
+    wait_for_lines(log, 5);
+    nodes.insert(the_node_of(job));
+  }
+  EXPECT_EQ(nodes, (std::set<std::string>{"one", "two"}));
+  write_file_atomic(service.folder() / "go", "");
+  for (const JobId id : jobs) {
+    const Json job = service.wait_for(id, "finished");
+    const std::string log = "\n" + read_file(fs::path(job.value("run", "")) / "worker.log");
+    for (const std::string line : {"COLOUR=red", "DUCTILE_DEVICES=1", "DUCTILE_RESTART=0"})
+      EXPECT_NE(log.find("\n" + line + "\n"), std::string::npos) << line << " in" << log;
+    EXPECT_EQ(job.at("reason"), "It ended with exit code 0.");
+  }
+  service.wait_for_no_workers();
+}
+
+TEST(CommandOnNodes, HasTheCoresOfItsDevices) {
+  if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
+  LiveService service(on_nodes({"one"}, 2));
+  const JobId one =
+      service.submit_command("narrow", "nproc > narrow; echo $OMP_NUM_THREADS >> narrow");
+  service.wait_for(one, "finished");
+  const JobId two = service.submit_command("wide", "nproc > wide", {}, 2);
+  service.wait_for(two, "finished");
+  const auto cores = static_cast<int64_t>(usable_cores().size());
+  const std::string half = std::to_string(cores / 2);
+  EXPECT_EQ(text_of(service.folder() / "narrow"), half + "\n" + half + "\n");
+  EXPECT_EQ(text_of(service.folder() / "wide"), std::to_string(cores / 2 * 2) + "\n");
+}
+
+TEST(CommandOnNodes, ItsEndAndItsLimitsAreThoseOfOneMachine) {
+  LiveService service(on_nodes({"one", "two"}, 2));
+  const auto ended = [&](const std::string& script, const Json& more = {}) {
+    const JobId id = service.submit_command("job", script, more);
+    return service.wait(id, [](const Json& j) { return !j.at("ended").is_null(); });
+  };
+  const Json late = ended("sleep 1000", {{"time_limit", 0.3}});
+  EXPECT_EQ(late.at("phase"), "failed");
+  EXPECT_NE(late.value("reason", "").find("time limit"), std::string::npos) << late;
+  const Json failed = ended(alone("exit 7"), {{"retries", 1}});
+  EXPECT_NE(failed.value("reason", "").find("exit code 7, after a retry"), std::string::npos)
+      << failed;
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n1\n");
+  const Json none = ended("true", {{"command", {"no-such-program"}}});
+  EXPECT_NE(none.value("reason", "").find("no-such-program"), std::string::npos) << none;
+  ended("(setsid sh -c 'sleep 1000 & setsid sleep 1000' &) ; sleep 0.2; exit 0");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  service.wait_for_no_workers();
+}
+
+TEST(CommandOnNodes, IsPausedResumedAndCancelled) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit_command(
+      "job", here("setsid sh -c 'echo >> detached; sleep 1000' &\n"
+                  "trap 'echo saved >> saved; exit 1' TERM; while :; do sleep 0.05; done"));
+  wait_for_lines(service.folder() / "detached", 1);
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  EXPECT_EQ(text_of(service.folder() / "saved"), "saved\n");
+  service.wait_for_no_workers();
+  service.act(id, "resume");
+  wait_for_lines(service.folder() / "detached", 2);
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+  service.wait_for_no_workers();
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
+TEST(CommandOnNodes, OutlivesItsAgent) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id =
+      service.submit_command("job", here("while [ ! -e go ]; do sleep 0.02; done; exit 0"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const std::string node = the_node_of(service.wait_for(id, "running"));
+  for (int i = 0; i < 3; ++i) {
+    wait_for_node(service, node, "up");
+    service.kill_agent(node);
+    wait_for_node(service, node, "away");
+  }
+  write_file_atomic(service.folder() / "go", "");
+  EXPECT_EQ(service.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
+TEST(CommandOnNodes, OutlivesTheServiceAndIsFoundAgain) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id =
+      service.submit_command("job", here("while [ ! -e go ]; do sleep 0.02; done; exit 0"));
+  const JobId endless = service.submit_command("endless", "exec sleep 1000", {{"grace", 0.1}});
+  wait_for_lines(service.folder() / "starts", 1);
+  service.wait_for(endless, "running");
+  for (int i = 0; i < 4; ++i) {
+    service.kill_service();
+    service.start();
+    if (i % 2 == 0) wait_for_both(service);
+  }
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.act(endless, "cancel");  // of a keeper that no agent of this service has started
+  service.wait_for(endless, "cancelled");
+  service.kill_service();
+  write_file_atomic(service.folder() / "go", "");
+  service.wait_for_no_workers();  // it ends while no service is there
+  service.start();
+  EXPECT_EQ(service.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
+// At any instant of a start, again and again.
+TEST(CommandOnNodes, AKilledServiceNeverRunsItTwice) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  std::vector<JobId> jobs;
+  for (int i = 0; i < 8; ++i) {
+    jobs.push_back(service.submit_command(
+        "job" + std::to_string(i),
+        "exec 9>only$DUCTILE_JOB; flock -n 9 || echo twice >> twice; echo x >> done$DUCTILE_JOB"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(40 * i));
+    service.kill_service();
+    service.start();
+  }
+  for (const JobId id : jobs) service.wait_for(id, "finished");
+  for (const JobId id : jobs)
+    EXPECT_EQ(text_of(service.folder() / ("done" + std::to_string(id))), "x\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  EXPECT_TRUE(Reader(service.folder() / "store.db").check().empty());
+}
+
+TEST(CommandOnNodes, ADrainMovesItInGoodOrder) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit_command(
+      "job", here("trap 'echo saved >> saved; exit 1' TERM\n"
+                  "[ $DUCTILE_RESTART = 1 ] && exit 0\nwhile :; do sleep 0.05; done"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const std::string before = the_node_of(service.wait_for(id, "running"));
+  service.send("POST", "/v1/nodes/" + before + "/drain", "{}");
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "saved"), "saved\n");
+  EXPECT_EQ(text_of(service.folder() / "where"), before + "\n" + other(before) + "\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
+// Nodes to which nobody gets, while `away` has a file of their name.
+auto that_may_be_away(const TempFolder& away) {
+  return [&](ServiceOptions& options) {
+    on_nodes({"one", "two"}, 1, 0.5)(options);
+    options.command_lease = 2;
+    options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
+                       "/{host} && exec \"$0\" \"$@\"'";
+  };
+}
+
+// What runs there sees in the shared folder that it is to end; nothing begins before that.
+TEST(CommandOnNodes, ALostNodesCommandBeginsElsewhereOnceItIsOver) {
+  TempFolder away;
+  LiveService service(that_may_be_away(away));
+  const JobId id = service.submit_command(
+      "job", here("[ $DUCTILE_RESTART = 1 ] && exit 0\n"
+                  "setsid sh -c 'echo >> detached; exec sleep 1000' 9>&9 & sleep 1000"));
+  wait_for_lines(service.folder() / "detached", 1);
+  const std::string before = the_node_of(service.wait_for(id, "running"));
+  write_file_atomic(away.path() / before, "");
+  service.kill_agent(before);
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "where"), before + "\n" + other(before) + "\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  service.wait_for_no_workers();
+  fs::remove(away.path() / before);
+  wait_for_node(service, before, "up");
+}
+
+TEST(CommandOnNodes, AKilledKeeperIsFollowedByAnotherAttempt) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit_command(
+      "job", here("[ $DUCTILE_RESTART = 1 ] && exit 0\n"
+                  "setsid sh -c 'echo >> detached; sleep 1000' & sleep 1000"));
+  wait_for_lines(service.folder() / "detached", 1);
+  for (const pid_t pid : service.workers())
+    if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n")
+      ::kill(pid, SIGKILL);
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n1\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  service.wait_for_no_workers();
+}
+
+TEST(CommandOnNodes, ItsDevicesAreOnOneNode) {
+  LiveService service(on_nodes({"one", "two"}, 2));
+  const Json answer =
+      service.send("POST", "/v1/jobs",
+                   dump_json(Json{{"kind", "command"},
+                                  {"min_devices", 3},
+                                  {"max_devices", 3},
+                                  {"spec", {{"command", {"true"}}, {"directory", "/"}}}}));
+  EXPECT_EQ(answer.value("status", 0), 400) << answer;
+  EXPECT_NE(answer.at("body").value("error", "").find("the largest has 2"), std::string::npos);
+  // Each node becomes half full: three, of whom one of those that share a node ends.
+  std::map<std::string, std::vector<JobId>> narrow;
+  for (const char* name : {"a", "b", "c"}) {
+    const JobId id = service.submit_command(
+        name, "while [ ! -e go -a ! -e go$DUCTILE_JOB ]; do sleep 0.02; done");
+    narrow[the_node_of(service.wait_for(id, "running"))].push_back(id);
+  }
+  ASSERT_EQ(narrow.size(), 2u);
+  for (auto& [node, jobs] : narrow) {
+    if (jobs.size() < 2) continue;
+    write_file_atomic(service.folder() / ("go" + std::to_string(jobs.back())), "");
+    service.wait_for(jobs.back(), "finished");
+    jobs.pop_back();
+  }
+  const JobId wide = service.submit_command("wide", "echo $NODE >> where", {}, 2);
+  const Json waits = service.wait(wide, [](const Json& job) {
+    return job.value("why", "").find("no node has more than 1") != std::string::npos;
+  });
+  EXPECT_NE(waits.value("why", "").find("1 more is free on one of the nodes"), std::string::npos)
+      << waits;
+  write_file_atomic(service.folder() / "go", "");
+  for (const auto& [node, jobs] : narrow) service.wait_for(jobs.front(), "finished");
+  service.wait_for(wide, "finished");
+  EXPECT_EQ(lines_of(service.folder() / "where"), 1);
+}
+
+// A keeper, without a service.
+class LoneKeeper {
+ public:
+  LoneKeeper(const fs::path& run, double lease) {
+    KeeperOrders orders;
+    orders.command = {{"/bin/sh", "-c", "echo >> begun; setsid sleep 1000 & sleep 1000"}, run};
+    orders.command.environment = {{"DUCTILE_RUN_DIR", run.string()}};
+    orders.attempt = orders.keeper = 1;
+    orders.lease = lease;
+    write_orders(run, orders);
+    process_ = ::fork();
+    if (process_ == 0) {
+      sigset_t signals;
+      sigemptyset(&signals);
+      for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+      sigprocmask(SIG_BLOCK, &signals, nullptr);
+      try {
+        keep(run, 1);
+      } catch (const std::exception&) {
+      }
+      ::_exit(0);
+    }
+    wait_for_lines(run / "begun", 1);
+  }
+  ~LoneKeeper() {
+    ::kill(process_, SIGQUIT);
+    ::waitpid(process_, nullptr, 0);
+  }
+  void wait_for_end() {
+    ::waitpid(process_, nullptr, 0);
+    process_ = ::fork();
+    if (process_ == 0) ::_exit(0);
+  }
+
+ private:
+  pid_t process_ = -1;
+};
+
+TEST(KeeperLease, WhoseOrdersAreAnothersKillsAll) {
+  const TempFolder run;
+  LoneKeeper keeper(run.path(), 1000);
+  KeeperOrders orders = *read_orders(run.path());
+  orders.keeper = 2;
+  orders.withdrawn = true;
+  write_orders(run.path(), orders);
+  keeper.wait_for_end();
+  const Attempt attempt = read_attempt(run.path());
+  ASSERT_TRUE(attempt.end);
+  EXPECT_EQ(attempt.end->kind, AttemptEnd::Kind::lost);
+  EXPECT_NE(attempt.end->text.find("another keeper"), std::string::npos);
+}
+
+// The shared folder is there no more, as for a node that is cut off from everything.
+TEST(KeeperLease, WhoDoesNotSeeItsOrdersKillsAllInTime) {
+  const TempFolder folder;
+  const fs::path run = folder.path() / "run", hidden = folder.path() / "hidden";
+  fs::create_directory(run);
+  LoneKeeper keeper(run, 1);
+  fs::rename(run, hidden);
+  const auto alive = [&] {  // what came of the command has the folder's old name
+    for (const pid_t pid : link::all_processes()) {
+      try {
+        const fs::path process = fs::path("/proc") / std::to_string(pid);
+        if (read_file(process / "environ").find("DUCTILE_RUN_DIR=" + run.string()) !=
+                std::string::npos &&
+            read_file(process / "comm") == "sleep\n")
+          return true;
+      } catch (const Error&) {
+      }
+    }
+    return false;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (alive() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(5ms);
+  EXPECT_FALSE(alive());
+  keeper.wait_for_end();
+}
+
+TEST(KeeperLease, OrdersThatAreDamagedSaySo) {
+  const TempFolder run;
+  EXPECT_FALSE(read_orders(run.path()));
+  for (const char* text : {"", "{", "{\"keeper\": 0}", "{\"keeper\": 1, \"attempt\": \"x\"}"}) {
+    write_file_atomic(run.path() / "orders.json", text);
+    try {
+      read_orders(run.path());
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::data_loss) << text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,89 @@
+// The batches of jobs that let somebody else choose them (train.rate_control = "goodput").
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "ductile/base/clock.h"
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/service_impl.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/json_lines.h"
+#include "ductile/run/metrics.h"
+#include "ductile/spec/methods.h"
+
+namespace ductile::cluster {
+namespace {
+
+bool is_ordered(const Work& work) {
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  return job != nullptr && spec::batch_is_ordered(*job);
+}
+
+// What a job's newest metrics say.
+struct Reading {
+  int64_t batch = 0;
+  std::optional<double> noise_scale;  // in samples
+};
+
+std::optional<Reading> newest_reading(const fs::path& metrics) {
+  constexpr int64_t kBytes = int64_t{64} << 10;
+  std::optional<Reading> out;
+  run::for_each_last_json_line(metrics, kBytes, [&](const nlohmann::json& line) {
+    const double batch = run::number_at(line, run::kBatchSize.data());
+    if (!(batch >= 1 && batch <= INT32_MAX)) return false;
+    out = Reading{static_cast<int64_t>(batch), {}};
+    const double scale = run::number_at(line, run::kNoiseScale.data());
+    if (scale >= 0) out->noise_scale = scale;
+    return true;
+  });
+  return out;
+}
+
+}  // namespace
+
+// Read from the run directory, so that a service which takes over knows what the one before knew.
+void Service::Impl::follow_batch(Live& live) {
+  if (!is_ordered(live.work)) return;
+  try {
+    const auto reading = newest_reading(run::RunFolder::open(live.run).metrics_file());
+    if (!reading) return;
+    live.batch = reading->batch;
+    scheduler_.trains_with(live.record.id, reading->batch, reading->noise_scale);
+  } catch (const Error&) {  // it is read again in the next round
+  }
+}
+
+// In the file that its workers read (train/batch_orders.h). The store's thread writes it.
+void Service::Impl::order_batch(Live& live) {
+  constexpr double kNews = 0.1;  // smaller changes gain less than they disturb
+  if (!live.runner || live.stopping || live.batch == 0) return;
+  const JobId id = live.record.id;
+  const int64_t best = scheduler_.best_batch(id);
+  const auto now = static_cast<double>(live.ordered > 0 ? live.ordered : live.batch);
+  if (best == 0 || std::abs(static_cast<double>(best) - now) <= kNews * now) return;
+  const nlohmann::json body = {
+      {"batch", best}, {"before", live.batch}, {"devices", sched::device_count(live.asked)}};
+  live.ordered = best;
+  const auto failed = std::make_shared<bool>(false);
+  writer_.write(
+      [id, best, folder = live.run, failed, body = dump_json(body)](Change& change) {
+        try {  // the run directory may be gone, or damaged
+          write_file_atomic(run::RunFolder::open(folder).batch_file(),
+                            dump_json(nlohmann::json{{"batch", best}}) + "\n");
+        } catch (const Error& error) {
+          *failed = true;
+          log_line(fmt::format("job {}: its batch could not be ordered: {}", id, error.message()));
+          return;
+        }
+        change.record(id, "batch", body, wall_seconds());
+      },
+      [this, id, failed] {
+        const auto found = live_.find(id);
+        if (*failed && found != live_.end()) found->second.ordered = 0;
+      });
+}
+
+}  // namespace ductile::cluster

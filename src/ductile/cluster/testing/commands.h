@@ -1,0 +1,32 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/files.h"
+#include "ductile/cluster/testing/live_service.h"
+
+// What commands of tests write into the service's folder.
+namespace ductile::cluster::testing {
+
+inline std::string text_of(const fs::path& file) { return fs::exists(file) ? read_file(file) : ""; }
+
+inline int64_t lines_of(const fs::path& file) { return std::ranges::count(text_of(file), '\n'); }
+
+inline void wait_for_lines(const fs::path& file, int64_t lines) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (lines_of(file) < lines && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_GE(lines_of(file), lines) << file;
+}
+
+// Says `twice` where another one of its kind, or anything that came of one, is alive.
+inline std::string alone(const std::string& rest) {
+  return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
+}
+
+}  // namespace ductile::cluster::testing

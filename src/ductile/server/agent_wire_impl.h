@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ductile/net/seal.h"
+
+namespace ductile::server {
+
+// One end of the connection between a controller and a host's agent, through the pipes of a
+// launcher command. It begins with plain lines, since a login script may print some, and goes on
+// with encrypted messages once both ends have a key. Pure but for read() and flush().
+class AgentWire {
+ public:
+  using OnText = std::function<void(std::string_view)>;
+
+  // Takes what has come through a descriptor that does not block: lines, and from seal() on
+  // messages. False: the stream has ended. Throws as net::Seal does, and data_loss for a line
+  // without an end.
+  bool read(int fd, const OnText& on_text);
+  void take(std::span<const std::byte> bytes, const OnText& on_text);
+
+  void say(std::string_view text);  // a line or message; flush() sends it
+  // From the next byte on, in both directions. `on_text` may call it.
+  void seal(net::Seal::Side side, const net::Mac& key);
+  bool sealed() const { return seal_.has_value(); }
+  bool ready() const { return seal_ && seal_->done(); }  // and the other end has the same key
+
+  // Writes what the descriptor takes now; false: it takes nothing more, ever.
+  bool flush(int fd);
+  bool has_unsent() const { return !unsent_.empty(); }
+
+ private:
+  void feed(std::span<const std::byte> bytes, const OnText& on_text);
+
+  std::string line_;  // that has not ended yet
+  std::optional<net::Seal> seal_;
+  std::vector<std::string> waiting_;  // to be said when it is ready
+  std::vector<std::byte> unsent_;
+};
+
+}  // namespace ductile::server
