@@ -157,20 +157,7 @@ TEST(CommandOnNodes, OutlivesTheServiceAndIsFoundAgain) {
 // At any instant of a start, again and again.
 TEST(CommandOnNodes, AKilledServiceNeverRunsItTwice) {
   LiveService service(on_nodes({"one", "two"}, 1));
-  std::vector<JobId> jobs;
-  for (int i = 0; i < 8; ++i) {
-    jobs.push_back(service.submit_command(
-        "job" + std::to_string(i),
-        "exec 9>only$DUCTILE_JOB; flock -n 9 || echo twice >> twice; echo x >> done$DUCTILE_JOB"));
-    std::this_thread::sleep_for(std::chrono::milliseconds(40 * i));
-    service.kill_service();
-    service.start();
-  }
-  for (const JobId id : jobs) service.wait_for(id, "finished");
-  for (const JobId id : jobs)
-    EXPECT_EQ(text_of(service.folder() / ("done" + std::to_string(id))), "x\n");
-  EXPECT_EQ(text_of(service.folder() / "twice"), "");
-  EXPECT_TRUE(Reader(service.folder() / "store.db").check().empty());
+  run_once_though_the_service_is_killed(service, 8, 40ms);
 }
 
 TEST(CommandOnNodes, ADrainMovesItInGoodOrder) {

@@ -143,20 +143,7 @@ TEST(CommandJob, GoesOnWithoutAServiceAndIsFoundAgain) {
 // At any instant of a start, again and again.
 TEST(CommandJob, AKilledServiceNeverRunsItTwice) {
   LiveService cluster(2);
-  std::vector<JobId> jobs;
-  for (int i = 0; i < 12; ++i) {
-    jobs.push_back(cluster.submit_command(
-        "job" + std::to_string(i),
-        "exec 9>only$DUCTILE_JOB; flock -n 9 || echo twice >> twice; echo x >> done$DUCTILE_JOB"));
-    std::this_thread::sleep_for(std::chrono::milliseconds(3 * i));
-    cluster.kill_service();
-    cluster.start();
-  }
-  for (const JobId id : jobs) cluster.wait_for(id, "finished");
-  for (const JobId id : jobs)
-    EXPECT_EQ(text_of(cluster.folder() / ("done" + std::to_string(id))), "x\n");
-  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
-  EXPECT_TRUE(Reader(cluster.folder() / "store.db").check().empty());
+  run_once_though_the_service_is_killed(cluster, 12, 3ms);
 }
 
 pid_t keeper_of(const LiveService& cluster) {

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
 
 // What commands of tests write into the service's folder.
@@ -27,6 +29,26 @@ inline void wait_for_lines(const fs::path& file, int64_t lines) {
 // Says `twice` where another one of its kind, or anything that came of one, is alive.
 inline std::string alone(const std::string& rest) {
   return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
+}
+
+// Kills the service `pause` * i after it acknowledged command i, for i < `kills`: each command runs
+// once, and the store is whole.
+inline void run_once_though_the_service_is_killed(LiveService& service, int kills,
+                                                  std::chrono::milliseconds pause) {
+  std::vector<JobId> jobs;
+  for (int i = 0; i < kills; ++i) {
+    jobs.push_back(service.submit_command(
+        "job" + std::to_string(i),
+        "exec 9>only$DUCTILE_JOB; flock -n 9 || echo twice >> twice; echo x >> done$DUCTILE_JOB"));
+    std::this_thread::sleep_for(i * pause);
+    service.kill_service();
+    service.start();
+  }
+  for (const JobId id : jobs) service.wait_for(id, "finished");
+  for (const JobId id : jobs)
+    EXPECT_EQ(text_of(service.folder() / ("done" + std::to_string(id))), "x\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  EXPECT_TRUE(Reader(service.folder() / "store.db").check().empty());
 }
 
 }  // namespace ductile::cluster::testing
