@@ -8,6 +8,7 @@
 #include "ductile/nn/matrix_impl.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/precision.h"
+#include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -17,8 +18,24 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
+// libtorch leaves products of bf16 to oneDNN, which on AMX tiles cuts a long sum into as many parts
+// as there are threads: the bits would depend on their number. (Without tiles it cuts rows alone.)
+bool cut_by_threads(const at::Tensor& x) {
+#if defined(__x86_64__)
+  static const bool tiles = __builtin_cpu_supports("amx-bf16");
+#else
+  constexpr bool tiles = false;
+#endif
+  return tiles && x.scalar_type() == at::kBFloat16 && x.device().is_cpu() &&
+         x.layout() == at::kStrided && !widen(x);
+}
+
 // a b (+ row), as a new tensor [rows of a, columns of b].
 at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b, const at::Tensor& row = {}) {
+  if (a.scalar_type() != at::kFloat) {
+    const OneThread alone;
+    return row.defined() ? at::addmm(row, a, b) : at::mm(a, b);
+  }
   at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
   if (row.defined()) c.copy_(row.expand_as(c));
   kernels::product({matrix_of(a), matrix_of(b), c.data_ptr<float>(), c.size(1), 1, a.size(0),
@@ -45,6 +62,7 @@ struct Affine : Function<Affine> {
     if (ctx->needs_input_grad(1))
       dw = w.stride(0) == 1 ? multiplied(dy.t(), x).t() : multiplied(x.t(), dy);
     if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2)) {
+      if (dy.scalar_type() != at::kFloat) return {dx, dw, dy.sum(0)};
       db = at::empty({dy.size(1)}, dy.options());
       kernels::column_sums(matrix_of(dy), dy.size(0), dy.size(1), db.data_ptr<float>());
     }
@@ -54,6 +72,10 @@ struct Affine : Function<Affine> {
 
 // The products of all pairs of matrices of a [N, R, K] and b [N, K, C], each by one thread.
 at::Tensor each_multiplied(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != at::kFloat) {
+    const OneThread alone;
+    return at::bmm(a, b);
+  }
   const int64_t rows = a.size(1), depth = a.size(2), cols = b.size(2);
   at::Tensor c = at::empty({a.size(0), rows, cols}, a.options());
   const auto *const a_data = a.data_ptr<float>(), *const b_data = b.data_ptr<float>();
@@ -95,34 +117,37 @@ bool covered(const at::Tensor& x) {
          (x.scalar_type() == at::kFloat || widen(x));
 }
 
-// w is [I, O] by its shape, whichever way it is stored.
-at::Tensor covered_affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+// Computed in `type`. w is [I, O] by its shape, whichever way it is stored.
+at::Tensor affine_in(at::ScalarType type, const at::Tensor& x, const at::Tensor& w,
+                     const at::Tensor& b) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(1);
   c10::optional<at::Tensor> bias;
-  if (b.defined()) bias = b.to(at::kFloat);
-  const at::Tensor y =
-      Affine::apply(x.to(at::kFloat).reshape({-1, w.size(0)}), w.to(at::kFloat), bias);
+  if (b.defined()) bias = b.to(type);
+  const at::Tensor y = Affine::apply(x.to(type).reshape({-1, w.size(0)}), w.to(type), bias);
   return y.view(shape).to(x.scalar_type());
 }
 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (covered(x)) return covered_affine(x, w.t(), b);
+  if (covered(x)) return affine_in(at::kFloat, x, w.t(), b);
+  if (cut_by_threads(x)) return affine_in(at::kBFloat16, x, w.t(), b);
   if (widen(x)) return linear(x.to(at::kFloat), w, b).to(x.scalar_type());
   return b.defined() ? at::linear(x, w.to(x.scalar_type()), b.to(x.scalar_type()))
                      : at::linear(x, w.to(x.scalar_type()));
 }
 
 at::Tensor affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (covered(x)) return covered_affine(x, w, b);
+  if (covered(x)) return affine_in(at::kFloat, x, w, b);
+  if (cut_by_threads(x)) return affine_in(at::kBFloat16, x, w, b);
   if (widen(x)) return affine(x.to(at::kFloat), w, b).to(x.scalar_type());
   return at::matmul(x, w.to(x.scalar_type())).add(b.to(x.scalar_type()));
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-  if (!covered(a) || widen(a) || a.dim() < 3) return at::matmul(a, b);
+  const bool ours = cut_by_threads(a) || (covered(a) && !widen(a));
+  if (!ours || a.dim() < 3) return at::matmul(a, b);
   std::vector<int64_t> shape = a.sizes().vec();
   shape.back() = b.size(-1);
   const auto flat = [](const at::Tensor& t) { return t.reshape({-1, t.size(-2), t.size(-1)}); };
