@@ -159,10 +159,10 @@ class FailureDetector::Loop {
           peer, got == 0 ? "its process ended: it closed the heartbeat connection"
                          : fmt::format("its heartbeat connection broke: {}", std::strerror(errno)));
     }
-    peer.heard = Clock::now();
     try {
       peer.link.seal->feed(std::span(chunk).first(static_cast<size_t>(got)));
       while (auto frame = peer.link.seal->next()) {
+        peer.heard = Clock::now();  // what is not its own does not count
         if (peer.state == Peer::State::alive) handle(peer, *frame);
       }
     } catch (const Error& error) {
@@ -241,7 +241,12 @@ class FailureDetector::Loop {
   }
 
   void transmit(Peer& peer, std::span<const std::byte> payload) {
-    peer.link.seal->append(payload, peer.unsent);
+    try {
+      peer.link.seal->append(payload, peer.unsent);
+    } catch (const Error&) {  // altered bytes came from there; the other end hears that by an alert
+      const std::vector<std::byte> alert = peer.link.seal->take_output();
+      peer.unsent.insert(peer.unsent.end(), alert.begin(), alert.end());
+    }
     const ssize_t sent = ::send(peer.link.socket.fd(), peer.unsent.data(), peer.unsent.size(),
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     // A broken connection shows when reading.

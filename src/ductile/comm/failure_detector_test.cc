@@ -7,6 +7,7 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/comm/tcp_transport.h"
@@ -36,7 +37,9 @@ DetectorOptions fast() {
 
 // The detectors of all ranks, in this process.
 struct Detectors {
-  explicit Detectors(int size, const DetectorOptions& options = fast()) {
+  explicit Detectors(int size, const DetectorOptions& options = fast(),
+                     std::unique_ptr<net::Store> meeting = net::make_memory_store())
+      : store(std::move(meeting)) {
     ranks.resize(static_cast<size_t>(size));
     stalls.resize(static_cast<size_t>(size));
     std::vector<std::future<void>> connecting;
@@ -67,7 +70,7 @@ struct Detectors {
     return false;
   }
 
-  std::unique_ptr<net::Store> store = net::make_memory_store();
+  std::unique_ptr<net::Store> store;
   std::mutex mutex;
   std::atomic<int> losses{0};
   std::vector<std::vector<GroupStall>> stalls;
@@ -117,6 +120,81 @@ TEST(FailureDetector, ProgressIsNoStall) {
   }
   const std::lock_guard lock(d.mutex);
   EXPECT_TRUE(d.stalls[0].empty());
+}
+
+// Stands between those who dial and `target`, and passes on what they say.
+class Relay {
+ public:
+  explicit Relay(net::Address target)
+      : target_(std::move(target)), thread_([this](std::stop_token stop) { run(stop); }) {}
+
+  std::string address() const { return listener_.address().to_string(); }
+  std::atomic<bool> alters = false;  // a byte of whatever comes through
+
+ private:
+  void run(std::stop_token stop) {
+    std::vector<std::pair<net::Socket, net::Socket>> pairs;
+    while (!stop.stop_requested()) {
+      if (net::Socket s = listener_.try_accept())
+        pairs.emplace_back(std::move(s), net::connect(target_, {}, in(20000)));
+      for (auto& [a, b] : pairs) pass(a, b), pass(b, a);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  void pass(net::Socket& from, net::Socket& to) {
+    std::array<std::byte, 4096> bytes;
+    const ssize_t got = ::recv(from.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got <= 0) return;
+    if (alters) bytes[static_cast<size_t>(got) - 1] ^= std::byte{1};
+    try {
+      to.write_all(std::span(bytes).first(static_cast<size_t>(got)), in(20000));
+    } catch (const Error&) {  // gone
+    }
+  }
+
+  const net::Address target_;
+  net::Listener listener_{net::Address{"127.0.0.1", 0}};
+  std::jthread thread_;
+};
+
+// A store in which every address leads to a relay.
+class RelayedStore : public net::Store {
+ public:
+  void set(std::string_view key, std::string_view value, net::Deadline deadline) override {
+    const std::lock_guard lock(mutex);
+    relays.push_back(std::make_unique<Relay>(net::Address::parse(value)));
+    store_->set(key, relays.back()->address(), deadline);
+  }
+  std::string get(std::string_view key, net::Deadline deadline) override {
+    return store_->get(key, deadline);
+  }
+  int64_t add(std::string_view key, int64_t delta, net::Deadline deadline) override {
+    return store_->add(key, delta, deadline);
+  }
+  void wait(std::span<const std::string> keys, net::Deadline deadline) override {
+    store_->wait(keys, deadline);
+  }
+
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Relay>> relays;
+
+ private:
+  std::unique_ptr<net::Store> store_ = net::make_memory_store();
+};
+
+// Its own connection is lost, and the process lives on and says so.
+TEST(FailureDetector, AlteredHeartbeatsAreALossAndNothingWorse) {
+  auto meeting = std::make_unique<RelayedStore>();
+  RelayedStore& relayed = *meeting;
+  Detectors d(3, fast(), std::move(meeting));
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(d.losses, 0);
+  for (auto& relay : relayed.relays) relay->alters = true;
+  ASSERT_TRUE(d.wait_for([&] {
+    return std::ranges::all_of(d.ranks, [](auto& r) { return !r->losses().ranks.empty(); });
+  }));
+  EXPECT_NE(d.ranks[0]->losses().reason.find("not its own"), std::string::npos)
+      << d.ranks[0]->losses().reason;
 }
 
 TEST(FailureDetector, ADeadlineBelowTheIntervalIsRefused) {

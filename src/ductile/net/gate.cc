@@ -157,15 +157,20 @@ void Gate::await_deadline() {
   });
 }
 
+// Who has proved itself takes itself for admitted: it goes last.
 void Gate::make_room() {
   if (pending_.size() < static_cast<size_t>(options_.max_pending)) return;
+  const bool strangers =
+      std::ranges::any_of(pending_, [](const Pending& p) { return !p.seal.has_value(); });
+  const auto may_go = [&](const Pending& p) { return !strangers || !p.seal; };
   std::map<std::string, int> counts;
-  for (const Pending& p : pending_) ++counts[host_of(p.socket.peer())];
+  for (const Pending& p : pending_)
+    if (may_go(p)) ++counts[host_of(p.socket.peer())];
   const auto most =
       std::max_element(counts.begin(), counts.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
   const auto oldest = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& p) {
-    return host_of(p.socket.peer()) == most->first;
+    return may_go(p) && host_of(p.socket.peer()) == most->first;
   });
   drop(oldest, fmt::format("too many handshakes at once ({} from this address)", most->second));
 }

@@ -251,6 +251,33 @@ TEST(Gate, AFloodOfMembersThatStopIsBounded) {
   expect_service(door);
 }
 
+// It takes itself for admitted by then: strangers are dropped before it, from its address too.
+TEST(Gate, WhoHasProvedItselfOutlastsAFloodOfStrangers) {
+  GateOptions options;
+  options.max_pending = 8;
+  options.max_logs_a_second = 1000;
+  options.handshake_deadline = milliseconds(60000);
+  Door door(options);
+  Mac key;
+  Socket member = past_the_gate(door.address(), key);
+  expect_service(door);  // so the gate has looked at the member's proof
+  std::vector<Socket> flood;
+  for (int i = 0; i < 40; ++i) flood.push_back(connect(door.address(), {}, in(5000)));
+  ASSERT_TRUE(door.wait_refusals(30));
+  Seal seal(Seal::Side::client, key);
+  std::array<std::byte, 256> bytes;
+  while (true) {
+    member.write_all(seal.take_output(), in(5000));
+    if (seal.done()) break;
+    const size_t got = member.read_some(std::span(bytes).first(seal.wanted()), in(5000));
+    ASSERT_GT(got, 0u) << "dropped";
+    seal.feed(std::span(bytes).first(got));
+  }
+  Channel channel(std::move(member), std::move(seal));
+  channel.send(bytes_of("hello"), in(5000));
+  EXPECT_EQ(text_of(channel.receive(in(10000))), "hello");
+}
+
 TEST(Dial, AServerWithAnotherKeyIsRefused) {
   Listener listener({"127.0.0.1", 0});
   std::jthread server([&] {

@@ -46,7 +46,8 @@ class Seal {
   // number after. Throws unavailable where the other end has another key, is no Seal, or something
   // in between altered its bytes; take_output() then has what it is told.
   void feed(std::span<const std::byte> bytes);
-  // Takes the bytes of the handshake that are to be sent now.
+  // Takes the bytes that are to be sent now: of the handshake or, once next() has thrown, those by
+  // which the other end hears of it.
   std::vector<std::byte> take_output();
 
   // ---- Messages, once it is done.

@@ -145,7 +145,11 @@ struct StoreService::Impl {
       if (p.client->dead) return true;
       if (changed && std::all_of(p.keys.begin(), p.keys.end(),
                                  [&](const std::string& key) { return table.has(key); })) {
-        answer(*p.client, p.id, 0, p.get ? *table.get(p.keys.front()) : "");
+        try {
+          answer(*p.client, p.id, 0, p.get ? *table.get(p.keys.front()) : "");
+        } catch (const Error&) {  // its connection takes nothing more: this client alone ends
+          p.client->dead = true;
+        }
         return true;
       }
       return p.deadline + kGrace <= now;

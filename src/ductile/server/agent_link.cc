@@ -25,6 +25,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstRetry{500};
 constexpr milliseconds kLastRetry{30000};
+constexpr int kMostBlocks = 64;  // of what a launcher says, at once
 
 struct Pipe {
   Descriptor read_end, write_end;
@@ -100,10 +101,8 @@ void AgentLink::say(const json& value) {
 std::vector<json> AgentLink::take() {
   std::vector<json> said;
   if (state_ == State::down) return said;
-  const bool talks = talk_lines_.read(talk_.get(), [&](std::string_view line) {
-    last_words_.emplace_back(line);
-    if (last_words_.size() > 5) last_words_.erase(last_words_.begin());
-  });
+  const bool talks = talk_lines_.read(
+      talk_.get(), [&](std::string_view line) { remember(line); }, kMostBlocks);
   if (!talks) {
     talk_watch_.end();
     talk_.close();
@@ -135,7 +134,7 @@ bool AgentLink::hear(std::string& trouble, std::vector<json>& said) {
       json value = parse_json(text);
       if (!trouble.empty()) return;
       if (!value.is_object() || value.empty()) {  // a login script that prints, or the like
-        last_words_.emplace_back(text);
+        remember(text);
       } else if (value.contains("error")) {
         trouble = value["error"].is_string() ? value["error"].get<std::string>() : text;
       } else if (!wire_.sealed()) {
@@ -144,17 +143,23 @@ bool AgentLink::hear(std::string& trouble, std::vector<json>& said) {
         trouble = hear_message(std::move(value), said);
       }
     });
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // whatever a host says, it ends this link alone
     trouble = fmt::format("host {}: {}", host_.name, error.what());
     return true;
   }
+}
+
+void AgentLink::remember(std::string_view words) {
+  last_words_.emplace_back(words.substr(0, 1000));
+  if (last_words_.size() > 5) last_words_.erase(last_words_.begin());
 }
 
 // Before anything is encrypted. Returns what is wrong.
 std::string AgentLink::hear_line(const json& value) {
   if (!value.contains("greet")) return "";
   const json& greet = value["greet"];
-  const std::string nonce = greet.is_object() ? greet.value("nonce", std::string()) : "";
+  const json given = greet.is_object() ? greet.value("nonce", json()) : json();
+  const std::string nonce = given.is_string() ? given.get<std::string>() : "";
   if (nonce.size() != nonce_.size() ||
       greet.value("proof", json()) != agent_proof(*secret_, nonce_ + nonce))
     return fmt::format("host {} has another folder at {} than this machine", host_.name,

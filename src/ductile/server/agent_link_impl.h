@@ -53,6 +53,8 @@ class AgentLink {
   std::string command() const;
   void fall(const std::string& why);
   bool hear(std::string& trouble, std::vector<nlohmann::json>& said);
+  // Keeps the last words of a host that does not speak as an agent does.
+  void remember(std::string_view words);
   std::string hear_line(const nlohmann::json& value);
   std::string hear_message(nlohmann::json value, std::vector<nlohmann::json>& said);
 

@@ -11,7 +11,8 @@
 namespace ductile::server {
 namespace {
 
-constexpr size_t kMostLine = size_t{1} << 20;
+constexpr int kMostBlocks = 64;  // at once: who prints without end must not keep the others waiting
+constexpr size_t kMostPlain = size_t{1} << 18;     // what login scripts print, and the greeting
 constexpr size_t kMostMessage = size_t{64} << 20;  // a job's arguments, a census, a worker's line
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
@@ -26,13 +27,15 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 
 bool AgentWire::read(int fd, const OnText& on_text) {
   std::array<std::byte, 16384> block;
-  while (true) {
+  for (int blocks = 0; blocks < kMostBlocks;) {
     const ssize_t n = ::read(fd, block.data(), block.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return true;  // nothing now
     if (n == 0) return false;
     take(std::span(block).first(static_cast<size_t>(n)), on_text);
+    ++blocks;
   }
+  return true;
 }
 
 void AgentWire::take(std::span<const std::byte> bytes, const OnText& on_text) {
@@ -40,8 +43,12 @@ void AgentWire::take(std::span<const std::byte> bytes, const OnText& on_text) {
     const auto end = std::ranges::find(bytes, static_cast<std::byte>('\n'));
     const auto part = bytes.first(static_cast<size_t>(end - bytes.begin()));
     line_.append(reinterpret_cast<const char*>(part.data()), part.size());
-    if (line_.size() > kMostLine)
-      fail(ErrorCode::data_loss, "a line of more than {} bytes is none of an agent's", kMostLine);
+    plain_ += part.size() + 1;
+    if (plain_ > kMostPlain)
+      fail(ErrorCode::data_loss,
+           "it said {} bytes and no agent's greeting was among them: does its login print without "
+           "end?",
+           kMostPlain);
     if (end == bytes.end()) return;
     bytes = bytes.subspan(part.size() + 1);
     on_text(std::exchange(line_, {}));

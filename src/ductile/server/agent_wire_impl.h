@@ -39,6 +39,7 @@ class AgentWire {
   void feed(std::span<const std::byte> bytes, const OnText& on_text);
 
   std::string line_;  // that has not ended yet
+  size_t plain_ = 0;  // bytes that came before the seal
   std::optional<net::Seal> seal_;
   std::vector<std::string> waiting_;  // to be said when it is ready
   std::vector<std::byte> unsent_;

@@ -50,8 +50,9 @@ class Fleet {
     std::optional<JobOutcome> outcome;
   };
 
-  explicit Fleet(std::vector<Host> hosts = {{"one", "", 2}, {"two", "", 2}})
-      : hosts_(std::move(hosts)) {
+  explicit Fleet(std::vector<Host> hosts = {{"one", "", 2}, {"two", "", 2}},
+                 std::string launcher = "env")
+      : hosts_(std::move(hosts)), launcher_(std::move(launcher)) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     begin();
   }
@@ -65,7 +66,7 @@ class Fleet {
 
   void begin() {
     AgentsOptions options;
-    options.setup = {hosts_, "env", "127.0.0.1"};
+    options.setup = {hosts_, launcher_, "127.0.0.1"};
     options.folder = folder_.path();
     options.program = options.worker = DUCTILE_TEST_WORKER;
     options.devices = true;
@@ -163,6 +164,7 @@ class Fleet {
  private:
   TempFolder folder_;
   const std::vector<Host> hosts_;
+  const std::string launcher_;
 };
 
 TEST(Agents, AllJobsUseOneOnEachHost) {
@@ -286,6 +288,31 @@ TEST(Agents, AJobMovesToOtherHosts) {
   move({{"one", 1}}, 1);
   fleet.expect_result(job);
   EXPECT_EQ(read_file(job.run / "events.jsonl").find("\"lost\""), std::string::npos);
+}
+
+// A login script, another program, or somebody who means harm: the other hosts' workers go on.
+TEST(Agents, WhateverAHostSaysBeforeItProvedItselfEndsItsOwnLinkAlone) {
+  const std::vector<std::string> sayings = {R"(echo {\"greet\":{\"nonce\":1}}; exec sleep 1000)",
+                                            R"(echo {\"greet\":[]}; exec sleep 1000)",
+                                            R"(echo {\"greet\":1}; exec sleep 1000)",
+                                            R"(echo {\"error\":{}}; exec sleep 1000)",
+                                            "exec yes",
+                                            "exec yes >&2",
+                                            "exec cat /dev/zero",
+                                            "exec cat /dev/zero >&2"};
+  std::vector<Host> hosts = {{"honest", "", 2}};
+  std::string liars;
+  for (const std::string& says : sayings) {
+    hosts.push_back({"liar" + std::to_string(hosts.size()), "", 1});
+    liars += hosts.back().name + ") " + says + ";; ";
+  }
+  Fleet fleet(hosts,
+              "env NODE={host} sh -c 'case $NODE in " + liars + "*) exec \"$0\" \"$@\";; esac'");
+  Fleet::Job& job = fleet.make("a", 200);
+  fleet.start(job, 1, {{"honest", 1}});
+  fleet.expect_result(job);
+  for (size_t liar = 1; liar < hosts.size(); ++liar)
+    EXPECT_FALSE(fleet.agents->ready(liar)) << sayings[liar - 1];
 }
 
 }  // namespace

@@ -183,7 +183,8 @@ class Pilot {
       agent_ = process::spawn(launch);
       channel_ =
           std::make_unique<net::Channel>(std::move(admission.socket), *std::move(admission.seal));
-      ::fcntl(from_agent_.get(), F_SETFL, O_NONBLOCK);
+      for (const auto* end : {&from_agent_, &to_agent_})  // an agent that is stuck must not stop us
+        ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
       call_watch_ = loop_.watch(channel_->socket().fd(), net::Interest::read,
                                 [this](net::Ready) { hear_caller(); });
       agent_watch_ =
