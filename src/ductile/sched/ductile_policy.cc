@@ -223,14 +223,16 @@ double DuctilePolicy::Impl::value(const JobView& job, const State& s,
     h = std::min(
         h, std::max(1.0, (job.attained_service + WorkLeft::kLeastService) * above / c.devices));
   }
+  // A start that takes longer than usual (data come from far away) is not made shorter by another.
+  const double start = std::max(job.restart_seconds, job.pause_left);
   const double lost = same          ? job.pause_left
-                      : devices > 0 ? job.restart_seconds + job.unsaved_seconds
+                      : devices > 0 ? start + job.unsaved_seconds
                                     : job.restart_seconds;
   value *= after_pause(h, lost);
   if (devices > 0 && (c.devices > devices || c.pool != s.pool_now)) {
-    // Where a restart takes longer than a round, a start under way is not given up for something
+    // Where a start takes longer than a round, one that is under way is not given up for something
     // better: two jobs could change places for ever.
-    if (job.pause_left > 0 && job.restart_seconds >= interval_) return -1;
+    if (job.pause_left > 0 && start >= interval_) return -1;
     value *= s.guessed ? kGuessedGrowthWorthwhile : kGrowthWorthwhile;
   }
   // A cost of devices makes jobs smaller, and never keeps one waiting.

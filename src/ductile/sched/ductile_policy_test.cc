@@ -375,6 +375,10 @@ TEST(DuctilePolicy, GivesUpNoStartThatTakesLongerThanARound) {
       EXPECT_EQ(policy.decide({600, 60, cluster, jobs}).changes.empty(), restart > 60 && pause > 0)
           << restart << " " << pause;
     }
+  // One that takes longer than the job's usual start.
+  jobs[0].restart_seconds = 30;
+  jobs[0].pause_left = 500;
+  EXPECT_TRUE(DuctilePolicy().decide({600, 60, cluster, jobs}).changes.empty());
 }
 
 TEST(DuctilePolicy, ACostOfDevicesMakesJobsSmallerAndKeepsNoneWaiting) {

@@ -114,6 +114,53 @@ TEST(Regions, AMoveCostsTheRestartAndTheTransferAndNoMore) {
   EXPECT_NEAR(finish[2] - finish[0], 400, 1);
 }
 
+// A policy that knows no regions pays for the transfers, and every job comes to its end.
+TEST(Regions, PoliciesThatKnowNoneGoThroughWithStartsThatTakeLong) {
+  for (const char* policy : {"ductile", "sia", "pollux", "tiresias", "gavel"}) {
+    Workload workload = short_jobs(1, 12, 0.5);
+    for (size_t i = 0; i < workload.jobs.size(); ++i) {
+      workload.jobs[i].region = fmt::format("region-{}", i % 3);
+      workload.jobs[i].transfer = 600;
+    }
+    const SimResult result = play(workload, regions(3, 4), policy);
+    for (const JobResult& job : result.jobs) EXPECT_GT(job.finish, job.start) << job.name;
+  }
+}
+
+// Takes the one job to and fro between two nodes.
+class Restless : public sched::Policy {
+ public:
+  std::string_view name() const override { return "restless"; }
+  sched::PolicyTraits traits() const override { return {}; }
+  std::string explain(sched::JobId) const override { return "to and fro"; }
+  sched::Decisions decide(const sched::Round& round) override {
+    sched::Decisions out;
+    node_ = 1 - node_;
+    for (const sched::JobView& job : round.jobs)
+      out.changes.push_back({job.id, {{node_, 4}}, "for no reason"});
+    return out;
+  }
+
+ private:
+  int32_t node_ = 0;
+};
+
+TEST(Regions, WhereNobodyComesFurtherTheSimulationEndsAndSaysSo) {
+  Workload workload;
+  workload.jobs.push_back({.name = "a", .application = "cifar10", .devices = 4, .batch = 512});
+  workload.jobs[0].region = "region-0";
+  workload.jobs[0].transfer = 100;
+  Restless restless;
+  try {
+    play(workload, regions(2, 1), restless);
+    ADD_FAILURE() << "it ended";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("none of 1 jobs has come further"), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("to and fro"), std::string::npos);
+  }
+}
+
 TEST(Regions, ARegionThatVanishesLosesNoJob) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     Workload workload = short_jobs(seed, 16, 0.5);

@@ -19,6 +19,7 @@ namespace {
 
 // Rounds in which work waits, devices idle and nothing runs at all, before the policy is blamed.
 constexpr int kMostIdleRounds = 500;
+constexpr int kMostFruitlessRounds = 10000;  // a week of a policy's usual ones
 
 // A policy that decides on events learns of a job's end within so many seconds.
 constexpr double kNotice = 5;
@@ -93,6 +94,8 @@ class Simulation {
   int32_t most_workers_ = 1;
   std::map<std::pair<const Application*, int32_t>, std::vector<double>> step_seconds_;
   int idle_rounds_ = 0;
+  int fruitless_rounds_ = 0;  // in which no job came further
+  double reached_ = 0;        // what the unfinished jobs have done
   SimResult result_;
 };
 
@@ -537,6 +540,7 @@ void Simulation::round() {
   sample.decision_seconds = spent;
   sample.objective = decisions.objective;
   sample.bound = decisions.bound;
+  double reached = 0;
   for (const int32_t j : active_) {
     if (!runs_[j].running()) ++sample.waiting;
     sample.used += sched::device_count(runs_[j].allocation());
@@ -549,6 +553,7 @@ void Simulation::round() {
       continue;
     }
     sample.goodput += runs_[j].rate() / runs_[j].total_progress() * 3600;
+    reached += runs_[j].progress() / runs_[j].total_progress();
   }
   idle_rounds_ = sample.used == 0 && sample.usable > 0 && sample.active > 0 ? idle_rounds_ + 1 : 0;
   if (idle_rounds_ > kMostIdleRounds)
@@ -556,6 +561,14 @@ void Simulation::round() {
          "policy {} leaves {} jobs waiting and every device idle since {} s; the first: {}",
          policy_.name(), sample.active, now_ - kMostIdleRounds * options_.interval,
          policy_.explain(views_.front().id));
+  fruitless_rounds_ = reached > reached_ || sample.used == 0 ? 0 : fruitless_rounds_ + 1;
+  reached_ = reached;
+  if (fruitless_rounds_ > kMostFruitlessRounds)
+    fail(ErrorCode::internal,
+         "under policy {} none of {} jobs has come further since {} s, although {} devices are "
+         "held: each start is given up before it is over; the first job: {}",
+         policy_.name(), sample.active, now_ - kMostFruitlessRounds * options_.interval,
+         sample.used, policy_.explain(views_.front().id));
   result_.rounds.push_back(sample);
 }
 
