@@ -121,6 +121,7 @@ struct ServiceCommand {
   std::string job;                    // why, cancel: a number or a name; events: empty for all
   std::string node;                   // drain, undrain
   std::string reason;                 // drain
+  double in = 0, lasts = 0;           // drain: seconds; 0: at once, until undrain
   int64_t lines = 50;                 // events
   bool follow = false;                // events
   bool all = false;                   // jobs: also those that have ended

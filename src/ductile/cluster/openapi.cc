@@ -35,7 +35,12 @@ Json schemas() {
         {"max_devices", schema("integer", "more are no use to it; default: as before")}}}};
   out["Drain"] = {{"type", "object"},
                   {"additionalProperties", false},
-                  {"properties", {{"reason", schema("string", "for those who wonder")}}}};
+                  {"properties",
+                   {{"reason", schema("string", "for those who wonder")},
+                    {"in", schema("number", "seconds until it begins; default: at once")},
+                    {"for", schema("number",
+                                   "seconds after which the node comes back by itself; "
+                                   "default: it does not")}}}};
   out["Token"] = {
       {"type", "object"},
       {"required", {"name", "role"}},

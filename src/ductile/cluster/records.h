@@ -98,10 +98,15 @@ struct NodeRecord {
   bool operator==(const NodeRecord&) const = default;
 };
 
+// Times are seconds since 1970.
 struct Drain {
   std::string node;
-  double time = 0;
+  double time = 0;  // when it was asked for
   std::string reason;
+  double starts = 0;           // until then the node is used; policies know that it will go
+  std::optional<double> ends;  // the node then comes back by itself
+  bool holds(double now) const { return starts <= now && !over(now); }
+  bool over(double now) const { return ends && *ends <= now; }
   bool operator==(const Drain&) const = default;
 };
 

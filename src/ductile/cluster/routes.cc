@@ -1,5 +1,6 @@
 // Every route of the interface: its path, who may call it, and what it does.
 #include <algorithm>
+#include <optional>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -13,6 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
+constexpr double kMostDrain = 366 * 86400.0;  // seconds
 
 std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
   std::string text = fields.text(key, std::move(otherwise));
@@ -150,7 +152,9 @@ Answer list_nodes(Request& request) {
       jobs.push_back({{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
       held += h.devices;
     }
-    const bool up = node.state == NodeState::up, drained = drain != drains.end();
+    const bool up = node.state == NodeState::up;
+    const bool planned = drain != drains.end() && !drain->over(request.now());
+    const bool drained = planned && drain->holds(request.now());
     Json one = {{"node", node.node},
                 {"type", node.type},
                 {"state", to_string(node.state)},
@@ -162,8 +166,10 @@ Answer list_nodes(Request& request) {
     if (up && drained) {
       one["state"] = held > 0 ? "draining" : "drained";
       one["reason"] = drain->reason;
-      one["since"] = drain->time;
+      one["since"] = std::max(drain->time, drain->starts);
     }
+    if (planned && !drained) one["drain_starts"] = drain->starts;
+    if (planned && drain->ends) one["drain_ends"] = *drain->ends;
     one["jobs"] = std::move(jobs);
     nodes.push_back(std::move(one));
   }
@@ -175,11 +181,14 @@ Answer drain_node(Request& request) {
   require_name(node, "node");
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
-  fields.only({"reason"});
+  fields.only({"reason", "in", "for"});
   const std::string reason = checked_line(fields, "reason", "");
+  const double in = fields.has("in") ? fields.number("in", 0, kMostDrain) : 0;
+  std::optional<double> lasts;
+  if (fields.has("for")) lasts = fields.number("for", 1, kMostDrain);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
-    change.drain(node, reason, request.now());
-    return {{"node", node}, {"drained", true}};
+    change.drain(node, reason, request.now(), in, lasts);
+    return {{"node", node}, {"drained", in <= 0}};
   });
 }
 
@@ -267,7 +276,8 @@ constexpr Route kRoutes[] = {
      "/v1/nodes/{node}/drain",
      Role::admin,
      drain_node,
-     "Lets nothing new start on a node, and moves away what runs there.",
+     "Lets nothing new start on a node, and moves away what runs there: now or later, and until "
+     "undrain or for a time.",
      {},
      "Drain"},
     {"POST",

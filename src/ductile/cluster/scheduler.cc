@@ -372,6 +372,10 @@ void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
 }
 
+void Scheduler::leaves(int32_t node, double at) {
+  cluster_.node_leaves_at.at(static_cast<size_t>(node)) = at;
+}
+
 std::optional<spec::Allocation> Scheduler::on_its_way(JobId id) const {
   const auto found = jobs_.find(id);
   return found == jobs_.end() ? std::nullopt : found->second.granted;

@@ -82,6 +82,9 @@ class Scheduler {
   bool served(JobId job, const ServiceLoad& load);
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
+  // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
+  // start nothing there that would not end before, and move away in time what runs.
+  void leaves(int32_t node, double at);
 
   // What changes. Jobs that it does not name keep what they have, or go on towards what they were
   // granted: from the decision until holds() says the same, a grant is on its way, and is neither

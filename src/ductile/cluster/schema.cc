@@ -130,6 +130,11 @@ CREATE INDEX ended_jobs ON jobs (ended, id) WHERE ended IS NOT NULL;
 CREATE INDEX passing_events ON events (time)
   WHERE job IS NULL OR kind IN ('speed', 'load', 'serving');
 )",
+    R"(
+-- Planned maintenance: a drain that begins later, and one that ends by itself.
+ALTER TABLE drains ADD COLUMN starts REAL NOT NULL DEFAULT 0;
+ALTER TABLE drains ADD COLUMN ends REAL;
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

@@ -246,9 +246,12 @@ std::vector<Holder> Reader::holders() {
 
 std::vector<Drain> Reader::drains() {
   std::vector<Drain> out;
-  database_.query("SELECT node, time, reason FROM drains ORDER BY node", [&](const Row& row) {
-    out.push_back({row.text(0), row.real(1), row.text(2)});
-  });
+  database_.query("SELECT node, time, reason, starts, ends FROM drains ORDER BY node",
+                  [&](const Row& row) {
+                    Drain drain{row.text(0), row.real(1), row.text(2), row.real(3), {}};
+                    if (!row.is_null(4)) drain.ends = row.real(4);
+                    out.push_back(std::move(drain));
+                  });
   return out;
 }
 
@@ -444,10 +447,25 @@ void Change::set_node(const NodeRecord& node) {
          node.since);
 }
 
-void Change::drain(std::string_view node, std::string_view reason, double now) {
-  database_.run("INSERT OR REPLACE INTO drains (node, time, reason) VALUES (?, ?, ?)", node, now,
-                reason);
-  record(0, "drain", dump_json(Json{{"node", node}, {"reason", reason}}), now);
+void Change::drain(std::string_view node, std::string_view reason, double now, double in,
+                   std::optional<double> lasts) {
+  std::optional<double> ends;
+  if (lasts) ends = now + in + *lasts;
+  database_.run(
+      "INSERT OR REPLACE INTO drains (node, time, reason, starts, ends) VALUES (?, ?, ?, ?, ?)",
+      node, now, reason, now + in, ends);
+  Json body = {{"node", node}, {"reason", reason}};
+  if (in > 0) body["starts"] = now + in;
+  if (ends) body["ends"] = *ends;
+  record(0, "drain", dump_json(body), now);
+}
+
+void Change::end_drains(double now) {
+  std::vector<std::string> over;
+  database_.query(
+      "SELECT node FROM drains WHERE ends <= ?",
+      [&](const Row& row) { over.push_back(row.text(0)); }, now);
+  for (const std::string& node : over) undrain(node, now);
 }
 
 void Change::undrain(std::string_view node, double now) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -88,6 +89,8 @@ bool is_usable(const WhyFacts& facts, const std::string& name) {
 std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
   const Drain* drain = drain_of(facts, node.node);
   std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
+  if (drain != nullptr && drain->ends)
+    what += fmt::format(" for {:.0f} s more", std::max(1.0, std::ceil(*drain->ends - facts.now)));
   if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
   if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
   return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
@@ -97,14 +100,16 @@ std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
 std::string lack(const WhyFacts& facts, int64_t asked) {
   int64_t all = 0, usable = 0;
   std::string others;
-  bool drained = false;
+  bool drained = false, by_itself = false;
   for (const NodeRecord& node : facts.nodes) {
     all += node.devices;
     if (is_usable(facts, node)) {
       usable += node.devices;
       continue;
     }
-    drained = drained || drain_of(facts, node.node) != nullptr;
+    const Drain* drain = drain_of(facts, node.node);
+    drained = drained || drain != nullptr;
+    by_itself = by_itself || (drain != nullptr && drain->ends);
     others += (others.empty() ? "" : ", ") + text_of_unusable(facts, node);
   }
   if (asked > all)
@@ -116,8 +121,9 @@ std::string lack(const WhyFacts& facts, int64_t asked) {
     return fmt::format(
         "It asks for {}, and {} can be used, since nothing starts on {}; it starts {}.",
         counted(asked), usable == 0 ? "none" : std::to_string(usable), others,
-        drained ? "when `ductile undrain NODE` takes a drained node back"
-                : "when a node is up again");
+        by_itself ? "when a drain ends, or `ductile undrain NODE` takes a drained node back"
+        : drained ? "when `ductile undrain NODE` takes a drained node back"
+                  : "when a node is up again");
   return "";
 }
 
