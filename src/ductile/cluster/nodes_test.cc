@@ -149,6 +149,55 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
   service.expect_result(id);
 }
 
+// A spot machine: its agent is told, the job hands over, and only then the machine is gone.
+TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
+  TempFolder away;
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"one", "two"}, 1, 0.5)(options);
+    for (spec::NodeGroup& group : options.cluster->groups) group.notice = 30;
+    options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
+                       "/{host} && exec \"$0\" \"$@\"'";
+  });
+  const JobId id = service.submit("job", 1500);
+  Json job = service.wait_for(id, "running");
+  const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
+  service.wait_for_workers(id);
+  service.kill_agent(before, SIGTERM);
+  job = service.wait(id, [&](const Json& now) {
+    return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
+  });
+  EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
+  wait_for_node(service, before, "away");
+  EXPECT_EQ(node_of(service, before).at("reason"),
+            "its machine is taken back, within 30 s of the notice");
+  EXPECT_EQ(service.agents(before).size(), 1u) << "it goes on until it is killed";
+  write_file_atomic(away.path() / before, "");
+  service.kill_agent(before);
+  wait_for_node(service, before, "lost");
+  service.expect_result(id);
+  const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
+  EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
+  // The next machine of that name is as good as any.
+  fs::remove(away.path() / before);
+  wait_for_node(service, before, "up");
+}
+
+// Where there is no room elsewhere, the job is saved within the notice, and waits.
+TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.cluster->groups.front().notice = 30;
+  });
+  const JobId id = service.submit("job", 1500);
+  service.wait_for_workers(id);
+  service.kill_agent("one", SIGTERM);
+  const Json job = service.wait_for(id, "queued");
+  EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
+  EXPECT_TRUE(service.workers().empty());
+  service.kill_agent("one");
+  service.expect_result(id);
+}
+
 TEST(Nodes, JobsAndWorkersOutliveTheService) {
   LiveService service(on_nodes({"one", "two"}, 2));
   std::vector<JobId> jobs;
