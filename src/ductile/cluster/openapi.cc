@@ -26,6 +26,9 @@ Json schemas() {
         {"kind", schema("string", "train, serve or command; default: train")},
         {"min_devices", schema("integer", "fewer are no use to it; default: 1")},
         {"max_devices", schema("integer", "more are no use to it; default: min_devices")},
+        {"region", schema("string", "where its data are; default: everywhere")},
+        {"transfer", schema("number", "seconds to bring its data to another region; default: 0")},
+        {"movable", schema("boolean", "false: it runs in its region alone; default: true")},
         {"spec", schema("object", "what to run")}}}};
   out["Devices"] = {
       {"type", "object"},

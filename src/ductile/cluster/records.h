@@ -35,6 +35,9 @@ struct Submission {
   std::string name, owner, team, tier = "standard";
   std::string kind = "train";  // train, serve, command
   int64_t min_devices = 1, max_devices = 1;
+  std::string region;   // where its data are; empty: everywhere
+  double transfer = 0;  // seconds that it takes to bring them to another region
+  bool movable = true;  // false: it runs in that region alone
   bool operator==(const Submission&) const = default;
 };
 
@@ -95,6 +98,7 @@ struct NodeRecord {
   NodeState state = NodeState::away;
   std::string why;  // it is not up, in a sentence
   double since = 0;
+  std::string region = "home";
   bool operator==(const NodeRecord&) const = default;
 };
 

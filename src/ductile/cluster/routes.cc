@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
-constexpr double kMostDrain = 366 * 86400.0;  // seconds
+constexpr double kMostDrain = 366 * 86400.0, kMostTransfer = 1e7;  // seconds
 
 std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
   std::string text = fields.text(key, std::move(otherwise));
@@ -57,7 +57,8 @@ Answer list_jobs(Request& request) {
 Answer submit_job(Request& request) {
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
-  fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "spec"});
+  fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "region", "transfer",
+               "movable", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
   require_name(s.name, "body: name");
@@ -77,6 +78,12 @@ Answer submit_job(Request& request) {
   s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
+  s.region = checked_line(fields, "region", "");
+  if (fields.has("transfer")) s.transfer = fields.number("transfer", 0, kMostTransfer);
+  s.movable = fields.boolean("movable", true);
+  if (s.region.empty() && (s.transfer > 0 || !s.movable))
+    fail(ErrorCode::invalid_argument, "body: {} is of a job whose data are in a region: name it",
+         s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
   const nlohmann::json& spec = fields.at("spec");
@@ -157,6 +164,7 @@ Answer list_nodes(Request& request) {
     const bool drained = planned && drain->holds(request.now());
     Json one = {{"node", node.node},
                 {"type", node.type},
+                {"region", node.region},
                 {"state", to_string(node.state)},
                 {"drained", drained},
                 {"reason", node.why},
@@ -396,6 +404,11 @@ Json to_json(const JobRecord& job) {
               {"ended", nullptr},
               {"generation", job.generation},
               {"revision", job.revision}};
+  if (!s.region.empty()) {
+    out["region"] = s.region;
+    out["transfer"] = s.transfer;
+    out["movable"] = s.movable;
+  }
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
   return out;

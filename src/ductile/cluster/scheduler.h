@@ -36,6 +36,12 @@ struct JobDemand {
   // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
   // where there are not so many.
   std::optional<double> target;
+  // Where its data are; empty, or not in the cluster: everywhere. To start elsewhere takes
+  // `transfer` seconds more, and the data are then there. Only some policies know regions
+  // (PolicyTraits::sees_regions).
+  std::string region;
+  double transfer = 0;
+  bool movable = true;  // false: it runs in that region alone
 };
 
 // What comes to a service.
@@ -137,6 +143,8 @@ class Scheduler {
     double pause = 0;        // as `pause_` below, of its own; 0: none was measured
   };
 
+  int32_t region_named(std::string_view name) const;  // -1: there is none
+  int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
   static int32_t most_batch(const Job& job);
   void restore_job(const nlohmann::json& item);

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kJobColumns =
     "id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, run, "
-    "submitted, started, ended, generation, revision";
+    "submitted, started, ended, generation, revision, region, transfer, movable";
 
 std::string select_jobs(std::string_view rest) {
   return fmt::format("SELECT {} FROM jobs {}", kJobColumns, rest);
@@ -46,6 +46,9 @@ JobRecord job_of(const Row& row) try {
   }
   out.generation = row.integer(c++);
   out.revision = row.integer(c++);
+  s.region = row.text(c++);
+  s.transfer = row.real(c++);
+  s.movable = row.integer(c++) != 0;
   return out;
 } catch (const Error& error) {  // a word that nobody wrote there
   fail(ErrorCode::data_loss, "job {}: its row is damaged: {}", row.integer(0), error.what());
@@ -257,11 +260,12 @@ std::vector<Drain> Reader::drains() {
 
 std::vector<NodeRecord> Reader::nodes() {
   std::vector<NodeRecord> out;
-  database_.query("SELECT node, type, devices, state, why, since FROM nodes ORDER BY place",
-                  [&](const Row& row) {
-                    out.push_back({row.text(0), row.text(1), row.integer(2),
-                                   node_state_from(row.text(3)), row.text(4), row.real(5)});
-                  });
+  database_.query(
+      "SELECT node, type, devices, state, why, since, region FROM nodes ORDER BY place",
+      [&](const Row& row) {
+        out.push_back({row.text(0), row.text(1), row.integer(2), node_state_from(row.text(3)),
+                       row.text(4), row.real(5), row.text(6)});
+      });
   return out;
 }
 
@@ -345,9 +349,11 @@ JobId Change::submit(const Submission& s, std::string_view spec, double now) {
          s.name, s.min_devices, s.max_devices);
   database_.run(
       "INSERT INTO jobs (name, owner, team, tier, kind, min_devices, max_devices, phase, wish, "
-      "reason, run, submitted, generation, revision) "
-      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0)",
-      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now);
+      "reason, run, submitted, generation, revision, region, transfer, movable) "
+      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0, ?, ?, "
+      "?)",
+      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now, s.region,
+      s.transfer, int64_t{s.movable});
   const JobId id = database_.last_insert();
   database_.run("INSERT INTO specs (job, spec) VALUES (?, ?)", id, spec);
   touch(id, "submitted", dump_json(Json{{"name", s.name}, {"owner", s.owner}}), now);
@@ -428,10 +434,10 @@ void Change::set_nodes(const std::vector<NodeRecord>& nodes, double now) {
   for (size_t place = 0; place < nodes.size(); ++place) {
     const NodeRecord& node = nodes[place];
     database_.run(
-        "INSERT INTO nodes (node, place, type, devices, state, why, since) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO nodes (node, place, type, devices, state, why, since, region) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         node.node, static_cast<int64_t>(place), node.type, node.devices, to_string(node.state),
-        node.why, node.since);
+        node.why, node.since, node.region);
     names.push_back(node.node);
   }
   record(0, "nodes", dump_json(Json{{"nodes", names}}), now);

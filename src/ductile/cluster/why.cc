@@ -159,7 +159,7 @@ int64_t most_free_of_a_node(const WhyFacts& facts) {
   return most;
 }
 
-std::string why_it_waits(const WhyFacts& facts) {
+std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
@@ -187,6 +187,34 @@ std::string why_it_waits(const WhyFacts& facts) {
       asked - free, asked - free == 1 ? "is" : "are", says);
 }
 
+// Of a job that may not leave its region, the nodes of others are no concern.
+std::string why_it_waits(const WhyFacts& facts) {
+  const Submission& s = facts.job.submission;
+  if (s.movable) return why_it_waits_among(facts);
+  WhyFacts here = facts;
+  std::erase_if(here.nodes, [&](const NodeRecord& node) { return node.region != s.region; });
+  std::erase_if(here.holders, [&](const Holder& holder) {
+    return std::ranges::none_of(here.nodes,
+                                [&](const NodeRecord& node) { return node.node == holder.node; });
+  });
+  return fmt::format("It may run in region {} alone. {}", s.region, why_it_waits_among(here));
+}
+
+// " in region north", where the service has several and the job is in one.
+std::string region_of_job(const WhyFacts& facts) {
+  std::string region;
+  bool several = false;
+  for (const NodeRecord& node : facts.nodes) {
+    several = several || node.region != facts.nodes.front().region;
+    const bool holds = std::ranges::any_of(facts.holders, [&](const Holder& h) {
+      return h.job == facts.job.id && h.node == node.node;
+    });
+    if (holds && !region.empty() && region != node.region) return "";
+    if (holds) region = node.region;
+  }
+  return several && !region.empty() ? " in region " + region : "";
+}
+
 std::string why_it_runs(const WhyFacts& facts) {
   const Submission& s = facts.job.submission;
   const auto own = shares(facts, [&](const Holder& h) { return h.job == facts.job.id; });
@@ -203,8 +231,8 @@ std::string why_it_runs(const WhyFacts& facts) {
         "It is just starting on {}{}: {}.", counted(held), range,
         s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
   const std::string more = facts.live ? facts.live->text : "";
-  return fmt::format("It runs on {}{}: {}{}.", counted(held), range, without_stop(facts.job.reason),
-                     more.empty() ? "" : "; " + more);
+  return fmt::format("It runs on {}{}{}: {}{}.", counted(held), range, region_of_job(facts),
+                     without_stop(facts.job.reason), more.empty() ? "" : "; " + more);
 }
 
 }  // namespace

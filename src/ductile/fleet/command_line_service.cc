@@ -123,6 +123,14 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
       ->option_text("N")
       ->check(count);
+  CLI::Option* region =
+      sub->add_option("--region", c.region,
+                      "region of the cluster file where its data are (default: everywhere)")
+          ->option_text("NAME");
+  add_seconds(*sub, "--transfer", c.transfer,
+              "with --region: time to bring its data to another region: 90, 30m (default 0)")
+      ->needs(region);
+  sub->add_flag("--stay", c.stay, "with --region: it runs in that region alone")->needs(region);
   sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
       ->option_text("N")
       ->check(count);

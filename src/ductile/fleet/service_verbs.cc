@@ -109,6 +109,14 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
     using page::Align;
     std::vector<std::vector<std::string>> rows = {
         {"node", "type", "state", "devices", "free", "held by", "reason"}};
+    std::vector<Align> aligned = {Align::left,  Align::left, Align::left, Align::right,
+                                  Align::right, Align::left, Align::left};
+    // Most services have one region, of which nothing is to be said.
+    const bool regions = std::any_of(list.begin(), list.end(), [&](const Json& node) {
+      return node.at("region") != list.front().at("region");
+    });
+    if (regions) rows[0].insert(rows[0].begin() + 2, "region");
+    if (regions) aligned.insert(aligned.begin() + 2, Align::left);
     for (const Json& node : list) {
       std::string held;
       for (const Json& job : node.at("jobs"))
@@ -118,10 +126,10 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
       rows.push_back({node.at("node"), node.at("type"), node.at("state"),
                       std::to_string(node.at("devices").get<int64_t>()),
                       std::to_string(node.at("free").get<int64_t>()), held, reason_of(node)});
+      if (regions)
+        rows.back().insert(rows.back().begin() + 2, node.at("region").get<std::string>());
     }
-    context.console.print(
-        "{}", page::table(rows, {Align::left, Align::left, Align::left, Align::right, Align::right,
-                                 Align::left, Align::left}));
+    context.console.print("{}", page::table(rows, aligned));
   });
 }
 
