@@ -109,6 +109,9 @@ struct ServiceCommand {
   std::optional<std::string> name;  // default: the job file's
   std::string team, tier = "standard";
   std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
+  std::string region;               // of its data; empty: everywhere
+  double transfer = 0;              // seconds to bring them to another one
+  bool stay = false;                // in that region
   std::optional<std::vector<std::string>>
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
@@ -121,6 +124,7 @@ struct ServiceCommand {
   std::string job;                    // why, cancel: a number or a name; events: empty for all
   std::string node;                   // drain, undrain
   std::string reason;                 // drain
+  double in = 0, lasts = 0;           // drain: seconds; 0: at once, until undrain
   int64_t lines = 50;                 // events
   bool follow = false;                // events
   bool all = false;                   // jobs: also those that have ended

@@ -138,6 +138,10 @@ TEST_F(Service, EachRoleMayDoWhatItMay) {
   who = {"root", Role::admin};
   EXPECT_EQ(send("POST", cancel).status, 200);
   EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})").status, 200);
+  for (const char* wrong :
+       {R"({"in": -1})", R"({"in": "soon"})", R"({"for": 0})", R"({"until": 3})"})
+    EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", wrong).status, 400) << wrong;
+  EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"in": 60, "for": 3600})").status, 200);
   EXPECT_EQ(send("POST", "/v1/nodes/n1/undrain").status, 200);
   EXPECT_EQ(send("POST", "/v1/nodes/n1/undrain").status, 404);
 }

@@ -50,7 +50,9 @@ std::string why(Request& request, const JobRecord& job) {
   WhyFacts facts;
   facts.job = job;
   facts.nodes = request.reader.nodes();
-  facts.drains = request.reader.drains();
+  facts.now = request.now();
+  for (Drain& drain : request.reader.drains())
+    if (drain.holds(facts.now)) facts.drains.push_back(std::move(drain));
   facts.holders = request.reader.holders();
   const LiveView* view = request.view();
   if (view == nullptr) return job.reason;

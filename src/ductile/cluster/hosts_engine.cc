@@ -51,6 +51,11 @@ class HostsEngine final : public Engine {
   std::string trouble(int32_t node) const override {
     return agents_->error(static_cast<size_t>(node));
   }
+  std::string leaving(int32_t node) const override {
+    const double seconds = agents_->leaving(static_cast<size_t>(node));
+    if (seconds <= 0) return "";
+    return fmt::format("its machine is taken back, within {} s of the notice", seconds);
+  }
   void call_on_change(std::function<void()> on_change) override {
     agents_->call_on_change(std::move(on_change));
   }

@@ -20,6 +20,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
       record.node = group.hosts[static_cast<size_t>(n)];
       record.type = group.type;
       record.devices = group.devices;
+      record.region = group.region;
       record.since = now;
     }
   nodes_.resize(records.size());

@@ -1,6 +1,7 @@
 // A service of several nodes, with real agents and workers. Each node is this machine under another
 // name, since the launcher command `env` starts a program right here; in nodes_faults_test.cc each
 // has a network of its own.
+#include <algorithm>
 #include <csignal>
 #include <map>
 #include <set>
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/machine.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/store.h"
@@ -86,6 +88,37 @@ TEST(Nodes, ADrainMovesWhatRunsThere) {
   EXPECT_EQ(events.find("preempt"), std::string::npos) << events;
 }
 
+// Planned maintenance: it begins at its time, and ends by itself, also where the service was
+// started anew meanwhile.
+TEST(Nodes, APlannedDrainBeginsAndEndsByItself) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id = service.submit("job", 1'000'000);
+  Json job = service.wait_for(id, "running");
+  const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
+  const std::string path = "/v1/nodes/" + before + "/drain";
+  service.send("POST", path, R"({"in": 3600, "reason": "a new disk"})");
+  EXPECT_EQ(node_of(service, before).at("state"), "up");
+  EXPECT_EQ(node_of(service, before).at("drained"), false);
+  EXPECT_GT(node_of(service, before).at("drain_starts").get<double>(), wall_seconds() + 3000);
+  EXPECT_EQ(nodes_of(service.get("/v1/jobs/" + std::to_string(id))), std::set{before});
+  service.send("POST", path, R"({"in": 2, "for": 3600})");
+  service.kill_service();
+  service.start();
+  service.wait(id, [&](const Json& now) { return nodes_of(now) == std::set{after}; });
+  wait_for_node(service, before, "drained");
+  EXPECT_TRUE(node_of(service, before).contains("drain_ends"));
+  service.send("POST", path, R"({"for": 2})");
+  service.kill_service();
+  service.start();
+  wait_for_node(service, before, "up");
+  EXPECT_FALSE(node_of(service, before).contains("drain_ends"));
+  const Json events = service.get("/v1/events?newest=1000").at("events");
+  EXPECT_TRUE(std::any_of(events.begin(), events.end(),
+                          [](const Json& event) { return event.at("kind") == "undrain"; }));
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+}
+
 // Its agent cannot be called, and its workers are killed with it.
 TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
   TempFolder away;
@@ -113,6 +146,55 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
     const std::string line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
     EXPECT_EQ(line.find(std::string("--host") + '\0' + before + '\0'), std::string::npos);
   }
+  service.expect_result(id);
+}
+
+// A spot machine: its agent is told, the job hands over, and only then the machine is gone.
+TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
+  TempFolder away;
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"one", "two"}, 1, 0.5)(options);
+    for (spec::NodeGroup& group : options.cluster->groups) group.notice = 30;
+    options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
+                       "/{host} && exec \"$0\" \"$@\"'";
+  });
+  const JobId id = service.submit("job", 1500);
+  Json job = service.wait_for(id, "running");
+  const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
+  service.wait_for_workers(id);
+  service.kill_agent(before, SIGTERM);
+  job = service.wait(id, [&](const Json& now) {
+    return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
+  });
+  EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
+  wait_for_node(service, before, "away");
+  EXPECT_EQ(node_of(service, before).at("reason"),
+            "its machine is taken back, within 30 s of the notice");
+  EXPECT_EQ(service.agents(before).size(), 1u) << "it goes on until it is killed";
+  write_file_atomic(away.path() / before, "");
+  service.kill_agent(before);
+  wait_for_node(service, before, "lost");
+  service.expect_result(id);
+  const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
+  EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
+  // The next machine of that name is as good as any.
+  fs::remove(away.path() / before);
+  wait_for_node(service, before, "up");
+}
+
+// Where there is no room elsewhere, the job is saved within the notice, and waits.
+TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.cluster->groups.front().notice = 30;
+  });
+  const JobId id = service.submit("job", 1500);
+  service.wait_for_workers(id);
+  service.kill_agent("one", SIGTERM);
+  const Json job = service.wait_for(id, "queued");
+  EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
+  EXPECT_TRUE(service.workers().empty());
+  service.kill_agent("one");
   service.expect_result(id);
 }
 
@@ -161,6 +243,36 @@ TEST(Nodes, JobsOfOneMachineNeverShareACore) {
       }
   }
   EXPECT_EQ(service.workers().size(), 2u);
+}
+
+// A policy that looks ahead moves it while the node can still be used.
+TEST(Scheduler, WhatRunsWhereADrainIsToComeMovesInTime) {
+  Scheduler scheduler(nodes_named({"one", "two"}, 2), "ductile", 10);
+  JobDemand demand;
+  demand.id = 1;
+  demand.name = demand.application = "job";
+  demand.min_devices = demand.max_devices = 2;
+  demand.batch = 64;
+  demand.total_steps = 100'000;
+  scheduler.add(demand);
+  spec::Allocation holds;
+  double now = 0;
+  const auto decide = [&] {
+    now += 10;
+    for (const Allotment& allotment : scheduler.decide(now)) holds = allotment.allocation;
+    scheduler.holds(1, holds, now);
+    scheduler.measured(1, 64);  // a step per second
+  };
+  for (int round = 0; round < 20 && holds.empty(); ++round) decide();
+  ASSERT_FALSE(holds.empty());
+  const int32_t first = holds.front().node;
+  scheduler.leaves(first, now + 1000);
+  decide();
+  EXPECT_EQ(holds.front().node, first) << "there is time";
+  scheduler.leaves(first, now + 25);
+  decide();
+  ASSERT_FALSE(holds.empty());
+  EXPECT_NE(holds.front().node, first);
 }
 
 // Whatever decides who runs where, a drained node becomes empty, and a job that fits elsewhere

@@ -26,6 +26,9 @@ Json schemas() {
         {"kind", schema("string", "train, serve or command; default: train")},
         {"min_devices", schema("integer", "fewer are no use to it; default: 1")},
         {"max_devices", schema("integer", "more are no use to it; default: min_devices")},
+        {"region", schema("string", "where its data are; default: everywhere")},
+        {"transfer", schema("number", "seconds to bring its data to another region; default: 0")},
+        {"movable", schema("boolean", "false: it runs in its region alone; default: true")},
         {"spec", schema("object", "what to run")}}}};
   out["Devices"] = {
       {"type", "object"},
@@ -35,7 +38,12 @@ Json schemas() {
         {"max_devices", schema("integer", "more are no use to it; default: as before")}}}};
   out["Drain"] = {{"type", "object"},
                   {"additionalProperties", false},
-                  {"properties", {{"reason", schema("string", "for those who wonder")}}}};
+                  {"properties",
+                   {{"reason", schema("string", "for those who wonder")},
+                    {"in", schema("number", "seconds until it begins; default: at once")},
+                    {"for", schema("number",
+                                   "seconds after which the node comes back by itself; "
+                                   "default: it does not")}}}};
   out["Token"] = {
       {"type", "object"},
       {"required", {"name", "role"}},

@@ -35,6 +35,9 @@ struct Submission {
   std::string name, owner, team, tier = "standard";
   std::string kind = "train";  // train, serve, command
   int64_t min_devices = 1, max_devices = 1;
+  std::string region;   // where its data are; empty: everywhere
+  double transfer = 0;  // seconds that it takes to bring them to another region
+  bool movable = true;  // false: it runs in that region alone
   bool operator==(const Submission&) const = default;
 };
 
@@ -95,13 +98,19 @@ struct NodeRecord {
   NodeState state = NodeState::away;
   std::string why;  // it is not up, in a sentence
   double since = 0;
+  std::string region = "home";
   bool operator==(const NodeRecord&) const = default;
 };
 
+// Times are seconds since 1970.
 struct Drain {
   std::string node;
-  double time = 0;
+  double time = 0;  // when it was asked for
   std::string reason;
+  double starts = 0;           // until then the node is used; policies know that it will go
+  std::optional<double> ends;  // the node then comes back by itself
+  bool holds(double now) const { return starts <= now && !over(now); }
+  bool over(double now) const { return ends && *ends <= now; }
   bool operator==(const Drain&) const = default;
 };
 

@@ -1,5 +1,6 @@
 // Every route of the interface: its path, who may call it, and what it does.
 #include <algorithm>
+#include <optional>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -13,6 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
+constexpr double kMostDrain = 366 * 86400.0, kMostTransfer = 1e7;  // seconds
 
 std::string checked_line(const JsonFields& fields, const char* key, std::string otherwise) {
   std::string text = fields.text(key, std::move(otherwise));
@@ -55,7 +57,8 @@ Answer list_jobs(Request& request) {
 Answer submit_job(Request& request) {
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
-  fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "spec"});
+  fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "region", "transfer",
+               "movable", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
   require_name(s.name, "body: name");
@@ -75,6 +78,12 @@ Answer submit_job(Request& request) {
   s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
   s.max_devices = fields.integer_or("max_devices", s.min_devices, s.min_devices, 1 << 20);
+  s.region = checked_line(fields, "region", "");
+  if (fields.has("transfer")) s.transfer = fields.number("transfer", 0, kMostTransfer);
+  s.movable = fields.boolean("movable", true);
+  if (s.region.empty() && (s.transfer > 0 || !s.movable))
+    fail(ErrorCode::invalid_argument, "body: {} is of a job whose data are in a region: name it",
+         s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
   const nlohmann::json& spec = fields.at("spec");
@@ -150,9 +159,12 @@ Answer list_nodes(Request& request) {
       jobs.push_back({{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
       held += h.devices;
     }
-    const bool up = node.state == NodeState::up, drained = drain != drains.end();
+    const bool up = node.state == NodeState::up;
+    const bool planned = drain != drains.end() && !drain->over(request.now());
+    const bool drained = planned && drain->holds(request.now());
     Json one = {{"node", node.node},
                 {"type", node.type},
+                {"region", node.region},
                 {"state", to_string(node.state)},
                 {"drained", drained},
                 {"reason", node.why},
@@ -162,8 +174,10 @@ Answer list_nodes(Request& request) {
     if (up && drained) {
       one["state"] = held > 0 ? "draining" : "drained";
       one["reason"] = drain->reason;
-      one["since"] = drain->time;
+      one["since"] = std::max(drain->time, drain->starts);
     }
+    if (planned && !drained) one["drain_starts"] = drain->starts;
+    if (planned && drain->ends) one["drain_ends"] = *drain->ends;
     one["jobs"] = std::move(jobs);
     nodes.push_back(std::move(one));
   }
@@ -175,11 +189,14 @@ Answer drain_node(Request& request) {
   require_name(node, "node");
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
-  fields.only({"reason"});
+  fields.only({"reason", "in", "for"});
   const std::string reason = checked_line(fields, "reason", "");
+  const double in = fields.has("in") ? fields.number("in", 0, kMostDrain) : 0;
+  std::optional<double> lasts;
+  if (fields.has("for")) lasts = fields.number("for", 1, kMostDrain);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
-    change.drain(node, reason, request.now());
-    return {{"node", node}, {"drained", true}};
+    change.drain(node, reason, request.now(), in, lasts);
+    return {{"node", node}, {"drained", in <= 0}};
   });
 }
 
@@ -267,7 +284,8 @@ constexpr Route kRoutes[] = {
      "/v1/nodes/{node}/drain",
      Role::admin,
      drain_node,
-     "Lets nothing new start on a node, and moves away what runs there.",
+     "Lets nothing new start on a node, and moves away what runs there: now or later, and until "
+     "undrain or for a time.",
      {},
      "Drain"},
     {"POST",
@@ -386,6 +404,11 @@ Json to_json(const JobRecord& job) {
               {"ended", nullptr},
               {"generation", job.generation},
               {"revision", job.revision}};
+  if (!s.region.empty()) {
+    out["region"] = s.region;
+    out["transfer"] = s.transfer;
+    out["movable"] = s.movable;
+  }
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
   return out;

@@ -142,6 +142,9 @@ void Scheduler::add(const JobDemand& demand) {
   view.team = demand.team;
   view.min_devices = demand.min_devices;
   view.max_devices = demand.max_devices;
+  view.region = region_named(demand.region);
+  view.transfer_seconds = demand.transfer;
+  view.movable = demand.movable || view.region < 0;
   job.total_steps = static_cast<double>(demand.total_steps);
   job.batch_parts = demand.batch_parts;
   job.one_node = demand.one_node;
@@ -154,6 +157,17 @@ void Scheduler::add(const JobDemand& demand) {
   }
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
+}
+
+int32_t Scheduler::region_named(std::string_view name) const {
+  const auto found = std::ranges::find(cluster_.regions, name);
+  if (found == cluster_.regions.end()) return -1;
+  return static_cast<int32_t>(found - cluster_.regions.begin());
+}
+
+int32_t Scheduler::region_of(int32_t node) const {
+  const int32_t cluster = cluster_.node_cluster[static_cast<size_t>(node)];
+  return cluster_.cluster_region[static_cast<size_t>(cluster)];
 }
 
 // A policy that does not know services has a rigid job that keeps its floor.
@@ -268,11 +282,12 @@ void Scheduler::keep_on_one_node(const sched::Round& round, sched::Decisions& de
     const Job& job = jobs_.at(change.job);
     if (!job.one_node || change.allocation.size() < 2) continue;
     const int32_t devices = sched::device_count(change.allocation);
+    const int32_t region = region_of(change.allocation.front().node);
     for (const sched::NodeShare& share : change.allocation) used[share.node] -= share.devices;
     int32_t best = -1;  // the one on which the least is left
     for (int32_t node = 0; node < static_cast<int32_t>(cluster_.node_up.size()); ++node) {
       const int32_t left = round.cluster.usable(node) - used[node] - devices;
-      if (left < 0) continue;
+      if (left < 0 || (policy_->traits().sees_regions && region_of(node) != region)) continue;
       if (best < 0 || left < round.cluster.usable(best) - used[best] - devices) best = node;
     }
     change.allocation.clear();
@@ -290,6 +305,7 @@ void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) 
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
   if (job.granted == allocation) job.granted.reset();
+  if (!allocation.empty() && view.region >= 0) view.region = region_of(allocation.front().node);
   if (view.allocation == allocation) return;
   if (std::exchange(job.held_before, std::nullopt) == allocation) {
     view.allocation = allocation;
@@ -370,6 +386,10 @@ void Scheduler::paused(JobId id, double seconds) {
 
 void Scheduler::drain(int32_t node, bool drained) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
+}
+
+void Scheduler::leaves(int32_t node, double at) {
+  cluster_.node_leaves_at.at(static_cast<size_t>(node)) = at;
 }
 
 std::optional<spec::Allocation> Scheduler::on_its_way(JobId id) const {

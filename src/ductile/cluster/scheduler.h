@@ -36,6 +36,12 @@ struct JobDemand {
   // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
   // where there are not so many.
   std::optional<double> target;
+  // Where its data are; empty, or not in the cluster: everywhere. To start elsewhere takes
+  // `transfer` seconds more, and the data are then there. Only some policies know regions
+  // (PolicyTraits::sees_regions).
+  std::string region;
+  double transfer = 0;
+  bool movable = true;  // false: it runs in that region alone
 };
 
 // What comes to a service.
@@ -82,6 +88,9 @@ class Scheduler {
   bool served(JobId job, const ServiceLoad& load);
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
+  // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
+  // start nothing there that would not end before, and move away in time what runs.
+  void leaves(int32_t node, double at);
 
   // What changes. Jobs that it does not name keep what they have, or go on towards what they were
   // granted: from the decision until holds() says the same, a grant is on its way, and is neither
@@ -134,6 +143,8 @@ class Scheduler {
     double pause = 0;        // as `pause_` below, of its own; 0: none was measured
   };
 
+  int32_t region_named(std::string_view name) const;  // -1: there is none
+  int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
   static int32_t most_batch(const Job& job);
   void restore_job(const nlohmann::json& item);

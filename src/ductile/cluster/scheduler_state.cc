@@ -35,6 +35,7 @@ json Scheduler::state() const {
                     {"held", held_of(v.allocation)},
                     {"rate_of_one", job.rate_of_one},
                     {"pause", job.pause}});
+    if (v.region >= 0) jobs.back()["region"] = cluster_.regions[static_cast<size_t>(v.region)];
   }
   return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
           {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
@@ -43,7 +44,7 @@ json Scheduler::state() const {
 void Scheduler::restore_job(const json& item) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
-          "accounted", "held", "rate_of_one", "pause"});
+          "accounted", "held", "rate_of_one", "pause", "region"});
   const auto found = jobs_.find(f.integer("job", 0, INT64_MAX));
   if (found == jobs_.end()) return;  // it has ended, or is not to run now
   Job& job = found->second;
@@ -60,6 +61,7 @@ void Scheduler::restore_job(const json& item) {
     held.push_back({static_cast<int32_t>(f.as_integer(share[0], "held", 0, INT32_MAX)),
                     static_cast<int32_t>(f.as_integer(share[1], "held", 1, INT32_MAX))});
   }
+  const int32_t region = item.contains("region") ? region_named(f.text("region")) : -1;
   const auto restarts = static_cast<int32_t>(f.integer("restarts", 0, INT32_MAX));
   job.agent->restore(f.at("agent"), fmt::format("{}: job {}", kWhere, found->first));
   job.view.attained_service = service;
@@ -68,6 +70,7 @@ void Scheduler::restore_job(const json& item) {
   if (total > 0) job.total_steps = total;
   job.view.restarts = restarts;
   job.view.last_change = last_change;
+  if (job.view.region >= 0 && job.view.movable && region >= 0) job.view.region = region;
   job.accounted = accounted;
   job.held_before = std::move(held);
   job.rate_of_one = rate;

@@ -130,6 +130,17 @@ CREATE INDEX ended_jobs ON jobs (ended, id) WHERE ended IS NOT NULL;
 CREATE INDEX passing_events ON events (time)
   WHERE job IS NULL OR kind IN ('speed', 'load', 'serving');
 )",
+    R"(
+-- Planned maintenance: a drain that begins later, and one that ends by itself.
+ALTER TABLE drains ADD COLUMN starts REAL NOT NULL DEFAULT 0;
+ALTER TABLE drains ADD COLUMN ends REAL;
+)",
+    R"(
+ALTER TABLE jobs ADD COLUMN region TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN transfer REAL NOT NULL DEFAULT 0 CHECK (transfer >= 0);
+ALTER TABLE jobs ADD COLUMN movable INTEGER NOT NULL DEFAULT 1 CHECK (movable IN (0, 1));
+ALTER TABLE nodes ADD COLUMN region TEXT NOT NULL DEFAULT 'home';
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

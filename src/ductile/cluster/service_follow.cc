@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/service_impl.h"
@@ -14,8 +17,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgain{1000};  // after a store that could not be read
-constexpr milliseconds kShow{500};    // while jobs start
+constexpr milliseconds kAgain{1000};                   // after a store that could not be read
+constexpr milliseconds kShow{500};                     // while jobs start
+constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
 
 }  // namespace
 
@@ -29,9 +33,44 @@ void Service::Impl::look() {
 }
 
 void Service::Impl::look_at_drains() {
+  const double now = wall_seconds();
   std::set<std::string> drained;
-  for (const Drain& drain : reader_.drains()) drained.insert(drain.node);
+  std::map<std::string, double> leave;
+  double next = INFINITY;  // when there is news by itself
+  bool over = false;
+  for (const Drain& drain : reader_.drains()) {
+    over = over || drain.over(now);
+    if (drain.over(now)) continue;
+    if (drain.holds(now)) {
+      drained.insert(drain.node);
+      next = std::min(next, drain.ends.value_or(INFINITY));
+    } else {
+      leave[drain.node] = schedule_time() + (drain.starts - now);
+      next = std::min(next, drain.starts);
+    }
+  }
+  if (over) writer_.write([now](Change& change) { change.end_drains(now); });
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    const auto found = leave.find(nodes_.name(n));
+    scheduler_.leaves(n, found == leave.end() ? INFINITY : found->second);
+  }
   nodes_.drained(drained);
+  drains_.cancel();
+  // A clock that is set meanwhile is looked at again within a minute.
+  if (next == INFINITY) return;
+  const double wait = std::clamp(next - now, kSoonest, kLookAtDrains);
+  await_drains(milliseconds(static_cast<int64_t>(1000 * wait)));
+}
+
+void Service::Impl::await_drains(milliseconds wait) {
+  drains_ = loop_.after(wait, [this] {
+    try {
+      look_at_drains();
+    } catch (const Error& error) {
+      log_line(fmt::format("store: {}", error.what()));
+      await_drains(kAgain);
+    }
+  });
 }
 
 void Service::Impl::look_at_nodes() {

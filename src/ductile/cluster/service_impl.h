@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -76,6 +77,7 @@ class Service::Impl {
   void look();   // at what the store says anew
   void look_at_events();
   void look_at_drains();
+  void await_drains(std::chrono::milliseconds wait);  // until one begins or ends
   void look_at_nodes();
   spec::Allocation held_before(JobId id, Counts& left);
   void follow_wish(Live& live);
@@ -134,7 +136,7 @@ class Service::Impl {
   std::string prune_trouble_;                                 // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
-      leftovers_timer_;
+      drains_, leftovers_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

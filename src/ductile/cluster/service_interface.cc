@@ -47,6 +47,7 @@ void Service::Impl::open_interface() {
     if (s.kind == "serve" && who.role < Role::admin)
       require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who);
     check_spec(s, spec, devices, of_a_node);
+    check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(s, spec))
       throw Refused(
           "model.library and python.object name code that runs as the user of the service, so only "

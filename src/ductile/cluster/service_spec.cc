@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -9,6 +10,7 @@
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/sched/policy.h"
 #include "ductile/spec/methods.h"
 
 namespace ductile::cluster {
@@ -87,6 +89,9 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));
   demand.batch = static_cast<int32_t>(batch_of(work));
+  demand.region = s.region;
+  demand.transfer = s.transfer;
+  demand.movable = s.movable;
   if (const auto* job = std::get_if<spec::JobOptions>(&work)) {
     demand.total_steps = job->train.max_steps;
     if (spec::batch_is_ordered(*job)) {
@@ -213,6 +218,33 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
     fail(ErrorCode::invalid_argument,
          "min_devices = {}: a command runs on one node, and the largest has {}",
          submission.min_devices, of_a_node);
+}
+
+void check_region(const Submission& submission, const spec::Cluster& cluster,
+                  std::string_view policy) {
+  std::map<std::string, int64_t> regions;  // devices
+  for (const spec::NodeGroup& group : cluster.groups)
+    regions[group.region] += group.count * group.devices;
+  if (!submission.region.empty() && !regions.contains(submission.region)) {
+    std::vector<std::string> known;
+    for (const auto& [name, devices] : regions) known.push_back(name);
+    fail_unknown_name("region =", submission.region, known);
+  }
+  if (!sched::make_policy(policy)->traits().sees_regions) {
+    if (!submission.movable)
+      fail(ErrorCode::invalid_argument,
+           "movable = false: policy {} knows nothing of regions; the service is to be started "
+           "with --policy regional, tiers or priority",
+           policy);
+    return;
+  }
+  int64_t most = 0;
+  for (const auto& [name, devices] : regions)
+    if (submission.movable || name == submission.region) most = std::max(most, devices);
+  if (submission.min_devices > most)
+    fail(ErrorCode::invalid_argument, "min_devices = {}: a job runs in one region, and {} has {}",
+         submission.min_devices,
+         submission.movable ? std::string("the largest one") : submission.region, most);
 }
 
 bool is_python(const Submission& submission, const nlohmann::json& spec) {

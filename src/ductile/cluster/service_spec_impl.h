@@ -48,6 +48,11 @@ spec::JobOptions served_job(const ServeSpec& serve);
 spec::Cluster cluster_of(const ServiceOptions& options);
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 
+// Throws invalid_argument where the job cannot run in one region of the cluster, or has wishes that
+// the policy does not know.
+void check_region(const Submission& submission, const spec::Cluster& cluster,
+                  std::string_view policy);
+
 // In a sentence, that the job needs more devices than there are, of all nodes or of the largest
 // one; empty: it does not.
 std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of_a_node);

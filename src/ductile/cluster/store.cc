@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kJobColumns =
     "id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, run, "
-    "submitted, started, ended, generation, revision";
+    "submitted, started, ended, generation, revision, region, transfer, movable";
 
 std::string select_jobs(std::string_view rest) {
   return fmt::format("SELECT {} FROM jobs {}", kJobColumns, rest);
@@ -46,6 +46,9 @@ JobRecord job_of(const Row& row) try {
   }
   out.generation = row.integer(c++);
   out.revision = row.integer(c++);
+  s.region = row.text(c++);
+  s.transfer = row.real(c++);
+  s.movable = row.integer(c++) != 0;
   return out;
 } catch (const Error& error) {  // a word that nobody wrote there
   fail(ErrorCode::data_loss, "job {}: its row is damaged: {}", row.integer(0), error.what());
@@ -246,19 +249,23 @@ std::vector<Holder> Reader::holders() {
 
 std::vector<Drain> Reader::drains() {
   std::vector<Drain> out;
-  database_.query("SELECT node, time, reason FROM drains ORDER BY node", [&](const Row& row) {
-    out.push_back({row.text(0), row.real(1), row.text(2)});
-  });
+  database_.query("SELECT node, time, reason, starts, ends FROM drains ORDER BY node",
+                  [&](const Row& row) {
+                    Drain drain{row.text(0), row.real(1), row.text(2), row.real(3), {}};
+                    if (!row.is_null(4)) drain.ends = row.real(4);
+                    out.push_back(std::move(drain));
+                  });
   return out;
 }
 
 std::vector<NodeRecord> Reader::nodes() {
   std::vector<NodeRecord> out;
-  database_.query("SELECT node, type, devices, state, why, since FROM nodes ORDER BY place",
-                  [&](const Row& row) {
-                    out.push_back({row.text(0), row.text(1), row.integer(2),
-                                   node_state_from(row.text(3)), row.text(4), row.real(5)});
-                  });
+  database_.query(
+      "SELECT node, type, devices, state, why, since, region FROM nodes ORDER BY place",
+      [&](const Row& row) {
+        out.push_back({row.text(0), row.text(1), row.integer(2), node_state_from(row.text(3)),
+                       row.text(4), row.real(5), row.text(6)});
+      });
   return out;
 }
 
@@ -342,9 +349,11 @@ JobId Change::submit(const Submission& s, std::string_view spec, double now) {
          s.name, s.min_devices, s.max_devices);
   database_.run(
       "INSERT INTO jobs (name, owner, team, tier, kind, min_devices, max_devices, phase, wish, "
-      "reason, run, submitted, generation, revision) "
-      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0)",
-      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now);
+      "reason, run, submitted, generation, revision, region, transfer, movable) "
+      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0, ?, ?, "
+      "?)",
+      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now, s.region,
+      s.transfer, int64_t{s.movable});
   const JobId id = database_.last_insert();
   database_.run("INSERT INTO specs (job, spec) VALUES (?, ?)", id, spec);
   touch(id, "submitted", dump_json(Json{{"name", s.name}, {"owner", s.owner}}), now);
@@ -425,10 +434,10 @@ void Change::set_nodes(const std::vector<NodeRecord>& nodes, double now) {
   for (size_t place = 0; place < nodes.size(); ++place) {
     const NodeRecord& node = nodes[place];
     database_.run(
-        "INSERT INTO nodes (node, place, type, devices, state, why, since) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO nodes (node, place, type, devices, state, why, since, region) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         node.node, static_cast<int64_t>(place), node.type, node.devices, to_string(node.state),
-        node.why, node.since);
+        node.why, node.since, node.region);
     names.push_back(node.node);
   }
   record(0, "nodes", dump_json(Json{{"nodes", names}}), now);
@@ -444,10 +453,25 @@ void Change::set_node(const NodeRecord& node) {
          node.since);
 }
 
-void Change::drain(std::string_view node, std::string_view reason, double now) {
-  database_.run("INSERT OR REPLACE INTO drains (node, time, reason) VALUES (?, ?, ?)", node, now,
-                reason);
-  record(0, "drain", dump_json(Json{{"node", node}, {"reason", reason}}), now);
+void Change::drain(std::string_view node, std::string_view reason, double now, double in,
+                   std::optional<double> lasts) {
+  std::optional<double> ends;
+  if (lasts) ends = now + in + *lasts;
+  database_.run(
+      "INSERT OR REPLACE INTO drains (node, time, reason, starts, ends) VALUES (?, ?, ?, ?, ?)",
+      node, now, reason, now + in, ends);
+  Json body = {{"node", node}, {"reason", reason}};
+  if (in > 0) body["starts"] = now + in;
+  if (ends) body["ends"] = *ends;
+  record(0, "drain", dump_json(body), now);
+}
+
+void Change::end_drains(double now) {
+  std::vector<std::string> over;
+  database_.query(
+      "SELECT node FROM drains WHERE ends <= ?",
+      [&](const Row& row) { over.push_back(row.text(0)); }, now);
+  for (const std::string& node : over) undrain(node, now);
 }
 
 void Change::undrain(std::string_view node, double now) {

@@ -124,9 +124,13 @@ class Change {
   void set_nodes(const std::vector<NodeRecord>& nodes, double now);
   void set_node(const NodeRecord& node);  // one of them; its event has the time `since`
 
-  void drain(std::string_view node, std::string_view reason, double now);
-  // Throws not_found if the node is not drained.
+  // From `in` seconds on, for `lasts` seconds or, without these, until undrain(). It replaces
+  // another drain of the node.
+  void drain(std::string_view node, std::string_view reason, double now, double in = 0,
+             std::optional<double> lasts = {});
+  // Throws not_found if the node is not drained, and no drain of it is to come.
   void undrain(std::string_view node, double now);
+  void end_drains(double now);  // those that are over
 
   // Gives its number. Throws conflict if a token of that name is not revoked.
   int64_t add_token(const TokenRecord& token, std::string_view by);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -88,6 +89,8 @@ bool is_usable(const WhyFacts& facts, const std::string& name) {
 std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
   const Drain* drain = drain_of(facts, node.node);
   std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
+  if (drain != nullptr && drain->ends)
+    what += fmt::format(" for {:.0f} s more", std::max(1.0, std::ceil(*drain->ends - facts.now)));
   if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
   if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
   return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
@@ -97,14 +100,16 @@ std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
 std::string lack(const WhyFacts& facts, int64_t asked) {
   int64_t all = 0, usable = 0;
   std::string others;
-  bool drained = false;
+  bool drained = false, by_itself = false;
   for (const NodeRecord& node : facts.nodes) {
     all += node.devices;
     if (is_usable(facts, node)) {
       usable += node.devices;
       continue;
     }
-    drained = drained || drain_of(facts, node.node) != nullptr;
+    const Drain* drain = drain_of(facts, node.node);
+    drained = drained || drain != nullptr;
+    by_itself = by_itself || (drain != nullptr && drain->ends);
     others += (others.empty() ? "" : ", ") + text_of_unusable(facts, node);
   }
   if (asked > all)
@@ -116,8 +121,9 @@ std::string lack(const WhyFacts& facts, int64_t asked) {
     return fmt::format(
         "It asks for {}, and {} can be used, since nothing starts on {}; it starts {}.",
         counted(asked), usable == 0 ? "none" : std::to_string(usable), others,
-        drained ? "when `ductile undrain NODE` takes a drained node back"
-                : "when a node is up again");
+        by_itself ? "when a drain ends, or `ductile undrain NODE` takes a drained node back"
+        : drained ? "when `ductile undrain NODE` takes a drained node back"
+                  : "when a node is up again");
   return "";
 }
 
@@ -153,7 +159,7 @@ int64_t most_free_of_a_node(const WhyFacts& facts) {
   return most;
 }
 
-std::string why_it_waits(const WhyFacts& facts) {
+std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
@@ -181,6 +187,34 @@ std::string why_it_waits(const WhyFacts& facts) {
       asked - free, asked - free == 1 ? "is" : "are", says);
 }
 
+// Of a job that may not leave its region, the nodes of others are no concern.
+std::string why_it_waits(const WhyFacts& facts) {
+  const Submission& s = facts.job.submission;
+  if (s.movable) return why_it_waits_among(facts);
+  WhyFacts here = facts;
+  std::erase_if(here.nodes, [&](const NodeRecord& node) { return node.region != s.region; });
+  std::erase_if(here.holders, [&](const Holder& holder) {
+    return std::ranges::none_of(here.nodes,
+                                [&](const NodeRecord& node) { return node.node == holder.node; });
+  });
+  return fmt::format("It may run in region {} alone. {}", s.region, why_it_waits_among(here));
+}
+
+// " in region north", where the service has several and the job is in one.
+std::string region_of_job(const WhyFacts& facts) {
+  std::string region;
+  bool several = false;
+  for (const NodeRecord& node : facts.nodes) {
+    several = several || node.region != facts.nodes.front().region;
+    const bool holds = std::ranges::any_of(facts.holders, [&](const Holder& h) {
+      return h.job == facts.job.id && h.node == node.node;
+    });
+    if (holds && !region.empty() && region != node.region) return "";
+    if (holds) region = node.region;
+  }
+  return several && !region.empty() ? " in region " + region : "";
+}
+
 std::string why_it_runs(const WhyFacts& facts) {
   const Submission& s = facts.job.submission;
   const auto own = shares(facts, [&](const Holder& h) { return h.job == facts.job.id; });
@@ -197,8 +231,8 @@ std::string why_it_runs(const WhyFacts& facts) {
         "It is just starting on {}{}: {}.", counted(held), range,
         s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
   const std::string more = facts.live ? facts.live->text : "";
-  return fmt::format("It runs on {}{}: {}{}.", counted(held), range, without_stop(facts.job.reason),
-                     more.empty() ? "" : "; " + more);
+  return fmt::format("It runs on {}{}{}: {}{}.", counted(held), range, region_of_job(facts),
+                     without_stop(facts.job.reason), more.empty() ? "" : "; " + more);
 }
 
 }  // namespace

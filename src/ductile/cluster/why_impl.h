@@ -79,7 +79,8 @@ struct WhyFacts {
   JobRecord job;
   std::optional<LiveState> live;
   std::vector<NodeRecord> nodes;
-  std::vector<Drain> drains;
+  double now = 0;                // seconds since 1970
+  std::vector<Drain> drains;     // that hold now
   std::vector<Holder> holders;   // all that is held, by any job
   std::optional<int64_t> quota;  // of its team
 };

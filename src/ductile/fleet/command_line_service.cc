@@ -123,6 +123,14 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
       ->option_text("N")
       ->check(count);
+  CLI::Option* region =
+      sub->add_option("--region", c.region,
+                      "region of the cluster file where its data are (default: everywhere)")
+          ->option_text("NAME");
+  add_seconds(*sub, "--transfer", c.transfer,
+              "with --region: time to bring its data to another region: 90, 30m (default 0)")
+      ->needs(region);
+  sub->add_flag("--stay", c.stay, "with --region: it runs in that region alone")->needs(region);
   sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
       ->option_text("N")
       ->check(count);
@@ -178,15 +186,23 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
   sub = add_service_command(app, parsed, "nodes", "", nodes);
   add_json(*sub, c.json);
   for (const bool away : {true, false}) {
-    sub = add_service_command(
-        app, parsed, away ? "drain" : "undrain",
-        away ? " node1 --reason \"new disk\"\n\nWhat runs there is saved, and goes on elsewhere."
-             : " node1",
-        away ? drain : undrain);
+    sub = add_service_command(app, parsed, away ? "drain" : "undrain",
+                              away ? " node1 --reason \"new disk\" --in 30m --for 2h\n\nWhat runs "
+                                     "there goes on elsewhere, "
+                                     "or is saved and waits where there is no room."
+                                   : " node1",
+                              away ? drain : undrain);
     sub->add_option("node", c.node, "a node, as `ductile nodes` calls it")
         ->option_text(" ")
         ->required();
-    if (away) sub->add_option("--reason", c.reason, "for those who wonder")->option_text("TEXT");
+    if (away) {
+      sub->add_option("--reason", c.reason, "for those who wonder")->option_text("TEXT");
+      add_seconds(*sub, "--in", c.in,
+                  "begin in this time: 90, 30m, 12h; what runs there moves before (default: now)");
+      add_seconds(
+          *sub, "--for", c.lasts,
+          "the node comes back by itself after this time (default: with `ductile undrain`)");
+    }
     add_json(*sub, c.json);
   }
 }

@@ -358,9 +358,14 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
   const bool trains =
       !command.command || (command.request.file && python_object(*command.request.file));
-  const nlohmann::json body = command.served ? serving_body(command, context)
-                              : trains       ? training_body(command, context)
-                                             : command_body(command, context);
+  nlohmann::json body = command.served ? serving_body(command, context)
+                        : trains       ? training_body(command, context)
+                                       : command_body(command, context);
+  if (!command.region.empty()) {
+    body["region"] = command.region;
+    body["transfer"] = command.transfer;
+    body["movable"] = !command.stay;
+  }
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json answer = client.post("/v1/jobs", body);
     const auto id = answer.at("id").get<int64_t>();

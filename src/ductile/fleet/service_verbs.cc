@@ -10,6 +10,7 @@
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/service_request_impl.h"
+#include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 
 namespace ductile::cli {
@@ -51,8 +52,18 @@ void print_event(const Json& event, bool json, Console& console) {
                 page::one_line(body_text(event.at("body"))));
 }
 
+// With when a drain begins and ends, as far as that is to come.
+std::string reason_of(const Json& node) {
+  std::string out = node.at("reason");
+  for (const auto& [key, what] :
+       {std::pair{"drain_starts", "drained from"}, std::pair{"drain_ends", "until"}})
+    if (node.contains(key))
+      out += fmt::format("{}{} {}", out.empty() ? "" : ", ", what, local_time(node.at(key)));
+  return out;
+}
+
 ExitCode tell_node(const ServiceCommand& command, Context& context, const char* verb,
-                   const nlohmann::json& body, const char* done) {
+                   const nlohmann::json& body, const std::string& done) {
   return with_service(command, context, [&](const cluster::Client& client) {
     std::vector<std::string> known;
     const Json nodes = client.get("/v1/nodes").at("nodes");
@@ -98,6 +109,14 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
     using page::Align;
     std::vector<std::vector<std::string>> rows = {
         {"node", "type", "state", "devices", "free", "held by", "reason"}};
+    std::vector<Align> aligned = {Align::left,  Align::left, Align::left, Align::right,
+                                  Align::right, Align::left, Align::left};
+    // Most services have one region, of which nothing is to be said.
+    const bool regions = std::any_of(list.begin(), list.end(), [&](const Json& node) {
+      return node.at("region") != list.front().at("region");
+    });
+    if (regions) rows[0].insert(rows[0].begin() + 2, "region");
+    if (regions) aligned.insert(aligned.begin() + 2, Align::left);
     for (const Json& node : list) {
       std::string held;
       for (const Json& job : node.at("jobs"))
@@ -106,17 +125,26 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
                         job.at("name").get<std::string>(), job.at("devices").get<int64_t>());
       rows.push_back({node.at("node"), node.at("type"), node.at("state"),
                       std::to_string(node.at("devices").get<int64_t>()),
-                      std::to_string(node.at("free").get<int64_t>()), held, node.at("reason")});
+                      std::to_string(node.at("free").get<int64_t>()), held, reason_of(node)});
+      if (regions)
+        rows.back().insert(rows.back().begin() + 2, node.at("region").get<std::string>());
     }
-    context.console.print(
-        "{}", page::table(rows, {Align::left, Align::left, Align::left, Align::right, Align::right,
-                                 Align::left, Align::left}));
+    context.console.print("{}", page::table(rows, aligned));
   });
 }
 
 ExitCode drain(const ServiceCommand& command, Context& context) {
-  return tell_node(command, context, "drain", {{"reason", command.reason}},
-                   "is drained; `ductile undrain` takes it back");
+  nlohmann::json body = {{"reason", command.reason}};
+  std::string done = "is drained";
+  if (command.in > 0) {
+    body["in"] = command.in;
+    done = "is going to be drained in " + page::as_duration(command.in);
+  }
+  if (command.lasts > 0) {
+    body["for"] = command.lasts;
+    done += fmt::format(", for {}", page::as_duration(command.lasts));
+  }
+  return tell_node(command, context, "drain", body, done + "; `ductile undrain` takes it back");
 }
 
 ExitCode undrain(const ServiceCommand& command, Context& context) {

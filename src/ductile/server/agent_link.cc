@@ -169,7 +169,8 @@ std::string AgentLink::hear_line(const json& value) {
   say({{"begin",
         {{"worker", options_.worker.string()},
          {"keeper", options_.keeper.string()},
-         {"devices", options_.devices ? host_.places : 0}}}});
+         {"devices", options_.devices ? host_.places : 0},
+         {"notice", host_.notice}}}});
   return "";
 }
 

@@ -86,6 +86,7 @@ void Agents::call(size_t h) {
 void Agents::forget(State& state) {
   state.clean = state.asked = false;
   state.strays = 0;
+  state.leaving = 0;
   state.next_census = {};
 }
 
@@ -137,6 +138,10 @@ void Agents::changed(size_t h) {
 void Agents::hear(size_t h, const json& said) {
   try {
     if (said.contains("census")) return take_census(h, said["census"]);
+    if (said.contains("leaving")) {
+      states_[h].leaving = said["leaving"].get<double>();
+      return changed(h);
+    }
     const json& value = said.begin().value();
     const auto job = jobs_.find(value.at("run").get<std::string>());
     if (job != jobs_.end()) job->second->heard(h, said);

@@ -63,8 +63,10 @@ class Agents {
   bool clean(size_t h) const;         // and no worker is there that no job knows
   std::string error(size_t h) const;  // why it is not ready, or not clean
   bool calling(size_t h) const;       // it has not answered yet
-  int64_t cores(size_t h) const;      // that its agent may use; 0: not known
-  // Called when a host became ready, clean, or neither; it must only note this.
+  // Seconds within which its machine will be gone, as its agent was told; 0: nobody said so.
+  double leaving(size_t h) const { return states_[h].leaving; }
+  int64_t cores(size_t h) const;  // that its agent may use; 0: not known
+  // Called when a host became ready, clean, or neither, or leaving; it must only note this.
   void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
   // A host that is not there now, for this reason: it is not called, and its agent is given up.
@@ -89,6 +91,7 @@ class Agents {
     bool clean = false, asked = false;  // asked: for a census
     std::string held;                   // why it is not called
     size_t strays = 0;
+    double leaving = 0;
     net::Deadline next_census{};
   };
 

@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -140,7 +141,22 @@ class HostAgent {
       keeper_ = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
     if (const int64_t devices = value.at("devices"); devices > 0)
       cores_ = std::make_shared<CorePool>(devices);
+    if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
     say({{"ready", {{"cores", usable_cores().size()}}}});
+  }
+
+  // Workers inherit that the signal is blocked (local_launcher.cc), so that the end of a machine,
+  // which tells all of its processes, ends none of them too early.
+  void heed(double notice) {
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+    signals_ = opened(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
+    signal_watch_ = loop_.watch(signals_.get(), net::Interest::read, [this, notice](net::Ready) {
+      signalfd_siginfo info;
+      while (::read(signals_.get(), &info, sizeof info) == sizeof info) say({{"leaving", notice}});
+    });
   }
 
   void open(const std::string& run, const json& value) {
@@ -278,6 +294,8 @@ class HostAgent {
   AgentWire wire_;
   bool broken_ = false;  // nobody reads what it says
   Descriptor place_;     // while it is held, this is the host's agent
+  Descriptor signals_;
+  net::Loop::Watch signal_watch_;
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
   std::shared_ptr<CorePool> cores_;

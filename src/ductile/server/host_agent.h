@@ -10,7 +10,7 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //
 //   {"hello": {"folder", "host", "nonce"}} -> {"greet": {"nonce", "proof"}}, both as plain lines;
 // all that follows are messages that are encrypted, by a key from the secret in the folder:
-//   {"begin": {"worker", "keeper", "devices"}} -> {"ready": {"cores"}}
+//   {"begin": {"worker", "keeper", "devices", "notice"}} -> {"ready": {"cores"}}
 //   {"open": {"run", "log", "threads", "keepers"}}       before anything else about a run
 //   {"start": {"run", "worker", "arguments", "environment", "workers", "devices"}} -> nothing, or
 //                                                        "failed"
@@ -23,7 +23,9 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //
 // and says by itself {"exited": {"run", "worker", "code", "signal"}}, {"line": {"run", "worker",
 // "text"}}, and {"beat": true} every second. With `devices` each worker gets shares of the cores
-// for itself (core_pool.h). Keepers of commands are workers in all this; launcher.h has the
+// for itself (core_pool.h). With a `notice` above 0, SIGTERM says that the host will be gone in so
+// many seconds: the agent says {"leaving": SECONDS} and goes on, and so do the workers, which
+// ignore the signal as it does. Keepers of commands are workers in all this; launcher.h has the
 // differences.
 //
 // A host has one agent for a folder: a new one ends an earlier one that is still there, so that a

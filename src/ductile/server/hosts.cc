@@ -121,7 +121,7 @@ std::vector<Host> hosts_of(const spec::Cluster& cluster,
       if (!is_host_name(group.hosts[at]))
         fail(ErrorCode::invalid_argument, "'{}' is no name of a host", group.hosts[at]);
       hosts.push_back({group.hosts[at], group.addresses.empty() ? "" : group.addresses[at],
-                       std::min<int64_t>(run.devices, kMostOnOneHost)});
+                       std::min<int64_t>(run.devices, kMostOnOneHost), group.notice});
     }
   }
   return hosts;

@@ -22,6 +22,7 @@ struct Host {
   std::string name;     // what the launcher command calls it
   std::string address;  // where workers of other hosts reach its workers; empty: they find out
   int64_t places = 0;   // workers it takes at most; 0: nobody said
+  double notice = 0;    // seconds that its agent's SIGTERM says it will still be there; 0: none
   bool operator==(const Host&) const = default;
 };
 

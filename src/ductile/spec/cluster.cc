@@ -19,6 +19,10 @@ void describe(Describer& d, NodeGroup& g) {
   d.field("region", g.region, "region of the nodes");
   d.field("cluster", g.cluster, "cluster of the nodes; its name is unique in its region");
   d.field("spot", g.spot, "whether the nodes may be taken away with short notice");
+  d.field("notice", g.notice,
+          "seconds from SIGTERM to the agent of a node until the node is gone: its jobs move "
+          "meanwhile; 0: there is no such notice")
+      .range(0, 1e6);
   d.field("hosts", g.hosts, "a name for each node, which the launcher of workers knows");
   d.field("addresses", g.addresses,
           "an address for each host, where the others reach it; empty: detected");

@@ -33,8 +33,11 @@ struct NodeGroup {
   int64_t count = 1;
   int64_t devices = 1;  // of each node
   std::string region = "home";
-  std::string cluster = "main";        // unique in its region
-  bool spot = false;                   // may be taken away with short notice
+  std::string cluster = "main";  // unique in its region
+  bool spot = false;             // may be taken away with short notice
+  // Seconds from SIGTERM to a node's agent until the node is gone: its jobs move meanwhile. 0: an
+  // agent that gets SIGTERM ends, as others do.
+  double notice = 0;
   std::vector<std::string> hosts;      // names that a launcher knows, one a node; empty: none known
   std::vector<std::string> addresses;  // where the hosts reach each other; empty: detected
   double memory = 16e9;                // bytes of a device

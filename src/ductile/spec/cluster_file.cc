@@ -29,13 +29,13 @@ constexpr Unit kBytesPerSecond[] = {
     {"Gb/s", 1e9 / 8}, {"Mbit/s", 1e6 / 8},  {"Gbit/s", 1e9 / 8}};
 constexpr Unit kFlops[] = {{"FLOP/s", 1},     {"MFLOP/s", 1e6},  {"GFLOP/s", 1e9},
                            {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}, {"TFLOPS", 1e12}};
-constexpr Unit kSeconds[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
+constexpr Unit kSeconds[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {"min", 60}};
 
 std::span<const Unit> units_of(std::string_view key) {
   if (key == "memory") return kBytes;
   if (key == "flops") return kFlops;
   if (key.ends_with("_bandwidth")) return kBytesPerSecond;
-  if (key.ends_with("_latency") || key == "overhead") return kSeconds;
+  if (key.ends_with("_latency") || key == "overhead" || key == "notice") return kSeconds;
   return {};
 }
 

@@ -34,6 +34,7 @@ devices = 8
 cluster = "b"
 region = "east"
 spot = true
+notice = "2 min"
 hosts = ["r1", "r2"]
 addresses = ["10.0.0.1", "10.0.0.2"]
 flops = 28e12
@@ -90,6 +91,7 @@ Cluster random_cluster(uint64_t seed) {
     group.count = 1 + rng.below(5);
     group.devices = 1 + rng.below(1024);
     group.spot = rng.below(2) != 0;
+    if (rng.below(2)) group.notice = rng.uniform(0, 600);
     if (rng.below(2))
       for (int64_t n = 0; n < group.count; ++n) {
         group.hosts.push_back(fmt::format("g{}-{}", out.groups.size(), n));

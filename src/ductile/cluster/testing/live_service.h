@@ -175,13 +175,15 @@ class LiveService {
     return answer.is_null() ? answer : answer.at("body");
   }
 
-  JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1) {
+  JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
+               const Json& more = {}) {
     const std::string toml =
         "[train]\nmax_steps = " + std::to_string(steps) +
         "\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 20\n";
     steps_of_[name] = steps;
-    const Json body = {
+    Json body = {
         {"name", name}, {"min_devices", least}, {"max_devices", most}, {"spec", {{"job", toml}}}};
+    if (more.is_object()) body.update(more);
     const Json answer = send("POST", "/v1/jobs", dump_json(body));
     EXPECT_EQ(answer.value("status", 0), 201) << answer;
     return answer.at("body").value("id", JobId{0});
