@@ -7,9 +7,12 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/machine.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/store.h"
@@ -374,7 +377,7 @@ TEST(CommandOnNodes, ItsDevicesAreOnOneNode) {
 // A keeper, without a service.
 class LoneKeeper {
  public:
-  LoneKeeper(const fs::path& run, double lease) {
+  LoneKeeper(const fs::path& run, double lease, bool begins = true) {
     KeeperOrders orders;
     orders.command = {{"/bin/sh", "-c", "echo >> begun; setsid sleep 1000 & sleep 1000"}, run};
     orders.command.environment = {{"DUCTILE_RUN_DIR", run.string()}};
@@ -393,7 +396,7 @@ class LoneKeeper {
       }
       ::_exit(0);
     }
-    wait_for_lines(run / "begun", 1);
+    if (begins) wait_for_lines(run / "begun", 1);
   }
   ~LoneKeeper() {
     ::kill(process_, SIGQUIT);
@@ -447,6 +450,34 @@ TEST(KeeperLease, WhoDoesNotSeeItsOrdersKillsAllInTime) {
   while (alive() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(5ms);
   EXPECT_FALSE(alive());
   keeper.wait_for_end();
+}
+
+// A file system that does not answer, here a pipe, holds it up until another one has its place.
+TEST(KeeperLease, WhoIsHeldUpUntilAnotherHasBegunTouchesNothing) {
+  const TempFolder folder;
+  const fs::path run = folder.path(), pipe = run / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_hard_link(pipe, run / "attempt.json");
+  LoneKeeper keeper(run, 1000, /*begins=*/false);
+  Descriptor answer;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!answer && std::chrono::steady_clock::now() < deadline) {  // until it reads there
+    std::this_thread::sleep_for(5ms);
+    answer = Descriptor(::open(pipe.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+  ASSERT_TRUE(answer);
+  KeeperOrders orders = *read_orders(run);
+  orders.keeper = 2;
+  write_orders(run, orders);
+  write_attempt(run, {1, "abcd", 0, {}});
+  const std::string text = R"({"number": 0, "fence": "", "failures": 0})";
+  ASSERT_EQ(::write(answer.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  answer.close();
+  keeper.wait_for_end();
+  const Attempt attempt = read_attempt(run);
+  EXPECT_EQ(attempt.fence, "abcd");
+  EXPECT_FALSE(attempt.end);
+  EXPECT_FALSE(fs::exists(run / "begun"));
 }
 
 TEST(KeeperLease, OrdersThatAreDamagedSaySo) {
