@@ -61,7 +61,9 @@ struct KeeperOrders {
   uint64_t keeper = 0;     // the number of the keeper, from 1, which is never used twice for a run
   std::string node;        // where it runs
   bool withdrawn = false;  // nobody has this number: the keeper before it is to end
-  double lease = 0;        // seconds that it may go on without seeing its orders; 0: for ever
+  // Seconds that it may go on without seeing its orders; 0: for ever. Of orders that are withdrawn:
+  // how long the keeper before may have gone on from then; 0: that time is over, nothing runs.
+  double lease = 0;
 };
 void write_orders(const fs::path& run, const KeeperOrders& orders);
 // Nothing where there are none yet. Throws data_loss for a damaged file.

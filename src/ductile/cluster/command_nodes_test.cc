@@ -7,9 +7,12 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/machine.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/store.h"
@@ -154,6 +157,36 @@ TEST(CommandOnNodes, OutlivesTheServiceAndIsFoundAgain) {
   EXPECT_EQ(text_of(service.folder() / "twice"), "");
 }
 
+// A folder in its place: reading it fails, and not because nothing is there.
+void make_unreadable(const fs::path& file) {
+  const std::string path = file.string();
+  fs::create_hard_link(path, path + ".hidden");
+  fs::create_directory_symlink(".", path + ".folder");
+  fs::rename(path + ".folder", path);
+}
+
+void make_readable(const fs::path& file) { fs::rename(file.string() + ".hidden", file); }
+
+TEST(CommandOnNodes, GoesOnThoughAServiceCannotReadItsOrdersAtFirst) {
+  LiveService service(on_nodes({"one", "two"}, 1));
+  const JobId id =
+      service.submit_command("job", here("while [ ! -e go ]; do sleep 0.02; done; exit 0"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const Json job = service.wait_for(id, "running");
+  const std::string node = the_node_of(job);
+  const fs::path orders = fs::path(job.value("run", "")) / "orders.json";
+  service.kill_service();
+  make_unreadable(orders);
+  service.start();
+  wait_for_node(service, other(node), "up");
+  make_readable(orders);
+  wait_for_node(service, node, "up");  // once nothing runs there of which nobody knows
+  write_file_atomic(service.folder() / "go", "");
+  EXPECT_EQ(service.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
 // At any instant of a start, again and again.
 TEST(CommandOnNodes, AKilledServiceNeverRunsItTwice) {
   LiveService service(on_nodes({"one", "two"}, 1));
@@ -175,10 +208,10 @@ TEST(CommandOnNodes, ADrainMovesItInGoodOrder) {
 }
 
 // Nodes to which nobody gets, while `away` has a file of their name.
-auto that_may_be_away(const TempFolder& away) {
-  return [&](ServiceOptions& options) {
+auto that_may_be_away(const TempFolder& away, double lease = 2) {
+  return [&away, lease](ServiceOptions& options) {
     on_nodes({"one", "two"}, 1, 0.5)(options);
-    options.command_lease = 2;
+    options.command_lease = lease;
     options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
                        "/{host} && exec \"$0\" \"$@\"'";
   };
@@ -203,15 +236,102 @@ TEST(CommandOnNodes, ALostNodesCommandBeginsElsewhereOnceItIsOver) {
   wait_for_node(service, before, "up");
 }
 
+// Makes a paused job's orders those of an attempt that never began on its node, which goes away.
+void leave_orders_where_nobody_gets(LiveService& service, const fs::path& run,
+                                    const fs::path& away) {
+  KeeperOrders orders = *read_orders(run);
+  ++orders.attempt;
+  ++orders.keeper;
+  write_orders(run, orders);
+  write_file_atomic(away / orders.node, "");
+  service.kill_agent(orders.node);
+  wait_for_node(service, orders.node, "lost");
+}
+
+TEST(CommandOnNodes, WhatIsCancelledWhileItsKeeperIsSoughtDoesNotBegin) {
+  TempFolder away;
+  LiveService service(that_may_be_away(away, 1000));
+  const JobId id = service.submit_command("job", here("sleep 1000"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const Json job = service.wait_for(id, "running");
+  const std::string before = the_node_of(job);
+  const fs::path run = job.value("run", "");
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  leave_orders_where_nobody_gets(service, run, away.path());
+  service.act(id, "resume");
+  service.wait_for(id, "running");
+  service.act(id, "cancel");
+  service.wait(id, [](const Json& waiting) {
+    return waiting.value("why", "").find("it is being cancelled") != std::string::npos;
+  });
+  fs::remove(away.path() / before);  // now its node can say that there is no keeper
+  service.wait_for(id, "cancelled");
+  EXPECT_EQ(read_attempt(run).number, 1);
+  EXPECT_EQ(text_of(service.folder() / "starts"), "0\n");
+  service.wait_for_no_workers();
+}
+
+TEST(CommandOnNodes, AKeeperThatNeverBeganOnALostNodeIsNotSoughtForEver) {
+  TempFolder away;
+  LiveService service(that_may_be_away(away));
+  const JobId id =
+      service.submit_command("job", here("[ $DUCTILE_RESTART = 0 ] || exit 0\nsleep 1000"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const Json job = service.wait_for(id, "running");
+  const std::string before = the_node_of(job);
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  leave_orders_where_nobody_gets(service, job.value("run", ""), away.path());
+  service.act(id, "resume");
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "where"), before + "\n" + other(before) + "\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
+// Neither a read that fails nor a service that is replaced shortens it. The keeper is stopped: it
+// sees nothing until it goes on.
+TEST(CommandOnNodes, TheWaitForALeaseIsNotForgotten) {
+  TempFolder away;
+  LiveService service(that_may_be_away(away, 1000));
+  const JobId id =
+      service.submit_command("job", here("[ $DUCTILE_RESTART = 0 ] || exit 0\nsleep 1000"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const Json job = service.wait_for(id, "running");
+  const std::string before = the_node_of(job);
+  const fs::path run = job.value("run", "");
+  const pid_t keeper = keeper_of(service);
+  ASSERT_GT(keeper, 0);
+  ::kill(keeper, SIGSTOP);
+  make_unreadable(run / "attempt.json");
+  write_file_atomic(away.path() / before, "");
+  service.kill_agent(before);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!read_orders(run)->withdrawn && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  make_readable(run / "attempt.json");
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.kill_service();
+  service.start();
+  const KeeperOrders orders = *read_orders(run);
+  EXPECT_TRUE(orders.withdrawn);
+  EXPECT_EQ(orders.attempt, 1);
+  EXPECT_EQ(text_of(service.folder() / "where"), before + "\n");
+  ::kill(keeper, SIGCONT);
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "where"), before + "\n" + other(before) + "\n");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+}
+
 TEST(CommandOnNodes, AKilledKeeperIsFollowedByAnotherAttempt) {
   LiveService service(on_nodes({"one", "two"}, 1));
   const JobId id = service.submit_command(
       "job", here("[ $DUCTILE_RESTART = 1 ] && exit 0\n"
                   "setsid sh -c 'echo >> detached; sleep 1000' & sleep 1000"));
   wait_for_lines(service.folder() / "detached", 1);
-  for (const pid_t pid : service.workers())
-    if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n")
-      ::kill(pid, SIGKILL);
+  const pid_t keeper = keeper_of(service);
+  ASSERT_GT(keeper, 0);
+  ::kill(keeper, SIGKILL);
   service.wait_for(id, "finished");
   EXPECT_EQ(text_of(service.folder() / "starts"), "0\n1\n");
   EXPECT_EQ(text_of(service.folder() / "twice"), "");
@@ -257,7 +377,7 @@ TEST(CommandOnNodes, ItsDevicesAreOnOneNode) {
 // A keeper, without a service.
 class LoneKeeper {
  public:
-  LoneKeeper(const fs::path& run, double lease) {
+  LoneKeeper(const fs::path& run, double lease, bool begins = true) {
     KeeperOrders orders;
     orders.command = {{"/bin/sh", "-c", "echo >> begun; setsid sleep 1000 & sleep 1000"}, run};
     orders.command.environment = {{"DUCTILE_RUN_DIR", run.string()}};
@@ -276,7 +396,7 @@ class LoneKeeper {
       }
       ::_exit(0);
     }
-    wait_for_lines(run / "begun", 1);
+    if (begins) wait_for_lines(run / "begun", 1);
   }
   ~LoneKeeper() {
     ::kill(process_, SIGQUIT);
@@ -330,6 +450,34 @@ TEST(KeeperLease, WhoDoesNotSeeItsOrdersKillsAllInTime) {
   while (alive() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(5ms);
   EXPECT_FALSE(alive());
   keeper.wait_for_end();
+}
+
+// A file system that does not answer, here a pipe, holds it up until another one has its place.
+TEST(KeeperLease, WhoIsHeldUpUntilAnotherHasBegunTouchesNothing) {
+  const TempFolder folder;
+  const fs::path run = folder.path(), pipe = run / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_hard_link(pipe, run / "attempt.json");
+  LoneKeeper keeper(run, 1000, /*begins=*/false);
+  Descriptor answer;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!answer && std::chrono::steady_clock::now() < deadline) {  // until it reads there
+    std::this_thread::sleep_for(5ms);
+    answer = Descriptor(::open(pipe.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+  ASSERT_TRUE(answer);
+  KeeperOrders orders = *read_orders(run);
+  orders.keeper = 2;
+  write_orders(run, orders);
+  write_attempt(run, {1, "abcd", 0, {}});
+  const std::string text = R"({"number": 0, "fence": "", "failures": 0})";
+  ASSERT_EQ(::write(answer.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  answer.close();
+  keeper.wait_for_end();
+  const Attempt attempt = read_attempt(run);
+  EXPECT_EQ(attempt.fence, "abcd");
+  EXPECT_FALSE(attempt.end);
+  EXPECT_FALSE(fs::exists(run / "begun"));
 }
 
 TEST(KeeperLease, OrdersThatAreDamagedSaySo) {

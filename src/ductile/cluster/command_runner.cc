@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ductile/base/error.h"
+#include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/process/worker.h"
@@ -55,18 +56,7 @@ class CommandRunner : public JobRunner {
     if (devices.size() > 1)
       fail(ErrorCode::internal, "a command was given devices of {} nodes", devices.size());
     tick_ = loop_.every(kLook, [this] { look(); });
-    const std::optional<KeeperOrders> orders = read_orders(run_);
-    const Attempt last = read_attempt(run_);
-    if (orders) last_keeper_ = orders->keeper;
-    if (!orders || orders->withdrawn || (last.end && last.number >= orders->attempt))
-      return go_on(last);
-    keeper_ = orders->keeper;
-    attempt_ = orders->attempt;
-    at_ = orders->node;
-    state_ = State::sought;
-    place(at_);
-    const control::WorkerId sought[] = {keeper_};
-    launcher_->adopt(sought);
+    unread_ = true;
     look();
   }
 
@@ -79,7 +69,7 @@ class CommandRunner : public JobRunner {
 
   void preempt() override {
     stopping_ = true;
-    press();
+    look();
   }
 
   int64_t wanted() const override { return devices_; }
@@ -105,6 +95,38 @@ class CommandRunner : public JobRunner {
     launcher_->place(share);
   }
 
+  // What an earlier service, or an earlier runner of this one, has left. Where that cannot be read
+  // now, this runner stays, and reads it again later: a node's census ends whatever no runner of
+  // the service may know.
+  void take_over() {
+    std::optional<KeeperOrders> orders;
+    Attempt last;
+    unread_ = false;
+    try {
+      orders = read_orders(run_);
+      last = read_attempt(run_);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unavailable) throw;
+      unread_ = true;
+      if (!std::exchange(complained_, true))
+        log_line(fmt::format("{}; trying again", error.what()));
+      return;
+    }
+    if (orders) last_keeper_ = orders->keeper;
+    const bool nothing_runs = !orders || (orders->withdrawn && orders->lease <= 0) ||
+                              (last.end && last.number >= orders->attempt);
+    if (nothing_runs) return go_on(last);
+    keeper_ = orders->withdrawn ? orders->keeper - 1 : orders->keeper;
+    keeper_lease_ = orders->lease;
+    attempt_ = orders->attempt;
+    at_ = orders->node;
+    state_ = State::sought;
+    if (orders->withdrawn) withdrawn_ = unreached_ = loop_.now();
+    place(at_);
+    const control::WorkerId sought[] = {keeper_};
+    launcher_->adopt(sought);
+  }
+
   // From where nothing of it runs.
   void go_on(const Attempt& last) {
     if (last.end && is_final(last)) return end_soon(end_of(last));
@@ -114,6 +136,9 @@ class CommandRunner : public JobRunner {
 
   // Starts a keeper for this attempt; 0: one that only clears away, where the last one was.
   void begin(int64_t attempt) {
+    std::error_code error;
+    fs::create_directories(run_ / "checkpoints", error);
+    if (error) fail_errno(run_.string(), error.value());
     if (attempt > 0 || at_.empty()) at_ = node_;
     KeeperOrders orders{command_, attempt, ++last_keeper_, at_, false, lease_};
     auto& environment = orders.command.environment;
@@ -127,7 +152,10 @@ class CommandRunner : public JobRunner {
     add("DUCTILE_RESTART", std::to_string(std::max<int64_t>(0, attempt - 1)));
     write_orders(run_, orders);
     keeper_ = orders.keeper;
+    keeper_lease_ = orders.lease;
     attempt_ = attempt;
+    unreached_.reset();
+    withdrawn_.reset();
     server::WorkerStart start;
     start.worker = keeper_;
     start.arguments = {"--run", run_.string(), "--worker", std::to_string(keeper_)};
@@ -136,20 +164,31 @@ class CommandRunner : public JobRunner {
     try {
       launcher_->start(start);
     } catch (const Error& error) {  // its node does not answer now, or has no room for a process
-      state_ = State::none;
+      forget_keeper();
       return end_soon({Phase::queued, fmt::format("It could not begin: {}", error.what()), true});
     }
     state_ = State::runs;
     if (stopping_) press();
   }
 
+  // There is none for this attempt, for certain, so that a later runner need not seek it where it
+  // was to be. What was to be cleared away is still there.
+  void forget_keeper() try {
+    state_ = State::none;
+    if (attempt_ > 0) write_orders(run_, {command_, attempt_, ++last_keeper_, at_, true, 0});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unavailable) throw;
+  }
+
   void look() try {
+    if (unread_) take_over();
+    if (unread_) return;
     for (const server::LauncherEvent& event : launcher_->take()) {
       if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
         if (exited->worker == keeper_ && state_ != State::none) over();
       } else if (const auto* failed = std::get_if<control::LaunchFailed>(&event)) {
         if (failed->worker != keeper_ || state_ == State::none) continue;
-        state_ = State::none;
+        forget_keeper();
         end_soon({Phase::queued, fmt::format("It could not begin: {}", failed->text), true});
       }
     }
@@ -157,19 +196,31 @@ class CommandRunner : public JobRunner {
       const server::WorkerPlace place = launcher_->place_of(keeper_);
       if (place.process != 0 || !place.host.empty()) state_ = State::runs;
     }
-    if (stopping_) press();
+    if (stopping_ || has_to_leave()) press();
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
     end_soon(end_by(std::current_exception()));
   }
 
+  // Its orders are withdrawn, or its devices are on another node.
+  bool has_to_leave() const { return withdrawn_ || (lease_ > 0 && devices_ > 0 && at_ != node_); }
+
   // Its keeper has ended, or is not there.
   void over() {
-    const bool sought = std::exchange(state_, State::none) == State::sought;
+    if (end_) return;
     const Attempt last = read_attempt(run_);
-    if (attempt_ == 0) return end_soon(last.end && is_final(last) ? end_of(last) : lost(last));
-    if (last.number < attempt_) return sought ? go_on(last) : end_soon(not_begun());
+    const bool sought = std::exchange(state_, State::none) == State::sought;
+    if (attempt_ == 0) {
+      if (sought && last.number > 0 && !last.end) return begin(0);  // it never cleared away
+      return end_soon(last.end && is_final(last) ? end_of(last) : lost(last));
+    }
+    if (last.number < attempt_) {
+      if ((sought || has_to_leave()) && !stopping_) return go_on(last);
+      forget_keeper();
+      return end_soon(not_begun());
+    }
     if (!last.end) return begin(0);
+    if (has_to_leave() && !stopping_) return go_on(last);
     end_soon(end_of(last));
   }
 
@@ -177,26 +228,41 @@ class CommandRunner : public JobRunner {
   // sees in the shared folder; once it must have seen that, or cannot have seen its orders for as
   // long as its lease, nothing of it runs.
   void press() {
-    if (state_ == State::none) return;
+    if (state_ == State::none || end_) return;
     if (launcher_->running() > 0) {
       unreached_.reset();
       return launcher_->ask_to_end(keeper_);
     }
-    if (lease_ <= 0) return;
+    if (keeper_lease_ <= 0) return;
     const net::Deadline now = loop_.now();
     if (!unreached_) unreached_ = now;
-    if (!withdrawn_ && now >= *unreached_ + kUnreached) {
-      write_orders(run_, {command_, attempt_, ++last_keeper_, at_, true, lease_});
-      withdrawn_ = loop_.now();
+    if (!withdrawn_ && now < *unreached_ + kUnreached) return;
+    Attempt last;
+    bool ended = false;
+    try {
+      if (!withdrawn_) withdraw();
+      last = read_attempt(run_);
+      ended = attempt_ > 0 && last.number >= attempt_ && last.end;
+      const auto lease = std::chrono::duration<double>(keeper_lease_ * (1 + kMargin));
+      if (!ended && now < *withdrawn_ + std::chrono::ceil<net::Clock::duration>(lease)) return;
+      // A later runner must neither wait again nor believe that it need not have waited.
+      if (!ended) write_orders(run_, {command_, attempt_, last_keeper_, at_, true, 0});
+    } catch (const Error& error) {  // the wait goes on, and the next look tries again
+      if (error.code() != ErrorCode::unavailable) throw;
+      return;
     }
-    if (!withdrawn_) return;
-    const auto lease = std::chrono::duration<double>(lease_ * (1 + kMargin));
-    const Attempt last = read_attempt(run_);
-    if (attempt_ > 0 && last.number >= attempt_ && last.end) return over();
-    if (now < *withdrawn_ + std::chrono::ceil<net::Clock::duration>(lease)) return;
+    if (ended) return over();
+    launcher_->kill(keeper_);  // should it be there after all when its node comes back
     state_ = State::none;
+    if (!stopping_) return go_on(last);
     end_soon({Phase::queued,
               fmt::format("Node {} does not answer; it starts again, elsewhere if need be.", at_)});
+  }
+
+  void withdraw() {
+    write_orders(run_, {command_, attempt_, last_keeper_ + 1, at_, true, keeper_lease_});
+    ++last_keeper_;
+    withdrawn_ = loop_.now();
   }
 
   RunnerEnd stopped() const {
@@ -285,7 +351,9 @@ class CommandRunner : public JobRunner {
   State state_ = State::none;
   int64_t attempt_ = 0;  // of the keeper
   uint64_t keeper_ = 0, last_keeper_ = 0;
-  bool stopping_ = false, moving_ = false;
+  double keeper_lease_ = 0;  // which its orders gave it
+  bool unread_ = false;      // what there is of it
+  bool complained_ = false, stopping_ = false, moving_ = false;
   std::optional<net::Deadline> unreached_, withdrawn_;  // since when
   std::optional<RunnerEnd> end_;
   net::Loop::Timer tick_, soon_, end_timer_;
@@ -296,9 +364,6 @@ class CommandRunner : public JobRunner {
 
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                                const CommandSpec& command, double lease) {
-  std::error_code error;
-  fs::create_directories(run / "checkpoints", error);
-  if (error) fail_errno(run.string(), error.value());
   return std::make_unique<CommandRunner>(loop, engine, run, command, lease);
 }
 

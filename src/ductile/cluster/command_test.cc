@@ -146,12 +146,6 @@ TEST(CommandJob, AKilledServiceNeverRunsItTwice) {
   run_once_though_the_service_is_killed(cluster, 12, 3ms);
 }
 
-pid_t keeper_of(const LiveService& cluster) {
-  for (const pid_t pid : cluster.workers())
-    if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n") return pid;
-  return -1;
-}
-
 // Nothing of the first attempt is left when the next one begins.
 TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
   LiveService cluster;
@@ -168,6 +162,29 @@ TEST(CommandJob, AKilledKeeperIsFollowedByAnotherAttempt) {
   }
   cluster.wait_for(id, "finished");
   EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n2\n");
+  EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
+  cluster.wait_for_no_workers();
+}
+
+// The one that was to clear away ended before it did, or was never started.
+TEST(CommandJob, AKeeperThatDidNotClearAwayIsFollowedByOneThatDoes) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", alone("[ $DUCTILE_RESTART = 1 ] && exit 0\n"
+                   "setsid sh -c 'echo >> detached; sleep 1000' & sleep 1000"));
+  wait_for_lines(cluster.folder() / "detached", 1);
+  const fs::path run = cluster.wait_for(id, "running").value("run", "");
+  const pid_t keeper = keeper_of(cluster);
+  ASSERT_GT(keeper, 0);
+  cluster.kill_service();
+  ::kill(keeper, SIGKILL);
+  KeeperOrders orders = *read_orders(run);
+  orders.attempt = 0;
+  ++orders.keeper;
+  write_orders(run, orders);
+  cluster.start();
+  cluster.wait_for(id, "finished");
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n");
   EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
   cluster.wait_for_no_workers();
 }

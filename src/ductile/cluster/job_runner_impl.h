@@ -68,7 +68,7 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
 
 // Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
 // directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:
-// it is on this machine. Throws unavailable if the directory cannot be made.
+// it is on this machine. An unreadable directory is waited for.
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                                const CommandSpec& command, double lease);
 

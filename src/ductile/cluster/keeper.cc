@@ -203,10 +203,11 @@ pid_t start_command(const CommandSpec& command, const std::string& fence, StartF
 // file system that does not answer holds up nobody else, and is told by the time that passes.
 class Lookout {
  public:
-  Lookout(const fs::path& run, const KeeperOrders& orders)
+  // They were last seen by a look that began at `seen`.
+  Lookout(const fs::path& run, const KeeperOrders& orders, control::Time seen)
       : lease_(std::chrono::ceil<control::Time>(duration<double>(orders.lease))),
         seen_(std::make_shared<Seen>()) {
-    seen_->last = link::boot_time().count();
+    seen_->last = seen.count();
     if (orders.lease <= 0) return;
     std::thread([run, keeper = orders.keeper, seen = seen_] {
       for (;; std::this_thread::sleep_for(kLookout)) {
@@ -242,8 +243,8 @@ class Lookout {
 // Watches one command from its start to its end.
 class Keeping {
  public:
-  Keeping(const fs::path& run, const KeeperOrders& orders)
-      : command_(orders.command), lookout_(run, orders) {
+  Keeping(const fs::path& run, const KeeperOrders& orders, control::Time seen)
+      : command_(orders.command), lookout_(run, orders, seen) {
     sigset_t signals;
     sigemptyset(&signals);
     for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
@@ -251,6 +252,7 @@ class Keeping {
   }
 
   AttemptEnd run(const std::string& fence) {
+    if (why_ = lookout_.trouble(); !why_.empty()) return {Kind::lost, 0, 0, why_};
     StartFailure failure;
     child_ = start_command(command_, fence, failure);
     if (failure.error != 0) {
@@ -263,8 +265,7 @@ class Keeping {
                                 std::strerror(failure.error))};
     }
     if (command_.time_limit > 0) limit_ = steady_clock::now() + seconds(command_.time_limit);
-    while (!reap()) {
-      wait();
+    for (; !reap(); wait()) {
       const auto now = steady_clock::now();
       if (!end_.has_value() && now >= limit_) ask_to_end(Kind::late);
       if (end_ != Kind::lost && !(why_ = lookout_.trouble()).empty()) {
@@ -338,18 +339,32 @@ class Keeping {
   steady_clock::time_point last_ = steady_clock::time_point::max();   // of its grace
 };
 
+// Whether another keeper was given the orders; those that are withdrawn are nobody's.
+bool is_replaced(const fs::path& run, uint64_t keeper) {
+  const std::optional<KeeperOrders> orders = read_orders(run);
+  return orders && orders->keeper != keeper && !orders->withdrawn;
+}
+
 // The end of an attempt is lost to nobody because a disk is full now. A keeper that could not write
-// for so long that another one has begun has nothing to say any more.
-void write_end(const fs::path& run, const Attempt& attempt) {
+// for so long that another one took its place has nothing to say any more.
+void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
   for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     try {
-      if (read_attempt(run).number <= attempt.number) write_attempt(run, attempt);
+      if (!is_replaced(run, keeper) && read_attempt(run).number <= attempt.number)
+        write_attempt(run, attempt);
       return;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unavailable) throw;
       if (!std::exchange(said, true)) log_line(fmt::format("{}; trying again", error.what()));
     }
   }
+}
+
+// Nothing where they are another keeper's, or nobody's.
+std::optional<KeeperOrders> own_orders(const fs::path& run, uint64_t keeper) {
+  std::optional<KeeperOrders> orders = read_orders(run);
+  if (orders && (orders->keeper != keeper || orders->withdrawn)) orders.reset();
+  return orders;
 }
 
 }  // namespace
@@ -370,8 +385,8 @@ void end_fenced(const std::string& fence) {
 void keep(const fs::path& run, uint64_t keeper) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const run::RunLock lock(run, "command");
-  const std::optional<KeeperOrders> found = read_orders(run);
-  if (!found || found->keeper != keeper || found->withdrawn) return;  // they are another one's
+  const std::optional<KeeperOrders> found = own_orders(run, keeper);
+  if (!found) return;
   const KeeperOrders& orders = *found;
   Attempt attempt = read_attempt(run);
   if (orders.attempt != 0 && attempt.number >= orders.attempt) return;  // ordered twice
@@ -379,18 +394,21 @@ void keep(const fs::path& run, uint64_t keeper) {
   if (orders.attempt == 0) {
     if (attempt.number > 0 && !attempt.end) {
       attempt.end.emplace();
-      write_end(run, attempt);
+      write_end(run, keeper, attempt);
     }
     return;
   }
   attempt.number = orders.attempt;
   attempt.fence = net::to_hex(net::random_nonce());
   attempt.end.reset();
+  // A file system that did not answer may have held it up until its place was another one's.
+  const control::Time seen = link::boot_time();
+  if (!own_orders(run, keeper)) return;
   write_attempt(run, attempt);
-  attempt.end = Keeping(run, orders).run(attempt.fence);
+  attempt.end = Keeping(run, orders, seen).run(attempt.fence);
   const AttemptEnd& end = *attempt.end;
   if (end.kind == Kind::killed || (end.kind == Kind::exited && end.code != 0)) ++attempt.failures;
-  write_end(run, attempt);
+  write_end(run, keeper, attempt);
 }
 
 }  // namespace ductile::cluster

@@ -26,6 +26,13 @@ inline void wait_for_lines(const fs::path& file, int64_t lines) {
   EXPECT_GE(lines_of(file), lines) << file;
 }
 
+// One of the keepers of its commands; -1: there is none.
+inline pid_t keeper_of(const LiveService& service) {
+  for (const pid_t pid : service.workers())
+    if (text_of(fs::path("/proc") / std::to_string(pid) / "comm") == "ductile-keeper\n") return pid;
+  return -1;
+}
+
 // Says `twice` where another one of its kind, or anything that came of one, is alive.
 inline std::string alone(const std::string& rest) {
   return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
