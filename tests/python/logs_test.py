@@ -75,6 +75,13 @@ class InAJob(Case):
         self.assertEqual((kept["project"], kept["config"]), ("blobs", {"lr": 0.05, "width": 8}))
         self.assertEqual(kept["summary"]["test_spread"], rows(quiet, "eval")[-1]["test_spread"])
 
+    def test_last_values_are_kept_of_a_job_that_logs_in_training_alone(self):
+        run, _ = self.quiet(1, job="logged.py:Job", args=("--fault", "training"), sets=("train.eval_every_epochs=0",))
+        trained = rows(run, "train")
+        self.assertEqual((trained[-1]["step"], rows(run, "eval")), (40, []))
+        with open(os.path.join(run, "wandb.json")) as file:
+            self.assertEqual(json.load(file)["summary"]["spread"], trained[-1]["spread"])
+
     def test_the_report_draws_it(self):
         quiet, _ = self.quiet(1, job="logged.py:Job")
         done = subprocess.run([support.DUCTILE, "report", quiet, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -83,17 +90,68 @@ class InAJob(Case):
         self.assertEqual(json.loads(done.stdout)["metrics"]["spread"]["count"], 40)
 
 
-class WithoutAJob(unittest.TestCase):
+class InOneProcess(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="ductile-python-")
         self.addCleanup(support.shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(setattr, _logs, "job", _logs.job)
-        _logs.job = None
         self.said = io.StringIO()
         quiet = contextlib.redirect_stderr(self.said)
         quiet.__enter__()
         self.addCleanup(quiet.__exit__, None, None, None)
 
+
+class OfAWorker(InOneProcess):
+    """What a worker calls around losses and evaluations, by itself."""
+
+    def setUp(self):
+        super().setUp()
+        _logs.job = self.worker()
+        wandb.init(config={"lr": 0.1})
+
+    def worker(self):
+        return _logs.InJob(self.folder)
+
+    def logs(self, kind, step=None, **values):
+        with _logs.rows(kind, step):
+            wandb.log(values)
+
+    def kept(self):
+        with open(os.path.join(self.folder, "wandb.json")) as file:
+            return json.load(file)
+
+    def test_a_summary_is_kept_at_once_also_of_a_step_that_logs_nothing(self):
+        self.logs("train", 1, a=1)
+        with _logs.rows("train", 2):
+            wandb.summary["best"] = 0.5
+        self.assertEqual(self.kept()["summary"], {"a": 1, "best": 0.5})
+
+    def test_an_evaluation_that_logs_nothing_keeps_what_was_trained(self):
+        for step in (1, 2, 3):
+            self.logs("train", step, a=step)
+        with _logs.rows("eval"):
+            pass
+        self.assertEqual(self.kept()["summary"], {"a": 3})
+
+    def test_the_end_keeps_the_last_values_of_the_worker_that_trained_last(self):
+        self.logs("train", 1, a=1)
+        self.logs("train", 2, a=2)  # too soon after the first to be kept
+        early, _logs.job = _logs.job, self.worker()
+        wandb.init(config={"lr": 0.1})
+        self.logs("train", 3, a=3)
+        self.logs("train", 4, a=4)
+        wandb.summary["best"] = 0.5
+        late = _logs.job
+        late.finish()
+        self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
+        early.finish()
+        self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
+
+
+class WithoutAJob(InOneProcess):
+    def setUp(self):
+        super().setUp()
+        _logs.job = None
 
 
 class Alone(WithoutAJob):

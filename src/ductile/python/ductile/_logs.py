@@ -161,9 +161,9 @@ class RunLog:
             complain(f"{self.folder}/events.jsonl: {error}")
 
     def keep(self, name, values, at_once=True):
-        """Writes a file of what holds for the whole run, over what it holds already."""
+        """Writes a file of what holds for the whole run, over what it holds already; False: not now."""
         if not at_once and time.monotonic() - self._kept < _EVERY:
-            return
+            return False
         self._kept = time.monotonic()
         path = os.path.join(self.folder, name)
         try:
@@ -176,8 +176,10 @@ class RunLog:
                 json.dump(before, file, indent=2, default=str)
                 file.write("\n")
             os.replace(file.name, path)
+            return True
         except OSError as error:
             complain(f"{path}: {error}")
+            return False
 
 
 class InJob:
@@ -189,6 +191,7 @@ class InJob:
         self.row, self.changed = None, None
         self.summary = {}
         self.trained = None  # the step of the last row
+        self.unkept = False  # wandb.json lacks what was logged last
 
     def log(self, values):
         if self.row is None:
@@ -212,8 +215,24 @@ class InJob:
         if row:
             self.run.line(step, self.figures.fields(row), kind, **({} if epoch is None else {"epoch": epoch}))
             self.summary.update(row)
-        if self.changed is not None and (row or self.changed()):
-            self.run.keep("wandb.json", self.kept(), at_once=self.changed() or kind == "eval")
+        if self.changed is not None:
+            changed = self.changed()
+            self.unkept = self.unkept or bool(row) or changed
+            self._keep(at_once=changed or kind == "eval")
+
+    def _keep(self, at_once):
+        if self.unkept and self.run.keep("wandb.json", self.kept(), at_once):
+            self.unkept = False
+
+    def finish(self):
+        """At the end of the worker: wandb.json gets the last values, from the worker that has trained the last step."""
+        if self.changed is None or self.trained is None:
+            return
+        self.unkept = self.changed() or self.unkept
+        if self.unkept:
+            self.run.diary.read()
+            if self.trained >= self.run.diary.last_step:
+                self._keep(at_once=True)
 
     def kept(self):
         return {"summary": self.summary}
