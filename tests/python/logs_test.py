@@ -7,12 +7,14 @@ import io
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
 import types
 import unittest
 
+import numpy
 import torch
 
 import ductile.wandb as wandb
@@ -146,6 +148,71 @@ class OfAWorker(InOneProcess):
         self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
         early.finish()
         self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
+
+
+    def test_a_configuration_of_anything_ends_nothing(self):
+        loop = []
+        loop.append(loop)
+        wandb.init(config={numpy.int64(3): 1, (1, 2): "pair", "nan": float("nan"), "many": numpy.arange(2),
+                           "one": torch.tensor(2.5), "deep": {None: [numpy.float32(0.5), float("-inf")]}, "program": wandb})
+        self.logs("train", 1, a=float("inf"), b=10**400)
+        with open(os.path.join(self.folder, "wandb.json")) as file:
+            kept = json.load(file, parse_constant=int)  # as a reader that knows JSON alone: int("NaN") is an error
+        self.assertEqual(kept["config"], {"3": 1, "(1, 2)": "pair", "nan": "NaN", "many": "[0 1]", "one": 2.5,
+                                          "deep": {"None": [0.5, "-Infinity"]}, "program": str(wandb)})
+        self.assertEqual(kept["summary"]["a"], "Infinity")
+        self.assertEqual([(row["a"], row["b"]) for row in rows(self.folder, "train")], [("Infinity", "Infinity")])
+        wandb.init(config={"loop": loop})
+        self.logs("train", 2, a=1)
+        self.assertIn("wandb.json: ", self.said.getvalue())
+        self.assertEqual(len(rows(self.folder, "train")), 2)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["metrics.jsonl", "wandb.json"])
+
+    def test_kept_files_of_other_shapes_end_nothing(self):
+        for text in ("5", "[]", '{"config": 5, "summary": [1]}', "[" * 100000, "\xff"):
+            with open(os.path.join(self.folder, "wandb.json"), "w", encoding="latin-1") as file:
+                file.write(text)
+            wandb.summary["best"] = 0.5
+            self.logs("train", 1)
+            kept = self.kept()
+            self.assertEqual((kept["config"], kept["summary"]), ({"lr": 0.1}, {"best": 0.5}), text[:40])
+
+    def test_lines_that_are_none_of_a_run_are_passed_over(self):
+        odd = ['{"logged": [], "step": 1}', '{"logged": {}, "step": 1}', '{"step": Infinity}',
+               '{"step": 1, "generation": 1e999}', '{"step": NaN}', "[" * 100000, '{"a":' * 100000, "5", "null", '"text"', "",
+               "\xff", '{"step": [1]}', "1" * 10000]
+        with open(os.path.join(self.folder, "metrics.jsonl"), "w", encoding="latin-1") as file:
+            for i, text in enumerate(odd, 1):
+                file.write(text + "\n" + json.dumps({"step": i, "seconds": "Infinity"}) + "\n")
+        with _logs.rows("eval"):
+            wandb.log({"a": 1})
+        self.logs("train", 2, a=1)
+        with open(os.path.join(self.folder, "metrics.jsonl"), encoding="latin-1") as file:
+            found = [json.loads(line, parse_constant=int) for line in file.read().splitlines()[-2:]]
+        self.assertEqual([(line["step"], line["logged"], line["seconds"]) for line in found],
+                         [(len(odd), "eval", 0), (2, "train", 0)])
+
+    def test_a_metrics_file_that_cannot_be_read_ends_nothing(self):
+        os.mkdir(os.path.join(self.folder, "metrics.jsonl"))
+        with _logs.rows("eval"):
+            wandb.log({"a": 1})
+        self.assertIn("what the program logs is not written", self.said.getvalue())
+
+    def test_a_line_that_the_disk_cut_off_takes_no_other_along(self):
+        self.logs("train", 1, a=1)
+        path = os.path.join(self.folder, "metrics.jsonl")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 10, before[1]))  # files end there
+        self.logs("train", 2, a=2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertIn("No space left", self.said.getvalue())
+        self.logs("train", 3, a=3)
+        with open(path) as file:
+            found = file.read().split("\n")
+        self.assertEqual(len(found[1]), 10)
+        self.assertEqual([json.loads(found[i])["a"] for i in (0, 2)], [1, 3])
+        self.assertEqual(found[3:], [""])
 
 
 class WithoutAJob(InOneProcess):
