@@ -305,6 +305,29 @@ class Lightning(WithoutAJob):
         again.log_metrics({"train_loss": 0.4}, step=30)
         self.assertEqual(len(lines(logger.log_dir, "metrics.jsonl")), 3)
 
+    def test_steps_that_are_done_again_count_once(self):
+        logger = self.logger()
+        for step in range(100, 1600, 100):
+            logger.log_metrics({"loss": step / 1000}, step=step)
+        logger.log_metrics({"val_loss": 1.0}, step=1050)  # killed here, after its checkpoint of step 1000
+        again = self.logger(version=logger.version)
+        again.log_metrics({"test_loss": 2.0}, step=0)  # of a test, which takes nothing back
+        for step in range(1100, 1800, 100):
+            again.log_metrics({"loss": step / 500}, step=step)
+            again.log_metrics({"val_loss": 0.5}, step=step)
+        found = counting(logger.log_dir)
+        self.assertEqual([(line["step"], line["loss"]) for line in found if "loss" in line],
+                         [(step, step / 1000) for step in range(100, 1100, 100)]
+                         + [(step, step / 500) for step in range(1100, 1800, 100)])
+        self.assertEqual([line["step"] for line in found if "val_loss" in line], [1050, *range(1100, 1800, 100)])
+        self.assertEqual([line["step"] for line in lines(logger.log_dir, "metrics.jsonl") if "begins" in line], [1099])
+        seconds = [line["seconds"] for line in lines(logger.log_dir, "metrics.jsonl")]
+        self.assertEqual(seconds, sorted(seconds), "the clock went back")
+        done = subprocess.run([support.DUCTILE, "report", logger.log_dir, "--json"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["metrics"]["loss"]["count"], 17)
+
     def test_of_another_rank_writes_nothing(self):
         self.addCleanup(os.environ.pop, "RANK", None)
         os.environ["RANK"] = "1"

@@ -173,19 +173,21 @@ class RunLog:
         yield  # closing the file ends the lock
 
     def line(self, step, fields, kind=None, **more):
-        """Appends one line; with `kind` only if none of that kind and step counts."""
+        """Appends one line; with `kind` only if none of that kind and step counts. True: it is written."""
         try:
             with open(self.path, "ab", buffering=0) as file, self._alone(file):
                 self.diary.read()
                 if kind is not None and self.diary.has(kind, step):
-                    return
+                    return False
                 line = {"step": step, **more, "time": round(time.time(), 6), "seconds": more.get("seconds", self.diary.seconds),
                         **fields}
                 if kind is not None:
                     line["logged"] = kind
                 _append(file, line, self.diary.torn)
+                return True
         except Exception as error:
             complain(f"{self.path}: {error}; what the program logs is not written")
+            return False
 
     def event(self, kind, **fields):
         try:
