@@ -7,12 +7,14 @@ import io
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
 import types
 import unittest
 
+import numpy
 import torch
 
 import ductile.wandb as wandb
@@ -75,6 +77,13 @@ class InAJob(Case):
         self.assertEqual((kept["project"], kept["config"]), ("blobs", {"lr": 0.05, "width": 8}))
         self.assertEqual(kept["summary"]["test_spread"], rows(quiet, "eval")[-1]["test_spread"])
 
+    def test_last_values_are_kept_of_a_job_that_logs_in_training_alone(self):
+        run, _ = self.quiet(1, job="logged.py:Job", args=("--fault", "training"), sets=("train.eval_every_epochs=0",))
+        trained = rows(run, "train")
+        self.assertEqual((trained[-1]["step"], rows(run, "eval")), (40, []))
+        with open(os.path.join(run, "wandb.json")) as file:
+            self.assertEqual(json.load(file)["summary"]["spread"], trained[-1]["spread"])
+
     def test_the_report_draws_it(self):
         quiet, _ = self.quiet(1, job="logged.py:Job")
         done = subprocess.run([support.DUCTILE, "report", quiet, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -83,17 +92,133 @@ class InAJob(Case):
         self.assertEqual(json.loads(done.stdout)["metrics"]["spread"]["count"], 40)
 
 
-class WithoutAJob(unittest.TestCase):
+class InOneProcess(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="ductile-python-")
         self.addCleanup(support.shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(setattr, _logs, "job", _logs.job)
-        _logs.job = None
         self.said = io.StringIO()
         quiet = contextlib.redirect_stderr(self.said)
         quiet.__enter__()
         self.addCleanup(quiet.__exit__, None, None, None)
 
+
+class OfAWorker(InOneProcess):
+    """What a worker calls around losses and evaluations, by itself."""
+
+    def setUp(self):
+        super().setUp()
+        _logs.job = self.worker()
+        wandb.init(config={"lr": 0.1})
+
+    def worker(self):
+        return _logs.InJob(self.folder)
+
+    def logs(self, kind, step=None, **values):
+        with _logs.rows(kind, step):
+            wandb.log(values)
+
+    def kept(self):
+        with open(os.path.join(self.folder, "wandb.json")) as file:
+            return json.load(file)
+
+    def test_a_summary_is_kept_at_once_also_of_a_step_that_logs_nothing(self):
+        self.logs("train", 1, a=1)
+        with _logs.rows("train", 2):
+            wandb.summary["best"] = 0.5
+        self.assertEqual(self.kept()["summary"], {"a": 1, "best": 0.5})
+
+    def test_an_evaluation_that_logs_nothing_keeps_what_was_trained(self):
+        for step in (1, 2, 3):
+            self.logs("train", step, a=step)
+        with _logs.rows("eval"):
+            pass
+        self.assertEqual(self.kept()["summary"], {"a": 3})
+
+    def test_the_end_keeps_the_last_values_of_the_worker_that_trained_last(self):
+        self.logs("train", 1, a=1)
+        self.logs("train", 2, a=2)  # too soon after the first to be kept
+        early, _logs.job = _logs.job, self.worker()
+        wandb.init(config={"lr": 0.1})
+        self.logs("train", 3, a=3)
+        self.logs("train", 4, a=4)
+        wandb.summary["best"] = 0.5
+        late = _logs.job
+        late.finish()
+        self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
+        early.finish()
+        self.assertEqual(self.kept()["summary"], {"a": 4, "best": 0.5})
+
+
+    def test_a_configuration_of_anything_ends_nothing(self):
+        loop = []
+        loop.append(loop)
+        wandb.init(config={numpy.int64(3): 1, (1, 2): "pair", "nan": float("nan"), "many": numpy.arange(2),
+                           "one": torch.tensor(2.5), "deep": {None: [numpy.float32(0.5), float("-inf")]}, "program": wandb})
+        self.logs("train", 1, a=float("inf"), b=10**400)
+        with open(os.path.join(self.folder, "wandb.json")) as file:
+            kept = json.load(file, parse_constant=int)  # as a reader that knows JSON alone: int("NaN") is an error
+        self.assertEqual(kept["config"], {"3": 1, "(1, 2)": "pair", "nan": "NaN", "many": "[0 1]", "one": 2.5,
+                                          "deep": {"None": [0.5, "-Infinity"]}, "program": str(wandb)})
+        self.assertEqual(kept["summary"]["a"], "Infinity")
+        self.assertEqual([(row["a"], row["b"]) for row in rows(self.folder, "train")], [("Infinity", "Infinity")])
+        wandb.init(config={"loop": loop})
+        self.logs("train", 2, a=1)
+        self.assertIn("wandb.json: ", self.said.getvalue())
+        self.assertEqual(len(rows(self.folder, "train")), 2)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["metrics.jsonl", "wandb.json"])
+
+    def test_kept_files_of_other_shapes_end_nothing(self):
+        for text in ("5", "[]", '{"config": 5, "summary": [1]}', "[" * 100000, "\xff"):
+            with open(os.path.join(self.folder, "wandb.json"), "w", encoding="latin-1") as file:
+                file.write(text)
+            wandb.summary["best"] = 0.5
+            self.logs("train", 1)
+            kept = self.kept()
+            self.assertEqual((kept["config"], kept["summary"]), ({"lr": 0.1}, {"best": 0.5}), text[:40])
+
+    def test_lines_that_are_none_of_a_run_are_passed_over(self):
+        odd = ['{"logged": [], "step": 1}', '{"logged": {}, "step": 1}', '{"step": Infinity}',
+               '{"step": 1, "generation": 1e999}', '{"step": NaN}', "[" * 100000, '{"a":' * 100000, "5", "null", '"text"', "",
+               "\xff", '{"step": [1]}', "1" * 10000]
+        with open(os.path.join(self.folder, "metrics.jsonl"), "w", encoding="latin-1") as file:
+            for i, text in enumerate(odd, 1):
+                file.write(text + "\n" + json.dumps({"step": i, "seconds": "Infinity"}) + "\n")
+        with _logs.rows("eval"):
+            wandb.log({"a": 1})
+        self.logs("train", 2, a=1)
+        with open(os.path.join(self.folder, "metrics.jsonl"), encoding="latin-1") as file:
+            found = [json.loads(line, parse_constant=int) for line in file.read().splitlines()[-2:]]
+        self.assertEqual([(line["step"], line["logged"], line["seconds"]) for line in found],
+                         [(len(odd), "eval", 0), (2, "train", 0)])
+
+    def test_a_metrics_file_that_cannot_be_read_ends_nothing(self):
+        os.mkdir(os.path.join(self.folder, "metrics.jsonl"))
+        with _logs.rows("eval"):
+            wandb.log({"a": 1})
+        self.assertIn("what the program logs is not written", self.said.getvalue())
+
+    def test_a_line_that_the_disk_cut_off_takes_no_other_along(self):
+        self.logs("train", 1, a=1)
+        path = os.path.join(self.folder, "metrics.jsonl")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 10, before[1]))  # files end there
+        self.logs("train", 2, a=2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertIn("No space left", self.said.getvalue())
+        self.logs("train", 3, a=3)
+        with open(path) as file:
+            found = file.read().split("\n")
+        self.assertEqual(len(found[1]), 10)
+        self.assertEqual([json.loads(found[i])["a"] for i in (0, 2)], [1, 3])
+        self.assertEqual(found[3:], [""])
+
+
+class WithoutAJob(InOneProcess):
+    def setUp(self):
+        super().setUp()
+        _logs.job = None
 
 
 class Alone(WithoutAJob):
@@ -179,6 +304,29 @@ class Lightning(WithoutAJob):
         again = self.logger(version=logger.version)
         again.log_metrics({"train_loss": 0.4}, step=30)
         self.assertEqual(len(lines(logger.log_dir, "metrics.jsonl")), 3)
+
+    def test_steps_that_are_done_again_count_once(self):
+        logger = self.logger()
+        for step in range(100, 1600, 100):
+            logger.log_metrics({"loss": step / 1000}, step=step)
+        logger.log_metrics({"val_loss": 1.0}, step=1050)  # killed here, after its checkpoint of step 1000
+        again = self.logger(version=logger.version)
+        again.log_metrics({"test_loss": 2.0}, step=0)  # of a test, which takes nothing back
+        for step in range(1100, 1800, 100):
+            again.log_metrics({"loss": step / 500}, step=step)
+            again.log_metrics({"val_loss": 0.5}, step=step)
+        found = counting(logger.log_dir)
+        self.assertEqual([(line["step"], line["loss"]) for line in found if "loss" in line],
+                         [(step, step / 1000) for step in range(100, 1100, 100)]
+                         + [(step, step / 500) for step in range(1100, 1800, 100)])
+        self.assertEqual([line["step"] for line in found if "val_loss" in line], [1050, *range(1100, 1800, 100)])
+        self.assertEqual([line["step"] for line in lines(logger.log_dir, "metrics.jsonl") if "begins" in line], [1099])
+        seconds = [line["seconds"] for line in lines(logger.log_dir, "metrics.jsonl")]
+        self.assertEqual(seconds, sorted(seconds), "the clock went back")
+        done = subprocess.run([support.DUCTILE, "report", logger.log_dir, "--json"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["metrics"]["loss"]["count"], 17)
 
     def test_of_another_rank_writes_nothing(self):
         self.addCleanup(os.environ.pop, "RANK", None)

@@ -5,6 +5,7 @@ line is added, the file says whether the step has one that counts. A step that i
 figures, so it does not matter which of its attempts wrote it."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -33,6 +34,25 @@ def number(value):
             value = item()
             return value if isinstance(value, (bool, int, float)) else None
     return None
+
+
+def shown(value):
+    """A number as JSON has it, which knows neither NaN nor infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def plain(value):
+    """What a JSON file can hold of anything: a configuration may be made of whatever a program has."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, str):
+        return value
+    held = number(value)
+    return str(value) if held is None else shown(held)
 
 
 def flat(values, before=""):
@@ -69,9 +89,11 @@ class Figures:
         out = {}
         for name, value in figures.items():
             taken = name in _FIXED or name in _OWN or name.startswith(("train/", "eval/"))
-            value = float(value)
-            shown = value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-            out[self.prefix + name if taken else name] = shown
+            try:
+                value = float(value)
+            except OverflowError:  # an integer of hundreds of digits
+                value = math.inf if value > 0 else -math.inf
+            out[self.prefix + name if taken else name] = shown(value)
         return out
 
 
@@ -80,6 +102,7 @@ class _Diary:
 
     def __init__(self, path):
         self.path, self._end = path, 0
+        self.torn = False  # the file ends within a line
         self._steps = {"train": set(), "eval": set()}
         self.last_step = self.seconds = self._newest = 0
 
@@ -92,26 +115,37 @@ class _Diary:
             return
         whole = text.rfind(b"\n") + 1
         self._end += whole
+        self.torn = whole < len(text)
         for line in text[:whole].splitlines():
-            try:
-                fields = json.loads(line)
-                step, generation = int(fields.get("step", 0)), int(fields.get("generation", self._newest))
-                self.seconds = max(self.seconds, float(fields.get("seconds", 0)))
-            except (ValueError, TypeError, AttributeError):
-                continue  # torn
-            if generation < self._newest:
-                continue  # of a writer that has been replaced
-            self._newest = generation
-            if "begins" in fields:  # later steps are done again
-                self._steps = {kind: {s for s in steps if s <= step} for kind, steps in self._steps.items()}
-                self.last_step = step
-            else:
-                self.last_step = max(self.last_step, step)
-                if fields.get("logged") in self._steps:
-                    self._steps[fields["logged"]].add(step)
+            with contextlib.suppress(Exception):  # torn, or anything else: each worker would meet it again
+                self._take(json.loads(line))
+
+    def _take(self, fields):
+        step, generation = int(fields.get("step", 0)), int(fields.get("generation", self._newest))
+        seconds, logged = float(fields.get("seconds", 0)), fields.get("logged")
+        if math.isfinite(seconds):
+            self.seconds = max(self.seconds, seconds)
+        if generation < self._newest:
+            return  # of a writer that has been replaced
+        self._newest = generation
+        if "begins" in fields:  # later steps are done again
+            self._steps = {kind: {s for s in steps if s <= step} for kind, steps in self._steps.items()}
+            self.last_step = step
+        else:
+            self.last_step = max(self.last_step, step)
+            if isinstance(logged, str) and logged in self._steps:
+                self._steps[logged].add(step)
 
     def has(self, kind, step):
         return step in self._steps[kind]
+
+
+def _append(file, line, torn=False):
+    """One line by one write, which ends the torn one before it. A file takes less than all where its disk is full."""
+    text = (json.dumps({name: shown(value) for name, value in line.items()}, allow_nan=False) + "\n").encode()
+    text = b"\n" + text if torn else text
+    if file.write(text) != len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class RunLog:
@@ -122,6 +156,7 @@ class RunLog:
         self.path = os.path.join(folder, "metrics.jsonl")
         self.diary = _Diary(self.path)
         self._kept = 0.0  # when keep() wrote
+        self._cut = False  # the last event was written in part
 
     @contextlib.contextmanager
     def _alone(self, file):
@@ -138,46 +173,64 @@ class RunLog:
         yield  # closing the file ends the lock
 
     def line(self, step, fields, kind=None, **more):
-        """Appends one line; with `kind` only if none of that kind and step counts."""
+        """Appends one line; with `kind` only if none of that kind and step counts. True: it is written."""
         try:
             with open(self.path, "ab", buffering=0) as file, self._alone(file):
                 self.diary.read()
                 if kind is not None and self.diary.has(kind, step):
-                    return
+                    return False
                 line = {"step": step, **more, "time": round(time.time(), 6), "seconds": more.get("seconds", self.diary.seconds),
                         **fields}
                 if kind is not None:
                     line["logged"] = kind
-                file.write((json.dumps(line) + "\n").encode())
-        except OSError as error:
+                _append(file, line, self.diary.torn)
+                return True
+        except Exception as error:
             complain(f"{self.path}: {error}; what the program logs is not written")
+            return False
 
     def event(self, kind, **fields):
         try:
             with open(os.path.join(self.folder, "events.jsonl"), "ab", buffering=0) as file:
-                line = {"time": round(time.time(), 6), "seconds": self.diary.seconds, "kind": kind, **fields}
-                file.write((json.dumps(line) + "\n").encode())
-        except OSError as error:
+                cut, self._cut = self._cut, True  # where it fails
+                _append(file, {"time": round(time.time(), 6), "seconds": self.diary.seconds, "kind": kind, **fields}, cut)
+                self._cut = False
+        except Exception as error:
             complain(f"{self.folder}/events.jsonl: {error}")
 
+    def last_step(self):
+        """That of the newest line that counts; 0 where nothing can be read."""
+        try:
+            self.diary.read()
+        except Exception as error:
+            complain(f"{self.path}: {error}; the step of what the program logs is not known")
+        return self.diary.last_step
+
     def keep(self, name, values, at_once=True):
-        """Writes a file of what holds for the whole run, over what it holds already."""
+        """Writes a file of what holds for the whole run, over what it holds already; False: not now."""
         if not at_once and time.monotonic() - self._kept < _EVERY:
-            return
+            return False
         self._kept = time.monotonic()
         path = os.path.join(self.folder, name)
+        other = f"{path}.tmp{os.getpid()}"
         try:
             before = {}
-            with contextlib.suppress(FileNotFoundError, ValueError), open(path) as file:
+            with contextlib.suppress(FileNotFoundError, ValueError, RecursionError), open(path) as file:
                 before = json.load(file)
-            for key, value in values.items():
-                before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
-            with open(f"{path}.tmp{os.getpid()}", "w") as file:
-                json.dump(before, file, indent=2, default=str)
+            before = before if isinstance(before, dict) else {}
+            for key, value in plain(values).items():
+                held = before.get(key)
+                before[key] = {**(held if isinstance(held, dict) else {}), **value} if isinstance(value, dict) else value
+            with open(other, "w") as file:
+                json.dump(plain(before), file, indent=2, allow_nan=False)
                 file.write("\n")
-            os.replace(file.name, path)
-        except OSError as error:
-            complain(f"{path}: {error}")
+            os.replace(other, path)
+            return True
+        except Exception as error:
+            complain(f"{path}: {error}; what the program keeps there is not written")
+            with contextlib.suppress(OSError):
+                os.unlink(other)
+            return False
 
 
 class InJob:
@@ -189,6 +242,7 @@ class InJob:
         self.row, self.changed = None, None
         self.summary = {}
         self.trained = None  # the step of the last row
+        self.unkept = False  # wandb.json lacks what was logged last
 
     def log(self, values):
         if self.row is None:
@@ -207,13 +261,27 @@ class InJob:
         if kind == "train":
             self.trained = step
         elif step is None:
-            self.run.diary.read()
-            step = self.trained if self.trained is not None else self.run.diary.last_step
+            last = self.run.last_step()
+            step = self.trained if self.trained is not None else last
         if row:
             self.run.line(step, self.figures.fields(row), kind, **({} if epoch is None else {"epoch": epoch}))
             self.summary.update(row)
-        if self.changed is not None and (row or self.changed()):
-            self.run.keep("wandb.json", self.kept(), at_once=self.changed() or kind == "eval")
+        if self.changed is not None:
+            changed = self.changed()
+            self.unkept = self.unkept or bool(row) or changed
+            self._keep(at_once=changed or kind == "eval")
+
+    def _keep(self, at_once):
+        if self.unkept and self.run.keep("wandb.json", self.kept(), at_once):
+            self.unkept = False
+
+    def finish(self):
+        """At the end of the worker: wandb.json gets the last values, from the worker that has trained the last step."""
+        if self.changed is None or self.trained is None:
+            return
+        self.unkept = self.changed() or self.unkept
+        if self.unkept and self.trained >= self.run.last_step():
+            self._keep(at_once=True)
 
     def kept(self):
         return {"summary": self.summary}

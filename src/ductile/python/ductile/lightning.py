@@ -28,7 +28,8 @@ class DuctileLogger(_base()):
 
     save_dir  where run directories are made: by default $DUCTILE_RUNS, or runs/
     name      the first part of the directory's name
-    version   the directory itself, to go on with it"""
+    version   the directory itself, to go on with it: from the first step that is logged again on, its steps count anew.
+              Step 0 makes none of them void, since a Trainer that only tests or validates logs there"""
 
     def __init__(self, save_dir=None, name="lightning", version=None):
         super().__init__()
@@ -36,6 +37,7 @@ class DuctileLogger(_base()):
         self._name, self._version, self._log = name, version, None
         self._figures = _logs.Figures("lightning/")
         self._began, self._step, self._ended = time.monotonic(), 0, False
+        self._before = 0  # the last step of the run that is gone on with, until one is logged again
 
     @property
     def name(self):
@@ -75,8 +77,11 @@ class DuctileLogger(_base()):
         figures = self._figures.of(metrics)
         more = {"epoch": figures.pop("epoch")} if "epoch" in figures else {}
         if figures:
-            self._run().line(self._step, self._figures.fields(figures), **more,
-                             seconds=round(time.monotonic() - self._began, 3))
+            log = self._run()  # which may set the clock
+            seconds = round(time.monotonic() - self._began, 3)
+            if 0 < self._step <= self._before and log.line(self._step - 1, {}, begins=True, seconds=seconds):
+                self._before = 0
+            log.line(self._step, self._figures.fields(figures), **more, seconds=seconds)
 
     def log_graph(self, model, input_array=None):
         """A run directory holds no graph."""
@@ -103,5 +108,8 @@ class DuctileLogger(_base()):
             new = not folder or not os.path.isfile(os.path.join(folder, "job.toml"))
             self._log = _logs.RunLog(_logs.new_folder(self._name, self._save_dir) if new else folder)
             self._version = os.path.basename(self._log.folder)
-            self._log.event("start" if new else "resume", step=0)
+            if not new:
+                self._before = self._log.last_step()
+                self._began -= self._log.diary.seconds  # the run's clock goes on
+            self._log.event("start" if new else "resume", step=self._before)
         return self._log

@@ -87,11 +87,14 @@ def work(arguments):
     options = json.loads(_core.job(run))
     text, class_name = options["python"]["object"], _program.split(options["python"]["object"])[1]
     words = ["ductile-worker", *arguments]
-    _logs.job = _logs.InJob(run)
+    _logs.job = logs = _logs.InJob(run)
     if class_name is None:
-        return _work_by_loop(words, options, text)
-    job = _program.load(text, options["python"]["args"])
-    return _engine(words, _task(job, options, f"{os.path.basename(_program.split(text)[0])}:{class_name}"))
+        code = _work_by_loop(words, options, text)
+    else:
+        job = _program.load(text, options["python"]["args"])
+        code = _engine(words, _task(job, options, f"{os.path.basename(_program.split(text)[0])}:{class_name}"))
+    logs.finish()
+    return code
 
 
 def _refuse_forks():
