@@ -14,7 +14,8 @@ Checkpoint open_checkpoint(const fs::path& folder, std::optional<int64_t> step,
   LatestResult latest = open_latest(folder);
   refused = latest.refused;
   if (latest.checkpoint) return *latest.checkpoint;
-  if (refused.empty()) fail(ErrorCode::not_found, "{}: holds no usable checkpoint", folder.string());
+  if (refused.empty())
+    fail(ErrorCode::not_found, "{}: holds no usable checkpoint", folder.string());
   fail(ErrorCode::data_loss, "{}: holds no usable checkpoint; {}", folder.string(), refused[0]);
 }
 
