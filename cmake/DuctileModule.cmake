@@ -215,10 +215,10 @@ function(ductile_long_test name)
     ENVIRONMENT "${environment};${ARGN}")
 endfunction()
 
-# ductile_extension(MODULE NAME SOURCES ... DEPS ...): the Python extension NAME of the module MODULE,
-# which links these modules; what it includes is checked as a module's is.
+# ductile_extension(MODULE NAME [TORCH] SOURCES ... DEPS ...): the Python extension NAME of the module
+# MODULE, which links these modules; what it includes is checked as a module's is.
 function(ductile_extension module name)
-  cmake_parse_arguments(E "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(E "TORCH" "" "SOURCES;DEPS" ${ARGN})
   pybind11_add_module(${name} MODULE NO_EXTRAS ${E_SOURCES})
   foreach(dep IN LISTS E_DEPS)
     if(NOT DEFINED DUCTILE_LAYER_${dep} OR NOT DUCTILE_LAYER_${dep} LESS DUCTILE_LAYER_${module})
@@ -228,10 +228,12 @@ function(ductile_extension module name)
   endforeach()
   target_link_libraries(${name} PRIVATE ductile_options)
   target_include_directories(${name} PRIVATE ${DUCTILE_SOURCE_ROOT})
-  set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch)
+  if(E_TORCH)
+    set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch)
+  endif()
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/${name}_layers.stamp)
   add_custom_command(OUTPUT ${stamp}
-    COMMAND ${CMAKE_COMMAND} -DMODULE=${module} -DTORCH=TRUE -DDIR=${CMAKE_CURRENT_SOURCE_DIR}
+    COMMAND ${CMAKE_COMMAND} -DMODULE=${module} -DTORCH=${E_TORCH} -DDIR=${CMAKE_CURRENT_SOURCE_DIR}
       "-DDEPS=${E_DEPS}" "-DFILES=${E_SOURCES}" -P ${DUCTILE_CMAKE_DIR}/check_includes.cmake
     COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
     DEPENDS ${E_SOURCES} ${DUCTILE_CMAKE_DIR}/check_includes.cmake VERBATIM)

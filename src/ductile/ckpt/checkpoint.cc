@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/interruption.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/catalog_impl.h"
 #include "ductile/ckpt/chunk_store_impl.h"
@@ -123,6 +124,7 @@ void Checkpoint::verify() const {
   std::vector<std::byte> buffer;
   for (const ChunkRef& chunk : impl_->manifest.chunks) {
     if (!seen.insert(chunk.id).second) continue;
+    ask_whether_wanted();
     // Looked at before room is made: a manifest may claim any size.
     const fs::path path = chunk_path(impl_->folder, chunk.id);
     std::error_code error;

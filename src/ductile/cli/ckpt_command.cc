@@ -6,34 +6,24 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/export.h"
+#include "ductile/ckpt/inspect.h"
 #include "ductile/cli/commands.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
-#include "ductile/run/folder.h"
+#include "ductile/run/checkpoints.h"
 
 namespace ductile::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A run directory, or a checkpoint folder itself.
-fs::path checkpoint_folder(const fs::path& path) {
-  std::error_code error;
-  if (fs::is_directory(path / "manifests", error)) return path;
-  return run::RunFolder::open(path).checkpoints();
-}
-
 // The checkpoint asked for: that of --step, else the newest sound one.
 ckpt::Checkpoint open_checkpoint(const CkptCommand& command, Console& console) {
-  const fs::path folder = checkpoint_folder(command.run);
-  if (command.step) return ckpt::Checkpoint::open(folder, *command.step);
-  const ckpt::LatestResult latest = ckpt::open_latest(folder);
-  for (const std::string& refused : latest.refused) console.say("skipped {}", refused);
-  if (!latest.checkpoint) {
-    fail(latest.refused.empty() ? ErrorCode::not_found : ErrorCode::data_loss,
-         "{}: holds no usable checkpoint", folder.string());
-  }
-  return *latest.checkpoint;
+  std::vector<std::string> refused;
+  ckpt::Checkpoint found =
+      ckpt::open_checkpoint(run::checkpoints_of(command.run), command.step, refused);
+  for (const std::string& why : refused) console.say("skipped {}", why);
+  return found;
 }
 
 std::string shape_text(const Shape& shape) {
@@ -45,18 +35,9 @@ std::string shape_text(const Shape& shape) {
 }  // namespace
 
 ExitCode ckpt_list(const CkptCommand& command, Context& context) {
-  const auto found = ckpt::list(checkpoint_folder(command.run));
+  const auto found = ckpt::list(run::checkpoints_of(command.run));
   if (command.json) {
-    Json rows = Json::array();
-    for (const auto& c : found) {
-      Json row = {{"step", c.step},
-                  {"bytes", c.total_bytes},
-                  {"tensors", c.num_tensors},
-                  {"chunks", c.num_chunks}};
-      if (!c.error.empty()) row["error"] = c.error;
-      rows.push_back(row);
-    }
-    context.console.print("{}\n", dump_json(rows, 2));
+    context.console.print("{}\n", dump_json(ckpt::to_json(found), 2));
     return kDone;
   }
   std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "TENSORS", "CHUNKS", "STATE"}};
@@ -72,19 +53,7 @@ ExitCode ckpt_list(const CkptCommand& command, Context& context) {
 ExitCode ckpt_show(const CkptCommand& command, Context& context) {
   const ckpt::Checkpoint checkpoint = open_checkpoint(command, context.console);
   if (command.json) {
-    Json tensors = Json::array();
-    for (const auto& t : checkpoint.tensors()) {
-      tensors.push_back({{"name", t.name},
-                         {"dtype", to_string(t.dtype)},
-                         {"shape", t.shape},
-                         {"bytes", t.num_bytes}});
-    }
-    const Json all = {{"step", checkpoint.step()},
-                      {"digest", ckpt::state_digest(checkpoint)},
-                      {"bytes", checkpoint.total_bytes()},
-                      {"tensors", tensors},
-                      {"state", checkpoint.state()}};
-    context.console.print("{}\n", dump_json(all, 2));
+    context.console.print("{}\n", dump_json(ckpt::to_json(checkpoint), 2));
     return kDone;
   }
   context.console.print(
@@ -100,13 +69,10 @@ ExitCode ckpt_show(const CkptCommand& command, Context& context) {
 }
 
 ExitCode ckpt_verify(const CkptCommand& command, Context& context) {
-  const fs::path folder = checkpoint_folder(command.run);
+  const fs::path folder = run::checkpoints_of(command.run);
   const ckpt::VerifyResult result = ckpt::verify(folder);
   if (command.json) {
-    const Json all = {{"ok", result.ok()},           {"good", result.good},
-                      {"refused", result.refused},   {"chunks", result.num_chunks},
-                      {"bytes", result.chunk_bytes}, {"unused_chunks", result.unused_chunks}};
-    context.console.print("{}\n", dump_json(all, 2));
+    context.console.print("{}\n", dump_json(ckpt::to_json(result), 2));
   } else {
     for (const int64_t step : result.good) context.console.print("step {}: good\n", step);
     for (const std::string& refused : result.refused)

@@ -5,8 +5,8 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cli/data_format.h"
 #include "ductile/data/convert.h"
+#include "ductile/data/data_format.h"
 #include "ductile/data/inspect.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
@@ -29,7 +29,7 @@ spec::DataOptions data_options(const fs::path& path, const std::vector<std::stri
   } else {
     const bool told = std::any_of(assignments.begin(), assignments.end(),
                                   [](const auto& a) { return a.starts_with("data.format="); });
-    if (!told) request.assignments.push_back("data.format=" + guess_data_format(path));
+    if (!told) request.assignments.push_back("data.format=" + data::guess_data_format(path));
     request.assignments.push_back("data.path=" + path.string());
   }
   request.assignments.insert(request.assignments.end(), assignments.begin(), assignments.end());

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ductile/base/error.h"
+#include "ductile/base/interruption.h"
 #include "ductile/base/json_value.h"
 #include "ductile/data/jpeg.h"
 #include "ductile/data/png.h"
@@ -131,7 +132,10 @@ InspectResult inspect(const spec::DataOptions& options, Split split) {
     Reader reader(*dataset);
     for (int64_t begin; (begin = next.fetch_add(kChunk)) < result.info.size;) {
       const int64_t end = std::min(begin + kChunk, result.info.size);
-      for (int64_t i = begin; i < end; ++i) reader.look(i);
+      for (int64_t i = begin; i < end; ++i) {
+        ask_whether_wanted();
+        reader.look(i);
+      }
     }
     const std::lock_guard lock(mutex);
     merge(total, reader.tally);
@@ -139,7 +143,12 @@ InspectResult inspect(const spec::DataOptions& options, Split split) {
   {
     std::vector<std::jthread> helpers;
     for (unsigned t = 1; t < std::thread::hardware_concurrency(); ++t) helpers.emplace_back(work);
-    work();
+    try {
+      work();
+    } catch (...) {
+      next = result.info.size;  // nothing more is wanted of the helpers
+      throw;
+    }
   }
 
   result.class_counts = total.class_counts;

@@ -1,5 +1,3 @@
-#include <charconv>
-
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
@@ -14,32 +12,6 @@
 
 namespace ductile::cli {
 namespace {
-
-// A file, or a number of devices like GraphPipe's: V100s, four a node.
-plan::Devices find_devices(const std::string& text) {
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size())
-    return plan::devices_of(spec::read_cluster(text));
-  if (n < 1 || n > plan::kMaxDevices) {
-    fail(ErrorCode::invalid_argument, "--devices: {} devices; from 1 to {} are possible", n,
-         plan::kMaxDevices);
-  }
-  int per_node = std::min(n, 4);
-  while (n % per_node != 0) --per_node;
-  return plan::uniform_devices(n, per_node, {});
-}
-
-graph::Graph find_graph(const std::string& text, const graph::DeviceModel& device) {
-  std::error_code ignored;
-  if (fs::exists(text, ignored)) return graph::read_graph(text);
-  if (graph::is_builder(text)) return graph::build_graph(text, device);
-  std::vector<std::string> known;
-  for (const graph::Builder& b : graph::builders()) known.emplace_back(b.name);
-  const auto nearest = nearest_name(text.substr(0, text.find(':')), known);
-  fail(ErrorCode::not_found, "{}: no such file, nor a built-in graph ({}){}", text,
-       fmt::join(known, ", "), nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
-}
 
 std::vector<std::string> find_baselines(const std::string& text) {
   std::vector<std::string> known = plan::baselines().names(), chosen;
@@ -148,27 +120,14 @@ void print_report(const plan::Report& r, Console& console) {
   if (!r.compared.empty()) print_comparison(r, console);
 }
 
-plan::Plan read_plan(const fs::path& file, const graph::Graph& graph) {
-  const std::string text = read_text(file);
-  if (json_depth(text) > kMaxJsonDepth)
-    parse_json(text, file.string(), ErrorCode::invalid_argument);  // says how deep it is
-  nlohmann::json value = parse_json(text);
-  if (value.is_discarded()) {
-    fail(ErrorCode::invalid_argument, "{}: no JSON; ductile plan GRAPH --json writes a plan",
-         file.string());
-  }
-  if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
-  return plan::plan_from_json(value, graph, file.string());
-}
-
 // The options of another system that make it run a plan: that given, or the best it can run.
 ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan::Devices& devices,
               const plan::PlannerOptions& options, Console& console) {
   if (*command.emit != "megatron") {
     fail(ErrorCode::invalid_argument, "--emit: \"{}\"; megatron is possible", *command.emit);
   }
-  const plan::Plan plan =
-      command.plan ? read_plan(*command.plan, graph) : plan::megatron_plan(graph, devices, options);
+  const plan::Plan plan = command.plan ? plan::read_plan(*command.plan, graph)
+                                       : plan::megatron_plan(graph, devices, options);
   if (plan.stages.empty()) {
     console.error("no plan that Megatron-LM can run fits the memory of these devices");
     return kFailed;
@@ -196,8 +155,8 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     print_builders(console);
     return kDone;
   }
-  plan::Devices devices = find_devices(command.devices);
-  graph::Graph graph = find_graph(command.graph, devices.groups().front().model);
+  plan::Devices devices = plan::find_devices(command.devices);
+  graph::Graph graph = graph::find_graph(command.graph, devices.groups().front().model);
   if (command.optimizer_state) graph.optimizer_factor = *command.optimizer_state;
   graph::check(graph);
   if (command.write_graph) {
@@ -214,7 +173,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   if (command.emit) return emit(command, graph, devices, options, console);
   plan::Report report;
   if (command.plan) {
-    plan::Plan given = read_plan(*command.plan, graph);
+    plan::Plan given = plan::read_plan(*command.plan, graph);
     report = plan::make_report(std::move(graph), std::move(devices), std::move(given));
   } else {
     const std::vector<std::string> names = find_baselines(command.baseline);

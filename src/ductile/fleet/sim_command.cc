@@ -50,18 +50,6 @@ std::vector<fs::path> workload_files(const std::vector<std::string>& named) {
   return files;
 }
 
-// The nearest folder `traces` with application folders, at or above the workload.
-std::optional<fs::path> traces_beside(const fs::path& file) {
-  fs::path at = fs::absolute(file).parent_path();
-  for (int up = 0; up < 4; ++up, at = at.parent_path()) {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(at / "traces", error))
-      if (fs::exists(entry.path() / "placements.csv", error)) return at / "traces";
-    if (!at.has_relative_path()) break;
-  }
-  return std::nullopt;
-}
-
 std::optional<double> budget_of(const std::string& text) {
   if (text == "none") return std::nullopt;
   if (text == "exact") return 1.0;
@@ -71,12 +59,6 @@ std::optional<double> budget_of(const std::string& text) {
     fail(ErrorCode::invalid_argument,
          "sim: --budget {}: write exact, none, or a factor from 1 to 1000", text);
   return factor;
-}
-
-ductile::sim::Information information_of(const std::string& text) {
-  if (text == "published") return ductile::sim::Information::published;
-  if (text == "profiled") return ductile::sim::Information::profiled;
-  return text == "full" ? ductile::sim::Information::full : ductile::sim::Information::own;
 }
 
 // What the figures were made with, for who reads them later.
@@ -177,7 +159,7 @@ sim::ExperimentOptions experiment_of(const SimCommand& command) {
   options.sim.interference = command.interference;
   options.sim.control = command.control;
   options.sim.noise = command.noise;
-  options.sim.information = information_of(command.information);
+  options.sim.information = sim::information_from(command.information);
   options.first_seed = command.seed;
   options.num_seeds = command.seeds;
   options.load = command.load;
@@ -229,45 +211,9 @@ void say_control(const std::vector<sim::ExperimentRun>& runs, Console& console) 
   }
 }
 
-// Mean over all runs: there are as many of each policy.
-double mean_bound(const std::vector<sim::ExperimentRun>& runs) {
-  double bound = 0;
-  for (const auto& run : runs) bound += run.least_mean_jct / static_cast<double>(runs.size());
-  return bound;
-}
-
-nlohmann::ordered_json json_of(const std::vector<sim::ExperimentRun>& runs,
-                               const std::vector<std::string>& policies,
-                               const sched::Cluster& cluster, const SimCommand& command) {
-  nlohmann::ordered_json out;
-  out["cluster"] = sched::to_json(cluster);
-  for (const std::string& policy : policies) {
-    auto entry = sim::to_json(sim::average_of(runs, policy));
-    entry["policy"] = policy;
-    if (command.bound) entry["least_mean_jct"] = mean_bound(runs);
-    out["policies"].push_back(std::move(entry));
-  }
-  for (const auto& run : runs) {
-    auto entry = sim::to_json(run.summary);
-    entry["policy"] = run.result.policy;
-    entry["workload"] = run.result.workload;
-    entry["seed"] = run.seed;
-    if (command.control) {
-      const sim::ControlStats& c = run.result.control;
-      entry["control"] = {{"changes", c.changes}, {"generations", c.generations},
-                          {"steps", c.steps},     {"messages", c.messages},
-                          {"lost", c.lost},       {"late", c.late},
-                          {"seconds", c.seconds}, {"slowest", c.slowest}};
-    }
-    if (command.bound) entry["least_mean_jct"] = run.least_mean_jct;
-    out["runs"].push_back(std::move(entry));
-  }
-  return out;
-}
-
 void print_table(const std::vector<sim::ExperimentRun>& runs,
                  const std::vector<std::string>& policies, Console& console) {
-  Shown shown{false, false, mean_bound(runs)};
+  Shown shown{false, false, sim::mean_bound(runs)};
   for (const auto& run : runs) {
     shown.sla |= run.summary.sla.has_value();
     shown.services |= run.summary.services > 0;
@@ -293,7 +239,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
                                      ? sched::cluster_of(spec::read_cluster(*command.cluster))
                                      : sched::homogeneous_cluster();
   std::optional<fs::path> traces = command.applications;
-  if (!traces && !files.empty()) traces = traces_beside(files.front());
+  if (!traces && !files.empty()) traces = sim::traces_beside(files.front());
   const sim::Catalog catalog = catalog_of(command, traces);
   if (command.scenario) options.sim.scenario = sim::read_scenario(*command.scenario);
   std::vector<sim::Workload> workloads = read_workloads(files, command.jobs, catalog);
@@ -320,7 +266,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   if (command.out) write_results(*command.out, runs, cluster, conditions, context);
   if (command.control) say_control(runs, context.console);
   if (command.json) {
-    context.console.print("{}\n", dump_json(json_of(runs, options.policies, cluster, command), 2));
+    context.console.print("{}\n", dump_json(sim::to_json(runs, options, cluster), 2));
     return kDone;
   }
   print_table(runs, options.policies, context.console);
@@ -332,7 +278,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
   context.console.say("{}", conditions);
   if (command.bound)
     context.console.say("estimate of the least mean JCT, with the future known: {} s",
-                        seconds(mean_bound(runs)));
+                        seconds(sim::mean_bound(runs)));
   return kDone;
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
+#include "ductile/graph/cost_model.h"
 #include "ductile/graph/graph.h"
 
 namespace ductile::graph {
@@ -50,5 +51,9 @@ std::string_view to_string(Format format);
 // name of the file.
 Graph read_graph_text(std::string_view text, std::string_view name, Format* found = nullptr);
 Graph read_graph(const std::filesystem::path& file, Format* found = nullptr);
+
+// What a user names: a file in one of these formats, or a built-in graph (builders.h), priced for
+// `device`. Throws not_found, which suggests the nearest name, if it is neither.
+Graph find_graph(const std::string& text, const DeviceModel& device);
 
 }  // namespace ductile::graph

@@ -5,8 +5,13 @@
 #include <set>
 #include <unordered_map>
 
+#include <fmt/ranges.h>
+
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/table.h"
+#include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
 #include "ductile/graph/json_fields_impl.h"
 
@@ -414,6 +419,17 @@ Graph read_graph_text(std::string_view text, std::string_view name, Format* foun
 
 Graph read_graph(const std::filesystem::path& file, Format* found) {
   return read_graph_text(read_text(file, kMaxText), file.string(), found);
+}
+
+Graph find_graph(const std::string& text, const DeviceModel& device) {
+  std::error_code ignored;
+  if (fs::exists(text, ignored)) return read_graph(text);
+  if (is_builder(text)) return build_graph(text, device);
+  std::vector<std::string> known;
+  for (const Builder& b : builders()) known.emplace_back(b.name);
+  const auto nearest = nearest_name(text.substr(0, text.find(':')), known);
+  fail(ErrorCode::not_found, "{}: no such file, nor a built-in graph ({}){}", text,
+       fmt::join(known, ", "), nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
 }
 
 }  // namespace ductile::graph

@@ -52,9 +52,9 @@ void diagnose(const SearchSpace& space, const Island& island, const PlannerOptio
     larger.memory = high;
     if (fewest(larger, island.devices) > 0) break;
     low = high;
-    if (i == 39 || Clock::now() > deadline) return;
+    if (i == 39 || is_past(deadline)) return;
   }
-  while (high - low > 0.01 * high && Clock::now() < deadline) {
+  while (high - low > 0.01 * high && !is_past(deadline)) {
     larger.memory = (low + high) / 2;
     (fewest(larger, island.devices) > 0 ? high : low) = larger.memory;
   }

@@ -1,6 +1,7 @@
 #include "ductile/plan/devices.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -143,6 +144,19 @@ Devices devices_of(const spec::Cluster& cluster) {
     fail(ErrorCode::invalid_argument, "{} devices; a plan is for at most {}", cluster.devices(),
          kMaxDevices);
   return devices_of(cluster, spec::whole(cluster));
+}
+
+Devices find_devices(const std::string& text) {
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size())
+    return devices_of(spec::read_cluster(text));
+  if (n < 1 || n > kMaxDevices) {
+    fail(ErrorCode::invalid_argument, "{} devices; from 1 to {} are possible", n, kMaxDevices);
+  }
+  int per_node = std::min(n, 4);
+  while (n % per_node != 0) --per_node;
+  return uniform_devices(n, per_node, {});
 }
 
 }  // namespace ductile::plan

@@ -118,7 +118,7 @@ void IntervalSearch::add_others(double best, double worth, std::vector<Candidate
     const double most = most_tau(search, search.least_rest(), (worth - 0.1) * best);
     double tau = low;
     for (const double share : {0.1, 0.2, 0.3, 0.4, 0.6, 1.0}) {
-      if (timed_out_ || Clock::now() > deadline_) return;
+      if (timed_out_ || is_past(deadline_)) return;
       low = tau;
       tau = low + (most - low) * share;
       const double path_bound = search.bound().solve(tau);
@@ -167,7 +167,7 @@ double IntervalSearch::run(double& best, std::vector<Candidate>& found) {
       break;
     }
     items_.pop();
-    if (Clock::now() > deadline_) timed_out_ = true;
+    if (is_past(deadline_)) timed_out_ = true;
     if (item.low < 0 && !begin(item, best)) continue;
     look_at(item, best, found);
   }
@@ -189,7 +189,7 @@ double IntervalSearch::schedule_bound(double seconds) {
                    [](const Size* a, const Size* b) { return a->share < b->share; });
   for (Size* size : order) {
     if (size->share >= bound) break;
-    if (Clock::now() > deadline_) return size->share;
+    if (is_past(deadline_)) return size->share;
     make_search(*size);
     PathBound& paths = size->search->bound();
     double high = bound * (1 - kBoundStep);

@@ -41,7 +41,7 @@ class Judge {
   const Plan& local_plan() const { return plan_; }  // those of its machine
   const Devices& devices() const { return of_plan_->devices; }
   int64_t tasks() const { return tasks_; }
-  bool is_late() const { return tasks_ > most_tasks_ || Clock::now() > deadline_; }
+  bool is_late() const { return tasks_ > most_tasks_ || is_past(deadline_); }
 
  private:
   void place(Candidate& candidate) const;

@@ -71,7 +71,7 @@ void LabelSearch::make_heads() {
 }
 
 bool LabelSearch::out_of_time() {
-  if (!timed_out_ && Clock::now() > deadline_) timed_out_ = true;
+  if (!timed_out_ && is_past(deadline_)) timed_out_ = true;
   return timed_out_;
 }
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/files.h"
 #include "ductile/graph/graph.h"
 #include "ductile/plan/devices.h"
 
@@ -97,5 +98,7 @@ void check(const Plan& plan, const graph::Graph& graph, const Devices& devices);
 // The format is in docs/reference/plan.schema.json. Operators are written by name.
 nlohmann::json to_json(const Plan& plan, const graph::Graph& graph);
 Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std::string_view name);
+// The same from a file, or from what `ductile plan --json` prints, which holds a plan.
+Plan read_plan(const fs::path& file, const graph::Graph& graph);
 
 }  // namespace ductile::plan

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/graph/json_fields_impl.h"
 #include "ductile/plan/plan.h"
 #include "ductile/plan/schedule.h"
@@ -106,6 +108,19 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
   } catch (Error& e) {
     throw Error(e).with_context(std::string(name));
   }
+}
+
+Plan read_plan(const fs::path& file, const graph::Graph& graph) {
+  const std::string text = read_text(file);
+  if (json_depth(text) > kMaxJsonDepth)
+    parse_json(text, file.string(), ErrorCode::invalid_argument);  // says how deep it is
+  nlohmann::json value = parse_json(text);
+  if (value.is_discarded()) {
+    fail(ErrorCode::invalid_argument, "{}: no JSON; ductile plan GRAPH --json writes a plan",
+         file.string());
+  }
+  if (value.is_object() && value.contains("plan")) value = nlohmann::json(value["plan"]);
+  return plan_from_json(value, graph, file.string());
 }
 
 }  // namespace ductile::plan

@@ -159,7 +159,7 @@ class Planning {
     for (size_t i = 0; i < parts.size(); ++i) {
       // A part that could not be faster with all of its devices busy all the time is left out.
       if (i > 0 && work / parts[i].capacity >= judge_.seconds()) break;
-      if (i > 0 && (part_steps_ > kPartSteps || Clock::now() > after(kSearchShare))) break;
+      if (i > 0 && (part_steps_ > kPartSteps || is_past(after(kSearchShare)))) break;
       plan_machine(std::make_shared<const Machine>(machine_of(devices_, parts[i])), i == 0);
     }
     if (!judge_.any()) {
@@ -286,7 +286,7 @@ class Planning {
 
   // As if the model were a chain: fewer plans, of which the formula knows more.
   void search_chain(const Machine& m, bool is_whole) {
-    if (Clock::now() > after(kSearchShare)) return;
+    if (is_past(after(kSearchShare))) return;
     if (!chain_graph_) {
       chain_graph_ = std::make_unique<graph::Graph>(in_a_row(graph_, spaces_.orders[0]));
       chain_ = chain_spaces(*chain_graph_, spaces_.orders[0]);

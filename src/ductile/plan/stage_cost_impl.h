@@ -3,12 +3,19 @@
 #include <chrono>
 #include <cstdint>
 
+#include "ductile/base/interruption.h"
 #include "ductile/plan/planner.h"
 #include "ductile/plan/search_space_impl.h"
 
 namespace ductile::plan {
 
 using Clock = std::chrono::steady_clock;
+
+// Also where a search learns that it is not wanted any more.
+inline bool is_past(Clock::time_point deadline) {
+  ask_whether_wanted();
+  return Clock::now() > deadline;
+}
 
 // How a stage may be run: a degree, split, kept or recomputed, optimiser sharded or not.
 struct Shape {

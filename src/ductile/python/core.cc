@@ -31,6 +31,7 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/sampler.h"
 #include "ductile/python/dtypes_impl.h"
+#include "ductile/python/errors_impl.h"
 #include "ductile/python/python_task.h"
 #include "ductile/python/turns.h"
 #include "ductile/run/folder.h"
@@ -174,21 +175,11 @@ std::map<std::string, at::Tensor> tensors(const std::string& path) {
   return out;
 }
 
-// Errors of Ductile are ductile.Error in Python, with their kind.
-void translate(std::exception_ptr error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& e) {
-    const py::object kind = py::module_::import("ductile._errors").attr("Error");
-    PyErr_SetObject(kind.ptr(), kind(std::string(to_string(e.code())), e.what()).ptr());
-  }
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ worker of a Python job, and what its Python half needs of Ductile.";
-  py::register_exception_translator(translate);
+  py::register_local_exception_translator(python::translate);
   m.def("job", job, py::arg("run"), "The options of a run directory's job.toml, as JSON.");
   m.def("prepare", prepare, py::arg("run"),
         "Threads, denormal numbers and determinism of libtorch in this thread, as the job wants "

@@ -320,4 +320,15 @@ Catalog built_in_catalog() {
   return catalog;
 }
 
+std::optional<fs::path> traces_beside(const fs::path& workload) {
+  fs::path at = fs::absolute(workload).parent_path();
+  for (int up = 0; up < 4; ++up, at = at.parent_path()) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(at / "traces", error))
+      if (fs::exists(entry.path() / "placements.csv", error)) return at / "traces";
+    if (!at.has_relative_path()) break;
+  }
+  return std::nullopt;
+}
+
 }  // namespace ductile::sim

@@ -105,6 +105,9 @@ struct Catalog {
 // not_found.
 Catalog read_catalog(const fs::path& folder);
 
+// The nearest folder `traces` with application folders, at or above that of the workload file.
+std::optional<fs::path> traces_beside(const fs::path& workload);
+
 // Six synthetic applications with the names of the published ones, for simulations without trace
 // files: formulas for any device type (speed 1 for t4 and aws, 1.6 for rtx, 4 for a100 and
 // dgx-ext).

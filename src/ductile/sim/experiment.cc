@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ductile/base/json_value.h"
 #include "ductile/sim/lower_bound.h"
 
 namespace ductile::sim {
@@ -95,6 +96,40 @@ Summary average_of(const std::vector<ExperimentRun>& runs, const std::string& po
   for (const ExperimentRun& run : runs)
     if (run.result.policy == policy) summaries.push_back(run.summary);
   return average(summaries);
+}
+
+double mean_bound(const std::vector<ExperimentRun>& runs) {
+  double bound = 0;
+  for (const auto& run : runs) bound += run.least_mean_jct / static_cast<double>(runs.size());
+  return bound;
+}
+
+nlohmann::ordered_json to_json(const std::vector<ExperimentRun>& runs,
+                               const ExperimentOptions& options, const sched::Cluster& cluster) {
+  nlohmann::ordered_json out;
+  out["cluster"] = sched::to_json(cluster);
+  for (const std::string& policy : options.policies) {
+    auto entry = to_json(average_of(runs, policy));
+    entry["policy"] = policy;
+    if (options.bound) entry["least_mean_jct"] = mean_bound(runs);
+    out["policies"].push_back(std::move(entry));
+  }
+  for (const auto& run : runs) {
+    auto entry = to_json(run.summary);
+    entry["policy"] = run.result.policy;
+    entry["workload"] = run.result.workload;
+    entry["seed"] = run.seed;
+    if (options.sim.control) {
+      const ControlStats& c = run.result.control;
+      entry["control"] = {{"changes", c.changes}, {"generations", c.generations},
+                          {"steps", c.steps},     {"messages", c.messages},
+                          {"lost", c.lost},       {"late", c.late},
+                          {"seconds", c.seconds}, {"slowest", c.slowest}};
+    }
+    if (options.bound) entry["least_mean_jct"] = run.least_mean_jct;
+    out["runs"].push_back(std::move(entry));
+  }
+  return out;
 }
 
 }  // namespace ductile::sim

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/simulator.h"
 
@@ -55,5 +57,12 @@ std::vector<ExperimentRun> run_experiment(const ExperimentOptions& options,
 
 // The average() of the summaries of one policy's runs.
 Summary average_of(const std::vector<ExperimentRun>& runs, const std::string& policy);
+// The estimate of the least mean completion time (ExperimentOptions::bound), over all runs: there
+// are as many of each policy.
+double mean_bound(const std::vector<ExperimentRun>& runs);
+
+// What `ductile sim --json` prints: the cluster, the average of each policy, and each run.
+nlohmann::ordered_json to_json(const std::vector<ExperimentRun>& runs,
+                               const ExperimentOptions& options, const sched::Cluster& cluster);
 
 }  // namespace ductile::sim

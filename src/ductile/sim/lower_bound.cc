@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ductile/base/error.h"
+#include "ductile/base/interruption.h"
 #include "ductile/noise/noise_scale.h"
 #include "ductile/sched/goodput.h"
 
@@ -181,6 +182,7 @@ class Dual {
     };
     for (auto& a : asked) std::fill(a.begin(), a.end(), 0.0);
     for (const Kind& kind : used_) {
+      ask_whether_wanted();
       const Course& course = courses_.at(kind);
       // left[p][i]: least cost of pieces p.. from grid time i; choice: how. -1: wait a step.
       std::vector<std::vector<double>> left(course.pieces + 1,

@@ -10,7 +10,9 @@
 #include <unordered_map>
 
 #include "ductile/base/error.h"
+#include "ductile/base/interruption.h"
 #include "ductile/base/rng.h"
+#include "ductile/base/table.h"
 #include "ductile/sched/queueing.h"
 #include "ductile/sim/job_run_impl.h"
 
@@ -575,6 +577,7 @@ void Simulation::round() {
 SimResult Simulation::run() {
   arrive();
   while (!active_.empty() || next_job_ < workload_.jobs.size()) {
+    ask_whether_wanted();
     if (active_.empty()) {
       // Nothing to do until the round after the next arrival.
       const double arrival = workload_.jobs[next_job_].time;
@@ -619,6 +622,13 @@ SimResult Simulation::run() {
 }
 
 }  // namespace
+
+Information information_from(std::string_view name) {
+  const std::vector<std::string> known = {"own", "published", "full", "profiled"};
+  const auto found = std::ranges::find(known, name);
+  if (found == known.end()) fail_unknown_name("information", name, known);
+  return static_cast<Information>(found - known.begin());
+}
 
 SimResult simulate(const Workload& workload, const Catalog& catalog, const sched::Cluster& cluster,
                    sched::Policy& policy, const SimOptions& options) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/sched/cluster.h"
@@ -31,6 +32,9 @@ enum class Information : uint8_t {
   full,       // for all, as for Ductile's: corrected, shared measurements; events; free batch
   profiled,   // as full, and each job was measured before it arrived: JobRun::measure_all()
 };
+
+// "own", "published", "full", "profiled"; throws invalid_argument for another name.
+Information information_from(std::string_view name);
 
 struct SimOptions {
   double interval = 60;  // seconds between rounds; the first is one interval after the start

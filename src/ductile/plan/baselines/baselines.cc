@@ -156,7 +156,7 @@ class BaselineRun {
 
  private:
   bool late() {
-    if (Clock::now() <= deadline_) return false;
+    if (!is_past(deadline_)) return false;
     timed_out_ = true;
     return true;
   }

@@ -41,7 +41,7 @@ class GraphPipe {
     double low = 0;
     const double eps = 1e-3 * high / island_.devices;
     for (double target = high; target == high || high - low > eps; target = (low + high) / 2) {
-      if (Clock::now() > deadline_) {
+      if (is_past(deadline_)) {
         result.timed_out = true;
         break;
       }
@@ -114,7 +114,7 @@ class GraphPipe {
 
   // The clock is read seldom; once late, always late.
   bool late() {
-    if (!late_ && (++asked_ & 63) == 0) late_ = Clock::now() > deadline_;
+    if (!late_ && (++asked_ & 63) == 0) late_ = is_past(deadline_);
     return late_;
   }
 

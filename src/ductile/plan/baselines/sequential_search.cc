@@ -90,7 +90,7 @@ class SequentialSearch {
     best_.assign(static_cast<size_t>(num_n_) * num_s_ * states.size(), kUnreached);
     best_[0] = 0;
     for (int state = 0; state < last_; ++state) {
-      if (Clock::now() > deadline_) return false;
+      if (is_past(deadline_)) return false;
       for (int i = 0; i < states[state].num_transitions; ++i) {
         const int t = states[state].first_transition + i;
         for (const Shape& shape : shapes_) {

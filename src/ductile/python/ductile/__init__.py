@@ -16,18 +16,32 @@
     ductile train train.py:Job --workers 4        # or, in Python: ductile.train(Job())
 
 Whatever happens to the workers, the weights have the same bits.
+
+The modules ductile.ckpt, .data, .plan, .sched and .sim need no torch: checkpoints and data sets as arrays of
+numpy, the pipeline planner, the scheduling policies and their simulator, for notebooks and scripts.
 """
 
-from ductile._errors import Error
+from ductile._errors import AbsenceError, DamageError, Error, RefusalError, TryAgainError
 from ductile._job import Job, Ratio, ratio
 from ductile._run import Run, load, train
 
-__all__ = ["Error", "Job", "Ratio", "Run", "job", "load", "ratio", "train"]
+__all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError", "Run", "TryAgainError", "ckpt",
+           "data", "job", "load", "plan", "ratio", "sched", "sim", "train"]
+
+_MODULES = ("ckpt", "data", "plan", "sched", "sim")
 
 
-def __getattr__(name):  # the loop needs torch, and whoever only starts runs does not
-    if name == "job":
+def __getattr__(name):
+    if name == "job":  # the loop needs torch, and whoever only starts runs does not
         from ductile._loop import job
 
         return job
+    if name in _MODULES:  # each is read when it is used
+        import importlib
+
+        return importlib.import_module(f"ductile.{name}")
     raise AttributeError(f"module 'ductile' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

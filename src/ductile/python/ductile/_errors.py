@@ -7,12 +7,43 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Error(Exception):
-    """What Ductile refuses, or what is missing. `code` is one of its kinds of error:
-    invalid_argument, not_found, conflict, unavailable, data_loss, peer_lost, internal."""
+    """What Ductile refuses, or what is missing. `code` is one of its kinds of error: invalid_argument,
+    not_found, conflict, unavailable, deadline, data_loss, peer_lost, internal. An error is of the class
+    below that says what to do about it; one of kind internal, which is a fault of Ductile, is of none."""
+
+    def __new__(cls, code, text):
+        return super().__new__(_CLASSES.get(code, cls) if cls is Error else cls, code, text)
 
     def __init__(self, code, text):
         super().__init__(text)
         self.code = code
+
+    def __reduce__(self):
+        return Error, (self.code, str(self))
+
+
+class DamageError(Error):
+    """Stored bytes are truncated, altered or unreadable (data_loss): what they held is lost, unless there
+    is another copy."""
+
+
+class AbsenceError(Error):
+    """A named thing does not exist (not_found)."""
+
+
+class RefusalError(Error):
+    """An argument or option is wrong (invalid_argument), or a thing is in a state that forbids this
+    (conflict): the same call fails again until something is changed."""
+
+
+class TryAgainError(Error):
+    """Something is busy, full or gone now (unavailable, deadline, peer_lost): the same call may succeed
+    later."""
+
+
+_CLASSES = {"data_loss": DamageError, "not_found": AbsenceError,
+            "invalid_argument": RefusalError, "conflict": RefusalError,
+            "unavailable": TryAgainError, "deadline": TryAgainError, "peer_lost": TryAgainError}
 
 
 class of_user:

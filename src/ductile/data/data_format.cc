@@ -1,11 +1,11 @@
-#include "ductile/cli/data_format.h"
+#include "ductile/data/data_format.h"
 
 #include <string_view>
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 
-namespace ductile::cli {
+namespace ductile::data {
 namespace {
 
 // The format that one file's name tells, or "".
@@ -43,13 +43,12 @@ std::string guess_data_format(const fs::path& path) {
     if (format.empty() && folders) format = "folder";
   }
   if (format.empty()) {
-    fail(
-        ErrorCode::invalid_argument,
-        "{}: file names do not tell what this is; say it with --set data.format=... (idx, cifar10, "
-        "cifar100, folder, tar, records or tokens)",
-        path.string());
+    fail(ErrorCode::invalid_argument,
+         "{}: file names do not tell what this is; say which data.format it has (idx, cifar10, "
+         "cifar100, folder, tar, records or tokens)",
+         path.string());
   }
   return format;
 }
 
-}  // namespace ductile::cli
+}  // namespace ductile::data
