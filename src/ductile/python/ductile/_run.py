@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 from ductile._errors import Error, of_user
 from ductile._job import Job
@@ -36,8 +37,11 @@ class Run:
 
 def _program():
     here = os.path.dirname(os.path.realpath(__file__))
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bin", "ductile")
-    for program in (os.environ.get("DUCTILE_PROGRAM"), beside, shutil.which("ductile")):
+    package = os.path.dirname(os.path.abspath(__file__))
+    beside = [os.path.join(package, "..", "..", "bin", "ductile"),      # of a build tree
+              os.path.join(package, "..", "bin", "ductile"),            # of `pip install --target`
+              os.path.join(sysconfig.get_path("scripts"), "ductile")]
+    for program in (os.environ.get("DUCTILE_PROGRAM"), *beside, shutil.which("ductile")):
         if program and os.access(program, os.X_OK):
             return program
     raise Error("not_found", f"the program ductile is neither on PATH nor beside {here}; build it, or set "
