@@ -248,7 +248,7 @@ function(ductile_program name)
   target_link_libraries(${name} PRIVATE ${P_LIBS} ductile_options)
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-  install(TARGETS ${name} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS ${name} DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
 endfunction()
 
 function(ductile_install)

@@ -1,4 +1,4 @@
-
+#include <cstdlib>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -8,6 +8,7 @@
 #include "ductile/ckpt/export.h"
 #include "ductile/ckpt/inspect.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/weights_import.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/checkpoints.h"
@@ -137,6 +138,29 @@ ExitCode ckpt_export(const CkptCommand& command, Context& context) {
   } else {
     context.console.say("step {} written to {}", checkpoint.step(), command.output.string());
   }
+  return kDone;
+}
+
+ExitCode ckpt_import(const CkptCommand& command, Context& context) {
+  const char* const named = std::getenv("DUCTILE_PYTHON__INTERPRETER");
+  const std::string python = command.python.empty() && named != nullptr ? named : command.python;
+  const ckpt::Imported result =
+      import_weights(command.files, {command.prefix, command.key, python}, command.output);
+  if (command.json) {
+    const Json all = {{"file", command.output.string()},
+                      {"tensors", result.tensors},
+                      {"values", result.values},
+                      {"converted", result.converted},
+                      {"left_out", result.left_out}};
+    context.console.print("{}\n", dump_json(all, 2));
+    return kDone;
+  }
+  context.console.say("{} tensors with {} values written to {}", result.tensors,
+                      page::with_thousands(static_cast<double>(result.values)),
+                      command.output.string());
+  if (result.left_out > 0)
+    context.console.say("{} tensors whose names do not begin with '{}' were left out",
+                        result.left_out, command.prefix);
   return kDone;
 }
 

@@ -73,6 +73,40 @@ void add_data(CLI::App& app, Parsed& parsed) {
   });
 }
 
+namespace {
+
+void add_ckpt_import(CLI::App& ckpt, Parsed& parsed) {
+  CkptCommand& c = parsed.ckpt;
+  CLI::App* sub = ckpt.add_subcommand(
+      "import", "make a file of weights, as a job may begin with, of another program's files");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile ckpt import net.pt -o net.safetensors\n"
+      "  ductile ckpt import model-*.safetensors --prefix backbone. -o backbone.safetensors\n"
+      "  ductile train train.py:Job --weights net.safetensors\n";
+  sub->add_option("file", c.files, "files of torch.save() or safetensors, such as all shards")
+      ->option_text("FILE...")
+      ->required();
+  sub->add_option("-o,--output", c.output, "the file to write")->option_text("FILE")->required();
+  sub->add_option("--prefix", c.prefix,
+                  "take the tensors whose names begin with this, and take it off")
+      ->option_text("TEXT");
+  sub->add_option("--key", c.key,
+                  "the entry of a file of torch.save() that is the state_dict, a.b for b in a "
+                  "(default: it is found)")
+      ->option_text("KEY");
+  sub->add_option("--python", c.python,
+                  "the Python with torch that reads files of torch.save() (default: that of "
+                  "DUCTILE_PYTHON__INTERPRETER, of $VIRTUAL_ENV, or python3 on PATH)")
+      ->option_text("PROGRAM");
+  add_json(*sub, c.json);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return ckpt_import(parsed.ckpt, context); };
+  });
+}
+
+}  // namespace
+
 void add_ckpt(CLI::App& app, Parsed& parsed) {
   CkptCommand& c = parsed.ckpt;
   CLI::App* ckpt = app.add_subcommand("ckpt", "inspect the checkpoints of a run");
@@ -108,6 +142,7 @@ void add_ckpt(CLI::App& app, Parsed& parsed) {
   export_->add_option("-o,--output", c.output, "the file to write")
       ->option_text("FILE")
       ->required();
+  add_ckpt_import(*ckpt, parsed);
 }
 
 }  // namespace ductile::cli

@@ -75,6 +75,13 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "micro-batches as the plan before")
       ->option_text("FILE")
       ->excludes("--replay");
+  sub->add_option(
+         "--weights", c.weights,
+         "begin with the weights in this file, of torch.save() or safetensors, in place of "
+         "drawn ones; the run keeps them as initial.safetensors")
+      ->option_text("FILE")
+      ->excludes("--resume")
+      ->excludes("--replay");
   add_hosts(*sub, c.hosts);
   add_trust(*sub, c.trust);
   sub->add_flag("--dry-run", c.dry_run, "print the resolved job and do nothing");

@@ -31,12 +31,13 @@ struct HostsRequest {
 
 struct TrainCommand {
   JobRequest job;
-  std::optional<fs::path> out;     // the run directory itself
-  std::optional<fs::path> runs;    // the folder in which one is made
-  std::optional<fs::path> resume;  // an existing run directory
-  std::optional<fs::path> replay;  // the same: a new run does what that one recorded
-  std::optional<int64_t> workers;  // default: one, or as many as before, or as the hosts take
-  std::optional<fs::path> plan;    // a pipeline plan, which the job is to run by
+  std::optional<fs::path> out;      // the run directory itself
+  std::optional<fs::path> runs;     // the folder in which one is made
+  std::optional<fs::path> resume;   // an existing run directory
+  std::optional<fs::path> replay;   // the same: a new run does what that one recorded
+  std::optional<int64_t> workers;   // default: one, or as many as before, or as the hosts take
+  std::optional<fs::path> plan;     // a pipeline plan, which the job is to run by
+  std::optional<fs::path> weights;  // those that it begins with, in place of drawn ones
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
@@ -189,13 +190,17 @@ ExitCode data_convert(const DataConvertCommand& command, Context& context);
 struct CkptCommand {
   fs::path run;
   std::optional<int64_t> step;  // default: the newest
-  fs::path output;              // export
+  fs::path output;              // export, import
+  std::vector<fs::path> files;  // import
+  std::string prefix, key;      // import: of tensors; of the state_dict
+  std::string python;           // import: the Python that reads files of torch.save()
   bool json = false;
 };
 ExitCode ckpt_list(const CkptCommand& command, Context& context);
 ExitCode ckpt_show(const CkptCommand& command, Context& context);
 ExitCode ckpt_verify(const CkptCommand& command, Context& context);
 ExitCode ckpt_export(const CkptCommand& command, Context& context);
+ExitCode ckpt_import(const CkptCommand& command, Context& context);
 
 // What uses the trained model of a run.
 struct TrainedCommand {

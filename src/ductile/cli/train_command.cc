@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,10 +21,12 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/trust.h"
+#include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/checkpoints.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/history.h"
@@ -255,6 +258,38 @@ void read_job(const TrainCommand& command, Context& context, JobConfig& config) 
   if (command.runs) config.job.runs = command.runs->string();
 }
 
+// Weights that a new run begins with. They are read before there is a run.
+class GivenWeights {
+ public:
+  GivenWeights(const fs::path& file, const std::string& interpreter) {
+    import_weights({&file, 1}, {.interpreter = interpreter}, file_);
+  }
+  // A run without them, which would begin with drawn ones when it is resumed, does not stay.
+  void put_into(const run::RunFolder& folder) const {
+    const fs::path place = run::initial_weights_of(folder);
+    std::error_code error, ignored;
+    fs::copy_file(file_, place, error);
+    if (!error) return;
+    fs::remove_all(folder.path(), ignored);
+    fail(ErrorCode::unavailable, "{}: cannot be written: {}", place.string(), error.message());
+  }
+
+ private:
+  TempFolder folder_;
+  fs::path file_ = folder_.path() / "initial.safetensors";
+};
+
+std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command,
+                                            const spec::JobOptions& job) {
+  std::optional<fs::path> file = command.weights;
+  if (command.replay) {
+    file = run::initial_weights_of(run::RunFolder::open(*command.replay));
+    if (kind_of(*file) == FileKind::none) file.reset();
+  }
+  if (!file) return nullptr;
+  return std::make_unique<GivenWeights>(*file, job.python.interpreter);
+}
+
 // A finished run, as another one repeats it.
 struct Original {
   std::string run;
@@ -353,8 +388,10 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) program = process::python_worker(program);
+  const std::unique_ptr<GivenWeights> weights = given_weights(command, config.job);
   const run::RunFolder folder =
       command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config, console);
+  if (weights) weights->put_into(folder);
   // Before anything in the folder is changed.
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();

@@ -2,14 +2,16 @@
 
 #include <system_error>
 
-#include "ductile/run/folder.h"
-
 namespace ductile::run {
 
 fs::path checkpoints_of(const fs::path& path) {
   std::error_code error;
   if (fs::is_directory(path / "manifests", error)) return path;
   return RunFolder::open(path).checkpoints();
+}
+
+fs::path initial_weights_of(const RunFolder& folder) {
+  return folder.path() / "initial.safetensors";
 }
 
 }  // namespace ductile::run

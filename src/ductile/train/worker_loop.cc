@@ -29,6 +29,7 @@
 #include "ductile/spec/methods.h"
 #include "ductile/train/batch_orders.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/initial_weights.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
@@ -289,6 +290,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
         replica_ = std::make_unique<Replica>(input_.job, recipe_);
       }
+      begin_with_initial_weights(replica_->state(), input_.job, input_.folder);
       break;
   }
   bring_parts(command);

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 from ductile._errors import Error, of_user
 from ductile._job import Job
@@ -36,8 +37,11 @@ class Run:
 
 def _program():
     here = os.path.dirname(os.path.realpath(__file__))
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bin", "ductile")
-    for program in (os.environ.get("DUCTILE_PROGRAM"), beside, shutil.which("ductile")):
+    package = os.path.dirname(os.path.abspath(__file__))
+    beside = [os.path.join(package, "..", "..", "bin", "ductile"),      # of a build tree
+              os.path.join(package, "..", "bin", "ductile"),            # of `pip install --target`
+              os.path.join(sysconfig.get_path("scripts"), "ductile")]
+    for program in (os.environ.get("DUCTILE_PROGRAM"), *beside, shutil.which("ductile")):
         if program and os.access(program, os.X_OK):
             return program
     raise Error("not_found", f"the program ductile is neither on PATH nor beside {here}; build it, or set "
@@ -67,11 +71,12 @@ def command_of(script):
     return [_program(), "train", script, "--set", f"python.interpreter={sys.executable}", "--", *sys.argv[1:]]
 
 
-def train(job, workers=1, out=None, options=()):
+def train(job, workers=1, out=None, options=(), weights=None):
     """Trains a job in `workers` processes, as `ductile train FILE.py:CLASS` does, and returns its Run.
 
     out      the run directory; None: one is made in runs/
     options  like those of --set: ["train.epochs=3"]
+    weights  a file of weights to begin with, of torch.save() or safetensors
 
     Raises Error if the job fails, and KeyboardInterrupt if it is interrupted; its run can be resumed
     with `ductile train --resume RUN` then."""
@@ -79,6 +84,8 @@ def train(job, workers=1, out=None, options=()):
                "--set", f"python.interpreter={sys.executable}"]
     for option in options:
         command += ["--set", option]
+    if weights is not None:
+        command += ["--weights", os.fspath(weights)]
     if out is not None:
         command += ["--out", os.fspath(out)]
     command += ["--", *sys.argv[1:]]
@@ -91,9 +98,9 @@ def train(job, workers=1, out=None, options=()):
     return Run(told["run"], told["result"])
 
 
-def load(run):
+def load(run, weights=None):
     """The model of a Python job's run, an object of the user's own class, with the weights of
-    RUN/model.safetensors, in evaluation mode. Imports the user's program; one with a loop of its own is run
+    RUN/model.safetensors, or of the safetensors file `weights`, in evaluation mode. Imports the user's program; one with a loop of its own is run
     as far as ductile.job(), in this process."""
     import torch
     from torch.nn.parameter import is_lazy
@@ -111,7 +118,7 @@ def load(run):
             model = job.model()
     finally:
         sys.argv = argv
-    path = os.path.join(folder, "model.safetensors")
+    path = os.path.join(folder, "model.safetensors") if weights is None else os.fspath(weights)
     saved = _core.tensors(path)
     wanted = dict(model.named_parameters())
     wanted.update(model.named_buffers())

@@ -144,6 +144,14 @@ def main(arguments):
         arguments = become_worker()
     fd = int(_value(arguments, "--progress-fd", "-1"))
     try:
+        file = _value(arguments, "--read-weights")
+        if file is not None:
+            _need_torch()
+            from ductile import _weights
+
+            _weights.convert(file, _value(arguments, "--to"), _value(arguments, "--key", ""))
+            _tell(fd, {"done": {}})
+            return 0
         text = _value(arguments, "--describe-job")
         if text is None:
             return work(arguments)
