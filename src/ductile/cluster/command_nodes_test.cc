@@ -432,7 +432,6 @@ TEST(KeeperLease, WhoDoesNotSeeItsOrdersKillsAllInTime) {
   const fs::path run = folder.path() / "run", hidden = folder.path() / "hidden";
   fs::create_directory(run);
   LoneKeeper keeper(run, 1);
-  fs::rename(run, hidden);
   const auto alive = [&] {  // what came of the command has the folder's old name
     for (const pid_t pid : link::all_processes()) {
       try {
@@ -447,6 +446,8 @@ TEST(KeeperLease, WhoDoesNotSeeItsOrdersKillsAllInTime) {
     return false;
   };
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!alive() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(5ms);
+  fs::rename(run, hidden);
   while (alive() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(5ms);
   EXPECT_FALSE(alive());
   keeper.wait_for_end();

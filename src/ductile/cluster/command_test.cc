@@ -106,7 +106,7 @@ TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
 }
 
 // A chain of processes, each of which begets the next one and ends, faster than all can be looked
-// at. It ends by itself in the end: what nobody catches must not take the machine along.
+// at. It ends by itself at last, so that one that gets away does not take all process numbers.
 TEST(CommandJob, WhatRunsAwayIsCaught) {
   LiveService cluster;
   const JobId id = cluster.submit_command(
