@@ -15,10 +15,10 @@ namespace ductile::optim {
 // The figure: samples per batch from the next step on; 0: nothing was ordered.
 inline constexpr std::string_view kBatchOrder = "batch_order";
 
-// The order that the step after `updates` updates carries if somebody wishes batches of `wish`
-// samples: 0 if it may not be so, is so already, or was changed less than train.noise.patience
-// updates ago. `memory`: of the rate control. A batch is at least train.batch_size, at most
-// spec::most_batch() and the training set, and a whole number of samples for each rank.
+// The order of the step after `updates` updates if batches of `wish` samples are wished for. 0: it
+// is so already, was changed less than train.noise.patience updates ago, or is below
+// train.batch_size or no whole number for each rank. More than spec::most_batch() or the training
+// set means the largest batch that is allowed. `memory`: of the rate control.
 int64_t order_of(const spec::JobOptions& job, const nlohmann::json& memory, int64_t train_size,
                  int64_t updates, int64_t wish);
 

@@ -31,22 +31,35 @@ TEST(BatchOrderTest, OnlyABatchThatTheJobAllowsIsOrdered) {
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 64), 64);
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 128), 128);
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 32), 0) << "it is so already";
-  EXPECT_EQ(order_of(job, fresh, 1000, 50, 132), 0) << "above train.noise.max_batch";
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 28), 0) << "below train.batch_size";
   EXPECT_EQ(order_of(job, fresh, 1000, 50, 66), 0) << "no whole number of samples for each rank";
-  EXPECT_EQ(order_of(job, fresh, 100, 50, 128), 0) << "more than the training set has";
   spec::JobOptions large = job;
   large.train.noise.max_batch = int64_t{1} << 40;
   const int64_t exact = int64_t{1} << 30;
   EXPECT_EQ(order_of(large, fresh, exact << 1, 50, exact), exact);
   EXPECT_EQ(order_of(large, fresh, exact << 1, 50, exact + 4), 0)
       << "the ranks' sum would round it";
-  const int64_t largest = std::numeric_limits<int64_t>::max();
-  for (const int64_t absurd : {int64_t{0}, int64_t{-64}, largest, -largest})
+  for (const int64_t absurd : {int64_t{0}, int64_t{-64}, -std::numeric_limits<int64_t>::max()})
     EXPECT_EQ(order_of(job, fresh, 1000, 50, absurd), 0);
   spec::JobOptions constant = job;
   constant.train.noise.max_batch = 32;
   EXPECT_EQ(order_of(constant, fresh, 1000, 50, 64), 0) << "a job whose batch may not grow";
+}
+
+// Whoever orders knows neither the size of the training set nor how the batch is divided.
+TEST(BatchOrderTest, AnOrderOfTooManySamplesIsTheLargestBatchThatTheJobAllows) {
+  const spec::JobOptions job = job_of();
+  const Json fresh = Json::object();
+  const int64_t largest = std::numeric_limits<int64_t>::max();
+  for (const int64_t wish : {int64_t{132}, int64_t{1} << 40, largest})
+    EXPECT_EQ(order_of(job, fresh, 1000, 50, wish), 128) << "train.noise.max_batch";
+  EXPECT_EQ(order_of(job, fresh, 100, 50, 128), 100) << "the training set";
+  EXPECT_EQ(order_of(job, fresh, 103, 50, 128), 100) << "in whole samples for each rank";
+  EXPECT_EQ(order_of(job, {{"batch_size", 100}}, 103, 50, 128), 0) << "it is so already";
+  EXPECT_EQ(order_of(job, fresh, 35, 50, 128), 0) << "there is no room to grow";
+  spec::JobOptions odd = job;
+  odd.train.noise.max_batch = 66;
+  EXPECT_EQ(order_of(odd, fresh, 1000, 50, 128), 64);
 }
 
 TEST(BatchOrderTest, TwoOrdersAreAsFarApartAsTheJobSays) {

@@ -11,9 +11,10 @@ namespace ductile::optim {
 
 int64_t order_of(const spec::JobOptions& job, const nlohmann::json& memory, int64_t train_size,
                  int64_t updates, int64_t wish) {
-  const int64_t first = job.train.batch_size;
-  const bool fits = wish >= first && wish <= std::min(spec::most_batch(job), train_size) &&
-                    wish % spec::batch_parts(job) == 0 &&
+  const int64_t first = job.train.batch_size, parts = spec::batch_parts(job);
+  const int64_t most = std::min(spec::most_batch(job), train_size);
+  wish = std::min(wish, most / parts * parts);  // who wishes does not know the training set
+  const bool fits = wish >= first && wish % parts == 0 &&
                     static_cast<int64_t>(static_cast<float>(wish)) == wish;  // as a figure
   const int64_t since = memory.value("since", int64_t{0});
   const bool patient = updates + 1 - since >= job.train.noise.patience;

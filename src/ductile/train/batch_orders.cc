@@ -1,5 +1,6 @@
 #include "ductile/train/batch_orders.h"
 
+#include <cerrno>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -21,26 +22,34 @@ constexpr int64_t kMost = int64_t{1} << 53;
 }  // namespace
 
 int64_t BatchOrders::wish(int64_t updates) {
-  struct stat at {};
-  if (::stat(file_.c_str(), &at) != 0) return 0;
-  const Stamp now{static_cast<int64_t>(at.st_ino), at.st_size, at.st_mtim.tv_sec,
-                  at.st_mtim.tv_nsec};
-  if (now != seen_) {
-    batch_ = 0;
-    replay_.clear();
-    try {
-      read();
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::not_found) return 0;
-      if (error.code() == ErrorCode::unavailable) throw;
-      seen_ = now;
-      fail(ErrorCode::data_loss, "{}; remove it, and the batch stays as it is", error.message());
-    }
-    seen_ = now;
-  }
+  if (replay_.empty()) look();
   // The order of a step holds from the next one on.
   const auto found = replay_.find(updates + 1);
   return found == replay_.end() ? batch_ : found->second;
+}
+
+void BatchOrders::look() {
+  struct stat at {};
+  if (::stat(file_.c_str(), &at) != 0) {
+    const int error = errno;
+    batch_ = 0;
+    seen_ = {};
+    if (error == ENOENT || error == ENOTDIR) return;
+    fail_errno(file_.string(), error);
+  }
+  const Stamp now{static_cast<int64_t>(at.st_ino), at.st_size, at.st_mtim.tv_sec,
+                  at.st_mtim.tv_nsec};
+  if (now == seen_) return;
+  batch_ = 0;
+  try {
+    read();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::not_found) return;
+    if (error.code() == ErrorCode::unavailable) throw;
+    seen_ = now;
+    fail(ErrorCode::data_loss, "{}; remove it, and the batch stays as it is", error.message());
+  }
+  seen_ = now;
 }
 
 void BatchOrders::read() {

@@ -122,6 +122,37 @@ TEST_F(BatchOrdersTest, WhatIsNoFileIsNamedOnceAndNeverWaitedFor) {
   check("4 TiB that take no room");
 }
 
+// A link that leads to itself stands for a file system that does not answer.
+TEST_F(BatchOrdersTest, AFileThatCannotBeLookedForIsNotTakenForNone) {
+  write(R"({"batch": 256})");
+  EXPECT_EQ(orders_.wish(4), 256);
+  fs::remove(file_);
+  fs::create_symlink(file_, file_);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      orders_.wish(5);
+      ADD_FAILURE() << "it was taken for none";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unavailable) << error.message();
+      EXPECT_NE(error.message().find(file_.string()), std::string::npos) << error.message();
+    }
+  }
+  fs::remove(file_);
+  EXPECT_EQ(orders_.wish(5), 0);
+  BatchOrders below{file_ / "batch.json"};
+  write("{}");
+  EXPECT_EQ(below.wish(5), 0) << "the folder is a file";
+}
+
+TEST_F(BatchOrdersTest, WhatAnotherRunWasOrderedIsKnownWhenTheFileIsOutOfReach) {
+  write(R"({"replay": [[10, 64], [40, 32]]})");
+  EXPECT_EQ(orders_.wish(0), 0);
+  fs::remove(file_);
+  EXPECT_EQ(orders_.wish(9), 64);
+  fs::create_symlink(file_, file_);
+  EXPECT_EQ(orders_.wish(39), 32);
+}
+
 TEST_F(BatchOrdersTest, AFileThatCannotBeReadNowIsReadLater) {
   write(R"({"batch": 256})");
   struct rlimit before {};
