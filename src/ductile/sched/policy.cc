@@ -20,8 +20,6 @@ constexpr PolicyEntry kPolicies[] = {
     {"gavel", make_gavel, "shares of time on each device type, for the most throughput", 360},
     {"pollux", make_pollux, "a genetic search for the best mean of goodput", 60},
     {"sia", make_sia, "an integer programme of goodput over device types", 60},
-    {"tiers", make_tiers, "by tier, then in order of arrival; nobody is stopped", 60},
-    {"priority", make_priority, "the same, and stops jobs of lower tiers for higher ones", 60},
     {"regional", make_regional, "`ductile` in each region, between which jobs move", 60},
     {"ductile", make_ductile,
      "prices and shadow costs, with a proven gap; also services and promises", 60},
