@@ -175,10 +175,16 @@ TEST_F(StoreFile, ARequestThatIsSentTwiceIsCarriedOutOnce) {
 TEST_F(StoreFile, NodesAreDrainedAndTakenBack) {
   change.drain("n1", "a fan is loud", 5);
   change.drain("n1", "the fan stopped", 6);
-  EXPECT_EQ(Reader(file).drains(), (std::vector<Drain>{{"n1", 6, "the fan stopped"}}));
+  EXPECT_EQ(Reader(file).drains(), (std::vector<Drain>{{"n1", 6, "the fan stopped", 6, {}}}));
   change.undrain("n1", 7);
   EXPECT_TRUE(Reader(file).drains().empty());
   EXPECT_EQ(code_of([&] { change.undrain("n1", 8); }), ErrorCode::not_found);
+  change.drain("n1", "a new disk", 10, 5, 20);
+  EXPECT_EQ(Reader(file).drains(), (std::vector<Drain>{{"n1", 10, "a new disk", 15, 35}}));
+  change.end_drains(34);
+  EXPECT_EQ(Reader(file).drains().size(), 1u);
+  change.end_drains(35);
+  EXPECT_TRUE(Reader(file).drains().empty());
 }
 
 TEST_F(StoreFile, OneServerAtATimeWrites) {
