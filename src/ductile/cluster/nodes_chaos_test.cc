@@ -22,6 +22,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/shared_files.h"
 #include "ductile/spec/cluster.h"
 
 namespace ductile::cluster {
@@ -36,14 +37,6 @@ constexpr int kNodes = 4;
 int64_t from_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atoll(text) : otherwise;
-}
-
-std::set<std::string> shared_files() {
-  std::set<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/dev/shm", error))
-    names.insert(entry.path().filename().string());
-  return names;
 }
 
 class Chaos {
@@ -182,7 +175,7 @@ class Chaos {
 };
 
 TEST(Nodes, NothingThatHappensToThemChangesAnyResult) {
-  const std::set<std::string> before = shared_files();
+  const std::set<std::string> before = server::testing::shared_files();
   auto hosts = std::make_shared<EmulatedHosts>(kNodes + 1);
   if (!hosts->why().empty()) {
     std::printf("one network, and no cut links: %s\n", hosts->why().c_str());
@@ -192,7 +185,7 @@ TEST(Nodes, NothingThatHappensToThemChangesAnyResult) {
   std::printf("DUCTILE_CHAOS_SEED=%lld\n", static_cast<long long>(seed));
   Chaos(static_cast<uint64_t>(seed), hosts)
       .run(from_environment("DUCTILE_CHAOS_FAULTS", 25), from_environment("DUCTILE_CHAOS_JOBS", 6));
-  EXPECT_EQ(shared_files(), before);
+  EXPECT_EQ(server::testing::shared_files(), before);
 }
 
 }  // namespace

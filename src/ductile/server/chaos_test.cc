@@ -13,6 +13,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/server/testing/live_job.h"
+#include "ductile/server/testing/shared_files.h"
 
 namespace ductile::server::testing {
 namespace {
@@ -155,16 +156,8 @@ class Chaos {
   Clock::time_point next_breath_ = Clock::now() + 3s;
 };
 
-std::set<std::string> shared_files() {
-  std::set<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/dev/shm", error))
-    names.insert(entry.path().filename().string());
-  return names;
-}
-
 TEST(Chaos, NothingThatHappensToAJobChangesItsResult) {
-  const std::set<std::string> before = shared_files();
+  const std::set<std::string> before = testing::shared_files();
   auto hosts = std::make_shared<EmulatedHosts>(4);
   if (!hosts->why().empty()) {
     std::printf("one host only, and no cut links: %s\n", hosts->why().c_str());
@@ -185,7 +178,7 @@ TEST(Chaos, NothingThatHappensToAJobChangesItsResult) {
   }
   for (const auto& [what, count] : done) std::printf("%s: %d\n", what.c_str(), count);
   RecordProperty("kills", static_cast<int>(kills));
-  EXPECT_EQ(shared_files(), before);
+  EXPECT_EQ(testing::shared_files(), before);
 }
 
 }  // namespace
