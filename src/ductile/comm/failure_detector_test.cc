@@ -1,5 +1,8 @@
 #include "ductile/comm/failure_detector.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <map>
