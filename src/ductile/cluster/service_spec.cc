@@ -234,7 +234,7 @@ void check_region(const Submission& submission, const spec::Cluster& cluster,
     if (!submission.movable)
       fail(ErrorCode::invalid_argument,
            "movable = false: policy {} knows nothing of regions; the service is to be started "
-           "with --policy regional, tiers or priority",
+           "with --policy regional",
            policy);
     return;
   }
